@@ -1,0 +1,68 @@
+"""Calibration: a device's interference, cost and power constants.
+
+Every number the simulator uses that is not in a profile is here, and nowhere else; a better model
+replaces this file and ``devices/sim/contention.py`` together.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from eclip.fingerprint import Fingerprint
+
+
+class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Time that passes besides kernels."""
+
+    launch_ns: int  # starting a request
+    launch_switch_ns: int  # what each lane switch adds to starting a request
+    barrier_ns: int  # one lane waiting on another's completion
+    switch_ns: int  # entering units the previous lane did not have; nothing between nested lanes
+    turn_ns: int  # how long a time-sliced worker keeps the device
+    turn_switch_ns: int  # handing the device to the next worker
+
+
+class Compute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What kernels can reach; only modelled profiles are made from it."""
+
+    unit_flops: float  # half precision with matrix units, one unit, per second
+    unit_bytes_per_s: float  # memory traffic one unit can keep in flight
+    kernel_latency_ns: int  # the shortest kernel
+    gap_ns: int  # between two kernels of one lane
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all lanes share."""
+
+    dram_bytes_per_s: float
+    l2_bytes_per_s: float
+    l2_bytes: int
+
+
+class Power(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Idle units still burn ``idle_w``: no device here gates single units."""
+
+    idle_w: float
+    busy_unit_w: float
+    dram_pj_per_byte: float
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    fingerprint: Fingerprint
+    modelled: bool
+    source: str
+    costs: Costs
+    compute: Compute
+    memory: Memory
+    power: Power
+
+    def __post_init__(self) -> None:
+        for part in (self.costs, self.compute, self.memory, self.power):
+            for name in part.__struct_fields__:
+                if not 0 <= getattr(part, name) < float("inf"):
+                    raise ValueError(f"{name} must be a finite number of at least 0")
+        for name in ("dram_bytes_per_s", "l2_bytes_per_s"):
+            if getattr(self.memory, name) <= 0:
+                raise ValueError(f"{name} must be more than 0")
+        if self.costs.turn_ns == 0:
+            raise ValueError("turn_ns must be more than 0")

@@ -1,0 +1,43 @@
+"""Every error eclip raises on purpose.
+
+    EclipError                  one line for a person, and the exit code that goes with it
+    ├── UsageError              a name, mix or option that means nothing here
+    ├── ArtefactError           a file that is missing, damaged, newer or foreign
+    ├── MismatchError           two artefacts, or an artefact and a device, that do not belong together
+    ├── PlanningError           no plan satisfies what was asked
+    └── DeviceError             a device that cannot do what was asked of it
+
+A message says what is wrong and what to do next. The command line prints it after ``eclip:`` and
+exits with the class's code; no traceback reaches a person for anything below EclipError.
+"""
+
+from collections.abc import Iterable
+
+
+class EclipError(Exception):
+    exit_code = 1
+
+
+class UsageError(EclipError):
+    exit_code = 2
+
+
+class ArtefactError(EclipError):
+    exit_code = 2
+
+
+class MismatchError(EclipError):
+    exit_code = 2
+
+
+class PlanningError(EclipError):
+    exit_code = 1
+
+
+class DeviceError(EclipError):
+    exit_code = 1
+
+
+def unknown_name(what: str, name: str, known: Iterable[str]) -> UsageError:
+    """The error for a wrong name: it lists the right ones."""
+    return UsageError(f"unknown {what} {name!r}; choose one of: {', '.join(known)}")

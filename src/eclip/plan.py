@@ -1,0 +1,120 @@
+"""Plan: for every worker of a mix, which lane each kernel takes.
+
+Lanes belong to the plan and are made once; a variant says, for the workers it is keyed by, how their
+kernels are cut into groups (runs on one lane). Always: groups cover a worker's kernels exactly, two
+neighbouring groups differ in lane, and a worker uses only its own lanes or the one owned by all.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from eclip.fingerprint import Fingerprint
+from eclip.mix import Mix
+from eclip.topology import Mask, Topology
+
+ALL_WORKERS = -1
+
+
+class Lane(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    owner: int  # index of a worker, or ALL_WORKERS
+    mask: Mask
+
+
+class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Consecutive kernels on one lane, and how long they should take there undisturbed."""
+
+    lane: int
+    kernels: int
+    predicted_ns: int
+
+
+class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    worker: int
+    groups: tuple[Group, ...]
+
+    @property
+    def switches(self) -> int:
+        return len(self.groups) - 1
+
+
+class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The assignments in force while exactly these workers are active."""
+
+    active: tuple[int, ...]
+    assignments: tuple[Assignment, ...]
+
+
+class PlannedWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    model: str  # model:batch, the key of its trace and profile
+    kernels: int
+    why: str  # in words, for ``eclip explain``
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    mix: Mix
+    policy: str
+    topology: Topology
+    fingerprint: Fingerprint
+    modelled: bool  # made from modelled profiles
+    workers: tuple[PlannedWorker, ...]
+    lanes: tuple[Lane, ...]
+    variants: tuple[Variant, ...]
+    why: str
+    turns: bool = False  # workers take turns of the whole device (time-slicing)
+
+    def __post_init__(self) -> None:
+        if not self.workers or not self.variants:
+            raise ValueError("a plan needs at least one worker and one variant")
+        if len(self.workers) != len(self.mix.workers):
+            raise ValueError("a plan needs one entry for every worker of its mix")
+        for index, lane in enumerate(self.lanes):
+            if lane.owner != ALL_WORKERS and not 0 <= lane.owner < len(self.workers):
+                raise ValueError(f"lane {index} belongs to worker {lane.owner}, who does not exist")
+            if not lane.mask:
+                raise ValueError(f"lane {index} has an empty mask")
+            self.topology.units_of(lane.mask)
+        keys = [variant.active for variant in self.variants]
+        if len(set(keys)) != len(keys):
+            raise ValueError("two variants are keyed by the same workers")
+        if self.everyone not in keys:
+            raise ValueError("no variant says what to do while every worker is active")
+        for variant in self.variants:
+            self._check_variant(variant)
+
+    def _check_variant(self, variant: Variant) -> None:
+        if list(variant.active) != sorted(set(variant.active) & set(self.everyone)):
+            raise ValueError(f"a variant is keyed by {variant.active}: not rising worker indices")
+        if tuple(part.worker for part in variant.assignments) != variant.active:
+            raise ValueError("a variant needs one assignment for each of its workers, in order")
+        for part in variant.assignments:
+            worker = self.workers[part.worker]
+            previous = None
+            for group in part.groups:
+                if not 0 <= group.lane < len(self.lanes):
+                    raise ValueError(f"{worker.name} uses lane {group.lane}, which does not exist")
+                if self.lanes[group.lane].owner not in (part.worker, ALL_WORKERS):
+                    raise ValueError(f"{worker.name} uses lane {group.lane} of another worker")
+                if group.kernels < 1 or group.lane == previous:
+                    raise ValueError(f"{worker.name} has an empty group or two in a row on one lane")
+                previous = group.lane
+            if sum(group.kernels for group in part.groups) != worker.kernels:
+                raise ValueError(f"the groups of {worker.name} do not cover its kernels")
+
+    @property
+    def everyone(self) -> tuple[int, ...]:
+        return tuple(range(len(self.workers)))
+
+    @property
+    def main(self) -> Variant:
+        """The variant for all workers active."""
+        return next(variant for variant in self.variants if variant.active == self.everyone)
+
+    @property
+    def aliased(self) -> bool:
+        """More lanes than hardware queues: some will wait on each other for no reason."""
+        return not self.turns and len(self.lanes) > self.topology.hardware_queues
+
+    def units(self, lane: int) -> int:
+        return self.topology.units_of(self.lanes[lane].mask)

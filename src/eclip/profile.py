@@ -1,0 +1,104 @@
+"""Profile: a trace with every kernel's cost at every lane size, and its demand for memory.
+
+It closes: for every size, busy times and gaps add up to ``request_ns``, the request's time as it was
+measured without tracing. Whoever makes a profile puts what is left over into the gaps.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from eclip.fingerprint import Fingerprint
+from eclip.trace import Trace
+
+Table = tuple[tuple[int, ...], ...]  # kernel × size
+Times = npt.NDArray[np.float64]
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    trace: Trace
+    fingerprint: Fingerprint
+    modelled: bool
+    source: str  # how the numbers came about, for a person
+    sizes: tuple[int, ...]  # units, rising; the last is the whole device
+    request_ns: tuple[int, ...]  # per size
+    busy_ns: Table
+    gap_ns: Table  # idle time after the kernel, before the next may start
+    spread_ns: Table  # between the 10th and 90th percentile of the repeats
+    dram_bytes: tuple[int, ...]  # per kernel, as are the following
+    l2_bytes: tuple[int, ...]
+    blocks_per_unit: tuple[int, ...]  # resident at once
+
+    def __post_init__(self) -> None:
+        kernels = len(self.trace.kernels)
+        if not self.sizes or list(self.sizes) != sorted(set(self.sizes)) or self.sizes[0] < 1:
+            raise ValueError("sizes must rise from at least 1 unit")
+        if self.sizes[-1] != self.fingerprint.units:
+            raise ValueError(f"the last size must be the whole device, {self.fingerprint.units}")
+        if len(self.request_ns) != len(self.sizes):
+            raise ValueError("request_ns needs one entry per size")
+        for name in ("busy_ns", "gap_ns", "spread_ns"):
+            table: Table = getattr(self, name)
+            if len(table) != kernels or any(len(row) != len(self.sizes) for row in table):
+                raise ValueError(f"{name} must be {kernels} kernels × {len(self.sizes)} sizes")
+            if min(map(min, table)) < 0:
+                raise ValueError(f"{name} holds a negative time")
+        for name in ("dram_bytes", "l2_bytes", "blocks_per_unit"):
+            column: tuple[int, ...] = getattr(self, name)
+            if len(column) != kernels or min(column) < 0:
+                raise ValueError(f"{name} needs one entry of at least 0 for each of {kernels} kernels")
+        if min(map(min, self.busy_ns)) < 1:
+            raise ValueError("every kernel is busy for at least 1 ns")
+        for index, size in enumerate(self.sizes):
+            total = sum(row[index] for row in self.busy_ns) + sum(row[index] for row in self.gap_ns)
+            if total != self.request_ns[index]:
+                raise ValueError(
+                    f"it does not close at {size} units: kernels and gaps add up to {total} ns, "
+                    f"the request took {self.request_ns[index]} ns"
+                )
+
+    @property
+    def key(self) -> str:
+        return self.trace.key
+
+    def busy_at(self, units: int) -> Times:
+        """Busy time of every kernel on a lane of any size."""
+        return self._at(units, np.asarray(self.busy_ns, dtype=np.float64))
+
+    def gap_at(self, units: int) -> Times:
+        return self._at(units, np.asarray(self.gap_ns, dtype=np.float64))
+
+    def _at(self, units: int, table: Times) -> Times:
+        """The column for a size that was profiled, otherwise linear in 1/units between neighbours.
+
+        Time is close to a + b/units for kernels that scale, and constant for those that do not; both
+        are straight lines in 1/units. Below the smallest size the last line goes on.
+        """
+        if units > self.sizes[-1]:
+            raise ValueError(f"{self.key} was profiled up to {self.sizes[-1]} units, not {units}")
+        if units in self.sizes:
+            return table[:, self.sizes.index(units)]
+        if len(self.sizes) == 1:
+            return table[:, 0] * (self.sizes[0] / units)
+        above = int(np.searchsorted(self.sizes, units))
+        low, high = (0, 1) if above == 0 else (above - 1, above)
+        x, x_low, x_high = 1 / units, 1 / self.sizes[low], 1 / self.sizes[high]
+        weight = (x - x_high) / (x_low - x_high)
+        mixed: Times = table[:, low] * weight + table[:, high] * (1 - weight)
+        return np.maximum(mixed, table[:, high])
+
+    def unit_bound_at(self, units: int) -> Times:
+        """The part of each kernel's time, 0 to 1, that grows when it gets a smaller share of units.
+
+        A kernel given the share φ of a lane's units runs (1 - b) + b/φ times as long; b is fitted to
+        the kernel's own times at the smaller sizes. A lane with no smaller size counts as bound.
+        """
+        smaller = [index for index, size in enumerate(self.sizes) if size < units]
+        if not smaller:
+            return np.ones(len(self.trace.kernels))
+        growth = np.array([units / self.sizes[index] - 1 for index in smaller])
+        busy = np.asarray(self.busy_ns, dtype=np.float64)[:, smaller]
+        slowdown = busy / self.busy_at(units)[:, None] - 1
+        return np.clip(slowdown @ growth / (growth @ growth), 0.0, 1.0)

@@ -1,0 +1,214 @@
+"""Reading and writing artefacts: the only code that touches their files.
+
+A file is one JSON object: format, version, digest of the body, body; gzipped where its name ends in
+``.gz``. Files written by hand, such as the built-in topologies, leave out the digest. A file is written to a temporary neighbour and renamed, so a crash leaves the old file whole, and
+it ends on its closing brace, so a file cut at any byte is refused. ``load`` accepts what ``save``
+wrote and nothing else; whatever is wrong becomes one ArtefactError that names the file and the fault.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import os
+import tempfile
+import zlib
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from eclip.calibration import Calibration
+from eclip.errors import ArtefactError, unknown_name
+from eclip.plan import Plan
+from eclip.profile import Profile
+from eclip.runlog import RunLog
+from eclip.topology import Mask, Topology
+from eclip.trace import Trace
+
+Artefact = Topology | Trace | Profile | Calibration | Plan | RunLog
+A = TypeVar("A", Topology, Trace, Profile, Calibration, Plan, RunLog)
+
+# A change that older readers would misread raises the version here.
+_KINDS: dict[str, tuple[type[Artefact], int]] = {
+    "topology": (Topology, 1),
+    "trace": (Trace, 1),
+    "profile": (Profile, 1),
+    "calibration": (Calibration, 1),
+    "plan": (Plan, 1),
+    "run": (RunLog, 1),
+}
+# Far above any real artefact; keeps a wrong file (or a gzip bomb) from filling the memory.
+MAX_BYTES = 512 * 1024 * 1024
+
+
+class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    format: str
+    version: int
+    digest: str | None = None
+    body: msgspec.Raw
+
+
+def save(artefact: Artefact, path: Path) -> None:
+    """Write atomically. A file that is not an artefact of the same kind is never replaced."""
+    kind = _kind_of(type(artefact))
+    if path.exists() and (found := kind_at(path)) != kind:
+        raise ArtefactError(
+            f"{path} exists and is {found or 'no eclip file'}, so a {kind} will not replace it; "
+            f"choose another name or remove it first"
+        )
+    body = msgspec.json.encode(artefact, enc_hook=_encode_mask)
+    envelope = _Envelope(
+        format=f"eclip/{kind}",
+        version=_KINDS[kind][1],
+        digest=_digest(body),
+        body=msgspec.Raw(body),
+    )
+    data = msgspec.json.encode(envelope)
+    if path.suffix == ".gz":
+        data = gzip.compress(data, mtime=0)
+    write_atomically(path, data)
+
+
+def load(path: Path, kind: type[A]) -> A:
+    """The artefact of this kind in the file."""
+    artefact = load_any(path)
+    if not isinstance(artefact, kind):
+        raise ArtefactError(
+            f"{path} holds a {_kind_of(type(artefact))}, but a {_kind_of(kind)} is needed here"
+        )
+    return artefact
+
+
+def load_any(path: Path) -> Artefact:
+    try:
+        data = _read(path)
+    except OSError as error:
+        raise ArtefactError(f"cannot read {path}: {error.strerror or error}") from None
+    return _decode(data, str(path))
+
+
+def load_builtin(kind: type[A], name: str) -> A:
+    """A topology or calibration that ships with the package."""
+    folder = resources.files("eclip") / "data" / f"{_folder(kind)}"
+    known = builtin_names(kind)
+    if name not in known:
+        raise unknown_name(_kind_of(kind), name, known)
+    artefact = _decode((folder / f"{name}.json").read_bytes(), name)
+    if not isinstance(artefact, kind):
+        raise ArtefactError(f"the built-in {name} is not a {_kind_of(kind)}; reinstall eclip")
+    return artefact
+
+
+def builtin_names(kind: type[A]) -> tuple[str, ...]:
+    folder = resources.files("eclip") / "data" / f"{_folder(kind)}"
+    return tuple(sorted(entry.name.removesuffix(".json") for entry in folder.iterdir()))
+
+
+def kind_at(path: Path) -> str | None:
+    """Which kind of artefact a file claims to be, or None; damage elsewhere in it does not matter."""
+    try:
+        format_name = _open_envelope(_read(path), str(path)).format
+    except (ArtefactError, OSError):
+        return None
+    return format_name.removeprefix("eclip/")
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace ``path`` by ``data`` or leave it as it was; also for reports and exports."""
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    except OSError as error:
+        raise ArtefactError(f"cannot write {path}: {error.strerror or error}") from None
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(name).chmod(0o666 & ~umask)  # mkstemp's 0600 would surprise whoever shares the file
+        Path(name).replace(path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+        if isinstance(error, OSError):
+            raise ArtefactError(f"cannot write {path}: {error.strerror or error}") from None
+        raise
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    if data[:2] == b"\x1f\x8b":
+        unpacker = zlib.decompressobj(wbits=31)
+        try:
+            data = unpacker.decompress(data, MAX_BYTES + 1)
+        except zlib.error as error:
+            raise ArtefactError(f"{path} is damaged: {error}") from None
+        if len(data) <= MAX_BYTES and (not unpacker.eof or unpacker.unused_data):
+            raise ArtefactError(f"{path} is damaged: its compressed data is cut short or has a tail")
+    if len(data) > MAX_BYTES:
+        raise ArtefactError(f"{path} is larger than {MAX_BYTES >> 20} MiB: not an eclip file")
+    return data
+
+
+def _open_envelope(data: bytes, where: str) -> _Envelope:
+    try:
+        envelope = msgspec.json.decode(data, type=_Envelope)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ArtefactError(f"{where} is not an eclip file, or is damaged: {error}") from None
+    if not envelope.format.startswith("eclip/"):
+        raise ArtefactError(f"{where} is not an eclip file: its format is {envelope.format!r}")
+    return envelope
+
+
+def _decode(data: bytes, where: str) -> Artefact:
+    envelope = _open_envelope(data, where)
+    kind = envelope.format.removeprefix("eclip/")
+    if kind not in _KINDS:
+        raise ArtefactError(f"{where} holds a {kind!r}, which this eclip does not know; update eclip")
+    cls, version = _KINDS[kind]
+    if envelope.version != version:
+        newer = envelope.version > version
+        raise ArtefactError(
+            f"{where} is a {kind} of version {envelope.version}, this eclip reads {version}; "
+            + ("update eclip" if newer else "make the file again")
+        )
+    body = bytes(envelope.body)
+    if envelope.digest is not None and _digest(body) != envelope.digest:
+        raise ArtefactError(
+            f"{where} is damaged or was edited: its digest does not match "
+            f"(after an edit you meant, remove the digest)"
+        )
+    try:
+        artefact: Artefact = msgspec.json.decode(body, type=cls, dec_hook=_decode_mask)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ArtefactError(f"{where} is not a valid {kind}: {error}") from None
+    return artefact
+
+
+def _digest(body: bytes) -> str:
+    return "sha256:" + hashlib.sha256(body).hexdigest()
+
+
+def _kind_of(cls: type[Artefact]) -> str:
+    return next(kind for kind, (known, _) in _KINDS.items() if known is cls)
+
+
+def _folder(cls: type[Artefact]) -> str:
+    return {"topology": "topologies", "calibration": "calibrations"}[_kind_of(cls)]
+
+
+def _encode_mask(value: Any) -> str:
+    if isinstance(value, Mask):
+        return str(value)
+    raise TypeError(f"cannot write a {type(value).__name__}")
+
+
+def _decode_mask(wanted: type, value: Any) -> Mask:
+    if wanted is Mask and isinstance(value, str):
+        return Mask.parse(value)
+    raise ValueError(f"expected {wanted.__name__}, got {value!r}")

@@ -1,0 +1,54 @@
+"""Trace: a worker's kernels in launch order, for one input shape.
+
+The digest covers what identifies a launch (name, grid, block, shared memory, cluster), so two traces
+with one digest take the same plan.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import msgspec
+
+Dim3 = tuple[int, int, int]
+
+
+class Kernel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One launch; its position in the request is its index in the trace."""
+
+    name: str
+    grid: Dim3
+    block: Dim3
+    shared_bytes: int = 0
+    cluster: int = 1  # thread blocks that must be resident together
+
+    def __post_init__(self) -> None:
+        if min(*self.grid, *self.block, self.cluster) < 1 or self.shared_bytes < 0:
+            raise ValueError(f"kernel {self.name!r} has an impossible launch shape")
+
+    @property
+    def blocks(self) -> int:
+        return math.prod(self.grid)
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    model: str
+    batch: int
+    kernels: tuple[Kernel, ...]
+    inputs: tuple[str, ...] = ()  # shapes and types a person can read, one per input
+    libraries: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        if not self.kernels:
+            raise ValueError("a trace needs at least one kernel")
+        if self.batch < 1:
+            raise ValueError(f"batch must be at least 1, not {self.batch}")
+
+    @property
+    def key(self) -> str:
+        return f"{self.model}:{self.batch}"
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(msgspec.json.encode(self.kernels)).hexdigest()
