@@ -8,6 +8,7 @@ paper's Table I.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import msgspec
 
@@ -27,6 +28,8 @@ PAPER_MIXES = {
     "paper/6": "2xdensenet201:8",
     "paper/7": "3xalexnet:8",
 }
+
+_Part = tuple[str, int, float | None]  # model, batch, rate
 
 _PART = re.compile(
     r"(?:(?P<repeat>\d{1,6})x)?(?P<model>[A-Za-z][\w.-]*)(?::(?P<batch>\d{1,6}))?"
@@ -61,7 +64,7 @@ def parse_mix(text: str) -> Mix:
     name = text.strip()
     if name.startswith("paper/") and name not in PAPER_MIXES:
         raise unknown_name("mix", name, PAPER_MIXES)
-    parts: list[tuple[str, int, float | None]] = []
+    parts: list[_Part] = []
     for part in PAPER_MIXES.get(name, name).split(","):
         match = _PART.fullmatch(part.strip())
         if match is None:
@@ -77,6 +80,16 @@ def parse_mix(text: str) -> Mix:
         if len(parts) + repeat > MAX_WORKERS:
             raise UsageError(f"the mix {text!r} has more than {MAX_WORKERS} workers; ask for fewer")
         parts += [(match["model"], batch, rate)] * repeat
+    return _mix(name, parts)
+
+
+def mix_of(models: Iterable[tuple[str, int]]) -> Mix:
+    """The closed-loop mix of these models and batch sizes."""
+    parts: list[_Part] = [(model, batch, None) for model, batch in models]
+    return _mix(",".join(f"{model}:{batch}" for model, batch, _ in parts), parts)
+
+
+def _mix(name: str, parts: list[_Part]) -> Mix:
     return Mix(
         name=name,
         workers=tuple(
@@ -86,7 +99,7 @@ def parse_mix(text: str) -> Mix:
     )
 
 
-def _names(parts: list[tuple[str, int, float | None]]) -> list[str]:
+def _names(parts: list[_Part]) -> list[str]:
     """``albert`` where it is the only one, otherwise ``albert.1``, ``albert.2``, …"""
     models = [model for model, _, _ in parts]
     return [

@@ -7,10 +7,13 @@ neighbouring groups differ in lane, and a worker uses only its own lanes or the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from eclip.fingerprint import Fingerprint
-from eclip.mix import Mix
+from eclip.mix import Mix, mix_of
+from eclip.profile import Profile
 from eclip.topology import Mask, Topology
 
 ALL_WORKERS = -1
@@ -118,3 +121,49 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def units(self, lane: int) -> int:
         return self.topology.units_of(self.lanes[lane].mask)
+
+
+def fingerprint_of(topology: Topology, profiles: Sequence[Profile]) -> Fingerprint:
+    """What a plan for these profiles must find again where it runs."""
+    for profile in profiles:
+        profile.fingerprint.check(topology.fingerprint, f"the profile of {profile.key}", topology.title)
+    return msgspec.structs.replace(
+        topology.fingerprint,
+        traces={profile.key: profile.trace.digest for profile in profiles},
+        driver=profiles[0].fingerprint.driver,
+        libraries=profiles[0].fingerprint.libraries,
+    )
+
+
+def unpartitioned(topology: Topology, profiles: Sequence[Profile], mix: Mix | None = None) -> Plan:
+    """Every worker on a lane of its own with all units: plain streams, and what "alone" means."""
+    mix = mix or mix_of((profile.trace.model, profile.trace.batch) for profile in profiles)
+    return Plan(
+        mix=mix,
+        policy="shared",
+        topology=topology,
+        fingerprint=fingerprint_of(topology, profiles),
+        modelled=any(profile.modelled for profile in profiles),
+        workers=tuple(
+            PlannedWorker(
+                name=worker.name,
+                model=profile.key,
+                kernels=len(profile.trace.kernels),
+                why=f"every kernel may use all {topology.units} {topology.unit_name}s",
+            )
+            for worker, profile in zip(mix.workers, profiles, strict=True)
+        ),
+        lanes=tuple(Lane(index, topology.full) for index in range(len(profiles))),
+        variants=(
+            Variant(
+                active=tuple(range(len(profiles))),
+                assignments=tuple(
+                    Assignment(
+                        index, (Group(index, len(profile.trace.kernels), profile.request_ns[-1]),)
+                    )
+                    for index, profile in enumerate(profiles)
+                ),
+            ),
+        ),
+        why="plain streams: the hardware shares the units as kernels come",
+    )

@@ -88,17 +88,3 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         weight = (x - x_high) / (x_low - x_high)
         mixed: Times = table[:, low] * weight + table[:, high] * (1 - weight)
         return np.maximum(mixed, table[:, high])
-
-    def unit_bound_at(self, units: int) -> Times:
-        """The part of each kernel's time, 0 to 1, that grows when it gets a smaller share of units.
-
-        A kernel given the share φ of a lane's units runs (1 - b) + b/φ times as long; b is fitted to
-        the kernel's own times at the smaller sizes. A lane with no smaller size counts as bound.
-        """
-        smaller = [index for index, size in enumerate(self.sizes) if size < units]
-        if not smaller:
-            return np.ones(len(self.trace.kernels))
-        growth = np.array([units / self.sizes[index] - 1 for index in smaller])
-        busy = np.asarray(self.busy_ns, dtype=np.float64)[:, smaller]
-        slowdown = busy / self.busy_at(units)[:, None] - 1
-        return np.clip(slowdown @ growth / (growth @ growth), 0.0, 1.0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -148,18 +148,22 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             sums |= {total + part for total in sums}
         return min(total for total in sums if total >= max(units, 1))
 
-    def take(self, units: int, order: Iterable[int]) -> Mask:
-        """The slices of a lane of ``units`` units, taken greedily in ``order`` without overshooting.
+    def take(self, units: int, order: Sequence[int]) -> Mask:
+        """The slices of a lane of exactly ``units`` units, the earlier in ``order`` the rather.
 
-        A slice that would overshoot is passed over, so that 64 units taken from the end of an H200
-        leave out its last slice of 12 and use eight slices of 8.
+        A slice is passed over only if the rest could not make up the size any more: 64 units from the
+        end of an H200 leave out its last slice of 12 and use eight slices of 8.
         """
+        reachable = [1]  # bit n: the slices from here to the end of the order can add up to n units
+        for index in reversed(order):
+            reachable.append(reachable[-1] | reachable[-1] << self.slice_units[index])
         chosen: list[int] = []
         missing = units
-        for index in order:
-            if self.slice_units[index] <= missing:
+        for position, index in enumerate(order):
+            left = missing - self.slice_units[index]
+            if left >= 0 and reachable[len(order) - position - 1] >> left & 1:
                 chosen.append(index)
-                missing -= self.slice_units[index]
-        if missing:
-            raise ValueError(f"no lane of exactly {units} units can be taken in that order")
+                missing = left
+        if missing or not chosen:
+            raise ValueError(f"no slices of {self.title} have exactly {units} units together")
         return Mask(chosen)

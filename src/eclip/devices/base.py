@@ -1,0 +1,63 @@
+"""The device contract. The unit of work is a request; the device owns the loop.
+
+A device opens a program with one source per worker and gives a session that owns lanes and
+executables. A session runs a load and returns a run log; nothing steps through kernels in Python.
+Every device passes ``tests/conformance``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
+
+from eclip.devices.load import Load
+from eclip.errors import UsageError
+from eclip.runlog import RunLog
+from eclip.runtime.program import Program
+from eclip.topology import Topology
+
+MAX_SECONDS = 24 * 3600.0
+Source = TypeVar("Source", contravariant=True)  # what a worker runs from: a Profile, a capture
+
+
+@dataclass(frozen=True)
+class Window:
+    """How long to run, how long to warm up before, and how much of it to trace kernel by kernel."""
+
+    seconds: float = 2.0
+    warmup_seconds: float = 0.1
+    trace_ms: float = 20.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds <= MAX_SECONDS:
+            raise UsageError(f"seconds must be above 0 and at most {MAX_SECONDS:.0f}")
+        if not 0 <= self.warmup_seconds <= MAX_SECONDS:
+            raise UsageError(f"warm-up seconds must be 0 to {MAX_SECONDS:.0f}")
+        if not 0 <= self.trace_ms <= 1000 * self.seconds:
+            raise UsageError(f"the trace window must be 0 to {1000 * self.seconds:g} ms, the run")
+
+
+class Session(Protocol):
+    def run(self, load: Load, window: Window, alone_rps: Sequence[float]) -> RunLog:
+        """Run the load for the window. ``alone_rps`` (see alone.py) goes into the log as it is."""
+        ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+class Device(Protocol[Source]):
+    @property
+    def topology(self) -> Topology: ...
+
+    def open(self, program: Program, sources: Sequence[Source]) -> Session: ...

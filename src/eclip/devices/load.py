@@ -1,0 +1,97 @@
+"""Load: when requests arrive. The same load on two devices or policies has identical arrivals.
+
+A worker either runs back to back (closed loop, one request outstanding) or takes requests from a list
+of arrival times: drawn from a Poisson process or read from a CSV.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from eclip.errors import ArtefactError, UsageError, unknown_name
+from eclip.mix import Mix
+
+MAX_ARRIVALS = 50_000_000
+CLOSED_LOOP = None
+
+Arrivals = npt.NDArray[np.int64]  # rising, nanoseconds; 0 is where the measured part begins
+
+
+@dataclass(frozen=True)
+class Load:
+    label: str
+    seed: int
+    arrivals: tuple[Arrivals | None, ...]  # per worker; CLOSED_LOOP or its arrivals
+
+
+def load_of_mix(mix: Mix, seconds: float, warmup_seconds: float, seed: int) -> Load:
+    """Closed loop, or Poisson arrivals for the workers that the mix gives a rate."""
+    arrivals: list[Arrivals | None] = []
+    for index, worker in enumerate(mix.workers):
+        if worker.rate_rps is None:
+            arrivals.append(CLOSED_LOOP)
+            continue
+        if worker.rate_rps * (seconds + warmup_seconds) > MAX_ARRIVALS:
+            raise UsageError(
+                f"{worker.name} at {worker.rate_rps:g} requests/s for {seconds:g} s is more than "
+                f"{MAX_ARRIVALS} requests; lower the rate or the time"
+            )
+        random = np.random.default_rng([seed, index])
+        count = random.poisson(worker.rate_rps * (seconds + warmup_seconds))
+        # Given their number, Poisson arrivals are uniform over the interval.
+        times = random.uniform(-warmup_seconds, seconds, count)
+        arrivals.append(np.sort((times * 1e9).astype(np.int64)))
+    rated = [worker for worker in mix.workers if worker.rate_rps is not None]
+    kinds = (["closed loop"] if len(rated) < len(mix.workers) else []) + (
+        ["Poisson " + ", ".join(f"{worker.name} {worker.rate_rps:g}/s" for worker in rated)]
+        if rated
+        else []
+    )
+    return Load(label="; ".join(kinds), seed=seed, arrivals=tuple(arrivals))
+
+
+def load_of_csv(path: Path, names: Sequence[str], seed: int) -> Load:
+    """Arrivals from a CSV with the columns ``time_s,worker``; workers not named there stay idle."""
+    times: dict[str, list[float]] = {name: [] for name in names}
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = csv.reader(file)
+            if [column.strip() for column in next(rows, [])] != ["time_s", "worker"]:
+                raise ArtefactError(f"{path}: the first line must be the header time_s,worker")
+            for row in rows:
+                _read_row(row, f"{path} line {rows.line_num}", times)
+    except OSError as error:
+        raise ArtefactError(f"cannot read {path}: {error.strerror or error}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ArtefactError(f"{path} is not a CSV text file: {error}") from None
+    if not any(times.values()):
+        raise ArtefactError(f"{path} has no arrivals in it")
+    return Load(
+        label=f"arrivals from {path.name}",
+        seed=seed,
+        arrivals=tuple(
+            np.sort((np.array(times[name]) * 1e9).astype(np.int64)) for name in names
+        ),
+    )
+
+
+def _read_row(row: list[str], where: str, times: dict[str, list[float]]) -> None:
+    if len(row) != 2:
+        raise ArtefactError(f"{where}: expected time_s,worker but found {len(row)} columns")
+    try:
+        time_s = float(row[0])
+    except ValueError:
+        raise ArtefactError(f"{where}: {row[0]!r} is not a time in seconds") from None
+    if not (math.isfinite(time_s) and time_s >= 0):
+        raise ArtefactError(f"{where}: an arrival time must be finite and at least 0")
+    name = row[1].strip()
+    if name not in times:
+        raise ArtefactError(f"{where}: {unknown_name('worker', name, times)}")
+    times[name].append(time_s)

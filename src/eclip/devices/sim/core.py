@@ -1,0 +1,348 @@
+"""The simulator's event loop, compiled.
+
+A worker is idle, in a delay (launch, gap, barrier), queued for a hardware queue, or running a kernel.
+A hardware queue holds one kernel at a time and serves waiters in the order they became ready; lanes
+beyond the number of queues share one, which is how they come to wait falsely. Events are handled in
+worker order at equal times and nothing is random here, so equal inputs give equal logs.
+
+``advance`` stops when a record buffer is full; the caller empties it and goes on. Cost: O(workers ×
+slices) per event and two events per kernel, so it is linear in the kernels simulated.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from eclip.devices.sim.contention import LIMITS, RUNNING_KERNEL, Floats, Ints, Records, contend, draw_w
+from eclip.jit import compiled, inlined
+
+IDLE, DELAY, QUEUED, RUNNING = 0, 1, 2, 3
+NOBODY = -1
+DONE, BUFFER_FULL = 0, 1
+_INSTANT = 1e-3  # ns; what is due within it happens now
+
+KERNEL = np.dtype(
+    [
+        ("lane", np.int64),
+        ("barrier", np.int64),  # 1 where it waits on another lane
+        ("before_ns", np.float64),  # barrier and lane switch
+        ("busy_ns", np.float64),
+        ("gap_ns", np.float64),
+        ("dram_rate", np.float64),
+        ("l2_rate", np.float64),
+        ("occupancy", np.float64),
+    ]
+)
+ROUTE = np.dtype([("first", np.int64), ("end", np.int64), ("launch_ns", np.float64)])
+WORKER = np.dtype(
+    [
+        *RUNNING_KERNEL,
+        ("phase", np.int64),
+        ("due", np.float64),  # end of the delay, or the arrival an idle worker waits for
+        ("remaining", np.float64),  # ns of the running kernel at full speed
+        ("kernel", np.int64),  # the current one, in Machine.kernels
+        ("route_first", np.int64),
+        ("route_end", np.int64),
+        ("kernel_start", np.float64),
+        ("ready_at", np.float64),  # when a queued kernel began to wait
+        ("falsely", np.int64),  # 1 where it waits behind an unrelated lane
+        ("ticket", np.int64),
+        ("closed", np.int64),  # 1 runs back to back
+        ("arrival", np.float64),
+        ("start", np.float64),
+        ("next_arrival", np.int64),  # in Machine.arrivals
+        ("arrival_end", np.int64),
+        ("kernels", np.int64),  # counters, as the following
+        ("barriers", np.int64),
+        ("lane_waits", np.int64),
+        ("false_waits", np.int64),
+        ("false_wait_ns", np.float64),
+    ]
+)
+CLOCK = np.dtype(
+    [
+        ("now", np.float64),
+        ("energy_nj", np.float64),
+        ("holder", np.int64),  # whose turn it is, where workers take turns
+        ("turn_ready", np.float64),
+        ("turn_end", np.float64),
+        ("tickets", np.int64),
+        ("requests", np.int64),  # rows filled in the buffers
+        ("kernels", np.int64),
+    ]
+)
+
+
+class Machine(NamedTuple):
+    """What does not change during a run."""
+
+    kernels: Records  # KERNEL, all routes one after another
+    routes: Records  # ROUTE, variant × worker
+    variant_active: Ints  # per variant a bit set of workers; the smallest sets first
+    queue: Ints  # per lane
+    lane_units: Floats  # lane × slice: units of the slice if the lane has it, else 0
+    lane_total: Floats
+    slice_units: Floats
+    arrivals: Ints  # all workers' arrivals one after another
+    limits: Records  # LIMITS, one entry
+    turns: int  # 1: time-sliced
+    turn_ns: float
+    turn_switch_ns: float
+    trace_until: float
+
+
+class State(NamedTuple):
+    workers: Records  # WORKER
+    clock: Records  # CLOCK, one entry
+    queue_holder: Ints  # per hardware queue: the worker whose kernel is in it
+    active: Ints  # scratch, per worker
+    scratch: Floats  # per slice
+    request_rows: Ints  # buffer of (worker, arrival, start, end)
+    kernel_rows: Ints  # buffer of (worker, position, lane, start, end)
+
+
+@compiled
+def advance(m: Machine, s: State, until: float) -> int:
+    """Run to the time ``until``; DONE, or BUFFER_FULL if the caller must empty a buffer first."""
+    # Taken out of their tuples once: inside the loop that would cost as much as the work itself.
+    kernels, routes, variant_active = m.kernels, m.routes, m.variant_active
+    queue, arrivals = m.queue, m.arrivals
+    lane_units, lane_total, slice_units, limits = m.lane_units, m.lane_total, m.slice_units, m.limits
+    workers, queue_holder = s.workers, s.queue_holder
+    active, scratch = s.active, s.scratch
+    request_rows, kernel_rows = s.request_rows, s.kernel_rows
+    clock = s.clock[0]
+    count = workers.shape[0]
+    while True:
+        if (
+            clock["requests"] + count > request_rows.shape[0]
+            or clock["kernels"] + count > kernel_rows.shape[0]
+        ):
+            return BUFFER_FULL
+        if m.turns:
+            _pass_turn(workers, clock, m.turn_ns, m.turn_switch_ns)
+        running = _find_running(workers, clock, active, m.turns)
+        if running > 0:
+            contend(active, running, workers, lane_units, lane_total, limits, scratch)
+        power_w = draw_w(active, running, workers, lane_units, slice_units, limits, scratch)
+        now = _next_event(workers, clock, active, running, m.turns)
+        if now >= until:
+            _elapse(workers, clock, active, running, power_w, until)
+            return DONE
+        _elapse(workers, clock, active, running, power_w, now)
+        for index in range(count):
+            worker = workers[index]
+            if worker["phase"] == RUNNING:
+                if worker["remaining"] <= _INSTANT:
+                    lane = kernels[worker["kernel"]]["lane"]
+                    _finish_kernel(worker, index, clock, kernels, kernel_rows, m.trace_until)
+                    _serve_queue(workers, clock, kernels, queue, queue_holder, queue[lane])
+            elif worker["due"] <= now + _INSTANT:
+                if worker["phase"] == DELAY:
+                    if worker["kernel"] < worker["route_end"]:
+                        _enter_queue(workers, index, clock, kernels, queue, queue_holder)
+                    else:
+                        _finish_request(worker, index, clock, request_rows, arrivals)
+                # Not else: the next request may be there already.
+                if worker["phase"] == IDLE and worker["due"] <= now + _INSTANT:
+                    _begin_request(workers, index, now, arrivals, routes, variant_active)
+
+
+@inlined
+def _find_running(workers: Records, clock: np.void, active: Ints, turns: int) -> int:
+    """List the workers whose kernels make progress; with turns, only the holder's does."""
+    running = 0
+    for index in range(workers.shape[0]):
+        if workers[index]["phase"] == RUNNING and (
+            not turns or (clock["holder"] == index and clock["now"] >= clock["turn_ready"])
+        ):
+            active[running] = index
+            running += 1
+    return running
+
+
+@inlined
+def _next_event(workers: Records, clock: np.void, active: Ints, running: int, turns: int) -> float:
+    soonest = np.inf
+    for index in range(workers.shape[0]):
+        worker = workers[index]
+        if worker["phase"] == DELAY or worker["phase"] == IDLE:
+            soonest = min(soonest, worker["due"])
+    for i in range(running):
+        worker = workers[active[i]]
+        soonest = min(soonest, clock["now"] + worker["remaining"] / worker["speed"])
+    if turns and clock["holder"] != NOBODY:
+        soonest = min(soonest, clock["turn_end"])
+        if clock["now"] < clock["turn_ready"]:
+            soonest = min(soonest, clock["turn_ready"])
+    return max(soonest, clock["now"])
+
+
+@inlined
+def _elapse(
+    workers: Records, clock: np.void, active: Ints, running: int, power_w: float, until: float
+) -> None:
+    elapsed = until - clock["now"]
+    for i in range(running):
+        workers[active[i]]["remaining"] -= workers[active[i]]["speed"] * elapsed
+    # Only the measured part, from time 0 on, counts.
+    clock["energy_nj"] += power_w * (max(until, 0.0) - max(clock["now"], 0.0))
+    clock["now"] = until
+
+
+@inlined
+def _pass_turn(workers: Records, clock: np.void, turn_ns: float, turn_switch_ns: float) -> None:
+    """Time-slicing: who holds the device, and until when; an idle holder gives it up at once."""
+    holder = clock["holder"]
+    kept = (
+        holder != NOBODY
+        and workers[holder]["phase"] != IDLE
+        and clock["now"] < clock["turn_end"] - _INSTANT
+    )
+    if not kept:
+        clock["holder"] = NOBODY
+        count = workers.shape[0]
+        for step in range(1, count + 1):
+            candidate = (max(holder, 0) + step) % count
+            if workers[candidate]["phase"] != IDLE:
+                clock["holder"] = candidate
+                clock["turn_ready"] = clock["now"]
+                if candidate != holder:
+                    clock["turn_ready"] += turn_switch_ns
+                clock["turn_end"] = clock["turn_ready"] + turn_ns
+                break
+
+
+@inlined
+def _begin_request(
+    workers: Records, index: int, now: float, arrivals: Ints, routes: Records, variant_active: Ints
+) -> None:
+    worker = workers[index]
+    if worker["closed"]:
+        worker["arrival"] = now
+    else:
+        worker["arrival"] = arrivals[worker["next_arrival"]]
+        worker["next_arrival"] += 1
+    worker["start"] = now
+    worker["phase"] = DELAY
+    active = 0
+    for other in range(workers.shape[0]):
+        if workers[other]["phase"] != IDLE:
+            active |= 1 << other
+    variant = 0  # sets are sorted by size, and the last holds everyone
+    while active & ~variant_active[variant]:
+        variant += 1
+    route = routes[variant, index]
+    worker["route_first"] = route["first"]
+    worker["route_end"] = route["end"]
+    worker["kernel"] = route["first"]
+    worker["due"] = now + route["launch_ns"]
+
+
+@inlined
+def _enter_queue(
+    workers: Records, index: int, clock: np.void, kernels: Records, queue: Ints, queue_holder: Ints
+) -> None:
+    worker = workers[index]
+    kernel = kernels[worker["kernel"]]
+    occupant = queue_holder[queue[kernel["lane"]]]
+    if occupant == NOBODY:
+        queue_holder[queue[kernel["lane"]]] = index
+        _start_kernel(worker, kernel, clock["now"])
+    else:
+        worker["phase"] = QUEUED
+        worker["ready_at"] = clock["now"]
+        worker["falsely"] = workers[occupant]["lane"] != kernel["lane"]
+        worker["ticket"] = clock["tickets"]
+        clock["tickets"] += 1
+        if clock["now"] >= 0.0:
+            worker["false_waits"] += worker["falsely"]
+            worker["lane_waits"] += 1 - worker["falsely"]
+
+
+@inlined
+def _serve_queue(
+    workers: Records,
+    clock: np.void,
+    kernels: Records,
+    queue: Ints,
+    queue_holder: Ints,
+    served: int,
+) -> None:
+    """A kernel left the queue: the one that has waited longest enters."""
+    queue_holder[served] = NOBODY
+    for other in range(workers.shape[0]):
+        waiter = workers[other]
+        if waiter["phase"] == QUEUED and queue[kernels[waiter["kernel"]]["lane"]] == served:
+            first = queue_holder[served]
+            if first == NOBODY or waiter["ticket"] < workers[first]["ticket"]:
+                queue_holder[served] = other
+    if queue_holder[served] != NOBODY:
+        waiter = workers[queue_holder[served]]
+        if clock["now"] >= 0.0 and waiter["falsely"]:
+            waiter["false_wait_ns"] += clock["now"] - max(waiter["ready_at"], 0.0)
+        _start_kernel(waiter, kernels[waiter["kernel"]], clock["now"])
+
+
+@inlined
+def _start_kernel(worker: np.void, kernel: np.void, now: float) -> None:
+    worker["phase"] = RUNNING
+    worker["kernel_start"] = now
+    worker["remaining"] = kernel["busy_ns"]
+    worker["lane"] = kernel["lane"]
+    worker["dram_rate"] = kernel["dram_rate"]
+    worker["l2_rate"] = kernel["l2_rate"]
+    worker["occupancy"] = kernel["occupancy"]
+
+
+@inlined
+def _finish_kernel(
+    worker: np.void,
+    index: int,
+    clock: np.void,
+    kernels: Records,
+    rows: Ints,
+    trace_until: float,
+) -> None:
+    now = clock["now"]
+    done = worker["kernel"]
+    kernel = kernels[done]
+    if now >= 0.0:
+        worker["kernels"] += 1
+        worker["barriers"] += kernel["barrier"]
+        if now < trace_until:
+            row = clock["kernels"]
+            rows[row, 0] = index
+            rows[row, 1] = done - worker["route_first"]
+            rows[row, 2] = kernel["lane"]
+            rows[row, 3] = round(worker["kernel_start"])
+            rows[row, 4] = round(now)
+            clock["kernels"] += 1
+    worker["kernel"] = done + 1
+    worker["phase"] = DELAY
+    worker["due"] = now + kernel["gap_ns"]
+    if done + 1 < worker["route_end"]:
+        worker["due"] += kernels[done + 1]["before_ns"]
+
+
+@inlined
+def _finish_request(
+    worker: np.void, index: int, clock: np.void, rows: Ints, arrivals: Ints
+) -> None:
+    now = clock["now"]
+    if now >= 0.0:
+        row = clock["requests"]
+        rows[row, 0] = index
+        rows[row, 1] = round(worker["arrival"])
+        rows[row, 2] = round(worker["start"])
+        rows[row, 3] = round(now)
+        clock["requests"] += 1
+    worker["phase"] = IDLE
+    if worker["closed"]:
+        worker["due"] = now
+    elif worker["next_arrival"] < worker["arrival_end"]:
+        worker["due"] = max(now, arrivals[worker["next_arrival"]])
+    else:
+        worker["due"] = np.inf

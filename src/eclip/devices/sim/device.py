@@ -1,0 +1,275 @@
+"""The simulator as a device: profiles in, run logs out, time and energy modelled.
+
+It lowers a program and its profiles to the columns that ``core.advance`` reads; all constants come
+from the calibration. Progress and interrupts are handled between chunks of simulated time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from eclip.calibration import Calibration, Costs
+from eclip.devices.base import Window
+from eclip.devices.load import CLOSED_LOOP, Load
+from eclip.devices.sim import core
+from eclip.devices.sim.contention import LIMITS, Ints, Records
+from eclip.errors import UsageError
+from eclip.plan import Plan
+from eclip.profile import Profile
+from eclip.runlog import KernelRecords, Requests, RunLog, WorkerCounters
+from eclip.runtime.program import NO_WAIT, Program, Route
+from eclip.topology import Mask, Topology
+
+_CHUNK_NS = 50e6
+_BUFFER_ROWS = 1 << 16
+
+
+class SimDevice:
+    def __init__(
+        self,
+        topology: Topology,
+        calibration: Calibration,
+        progress: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        calibration.fingerprint.check(topology.fingerprint, "the calibration", topology.title)
+        self.topology = topology
+        self.calibration = calibration
+        self._progress = progress
+
+    def open(self, program: Program, sources: Sequence[Profile]) -> SimSession:
+        plan = program.plan
+        warnings = list(
+            plan.fingerprint.check(self.topology.fingerprint, "the plan", self.topology.title)
+        )
+        for profile in sources:
+            warnings += profile.fingerprint.check(
+                plan.fingerprint, f"the profile of {profile.key}", "the plan"
+            )
+        if plan.aliased:
+            warnings.append(
+                f"{len(plan.lanes)} lanes share {plan.topology.hardware_queues} hardware queues: "
+                f"some wait on each other for no reason"
+            )
+        return SimSession(program, sources, self.calibration, tuple(warnings), self._progress)
+
+
+class SimSession:
+    def __init__(
+        self,
+        program: Program,
+        profiles: Sequence[Profile],
+        calibration: Calibration,
+        warnings: tuple[str, ...],
+        progress: Callable[[float], None],
+    ) -> None:
+        self._program = program
+        self._profiles = profiles
+        self._calibration = calibration
+        self._warnings = warnings
+        self._progress = progress
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing to release: a simulated lane is an array row."""
+
+    def run(self, load: Load, window: Window, alone_rps: Sequence[float]) -> RunLog:
+        plan = self._program.plan
+        if len(load.arrivals) != len(plan.workers):
+            raise UsageError(f"the load is for {len(load.arrivals)} workers, not {len(plan.workers)}")
+        duration_ns = round(window.seconds * 1e9)
+        trace_ns = round(window.trace_ms * 1e6)
+        begin_ns = -window.warmup_seconds * 1e9
+        machine = build_machine(self._program, self._profiles, self._calibration, load, trace_ns)
+        state = _initial_state(machine, plan, load, begin_ns, self._profiles)
+        requests: list[Ints] = []
+        kernels: list[Ints] = []
+        until = begin_ns
+        while until < duration_ns:
+            until = min(until + _CHUNK_NS, duration_ns)
+            while core.advance(machine, state, until) == core.BUFFER_FULL:
+                _empty_buffers(state, requests, kernels)
+            self._progress((until - begin_ns) / (duration_ns - begin_ns))
+        _empty_buffers(state, requests, kernels)
+        request_columns = np.concatenate(requests).T.tolist()
+        kernel_columns = np.concatenate(kernels).T.tolist()
+        return RunLog(
+            plan=plan,
+            device=f"simulator of {plan.topology.title}",
+            modelled=True,
+            load=load.label,
+            seed=load.seed,
+            duration_ns=duration_ns,
+            energy_uj=round(float(state.clock[0]["energy_nj"]) / 1e3),
+            requests=Requests(
+                worker=tuple(request_columns[0]),
+                arrival_ns=tuple(request_columns[1]),
+                start_ns=tuple(request_columns[2]),
+                end_ns=tuple(request_columns[3]),
+            ),
+            kernels=KernelRecords(
+                window_ns=trace_ns,
+                worker=tuple(kernel_columns[0]),
+                position=tuple(kernel_columns[1]),
+                lane=tuple(kernel_columns[2]),
+                start_ns=tuple(kernel_columns[3]),
+                end_ns=tuple(kernel_columns[4]),
+            ),
+            counters=tuple(
+                WorkerCounters(
+                    kernels=int(worker["kernels"]),
+                    barriers=int(worker["barriers"]),
+                    lane_waits=int(worker["lane_waits"]),
+                    false_waits=int(worker["false_waits"]),
+                    false_wait_ns=round(float(worker["false_wait_ns"])),
+                )
+                for worker in state.workers
+            ),
+            unfinished=tuple(
+                _unfinished(machine, worker, duration_ns) for worker in state.workers
+            ),
+            alone_rps=tuple(alone_rps),
+            warnings=self._warnings,
+        )
+
+
+def build_machine(
+    program: Program, profiles: Sequence[Profile], calibration: Calibration, load: Load, trace_ns: int
+) -> core.Machine:
+    """What the core reads: kernels of every variant's routes, one after another, and constants."""
+    plan = program.plan
+    costs, memory, power = calibration.costs, calibration.memory, calibration.power
+    order = sorted(range(len(plan.variants)), key=lambda index: len(plan.variants[index].active))
+    routes = np.zeros((len(order), len(plan.workers)), dtype=core.ROUTE)
+    kernels: list[Records] = []
+    filled = 0
+    for row, index in enumerate(order):
+        for route in program.routes[index]:
+            kernels.append(_kernels(plan, route, profiles[route.worker], calibration))
+            launch_ns = costs.launch_ns + route.barriers * costs.launch_switch_ns
+            routes[row, route.worker] = (filled, filled + len(route.lane), launch_ns)
+            filled += len(route.lane)
+    slice_units = np.array(plan.topology.slice_units, dtype=np.float64)
+    lane_units = np.zeros((len(plan.lanes), len(slice_units)))
+    for number, lane in enumerate(plan.lanes):
+        for index in lane.mask:
+            lane_units[number, index] = slice_units[index]
+    # Time-sliced workers are processes of their own, each with all hardware queues to itself.
+    queues = len(plan.lanes) if plan.turns else plan.topology.hardware_queues
+    return core.Machine(
+        kernels=np.concatenate(kernels),
+        routes=routes,
+        variant_active=np.array(
+            [sum(1 << worker for worker in plan.variants[index].active) for index in order]
+        ),
+        queue=np.arange(len(plan.lanes)) % queues,
+        lane_units=lane_units,
+        lane_total=lane_units.sum(axis=1),
+        slice_units=slice_units,
+        arrivals=np.concatenate([_arrivals(load, worker) for worker in plan.everyone]),
+        limits=np.array(
+            [
+                (
+                    memory.dram_bytes_per_s / 1e9,
+                    memory.l2_bytes_per_s / 1e9,
+                    power.idle_w,
+                    power.busy_unit_w,
+                    power.dram_pj_per_byte,
+                )
+            ],
+            dtype=LIMITS,
+        ),
+        turns=int(plan.turns),
+        turn_ns=float(costs.turn_ns),
+        turn_switch_ns=float(costs.turn_switch_ns),
+        trace_until=float(trace_ns),
+    )
+
+
+def _kernels(plan: Plan, route: Route, profile: Profile, calibration: Calibration) -> Records:
+    rows = np.zeros(len(route.lane), dtype=core.KERNEL)
+    rows["lane"] = route.lane
+    rows["barrier"] = route.wait_on != NO_WAIT
+    blocks = np.array([kernel.blocks for kernel in profile.trace.kernels], dtype=np.float64)
+    for lane in np.unique(route.lane).tolist():
+        here = route.lane == lane
+        units = plan.units(lane)
+        rows["busy_ns"][here] = profile.busy_at(units)[here]
+        rows["gap_ns"][here] = profile.gap_at(units)[here]
+        rows["occupancy"][here] = np.minimum(1.0, blocks[here] / units)
+    rows["dram_rate"] = np.array(profile.dram_bytes) / rows["busy_ns"]
+    rows["l2_rate"] = np.array(profile.l2_bytes) / rows["busy_ns"]
+    for k in np.flatnonzero(rows["barrier"]).tolist():
+        left, entered = plan.lanes[route.wait_on[k]].mask, plan.lanes[route.lane[k]].mask
+        rows["before_ns"][k] = switch_cost_ns(plan.topology, calibration.costs, left, entered)
+    return rows
+
+
+def switch_cost_ns(topology: Topology, costs: Costs, left: Mask, entered: Mask) -> float:
+    """A barrier, and entering units the last lane did not have: nothing extra for nested lanes."""
+    common = topology.units_of(left & entered)
+    smaller = min(topology.units_of(left), topology.units_of(entered))
+    return costs.barrier_ns + costs.switch_ns * (1 - common / smaller)
+
+
+def _arrivals(load: Load, worker: int) -> Ints:
+    times = load.arrivals[worker]
+    return np.empty(0, dtype=np.int64) if times is CLOSED_LOOP else times
+
+
+def _initial_state(
+    machine: core.Machine, plan: Plan, load: Load, begin_ns: float, profiles: Sequence[Profile]
+) -> core.State:
+    workers = np.zeros(len(plan.workers), dtype=core.WORKER)
+    workers["phase"] = core.IDLE
+    workers["closed"] = [times is CLOSED_LOOP for times in load.arrivals]
+    workers["arrival_end"] = np.cumsum([len(_arrivals(load, index)) for index in plan.everyone])
+    workers["next_arrival"][1:] = workers["arrival_end"][:-1]
+    # Closed-loop workers start at random points of each other's requests, not in lock-step.
+    request_ns = np.array([profile.request_ns[-1] for profile in profiles])
+    offsets = np.random.default_rng(load.seed).uniform(0, 1, len(workers)) * request_ns
+    for index, worker in enumerate(workers):
+        times = _arrivals(load, index)
+        if worker["closed"]:
+            worker["due"] = begin_ns + offsets[index]
+        else:
+            worker["due"] = max(times[0], begin_ns) if len(times) else np.inf
+    clock = np.zeros(1, dtype=core.CLOCK)
+    clock["now"] = begin_ns
+    clock["holder"] = core.NOBODY
+    return core.State(
+        workers=workers,
+        clock=clock,
+        queue_holder=np.full(int(machine.queue.max()) + 1, core.NOBODY, dtype=np.int64),
+        active=np.zeros(len(workers), dtype=np.int64),
+        scratch=np.zeros_like(machine.slice_units),
+        request_rows=np.zeros((_BUFFER_ROWS, 4), dtype=np.int64),
+        kernel_rows=np.zeros((_BUFFER_ROWS, 5), dtype=np.int64),
+    )
+
+
+def _empty_buffers(state: core.State, requests: list[Ints], kernels: list[Ints]) -> None:
+    clock = state.clock[0]
+    requests.append(state.request_rows[: clock["requests"]].copy())
+    kernels.append(state.kernel_rows[: clock["kernels"]].copy())
+    clock["requests"] = 0
+    clock["kernels"] = 0
+
+
+def _unfinished(machine: core.Machine, worker: np.void, duration_ns: int) -> int:
+    """Requests begun, or arrived and still waiting, at the end of the run."""
+    waiting = machine.arrivals[worker["next_arrival"] : worker["arrival_end"]]
+    return int(worker["phase"] != core.IDLE) + int(np.count_nonzero(waiting < duration_ns))

@@ -1,0 +1,63 @@
+"""The profile library: where the profile of a model and batch comes from.
+
+The first that exists wins: a file in the user's folders, in their order; a measured profile that
+ships with the package; a modelled one. What comes from a file is for this device and this model, or
+refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+from eclip import store
+from eclip.calibration import Calibration
+from eclip.errors import MismatchError, UsageError, unknown_name
+from eclip.frontends.modelled import model_names, model_profile
+from eclip.profile import Profile
+from eclip.topology import Topology
+
+_SUFFIXES = (".json.gz", ".json")
+
+
+def find_profile(
+    model: str,
+    batch: int,
+    topology: Topology,
+    calibration: Calibration,
+    folders: Sequence[Path],
+) -> Profile:
+    for folder in folders:
+        if not folder.is_dir():
+            raise UsageError(f"there is no folder {folder} to take profiles from")
+    pack = Path(str(resources.files("eclip") / "data" / "profiles" / topology.name))
+    searched = [*folders, pack] if pack.is_dir() else list(folders)
+    for folder in searched:
+        for suffix in _SUFFIXES:
+            path = folder / f"{model}-{batch}{suffix}"
+            if path.is_file():
+                return _load(path, f"{model}:{batch}", topology)
+    if model not in model_names():
+        names = [name for folder in searched for name in _names_in(folder)]
+        raise unknown_name("model", model, [*model_names(), *dict.fromkeys(names)])
+    return model_profile(model, batch, topology, calibration)
+
+
+def _load(path: Path, key: str, topology: Topology) -> Profile:
+    profile = store.load(path, Profile)
+    if profile.key != key:
+        raise MismatchError(f"{path} holds the profile of {profile.key}, not of {key}; rename it")
+    profile.fingerprint.check(topology.fingerprint, str(path), topology.title)
+    return profile
+
+
+def _names_in(folder: Path) -> list[str]:
+    """Models that have files here, each with its batch: a file serves no other."""
+    stems = (
+        path.name.removesuffix(suffix)
+        for path in sorted(folder.iterdir())
+        for suffix in _SUFFIXES
+        if path.name.endswith(suffix)
+    )
+    return [":".join(stem.rsplit("-", 1)) for stem in stems if "-" in stem]

@@ -1,0 +1,130 @@
+"""Policies: the ways a plan is made, one function each, and the dict that names them.
+
+A policy sees a problem and options and returns a plan; it knows no device. ``eclip`` has a room of
+its own in paper.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from eclip.errors import UsageError, unknown_name
+from eclip.plan import Lane, Plan, unpartitioned
+from eclip.planning.paper import DEFAULT_SWITCH_MAX, plan_as_the_paper
+from eclip.planning.pool import build_pool
+from eclip.planning.problem import Problem
+from eclip.topology import Mask
+
+
+@dataclass(frozen=True)
+class PolicyOptions:
+    switch_max: int = DEFAULT_SWITCH_MAX  # eclip: lane switches per request and worker
+    tolerance: float = 0.05  # model, kernel: how much slower than on all units is still right-sized
+
+    def __post_init__(self) -> None:
+        if self.switch_max < 0:
+            raise UsageError(f"the switch budget must be at least 0, not {self.switch_max}")
+        if not 0 <= self.tolerance < 100:
+            raise UsageError(f"the tolerance must be 0 or more (0.05 is 5%), not {self.tolerance}")
+
+
+Policy = Callable[[Problem, PolicyOptions], Plan]
+
+
+def make_plan(policy: str, problem: Problem, options: PolicyOptions | None = None) -> Plan:
+    if policy not in POLICIES:
+        raise unknown_name("policy", policy, POLICIES)
+    return POLICIES[policy](problem, options or PolicyOptions())
+
+
+def _shared(problem: Problem, options: PolicyOptions) -> Plan:
+    return unpartitioned(problem.topology, problem.profiles, problem.mix)
+
+
+def _timeslice(problem: Problem, options: PolicyOptions) -> Plan:
+    return msgspec.structs.replace(
+        unpartitioned(problem.topology, problem.profiles, problem.mix),
+        policy="timeslice",
+        why="time-slicing: workers take turns of the whole device, as separate processes do",
+        turns=True,
+    )
+
+
+def _model(problem: Problem, options: PolicyOptions) -> Plan:
+    """One right-sized mask per model.
+
+    Slices are dealt out one by one, each to the worker that is slowed down most, until everybody is
+    within the tolerance of its time on all units or no slice is left. So masks are disjoint, and the
+    worst slowdown is the least that disjoint masks of whole slices allow.
+    """
+    topology = problem.topology
+    workers = len(problem.profiles)
+    slices = len(topology.slice_units)
+    smallest = min(topology.slice_units)
+    slowdown = []  # per worker, by number of slices - 1
+    for worker, profile in enumerate(problem.profiles):
+        times = problem.times(worker, [smallest * count for count in range(1, slices + 1)])
+        slowdown.append(times.sum(axis=0) / profile.request_ns[-1])
+    counts = [1] * workers
+    while sum(counts) < slices:
+        slowest = max(range(workers), key=lambda worker: slowdown[worker][counts[worker] - 1])
+        if slowdown[slowest][counts[slowest] - 1] <= 1 + options.tolerance:
+            break
+        counts[slowest] += 1
+    lanes = []
+    for worker, count in enumerate(counts):
+        start = sum(counts[:worker])
+        # Modulo: with more workers than slices, some share one.
+        lanes.append(Lane(worker, Mask((start + step) % slices for step in range(count))))
+    return problem.plan(
+        policy="model",
+        lanes=lanes,
+        choices=[
+            np.full(len(profile.trace.kernels), worker, dtype=np.int64)
+            for worker, profile in enumerate(problem.profiles)
+        ],
+        whys=[
+            f"{topology.units_of(lane.mask)} {topology.unit_name}s make a request "
+            f"{slowdown[worker][counts[worker] - 1]:.2f}× as long as all {topology.units}"
+            for worker, lane in enumerate(lanes)
+        ],
+        why="one right-sized mask per model: slices went one by one to whoever was slowed down most",
+    )
+
+
+def _kernel(problem: Problem, options: PolicyOptions) -> Plan:
+    """Each kernel on the smallest lane within the tolerance of its time on all units; no budget."""
+    pool = build_pool(problem.topology, len(problem.profiles))
+    choices = []
+    for worker in range(len(problem.profiles)):
+        times = problem.times(worker, pool.sizes)
+        enough = times <= times[:, -1:] * (1 + options.tolerance)
+        choices.append(np.array(pool.lane_of[worker])[enough.argmax(axis=1)])
+    return problem.plan(
+        policy="kernel",
+        lanes=pool.lanes,
+        choices=choices,
+        whys=[
+            f"each kernel takes the smallest of {len(pool.sizes)} sizes that costs it at most "
+            f"{options.tolerance:.0%}"
+        ]
+        * len(choices),
+        why="kernel-wise right sizes with no limit on lane switches",
+    )
+
+
+def _eclip(problem: Problem, options: PolicyOptions) -> Plan:
+    return plan_as_the_paper(problem, options.switch_max)
+
+
+POLICIES: dict[str, Policy] = {
+    "shared": _shared,
+    "timeslice": _timeslice,
+    "model": _model,
+    "kernel": _kernel,
+    "eclip": _eclip,
+}

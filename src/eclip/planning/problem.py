@@ -1,0 +1,103 @@
+"""Problem: a mix and its profiles as the arrays that solvers work on, and back to a plan.
+
+``times[w][k, c]`` is what kernel k of worker w takes on a lane of ``sizes[c]`` units, its gap
+included, so that a worker's times add up to its request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from eclip.errors import MismatchError
+from eclip.mix import Mix
+from eclip.plan import Assignment, Group, Lane, Plan, PlannedWorker, Variant, fingerprint_of
+from eclip.profile import Profile, Times
+from eclip.topology import Topology
+
+Choice = npt.NDArray[np.int64]  # per kernel: an index, of a size or of a lane
+
+
+@dataclass(frozen=True)
+class Problem:
+    mix: Mix
+    topology: Topology
+    profiles: tuple[Profile, ...]
+
+    def __post_init__(self) -> None:
+        for worker, profile in zip(self.mix.workers, self.profiles, strict=True):
+            if profile.key != worker.key:
+                raise MismatchError(f"{worker.name} needs a profile of {worker.key}, not {profile.key}")
+
+    def times(self, worker: int, sizes: Sequence[int]) -> Times:
+        profile = self.profiles[worker]
+        return np.stack([profile.busy_at(size) + profile.gap_at(size) for size in sizes], axis=1)
+
+    def plan(
+        self,
+        *,
+        policy: str,
+        lanes: Sequence[Lane],
+        choices: Sequence[Choice],  # per worker and kernel: a lane
+        whys: Sequence[str],
+        why: str,
+        turns: bool = False,
+    ) -> Plan:
+        """The plan that sends every kernel to its chosen lane; lanes nobody uses are left out."""
+        used = sorted({int(lane) for choice in choices for lane in np.unique(choice)})
+        number = {lane: index for index, lane in enumerate(used)}
+        return Plan(
+            mix=self.mix,
+            policy=policy,
+            topology=self.topology,
+            fingerprint=fingerprint_of(self.topology, self.profiles),
+            modelled=any(profile.modelled for profile in self.profiles),
+            workers=tuple(
+                PlannedWorker(
+                    name=worker.name,
+                    model=worker.key,
+                    kernels=len(profile.trace.kernels),
+                    why=reason,
+                )
+                for worker, profile, reason in zip(
+                    self.mix.workers, self.profiles, whys, strict=True
+                )
+            ),
+            lanes=tuple(lanes[lane] for lane in used),
+            variants=(
+                Variant(
+                    active=tuple(range(len(choices))),
+                    assignments=tuple(
+                        self._assignment(worker, choice, lanes, number)
+                        for worker, choice in enumerate(choices)
+                    ),
+                ),
+            ),
+            why=why,
+            turns=turns,
+        )
+
+    def _assignment(
+        self, worker: int, choice: Choice, lanes: Sequence[Lane], number: dict[int, int]
+    ) -> Assignment:
+        borders = np.flatnonzero(np.diff(choice)) + 1
+        starts = [0, *borders.tolist()]
+        ends = [*borders.tolist(), len(choice)]
+        time_on = {
+            lane: self.times(worker, [self.topology.units_of(lanes[lane].mask)])[:, 0]
+            for lane in np.unique(choice).tolist()
+        }
+        return Assignment(
+            worker,
+            tuple(
+                Group(
+                    lane=number[int(choice[start])],
+                    kernels=end - start,
+                    predicted_ns=round(time_on[int(choice[start])][start:end].sum()),
+                )
+                for start, end in zip(starts, ends, strict=True)
+            ),
+        )

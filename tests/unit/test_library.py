@@ -1,0 +1,101 @@
+"""The profile library: the first match wins, and a file that does not belong is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from eclip import store
+from eclip.calibration import Calibration
+from eclip.errors import ArtefactError, MismatchError, UsageError
+from eclip.frontends.library import find_profile
+from eclip.frontends.modelled import model_profile
+from eclip.frontends.synthetic import synthetic_profile
+from eclip.profile import Profile
+from eclip.topology import Topology
+
+H200 = store.load_builtin(Topology, "h200")
+CALIBRATION = store.load_builtin(Calibration, "h200")
+
+
+def find(model: str, *folders: Path, batch: int = 8) -> Profile:
+    return find_profile(model, batch, H200, CALIBRATION, folders)
+
+
+def save_synthetic(path: Path, seed: int, model: str = "alexnet", batch: int = 8) -> Profile:
+    profile = synthetic_profile(seed, 3, H200, name=model, batch=batch)
+    store.save(profile, path)
+    return profile
+
+
+def test_without_files_the_profile_is_modelled(tmp_path: Path) -> None:
+    assert find("alexnet", tmp_path) == model_profile("alexnet", 8, H200, CALIBRATION)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
+def test_file_of_the_user_comes_before_the_model(tmp_path: Path, suffix: str) -> None:
+    saved = save_synthetic(tmp_path / f"alexnet-8{suffix}", seed=1)
+    assert find("alexnet", tmp_path) == saved
+
+
+def test_earlier_folder_wins(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for seed, folder in enumerate((first, second)):
+        folder.mkdir()
+        save_synthetic(folder / "alexnet-8.json", seed)
+    assert find("alexnet", second, first).source.endswith("seed 1.")
+
+
+def test_built_in_pack_comes_after_the_users_folders_and_before_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, pack = tmp_path / "mine", tmp_path / "data" / "profiles" / "h200"
+    for folder in (mine, pack):
+        folder.mkdir(parents=True)
+    built_in = save_synthetic(pack / "alexnet-8.json.gz", seed=1)
+    monkeypatch.setattr("eclip.frontends.library.resources.files", lambda package: tmp_path)
+    assert find("alexnet", mine) == built_in
+    own = save_synthetic(mine / "alexnet-8.json.gz", seed=2)
+    assert find("alexnet", mine) == own
+
+
+def test_file_for_another_batch_is_passed_over(tmp_path: Path) -> None:
+    save_synthetic(tmp_path / "alexnet-4.json", seed=1, batch=4)
+    assert find("alexnet", tmp_path).source.startswith("Modelled")
+
+
+def test_file_may_hold_a_model_eclip_does_not_know(tmp_path: Path) -> None:
+    saved = save_synthetic(tmp_path / "my-net-8.json", seed=1, model="my-net")
+    assert find("my-net", tmp_path) == saved
+
+
+def test_file_of_another_model_is_refused(tmp_path: Path) -> None:
+    save_synthetic(tmp_path / "alexnet-8.json", seed=1, model="vgg19")
+    with pytest.raises(MismatchError, match="vgg19:8, not of alexnet:8"):
+        find("alexnet", tmp_path)
+
+
+def test_file_for_another_device_is_refused(tmp_path: Path) -> None:
+    mi50 = store.load_builtin(Topology, "mi50")
+    store.save(synthetic_profile(1, 3, mi50, name="alexnet", batch=8), tmp_path / "alexnet-8.json")
+    with pytest.raises(MismatchError, match="different devices: units 60 against 132"):
+        find("alexnet", tmp_path)
+
+
+def test_damaged_file_is_refused_rather_than_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "alexnet-8.json").write_text("{")
+    with pytest.raises(ArtefactError, match=r"alexnet-8\.json"):
+        find("alexnet", tmp_path)
+
+
+def test_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"there is no folder .*nowhere"):
+        find("alexnet", tmp_path / "nowhere")
+
+
+def test_unknown_model_is_refused_with_all_that_is_there(tmp_path: Path) -> None:
+    save_synthetic(tmp_path / "my-net-4.json.gz", seed=1, model="my-net", batch=4)
+    (tmp_path / "notes.txt").write_text("not a profile")
+    with pytest.raises(UsageError, match=r"unknown model 'my-net'.*vit_b_16, my-net:4$"):
+        find("my-net", tmp_path)

@@ -1,0 +1,579 @@
+"""The report: what it says about run logs, and that no log or name breaks it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from html.parser import HTMLParser
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from eclip import store
+from eclip.errors import UsageError
+from eclip.measures import measure
+from eclip.mix import Mix, MixWorker
+from eclip.plan import ALL_WORKERS, Assignment, Group, Lane, Plan, PlannedWorker, Variant
+from eclip.profile import Profile
+from eclip.report import chrome_trace, lanes, page, tables
+from eclip.report.labels import (
+    duration,
+    modelled_words,
+    number,
+    plain,
+    run_labels,
+    worker_colour,
+)
+from eclip.runlog import KernelRecords, Requests, RunLog, WorkerCounters
+from eclip.topology import Mask, Topology
+from eclip.trace import Kernel, Trace
+
+H200 = store.load_builtin(Topology, "h200")
+KERNELS = 60
+EVIL = "</script><script>throw 1</script><b>ä→日本"
+
+
+def make_mix(workers: int, model: str = "albert") -> Mix:
+    return Mix(
+        name=f"{workers}x{model}:8",
+        workers=tuple(
+            MixWorker(name=f"{model}.{index + 1}", model=model, batch=8)
+            for index in range(workers)
+        ),
+    )
+
+
+def make_profile(model: str = "albert", topology: Topology = H200, name: str = "gemm") -> Profile:
+    costs = np.random.default_rng(7).integers(4_000, 60_000, KERNELS)
+    bound = np.random.default_rng(8).uniform(0, 1.1, KERNELS)
+    sizes = topology.lane_sizes
+    busy = [
+        tuple(int(cost * (sizes[-1] / size) ** part) for size in sizes)
+        for cost, part in zip(costs, bound, strict=True)
+    ]
+    empty = ((0,) * len(sizes),) * KERNELS
+    kernels = tuple(
+        Kernel(name=f"{name}<{index}>", grid=(8, 1, 1), block=(128, 1, 1))
+        for index in range(KERNELS)
+    )
+    return Profile(
+        trace=Trace(model=model, batch=8, kernels=kernels),
+        fingerprint=topology.fingerprint,
+        modelled=True,
+        source="made up for a test",
+        sizes=sizes,
+        request_ns=tuple(sum(column) for column in zip(*busy, strict=True)),
+        busy_ns=tuple(busy),
+        gap_ns=empty,
+        spread_ns=empty,
+        dram_bytes=(0,) * KERNELS,
+        l2_bytes=(0,) * KERNELS,
+        blocks_per_unit=(1,) * KERNELS,
+    )
+
+
+def make_plan(policy: str, mix: Mix, sizes: tuple[int, ...], topology: Topology = H200) -> Plan:
+    """Every worker goes round lanes of its own, one of each size, in groups of ten kernels."""
+    order = range(len(topology.slice_units))
+    everyone = tuple(range(len(mix.workers)))
+    group_kernels = 10 if len(sizes) > 1 else KERNELS
+    return Plan(
+        mix=mix,
+        policy=policy,
+        topology=topology,
+        fingerprint=topology.fingerprint,
+        modelled=True,
+        workers=tuple(
+            PlannedWorker(name=worker.name, model=worker.key, kernels=KERNELS, why="a test")
+            for worker in mix.workers
+        ),
+        lanes=tuple(
+            Lane(owner=worker, mask=topology.take(size, order))
+            for worker in everyone
+            for size in sizes
+        ),
+        variants=(
+            Variant(
+                active=everyone,
+                assignments=tuple(
+                    Assignment(
+                        worker=worker,
+                        groups=tuple(
+                            Group(
+                                lane=worker * len(sizes) + index % len(sizes),
+                                kernels=group_kernels,
+                                predicted_ns=250_000,
+                            )
+                            for index in range(KERNELS // group_kernels)
+                        ),
+                    )
+                    for worker in everyone
+                ),
+            ),
+        ),
+        why="made up for a test",
+    )
+
+
+def make_log(
+    policy: str,
+    workers: int = 3,
+    sizes: tuple[int, ...] = (48, 96),
+    *,
+    mix: Mix | None = None,
+    topology: Topology = H200,
+    window_ns: int = 5_000_000,
+    kernel_ns: int = 40_000,
+) -> RunLog:
+    """Workers run back to back in closed loop; every worker is a little slower than the last."""
+    plan = make_plan(policy, mix or make_mix(workers), sizes, topology)
+    random = np.random.default_rng(3)
+    records: list[tuple[int, int, int, int, int]] = []  # end, start, worker, position, lane
+    requests: list[tuple[int, int, int]] = []  # end, arrival, worker
+    for part in plan.main.assignments:
+        lane_of = [group.lane for group in part.groups for _ in range(group.kernels)]
+        now = arrival = -200_000  # during the warm-up
+        while now < window_ns:
+            for position, lane in enumerate(lane_of):
+                start = now
+                now += int(random.integers(kernel_ns // 8, kernel_ns)) + 500 * part.worker
+                records.append((now, start, part.worker, position, lane))
+            requests.append((now, arrival, part.worker))
+            arrival = now
+    kept = sorted(record for record in records if 0 <= record[0] < window_ns)
+    done = sorted(request for request in requests if request[0] < 2 * window_ns)
+    count = len(plan.workers)
+    counters = WorkerCounters(
+        kernels=600, barriers=40, lane_waits=0, false_waits=0, false_wait_ns=0
+    )
+    return RunLog(
+        plan=plan,
+        device="a simulated H200",
+        modelled=True,
+        load="closed loop",
+        seed=3,
+        duration_ns=2 * window_ns,
+        energy_uj=4_000_000,
+        requests=Requests(
+            worker=tuple(worker for _, _, worker in done),
+            arrival_ns=tuple(arrival for _, arrival, _ in done),
+            start_ns=tuple(arrival for _, arrival, _ in done),
+            end_ns=tuple(end for end, _, _ in done),
+        ),
+        kernels=KernelRecords(
+            window_ns=window_ns,
+            worker=tuple(record[2] for record in kept),
+            position=tuple(record[3] for record in kept),
+            lane=tuple(record[4] for record in kept),
+            start_ns=tuple(record[1] for record in kept),
+            end_ns=tuple(record[0] for record in kept),
+        ),
+        counters=(counters,) * count,
+        unfinished=(1,) * count,
+        alone_rps=(900.0,) * count,
+    )
+
+
+def without_records(log: RunLog) -> RunLog:
+    return msgspec.structs.replace(
+        log,
+        requests=Requests(worker=(), arrival_ns=(), start_ns=(), end_ns=()),
+        kernels=KernelRecords(
+            window_ns=0, worker=(), position=(), lane=(), start_ns=(), end_ns=()
+        ),
+        energy_uj=0,
+    )
+
+
+class Reader(HTMLParser):
+    """What a browser would make of the page: text, start tags and the contents of scripts."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[tuple[str, str]] = []  # type, text
+        self.words: list[str] = []
+        self.feed(html)
+        self.text = " ".join(" ".join(self.words).split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "script":
+            self.scripts.append((dict(attrs).get("type") or "", ""))
+
+    def handle_data(self, data: str) -> None:
+        if self.tags and self.tags[-1][0] == "script" and self.cdata_elem == "script":
+            kind, text = self.scripts.pop()
+            self.scripts.append((kind, text + data))
+        elif self.cdata_elem is None:
+            self.words.append(data)
+
+    @property
+    def data(self) -> list[Any]:
+        return [json.loads(text) for kind, text in self.scripts if kind == "application/json"]
+
+
+# --- the page
+
+
+def test_page_shows_the_header_the_measures_and_the_words() -> None:
+    logs = [make_log("shared", sizes=(132,)), make_log("eclip")]
+    reader = Reader(page.render(logs, {"albert:8": make_profile()}))
+    for words in (
+        "3xalbert:8",
+        "NVIDIA H200",
+        "132 SMs in 16 slices",
+        "a simulated H200",
+        "10.0 ms",
+        "closed loop",
+        "fairness",
+        "energy per request mJ",
+        "p99 ms",
+        "The sum of the workers' ratios",
+    ):
+        assert words in reader.text
+    assert [tag for tag, attrs in reader.tags if attrs.get("role") == "tab"] == ["button"] * 2
+
+
+def test_every_chart_and_table_of_modelled_data_says_so() -> None:
+    html = page.render([make_log("eclip")], {"albert:8": make_profile()})
+    captions = re.findall(r"<figcaption>.*?</figcaption>", html, re.DOTALL)
+    assert len(captions) == 8
+    assert all('<span class="badge">modelled' in caption for caption in captions)
+    headings = re.findall(r"<h2.*?</h2>", html, re.DOTALL)
+    assert sum('<span class="badge">modelled' in heading for heading in headings) == 2
+
+
+def test_measured_data_is_not_called_modelled() -> None:
+    log = make_log("eclip")
+    plan = msgspec.structs.replace(log.plan, modelled=False)
+    profile = msgspec.structs.replace(make_profile(), modelled=False)
+    measured = msgspec.structs.replace(log, modelled=False, plan=plan)
+    html = page.render([measured], {"albert:8": profile})
+    assert '<span class="badge">' not in html
+    assert "were measured on the device" in html
+
+
+def test_a_mixture_names_the_modelled_runs() -> None:
+    modelled = make_log("eclip")
+    measured = msgspec.structs.replace(modelled, modelled=False, device="a real H200")
+    text = Reader(page.render([modelled, measured], {})).text
+    assert "partly modelled: eclip on a simulated H200" in text
+    assert "they differ in device" in text
+
+
+def test_logs_that_do_not_compare_are_refused() -> None:
+    with pytest.raises(UsageError, match="at least one run log"):
+        page.render([], {})
+    with pytest.raises(UsageError, match="different mixes"):
+        page.render([make_log("shared"), make_log("eclip", workers=2)], {})
+    mi50 = store.load_builtin(Topology, "mi50")
+    other = make_log("eclip", sizes=(mi50.units,), topology=mi50)
+    with pytest.raises(UsageError, match="different topologies"):
+        page.render([make_log("shared"), other], {})
+
+
+def test_a_missing_profile_and_one_of_another_device_are_explained() -> None:
+    log = make_log("eclip")
+    assert "The profile of albert:8 was not given" in Reader(page.render([log], {})).text
+    foreign = make_profile(topology=store.load_builtin(Topology, "mi50"))
+    assert "are for different devices" in Reader(page.render([log], {"albert:8": foreign})).text
+
+
+def test_warnings_are_shown_once_with_their_runs() -> None:
+    logs = [
+        msgspec.structs.replace(make_log(policy), warnings=("clock was not fixed",) * 2)
+        for policy in ("shared", "eclip")
+    ]
+    text = Reader(page.render(logs, {})).text
+    assert text.count("clock was not fixed") == 1
+    assert "shared, eclip : clock was not fixed" in text
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_run_of_nothing_still_gives_a_page(empty: bool) -> None:
+    """Alone, and next to a run of something."""
+    logs = [without_records(make_log("eclip"))] + ([] if empty else [make_log("shared")])
+    text = Reader(page.render(logs, {})).text
+    assert "No kernel was recorded" in text
+    assert ("No request completed" in text) == empty
+
+
+@pytest.mark.parametrize("workers", [1, 32])
+def test_few_and_many_workers_give_a_page(workers: int) -> None:
+    log = make_log("eclip", workers=workers, kernel_ns=400_000)
+    reader = Reader(page.render([log], {"albert:8": make_profile()}))
+    assert f"albert.{workers}" in reader.text
+
+
+def test_names_from_files_stay_text() -> None:
+    mix = make_mix(2, EVIL)
+    log = make_log(EVIL, mix=mix)
+    log = msgspec.structs.replace(log, device=EVIL, load=EVIL, warnings=(EVIL,))
+    profile = make_profile(EVIL, name=EVIL)
+    reader = Reader(page.render([log], {f"{EVIL}:8": profile}))
+    plain_page = Reader(page.render([make_log("eclip", workers=2)], {"albert:8": make_profile()}))
+    kinds = [kind for kind, _ in reader.scripts]
+    assert kinds == [kind for kind, _ in plain_page.scripts]
+    assert not [tag for tag, _ in reader.tags if tag == "b"]
+    assert EVIL in reader.text
+    names = reader.data[-1]
+    assert names[f"{EVIL}:8"][0] == plain(f"{EVIL}<0>")
+    # In a label Plotly would read a tag, so none may be left there.
+    assert "<b>ä" not in json.dumps([data["data"] for data in reader.data[:-1]])
+
+
+def test_the_page_loads_nothing() -> None:
+    html = page.render([make_log("eclip")], {"albert:8": make_profile()})
+    reader = Reader(html)
+    for tag, attrs in reader.tags:
+        assert tag not in ("link", "img", "iframe", "object", "embed", "base")
+        assert "src" not in attrs
+        assert (attrs.get("href") or "#").startswith("#")
+    assert html.count("plotly.js v") == 1
+    assert "default-src 'none'" in html
+
+
+def test_importing_the_report_leaves_plotly_alone() -> None:
+    code = "import sys, eclip.report.page; sys.exit('plotly' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# --- tables, labels
+
+
+def test_the_best_value_is_marked_in_its_direction() -> None:
+    fast = make_log("eclip", kernel_ns=20_000)
+    slow = make_log("shared", kernel_ns=40_000)
+    table = tables.summary(["eclip", "shared"], [measure(fast), measure(slow)])
+    best = {
+        column.title: [row.cells[index].best for row in table.blocks[0].rows]
+        for index, column in enumerate(table.columns)
+    }
+    assert best["throughput"] == [True, False]
+    assert best["slowest worker's p99"] == [True, False]
+    assert best["energy per request"] == [True, False]
+    assert best["power"] == [False, False]
+
+
+def test_equal_values_and_a_single_run_have_no_best() -> None:
+    log = make_log("eclip")
+    for logs in ([log], [log, log]):
+        labels = run_labels(logs)
+        all_measures = [measure(each) for each in logs]
+        for table in (
+            tables.summary(labels, all_measures),
+            tables.per_worker(labels, logs, all_measures),
+        ):
+            assert not any(
+                cell.best for block in table.blocks for row in block.rows for cell in row.cells
+            )
+
+
+def test_a_worker_that_completed_nothing_leaves_no_worst_p99() -> None:
+    log = make_log("eclip")
+    kept = [index for index, worker in enumerate(log.requests.worker) if worker != 1]
+    columns = {
+        field: tuple(getattr(log.requests, field)[index] for index in kept)
+        for field in ("worker", "arrival_ns", "start_ns", "end_ns")
+    }
+    starved = msgspec.structs.replace(log, requests=Requests(**columns))
+    assert tables.worst_p99(measure(log)) is not None
+    assert tables.worst_p99(measure(starved)) is None
+
+
+def test_runs_of_one_policy_get_labels_of_their_own() -> None:
+    log = make_log("eclip")
+    other = msgspec.structs.replace(log, device="gpu")
+    assert run_labels([log]) == ["eclip"]
+    assert run_labels([log, other]) == ["eclip on a simulated H200", "eclip on gpu"]
+    assert run_labels([other, other]) == ["eclip on gpu (1)", "eclip on gpu (2)"]
+
+
+def test_every_worker_of_the_largest_mix_has_a_colour_of_its_own() -> None:
+    assert len({worker_colour(worker) for worker in range(32)}) == 32
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        (0.0, "0"),
+        (0.01234, "0.012"),
+        (0.1234, "0.123"),
+        (1.234, "1.23"),
+        (12.34, "12.3"),
+        (12345.6, "12,346"),
+    ],
+)
+def test_numbers_are_short_and_without_exponent(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+def test_durations_carry_the_unit_that_suits_them() -> None:
+    assert [duration(time) for time in (0, 12, 1_500, 2_500_000, 10**9)] == [
+        "0 ns",
+        "12 ns",
+        "1.50 µs",
+        "2.50 ms",
+        "1.00 s",
+    ]
+
+
+def test_modelled_words_name_some_all_or_none() -> None:
+    assert modelled_words(["a", "b"], [True, True]) == "modelled"
+    assert modelled_words(["a", "b"], [False, True]) == "partly modelled: b"
+    assert modelled_words(["a", "b"], [False, False]) == ""
+
+
+# --- charts of one run
+
+
+def test_timeline_draws_the_first_kernels_and_says_so() -> None:
+    log = make_log("eclip", kernel_ns=2_000)
+    assert len(log.kernels.worker) > lanes.MAX_BARS
+    figure, drawn = lanes.timeline(log)
+    assert drawn == lanes.MAX_BARS == sum(len(trace["x"]) for trace in figure["data"])
+    last_ms = sorted(log.kernels.end_ns)[drawn - 1] / 1e6
+    assert figure["layout"]["xaxis"]["range"] == [0, last_ms]
+    assert "The first 4,000 of" in Reader(page.render([log], {})).text
+
+
+def test_plan_drawing_steps_where_the_groups_end() -> None:
+    figure = lanes.plan_drawing(make_log("eclip", workers=1).plan)
+    bars, line = figure["data"]
+    assert bars["width"] == [10] * 6
+    assert bars["y"] == [48, 96] * 3
+    assert line["x"] == [0, 10, 20, 30, 40, 50, 60]
+    assert "slices 0-5" in bars["text"][0] and "predicted 250 µs" in bars["text"][0]
+    assert bars["marker"]["color"][0] != bars["marker"]["color"][1]
+
+
+def test_occupancy_counts_kernels_on_the_slices_of_their_masks() -> None:
+    log = make_log("eclip", workers=2)
+    plan = msgspec.structs.replace(
+        log.plan,
+        lanes=(
+            Lane(owner=0, mask=Mask([0, 1])),
+            Lane(owner=0, mask=Mask([5])),
+            Lane(owner=1, mask=Mask([1])),
+            Lane(owner=ALL_WORKERS, mask=Mask([6])),
+        ),
+    )
+    records = KernelRecords(
+        window_ns=100,
+        worker=(0, 1),
+        position=(0, 0),
+        lane=(0, 2),
+        start_ns=(-50, 25),
+        end_ns=(50, 75),
+    )
+    log = msgspec.structs.replace(log, plan=plan, kernels=records)
+    table = lanes.occupied(log, np.array([0.0, 50.0, 100.0]))
+    assert table[0].tolist() == [1.0, 0.0]
+    assert table[1].tolist() == [1.5, 0.5]
+    assert not table[2:].any()
+
+
+def test_occupancy_agrees_with_counting_moment_by_moment() -> None:
+    log = make_log("eclip")
+    edges = np.linspace(0, log.kernels.window_ns, 41)
+    table = lanes.occupied(log, edges)
+    moments = np.arange(log.kernels.window_ns // 500) * 500 + 250
+    counted = np.zeros((16, len(moments)))
+    for lane, start, end in zip(
+        log.kernels.lane, log.kernels.start_ns, log.kernels.end_ns, strict=True
+    ):
+        counted[list(log.plan.lanes[lane].mask)] += (moments >= start) & (moments < end)
+    assert np.allclose(table, counted.reshape(16, 40, -1).mean(axis=2), atol=0.02)
+
+
+# --- the Chrome trace
+
+
+def test_chrome_trace_names_processes_threads_and_kernels() -> None:
+    log = make_log("eclip", workers=2)
+    document = json.loads(gzip.decompress(chrome_trace.export(log, {})))
+    assert document["otherData"]["policy"] == "eclip"
+    assert document["otherData"]["mix"] == "2xalbert:8"
+    assert document["otherData"]["device"] == "a simulated H200"
+    assert document["otherData"]["modelled"] is True
+    events = document["traceEvents"]
+    names = {
+        (event["name"], event["pid"], event["tid"]): event["args"].get("name")
+        for event in events
+        if event["ph"] == "M"
+    }
+    assert names["process_name", 1, 0] == "albert.1 (albert:8)"
+    assert names["thread_name", 2, 4] == "lane 3: 96 SMs, slices 0-11"
+    kernels = [event for event in events if event["ph"] == "X"]
+    assert len(kernels) == len(log.kernels.worker)
+    assert kernels[0]["name"] == f"kernel {kernels[0]['args']['position']}"
+    assert all(("thread_name", event["pid"], event["tid"]) in names for event in kernels)
+    named = json.loads(
+        gzip.decompress(chrome_trace.export(log, {"albert:8": make_profile().trace}))
+    )
+    first = next(event for event in named["traceEvents"] if event["ph"] == "X")
+    assert first["name"] == f"gemm<{first['args']['position']}>"
+
+
+def test_chrome_trace_keeps_times_and_starts_at_zero() -> None:
+    log = make_log("eclip")
+    document = json.loads(gzip.decompress(chrome_trace.export(log, {})))
+    events = [event for event in document["traceEvents"] if "ts" in event]
+    assert min(event["ts"] for event in events) == 0
+    origin = document["otherData"]["measured_from_us"]
+    assert origin == 200.0
+    first = next(event for event in events if event["ph"] == "X")
+    assert first["ts"] == pytest.approx(log.kernels.start_ns[0] / 1e3 + origin)
+    assert first["dur"] == pytest.approx(
+        (log.kernels.end_ns[0] - log.kernels.start_ns[0]) / 1e3
+    )
+
+
+def test_chrome_trace_requests_open_and_close_in_order() -> None:
+    log = make_log("eclip", workers=1)
+    waited = msgspec.structs.replace(
+        log.requests, start_ns=tuple(arrival + 7_000 for arrival in log.requests.arrival_ns)
+    )
+    log = msgspec.structs.replace(log, requests=waited)
+    document = json.loads(gzip.decompress(chrome_trace.export(log, {})))
+    by_request = defaultdict(list)
+    for event in document["traceEvents"]:
+        if event.get("cat") == "request":
+            by_request[event["id"]].append((event["ph"], event["name"], event["ts"]))
+    assert len(by_request) == len(log.requests.worker)
+    for steps in by_request.values():
+        assert [step[:2] for step in steps] == [
+            ("b", "request"),
+            ("b", "waiting"),
+            ("e", "waiting"),
+            ("b", "running"),
+            ("e", "running"),
+            ("e", "request"),
+        ]
+        assert [step[2] for step in steps] == sorted(step[2] for step in steps)
+        assert steps[2][2] - steps[1][2] == pytest.approx(7.0)
+
+
+def test_chrome_trace_counts_occupied_slices_down_to_zero() -> None:
+    log = make_log("eclip", workers=2)
+    document = json.loads(gzip.decompress(chrome_trace.export(log, {})))
+    counter = [event for event in document["traceEvents"] if event["ph"] == "C"]
+    values = [event["args"]["slices"] for event in counter]
+    assert values[-1] == 0
+    assert set(values) <= {0, 6, 12}  # 48 and 96 units from slice 0 on
+    assert all(here != there for here, there in zip(values, values[1:], strict=False))
+
+
+def test_chrome_trace_is_the_same_every_time_and_takes_an_empty_run() -> None:
+    log = make_log("eclip")
+    assert chrome_trace.export(log, {}) == chrome_trace.export(log, {})
+    document = json.loads(gzip.decompress(chrome_trace.export(without_records(log), {})))
+    assert {event["ph"] for event in document["traceEvents"]} == {"M"}
