@@ -3,7 +3,7 @@
     EclipError                  one line for a person, and the exit code that goes with it
     ├── UsageError              a name, mix or option that means nothing here
     ├── ArtefactError           a file that is missing, damaged, newer or foreign
-    ├── MismatchError           two artefacts, or an artefact and a device, that do not belong together
+    ├── MismatchError           artefacts, or an artefact and a device, that do not fit
     ├── PlanningError           no plan satisfies what was asked
     └── DeviceError             a device that cannot do what was asked of it
 

@@ -1,8 +1,8 @@
 """Fingerprint: what an artefact was made on and for.
 
-The hard part (units, slices, compute capability, traces) must match, or the artefact is refused with
-the reason. The soft part (driver, device, libraries) may differ; each difference becomes a warning
-that the run log keeps.
+The hard part (units, slices, compute capability, traces) must match, or the artefact is refused
+with the reason. The soft part (driver, device, libraries) may differ; each difference becomes a
+warning that the run log keeps.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         ):
             if here != there:
                 raise MismatchError(
-                    f"{mine} and {theirs} are for different devices: {what} {here} against {there}; "
-                    f"make {mine} again for this device"
+                    f"{mine} and {theirs} are for different devices: {what} {here} against "
+                    f"{there}; make {mine} again for this device"
                 )
         for model in sorted(self.traces.keys() & other.traces.keys()):
             if self.traces[model] != other.traces[model]:
                 raise MismatchError(
                     f"{mine} and {theirs} hold different kernels for {model} (trace "
-                    f"{self.traces[model][:12]} against {other.traces[model][:12]}); make {mine} again"
+                    f"{self.traces[model][:12]} against {other.traces[model][:12]}); "
+                    f"make {mine} again"
                 )
         soft = [("driver", self.driver, other.driver), ("device", self.device, other.device)]
         soft += [

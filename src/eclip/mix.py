@@ -1,8 +1,8 @@
 """Mix: the workers that run together, and the text that names them.
 
-``2xalbert:8,densenet201:8@120rps`` is two workers serving albert in batches of 8, back to back, and
-one serving densenet201 at 120 requests a second. ``paper/1`` … ``paper/7`` are the mixes of the ECLIP
-paper's Table I.
+``2xalbert:8,densenet201:8@120rps`` is two workers serving albert in batches of 8, back to back,
+and one serving densenet201 at 120 requests a second. ``paper/1`` … ``paper/7`` are the mixes of
+the ECLIP paper's Table I.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Plan: for every worker of a mix, which lane each kernel takes.
 
-Lanes belong to the plan and are made once; a variant says, for the workers it is keyed by, how their
-kernels are cut into groups (runs on one lane). Always: groups cover a worker's kernels exactly, two
-neighbouring groups differ in lane, and a worker uses only its own lanes or the one owned by all.
+Lanes belong to the plan and are made once; a variant says, for the workers it is keyed by, how
+their kernels are cut into groups (runs on one lane). Always: groups cover a worker's kernels
+exactly, two neighbouring groups differ in lane, and a worker uses only its own lanes or the one
+owned by all.
 """
 
 from __future__ import annotations
@@ -93,6 +94,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError("a variant needs one assignment for each of its workers, in order")
         for part in variant.assignments:
             worker = self.workers[part.worker]
+            if worker.kernels < 1:
+                raise ValueError(f"{worker.name} has no kernels")
             previous = None
             for group in part.groups:
                 if not 0 <= group.lane < len(self.lanes):
@@ -100,7 +103,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 if self.lanes[group.lane].owner not in (part.worker, ALL_WORKERS):
                     raise ValueError(f"{worker.name} uses lane {group.lane} of another worker")
                 if group.kernels < 1 or group.lane == previous:
-                    raise ValueError(f"{worker.name} has an empty group or two in a row on one lane")
+                    raise ValueError(
+                        f"{worker.name} has an empty group or two in a row on one lane"
+                    )
                 previous = group.lane
             if sum(group.kernels for group in part.groups) != worker.kernels:
                 raise ValueError(f"the groups of {worker.name} do not cover its kernels")
@@ -126,7 +131,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 def fingerprint_of(topology: Topology, profiles: Sequence[Profile]) -> Fingerprint:
     """What a plan for these profiles must find again where it runs."""
     for profile in profiles:
-        profile.fingerprint.check(topology.fingerprint, f"the profile of {profile.key}", topology.title)
+        profile.fingerprint.check(
+            topology.fingerprint, f"the profile of {profile.key}", topology.title
+        )
     return msgspec.structs.replace(
         topology.fingerprint,
         traces={profile.key: profile.trace.digest for profile in profiles},

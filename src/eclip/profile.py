@@ -1,7 +1,7 @@
 """Profile: a trace with every kernel's cost at every lane size, and its demand for memory.
 
-It closes: for every size, busy times and gaps add up to ``request_ns``, the request's time as it was
-measured without tracing. Whoever makes a profile puts what is left over into the gaps.
+It closes: for every size, busy times and gaps add up to ``request_ns``, the request's time as it
+was measured without tracing. Whoever makes a profile puts what is left over into the gaps.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         for name in ("dram_bytes", "l2_bytes", "blocks_per_unit"):
             column: tuple[int, ...] = getattr(self, name)
             if len(column) != kernels or min(column) < 0:
-                raise ValueError(f"{name} needs one entry of at least 0 for each of {kernels} kernels")
+                raise ValueError(
+                    f"{name} needs one entry of at least 0 for each of {kernels} kernels"
+                )
         if min(map(min, self.busy_ns)) < 1:
             raise ValueError("every kernel is busy for at least 1 ns")
         for index, size in enumerate(self.sizes):
@@ -73,8 +75,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def _at(self, units: int, table: Times) -> Times:
         """The column for a size that was profiled, otherwise linear in 1/units between neighbours.
 
-        Time is close to a + b/units for kernels that scale, and constant for those that do not; both
-        are straight lines in 1/units. Below the smallest size the last line goes on.
+        Time is close to a + b/units for kernels that scale, and constant for those that do not;
+        both are straight lines in 1/units. Below the smallest size the last line goes on.
         """
         if units > self.sizes[-1]:
             raise ValueError(f"{self.key} was profiled up to {self.sizes[-1]} units, not {units}")

@@ -67,9 +67,13 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError(f"counters, unfinished and alone_rps need {workers} entries each")
         if self.duration_ns < 1 or self.energy_uj < 0:
             raise ValueError("a run lasts at least 1 ns and takes no negative energy")
+        if not all(0 < rate < float("inf") for rate in self.alone_rps):
+            raise ValueError("every alone_rps must be a finite number above 0")
         for columns in (self.requests, self.kernels):
             if any(not 0 <= worker < workers for worker in columns.worker):
                 raise ValueError("a record belongs to a worker that does not exist")
+        if any(not 0 <= lane < len(self.plan.lanes) for lane in self.kernels.lane):
+            raise ValueError("a kernel ran on a lane that does not exist")
 
 
 def _check_columns(name: str, columns: Requests | KernelRecords) -> None:

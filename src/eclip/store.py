@@ -1,9 +1,10 @@
 """Reading and writing artefacts: the only code that touches their files.
 
-A file is one JSON object: format, version, digest of the body, body; gzipped where its name ends in
-``.gz``. Files written by hand, such as the built-in topologies, leave out the digest. A file is written to a temporary neighbour and renamed, so a crash leaves the old file whole, and
-it ends on its closing brace, so a file cut at any byte is refused. ``load`` accepts what ``save``
-wrote and nothing else; whatever is wrong becomes one ArtefactError that names the file and the fault.
+A file is one JSON object: format, version, digest of the body, body; gzipped where its name ends
+in ``.gz``. Files written by hand, such as the built-in topologies, leave out the digest. A file is
+written to a temporary neighbour and renamed, so a crash leaves the old file whole, and it ends on
+its closing brace, so a file cut at any byte is refused. ``load`` accepts what ``save`` wrote and
+nothing else; whatever is wrong becomes one ArtefactError that names the file and the fault.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def save(artefact: Artefact, path: Path) -> None:
     data = msgspec.json.encode(envelope)
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
-    write_atomically(path, data)
+    _write_atomically(path, data)
 
 
 def load(path: Path, kind: type[A]) -> A:
@@ -108,7 +109,7 @@ def builtin_names(kind: type[A]) -> tuple[str, ...]:
 
 
 def kind_at(path: Path) -> str | None:
-    """Which kind of artefact a file claims to be, or None; damage elsewhere in it does not matter."""
+    """Which kind of artefact a file claims to be, or None; other damage does not matter."""
     try:
         format_name = _open_envelope(_read(path), str(path)).format
     except (ArtefactError, OSError):
@@ -116,8 +117,28 @@ def kind_at(path: Path) -> str | None:
     return format_name.removeprefix("eclip/")
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace ``path`` by ``data`` or leave it as it was; also for reports and exports."""
+def to_data(artefact: Artefact) -> Any:
+    """The artefact as plain data, as it stands in its file."""
+    return msgspec.to_builtins(artefact, enc_hook=_encode_mask)
+
+
+def save_export(path: Path, data: bytes, mark: bytes) -> None:
+    """Write a report or trace atomically; only a file that carries the same mark is replaced."""
+    if path.exists():
+        try:
+            ours = mark in _read(path)
+        except (ArtefactError, OSError):
+            ours = False
+        if not ours:
+            raise ArtefactError(
+                f"{path} exists and is not a file of this kind, so it will not be replaced; "
+                f"choose another name or remove it first"
+            )
+    _write_atomically(path, data)
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    """Replace ``path`` by ``data`` or leave it as it was."""
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     except OSError as error:
@@ -149,7 +170,9 @@ def _read(path: Path) -> bytes:
         except zlib.error as error:
             raise ArtefactError(f"{path} is damaged: {error}") from None
         if len(data) <= MAX_BYTES and (not unpacker.eof or unpacker.unused_data):
-            raise ArtefactError(f"{path} is damaged: its compressed data is cut short or has a tail")
+            raise ArtefactError(
+                f"{path} is damaged: its compressed data is cut short or has a tail"
+            )
     if len(data) > MAX_BYTES:
         raise ArtefactError(f"{path} is larger than {MAX_BYTES >> 20} MiB: not an eclip file")
     return data
@@ -169,7 +192,9 @@ def _decode(data: bytes, where: str) -> Artefact:
     envelope = _open_envelope(data, where)
     kind = envelope.format.removeprefix("eclip/")
     if kind not in _KINDS:
-        raise ArtefactError(f"{where} holds a {kind!r}, which this eclip does not know; update eclip")
+        raise ArtefactError(
+            f"{where} holds a {kind!r}, which this eclip does not know; update eclip"
+        )
     cls, version = _KINDS[kind]
     if envelope.version != version:
         newer = envelope.version > version

@@ -151,8 +151,8 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def take(self, units: int, order: Sequence[int]) -> Mask:
         """The slices of a lane of exactly ``units`` units, the earlier in ``order`` the rather.
 
-        A slice is passed over only if the rest could not make up the size any more: 64 units from the
-        end of an H200 leave out its last slice of 12 and use eight slices of 8.
+        A slice is passed over only if the rest could not make up the size any more: 64 units from
+        the end of an H200 leave out its last slice of 12 and use eight slices of 8.
         """
         reachable = [1]  # bit n: the slices from here to the end of the order can add up to n units
         for index in reversed(order):

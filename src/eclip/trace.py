@@ -1,7 +1,7 @@
 """Trace: a worker's kernels in launch order, for one input shape.
 
-The digest covers what identifies a launch (name, grid, block, shared memory, cluster), so two traces
-with one digest take the same plan.
+The digest covers what identifies a launch (name, grid, block, shared memory, cluster), so two
+traces with one digest take the same plan.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import re
 import subprocess
@@ -43,8 +44,7 @@ def make_mix(workers: int, model: str = "albert") -> Mix:
     return Mix(
         name=f"{workers}x{model}:8",
         workers=tuple(
-            MixWorker(name=f"{model}.{index + 1}", model=model, batch=8)
-            for index in range(workers)
+            MixWorker(name=f"{model}.{index + 1}", model=model, batch=8) for index in range(workers)
         ),
     )
 
@@ -184,9 +184,7 @@ def without_records(log: RunLog) -> RunLog:
     return msgspec.structs.replace(
         log,
         requests=Requests(worker=(), arrival_ns=(), start_ns=(), end_ns=()),
-        kernels=KernelRecords(
-            window_ns=0, worker=(), position=(), lane=(), start_ns=(), end_ns=()
-        ),
+        kernels=KernelRecords(window_ns=0, worker=(), position=(), lane=(), start_ns=(), end_ns=()),
         energy_uj=0,
     )
 
@@ -314,7 +312,8 @@ def test_few_and_many_workers_give_a_page(workers: int) -> None:
 
 def test_names_from_files_stay_text() -> None:
     mix = make_mix(2, EVIL)
-    log = make_log(EVIL, mix=mix)
+    topology = msgspec.structs.replace(H200, title=EVIL, unit_name=EVIL)
+    log = make_log(EVIL, mix=mix, topology=topology)
     log = msgspec.structs.replace(log, device=EVIL, load=EVIL, warnings=(EVIL,))
     profile = make_profile(EVIL, name=EVIL)
     reader = Reader(page.render([log], {f"{EVIL}:8": profile}))
@@ -326,7 +325,9 @@ def test_names_from_files_stay_text() -> None:
     names = reader.data[-1]
     assert names[f"{EVIL}:8"][0] == plain(f"{EVIL}<0>")
     # In a label Plotly would read a tag, so none may be left there.
-    assert "<b>ä" not in json.dumps([data["data"] for data in reader.data[:-1]])
+    figures = json.dumps(reader.data[:-1], ensure_ascii=False)
+    assert "&lt;b&gt;ä" in figures
+    assert "<b>ä" not in figures.replace('"model": "' + EVIL, "")  # a key, never shown
 
 
 def test_the_page_loads_nothing() -> None:
@@ -403,7 +404,7 @@ def test_every_worker_of_the_largest_mix_has_a_colour_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (None, "–"),
+        (None, "\N{EN DASH}"),
         (0.0, "0"),
         (0.01234, "0.012"),
         (0.1234, "0.123"),
@@ -532,9 +533,7 @@ def test_chrome_trace_keeps_times_and_starts_at_zero() -> None:
     assert origin == 200.0
     first = next(event for event in events if event["ph"] == "X")
     assert first["ts"] == pytest.approx(log.kernels.start_ns[0] / 1e3 + origin)
-    assert first["dur"] == pytest.approx(
-        (log.kernels.end_ns[0] - log.kernels.start_ns[0]) / 1e3
-    )
+    assert first["dur"] == pytest.approx((log.kernels.end_ns[0] - log.kernels.start_ns[0]) / 1e3)
 
 
 def test_chrome_trace_requests_open_and_close_in_order() -> None:
@@ -547,7 +546,7 @@ def test_chrome_trace_requests_open_and_close_in_order() -> None:
     by_request = defaultdict(list)
     for event in document["traceEvents"]:
         if event.get("cat") == "request":
-            by_request[event["id"]].append((event["ph"], event["name"], event["ts"]))
+            by_request[event["id2"]["local"]].append((event["ph"], event["name"], event["ts"]))
     assert len(by_request) == len(log.requests.worker)
     for steps in by_request.values():
         assert [step[:2] for step in steps] == [
@@ -562,14 +561,25 @@ def test_chrome_trace_requests_open_and_close_in_order() -> None:
         assert steps[2][2] - steps[1][2] == pytest.approx(7.0)
 
 
+def test_chrome_trace_leaves_out_requests_after_the_window_and_says_how_many() -> None:
+    log = make_log("eclip")
+    kernels = msgspec.structs.replace(log.kernels, window_ns=1_000_000)
+    log = msgspec.structs.replace(log, kernels=kernels)
+    document = json.loads(gzip.decompress(chrome_trace.export(log, {})))
+    begun = [event for event in document["traceEvents"] if event.get("name") == "request"]
+    early = sum(arrival < 1_000_000 for arrival in log.requests.arrival_ns)
+    assert len(begun) == 2 * early
+    assert document["otherData"]["requests_left_out"] == len(log.requests.worker) - early > 0
+
+
 def test_chrome_trace_counts_occupied_slices_down_to_zero() -> None:
     log = make_log("eclip", workers=2)
     document = json.loads(gzip.decompress(chrome_trace.export(log, {})))
     counter = [event for event in document["traceEvents"] if event["ph"] == "C"]
-    values = [event["args"]["slices"] for event in counter]
+    values = [event["args"]["count"] for event in counter]
     assert values[-1] == 0
     assert set(values) <= {0, 6, 12}  # 48 and 96 units from slice 0 on
-    assert all(here != there for here, there in zip(values, values[1:], strict=False))
+    assert all(here != there for here, there in itertools.pairwise(values))
 
 
 def test_chrome_trace_is_the_same_every_time_and_takes_an_empty_run() -> None:

@@ -29,9 +29,7 @@ def alone_rates(
 
 def _alone_rate(device: Device[Source], profile: Profile, source: Source) -> float:
     request_s = profile.request_ns[-1] / 1e9
-    window = Window(
-        seconds=(REQUESTS + 5) * request_s, warmup_seconds=2 * request_s, trace_ms=0.0
-    )
+    window = Window(seconds=(REQUESTS + 5) * request_s, warmup_seconds=2 * request_s, trace_ms=0.0)
     load = Load(label="closed loop", seed=0, arrivals=(CLOSED_LOOP,))
     program = lower(unpartitioned(device.topology, [profile]), [profile.trace])
     with device.open(program, [source]) as session:

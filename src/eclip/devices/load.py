@@ -1,7 +1,7 @@
 """Load: when requests arrive. The same load on two devices or policies has identical arrivals.
 
-A worker either runs back to back (closed loop, one request outstanding) or takes requests from a list
-of arrival times: drawn from a Poisson process or read from a CSV.
+A worker either runs back to back (closed loop, one request outstanding) or takes requests from a
+list of arrival times: drawn from a Poisson process or read from a CSV.
 """
 
 from __future__ import annotations
@@ -48,13 +48,15 @@ def load_of_mix(mix: Mix, seconds: float, warmup_seconds: float, seed: int) -> L
         # Given their number, Poisson arrivals are uniform over the interval.
         times = random.uniform(-warmup_seconds, seconds, count)
         arrivals.append(np.sort((times * 1e9).astype(np.int64)))
-    rated = [worker for worker in mix.workers if worker.rate_rps is not None]
-    kinds = (["closed loop"] if len(rated) < len(mix.workers) else []) + (
-        ["Poisson " + ", ".join(f"{worker.name} {worker.rate_rps:g}/s" for worker in rated)]
-        if rated
-        else []
-    )
-    return Load(label="; ".join(kinds), seed=seed, arrivals=tuple(arrivals))
+    rates = [worker.rate_rps for worker in mix.workers]
+    kinds = [
+        f"{rates.count(rate)} closed loop"
+        if rate is None
+        else f"{rates.count(rate)} Poisson at {rate:g}/s"
+        for rate in dict.fromkeys(rates)
+    ]
+    label = kinds[0].partition(" ")[2] if len(kinds) == 1 else "workers: " + ", ".join(kinds)
+    return Load(label=label, seed=seed, arrivals=tuple(arrivals))
 
 
 def load_of_csv(path: Path, names: Sequence[str], seed: int) -> Load:
@@ -76,9 +78,7 @@ def load_of_csv(path: Path, names: Sequence[str], seed: int) -> Load:
     return Load(
         label=f"arrivals from {path.name}",
         seed=seed,
-        arrivals=tuple(
-            np.sort((np.array(times[name]) * 1e9).astype(np.int64)) for name in names
-        ),
+        arrivals=tuple(np.sort((np.array(times[name]) * 1e9).astype(np.int64)) for name in names),
     )
 
 

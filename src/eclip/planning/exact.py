@@ -1,12 +1,13 @@
 """The paper's allocation problem, solved to proven optimality.
 
-Minimise (1 + α)·T, where T is the sum of all workers' times and α the sum of their average sizes over
-all units, with at most ``switch_max`` switches per worker. The product of two positive sums is
-quasi-concave, so its minimum lies on a corner of the lower hull of the (α, T) points. Under a price
-per unit the workers separate, and a dynamic programme over (kernel, size, switches) finds a worker's
-best route; the price that makes two hull points equally good finds the corner between them, if there
-is one. Between two points the triangle under their supporting lines bounds every value, so most of
-the hull is never visited. The search ends when no triangle can hold a better point: that is the proof.
+Minimise (1 + α)·T, where T is the sum of all workers' times and α the sum of their average sizes
+over all units, with at most ``switch_max`` switches per worker. The product of two positive sums
+is quasi-concave, so its minimum lies on a corner of the lower hull of the (α, T) points. Under a
+price per unit the workers separate, and a dynamic programme over (kernel, size, switches) finds a
+worker's best route; the price that makes two hull points equally good finds the corner between
+them, if there is one. Between two points the triangle under their supporting lines bounds every
+value, so most of the hull is never visited. The search ends when no triangle can hold a better
+point: that is the proof.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from eclip.jit import compiled
 from eclip.planning.problem import Choice
 from eclip.profile import Times
 
-# Two objectives closer than this, relatively, are equal: far above rounding, far below a nanosecond.
+# Objectives closer than this, relatively, are equal: above rounding, far below a nanosecond.
 _EQUAL = 1e-12
 
 
@@ -47,7 +48,11 @@ class _Point:
 
 
 def allocate(
-    times: Sequence[Times], sizes: Sequence[int], units: int, switch_max: int, with_alpha: bool = True
+    times: Sequence[Times],
+    sizes: Sequence[int],
+    units: int,
+    switch_max: int,
+    with_alpha: bool = True,
 ) -> Allocation:
     """The best size for every kernel; ``times[w][k, c]`` belongs to ``sizes[c]``."""
     if switch_max < 0:
@@ -108,7 +113,7 @@ class _HullSearch:
 
 
 def _lowest_between(left: _Point, right: _Point) -> float:
-    """No point between the two has a lower objective: the value where their supporting lines meet."""
+    """No point between them has a lower objective: its value where their supporting lines meet."""
     if np.isinf(left.price):
         alpha = left.alpha
     else:

@@ -1,11 +1,12 @@
 """The paper's allocation problem as integer linear programmes on HiGHS.
 
-A second, independent way to the optimum: tests hold it against ``exact.allocate``. β·α is a product
-of decisions; with z = α·x it becomes linear, and it is exact because each kernel takes one size, so
-that Σ z = α for every kernel. The relaxation is only as tight as the bounds on α, so α's range is cut
-into bins: a bin whose relaxation cannot beat the best plan known is dropped, the others are solved
-as integer programmes. As one programme over the whole range, 3 workers × 40 kernels take minutes.
-Every (kernel, size) has its own arrival variable; one switch variable per kernel is far slower.
+A second, independent way to the optimum: tests hold it against ``exact.allocate``. β·α is a
+product of decisions; with z = α·x it becomes linear, and it is exact because each kernel takes one
+size, so that Σ z = α for every kernel. The relaxation is only as tight as the bounds on α, so α's
+range is cut into bins: a bin whose relaxation cannot beat the best plan known is dropped, the
+others are solved as integer programmes. As one programme over the whole range, 3 workers × 40
+kernels take minutes. Every (kernel, size) has its own arrival variable; one switch variable per
+kernel is far slower.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def allocate_by_ilp(
     switch_max: int,
     time_limit_s: float = 120.0,  # per integer programme
 ) -> tuple[tuple[Choice, ...], float]:
-    """Proven best sizes and their objective (1 + α)·T; PlanningError if the time does not suffice."""
+    """Proven best sizes and their objective (1 + α)·T."""
     model = _Model(times, sizes, units, switch_max)
     edges = np.linspace(len(times) * min(sizes) / units, len(times) * max(sizes) / units, _BINS + 1)
     bins = []
@@ -83,12 +84,9 @@ class _Model:
                             [1.0, -1.0, 1.0],
                         )
             arrivals = [
-                self.cells + column
-                for column in range((start + 1) * self.sizes, end * self.sizes)
+                self.cells + column for column in range((start + 1) * self.sizes, end * self.sizes)
             ]
-            self.rows.add(
-                -highspy.kHighsInf, float(switch_max), arrivals, [1.0] * len(arrivals)
-            )
+            self.rows.add(-highspy.kHighsInf, float(switch_max), arrivals, [1.0] * len(arrivals))
         self.rows.add(0.0, 0.0, share_columns, share_values)
 
     def solve(
@@ -100,7 +98,7 @@ class _Model:
         below: float | None = None,
         time_limit_s: float,
     ) -> tuple[float, tuple[Choice, ...]] | None:
-        """The optimum with α inside these bounds (and under ``below``), or None if there is none."""
+        """The optimum with α inside these bounds and under ``below``, or None if there is none."""
         rows = self.rows.copy()
         for column in range(self.cells):
             pair = [2 * self.cells + column, column]
@@ -136,8 +134,8 @@ class _Model:
             return None
         if status != highspy.HighsModelStatus.kOptimal:
             raise PlanningError(
-                f"HiGHS stopped with {solver.modelStatusToString(status)} after {time_limit_s:g} s; "
-                f"give it more time or use the exact solver"
+                f"HiGHS stopped with {solver.modelStatusToString(status)} after "
+                f"{time_limit_s:g} s; give it more time or use the exact solver"
             )
         values = np.array(solver.getSolution().col_value)[: self.cells].reshape(-1, self.sizes)
         sizes_taken = values.argmax(axis=1).astype(np.int64)

@@ -1,7 +1,7 @@
 """The ``eclip`` policy: the ECLIP paper's optimizer on the paper's pool of lanes.
 
-All workers weigh the same; β is the profiled time, α the mix's average sizes over all units; at most
-``switch_max`` switches per request and worker (the paper chose 14 by profiling).
+All workers weigh the same; β is the profiled time, α the mix's average sizes over all units; at
+most ``switch_max`` switches per request and worker (the paper chose 14 by profiling).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def plan_as_the_paper(problem: Problem, switch_max: int) -> Plan:
         average = float(np.array(pool.sizes)[choice].mean())
         time_ns = float(table[np.arange(len(table)), choice].sum())
         whys.append(
-            f"{average:.1f} {unit}s on average and {count_switches(choice)} of at most {switch_max} "
-            f"switches; undisturbed {time_ns / float(table[:, -1].sum()):.2f}× as long as on all units"
+            f"{average:.1f} {unit}s on average, {count_switches(choice)} of at most {switch_max} "
+            f"switches; {time_ns / float(table[:, -1].sum()):.2f}× as long as on all units"
         )
     return problem.plan(
         policy="eclip",
@@ -48,7 +48,8 @@ def plan_as_the_paper(problem: Problem, switch_max: int) -> Plan:
         ],
         whys=whys,
         why=(
-            f"proven optimum of (1 + α)·T = {best.objective / 1e6:.3f} ms with α = {best.alpha:.3f} "
-            f"and T = {best.total_ns / 1e6:.3f} ms, over {len(pool.sizes)} sizes"
+            f"proven optimum of (1 + α)·T = {best.objective / 1e6:.3f} ms, where α = "
+            f"{best.alpha:.3f} and T = {best.total_ns / 1e6:.3f} ms; sizes offered: "
+            f"{', '.join(map(str, pool.sizes))}"
         ),
     )

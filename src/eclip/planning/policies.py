@@ -57,9 +57,9 @@ def _timeslice(problem: Problem, options: PolicyOptions) -> Plan:
 def _model(problem: Problem, options: PolicyOptions) -> Plan:
     """One right-sized mask per model.
 
-    Slices are dealt out one by one, each to the worker that is slowed down most, until everybody is
-    within the tolerance of its time on all units or no slice is left. So masks are disjoint, and the
-    worst slowdown is the least that disjoint masks of whole slices allow.
+    Slices are dealt out one by one, each to the worker that is slowed down most, until everybody
+    is within the tolerance of its time on all units or no slice is left. So masks are disjoint,
+    and the worst slowdown is the least that disjoint masks of whole slices allow.
     """
     topology = problem.topology
     workers = len(problem.profiles)
@@ -76,10 +76,18 @@ def _model(problem: Problem, options: PolicyOptions) -> Plan:
             break
         counts[slowest] += 1
     lanes = []
+    whys = []
     for worker, count in enumerate(counts):
         start = sum(counts[:worker])
         # Modulo: with more workers than slices, some share one.
-        lanes.append(Lane(worker, Mask((start + step) % slices for step in range(count))))
+        lane = Lane(worker, Mask((start + step) % slices for step in range(count)))
+        units = topology.units_of(lane.mask)
+        longer = problem.times(worker, [units]).sum() / problem.profiles[worker].request_ns[-1]
+        lanes.append(lane)
+        whys.append(
+            f"{units} {topology.unit_name}s make a request {longer:.2f}× as long as all "
+            f"{topology.units}"
+        )
     return problem.plan(
         policy="model",
         lanes=lanes,
@@ -87,12 +95,8 @@ def _model(problem: Problem, options: PolicyOptions) -> Plan:
             np.full(len(profile.trace.kernels), worker, dtype=np.int64)
             for worker, profile in enumerate(problem.profiles)
         ],
-        whys=[
-            f"{topology.units_of(lane.mask)} {topology.unit_name}s make a request "
-            f"{slowdown[worker][counts[worker] - 1]:.2f}× as long as all {topology.units}"
-            for worker, lane in enumerate(lanes)
-        ],
-        why="one right-sized mask per model: slices went one by one to whoever was slowed down most",
+        whys=whys,
+        why="one right-sized mask per model: each slice went to whoever was slowed down most",
     )
 
 

@@ -24,8 +24,8 @@ class Pool:
 def build_pool(topology: Topology, workers: int) -> Pool:
     """Masked lanes per worker, and the whole device: a lane each, or one owned by all.
 
-    One hardware queue stays with the default stream. Where the queues allow no own lane of the whole
-    device for each worker, they share one, as in the paper.
+    One hardware queue stays with the default stream. Where the queues allow no own lane of the
+    whole device for each worker, they share one, as in the paper.
     """
     queues = topology.hardware_queues - 1
     masked = min(len(topology.lane_sizes) - 1, queues // workers)

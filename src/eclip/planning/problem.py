@@ -30,7 +30,9 @@ class Problem:
     def __post_init__(self) -> None:
         for worker, profile in zip(self.mix.workers, self.profiles, strict=True):
             if profile.key != worker.key:
-                raise MismatchError(f"{worker.name} needs a profile of {worker.key}, not {profile.key}")
+                raise MismatchError(
+                    f"{worker.name} needs a profile of {worker.key}, not {profile.key}"
+                )
 
     def times(self, worker: int, sizes: Sequence[int]) -> Times:
         profile = self.profiles[worker]

@@ -1,15 +1,16 @@
 """Export of a run log as a Chrome trace, which Perfetto and chrome://tracing open.
 
 A process per worker holds a thread per lane with the kernels on it, and the worker's requests as
-asynchronous slices, because requests may wait while others run. Process 0 is the device with the
-number of occupied slices. Time 0 is the earliest moment logged: viewers drop negative times, which
-the warm-up has. One log gives the same bytes every time.
+asynchronous slices, because requests may wait while others run. Where kernels were recorded, only
+requests that meet their window are exported: the rest of a long run would hide it. Process 0 is the
+device with the number of occupied slices. Time 0 is the earliest moment exported, because viewers
+drop negative times, which the warm-up has. One log gives the same bytes every time.
 """
 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,13 +20,25 @@ from eclip.runlog import RunLog
 from eclip.trace import Trace
 
 Event = dict[str, Any]
+Request = tuple[int, int, int, int]  # worker, arrival, start, end
 
 _DEVICE = 0  # process id; worker w is process w + 1
 
 
 def export(log: RunLog, traces: Mapping[str, Trace]) -> bytes:
     """Gzipped JSON. ``traces`` by ``model:batch`` give the kernels their names."""
-    origin_ns = min((0, *log.requests.arrival_ns, *log.kernels.start_ns))
+    requests = [
+        request
+        for request in zip(
+            log.requests.worker,
+            log.requests.arrival_ns,
+            log.requests.start_ns,
+            log.requests.end_ns,
+            strict=True,
+        )
+        if not log.kernels.worker or request[1] < log.kernels.window_ns
+    ]
+    origin_ns = min((0, *(arrival_ns for _, arrival_ns, _, _ in requests), *log.kernels.start_ns))
     document = {
         "displayTimeUnit": "ns",
         "otherData": {
@@ -36,11 +49,12 @@ def export(log: RunLog, traces: Mapping[str, Trace]) -> bytes:
             "load": log.load,
             "seed": log.seed,
             "measured_from_us": -origin_ns / 1e3,
+            "requests_left_out": len(log.requests.worker) - len(requests),
         },
         "traceEvents": [
             *_metadata(log),
             *_kernels(log, traces, origin_ns),
-            *_requests(log, origin_ns),
+            *_requests(requests, origin_ns),
             *_occupied_slices(log, origin_ns),
         ],
     }
@@ -62,9 +76,9 @@ def _metadata(log: RunLog) -> Iterator[Event]:
         used.setdefault(part.worker, set()).update(group.lane for group in part.groups)
     for worker, lane in zip(log.kernels.worker, log.kernels.lane, strict=True):
         used[worker].add(lane)
-    for index, worker in enumerate(plan.workers):
+    for index, planned in enumerate(plan.workers):
         process = index + 1
-        yield name("process_name", process, name=f"{worker.name} ({worker.model})")
+        yield name("process_name", process, name=f"{planned.name} ({planned.model})")
         yield name("process_labels", process, labels=label)
         yield name("process_sort_index", process, sort_index=process)
         for lane in sorted(used[index]):
@@ -103,13 +117,8 @@ def _kernels(log: RunLog, traces: Mapping[str, Trace], origin_ns: int) -> Iterat
         }
 
 
-def _requests(log: RunLog, origin_ns: int) -> Iterator[Event]:
-    requests = log.requests
-    for index, (worker, arrival_ns, start_ns, end_ns) in enumerate(
-        zip(
-            requests.worker, requests.arrival_ns, requests.start_ns, requests.end_ns, strict=True
-        )
-    ):
+def _requests(requests: Sequence[Request], origin_ns: int) -> Iterator[Event]:
+    for index, (worker, arrival_ns, start_ns, end_ns) in enumerate(requests):
         common = {"cat": "request", "id2": {"local": index}, "pid": worker + 1, "tid": 0}
         parts = [("waiting", arrival_ns, start_ns), ("running", start_ns, end_ns)]
         # The outer slice comes first: its name is the name of the track.
@@ -124,9 +133,10 @@ def _requests(log: RunLog, origin_ns: int) -> Iterator[Event]:
 
 def _occupied_slices(log: RunLog, origin_ns: int) -> Iterator[Event]:
     """A counter event at every moment at which the number of slices in use changes."""
+    records = log.kernels
     changes = sorted(
-        [(end_ns, -1, lane) for end_ns, lane in zip(log.kernels.end_ns, log.kernels.lane, strict=True)]
-        + [(start_ns, 1, lane) for start_ns, lane in zip(log.kernels.start_ns, log.kernels.lane, strict=True)]
+        [(time_ns, -1, lane) for time_ns, lane in zip(records.end_ns, records.lane, strict=True)]
+        + [(time_ns, 1, lane) for time_ns, lane in zip(records.start_ns, records.lane, strict=True)]
     )
     on_slice = [0] * len(log.plan.topology.slice_units)
     masks = [tuple(lane.mask) for lane in log.plan.lanes]
@@ -145,5 +155,5 @@ def _occupied_slices(log: RunLog, origin_ns: int) -> Iterator[Event]:
                 "pid": _DEVICE,
                 "tid": 0,
                 "ts": (time_ns - origin_ns) / 1e3,
-                "args": {"slices": occupied},
+                "args": {"count": occupied},
             }

@@ -14,12 +14,13 @@ import numpy as np
 
 from eclip.measures import Measures
 from eclip.profile import Profile
-from eclip.report.labels import GRID, INK, NEUTRAL, number, plain, worker_colour
+from eclip.report.labels import GRID, INK, NEUTRAL, TIMES, number, plain, worker_colour
 from eclip.report.tables import energy_per_request
 
 Figure = dict[str, Any]
 
 HEAT_CAP = 8  # times the busy time on the whole device; beyond, the colour stays the darkest
+_HEAT_COLOURS = [[0, "#f3f1f6"], [0.5, "#a184bd"], [1, "#35134f"]]  # one hue, light to dark
 _LOG_FROM = 20  # latencies further apart than this need a logarithmic axis to be told apart
 _FONT = {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 13}
 
@@ -62,7 +63,10 @@ def throughput(labels: Sequence[str], all_measures: Sequence[Measures]) -> Figur
             "marker": {
                 "color": worker_colour(index),
                 # An outline parts neighbours; where many workers share a bar it would cover them.
-                "line": {"color": "#ffffff", "width": 1 if len(all_measures[0].workers) <= 8 else 0},
+                "line": {
+                    "color": "#ffffff",
+                    "width": 1 if len(all_measures[0].workers) <= 8 else 0,
+                },
             },
             "hovertemplate": "%{fullData.name}: ratio %{x:.3f}<extra></extra>",
         }
@@ -195,7 +199,7 @@ def latency(labels: Sequence[str], all_measures: Sequence[Measures]) -> Figure |
 
 def heat_map(profile: Profile, unit_name: str) -> Figure:
     """Busy time of every kernel at every size, relative to the whole device, on a log scale."""
-    busy = np.asarray(profile.busy_ns, dtype=np.float64).T  # size × kernel
+    busy = np.asarray(profile.busy_ns, dtype=np.float64).T  # by size, then kernel
     ratio = busy / busy[-1]
     ticks = [2**power for power in range(int(math.log2(HEAT_CAP)) + 1)]
     trace = {
@@ -207,17 +211,16 @@ def heat_map(profile: Profile, unit_name: str) -> Figure:
         "zmin": 0,
         "zmax": math.log2(HEAT_CAP),
         "customdata": np.stack([np.round(ratio, 2), np.round(busy / 1e3, 2)], axis=-1).tolist(),
-        "colorscale": "Cividis",
-        "reversescale": True,
+        "colorscale": _HEAT_COLOURS,
         "colorbar": {
             "title": {"text": "busy time", "side": "right", "font": {"size": 12}},
             "tickvals": [math.log2(tick) for tick in ticks],
-            "ticktext": [f"{tick}×" for tick in ticks[:-1]] + [f"{HEAT_CAP}×+"],
+            "ticktext": [f"{tick}{TIMES}" for tick in ticks[:-1]] + [f"{HEAT_CAP}{TIMES}+"],
             "thickness": 14,
         },
         "hovertemplate": (
             "%{text}<br>kernel %{x} on %{y}: %{customdata[1]} µs, "
-            "%{customdata[0]}× the whole device<extra></extra>"
+            "%{customdata[0]}" + TIMES + " the whole device<extra></extra>"
         ),
     }
     return {

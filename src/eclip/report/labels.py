@@ -13,13 +13,15 @@ from eclip.plan import ALL_WORKERS, Plan
 from eclip.runlog import RunLog
 from eclip.trace import Trace
 
-ABSENT = "–"
+ABSENT = "\N{EN DASH}"
+TIMES = "\N{MULTIPLICATION SIGN}"
 INK = "#1f2933"
 GRID = "#e4e7eb"
 NEUTRAL = "#52606d"  # bars that belong to no worker
 
-# Okabe and Ito's colours, which stay apart for colour-blind readers, less yellow and black: one is
-# too faint on white, the other is the text's. Past the seventh worker they return darker or lighter.
+# Okabe and Ito's colours, which stay apart for colour-blind readers, with grey for their yellow and
+# black: one is too faint on white, the other is the text's. From the eighth worker on the same
+# colours return darker or lighter.
 _HUES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7a7a7a")
 _TONES = (0.0, -0.4, 0.45, -0.65, 0.68)  # towards black below 0, towards white above
 _MAX_KERNEL_NAME = 90  # a hover box as wide as the page hides what it explains

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from eclip.plan import Plan
+from eclip.plan import Assignment, Plan
 from eclip.report.compare import Figure, axis, layout
 from eclip.report.labels import (
     count,
@@ -35,73 +35,37 @@ _OCCUPANCY_COLOURS = [[0, "#f0f2f5"], [0.5, "#6aa5d8"], [1, "#08306b"]]
 def plan_drawing(plan: Plan) -> Figure:
     """Per worker, the units of the lane over the kernels; a bar is a group."""
     assignments = plan.main.assignments
-    gap_px, row_px = (64, 88) if len(assignments) <= 8 else (56, 54)
+    row_px, gap_px = (88, 64) if len(assignments) <= 8 else (54, 56)
     height = len(assignments) * (row_px + gap_px)
     units = plan.topology.units
     data: list[dict[str, Any]] = []
-    parts: dict[str, Any] = {}
+    axes: dict[str, Any] = {}
     titles = []
     for row, part in enumerate(assignments):
-        number = "" if row == 0 else str(row + 1)
+        worker = plan.workers[part.worker]
+        suffix = "" if row == 0 else str(row + 1)  # Plotly's names: x, x2, x3, …
+        last = row == len(assignments) - 1
         top = 1 - (row * (row_px + gap_px) + gap_px / 2) / height
-        parts[f"yaxis{number}"] = axis(
+        axes[f"xaxis{suffix}"] = axis(
+            "kernel (position in the request)" if last else "",
+            anchor=f"y{suffix}",
+            range=[0, worker.kernels],
+            showgrid=False,
+            nticks=12,
+        )
+        axes[f"yaxis{suffix}"] = axis(
             domain=[top - row_px / height, top],
             range=[0, 1.08 * units],
             tickvals=[0, units / 2, units],
-            ticktext=["0", f"{units / 2:g}", units_title(plan, units)],
+            ticktext=["0", f"{units / 2:g}", plain(units_title(plan, units))],
         )
-        worker = plan.workers[part.worker]
-        parts[f"xaxis{number}"] = axis(
-            anchor=f"y{number}", range=[0, worker.kernels], showgrid=False, nticks=12
-        )
-        kernels = np.array([group.kernels for group in part.groups])
-        ends = np.cumsum(kernels)
-        starts = ends - kernels
-        heights = [plan.units(group.lane) for group in part.groups]
-        data.append(
-            {
-                "type": "bar",
-                "name": plain(worker.name),
-                "x": ((starts + ends) / 2).tolist(),
-                "width": kernels.tolist(),
-                "y": heights,
-                "xaxis": f"x{number}",
-                "yaxis": f"y{number}",
-                "marker": {
-                    "color": [
-                        worker_colour(part.worker, 0.45 if index % 2 else 0.2)
-                        for index in range(len(part.groups))
-                    ],
-                    "line": {"width": 0},
-                },
-                "text": [
-                    f"group {index + 1}: kernels {start}-{end - 1}<br>"
-                    f"{lane_title(plan, group.lane)}<br>predicted {duration(group.predicted_ns)}"
-                    for index, (group, start, end) in enumerate(
-                        zip(part.groups, starts.tolist(), ends.tolist(), strict=True)
-                    )
-                ],
-                "textposition": "none",
-                "hovertemplate": "%{fullData.name}<br>%{text}<extra></extra>",
-            }
-        )
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "x": [*starts.tolist(), worker.kernels],
-                "y": [*heights, heights[-1]],
-                "xaxis": f"x{number}",
-                "yaxis": f"y{number}",
-                "line": {"color": worker_colour(part.worker), "width": 2, "shape": "hv"},
-                "hoverinfo": "skip",
-            }
-        )
-        predicted = sum(group.predicted_ns for group in part.groups)
+        data += [
+            trace | {"xaxis": f"x{suffix}", "yaxis": f"y{suffix}"}
+            for trace in _group_traces(plan, part)
+        ]
         titles.append(
             {
-                "text": f"<b>{plain(worker.name)}</b>: {count(worker.kernels, 'kernel')} in "
-                f"{count(len(part.groups), 'group')}, predicted {duration(predicted)}",
+                "text": _assignment_title(plan, part),
                 "xref": "paper",
                 "yref": "paper",
                 "x": 0,
@@ -111,16 +75,68 @@ def plan_drawing(plan: Plan) -> Figure:
                 "showarrow": False,
             }
         )
-    margin = {"l": 70, "r": 20, "t": 6, "b": 4}
-    parts[f"xaxis{'' if len(assignments) == 1 else len(assignments)}"]["title"]["text"] = (
-        "kernel (position in the request)"
-    )
-    height += 20
     return {
         "data": data,
-        "layout": layout(height, annotations=titles, hovermode="closest", **parts)
-        | {"margin": margin},
+        "layout": layout(
+            height + 20,
+            annotations=titles,
+            hovermode="closest",
+            margin={"l": 70, "r": 20, "t": 6, "b": 4},
+            **axes,
+        ),
     }
+
+
+def _group_traces(plan: Plan, part: Assignment) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A worker's groups as bars in two alternating shades, and the steps along their tops."""
+    kernels = np.array([group.kernels for group in part.groups], dtype=np.int64)
+    ends = np.cumsum(kernels)
+    starts = ends - kernels
+    heights = [plan.units(group.lane) for group in part.groups]
+    spans = zip(part.groups, starts.tolist(), ends.tolist(), strict=True)
+    bars = {
+        "type": "bar",
+        "name": plain(plan.workers[part.worker].name),
+        "x": ((starts + ends) / 2).tolist(),
+        "width": kernels.tolist(),
+        "y": heights,
+        "marker": {
+            "color": [
+                worker_colour(part.worker, 0.45 if index % 2 else 0.2)
+                for index in range(len(part.groups))
+            ],
+            "line": {"width": 0},
+        },
+        "text": [
+            f"group {index + 1}: {_span(start, end)}<br>"
+            f"{plain(lane_title(plan, group.lane))}<br>predicted {duration(group.predicted_ns)}"
+            for index, (group, start, end) in enumerate(spans)
+        ],
+        "textposition": "none",
+        "hovertemplate": "%{fullData.name}<br>%{text}<extra></extra>",
+    }
+    steps = {
+        "type": "scatter",
+        "mode": "lines",
+        "x": [*starts.tolist(), *ends[-1:].tolist()],
+        "y": [*heights, *heights[-1:]],
+        "line": {"color": worker_colour(part.worker), "width": 2, "shape": "hv"},
+        "hoverinfo": "skip",
+    }
+    return bars, steps
+
+
+def _span(start: int, end: int) -> str:
+    return f"kernel {start}" if end == start + 1 else f"kernels {start}-{end - 1}"
+
+
+def _assignment_title(plan: Plan, part: Assignment) -> str:
+    worker = plan.workers[part.worker]
+    predicted_ns = sum(group.predicted_ns for group in part.groups)
+    return (
+        f"<b>{plain(worker.name)}</b>: {count(worker.kernels, 'kernel')} in "
+        f"{count(len(part.groups), 'group')}, predicted {duration(predicted_ns)}"
+    )
 
 
 def timeline(log: RunLog) -> tuple[Figure, int]:
@@ -181,7 +197,7 @@ def timeline(log: RunLog) -> tuple[Figure, int]:
             yaxis=axis(
                 tickmode="array",
                 tickvals=list(range(len(used))),
-                ticktext=[_short(lane_title(log.plan, index)) for index in used],
+                ticktext=[plain(_short(lane_title(log.plan, index))) for index in used],
                 range=[len(used) - 0.5, -0.5],
                 fixedrange=True,
                 showgrid=False,
@@ -231,7 +247,7 @@ def occupancy(log: RunLog) -> Figure:
 
 
 def occupied(log: RunLog, edges: Times) -> Times:
-    """Slice × bin: how many kernels ran on the slice, averaged over the bin's time."""
+    """By slice, then bin: how many kernels ran there at once, averaged over the bin's time."""
     lane = np.asarray(log.kernels.lane, dtype=np.int64)
     start = np.asarray(log.kernels.start_ns, dtype=np.float64)
     end = np.asarray(log.kernels.end_ns, dtype=np.float64)
@@ -249,4 +265,5 @@ def _elapsed(moments: Times, edges: Times) -> Times:
     moments = np.sort(moments)
     before = np.searchsorted(moments, edges)
     passed = np.concatenate([[0.0], np.cumsum(moments)])
-    return before * edges - passed[before]
+    since: Times = before * edges - passed[before]
+    return since

@@ -1,6 +1,6 @@
-"""The report: one HTML file that needs nothing else, made from run logs that compare like with like.
+"""The report: one HTML file that needs nothing else, from run logs that compare like with like.
 
-Everything is in the file: styles, script, Plotly, data. Whatever is modelled says so next to itself.
+Everything is in the file: styles, script, Plotly, data. What is modelled says so next to itself.
 Text from the logs is untrusted: the template escapes it, and the data block has no ``<`` in it.
 """
 

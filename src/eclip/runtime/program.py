@@ -1,8 +1,9 @@
 """Program: a plan lowered for execution. Barriers are decided here and nowhere else.
 
-For every kernel a route holds its lane and the lane it must wait on. ``wait_on`` is NO_WAIT where the
-predecessor is on the same lane, whose own order suffices, and at the head of a request, which the
-worker's user stream orders. Graph builders, the simulator's core and dispatch tables read these arrays.
+For every kernel a route holds its lane and the lane it must wait on. ``wait_on`` is NO_WAIT where
+the predecessor is on the same lane, whose own order suffices, and at the head of a request, which
+the worker's user stream orders. Graph builders, the simulator's core and dispatch tables read
+these arrays.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Program:
 
 
 def lower(plan: Plan, traces: Sequence[Trace]) -> Program:
-    """The program of a plan for these traces, one per worker; refuses traces it was not made for."""
+    """The program of a plan for these traces, one per worker; other traces are refused."""
     if len(traces) != len(plan.workers):
         raise MismatchError(f"the plan has {len(plan.workers)} workers, {len(traces)} traces given")
     for worker, trace in zip(plan.workers, traces, strict=True):

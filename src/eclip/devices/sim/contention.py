@@ -1,13 +1,14 @@
 """Who runs how fast, and what that draws: the simulator's whole model of interference and power.
 
-``contend`` and ``draw_w`` are pure functions of what is active; the core calls them whenever the set
-of running kernels changes. A better model replaces this file and the constants in the calibration.
+``contend`` and ``draw_w`` are pure functions of what is active; the core calls them whenever the
+set of running kernels changes. A better model replaces this file and the constants in the
+calibration.
 
-Units: a slice used by n running kernels gives each 1/n of itself, and a kernel's speed is its share of
-its lane's units. So two identical kernels on the same units take twice as long each, as the paper
-measured; kernels on disjoint lanes do not notice each other; partial overlap lies between.
-Memory: DRAM and L2 bandwidth are then shared max-min fairly among all lanes: who asks for less than
-an equal share gets all of it, the others split the rest.
+Units: a slice used by n running kernels gives each 1/n of itself, and a kernel's speed is its
+share of its lane's units. So two identical kernels on the same units take twice as long each, as
+the paper measured; kernels on disjoint lanes do not notice each other; partial overlap lies
+between. Memory: DRAM and L2 bandwidth are then shared max-min fairly among all lanes: who asks for
+less than an equal share gets all of it, the others split the rest.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ def draw_w(
     for s in range(slices):
         busy_units += min(filled[s], slice_units[s])
     constants = limits[0]
-    return (
+    return float(
         constants["idle_w"]
         + busy_units * constants["busy_unit_w"]
         + traffic * constants["dram_pj_per_byte"] * 1e-3  # byte/ns · pJ/byte = mW

@@ -1,9 +1,10 @@
 """The simulator's event loop, compiled.
 
-A worker is idle, in a delay (launch, gap, barrier), queued for a hardware queue, or running a kernel.
-A hardware queue holds one kernel at a time and serves waiters in the order they became ready; lanes
-beyond the number of queues share one, which is how they come to wait falsely. Events are handled in
-worker order at equal times and nothing is random here, so equal inputs give equal logs.
+A worker is idle, in a delay (launch, gap, barrier), queued for a hardware queue, or running a
+kernel. A hardware queue holds one kernel at a time and serves waiters in the order they became
+ready; lanes beyond the number of queues share one, which is how they come to wait falsely. Events
+are handled in worker order at equal times and nothing is random here, so equal inputs give equal
+logs.
 
 ``advance`` stops when a record buffer is full; the caller empties it and goes on. Cost: O(workers ×
 slices) per event and two events per kernel, so it is linear in the kernels simulated.
@@ -15,7 +16,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eclip.devices.sim.contention import LIMITS, RUNNING_KERNEL, Floats, Ints, Records, contend, draw_w
+from eclip.devices.sim.contention import (
+    RUNNING_KERNEL,
+    Floats,
+    Ints,
+    Records,
+    contend,
+    draw_w,
+)
 from eclip.jit import compiled, inlined
 
 IDLE, DELAY, QUEUED, RUNNING = 0, 1, 2, 3
@@ -109,7 +117,12 @@ def advance(m: Machine, s: State, until: float) -> int:
     # Taken out of their tuples once: inside the loop that would cost as much as the work itself.
     kernels, routes, variant_active = m.kernels, m.routes, m.variant_active
     queue, arrivals = m.queue, m.arrivals
-    lane_units, lane_total, slice_units, limits = m.lane_units, m.lane_total, m.slice_units, m.limits
+    lane_units, lane_total, slice_units, limits = (
+        m.lane_units,
+        m.lane_total,
+        m.slice_units,
+        m.limits,
+    )
     workers, queue_holder = s.workers, s.queue_holder
     active, scratch = s.active, s.scratch
     request_rows, kernel_rows = s.request_rows, s.kernel_rows
@@ -177,7 +190,7 @@ def _next_event(workers: Records, clock: np.void, active: Ints, running: int, tu
         soonest = min(soonest, clock["turn_end"])
         if clock["now"] < clock["turn_ready"]:
             soonest = min(soonest, clock["turn_ready"])
-    return max(soonest, clock["now"])
+    return float(max(soonest, clock["now"]))
 
 
 @inlined

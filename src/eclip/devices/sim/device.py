@@ -89,7 +89,9 @@ class SimSession:
     def run(self, load: Load, window: Window, alone_rps: Sequence[float]) -> RunLog:
         plan = self._program.plan
         if len(load.arrivals) != len(plan.workers):
-            raise UsageError(f"the load is for {len(load.arrivals)} workers, not {len(plan.workers)}")
+            raise UsageError(
+                f"the load is for {len(load.arrivals)} workers, not {len(plan.workers)}"
+            )
         duration_ns = round(window.seconds * 1e9)
         trace_ns = round(window.trace_ms * 1e6)
         begin_ns = -window.warmup_seconds * 1e9
@@ -138,16 +140,18 @@ class SimSession:
                 )
                 for worker in state.workers
             ),
-            unfinished=tuple(
-                _unfinished(machine, worker, duration_ns) for worker in state.workers
-            ),
+            unfinished=tuple(_unfinished(machine, worker, duration_ns) for worker in state.workers),
             alone_rps=tuple(alone_rps),
             warnings=self._warnings,
         )
 
 
 def build_machine(
-    program: Program, profiles: Sequence[Profile], calibration: Calibration, load: Load, trace_ns: int
+    program: Program,
+    profiles: Sequence[Profile],
+    calibration: Calibration,
+    load: Load,
+    trace_ns: int,
 ) -> core.Machine:
     """What the core reads: kernels of every variant's routes, one after another, and constants."""
     plan = program.plan

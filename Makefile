@@ -1,0 +1,42 @@
+# Everything runs in the checkout's own .venv, made on first use.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format bench lock clean
+
+help: ## Show what can be made
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: $(READY) ## Compare the sharing policies on the built-in simulator and draw the report
+	@$(BIN)/eclip demo
+
+test: check ## Run all checks and tests
+	@$(BIN)/pytest -q -n $(WORKERS) --dist worksteal
+
+check: $(READY) ## Lint, format check, strict types, import directions
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/pytest -q tests/unit/test_imports.py
+
+format: $(READY) ## Format the code
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(READY) ## Measure the solver and the simulator on this machine
+	@for script in bench/*.py; do $(BIN)/python $$script || exit 1; done
+
+lock: ## Pin the newest versions that pyproject.toml allows into constraints.txt
+	@tools/lock $(PYTHON)
+
+clean: ## Remove the environment and all caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis eclip-demo
+	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml constraints.txt tools/setup
+	@tools/setup $(PYTHON) $(VENV)
+	@touch $@

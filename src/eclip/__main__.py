@@ -1,0 +1,5 @@
+"""``python -m eclip`` is ``eclip``."""
+
+from eclip.cli import main
+
+main()

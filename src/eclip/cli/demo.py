@@ -1,0 +1,43 @@
+"""``eclip demo``: the main job in one command: compare the policies and draw the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from eclip.cli import compare, report, screen, wiring
+from eclip.cli.options import DeviceOption, SeedOption, TopologyOption
+from eclip.measures import measure
+
+
+def demo(
+    mix: Annotated[
+        str, typer.Option("--mix", help="The workers, as for `eclip compare`.")
+    ] = "paper/3",
+    folder: Annotated[Path, typer.Option("-o", "--out", help="Where to put everything.")] = Path(
+        "eclip-demo"
+    ),
+    topology: TopologyOption = "h200",
+    device: DeviceOption = "sim",
+    seed: SeedOption = 0,
+) -> None:
+    """Compare all ways of sharing a GPU on one mix and write plans, run logs, report and trace."""
+    from eclip.devices.base import Window
+    from eclip.planning.policies import PolicyOptions
+
+    options = wiring.RunOptions(device=device, window=Window(), seed=seed, arrivals=None)
+    logs, profiles = compare.run_policies(mix, "all", topology, None, [], PolicyOptions(), options)
+    compare.keep(logs, folder)
+    with screen.progress_bar("drawing the report"):
+        report.write_report(logs, profiles, folder / "report.html")
+        report.write_trace(logs[-1], profiles, folder / "eclip.trace.json.gz")
+    compare.print_comparison(logs, [measure(log) for log in logs])
+    screen.print_facts(
+        [
+            ("report", f"{folder / 'report.html'} (open it in a browser)"),
+            ("timeline", f"{folder / 'eclip.trace.json.gz'} (open it in Perfetto)"),
+            ("plan", f"eclip explain {folder / 'eclip.plan.json'}"),
+        ]
+    )

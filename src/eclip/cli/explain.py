@@ -1,0 +1,140 @@
+"""``eclip explain``: a plan in words and a small picture: which worker runs where, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from eclip import store
+from eclip.cli import screen
+from eclip.cli.options import JsonOption
+from eclip.plan import Assignment, Plan
+
+_BARS = "▁▂▃▄▅▆▇█"
+_WIDTH = 64
+
+
+def explain(
+    file: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Say in words and a small picture which worker runs where and why."""
+    plan = store.load(file, Plan)
+    if as_json:
+        screen.print_json(describe(plan))
+    else:
+        print_plan(plan)
+
+
+def describe(plan: Plan) -> dict[str, Any]:
+    """The plan as plain data: per worker its groups, times and slices."""
+    return {
+        "mix": plan.mix.name,
+        "policy": plan.policy,
+        "topology": plan.topology.name,
+        "modelled": plan.modelled,
+        "why": plan.why,
+        "turns": plan.turns,
+        "lanes": [
+            {"owner": lane.owner, "units": plan.units(index), "slices": str(lane.mask)}
+            for index, lane in enumerate(plan.lanes)
+        ],
+        "workers": [
+            {
+                "name": plan.workers[part.worker].name,
+                "model": plan.workers[part.worker].model,
+                "why": plan.workers[part.worker].why,
+                "switches": part.switches,
+                "predicted_ns": sum(group.predicted_ns for group in part.groups),
+                "time_share_by_units": {
+                    str(units): share for units, share in sorted(_time_by_units(plan, part).items())
+                },
+                "groups": [
+                    {
+                        "lane": group.lane,
+                        "units": plan.units(group.lane),
+                        "kernels": group.kernels,
+                        "predicted_ns": group.predicted_ns,
+                    }
+                    for group in part.groups
+                ],
+            }
+            for part in plan.main.assignments
+        ],
+    }
+
+
+def print_plan(plan: Plan) -> None:
+    unit = plan.topology.unit_name
+    screen.print_facts(
+        [
+            ("mix", plan.mix.name),
+            ("policy", plan.policy),
+            ("device", f"{plan.topology.title}, {plan.topology.units} {unit}s"),
+            ("why", plan.why),
+            *([("data", "made from modelled profiles")] if plan.modelled else []),
+        ]
+    )
+    for part in plan.main.assignments:
+        worker = plan.workers[part.worker]
+        total_ns = sum(group.predicted_ns for group in part.groups)
+        screen.out.print(f"\n{worker.name}", style="bold", markup=False)
+        screen.out.print(
+            f"  {_count(worker.kernels, 'kernel')} in {_count(len(part.groups), 'group')}, "
+            f"{total_ns / 1e6:.3f} ms undisturbed; {worker.why}",
+            markup=False,
+        )
+        shares = _time_by_units(plan, part)
+        screen.out.print(
+            "  time on "
+            + ", ".join(
+                f"{units} {unit}s {f'{share:.0%}' if share >= 0.01 else '<1%'}"
+                for units, share in sorted(shares.items())
+            ),
+            markup=False,
+        )
+        screen.out.print(f"  {_sizes_picture(plan, part)}  size over the kernels", markup=False)
+    screen.out.print(f"\n{_slices_picture(plan)}", markup=False)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _time_by_units(plan: Plan, part: Assignment) -> dict[int, float]:
+    total = sum(group.predicted_ns for group in part.groups)
+    shares: dict[int, float] = {}
+    for group in part.groups:
+        units = plan.units(group.lane)
+        shares[units] = shares.get(units, 0.0) + group.predicted_ns / total
+    return shares
+
+
+def _sizes_picture(plan: Plan, part: Assignment) -> str:
+    """One bar per column of the kernel sequence, as high as its lane is large."""
+    sizes = [plan.units(group.lane) for group in part.groups for _ in range(group.kernels)]
+    width = min(_WIDTH, len(sizes))
+    columns = [sizes[column * len(sizes) // width] for column in range(width)]
+    return "".join(_BARS[round(size / plan.topology.units * (len(_BARS) - 1))] for size in columns)
+
+
+def _slices_picture(plan: Plan) -> str:
+    """Per worker and slice, for how much of its request the worker's lane includes the slice."""
+    name_width = max(len("slice"), *(len(worker.name) for worker in plan.workers))
+    slices = len(plan.topology.slice_units)
+    lines = [f"{'slice':{name_width}}  {''.join(str(index % 10) for index in range(slices))}"]
+    for part in plan.main.assignments:
+        total = sum(group.predicted_ns for group in part.groups)
+        row = ""
+        for index in range(slices):
+            inside = sum(
+                group.predicted_ns for group in part.groups if index in plan.lanes[group.lane].mask
+            )
+            row += "·" if inside == 0 else _BARS[round(inside / total * (len(_BARS) - 1))]
+        lines.append(f"{plan.workers[part.worker].name:{name_width}}  {row}")
+    lines.append(
+        "(the higher the bar, the more of its request the worker may use the slice; · never)"
+    )
+    return "\n".join(lines)

@@ -1,0 +1,195 @@
+"""``eclip inspect``: any eclip file, shown to a person."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from eclip import store
+from eclip.calibration import Calibration
+from eclip.cli import explain, screen
+from eclip.cli.options import JsonOption
+from eclip.fingerprint import Fingerprint
+from eclip.measures import measure
+from eclip.plan import Plan
+from eclip.profile import Profile
+from eclip.runlog import RunLog
+from eclip.store import Artefact
+from eclip.topology import Topology
+from eclip.trace import Kernel, Trace
+
+_ROWS = 12  # of the longest kernels
+
+
+def inspect(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Any file that eclip wrote.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Show what is in a topology, trace, profile, calibration, plan or run log."""
+    show(store.load_any(file), as_json)
+
+
+def show(artefact: Artefact, as_json: bool) -> None:
+    if as_json:
+        screen.print_json(store.to_data(artefact))
+    elif isinstance(artefact, Topology):
+        _show_topology(artefact)
+    elif isinstance(artefact, Trace):
+        _show_trace(artefact)
+    elif isinstance(artefact, Profile):
+        _show_profile(artefact)
+    elif isinstance(artefact, Calibration):
+        _show_calibration(artefact)
+    elif isinstance(artefact, Plan):
+        explain.print_plan(artefact)
+        _show_fingerprint(artefact.fingerprint)
+    else:
+        _show_run(artefact)
+
+
+def _show_topology(topology: Topology) -> None:
+    unit = topology.unit_name
+    screen.print_facts(
+        [
+            ("device", topology.title),
+            ("units", f"{topology.units} {unit}s, compute {topology.compute}"),
+            ("slices", " ".join(map(str, topology.slice_units))),
+            ("lane sizes", " ".join(map(str, topology.lane_sizes))),
+            ("hardware queues", str(topology.hardware_queues)),
+            ("source", topology.source),
+        ]
+    )
+
+
+def _show_trace(trace: Trace) -> None:
+    screen.print_facts(
+        [
+            ("trace", trace.key),
+            ("kernels", str(len(trace.kernels))),
+            ("inputs", ", ".join(trace.inputs) or "not recorded"),
+            ("digest", trace.digest[:16]),
+        ]
+    )
+    screen.print_table(
+        "First kernels",
+        ["kernel", "grid", "block", "shared bytes", "cluster"],
+        (_launch(kernel) for kernel in trace.kernels[:_ROWS]),
+    )
+
+
+def _launch(kernel: Kernel) -> list[str]:
+    return [
+        kernel.name,
+        "x".join(map(str, kernel.grid)),
+        "x".join(map(str, kernel.block)),
+        str(kernel.shared_bytes),
+        str(kernel.cluster),
+    ]
+
+
+def _show_profile(profile: Profile) -> None:
+    kernels = profile.trace.kernels
+    screen.print_facts(
+        [
+            ("profile", profile.key),
+            ("data", "modelled" if profile.modelled else "measured"),
+            ("source", profile.source),
+            ("kernels", f"{len(kernels)}, trace {profile.trace.digest[:16]}"),
+            ("inputs", ", ".join(profile.trace.inputs) or "not recorded"),
+            ("memory", f"{sum(profile.dram_bytes) / 1e6:.1f} MB of DRAM traffic per request"),
+        ]
+    )
+    screen.print_table(
+        "Request by size",
+        ["units", "request ms", "busy ms", "gaps ms", "slower than all units"],
+        (
+            [
+                str(size),
+                f"{profile.request_ns[index] / 1e6:.3f}",
+                f"{sum(row[index] for row in profile.busy_ns) / 1e6:.3f}",
+                f"{sum(row[index] for row in profile.gap_ns) / 1e6:.3f}",
+                f"{profile.request_ns[index] / profile.request_ns[-1]:.2f}",
+            ]
+            for index, size in enumerate(profile.sizes)
+        ),
+    )
+    longest = sorted(range(len(kernels)), key=lambda k: -profile.busy_ns[k][-1])[:_ROWS]
+    screen.print_table(
+        "Longest kernels",
+        ["kernel", "position", "blocks", f"µs at {profile.sizes[0]}", f"µs at {profile.sizes[-1]}"],
+        (
+            [
+                kernels[k].name,
+                str(k),
+                str(kernels[k].blocks),
+                f"{profile.busy_ns[k][0] / 1e3:.1f}",
+                f"{profile.busy_ns[k][-1] / 1e3:.1f}",
+            ]
+            for k in longest
+        ),
+    )
+    _show_fingerprint(profile.fingerprint)
+
+
+def _show_calibration(calibration: Calibration) -> None:
+    screen.print_facts(
+        [
+            ("calibration", "modelled" if calibration.modelled else "measured"),
+            ("source", calibration.source),
+        ]
+    )
+    for part in (calibration.costs, calibration.compute, calibration.memory, calibration.power):
+        screen.print_table(
+            type(part).__name__,
+            ["constant", "value"],
+            ([name, f"{value:g}"] for name, value in msgspec.structs.asdict(part).items()),
+        )
+    _show_fingerprint(calibration.fingerprint)
+
+
+def _show_run(log: RunLog) -> None:
+    screen.print_facts(
+        [
+            ("run of", f"{log.plan.policy} on {log.plan.mix.name}"),
+            ("device", log.device),
+            ("load", f"{log.load}, seed {log.seed}, {log.duration_ns / 1e9:g} s"),
+            ("energy", f"{log.energy_uj / 1e6:.2f} J"),
+            (
+                "records",
+                f"{len(log.requests.worker)} requests; {len(log.kernels.worker)} kernels in the "
+                f"first {log.kernels.window_ns / 1e6:g} ms",
+            ),
+            ("unfinished", str(sum(log.unfinished))),
+            *(("warning", warning) for warning in log.warnings),
+        ]
+    )
+    screen.print_measures([measure(log)])
+    screen.print_table(
+        "Counters",
+        ["worker", "kernels", "barriers", "lane waits", "false waits", "false wait ms"],
+        (
+            [
+                worker.name,
+                str(counters.kernels),
+                str(counters.barriers),
+                str(counters.lane_waits),
+                str(counters.false_waits),
+                f"{counters.false_wait_ns / 1e6:.2f}",
+            ]
+            for worker, counters in zip(log.plan.workers, log.counters, strict=True)
+        ),
+    )
+
+
+def _show_fingerprint(fingerprint: Fingerprint) -> None:
+    soft = [fingerprint.device, fingerprint.driver and f"driver {fingerprint.driver}"]
+    soft += [f"{name} {version}" for name, version in fingerprint.libraries.items()]
+    screen.print_facts(
+        [
+            ("must match", f"{fingerprint.units} units, compute {fingerprint.compute}"),
+            ("made with", ", ".join(filter(None, soft)) or "not recorded"),
+        ]
+    )

@@ -1,0 +1,46 @@
+"""The options that several commands share, so that each means the same everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+MixArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MIX",
+        help="Workers: 2xalbert:8,densenet201:8@120rps (repeat, model, batch, rate) or paper/1.",
+    ),
+]
+TopologyOption = Annotated[
+    str, typer.Option("--topology", help="A built-in device (see `eclip topology`) or a file.")
+]
+CalibrationOption = Annotated[
+    Path | None,
+    typer.Option("--calibration", help="A calibration file instead of the built-in one."),
+]
+ProfilesOption = Annotated[
+    list[Path] | None,
+    typer.Option("--profiles", help="A folder of profiles, before the built-in ones; repeatable."),
+]
+DeviceOption = Annotated[str, typer.Option("--device", help="Where to run: sim, the simulator.")]
+SecondsOption = Annotated[float, typer.Option("--seconds", help="How long to run and measure.")]
+WarmupOption = Annotated[float, typer.Option("--warmup", help="Seconds to run before measuring.")]
+TraceOption = Annotated[
+    float, typer.Option("--trace-ms", help="Record every kernel for the first so many ms.")
+]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of arrivals and phases.")]
+ArrivalsOption = Annotated[
+    Path | None,
+    typer.Option("--arrivals", help="A CSV time_s,worker of arrivals, instead of the mix's rates."),
+]
+SwitchMaxOption = Annotated[
+    int, typer.Option("--switch-max", help="eclip: lane switches per request and worker.")
+]
+ToleranceOption = Annotated[
+    float,
+    typer.Option("--tolerance", help="model, kernel: slowdown that still counts as right-sized."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]

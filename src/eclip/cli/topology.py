@@ -1,0 +1,49 @@
+"""``eclip topology``: the devices eclip knows, and what each is made of."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from eclip import store
+from eclip.cli import inspect, screen, wiring
+from eclip.cli.options import JsonOption
+from eclip.topology import Topology
+
+
+def topology(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="One of them, or a file.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the built-in devices, or show one."""
+    if name is not None:
+        inspect.show(wiring.find_topology(name), as_json)
+        return
+    known = [store.load_builtin(Topology, each) for each in store.builtin_names(Topology)]
+    if as_json:
+        screen.print_json(known)
+        return
+    screen.print_table(
+        "Devices",
+        ["name", "device", "units", "slices", "lane sizes", "hardware queues"],
+        (
+            [
+                each.name,
+                each.title,
+                f"{each.units} {each.unit_name}s",
+                slices_in_words(each),
+                " ".join(map(str, each.lane_sizes)),
+                str(each.hardware_queues),
+            ]
+            for each in known
+        ),
+    )
+
+
+def slices_in_words(topology: Topology) -> str:
+    """``15 of 8, 1 of 12``"""
+    sizes = list(dict.fromkeys(topology.slice_units))
+    return ", ".join(f"{topology.slice_units.count(size)} of {size}" for size in sizes)

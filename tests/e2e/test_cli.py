@@ -1,0 +1,271 @@
+"""The command line as its users meet it: the main paths, and every way to get it wrong."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from eclip.cli import main
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def data(self) -> Any:
+        return json.loads(self.out)
+
+
+class Cli:
+    """Runs ``eclip`` in this process, in a folder of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.monkeypatch = monkeypatch
+        self.capsys = capsys
+
+    def __call__(self, *arguments: object) -> Outcome:
+        self.monkeypatch.setattr(sys, "argv", ["eclip", *map(str, arguments)])
+        self.capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main()
+        captured = self.capsys.readouterr()
+        assert stop.value.code is None or isinstance(stop.value.code, int)
+        return Outcome(stop.value.code or 0, captured.out, captured.err)
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    monkeypatch.chdir(tmp_path)
+    return Cli(monkeypatch, capsys)
+
+
+def assert_refused(outcome: Outcome, *words: str, code: int = 2) -> None:
+    """One line for a person that names the fault, the right exit code, nothing on stdout."""
+    assert outcome.code == code
+    assert outcome.out == ""
+    assert "Traceback" not in outcome.err
+    lines = [line for line in outcome.err.splitlines() if line.strip()]
+    assert len(lines) == 1
+    assert lines[0].startswith("eclip: ")
+    for word in words:
+        assert word in lines[0]
+
+
+# The main paths
+
+
+@pytest.mark.parametrize("number", range(1, 8))
+@pytest.mark.parametrize("topology", ["h200", "mi50"])
+def test_paper_mixes_compare_under_all_policies(cli: Cli, number: int, topology: str) -> None:
+    outcome = cli(
+        "compare", f"paper/{number}", "--policies", "all", "--topology", topology,
+        "--seconds", 0.5, "--json",
+    )  # fmt: skip
+    assert outcome.code == 0
+    assert outcome.data["modelled"] is True
+    by_policy = {one["policy"]: one for one in outcome.data["policies"]}
+    assert list(by_policy) == ["shared", "timeslice", "model", "kernel", "eclip"]
+    for one in by_policy.values():
+        assert one["stp"] > 0
+        assert 0 < one["fairness"] <= 1
+        assert one["joules_per_request"] > 0
+        for worker in one["workers"]:
+            assert worker["rate_rps"] > 0
+            assert worker["p99_ms"] >= worker["p50_ms"] > 0
+    assert by_policy["kernel"]["switches_per_request"] > by_policy["eclip"]["switches_per_request"]
+    assert all(w["switches_per_request"] <= 14 for w in by_policy["eclip"]["workers"])
+    table = outcome.data["table_i"]
+    assert set(table["paper"]) == {"KW-IOCTL", "KW-prealloc", "ECLIP"}
+    assert table["ours"] == {
+        name: by_policy[name]["switches_per_request"] for name in ("kernel", "eclip")
+    }
+
+
+def test_plan_explain_run_inspect_report(cli: Cli) -> None:
+    assert cli("plan", "paper/4", "--policy", "eclip", "-o", "plan.json").code == 0
+    explained = cli("explain", "plan.json")
+    assert "resnet152" in explained.out
+    assert "proven optimum" in explained.out
+    assert "modelled" in explained.out
+    assert cli("run", "plan.json", "--seconds", 0.3, "-o", "run.json").code == 0
+    for file in ("plan.json", "run.json"):
+        assert cli("inspect", file).code == 0
+        assert cli("inspect", file, "--json").data
+    done = cli("report", "run.json", "-o", "report.html", "--trace", "trace.json.gz")
+    assert done.code == 0
+    assert "eclip report" in Path("report.html").read_text()
+    assert json.loads(gzip.decompress(Path("trace.json.gz").read_bytes()))["traceEvents"]
+
+
+def test_demo_writes_everything_and_can_be_repeated(cli: Cli) -> None:
+    for _ in range(2):
+        outcome = cli("demo", "--mix", "paper/7", "-o", "out")
+        assert outcome.code == 0
+    names = {path.name for path in Path("out").iterdir()}
+    assert {"report.html", "eclip.plan.json", "shared.run.json", "eclip.trace.json.gz"} <= names
+    assert not [name for name in names if name.endswith(".tmp")]
+    assert "modelled" in outcome.out
+
+
+def test_compare_is_reproducible_and_the_seed_matters(cli: Cli) -> None:
+    command = ("compare", "2xalexnet:8@500rps", "--policies", "shared", "--seconds", 0.5, "--json")
+    first, again, other = cli(*command), cli(*command), cli(*command, "--seed", 1)
+    assert first.out == again.out
+    assert first.data["policies"] != other.data["policies"]
+
+
+def test_arrivals_from_a_csv_are_all_served(cli: Cli) -> None:
+    Path("arrivals.csv").write_text("time_s,worker\n0.01,alexnet\n0.02,vgg19\n0.05,alexnet\n")
+    outcome = cli(
+        "compare", "alexnet,vgg19", "--policies", "model", "--arrivals", "arrivals.csv",
+        "--seconds", 0.2, "--json",
+    )  # fmt: skip
+    assert [worker["requests"] for worker in outcome.data["policies"][0]["workers"]] == [2, 1]
+
+
+def test_topologies_are_listed_and_shown(cli: Cli) -> None:
+    listed = cli("topology", "--json").data
+    assert {one["name"] for one in listed} == {"a100", "h100", "h200", "mi50", "mi300x"}
+    assert all(one["source"] for one in listed)
+    assert cli("topology", "mi50", "--json").data["slice_units"] == [15, 15, 15, 15]
+    assert "132 SMs" in cli("topology", "h200").out
+
+
+def test_more_lanes_than_hardware_queues_are_warned_of(cli: Cli) -> None:
+    outcome = cli("compare", "9xalexnet", "--policies", "shared", "--topology", "mi50",
+                  "--seconds", 0.1, "--json")  # fmt: skip
+    assert outcome.code == 0
+    assert "hardware queues" in outcome.err
+    assert outcome.data["warnings"]
+
+
+# Every way to get it wrong
+
+
+@pytest.mark.parametrize(
+    ("arguments", "right"),
+    [
+        (("compare", "albrt:8"), "albert"),
+        (("compare", "paper/9"), "paper/1"),
+        (("compare", "albert", "--policies", "eclips"), "timeslice"),
+        (("plan", "albert", "--policy", "magic"), "timeslice"),
+        (("plan", "albert", "--topology", "h300"), "h200"),
+        (("compare", "albert", "--device", "tpu"), "sim"),
+        (("topology", "h300"), "h200"),
+        (("bench", "everything"), "simulator"),
+    ],
+)
+def test_a_wrong_name_lists_the_right_ones(
+    cli: Cli, arguments: tuple[str, ...], right: str
+) -> None:
+    assert_refused(cli(*arguments), "choose one of", right)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("compare", ""),
+        ("compare", "albert:0"),
+        ("compare", "99xalbert"),
+        ("compare", "albert@0rps"),
+        ("compare", "albert", "--seconds", "0"),
+        ("compare", "albert", "--seconds", "nan"),
+        ("compare", "albert", "--seconds", "1e12"),
+        ("compare", "albert", "--trace-ms", "-1"),
+        ("compare", "albert@1000000000rps", "--seconds", "3600"),
+        ("compare", "albert", "--policies", "shared,shared"),
+        ("plan", "albert", "--switch-max", "-1"),
+        ("plan", "albert", "--tolerance", "-0.1"),
+        ("plan", "albert", "--profiles", "nowhere"),
+        ("plan", "albert", "--topology", "nowhere.json"),
+        ("compare", "albert", "--arrivals", "nowhere.csv"),
+        ("report", "nowhere.json"),
+    ],
+)
+def test_bad_values_are_one_line(cli: Cli, arguments: tuple[str, ...]) -> None:
+    assert_refused(cli(*arguments))
+
+
+@pytest.mark.parametrize("command", ["inspect", "explain", "run", "report"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"\x00\xff\x1f\x8b", b'{"format":"eclip/plan","version":99,"body":{}}', b"[1, 2]"],
+)
+def test_a_damaged_or_foreign_file_is_named(cli: Cli, command: str, content: bytes) -> None:
+    Path("some.json").write_bytes(content)
+    assert_refused(cli(command, "some.json"), "some.json")
+
+
+def test_a_file_of_the_wrong_kind_is_named(cli: Cli) -> None:
+    cli("plan", "alexnet", "-o", "plan.json")
+    assert_refused(cli("report", "plan.json"), "plan.json", "run")
+
+
+def test_a_plan_for_other_kernels_is_refused(cli: Cli) -> None:
+    from eclip import store
+    from eclip.frontends.synthetic import synthetic_profile
+    from eclip.topology import Topology
+
+    cli("plan", "alexnet:8", "-o", "plan.json")
+    other = synthetic_profile(1, 50, store.load_builtin(Topology, "h200"), "alexnet", 8)
+    Path("mine").mkdir()
+    store.save(other, Path("mine/alexnet-8.json.gz"))
+    assert_refused(cli("run", "plan.json", "--profiles", "mine"), "alexnet", "plan again")
+
+
+def test_a_foreign_file_is_never_overwritten(cli: Cli) -> None:
+    Path("thesis.txt").write_text("years of work")
+    assert_refused(cli("plan", "alexnet", "-o", "thesis.txt"), "thesis.txt")
+    cli("plan", "alexnet", "-o", "plan.json")
+    assert_refused(cli("run", "plan.json", "--seconds", 0.1, "-o", "plan.json"), "plan.json")
+    cli("run", "plan.json", "--seconds", 0.1, "-o", "run.json")
+    assert_refused(cli("report", "run.json", "-o", "thesis.txt"), "thesis.txt")
+    assert Path("thesis.txt").read_text() == "years of work"
+
+
+def test_a_folder_that_cannot_be_written_is_named(cli: Cli) -> None:
+    assert_refused(cli("plan", "alexnet", "-o", "missing/plan.json"), "missing/plan.json")
+    Path("file").write_text("")
+    assert_refused(cli("compare", "alexnet", "--seconds", 0.1, "-o", "file/deeper"), "file/deeper")
+
+
+def test_an_interrupt_leaves_one_line_and_no_file(tmp_path: Path, cli: Cli) -> None:
+    cli("plan", "alexnet", "-o", "plan.json")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "eclip", "run", "plan.json", "--seconds", "80000", "-o", "run.json"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(6)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in out + err
+    assert err.strip().splitlines()[-1].startswith("eclip: interrupted")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.json"]
+
+
+def test_two_writers_of_one_file_leave_it_whole(tmp_path: Path, cli: Cli) -> None:
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-m", "eclip", "plan", mix, "-o", "plan.json"],
+            cwd=tmp_path,
+            stdout=subprocess.DEVNULL,
+        )
+        for mix in ("paper/7", "paper/5")
+    ]
+    assert [writer.wait(timeout=120) for writer in writers] == [0, 0]
+    assert cli("inspect", "plan.json", "--json").data["mix"]["name"] in ("paper/7", "paper/5")
