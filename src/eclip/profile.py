@@ -30,6 +30,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     dram_bytes: tuple[int, ...]  # per kernel, as are the following
     l2_bytes: tuple[int, ...]
     blocks_per_unit: tuple[int, ...]  # resident at once
+    illegal: tuple[tuple[int, int], ...] = ()  # (kernel, size) pairs that the device refuses
+    energy_uj: tuple[int, ...] = ()  # of a request alone, per size; empty: not measured
+    slowdown_beside: dict[str, float] = {}  # on half the units, a stressor of "dram" or "l2" beside
 
     def __post_init__(self) -> None:
         kernels = len(self.trace.kernels)
@@ -51,6 +54,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 raise ValueError(
                     f"{name} needs one entry of at least 0 for each of {kernels} kernels"
                 )
+        if self.energy_uj and (len(self.energy_uj) != len(self.sizes) or min(self.energy_uj) < 0):
+            raise ValueError("energy_uj needs one entry of at least 0 per size")
+        for kernel, size in self.illegal:
+            if not (0 <= kernel < kernels and 0 <= size < len(self.sizes) - 1):
+                raise ValueError(f"illegal names kernel {kernel} at size {size}, which cannot be")
         if min(map(min, self.busy_ns)) < 1:
             raise ValueError("every kernel is busy for at least 1 ns")
         for index, size in enumerate(self.sizes):

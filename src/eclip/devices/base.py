@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
-from eclip.devices.load import Load
+from eclip.devices.load import MAX_SECONDS, Load
 from eclip.errors import UsageError
 from eclip.runlog import RunLog
 from eclip.runtime.program import Program
 from eclip.topology import Topology
 
-MAX_SECONDS = 24 * 3600.0
 Source = TypeVar("Source", contravariant=True)  # what a worker runs from: a Profile, a capture
 
 
@@ -35,7 +34,8 @@ class Window:
             raise UsageError(f"seconds must be above 0 and at most {MAX_SECONDS:.0f}")
         if not 0 <= self.warmup_seconds <= MAX_SECONDS:
             raise UsageError(f"warm-up seconds must be 0 to {MAX_SECONDS:.0f}")
-        if not 0 <= self.trace_ms <= 1000 * self.seconds:
+        # A hair of room: 1000 × seconds may round below the same time given in ms.
+        if not 0 <= self.trace_ms <= 1000 * self.seconds * (1 + 1e-12):
             raise UsageError(f"the trace window must be 0 to {1000 * self.seconds:g} ms, the run")
 
 

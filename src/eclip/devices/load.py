@@ -7,7 +7,6 @@ list of arrival times: drawn from a Poisson process or read from a CSV.
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from eclip.errors import ArtefactError, UsageError, unknown_name
 from eclip.mix import Mix
 
 MAX_ARRIVALS = 50_000_000
+MAX_SECONDS = 24 * 3600.0  # of a run
 CLOSED_LOOP = None
 
 Arrivals = npt.NDArray[np.int64]  # rising, nanoseconds; 0 is where the measured part begins
@@ -89,8 +89,10 @@ def _read_row(row: list[str], where: str, times: dict[str, list[float]]) -> None
         time_s = float(row[0])
     except ValueError:
         raise ArtefactError(f"{where}: {row[0]!r} is not a time in seconds") from None
-    if not (math.isfinite(time_s) and time_s >= 0):
-        raise ArtefactError(f"{where}: an arrival time must be finite and at least 0")
+    if not 0 <= time_s <= MAX_SECONDS:
+        raise ArtefactError(
+            f"{where}: an arrival time must be finite, at least 0 and at most {MAX_SECONDS:.0f} s"
+        )
     name = row[1].strip()
     if name not in times:
         raise ArtefactError(f"{where}: {unknown_name('worker', name, times)}")

@@ -80,12 +80,12 @@ def contend(
 @compiled
 def _share_bandwidth(active: Ints, count: int, running: Records, rate: str, limit: float) -> None:
     """Slow down those who ask for more than their max-min fair share of ``limit``."""
+    # A kernel was profiled alone at its rate, so alone it reaches it whatever the limit says: it
+    # never asks for more than the limit.
     total = 0.0
     for i in range(count):
         kernel = running[active[i]]
-        total += kernel[rate] * kernel["speed"]
-        # A kernel was profiled alone at its rate, so alone it reaches it whatever the limit says.
-        limit = max(limit, kernel[rate])
+        total += min(kernel[rate], limit) * kernel["speed"]
     if total <= limit:
         return
     level = limit / count
@@ -94,7 +94,7 @@ def _share_bandwidth(active: Ints, count: int, running: Records, rate: str, limi
         greedy = 0
         for i in range(count):
             kernel = running[active[i]]
-            demand = kernel[rate] * kernel["speed"]
+            demand = min(kernel[rate], limit) * kernel["speed"]
             if demand <= level:
                 satisfied += demand
             else:
@@ -107,8 +107,9 @@ def _share_bandwidth(active: Ints, count: int, running: Records, rate: str, limi
         level = raised
     for i in range(count):
         kernel = running[active[i]]
-        if kernel[rate] * kernel["speed"] > level:
-            kernel["speed"] = level / kernel[rate]
+        asked = min(kernel[rate], limit)
+        if asked * kernel["speed"] > level:
+            kernel["speed"] = level / asked
 
 
 @compiled

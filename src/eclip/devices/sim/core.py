@@ -29,7 +29,9 @@ from eclip.jit import compiled, inlined
 IDLE, DELAY, QUEUED, RUNNING = 0, 1, 2, 3
 NOBODY = -1
 DONE, BUFFER_FULL = 0, 1
-_INSTANT = 1e-3  # ns; what is due within it happens now
+# What is due within an instant happens now: 1 ps, or after hours what a float can tell apart.
+_INSTANT = 1e-3
+_ROUNDING = 4 * np.finfo(np.float64).eps
 
 KERNEL = np.dtype(
     [
@@ -112,8 +114,12 @@ class State(NamedTuple):
 
 
 @compiled
-def advance(m: Machine, s: State, until: float) -> int:
-    """Run to the time ``until``; DONE, or BUFFER_FULL if the caller must empty a buffer first."""
+def advance(m: Machine, s: State, until: float, finish: bool) -> int:
+    """Handle all events before ``until``; with ``finish`` let the time up to it pass as well.
+
+    DONE, or BUFFER_FULL if the caller must empty a buffer first. Where a run is cut into several
+    calls does not change it: only the last one finishes.
+    """
     # Taken out of their tuples once: inside the loop that would cost as much as the work itself.
     kernels, routes, variant_active = m.kernels, m.routes, m.variant_active
     queue, arrivals = m.queue, m.arrivals
@@ -142,24 +148,26 @@ def advance(m: Machine, s: State, until: float) -> int:
         power_w = draw_w(active, running, workers, lane_units, slice_units, limits, scratch)
         now = _next_event(workers, clock, active, running, m.turns)
         if now >= until:
-            _elapse(workers, clock, active, running, power_w, until)
+            if finish:
+                _elapse(workers, clock, active, running, power_w, until)
             return DONE
         _elapse(workers, clock, active, running, power_w, now)
+        instant = _INSTANT + _ROUNDING * abs(now)
         for index in range(count):
             worker = workers[index]
             if worker["phase"] == RUNNING:
-                if worker["remaining"] <= _INSTANT:
+                if worker["remaining"] <= instant:
                     lane = kernels[worker["kernel"]]["lane"]
                     _finish_kernel(worker, index, clock, kernels, kernel_rows, m.trace_until)
                     _serve_queue(workers, clock, kernels, queue, queue_holder, queue[lane])
-            elif worker["due"] <= now + _INSTANT:
+            elif worker["due"] <= now + instant:
                 if worker["phase"] == DELAY:
                     if worker["kernel"] < worker["route_end"]:
                         _enter_queue(workers, index, clock, kernels, queue, queue_holder)
                     else:
                         _finish_request(worker, index, clock, request_rows, arrivals)
                 # Not else: the next request may be there already.
-                if worker["phase"] == IDLE and worker["due"] <= now + _INSTANT:
+                if worker["phase"] == IDLE and worker["due"] <= now + instant:
                     _begin_request(workers, index, now, arrivals, routes, variant_active)
 
 
@@ -212,7 +220,7 @@ def _pass_turn(workers: Records, clock: np.void, turn_ns: float, turn_switch_ns:
     kept = (
         holder != NOBODY
         and workers[holder]["phase"] != IDLE
-        and clock["now"] < clock["turn_end"] - _INSTANT
+        and clock["now"] < clock["turn_end"] - _INSTANT - _ROUNDING * abs(clock["now"])
     )
     if not kept:
         clock["holder"] = NOBODY

@@ -102,7 +102,7 @@ class SimSession:
         until = begin_ns
         while until < duration_ns:
             until = min(until + _CHUNK_NS, duration_ns)
-            while core.advance(machine, state, until) == core.BUFFER_FULL:
+            while core.advance(machine, state, until, until == duration_ns) == core.BUFFER_FULL:
                 _empty_buffers(state, requests, kernels)
             self._progress((until - begin_ns) / (duration_ns - begin_ns))
         _empty_buffers(state, requests, kernels)
