@@ -6,16 +6,21 @@ READY := $(VENV)/.ready
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench lock clean
+.PHONY: help demo test gpu-test check format bench lock clean
 
 help: ## Show what can be made
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 demo: $(READY) ## Compare the sharing policies on the built-in simulator and draw the report
 	@$(BIN)/eclip demo
 
 test: check ## Run all checks and tests
 	@$(BIN)/pytest -q -n $(WORKERS) --dist worksteal
+
+# No virtual environment and no network: the host's own Python, with what .gpu-deps brings along.
+gpu-test: ## On a host with a GPU: its tests and the conformance suite, nothing installed
+	@PYTHONPATH=src:.gpu-deps:$$PYTHONPATH $(PYTHON) -m pytest -q -p no:cacheprovider \
+		-o addopts=--import-mode=importlib -o filterwarnings=default tests/gpu tests/conformance
 
 check: $(READY) ## Lint, format check, strict types, import directions
 	@$(BIN)/ruff check .

@@ -8,7 +8,11 @@ on a device, runs become measures:
     plan = make_plan("eclip", problem)
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
 
 from eclip.calibration import Calibration
 from eclip.errors import EclipError
@@ -21,10 +25,21 @@ from eclip.store import load, load_any, load_builtin, save
 from eclip.topology import Mask, Topology
 from eclip.trace import Trace
 
+if TYPE_CHECKING:
+    from eclip.frontends.colocate import Colocation
+
 try:
     __version__ = version("eclip")
 except PackageNotFoundError:  # run from a checkout through PYTHONPATH
     __version__ = "0+checkout"
+
+
+def colocate(models: Mapping[str, Any], policy: str = "eclip", gpu: int = 0) -> Colocation:
+    """Several PyTorch models, each ``name: (module, inputs)``, on one GPU under a policy."""
+    from eclip.frontends.colocate import Colocation
+
+    return Colocation(models, policy, gpu)
+
 
 __all__ = [
     "Calibration",
@@ -37,6 +52,7 @@ __all__ = [
     "RunLog",
     "Topology",
     "Trace",
+    "colocate",
     "load",
     "load_any",
     "load_builtin",

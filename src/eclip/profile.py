@@ -27,7 +27,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     busy_ns: Table
     gap_ns: Table  # idle time after the kernel, before the next may start
     spread_ns: Table  # between the 10th and 90th percentile of the repeats
-    dram_bytes: tuple[int, ...]  # per kernel, as are the following
+    dram_bytes: tuple[int, ...]  # per kernel, as are the following; all 0: not counted
     l2_bytes: tuple[int, ...]
     blocks_per_unit: tuple[int, ...]  # resident at once
     illegal: tuple[tuple[int, int], ...] = ()  # (kernel, size) pairs that the device refuses

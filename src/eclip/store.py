@@ -68,6 +68,7 @@ def save(artefact: Artefact, path: Path) -> None:
         body=msgspec.Raw(body),
     )
     data = msgspec.json.encode(envelope)
+    _decode(data, str(path))  # a float where an int belongs must not wait for the next reader
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
     _write_atomically(path, data)

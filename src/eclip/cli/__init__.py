@@ -12,7 +12,19 @@ from typing import Annotated
 import typer
 
 from eclip import __version__
-from eclip.cli import bench, compare, demo, explain, inspect, plan, report, run, topology
+from eclip.cli import (
+    bench,
+    compare,
+    demo,
+    doctor,
+    explain,
+    inspect,
+    plan,
+    profile,
+    report,
+    run,
+    topology,
+)
 from eclip.errors import EclipError
 
 app = typer.Typer(
@@ -23,7 +35,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (demo, compare, plan, explain, run, report, inspect, topology, bench):
+COMMANDS = (
+    demo,
+    compare,
+    plan,
+    explain,
+    run,
+    report,
+    inspect,
+    topology,
+    profile,
+    doctor,
+    bench,
+)
+for command in COMMANDS:
     name = command.__name__.rpartition(".")[2]
     app.command(name)(getattr(command, name))
 

@@ -1,4 +1,4 @@
-"""``eclip bench``: how fast solver and simulator are on this machine, against their targets."""
+"""``eclip bench``: how fast solver and simulator are here, and what lanes cost on a GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import typer
 from eclip import store
 from eclip.calibration import Calibration
 from eclip.cli import screen
-from eclip.cli.options import JsonOption
+from eclip.cli.options import GpuOption, JsonOption
 from eclip.errors import unknown_name
 from eclip.frontends.synthetic import synthetic_profile
 from eclip.topology import Topology
@@ -37,13 +37,21 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
 def bench(
     what: Annotated[
-        str | None, typer.Argument(metavar="[WHAT]", help="solver or simulator; both if left out.")
+        str | None,
+        typer.Argument(
+            metavar="[WHAT]",
+            help="solver, simulator (both if left out), or device: what lanes cost on a GPU.",
+        ),
     ] = None,
+    gpu: GpuOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure the solver and the simulator on this machine."""
+    """Measure the solver and the simulator on this machine, or a GPU's lanes."""
+    if what == "device":
+        _bench_device(gpu, as_json)
+        return
     if what is not None and what not in BENCHES:
-        raise unknown_name("bench", what, BENCHES)
+        raise unknown_name("bench", what, [*BENCHES, "device"])
     figures = []
     with screen.progress_bar("measuring") as progress:
         wanted = [what] if what else list(BENCHES)
@@ -68,6 +76,28 @@ def bench(
             for figure in figures
         ),
     )
+
+
+def _bench_device(gpu: int, as_json: bool) -> None:
+    from eclip.devices.cuda.characterise import characterise
+
+    with screen.progress_bar(f"characterising GPU {gpu}") as progress:
+        figures = characterise(gpu, progress)
+    if as_json:
+        screen.print_json(figures)
+        return
+    for table in dict.fromkeys(figure.table for figure in figures):
+        mine = [figure for figure in figures if figure.table == table]
+        columns = list(dict.fromkeys(figure.column for figure in mine))
+        value = {(figure.row, figure.column): figure for figure in mine}
+        screen.print_table(
+            table,
+            ["", *(f"{column} ({value[mine[0].row, column].unit})" for column in columns)],
+            (
+                [row, *(f"{value[row, column].value:.2f}" for column in columns)]
+                for row in dict.fromkeys(figure.row for figure in mine)
+            ),
+        )
 
 
 def bench_solver() -> list[Figure]:

@@ -14,6 +14,7 @@ from eclip.cli.options import (
     ArrivalsOption,
     CalibrationOption,
     DeviceOption,
+    GpuOption,
     JsonOption,
     MixArgument,
     ProfilesOption,
@@ -46,6 +47,7 @@ def compare(
     ] = None,
     topology: TopologyOption = "h200",
     device: DeviceOption = "sim",
+    gpu: GpuOption = 0,
     seconds: SecondsOption = 2.0,
     warmup: WarmupOption = 0.1,
     trace_ms: TraceOption = 20.0,
@@ -68,6 +70,7 @@ def compare(
         ),
         seed=seed,
         arrivals=arrivals,
+        gpu=gpu,
     )
     logs, found = run_policies(
         mix,
@@ -88,7 +91,7 @@ def compare(
     else:
         print_comparison(logs, measures)
         if report_file is not None:
-            screen.out.print(f"Report: {report_file}", markup=False)
+            screen.out.print(f"Report: {report_file}")
 
 
 def run_policies(
@@ -105,6 +108,9 @@ def run_policies(
     device = wiring.find_topology(topology)
     constants = wiring.find_calibration(calibration, device)
     names = _policy_names(policies)
+    if policies == "all" and options.device == "cuda":
+        names.remove("timeslice")
+        screen.warn("timeslice is left out: on a GPU it needs one process per model")
     found = wiring.find_profiles(wanted, device, constants, folders)
     with screen.progress_bar(f"comparing {wanted.name}") as progress:
         plans = [wiring.make_plan(name, wanted, device, found, policy_options) for name in names]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from eclip.cli import compare, report, screen, wiring
-from eclip.cli.options import DeviceOption, SeedOption, TopologyOption
+from eclip.cli.options import DeviceOption, GpuOption, SeedOption, TopologyOption
 from eclip.measures import measure
 
 
@@ -21,13 +21,14 @@ def demo(
     ),
     topology: TopologyOption = "h200",
     device: DeviceOption = "sim",
+    gpu: GpuOption = 0,
     seed: SeedOption = 0,
 ) -> None:
     """Compare all ways of sharing a GPU on one mix and write plans, run logs, report and trace."""
     from eclip.devices.base import Window
     from eclip.planning.policies import PolicyOptions
 
-    options = wiring.RunOptions(device=device, window=Window(), seed=seed, arrivals=None)
+    options = wiring.RunOptions(device=device, window=Window(), seed=seed, arrivals=None, gpu=gpu)
     logs, profiles = compare.run_policies(mix, "all", topology, None, [], PolicyOptions(), options)
     compare.keep(logs, folder)
     with screen.progress_bar("drawing the report"):

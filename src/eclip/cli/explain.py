@@ -80,11 +80,10 @@ def print_plan(plan: Plan) -> None:
     for part in plan.main.assignments:
         worker = plan.workers[part.worker]
         total_ns = sum(group.predicted_ns for group in part.groups)
-        screen.out.print(f"\n{worker.name}", style="bold", markup=False)
+        screen.out.print(f"\n{worker.name}", style="bold")
         screen.out.print(
             f"  {_count(worker.kernels, 'kernel')} in {_count(len(part.groups), 'group')}, "
             f"{total_ns / 1e6:.3f} ms undisturbed; {worker.why}",
-            markup=False,
         )
         shares = _time_by_units(plan, part)
         screen.out.print(
@@ -93,10 +92,9 @@ def print_plan(plan: Plan) -> None:
                 f"{units} {unit}s {f'{share:.0%}' if share >= 0.01 else '<1%'}"
                 for units, share in sorted(shares.items())
             ),
-            markup=False,
         )
-        screen.out.print(f"  {_sizes_picture(plan, part)}  size over the kernels", markup=False)
-    screen.out.print(f"\n{_slices_picture(plan)}", markup=False)
+        screen.out.print(f"  {_sizes_picture(plan, part)}  size over the kernels")
+    screen.out.print(f"\n{_slices_picture(plan)}")
 
 
 def _count(number: int, noun: str) -> str:

@@ -25,7 +25,10 @@ ProfilesOption = Annotated[
     list[Path] | None,
     typer.Option("--profiles", help="A folder of profiles, before the built-in ones; repeatable."),
 ]
-DeviceOption = Annotated[str, typer.Option("--device", help="Where to run: sim, the simulator.")]
+DeviceOption = Annotated[
+    str, typer.Option("--device", help="Where to run: sim (the simulator) or cuda (a GPU).")
+]
+GpuOption = Annotated[int, typer.Option("--gpu", min=0, help="cuda: which GPU, counted from 0.")]
 SecondsOption = Annotated[float, typer.Option("--seconds", help="How long to run and measure.")]
 WarmupOption = Annotated[float, typer.Option("--warmup", help="Seconds to run before measuring.")]
 TraceOption = Annotated[

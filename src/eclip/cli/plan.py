@@ -55,4 +55,4 @@ def plan(
         screen.print_json(explain.describe(made))
     else:
         explain.print_plan(made)
-        screen.out.print(f"Written to {out}. Next: eclip run {out} -o run.json", markup=False)
+        screen.out.print(f"Written to {out}. Next: eclip run {out} -o run.json")

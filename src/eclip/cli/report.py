@@ -40,9 +40,9 @@ def report(
         write_report(logs, found, out)
         if trace is not None:
             write_trace(logs[0], found, trace)
-    screen.out.print(f"Report: {out}", markup=False)
+    screen.out.print(f"Report: {out}")
     if trace is not None:
-        screen.out.print(f"Trace: {trace} (open it in Perfetto)", markup=False)
+        screen.out.print(f"Trace: {trace} (open it in Perfetto)")
 
 
 def write_report(logs: Sequence[RunLog], profiles: Sequence[Profile], path: Path) -> None:

@@ -13,6 +13,7 @@ from eclip.cli.options import (
     ArrivalsOption,
     CalibrationOption,
     DeviceOption,
+    GpuOption,
     JsonOption,
     ProfilesOption,
     SecondsOption,
@@ -30,6 +31,7 @@ def run(
         "run.json"
     ),
     device: DeviceOption = "sim",
+    gpu: GpuOption = 0,
     seconds: SecondsOption = 2.0,
     warmup: WarmupOption = 0.1,
     trace_ms: TraceOption = 20.0,
@@ -52,6 +54,7 @@ def run(
         ),
         seed=seed,
         arrivals=arrivals,
+        gpu=gpu,
     )
     with screen.progress_bar(f"running {plan.policy}") as progress:
         (log,) = wiring.run_plans([plan], found, constants, options, progress)
@@ -62,4 +65,4 @@ def run(
         screen.print_json(measure(log))
     else:
         screen.print_measures([measure(log)])
-        screen.out.print(f"Written to {out}. Next: eclip report {out} -o report.html", markup=False)
+        screen.out.print(f"Written to {out}. Next: eclip report {out} -o report.html")

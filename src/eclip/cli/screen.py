@@ -17,8 +17,9 @@ from eclip.measures import Measures
 
 _PIPE_WIDTH = 160  # a table cut at 80 columns is of no use in a file
 
-out = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
-err = Console(stderr=True, highlight=False)
+# No markup: names and messages may hold square brackets.
+out = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False, markup=False)
+err = Console(stderr=True, highlight=False, markup=False)
 
 
 def print_json(value: Any) -> None:
@@ -49,7 +50,7 @@ def print_facts(facts: Iterable[tuple[str, str]]) -> None:
 
 
 def warn(message: str) -> None:
-    err.print(f"warning: {message}", style="yellow", markup=False)
+    err.print(f"warning: {message}", style="yellow")
 
 
 @contextmanager

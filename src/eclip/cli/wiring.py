@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from eclip import store
 from eclip.calibration import Calibration
-from eclip.errors import UsageError, unknown_name
+from eclip.errors import DeviceError, UsageError, unknown_name
 from eclip.frontends.library import find_profile
 from eclip.mix import Mix
 from eclip.plan import Plan
@@ -22,7 +22,7 @@ from eclip.runlog import RunLog
 from eclip.topology import Topology
 
 if TYPE_CHECKING:
-    from eclip.devices.base import Window
+    from eclip.devices.base import Device, Window
     from eclip.planning.policies import PolicyOptions
 
 Progress = Callable[[float], None]
@@ -34,6 +34,7 @@ class RunOptions:
     window: Window
     seed: int
     arrivals: Path | None
+    gpu: int = 0
 
 
 def find_topology(name: str) -> Topology:
@@ -89,29 +90,50 @@ def run_plans(
     """Run plans of one mix one after another, under identical arrivals."""
     from eclip.devices.alone import alone_rates
     from eclip.devices.load import load_of_csv, load_of_mix
-    from eclip.devices.sim.device import SimDevice
     from eclip.runtime.program import lower
 
-    if options.device != "sim":
-        raise unknown_name("device", options.device, ["sim"])
-    mix, topology = plans[0].mix, plans[0].topology
-    window = options.window
+    mix, window = plans[0].mix, options.window
     if options.arrivals is None:
         load = load_of_mix(mix, window.seconds, window.warmup_seconds, options.seed)
     else:
         names = [worker.name for worker in mix.workers]
         load = load_of_csv(options.arrivals, names, options.seed)
-    rates = alone_rates(SimDevice(topology, calibration), profiles, profiles)
     logs: list[RunLog] = []
 
     def share_done(part: float) -> None:
         progress((len(logs) + part) / len(plans))
 
-    device = SimDevice(topology, calibration, share_done)
+    device, sources = _open_device(plans[0].topology, profiles, calibration, options, share_done)
+    rates = alone_rates(device, profiles, sources)
     for plan in plans:
-        with device.open(lower(plan, [profile.trace for profile in profiles]), profiles) as session:
+        with device.open(lower(plan, [profile.trace for profile in profiles]), sources) as session:
             logs.append(session.run(load, window, rates))
+        share_done(0.0)
     return logs
+
+
+def _open_device(
+    topology: Topology,
+    profiles: tuple[Profile, ...],
+    calibration: Calibration,
+    options: RunOptions,
+    progress: Progress,
+) -> tuple[Device[Any], Sequence[Any]]:
+    """The device by its name, and what each worker runs from there."""
+    if options.device == "sim":
+        from eclip.devices.sim.device import SimDevice
+
+        return SimDevice(topology, calibration, progress), profiles
+    if options.device == "cuda":
+        from eclip.devices.cuda.device import CudaDevice
+
+        device = CudaDevice(options.gpu)
+        try:
+            from eclip.frontends.models import capture_workers
+        except ModuleNotFoundError as error:
+            raise DeviceError(f"the package {error.name} is missing; see `eclip doctor`") from None
+        return device, capture_workers(profiles)
+    raise unknown_name("device", options.device, ["sim", "cuda"])
 
 
 def _is_file_name(name: str) -> bool:

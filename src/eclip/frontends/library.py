@@ -44,6 +44,12 @@ def find_profile(
     return model_profile(model, batch, topology, calibration)
 
 
+def file_of(folder: Path, key: str) -> Path:
+    """Where the profile of ``model:batch`` is kept in a folder."""
+    model, _, batch = key.rpartition(":")
+    return folder / f"{model}-{batch}{_SUFFIXES[0]}"
+
+
 def _load(path: Path, key: str, topology: Topology) -> Profile:
     profile = store.load(path, Profile)
     if profile.key != key:

@@ -54,9 +54,14 @@ def allocate(
     switch_max: int,
     with_alpha: bool = True,
 ) -> Allocation:
-    """The best size for every kernel; ``times[w][k, c]`` belongs to ``sizes[c]``."""
+    """The best size for every kernel; ``times[w][k, c]`` belongs to ``sizes[c]``.
+
+    An infinite time is a size the kernel cannot take; the last size must suit every kernel.
+    """
     if switch_max < 0:
         raise PlanningError(f"the switch budget cannot be {switch_max}")
+    if any(np.isinf(table[:, -1]).any() for table in times):
+        raise PlanningError("a kernel fits not even the largest lane, so there is no plan")
     search = _HullSearch(times, sizes, units, switch_max)
     best = search.run() if with_alpha else search.solve(0.0)
     return Allocation(
@@ -84,7 +89,7 @@ class _HullSearch:
         choices = []
         alpha = total_ns = 0.0
         for table, share in zip(self.times, self.shares, strict=True):
-            cost = table + price * share if timed else np.broadcast_to(share, table.shape).copy()
+            cost = table + price * share if timed else np.where(np.isinf(table), np.inf, share)
             choice = best_route(cost, self.switch_max)
             choices.append(choice)
             total_ns += float(table[np.arange(len(table)), choice].sum())

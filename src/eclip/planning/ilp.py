@@ -63,6 +63,8 @@ class _Model:
         self.cells = self.first[-1] * self.sizes
         self.alpha = 3 * self.cells
         flat = np.concatenate([np.asarray(table, dtype=np.float64).ravel() for table in times])
+        self.possible = np.isfinite(flat)
+        flat = np.where(self.possible, flat, 0.0)
         self.cost = np.concatenate([flat, np.zeros(self.cells), flat, [0.0]])
         self.rows = _Rows()
         share_columns: list[int] = [self.alpha]
@@ -112,7 +114,7 @@ class _Model:
         model.col_cost_ = self.cost
         model.col_lower_ = np.concatenate([np.zeros(3 * self.cells), [alpha_low]])
         model.col_upper_ = np.concatenate(
-            [np.ones(2 * self.cells), np.full(self.cells + 1, alpha_high)]
+            [self.possible, np.ones(self.cells), np.full(self.cells + 1, alpha_high)]
         )
         rows.fill(model)
         if not relaxed:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from eclip.errors import UsageError, unknown_name
+from eclip.errors import PlanningError, UsageError, unknown_name
 from eclip.plan import Lane, Plan, unpartitioned
 from eclip.planning.paper import DEFAULT_SWITCH_MAX, plan_as_the_paper
 from eclip.planning.pool import build_pool
@@ -75,6 +75,14 @@ def _model(problem: Problem, options: PolicyOptions) -> Plan:
         if slowdown[slowest][counts[slowest] - 1] <= 1 + options.tolerance:
             break
         counts[slowest] += 1
+    misfits = [
+        worker for worker in range(workers) if np.isinf(slowdown[worker][counts[worker] - 1])
+    ]
+    if misfits:
+        raise PlanningError(
+            f"{problem.mix.workers[misfits[0]].name} has a kernel that fits no mask of "
+            f"{counts[misfits[0]]} slices; use fewer workers or another policy"
+        )
     lanes = []
     whys = []
     for worker, count in enumerate(counts):

@@ -1,7 +1,7 @@
 """Problem: a mix and its profiles as the arrays that solvers work on, and back to a plan.
 
-``times[w][k, c]`` is what kernel k of worker w takes on a lane of ``sizes[c]`` units, its gap
-included, so that a worker's times add up to its request.
+``times(w, sizes)[k, c]`` is what kernel k of worker w takes on a lane of ``sizes[c]`` units, its
+gap included, so that a worker's times add up to its request; infinite where it cannot run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,11 @@ class Problem:
 
     def times(self, worker: int, sizes: Sequence[int]) -> Times:
         profile = self.profiles[worker]
-        return np.stack([profile.busy_at(size) + profile.gap_at(size) for size in sizes], axis=1)
+        times = np.stack([profile.busy_at(size) + profile.gap_at(size) for size in sizes], axis=1)
+        for kernel, index in profile.illegal:
+            # What does not fit a lane of some size does not fit a smaller one either.
+            times[kernel, np.asarray(sizes) <= profile.sizes[index]] = np.inf
+        return times
 
     def plan(
         self,

@@ -1,0 +1,133 @@
+"""``eclip doctor``: can this host run plans on a GPU, and what is missing?"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import typer
+
+from eclip.cli import screen
+from eclip.cli.options import GpuOption, JsonOption
+from eclip.errors import EclipError
+
+_PACKAGES = {
+    "cuda.bindings": "pip install 'eclip[cuda]'",
+    "pynvml": "pip install 'eclip[cuda]'",
+    "torch": "pip install torch, for profiling and running models",
+}
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    what: str
+    state: str  # ok, missing, or warning
+    found: str
+    remedy: str = ""
+
+
+def doctor(gpu: GpuOption = 0, as_json: JsonOption = False) -> None:
+    """Say whether this host can run plans on a GPU, and how to get what is missing."""
+    findings = [*_packages(), *_device(gpu)]
+    if as_json:
+        screen.print_json(findings)
+    else:
+        screen.print_table(
+            f"GPU {gpu}",
+            ["", "state", "found", "what to do"],
+            ([one.what, one.state, one.found, one.remedy] for one in findings),
+            names=4,
+        )
+        missing = [one.what for one in findings if one.state == "missing"]
+        screen.out.print(
+            f"Cannot run on a GPU: {', '.join(missing)}. The simulator (--device sim) works."
+            if missing
+            else "This host can run plans: eclip demo --device cuda",
+        )
+    if any(one.state == "missing" for one in findings):
+        raise typer.Exit(1)
+
+
+def _packages() -> list[Finding]:
+    findings = []
+    for name, remedy in _PACKAGES.items():
+        try:
+            there = importlib.util.find_spec(name) is not None
+        except ModuleNotFoundError:
+            there = False
+        findings.append(
+            Finding(
+                what=f"package {name}",
+                state="ok" if there else "missing",
+                found="installed" if there else "not installed",
+                remedy="" if there else remedy,
+            )
+        )
+    return findings
+
+
+def _device(index: int) -> list[Finding]:
+    from eclip.devices.cuda.driver import CONNECTIONS, Gpu, call, cu
+    from eclip.devices.cuda.energy import Nvml
+    from eclip.devices.cuda.lanes import LanePool, Slices
+    from eclip.topology import Mask
+
+    findings: list[Finding] = []
+
+    def look(what: str, how: Callable[[], str], remedy: str) -> bool:
+        try:
+            findings.append(Finding(what=what, state="ok", found=how()))
+        except EclipError as error:
+            findings.append(Finding(what=what, state="missing", found=str(error), remedy=remedy))
+            return False
+        return True
+
+    made: dict[str, Any] = {}
+
+    def driver() -> str:
+        made["gpu"] = Gpu(index)
+        version = call(cu.cuDriverGetVersion)
+        return f"{made['gpu'].name}, CUDA {version // 1000}.{version % 1000 // 10}"
+
+    def lanes() -> str:
+        slices = Slices(made["gpu"])
+        LanePool(slices, [Mask([0]), Mask([0, 1])]).close()
+        return f"{len(slices.units)} slices of {sorted(set(slices.units))} SMs; overlap works"
+
+    def memory() -> str:
+        free, total = call(cu.cuMemGetInfo)
+        return f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+
+    def energy() -> str:
+        made["nvml"] = Nvml(made["gpu"].uuid)
+        return f"driver {made['nvml'].driver()}, energy counter moves ({made['nvml'].next_tick()})"
+
+    if not look("driver and GPU", driver, "install NVIDIA's driver; CUDA 12.4 or newer"):
+        return findings
+    look("green contexts", lanes, "update the driver: CUDA 12.4 or newer on Hopper or newer")
+    look("memory", memory, "")
+    findings.append(
+        Finding(what="connections", state="ok", found=f"{CONNECTIONS} hardware queues asked for")
+    )
+    if os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or os.path.exists("/tmp/nvidia-mps"):  # noqa: PTH110
+        findings.append(
+            Finding(
+                what="MPS",
+                state="warning",
+                found="a daemon may be running",
+                remedy="lanes work under MPS, but its clients share the GPU with them",
+            )
+        )
+    if look("energy", energy, "NVML must answer: same driver version, permission to read"):
+        others = made["nvml"].other_processes()
+        findings.append(
+            Finding(
+                what="other processes",
+                state="warning" if others else "ok",
+                found=", ".join(map(str, others)) or "none",
+                remedy="they disturb measurements; stop them to profile" if others else "",
+            )
+        )
+    return findings

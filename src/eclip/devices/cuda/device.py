@@ -1,0 +1,302 @@
+"""A GPU as a device: captures in, run logs out.
+
+A session owns its lanes, executables and events, and releases them in that order backwards. A plan
+runs as one graph whose nodes live in several contexts, or as one graph per group chained by events;
+``Execution.AUTO`` times both for each worker and keeps the faster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import functools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from eclip.devices.base import Window
+from eclip.devices.cuda import loop
+from eclip.devices.cuda.driver import Gpu, call, cu
+from eclip.devices.cuda.energy import Nvml, power_w
+from eclip.devices.cuda.graphs import CapturedGraph, Executable, place_some, place_whole
+from eclip.devices.cuda.lanes import LanePool, Slices
+from eclip.devices.load import CLOSED_LOOP, Arrivals, Load
+from eclip.errors import DeviceError, UsageError
+from eclip.plan import Assignment
+from eclip.runlog import KernelRecords, Requests, RunLog, WorkerCounters
+from eclip.runtime.program import Program
+from eclip.topology import Topology
+from eclip.trace import Trace
+
+_ENERGY_SECONDS = 3.0
+_TRIALS = 20  # launches that decide between one graph and segments
+
+
+class Execution(enum.Enum):
+    AUTO = "auto"
+    WHOLE = "whole"
+    SEGMENTS = "segments"
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A captured model: the graph, its trace, and whatever must live as long as it."""
+
+    graph: CapturedGraph
+    trace: Trace
+    keep: Any
+
+
+class CudaDevice:
+    def __init__(
+        self, gpu: int = 0, fine: bool = False, execution: Execution = Execution.AUTO
+    ) -> None:
+        self.gpu = Gpu(gpu)
+        self.slices = Slices(self.gpu, fine)
+        self.topology: Topology = self.slices.topology()
+        self.nvml = Nvml(self.gpu.uuid)
+        self.execution = execution
+
+    def close(self) -> None:
+        self.nvml.close()
+        self.gpu.close()
+
+    def open(self, program: Program, sources: Sequence[Capture]) -> CudaSession:
+        plan = program.plan
+        warnings = plan.fingerprint.check(
+            self.topology.fingerprint, "the plan", self.topology.title
+        )
+        if len(sources) != len(plan.workers):
+            raise UsageError(
+                f"the plan has {len(plan.workers)} workers, {len(sources)} captures given"
+            )
+        if plan.turns:
+            raise DeviceError(
+                "time-slicing needs one process per model and does not run inside one; leave the "
+                "policy timeslice out"
+            )
+        return CudaSession(self, program, sources, warnings)
+
+
+class CudaSession:
+    def __init__(
+        self,
+        device: CudaDevice,
+        program: Program,
+        captures: Sequence[Capture],
+        warnings: tuple[str, ...],
+    ) -> None:
+        self._device = device
+        self._program = program
+        self._captures = captures
+        self._warnings = warnings
+        self._stack = contextlib.ExitStack()
+        try:
+            self._pool = LanePool(device.slices, [lane.mask for lane in program.plan.lanes])
+            self._stack.callback(self._pool.close)
+            active = np.zeros(len(captures), dtype=np.int64)
+            self._loops = [
+                loop.WorkerLoop(device.gpu, self._variants(worker), worker, active)
+                for worker in program.plan.everyone
+            ]
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def _variants(self, worker: int) -> list[tuple[int, loop.Steps]]:
+        """For every variant that the worker is in: who is active, and the worker's steps."""
+        return [
+            (sum(1 << other for other in variant.active), self._prepare(part))
+            for variant in self._program.plan.variants
+            for part in variant.assignments
+            if part.worker == worker
+        ]
+
+    def _prepare(self, part: Assignment) -> loop.Steps:
+        """The steps of one worker in one variant, in the way that measures faster."""
+        wanted = self._device.execution
+        if part.switches == 0 or wanted is Execution.WHOLE:
+            return self._whole(part)
+        if wanted is Execution.SEGMENTS:
+            return self._segments(part)
+        ways = [self._whole(part), self._segments(part)]
+        return min(ways, key=self._time_ns)
+
+    def _whole(self, part: Assignment) -> loop.Steps:
+        captured = self._captures[part.worker].graph
+        lanes = [
+            self._pool.lanes[group.lane] for group in part.groups for _ in range(group.kernels)
+        ]
+        executable = self._own(place_whole(captured, [lane.context for lane in lanes]), lanes[0])
+        return loop.steps_of([(loop.LAUNCH, executable, lanes[0].stream)])
+
+    def _segments(self, part: Assignment) -> loop.Steps:
+        captured = self._captures[part.worker].graph
+        lanes = [self._pool.lanes[group.lane] for group in part.groups]
+        contexts = [
+            lane.context
+            for lane, group in zip(lanes, part.groups, strict=True)
+            for _ in range(group.kernels)
+        ]
+        steps: list[tuple[int, Any, Any]] = []
+        first = 0
+        for index, (lane, group) in enumerate(zip(lanes, part.groups, strict=True)):
+            if index > 0:
+                event = call(cu.cuEventCreate, cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+                self._stack.callback(call, cu.cuEventDestroy, event)
+                steps.append((loop.RECORD, event, lanes[index - 1].stream))
+                steps.append((loop.WAIT, lane.stream, event))
+            kernels = range(first, first + group.kernels)
+            executable = self._own(place_some(captured, contexts, kernels), lane)
+            steps.append((loop.LAUNCH, executable, lane.stream))
+            first += group.kernels
+        return loop.steps_of(steps)
+
+    def _own(self, executable: Executable, lane: Any) -> Any:
+        self._stack.callback(executable.close)
+        executable.upload(lane.stream)
+        return executable.handle
+
+    def _time_ns(self, steps: loop.Steps) -> float:
+        """What a request takes alone, host to host."""
+        alone = loop.WorkerLoop(self._device.gpu, [(1, steps)], 0, np.zeros(1, dtype=np.int64))
+        rows = alone.drive(most_requests=_TRIALS)[_TRIALS // 4 :]
+        return float(np.median(rows[:, 2] - rows[:, 1]))
+
+    def request(self, worker: int) -> None:
+        """Run one request of a worker and wait for it; each worker may have a thread of its own."""
+        self._loops[worker].drive(most_requests=1)
+
+    def run(self, load: Load, window: Window, alone_rps: Sequence[float]) -> RunLog:
+        plan = self._program.plan
+        if len(load.arrivals) != len(plan.workers):
+            raise UsageError(
+                f"the load is for {len(load.arrivals)} workers, not {len(plan.workers)}"
+            )
+        warnings = list(self._warnings)
+        if window.seconds < _ENERGY_SECONDS:
+            warnings.append(
+                f"energy is measured over {window.seconds:g} s; a figure to report needs at least "
+                f"{_ENERGY_SECONDS:g} s"
+            )
+        others = self._device.nvml.other_processes()
+        if others:
+            warnings.append(f"other processes used the GPU: {', '.join(map(str, others))}")
+        duration_ns = round(window.seconds * 1e9)
+        zero = _now_ns() + round(window.warmup_seconds * 1e9)
+        stop = np.zeros(1, dtype=np.int64)
+        runners = [
+            loop.Runner(
+                functools.partial(
+                    self._loops[worker].drive,
+                    None if arrivals is CLOSED_LOOP else arrivals + zero,
+                    zero + duration_ns,
+                    stop,
+                )
+            )
+            for worker, arrivals in enumerate(load.arrivals)
+        ]
+        power = self._run_threads(runners, zero, duration_ns, stop)
+        return self._log(load, runners, zero, duration_ns, power, alone_rps, warnings)
+
+    def _run_threads(
+        self, runners: Sequence[loop.Runner], zero: int, duration_ns: int, stop: Arrivals
+    ) -> float:
+        """Run all workers; the mean power between the first and the last energy tick inside."""
+        for runner in runners:
+            runner.start()
+        try:
+            while _now_ns() < zero:
+                time.sleep(0.001)
+            first = last = self._device.nvml.next_tick()
+            while (tick := self._device.nvml.next_tick()).time_ns < zero + duration_ns:
+                last = tick
+        except BaseException:
+            stop[0] = 1  # an interrupt ends the loops after the request in flight
+            raise
+        finally:
+            for runner in runners:
+                runner.join()
+        return power_w(first, last) if last.time_ns > first.time_ns else 0.0
+
+    def _log(
+        self,
+        load: Load,
+        runners: Sequence[loop.Runner],
+        zero: int,
+        duration_ns: int,
+        power: float,
+        alone_rps: Sequence[float],
+        warnings: list[str],
+    ) -> RunLog:
+        plan = self._program.plan
+        rows = []
+        unfinished = []
+        for worker, runner in enumerate(runners):
+            mine = runner.rows() - zero
+            inside = (mine[:, 2] >= 0) & (mine[:, 2] < duration_ns)
+            rows += [
+                (int(end), worker, int(arrival), int(start)) for arrival, start, end in mine[inside]
+            ]
+            arrivals = load.arrivals[worker]
+            late = int(np.count_nonzero(mine[:, 2] >= duration_ns))
+            waiting = (
+                0 if arrivals is None else int(np.count_nonzero(arrivals < duration_ns)) - len(mine)
+            )
+            unfinished.append(late + waiting)
+        rows.sort()
+        kernels = [len(capture.trace.kernels) for capture in self._captures]
+        done = [sum(row[1] == worker for row in rows) for worker in plan.everyone]
+        return RunLog(
+            plan=plan,
+            device=f"{self._device.gpu.name}, driver {self._device.nvml.driver()}",
+            modelled=False,
+            load=load.label,
+            seed=load.seed,
+            duration_ns=duration_ns,
+            energy_uj=round(power * duration_ns / 1e3),
+            requests=Requests(
+                worker=tuple(row[1] for row in rows),
+                arrival_ns=tuple(row[2] for row in rows),
+                start_ns=tuple(row[3] for row in rows),
+                end_ns=tuple(row[0] for row in rows),
+            ),
+            kernels=KernelRecords(
+                window_ns=0, worker=(), position=(), lane=(), start_ns=(), end_ns=()
+            ),
+            counters=tuple(
+                WorkerCounters(
+                    kernels=done[part.worker] * kernels[part.worker],
+                    barriers=done[part.worker] * part.switches,
+                    lane_waits=0,
+                    false_waits=0,
+                    false_wait_ns=0,
+                )
+                for part in plan.main.assignments
+            ),
+            unfinished=tuple(unfinished),
+            alone_rps=tuple(alone_rps),
+            warnings=tuple(warnings),
+        )
+
+
+def _now_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC)

@@ -1,0 +1,98 @@
+"""The CUDA driver, every status checked, and the GPU that the rest of this room works on.
+
+Handles have owners: ``Gpu`` owns its hold on the primary context, a lane pool its green contexts
+and streams, an executable its graph. Whatever fails becomes a DeviceError that names the driver
+call.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from eclip.errors import DeviceError
+
+try:
+    from cuda.bindings import driver as cu
+except ImportError:
+    cu = None
+__all__ = ["CONNECTIONS", "Gpu", "call", "cu", "describe"]
+
+CONNECTIONS = 32  # hardware queues; with the default of 8, lanes of two workers fall into lock-step
+_CONNECTIONS_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
+
+
+def call(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call the driver; return what it gives besides the status, which must be success."""
+    status, *values = function(*arguments)
+    if status != cu.CUresult.CUDA_SUCCESS:
+        raise DeviceError(f"{function.__name__} failed: {describe(status)}")
+    if len(values) == 1:
+        return values[0]
+    return tuple(values) if values else None
+
+
+def describe(status: Any) -> str:
+    """``CUDA_ERROR_OUT_OF_MEMORY (out of memory)``"""
+    status = cu.CUresult(int(status))
+    known, text = cu.cuGetErrorString(status)
+    words = text.decode() if known == cu.CUresult.CUDA_SUCCESS and text else "no description"
+    return f"{status.name} ({words})"
+
+
+class Gpu:
+    """One GPU and a hold on its primary context, which torch uses too."""
+
+    def __init__(self, index: int = 0, connections: int = CONNECTIONS) -> None:
+        if cu is None:
+            raise DeviceError(
+                "the Python package cuda-bindings is missing; install it: pip install 'eclip[cuda]'"
+            )
+        chosen = os.environ.setdefault(_CONNECTIONS_VARIABLE, str(connections))
+        try:
+            call(cu.cuInit, 0)
+        except (DeviceError, RuntimeError) as error:
+            raise DeviceError(f"there is no working CUDA driver here: {error}") from None
+        count = call(cu.cuDeviceGetCount)
+        if not 0 <= index < count:
+            raise DeviceError(f"there is no GPU {index}; this host has {count}, counted from 0")
+        self.index = index
+        self.handle = call(cu.cuDeviceGet, index)
+        if chosen != str(connections):
+            raise DeviceError(
+                f"{_CONNECTIONS_VARIABLE} is {chosen}, so lanes would wait on each other; set "
+                f"it to {connections}, or unset it, before the process starts"
+            )
+        self.context = call(cu.cuDevicePrimaryCtxRetain, self.handle)
+        self.make_current()
+
+    def make_current(self) -> None:
+        """For the calling thread; every thread that launches needs it."""
+        call(cu.cuCtxSetCurrent, self.context)
+
+    def attribute(self, name: str) -> int:
+        wanted = getattr(cu.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(call(cu.cuDeviceGetAttribute, wanted, self.handle))
+
+    @property
+    def name(self) -> str:
+        text: bytes = call(cu.cuDeviceGetName, 128, self.handle)
+        return text.split(b"\0")[0].decode()
+
+    @property
+    def compute(self) -> str:
+        major = self.attribute("COMPUTE_CAPABILITY_MAJOR")
+        return f"{major}.{self.attribute('COMPUTE_CAPABILITY_MINOR')}"
+
+    @property
+    def uuid(self) -> str:
+        digits = bytes(call(cu.cuDeviceGetUuid, self.handle).bytes).hex()
+        parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
+        return "GPU-" + "-".join(parts)
+
+    def synchronise(self) -> None:
+        call(cu.cuCtxSynchronize)
+
+    def close(self) -> None:
+        call(cu.cuDevicePrimaryCtxRelease, self.handle)

@@ -1,0 +1,211 @@
+"""Captured graphs: read into traces, re-homed to lanes, instantiated.
+
+A capture's nodes are in launch order and form a chain. Kernel nodes are a worker's kernels; memory
+nodes (memset, memcpy) go with the kernel that follows them, or the last one. Re-homing works on a
+clone, so that one capture serves any number of plans. An executable cannot change its nodes'
+contexts: there is one for every plan variant, kept until the session closes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from eclip.devices.cuda.driver import call, cu
+from eclip.errors import DeviceError
+from eclip.trace import Kernel
+
+# A kernel graph node as the simulator's and the planner's "kernel"; other kinds are listed here.
+_KINDS = ("KERNEL", "MEMSET", "MEMCPY", "EMPTY")
+
+
+@dataclass(frozen=True)
+class Node:
+    handle: Any
+    kind: str
+    kernel: int  # position of the kernel it is, or goes with
+
+
+class CapturedGraph:
+    """A graph that somebody else captured and keeps alive, in launch order."""
+
+    def __init__(self, raw: int) -> None:
+        self.graph = cu.CUgraph(raw)
+        handles = _in_launch_order(self.graph)
+        kinds = [_kind(handle) for handle in handles]
+        kernels = kinds.count("KERNEL")
+        if kernels == 0:
+            raise DeviceError("the captured graph launches no kernel, so there is nothing to place")
+        nodes = []
+        seen = 0
+        for handle, kind in zip(handles, kinds, strict=True):
+            nodes.append(Node(handle, kind, min(seen, kernels - 1)))
+            seen += kind == "KERNEL"
+        self.nodes = tuple(nodes)
+        self.kernel_count = kernels
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        return tuple(_read_kernel(node) for node in self.nodes if node.kind == "KERNEL")
+
+
+def _in_launch_order(graph: Any) -> list[Any]:
+    _, count = call(cu.cuGraphGetNodes, graph)
+    nodes, count = call(cu.cuGraphGetNodes, graph, count)
+    edges = call(cu.cuGraphGetEdges, graph)
+    sources, targets, _, total = call(cu.cuGraphGetEdges, graph, edges[-1])
+    before: dict[int, int] = {int(node): 0 for node in nodes[:count]}
+    after: dict[int, list[int]] = {int(node): [] for node in nodes[:count]}
+    for source, target in zip(sources[:total], targets[:total], strict=True):
+        before[int(target)] += 1
+        after[int(source)].append(int(target))
+    handle_of = {int(node): node for node in nodes[:count]}
+    rank = {int(node): index for index, node in enumerate(nodes[:count])}
+    ready = sorted((node for node, waits in before.items() if waits == 0), key=rank.__getitem__)
+    ordered = []
+    while ready:
+        node = ready.pop(0)
+        ordered.append(handle_of[node])
+        for follower in after[node]:
+            before[follower] -= 1
+            if before[follower] == 0:
+                ready.append(follower)
+        ready.sort(key=rank.__getitem__)
+    return ordered
+
+
+def _kind(handle: Any) -> str:
+    kind: str = call(cu.cuGraphNodeGetType, handle).name.removeprefix("CU_GRAPH_NODE_TYPE_")
+    if kind not in _KINDS:
+        raise DeviceError(f"a captured graph with a {kind} node cannot be placed on lanes")
+    return kind
+
+
+def _read_kernel(node: Node) -> Kernel:
+    params = call(cu.cuGraphKernelNodeGetParams, node.handle)
+    if int(params.kern):
+        name = call(cu.cuKernelGetName, params.kern)
+    else:
+        name = call(cu.cuFuncGetName, params.func)
+    cluster = call(
+        cu.cuGraphKernelNodeGetAttribute,
+        node.handle,
+        cu.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+    ).clusterDim
+    return Kernel(
+        name=name.decode(),
+        grid=(params.gridDimX, params.gridDimY, params.gridDimZ),
+        block=(params.blockDimX, params.blockDimY, params.blockDimZ),
+        shared_bytes=params.sharedMemBytes,
+        cluster=max(1, cluster.x) * max(1, cluster.y) * max(1, cluster.z),
+    )
+
+
+class Executable:
+    """An instantiated graph; owns it."""
+
+    def __init__(self, graph: Any) -> None:
+        self.handle = call(cu.cuGraphInstantiate, graph, 0)
+
+    def upload(self, stream: Any) -> None:
+        call(cu.cuGraphUpload, self.handle, stream)
+
+    def close(self) -> None:
+        call(cu.cuGraphExecDestroy, self.handle)
+
+
+def place_whole(captured: CapturedGraph, contexts: Sequence[Any]) -> Executable:
+    """One graph whose kernels run in these contexts, one per kernel."""
+    return place_some(captured, contexts, range(len(contexts)))
+
+
+def place_some(
+    captured: CapturedGraph, contexts: Sequence[Any], kernels: Container[int]
+) -> Executable:
+    """Only these kernels, with the memory nodes that go with them."""
+    clone = call(cu.cuGraphClone, captured.graph)
+    try:
+        for node in captured.nodes:
+            twin = call(cu.cuGraphNodeFindInClone, node.handle, clone)
+            if node.kernel in kernels:
+                _home(node, twin, contexts[node.kernel])
+            else:
+                call(cu.cuGraphDestroyNode, twin)
+        return Executable(clone)
+    finally:
+        call(cu.cuGraphDestroy, clone)
+
+
+def _home(node: Node, twin: Any, context: Any) -> None:
+    if node.kind == "KERNEL":
+        params = call(cu.cuGraphKernelNodeGetParams, node.handle)
+        if not int(params.kern):
+            # A function belongs to one context, a kernel to none: only the latter can move.
+            raise DeviceError(
+                f"kernel {call(cu.cuFuncGetName, params.func).decode()} was loaded into one "
+                f"context by its launcher and cannot be placed on a lane"
+            )
+        params.func = cu.CUfunction(0)
+        params.ctx = context
+        call(cu.cuGraphKernelNodeSetParams, twin, params)
+    elif node.kind == "MEMSET":
+        wanted = cu.CUgraphNodeParams()
+        wanted.type = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET
+        given = call(cu.cuGraphMemsetNodeGetParams, node.handle)
+        for field in ("dst", "pitch", "value", "elementSize", "width", "height"):
+            setattr(wanted.memset, field, getattr(given, field))
+        wanted.memset.ctx = context
+        call(cu.cuGraphNodeSetParams, twin, wanted)
+    elif node.kind == "MEMCPY":
+        wanted = cu.CUgraphNodeParams()
+        wanted.type = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMCPY
+        wanted.memcpy.copyParams = call(cu.cuGraphMemcpyNodeGetParams, node.handle)
+        wanted.memcpy.copyCtx = context
+        call(cu.cuGraphNodeSetParams, twin, wanted)
+
+
+def blocks_per_unit(node: Node) -> int:
+    """How many blocks of a kernel one SM holds at once."""
+    params = call(cu.cuGraphKernelNodeGetParams, node.handle)
+    threads = params.blockDimX * params.blockDimY * params.blockDimZ
+    function = _function(params)
+    return int(
+        call(
+            cu.cuOccupancyMaxActiveBlocksPerMultiprocessor,
+            function,
+            threads,
+            params.sharedMemBytes,
+        )
+    )
+
+
+def _function(params: Any) -> Any:
+    return call(cu.cuKernelGetFunction, params.kern) if int(params.kern) else params.func
+
+
+def fits(node: Node, lane_stream: Any) -> bool:
+    """Whether a kernel's clusters can be resident on a lane; without clusters it always fits."""
+    params = call(cu.cuGraphKernelNodeGetParams, node.handle)
+    dimension = cu.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    value = call(cu.cuGraphKernelNodeGetAttribute, node.handle, dimension)
+    if value.clusterDim.x * value.clusterDim.y * value.clusterDim.z <= 1:
+        return True
+    attribute = cu.CUlaunchAttribute()
+    attribute.id = dimension
+    attribute.value = value
+    config = cu.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = (
+        params.gridDimX,
+        params.gridDimY,
+        params.gridDimZ,
+    )
+    config.blockDimX, config.blockDimY, config.blockDimZ = (
+        params.blockDimX,
+        params.blockDimY,
+        params.blockDimZ,
+    )
+    config.sharedMemBytes = params.sharedMemBytes
+    config.hStream = lane_stream
+    config.attrs = [attribute]
+    config.numAttrs = 1
+    return int(call(cu.cuOccupancyMaxActiveClusters, _function(params), config)) > 0

@@ -1,0 +1,59 @@
+"""Models by name: one of the zoo, or a factory of the user's.
+
+``albert`` is the zoo's; ``package.module:factory`` is a function that takes the batch size and
+gives a module and its example inputs, both on the GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from eclip.devices.cuda.device import Capture
+from eclip.errors import MismatchError, UsageError
+from eclip.frontends import torch_zoo
+from eclip.frontends.torch import capture
+from eclip.profile import Profile
+
+
+def split_key(key: str) -> tuple[str, int]:
+    """``albert:8`` or ``package.module:factory:8`` to name and batch."""
+    name, _, batch = key.rpartition(":")
+    if not name or not batch.isascii() or not batch.isdigit() or int(batch) < 1:
+        raise UsageError(f"{key!r} is not model:batch, like albert:8 or package.module:factory:8")
+    return name, int(batch)
+
+
+def build(name: str, batch: int) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    if ":" not in name:
+        return torch_zoo.build(name, batch)
+    path, _, function = name.partition(":")
+    try:
+        factory: Any = getattr(importlib.import_module(path), function)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"cannot find the factory {name}: {error}") from None
+    made = factory(batch)
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], torch.nn.Module)):
+        raise UsageError(f"{name}({batch}) must return a module and a tuple of its inputs")
+    module, inputs = made
+    return module, tuple(inputs)
+
+
+def capture_workers(profiles: Sequence[Profile]) -> list[Capture]:
+    """One capture per worker, with buffers of its own; its kernels must be the profiled ones."""
+    captures = []
+    for profile in profiles:
+        name, batch = profile.trace.model, profile.trace.batch
+        module, inputs = build(name, batch)
+        made = capture(module, inputs, name, batch).capture
+        if made.trace.digest != profile.trace.digest:
+            raise MismatchError(
+                f"{profile.key} launches other kernels here than in its profile "
+                f"({'modelled' if profile.modelled else profile.source}); measure it on this host: "
+                f"eclip profile {profile.key} -o profiles, then add --profiles profiles"
+            )
+        captures.append(made)
+    return captures

@@ -1,0 +1,265 @@
+"""Measuring a profile on a GPU: every kernel at every lane size.
+
+Untraced replays give the request's time, which the profile closes against; traced ones (CUPTI,
+through torch's profiler) give each kernel's busy time, its spread and the gap after it. Tracing
+stretches gaps, not kernels, so the gaps are scaled to what the untraced request leaves over. A
+kernel that a size cannot hold (its clusters do not fit) is measured on the next larger size that
+can, and marked as illegal there.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from eclip import store
+from eclip.devices.cuda.device import CudaDevice
+from eclip.devices.cuda.driver import call, cu
+from eclip.devices.cuda.graphs import CapturedGraph, blocks_per_unit, fits, place_whole
+from eclip.devices.cuda.lanes import GpuLane, LanePool
+from eclip.devices.cuda.loop import Repeater
+from eclip.devices.cuda.stressors import Stressors
+from eclip.errors import DeviceError, EclipError
+from eclip.frontends.library import file_of
+from eclip.frontends.models import build, split_key
+from eclip.frontends.torch import CapturedModule, capture
+from eclip.profile import Profile
+from eclip.topology import Mask
+
+_WARMUPS = 3
+_UNTRACED = 15
+_TRACED = 7
+_STRESS_BYTES = {"dram": 1 << 30, "l2": 24 << 20}
+
+Table = npt.NDArray[np.float64]  # kernel × size
+
+
+def measure_profile(
+    device: CudaDevice,
+    captured: CapturedModule,
+    *,
+    sizes: Sequence[int] | None = None,
+    energy_seconds: float = 1.0,
+    stress: bool = True,
+    progress: Callable[[float], None] = lambda _: None,
+) -> Profile:
+    topology = device.topology
+    wanted = tuple(sizes or topology.lane_sizes)
+    graph = captured.capture.graph
+    order = range(len(topology.slice_units))
+    with ExitStack() as stack:
+        pool = LanePool(device.slices, [topology.take(size, order) for size in wanted])
+        stack.callback(pool.close)
+        contexts, illegal = _legal_contexts(graph, pool.lanes)
+        executables = []
+        for row in contexts:
+            executable = place_whole(graph, row)
+            stack.callback(executable.close)
+            executables.append(executable.handle)
+        runs = [(handle, lane.stream) for handle, lane in zip(executables, pool.lanes, strict=True)]
+        request_ns = []
+        for index, (handle, stream) in enumerate(runs):
+            request_ns.append(_request_ns(handle, stream))
+            progress(0.2 * (index + 1) / len(runs))
+        kernels = len(captured.capture.trace.kernels)
+        spans = _trace(runs, kernels)
+        progress(0.5)
+        energy_uj = []
+        for index, (handle, stream) in enumerate(runs):
+            if energy_seconds > 0:
+                energy_uj.append(_energy_uj(device, handle, stream, energy_seconds))
+            progress(0.5 + 0.4 * (index + 1) / len(runs))
+        beside = _beside_stressors(device, graph) if stress else {}
+        progress(1.0)
+    busy, gap, spread = _close(spans, np.array(request_ns))
+    trace = captured.capture.trace
+    return Profile(
+        trace=trace,
+        fingerprint=msgspec.structs.replace(
+            topology.fingerprint,
+            traces={trace.key: trace.digest},
+            driver=device.nvml.driver(),
+            libraries=trace.libraries,
+        ),
+        modelled=False,
+        source=f"measured on {topology.title} on {time.strftime('%Y-%m-%d')}",
+        sizes=wanted,
+        request_ns=tuple((busy + gap).sum(axis=0).astype(np.int64).tolist()),
+        busy_ns=_rows(busy),
+        gap_ns=_rows(gap),
+        spread_ns=_rows(spread),
+        dram_bytes=(0,) * kernels,
+        l2_bytes=(0,) * kernels,
+        blocks_per_unit=tuple(
+            blocks_per_unit(node) for node in graph.nodes if node.kind == "KERNEL"
+        ),
+        illegal=illegal,
+        energy_uj=tuple(energy_uj),
+        slowdown_beside=beside,
+    )
+
+
+def _legal_contexts(
+    graph: CapturedGraph, lanes: Sequence[GpuLane]
+) -> tuple[list[list[Any]], tuple[tuple[int, int], ...]]:
+    """Per size the context of every kernel, and the (kernel, size) pairs that had to move up."""
+    illegal = []
+    contexts: list[list[Any]] = [[] for _ in lanes]
+    for kernel, node in enumerate(node for node in graph.nodes if node.kind == "KERNEL"):
+        legal = [fits(node, lane.stream) for lane in lanes]
+        for index, lane in enumerate(lanes):
+            if legal[index]:
+                contexts[index].append(lane.context)
+                continue
+            larger = [above for above in range(index + 1, len(lanes)) if legal[above]]
+            if not larger:
+                raise DeviceError(f"kernel {kernel} fits no lane of this GPU")
+            contexts[index].append(lanes[larger[0]].context)
+            illegal.append((kernel, index))
+    return contexts, tuple(illegal)
+
+
+def _request_ns(handle: Any, stream: Any) -> float:
+    begin, end = (call(cu.cuEventCreate, 0) for _ in range(2))
+    times = []
+    for repeat in range(_WARMUPS + _UNTRACED):
+        call(cu.cuEventRecord, begin, stream)
+        call(cu.cuGraphLaunch, handle, stream)
+        call(cu.cuEventRecord, end, stream)
+        call(cu.cuStreamSynchronize, stream)
+        if repeat >= _WARMUPS:
+            times.append(call(cu.cuEventElapsedTime, begin, end) * 1e6)
+    for event in (begin, end):
+        call(cu.cuEventDestroy, event)
+    return float(np.median(times))
+
+
+def _trace(runs: Sequence[tuple[Any, Any]], kernels: int) -> npt.NDArray[np.int64]:
+    """Start and end of every kernel: size × repeat × kernel × 2, nanoseconds."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for handle, stream in runs:
+            for _ in range(_TRACED):
+                call(cu.cuGraphLaunch, handle, stream)
+                call(cu.cuStreamSynchronize, stream)
+    events = [
+        (event.start_ns(), event.start_ns() + event.duration_ns())
+        for event in profiler.profiler.kineto_results.events()
+        if event.device_type() == torch.autograd.DeviceType.CUDA
+        and not event.name().startswith(("Memset", "Memcpy"))
+    ]
+    expected = len(runs) * _TRACED * kernels
+    if len(events) != expected:
+        raise DeviceError(f"the profiler saw {len(events)} kernels instead of {expected}")
+    return np.array(sorted(events)).reshape(len(runs), _TRACED, kernels, 2)
+
+
+def _close(spans: npt.NDArray[np.int64], request_ns: Table) -> tuple[Table, Table, Table]:
+    """Busy time, gap and spread, kernel × size, whole nanoseconds that add up to the request.
+
+    A kernel that starts before its predecessor ended (programmatic dependent launch) is busy from
+    that end on, so that no time counts twice.
+    """
+    start, end = spans[..., 0], np.maximum.accumulate(spans[..., 1], axis=-1)
+    before = np.concatenate([start[..., :1], end[..., :-1]], axis=-1)
+    exclusive = np.maximum(end - np.maximum(start, before), 1)
+    idle = np.maximum(start[..., 1:] - end[..., :-1], 0)
+    idle = np.concatenate([idle, np.zeros_like(idle[..., :1])], axis=-1)
+    busy = np.median(exclusive, axis=1).T
+    gap = np.median(idle, axis=1).T
+    low, high = np.percentile(exclusive, [10, 90], axis=1)
+    spread = (high - low).T
+    left_over = request_ns - busy.sum(axis=0)
+    # Where gaps cannot give enough, kernels overlap more untraced than traced: they shrink as one.
+    busy = np.maximum(np.rint(busy * np.minimum(1.0, request_ns / busy.sum(axis=0))), 1)
+    weight = gap + 1.0
+    gap = np.maximum(np.floor(weight / weight.sum(axis=0) * np.maximum(left_over, 0)), 0)
+    return busy, gap, np.rint(spread)
+
+
+def _energy_uj(device: CudaDevice, handle: Any, stream: Any, seconds: float) -> int:
+    """Energy of one request alone, between two ticks of the counter about so far apart."""
+    with Repeater(device.gpu, handle, stream) as repeater:
+        first = last = device.nvml.next_tick()
+        while last.time_ns - first.time_ns < seconds * 1e9:
+            last = device.nvml.next_tick()
+    ends = repeater.ends_ns()
+    requests = np.count_nonzero((ends > first.time_ns) & (ends <= last.time_ns))
+    if requests == 0:
+        raise DeviceError(f"no request ended within {seconds} s: too slow to measure its energy")
+    return round((last.energy_mj - first.energy_mj) * 1e3 / int(requests))
+
+
+def _beside_stressors(device: CudaDevice, graph: CapturedGraph) -> dict[str, float]:
+    """How much longer a request takes on half the slices while a stressor runs on the others."""
+    slices = len(device.topology.slice_units)
+    halves = [Mask(range(slices // 2)), Mask(range(slices // 2, slices))]
+    slowdown = {}
+    with ExitStack() as stack:
+        pool = LanePool(device.slices, halves)
+        stack.callback(pool.close)
+        mine, other = pool.lanes
+        executable = place_whole(graph, [mine.context] * graph.kernel_count)
+        stack.callback(executable.close)
+        stressors = Stressors(device.gpu)
+        stack.callback(stressors.close)
+        alone_ns = _request_ns(executable.handle, mine.stream)
+        blocks = 2 * device.topology.units_of(halves[1])
+        for name, size in _STRESS_BYTES.items():
+            data = torch.ones(size, dtype=torch.uint8, device="cuda")
+
+            def stress(rounds: int, name: str = name, data: torch.Tensor = data) -> None:
+                words = data.numel() // 16
+                stressors.launch(name, other.stream, blocks, 1024, data.data_ptr(), words, rounds)
+
+            torch.cuda.synchronize()
+            stress(1)
+            call(cu.cuStreamSynchronize, other.stream)
+            began = time.perf_counter()
+            stress(10)
+            call(cu.cuStreamSynchronize, other.stream)
+            round_ns = (time.perf_counter() - began) * 1e8
+            # Long enough for all repeats at four times their time alone.
+            stress(round(4 * (_WARMUPS + _UNTRACED) * alone_ns / round_ns) + 10)
+            slowdown[name] = _request_ns(executable.handle, mine.stream) / alone_ns
+            call(cu.cuStreamSynchronize, other.stream)
+    return slowdown
+
+
+def _rows(table: Table) -> tuple[tuple[int, ...], ...]:
+    return tuple(map(tuple, table.astype(np.int64).tolist()))
+
+
+def _main(gpu: int, energy_seconds: float, folder: Path, keys: Sequence[str]) -> None:
+    """What ``eclip profile`` runs in a child: one line per finished model."""
+    device = CudaDevice(gpu)
+    others = device.nvml.other_processes()
+    if others:
+        raise DeviceError(
+            f"other processes use GPU {gpu} ({', '.join(map(str, others))}); profiles measured "
+            f"beside them would be wrong. Stop them first"
+        )
+    for key in keys:
+        model, batch = split_key(key)
+        module, inputs = build(model, batch)
+        captured = capture(module, inputs, model, batch)
+        profile = measure_profile(device, captured, energy_seconds=energy_seconds)
+        del module, inputs, captured
+        torch.cuda.empty_cache()
+        store.save(profile, file_of(folder, key))
+        print(f"done {key}", flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        _main(int(sys.argv[1]), float(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])
+    except EclipError as error:
+        sys.exit(f"eclip: {error}")

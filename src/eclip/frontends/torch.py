@@ -1,0 +1,128 @@
+"""PyTorch modules to captures: a module and example inputs become a CUDA graph and its trace.
+
+The module is warmed up, then captured once with ``torch.cuda.graph``. Inputs live in static
+buffers; ``CapturedModule.__call__`` copies new ones in and replays. The capture keeps its nodes,
+so that they can be re-homed to lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from eclip.devices.cuda.device import Capture
+from eclip.devices.cuda.graphs import CapturedGraph
+from eclip.errors import DeviceError
+from eclip.trace import Trace
+
+_WARMUPS = 3
+
+
+@dataclass(frozen=True)
+class CapturedModule:
+    """A capture with its static buffers. ``outputs`` are overwritten by every replay."""
+
+    capture: Capture
+    graph: Any
+    inputs: tuple[torch.Tensor, ...]
+    outputs: Any
+
+    def load(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Copy new inputs into the static buffers; shapes and types are those of the capture."""
+        if len(inputs) != len(self.inputs):
+            raise DeviceError(
+                f"{len(inputs)} inputs given, the model was captured with {len(self.inputs)}"
+            )
+        for index, (buffer, given) in enumerate(zip(self.inputs, inputs, strict=True)):
+            if buffer.shape != given.shape or buffer.dtype != given.dtype:
+                raise DeviceError(
+                    f"input {index} is {_describe(given)}, the model was captured with "
+                    f"{_describe(buffer)}; capture it again for this shape"
+                )
+            buffer.copy_(given)
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [leaf for leaf in pytree.tree_leaves(self.outputs) if isinstance(leaf, torch.Tensor)]
+
+
+class _LastOperation(TorchDispatchMode):
+    """Remembers what ran last. (Compiled modules fall back to eager under a dispatch mode.)"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = "none"
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.name = str(func)
+        return func(*args, **(kwargs or {}))
+
+
+def capture(
+    module: torch.nn.Module, inputs: Sequence[torch.Tensor], model: str, batch: int
+) -> CapturedModule:
+    static = tuple(given.detach().clone() for given in inputs)
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    stream = torch.cuda.Stream()
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    state = generator.clone_state()
+    try:
+        with torch.inference_mode(), torch.cuda.stream(stream):
+            for _ in range(_WARMUPS):
+                module(*static)
+            stream.synchronize()
+            with torch.cuda.graph(graph, stream=stream):
+                outputs = module(*static)
+    except torch.OutOfMemoryError as error:
+        raise DeviceError(f"{model} does not fit into the GPU's memory: {_line(error)}") from None
+    except RuntimeError as error:
+        # A capture that fails leaves the random generator in capture mode.
+        generator.graphsafe_set_state(state)
+        culprit = _culprit(module, static)
+        raise DeviceError(
+            f"{model} cannot be captured: it stopped at {culprit} ({_line(error)})"
+        ) from None
+    captured = CapturedGraph(graph.raw_cuda_graph())
+    trace = Trace(
+        model=model,
+        batch=batch,
+        kernels=captured.kernels(),
+        inputs=tuple(map(_describe, static)),
+        libraries=libraries(),
+    )
+    keep = (module, graph, static, outputs)
+    return CapturedModule(Capture(captured, trace, keep), graph, static, outputs)
+
+
+def libraries() -> dict[str, str]:
+    return {
+        "torch": str(torch.__version__),
+        "cuda": str(torch.version.cuda),
+        "cudnn": str(torch.backends.cudnn.version()),
+    }
+
+
+def _culprit(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> str:
+    """The operation that waits for the GPU, which a capture cannot do."""
+    last = _LastOperation()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.inference_mode(), last:
+            module(*inputs)
+    except RuntimeError:
+        return last.name
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return "an operation that only fails inside a capture"
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}[{','.join(map(str, tensor.shape))}]"
