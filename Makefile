@@ -19,7 +19,7 @@ test: check ## Run all checks and tests
 
 # No virtual environment and no network: the host's own Python, with what .gpu-deps brings along.
 gpu-test: ## On a host with a GPU: its tests and the conformance suite, nothing installed
-	@PYTHONPATH=src:.gpu-deps:$$PYTHONPATH $(PYTHON) -m pytest -q -p no:cacheprovider \
+	@CUDA_DEVICE_MAX_CONNECTIONS=32 PYTHONPATH=src:.gpu-deps:$$PYTHONPATH $(PYTHON) -m pytest -q -p no:cacheprovider \
 		-o addopts=--import-mode=importlib -o filterwarnings=default tests/gpu tests/conformance
 
 check: $(READY) ## Lint, format check, strict types, import directions

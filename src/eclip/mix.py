@@ -33,7 +33,8 @@ _Part = tuple[str, int, float | None]  # model, batch, rate
 
 _PART = re.compile(
     r"(?:(?P<repeat>\d{1,6})x)?(?P<model>[A-Za-z][\w.-]*)(?::(?P<batch>\d{1,6}))?"
-    r"(?:@(?P<rate>\d{1,9}(?:\.\d{1,9})?)rps)?"
+    r"(?:@(?P<rate>\d{1,9}(?:\.\d{1,9})?)rps)?",
+    re.ASCII,
 )
 
 
@@ -42,6 +43,10 @@ class MixWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     model: str
     batch: int
     rate_rps: float | None = None  # None: closed loop, back to back
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or not (self.rate_rps is None or 0 < self.rate_rps < float("inf")):
+            raise ValueError(f"worker {self.name!r}: batch and rate start above 0")
 
     @property
     def key(self) -> str:
@@ -80,6 +85,9 @@ def parse_mix(text: str) -> Mix:
         if len(parts) + repeat > MAX_WORKERS:
             raise UsageError(f"the mix {text!r} has more than {MAX_WORKERS} workers; ask for fewer")
         parts += [(match["model"], batch, rate)] * repeat
+    names = _names(parts)
+    if len(set(names)) != len(names):
+        raise UsageError(f"two workers of the mix {text!r} would have one name; name models apart")
     return _mix(name, parts)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from eclip.errors import MismatchError
 from eclip.fingerprint import Fingerprint
 from eclip.mix import Mix, mix_of
 from eclip.profile import Profile
@@ -73,6 +74,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError("a plan needs at least one worker and one variant")
         if len(self.workers) != len(self.mix.workers):
             raise ValueError("a plan needs one entry for every worker of its mix")
+        for worker, wanted in zip(self.workers, self.mix.workers, strict=True):
+            if (worker.name, worker.model) != (wanted.name, wanted.key):
+                raise ValueError(
+                    f"worker {worker.name} ({worker.model}) is not the mix's {wanted.name} "
+                    f"({wanted.key})"
+                )
+        try:
+            self.fingerprint.check(self.topology.fingerprint, "the plan", "its topology")
+        except MismatchError as error:
+            raise ValueError(str(error)) from None
         for index, lane in enumerate(self.lanes):
             if lane.owner != ALL_WORKERS and not 0 <= lane.owner < len(self.workers):
                 raise ValueError(f"lane {index} belongs to worker {lane.owner}, who does not exist")

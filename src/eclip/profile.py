@@ -38,6 +38,10 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         kernels = len(self.trace.kernels)
         if not self.sizes or list(self.sizes) != sorted(set(self.sizes)) or self.sizes[0] < 1:
             raise ValueError("sizes must rise from at least 1 unit")
+        if sum(self.fingerprint.slice_units) != self.fingerprint.units:
+            raise ValueError("the fingerprint's slices do not add up to its units")
+        if self.fingerprint.traces != {self.trace.key: self.trace.digest}:
+            raise ValueError("the fingerprint is not that of the profile's own trace")
         if self.sizes[-1] != self.fingerprint.units:
             raise ValueError(f"the last size must be the whole device, {self.fingerprint.units}")
         if len(self.request_ns) != len(self.sizes):
@@ -84,7 +88,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """The column for a size that was profiled, otherwise linear in 1/units between neighbours.
 
         Time is close to a + b/units for kernels that scale, and constant for those that do not;
-        both are straight lines in 1/units. Below the smallest size the last line goes on.
+        both are straight lines in 1/units. Below the smallest size the last line goes on, but
+        never down.
         """
         if units > self.sizes[-1]:
             raise ValueError(f"{self.key} was profiled up to {self.sizes[-1]} units, not {units}")
@@ -92,9 +97,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             return table[:, self.sizes.index(units)]
         if len(self.sizes) == 1:
             return table[:, 0] * (self.sizes[0] / units)
-        above = int(np.searchsorted(self.sizes, units))
-        low, high = (0, 1) if above == 0 else (above - 1, above)
+        above = max(1, int(np.searchsorted(self.sizes, units)))
+        low, high = above - 1, above
         x, x_low, x_high = 1 / units, 1 / self.sizes[low], 1 / self.sizes[high]
         weight = (x - x_high) / (x_low - x_high)
         mixed: Times = table[:, low] * weight + table[:, high] * (1 - weight)
-        return np.maximum(mixed, table[:, high])
+        return np.maximum(mixed, table[:, 0]) if units < self.sizes[0] else mixed

@@ -22,6 +22,9 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def __post_init__(self) -> None:
         _check_columns("requests", self)
+        for times in zip(self.arrival_ns, self.start_ns, self.end_ns, strict=True):
+            if list(times) != sorted(times):
+                raise ValueError("a request ends before it starts, or starts before it arrives")
 
 
 class KernelRecords(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,6 +77,9 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 raise ValueError("a record belongs to a worker that does not exist")
         if any(not 0 <= lane < len(self.plan.lanes) for lane in self.kernels.lane):
             raise ValueError("a kernel ran on a lane that does not exist")
+        for worker, position in zip(self.kernels.worker, self.kernels.position, strict=True):
+            if not 0 <= position < self.plan.workers[worker].kernels:
+                raise ValueError(f"worker {worker} has no kernel {position}")
 
 
 def _check_columns(name: str, columns: Requests | KernelRecords) -> None:

@@ -45,7 +45,7 @@ _KINDS: dict[str, tuple[type[Artefact], int]] = {
 MAX_BYTES = 512 * 1024 * 1024
 
 
-class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
+class _Envelope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     format: str
     version: int
     digest: str | None = None
@@ -55,7 +55,7 @@ class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
 def save(artefact: Artefact, path: Path) -> None:
     """Write atomically. A file that is not an artefact of the same kind is never replaced."""
     kind = _kind_of(type(artefact))
-    if path.exists() and (found := kind_at(path)) != kind:
+    if _exists(path) and (found := kind_at(path)) != kind:
         raise ArtefactError(
             f"{path} exists and is {found or 'no eclip file'}, so a {kind} will not replace it; "
             f"choose another name or remove it first"
@@ -125,7 +125,7 @@ def to_data(artefact: Artefact) -> Any:
 
 def save_export(path: Path, data: bytes, mark: bytes) -> None:
     """Write a report or trace atomically; only a file that carries the same mark is replaced."""
-    if path.exists():
+    if _exists(path):
         try:
             ours = mark in _read(path)
         except (ArtefactError, OSError):
@@ -161,6 +161,13 @@ def _write_atomically(path: Path, data: bytes) -> None:
         raise
 
 
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:  # such as a name that is too long
+        raise ArtefactError(f"cannot write {path}: {error.strerror or error}") from None
+
+
 def _read(path: Path) -> bytes:
     with path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)
@@ -182,7 +189,7 @@ def _read(path: Path) -> bytes:
 def _open_envelope(data: bytes, where: str) -> _Envelope:
     try:
         envelope = msgspec.json.decode(data, type=_Envelope)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ArtefactError(f"{where} is not an eclip file, or is damaged: {error}") from None
     if not envelope.format.startswith("eclip/"):
         raise ArtefactError(f"{where} is not an eclip file: its format is {envelope.format!r}")
@@ -211,7 +218,7 @@ def _decode(data: bytes, where: str) -> Artefact:
         )
     try:
         artefact: Artefact = msgspec.json.decode(body, type=cls, dec_hook=_decode_mask)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ArtefactError(f"{where} is not a valid {kind}: {error}") from None
     return artefact
 

@@ -14,7 +14,8 @@ import msgspec
 
 from eclip.fingerprint import Fingerprint
 
-_RANGE = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?")
+_RANGE = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?", re.ASCII)
+_MAX_UNITS = 1 << 16  # far above any device; keeps sums of slices countable
 
 
 class Mask:
@@ -51,7 +52,7 @@ class Mask:
         return self._bits.bit_count()
 
     def __contains__(self, index: int) -> bool:
-        return bool(self._bits >> index & 1)
+        return index >= 0 and bool(self._bits >> index & 1)
 
     def __or__(self, other: Mask) -> Mask:
         return Mask._of_bits(self._bits | other._bits)
@@ -107,6 +108,8 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         if not self.slice_units or min(self.slice_units) < 1:
             raise ValueError("a topology needs at least one slice, and a unit in each")
+        if self.units > _MAX_UNITS:
+            raise ValueError(f"a device has at most {_MAX_UNITS} units, not {self.units}")
         if self.hardware_queues < 1:
             raise ValueError(f"hardware_queues must be at least 1, not {self.hardware_queues}")
         if list(self.lane_sizes) != sorted(set(self.lane_sizes)):

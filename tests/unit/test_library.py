@@ -10,7 +10,7 @@ from eclip import store
 from eclip.calibration import Calibration
 from eclip.errors import ArtefactError, MismatchError, UsageError
 from eclip.frontends.library import find_profile
-from eclip.frontends.modelled import model_profile
+from eclip.frontends.modelled import model_names, model_profile
 from eclip.frontends.synthetic import synthetic_profile
 from eclip.profile import Profile
 from eclip.topology import Topology
@@ -30,7 +30,17 @@ def save_synthetic(path: Path, seed: int, model: str = "alexnet", batch: int = 8
 
 
 def test_without_files_the_profile_is_modelled(tmp_path: Path) -> None:
-    assert find("alexnet", tmp_path) == model_profile("alexnet", 8, H200, CALIBRATION)
+    found = find("alexnet", tmp_path, batch=3)
+    assert found == model_profile("alexnet", 3, H200, CALIBRATION)
+
+
+def test_measured_pack_of_the_h200_covers_all_models_at_batch_8() -> None:
+    for model in model_names():
+        profile = find(model)
+        assert not profile.modelled
+        assert any(profile.dram_bytes) and any(profile.l2_bytes)
+        assert len(profile.energy_uj) == len(profile.sizes) == len(H200.lane_sizes)
+        assert set(profile.slowdown_beside) == {"dram", "l2"}
 
 
 @pytest.mark.parametrize("suffix", [".json", ".json.gz"])
@@ -62,7 +72,7 @@ def test_built_in_pack_comes_after_the_users_folders_and_before_the_model(
 
 def test_file_for_another_batch_is_passed_over(tmp_path: Path) -> None:
     save_synthetic(tmp_path / "alexnet-4.json", seed=1, batch=4)
-    assert find("alexnet", tmp_path).source.startswith("Modelled")
+    assert find("alexnet", tmp_path, batch=5).source.startswith("Modelled")
 
 
 def test_file_may_hold_a_model_eclip_does_not_know(tmp_path: Path) -> None:

@@ -62,9 +62,10 @@ def make_profile(model: str = "albert", topology: Topology = H200, name: str = "
         Kernel(name=f"{name}<{index}>", grid=(8, 1, 1), block=(128, 1, 1))
         for index in range(KERNELS)
     )
+    trace = Trace(model=model, batch=8, kernels=kernels)
     return Profile(
-        trace=Trace(model=model, batch=8, kernels=kernels),
-        fingerprint=topology.fingerprint,
+        trace=trace,
+        fingerprint=msgspec.structs.replace(topology.fingerprint, traces={trace.key: trace.digest}),
         modelled=True,
         source="made up for a test",
         sizes=sizes,

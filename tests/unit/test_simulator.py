@@ -26,7 +26,7 @@ from eclip.devices.base import Window
 from eclip.devices.load import CLOSED_LOOP, Load, load_of_csv, load_of_mix
 from eclip.devices.sim import device as sim
 from eclip.devices.sim.contention import LIMITS, RUNNING_KERNEL, contend, draw_w
-from eclip.errors import ArtefactError, UsageError
+from eclip.errors import ArtefactError, MismatchError, UsageError
 from eclip.frontends.synthetic import synthetic_profile
 from eclip.measures import measure
 from eclip.mix import mix_of, parse_mix
@@ -297,6 +297,14 @@ def test_worker_alone_takes_launch_kernels_gaps_and_switches_exactly(policy: str
         assert end - start == pytest.approx(expected, abs=1.01)
     if policy in ("kernel", "eclip"):
         assert len(masks) > 3
+
+
+@pytest.mark.parametrize("busy_ns", [[100], [1_000], [70_000, 30_000]])
+def test_rate_alone_is_that_of_undisturbed_requests(busy_ns: list[int]) -> None:
+    profile = flat_profile("a", busy_ns, gap_ns=10)
+    launch_ns = CALIBRATIONS["mi50"].costs.launch_ns
+    rates = alone_rates(sim.SimDevice(MI50, CALIBRATIONS["mi50"]), [profile] * 2, [profile] * 2)
+    assert list(rates) == pytest.approx([1e9 / (profile.request_ns[-1] + launch_ns)] * 2, rel=1e-3)
 
 
 def test_entering_other_units_costs_a_switch_and_nested_lanes_only_a_barrier() -> None:
@@ -796,6 +804,18 @@ def test_arrivals_of_a_worker_do_not_depend_on_the_policy_or_the_other_workers()
 def test_more_arrivals_than_anyone_can_mean_are_refused() -> None:
     with pytest.raises(UsageError, match="lower the rate or the time"):
         load_of_mix(parse_mix("a@999999999rps"), 10.0, 0.0, seed=0)
+
+
+def test_calibration_of_a_twin_of_the_device_is_used_with_a_warning() -> None:
+    profile = flat_profile("a", [1000], H200)
+    twin = store.load_builtin(Calibration, "h100")
+    log = run(pinned([profile], ["0"], H200), [profile], arrivals([0]), twin)
+    assert any("H100" in warning for warning in log.warnings)
+
+
+def test_calibration_of_another_device_is_refused() -> None:
+    with pytest.raises(MismatchError, match="units 60 against 132"):
+        sim.SimDevice(H200, CALIBRATIONS["mi50"])
 
 
 def test_load_for_another_number_of_workers_is_refused() -> None:

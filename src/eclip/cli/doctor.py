@@ -94,6 +94,7 @@ def _device(index: int) -> list[Finding]:
     def lanes() -> str:
         slices = Slices(made["gpu"])
         LanePool(slices, [Mask([0]), Mask([0, 1])]).close()
+        slices.close()
         return f"{len(slices.units)} slices of {sorted(set(slices.units))} SMs; overlap works"
 
     def memory() -> str:

@@ -132,7 +132,7 @@ def _open_device(
             from eclip.frontends.models import capture_workers
         except ModuleNotFoundError as error:
             raise DeviceError(f"the package {error.name} is missing; see `eclip doctor`") from None
-        return device, capture_workers(profiles)
+        return device, capture_workers(profiles, options.gpu)
     raise unknown_name("device", options.device, ["sim", "cuda"])
 
 

@@ -13,10 +13,12 @@ from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 from eclip.devices.load import MAX_SECONDS, Load
-from eclip.errors import UsageError
+from eclip.errors import MismatchError, UsageError
+from eclip.plan import Plan
 from eclip.runlog import RunLog
 from eclip.runtime.program import Program
 from eclip.topology import Topology
+from eclip.trace import Trace
 
 Source = TypeVar("Source", contravariant=True)  # what a worker runs from: a Profile, a capture
 
@@ -37,6 +39,20 @@ class Window:
         # A hair of room: 1000 × seconds may round below the same time given in ms.
         if not 0 <= self.trace_ms <= 1000 * self.seconds * (1 + 1e-12):
             raise UsageError(f"the trace window must be 0 to {1000 * self.seconds:g} ms, the run")
+
+
+def check_sources(plan: Plan, traces: Sequence[Trace]) -> None:
+    """Refuse to open a plan with sources that launch other kernels than it was made for."""
+    if len(traces) != len(plan.workers):
+        raise MismatchError(
+            f"the plan has {len(plan.workers)} workers, {len(traces)} sources given"
+        )
+    for worker, trace in zip(plan.workers, traces, strict=True):
+        if trace.digest != plan.fingerprint.traces[worker.model]:
+            raise MismatchError(
+                f"the source of worker {worker.name} launches other kernels than its plan was made "
+                f"for; plan again from its profile"
+            )
 
 
 class Session(Protocol):

@@ -40,6 +40,7 @@ class Colocation:
         self._stack = ExitStack()
         device = CudaDevice(gpu)
         self._stack.callback(device.close)
+        torch.cuda.set_device(gpu)
         try:
             captured = {
                 name: capture(module, inputs, name, _batch(inputs))

@@ -39,7 +39,12 @@ def find_profile(
             if path.is_file():
                 return _load(path, f"{model}:{batch}", topology)
     if model not in model_names():
-        names = [name for folder in searched for name in _names_in(folder)]
+        names = [
+            name
+            for folder in searched
+            for name in _names_in(folder)
+            if name.rpartition(":")[0] not in model_names()
+        ]
         raise unknown_name("model", model, [*model_names(), *dict.fromkeys(names)])
     return model_profile(model, batch, topology, calibration)
 

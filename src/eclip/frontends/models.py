@@ -42,8 +42,9 @@ def build(name: str, batch: int) -> tuple[torch.nn.Module, tuple[torch.Tensor, .
     return module, tuple(inputs)
 
 
-def capture_workers(profiles: Sequence[Profile]) -> list[Capture]:
+def capture_workers(profiles: Sequence[Profile], gpu: int) -> list[Capture]:
     """One capture per worker, with buffers of its own; its kernels must be the profiled ones."""
+    torch.cuda.set_device(gpu)
     captures = []
     for profile in profiles:
         name, batch = profile.trace.model, profile.trace.batch

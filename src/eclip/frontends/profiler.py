@@ -38,6 +38,7 @@ from eclip.topology import Mask
 _WARMUPS = 3
 _UNTRACED = 15
 _TRACED = 7
+_MOST_OVERLAP = 1.15  # programmatic dependent launches overlap more without tracing
 _STRESS_BYTES = {"dram": 1 << 30, "l2": 24 << 20}
 
 Table = npt.NDArray[np.float64]  # kernel × size
@@ -178,6 +179,11 @@ def _close(spans: npt.NDArray[np.int64], request_ns: Table) -> tuple[Table, Tabl
     low, high = np.percentile(exclusive, [10, 90], axis=1)
     spread = (high - low).T
     left_over = request_ns - busy.sum(axis=0)
+    if (busy.sum(axis=0) > _MOST_OVERLAP * request_ns).any():
+        raise DeviceError(
+            "kernels took much longer traced than untraced, so their times would mean nothing; "
+            "profile again on an idle GPU"
+        )
     # Where gaps cannot give enough, kernels overlap more untraced than traced: they shrink as one.
     busy = np.maximum(np.rint(busy * np.minimum(1.0, request_ns / busy.sum(axis=0))), 1)
     weight = gap + 1.0
@@ -188,6 +194,7 @@ def _close(spans: npt.NDArray[np.int64], request_ns: Table) -> tuple[Table, Tabl
 def _energy_uj(device: CudaDevice, handle: Any, stream: Any, seconds: float) -> int:
     """Energy of one request alone, between two ticks of the counter about so far apart."""
     with Repeater(device.gpu, handle, stream) as repeater:
+        device.nvml.next_tick()  # power is still rising
         first = last = device.nvml.next_tick()
         while last.time_ns - first.time_ns < seconds * 1e9:
             last = device.nvml.next_tick()
@@ -204,10 +211,11 @@ def _beside_stressors(device: CudaDevice, graph: CapturedGraph) -> dict[str, flo
     halves = [Mask(range(slices // 2)), Mask(range(slices // 2, slices))]
     slowdown = {}
     with ExitStack() as stack:
-        pool = LanePool(device.slices, halves)
+        pool = LanePool(device.slices, [*halves, device.topology.full])
         stack.callback(pool.close)
-        mine, other = pool.lanes
-        executable = place_whole(graph, [mine.context] * graph.kernel_count)
+        mine, other, whole = pool.lanes
+        (contexts, _), _ = _legal_contexts(graph, [mine, whole])
+        executable = place_whole(graph, contexts)
         stack.callback(executable.close)
         stressors = Stressors(device.gpu)
         stack.callback(stressors.close)
@@ -227,10 +235,15 @@ def _beside_stressors(device: CudaDevice, graph: CapturedGraph) -> dict[str, flo
             stress(10)
             call(cu.cuStreamSynchronize, other.stream)
             round_ns = (time.perf_counter() - began) * 1e8
-            # Long enough for all repeats at four times their time alone.
-            stress(round(4 * (_WARMUPS + _UNTRACED) * alone_ns / round_ns) + 10)
-            slowdown[name] = _request_ns(executable.handle, mine.stream) / alone_ns
+            # Long enough for all repeats at eight times their time alone.
+            stress(round(8 * (_WARMUPS + _UNTRACED) * alone_ns / round_ns) + 10)
+            beside_ns = _request_ns(executable.handle, mine.stream)
+            if cu.cuStreamQuery(other.stream)[0] == cu.CUresult.CUDA_SUCCESS:
+                raise DeviceError(f"the {name} stressor ended before the requests beside it")
+            slowdown[name] = beside_ns / alone_ns
             call(cu.cuStreamSynchronize, other.stream)
+            del data
+            torch.cuda.empty_cache()
     return slowdown
 
 
@@ -241,6 +254,7 @@ def _rows(table: Table) -> tuple[tuple[int, ...], ...]:
 def _main(gpu: int, energy_seconds: float, folder: Path, keys: Sequence[str]) -> None:
     """What ``eclip profile`` runs in a child: one line per finished model."""
     device = CudaDevice(gpu)
+    torch.cuda.set_device(gpu)
     others = device.nvml.other_processes()
     if others:
         raise DeviceError(

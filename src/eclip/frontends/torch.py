@@ -65,12 +65,12 @@ class _LastOperation(TorchDispatchMode):
 def capture(
     module: torch.nn.Module, inputs: Sequence[torch.Tensor], model: str, batch: int
 ) -> CapturedModule:
-    static = tuple(given.detach().clone() for given in inputs)
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     stream = torch.cuda.Stream()
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
-    state = generator.clone_state()
+    state = generator.clone_state()  # a capture that fails leaves the generator in capture mode
     try:
+        static = tuple(given.detach().clone() for given in inputs)
         with torch.inference_mode(), torch.cuda.stream(stream):
             for _ in range(_WARMUPS):
                 module(*static)
@@ -78,9 +78,9 @@ def capture(
             with torch.cuda.graph(graph, stream=stream):
                 outputs = module(*static)
     except torch.OutOfMemoryError as error:
+        generator.graphsafe_set_state(state)
         raise DeviceError(f"{model} does not fit into the GPU's memory: {_line(error)}") from None
     except RuntimeError as error:
-        # A capture that fails leaves the random generator in capture mode.
         generator.graphsafe_set_state(state)
         culprit = _culprit(module, static)
         raise DeviceError(

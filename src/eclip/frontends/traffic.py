@@ -101,11 +101,12 @@ def _launch_distinct(gpu: int, keys: Sequence[str]) -> None:
     import torch
 
     from eclip.devices.cuda.driver import Gpu, call, cu
-    from eclip.devices.cuda.graphs import place_some
+    from eclip.devices.cuda.graphs import place_segment
     from eclip.frontends import models
     from eclip.frontends.torch import capture
 
     device = Gpu(gpu)
+    torch.cuda.set_device(gpu)
     for key in keys:
         model, batch = models.split_key(key)
         module, inputs = models.build(model, batch)
@@ -118,7 +119,7 @@ def _launch_distinct(gpu: int, keys: Sequence[str]) -> None:
         for counted, run in itertools.groupby(range(graph.kernel_count), wanted.__contains__):
             positions = list(run)
             kernels = range(positions[0], positions[-1] + 1)
-            executable = place_some(graph, contexts, kernels)
+            executable = place_segment(graph, contexts, kernels)
             if counted:
                 call(cu.cuProfilerStart)
             call(cu.cuGraphLaunch, executable.handle, 0)

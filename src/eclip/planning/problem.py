@@ -33,6 +33,7 @@ class Problem:
                 raise MismatchError(
                     f"{worker.name} needs a profile of {worker.key}, not {profile.key}"
                 )
+        fingerprint_of(self.topology, self.profiles)  # refuses profiles of another device
 
     def times(self, worker: int, sizes: Sequence[int]) -> Times:
         profile = self.profiles[worker]

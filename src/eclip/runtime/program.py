@@ -46,7 +46,8 @@ def lower(plan: Plan, traces: Sequence[Trace]) -> Program:
     if len(traces) != len(plan.workers):
         raise MismatchError(f"the plan has {len(plan.workers)} workers, {len(traces)} traces given")
     for worker, trace in zip(plan.workers, traces, strict=True):
-        if trace.key != worker.model or trace.digest != plan.fingerprint.traces.get(worker.model):
+        expected = (worker.model, worker.kernels, plan.fingerprint.traces.get(worker.model))
+        if (trace.key, len(trace.kernels), trace.digest) != expected:
             raise MismatchError(
                 f"the plan for worker {worker.name} was made for other kernels than those of "
                 f"{trace.key}; plan again from this profile"

@@ -21,13 +21,14 @@ import numpy as np
 
 from eclip.devices.cuda import loop
 from eclip.devices.cuda.driver import Gpu, call, cu
-from eclip.devices.cuda.graphs import CapturedGraph, place_some, place_whole
+from eclip.devices.cuda.graphs import CapturedGraph, place_segment, place_whole
 from eclip.devices.cuda.lanes import GpuLane, LanePool, Slices
 from eclip.devices.cuda.stressors import Stressors
 from eclip.errors import DeviceError
 from eclip.topology import Mask
 
-_CHAIN = 300  # kernels
+_CHAIN = 100  # kernels
+_SHORT_ROUNDS = 20
 _REPEATS = 11
 _BUFFER_BYTES = 1 << 30
 _RELATIONS = {
@@ -70,7 +71,9 @@ class _Bench:
         try:
             self.gpu = Gpu(gpu) if connections is None else Gpu(gpu, connections)
             self._stack.callback(self.gpu.close)
-            pool = LanePool(Slices(self.gpu), masks)
+            slices = Slices(self.gpu)
+            self._stack.callback(slices.close)
+            pool = LanePool(slices, masks)
             self._stack.callback(pool.close)
             self.lanes: list[GpuLane] = pool.lanes
             self.stressors = Stressors(self.gpu)
@@ -88,16 +91,20 @@ class _Bench:
         self._stack.close()
 
     def short(self, stream: Any) -> None:
-        """A kernel of a few microseconds that fits any lane."""
-        self.stressors.launch("fma", stream, 8, 128, self.buffer, 0, 1)
+        """A kernel that fits any lane and takes longer than Python takes to launch the next."""
+        self.stressors.launch("fma", stream, 8, 128, self.buffer, 0, _SHORT_ROUNDS)
 
-    def capture_chain(self, kernels: int) -> tuple[Any, CapturedGraph]:
-        """A chain of short kernels as a captured graph; the caller destroys the graph."""
+    def hog(self, name: str, stream: Any) -> None:
+        size, rounds = _CLASSES[name]
+        self.stressors.launch(name, stream, 112, 1024, self.buffer, size // 16, rounds)
+
+    def capture(self, kernels: int, launch: Callable[[Any], None]) -> tuple[Any, CapturedGraph]:
+        """A chain of equal launches as a captured graph; the caller destroys the graph."""
         stream = call(cu.cuStreamCreate, cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
         mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         call(cu.cuStreamBeginCapture, stream, mode)
         for _ in range(kernels):
-            self.short(stream)
+            launch(stream)
         graph = call(cu.cuStreamEndCapture, stream)
         call(cu.cuStreamDestroy, stream)
         return graph, CapturedGraph(int(graph))
@@ -143,7 +150,7 @@ def _switch_cost(gpu: int) -> list[Figure]:
     for relation, masks in _RELATIONS.items():
         with _Bench(gpu, masks) as bench, ExitStack() as stack:
             here, there = bench.lanes
-            graph, captured = bench.capture_chain(_CHAIN)
+            graph, captured = bench.capture(_CHAIN, bench.short)
             stack.callback(call, cu.cuGraphDestroy, graph)
             turns = [here if index % 2 == 0 else there for index in range(_CHAIN)]
             event = call(cu.cuEventCreate, cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
@@ -155,7 +162,7 @@ def _switch_cost(gpu: int) -> list[Figure]:
             contexts = [lane.context for lane in turns]
             segments = []
             for index in range(_CHAIN):
-                segment = place_some(captured, contexts, range(index, index + 1))
+                segment = place_segment(captured, contexts, range(index, index + 1))
                 stack.callback(segment.close)
                 segments.append(segment.handle)
 
@@ -206,35 +213,31 @@ def _pair_slowdown(gpu: int) -> list[Figure]:
     """How much longer a kernel takes while one of another class loops beside it."""
     figures = []
     for relation in ("same", "overlapping", "disjoint"):
-        with _Bench(gpu, _RELATIONS[relation]) as bench:
+        with _Bench(gpu, _RELATIONS[relation]) as bench, ExitStack() as stack:
             mine, other = bench.lanes
 
-            def launch(name: str, lane: GpuLane, rounds: int, bench: _Bench = bench) -> None:
-                size, per_round = _CLASSES[name]
-                bench.stressors.launch(
-                    name, lane.stream, 112, 1024, bench.buffer, size // 16, rounds * per_round
-                )
+            def time_us(name: str, bench: _Bench = bench, lane: GpuLane = mine) -> float:
+                return _median_us(partial(bench.hog, name, lane.stream), lane.stream, lane.stream)
 
-            alone = {
-                name: _median_us(partial(launch, name, mine, 1), mine.stream, mine.stream)
-                for name in _CLASSES
-            }
-            for name in _CLASSES:
-                for hog in _CLASSES:
-                    # The hog must outlast all repeats, even if each takes twenty times as long.
-                    rounds = int(20 * (_REPEATS + 2) * alone[name] / alone[hog]) + 10
-                    launch(hog, other, rounds)
-                    beside = _median_us(partial(launch, name, mine, 1), mine.stream, mine.stream)
-                    call(cu.cuStreamSynchronize, other.stream)
-                    figures.append(
-                        Figure(
-                            table=f"Slowdown of the row beside the column, {relation} units",
-                            row=name,
-                            column=hog,
-                            value=beside / alone[name],
-                            unit="×",
-                        )
+            alone = {name: time_us(name) for name in _CLASSES}
+            for neighbour in _CLASSES:
+                # Launched over and over: one long kernel would not let the other in at all.
+                graph, captured = bench.capture(1, partial(bench.hog, neighbour))
+                stack.callback(call, cu.cuGraphDestroy, graph)
+                executable = place_whole(captured, [other.context])
+                stack.callback(executable.close)
+                with loop.Repeater(bench.gpu, executable.handle, other.stream):
+                    beside = {name: time_us(name) for name in _CLASSES}
+                figures += [
+                    Figure(
+                        table=f"Slowdown of the row beside the column, {relation} units",
+                        row=name,
+                        column=neighbour,
+                        value=beside[name] / alone[name],
+                        unit="×",
                     )
+                    for name in _CLASSES
+                ]
     return figures
 
 
@@ -274,7 +277,7 @@ def _measure_lanes(gpu: int, connections: int) -> list[tuple[int, float]]:
     most = 14  # a slice each, and a core each for the threads that wait
     found = []
     with _Bench(gpu, [Mask([index]) for index in range(most)], connections) as bench:
-        graph, captured = bench.capture_chain(20)
+        graph, captured = bench.capture(20, bench.short)
         executables = [place_whole(captured, [lane.context] * 20) for lane in bench.lanes]
         for lanes in (1, 2, 4, 7, 8, 9, 12, 14):
             active = np.zeros(lanes, dtype=np.int64)
@@ -285,7 +288,7 @@ def _measure_lanes(gpu: int, connections: int) -> list[tuple[int, float]]:
                 everyone = (1 << lanes) - 1
                 steps = [(everyone, loop.steps_of([launch]))]
                 workers.append(loop.WorkerLoop(bench.gpu, steps, index, active))
-            runners = [loop.Runner(partial(worker.drive, stop=stop)) for worker in workers]
+            runners = [loop.Runner(partial(worker.drive, stop=stop), stop) for worker in workers]
             for runner in runners:
                 runner.start()
             time.sleep(0.15)

@@ -18,21 +18,22 @@ from typing import Any, Self
 
 import numpy as np
 
-from eclip.devices.base import Window
+from eclip.devices.base import Window, check_sources
 from eclip.devices.cuda import loop
 from eclip.devices.cuda.driver import Gpu, call, cu
 from eclip.devices.cuda.energy import Nvml, power_w
-from eclip.devices.cuda.graphs import CapturedGraph, Executable, place_some, place_whole
+from eclip.devices.cuda.graphs import CapturedGraph, place_segment, place_whole
 from eclip.devices.cuda.lanes import LanePool, Slices
 from eclip.devices.load import CLOSED_LOOP, Arrivals, Load
 from eclip.errors import DeviceError, UsageError
-from eclip.plan import Assignment
+from eclip.plan import Assignment, Plan
 from eclip.runlog import KernelRecords, Requests, RunLog, WorkerCounters
 from eclip.runtime.program import Program
 from eclip.topology import Topology
 from eclip.trace import Trace
 
 _ENERGY_SECONDS = 3.0
+_MOST_VARIANTS = 16  # executables that are kept for one worker
 _TRIALS = 20  # launches that decide between one graph and segments
 
 
@@ -55,25 +56,30 @@ class CudaDevice:
     def __init__(
         self, gpu: int = 0, fine: bool = False, execution: Execution = Execution.AUTO
     ) -> None:
-        self.gpu = Gpu(gpu)
-        self.slices = Slices(self.gpu, fine)
-        self.topology: Topology = self.slices.topology()
-        self.nvml = Nvml(self.gpu.uuid)
         self.execution = execution
+        self.gpu = Gpu(gpu)
+        try:
+            self.slices = Slices(self.gpu, fine)
+            self.topology: Topology = self.slices.topology()
+            self.nvml = Nvml(self.gpu.uuid)
+        except BaseException:
+            self.gpu.close()
+            raise
 
     def close(self) -> None:
-        self.nvml.close()
-        self.gpu.close()
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.gpu.close)
+            stack.callback(self.nvml.close)
+            stack.callback(self.slices.close)
 
     def open(self, program: Program, sources: Sequence[Capture]) -> CudaSession:
         plan = program.plan
         warnings = plan.fingerprint.check(
             self.topology.fingerprint, "the plan", self.topology.title
         )
-        if len(sources) != len(plan.workers):
-            raise UsageError(
-                f"the plan has {len(plan.workers)} workers, {len(sources)} captures given"
-            )
+        check_sources(plan, [source.trace for source in sources])
+        if any(_variants_of(plan, worker) > _MOST_VARIANTS for worker in plan.everyone):
+            raise UsageError(f"a worker can have at most {_MOST_VARIANTS} variants of a plan")
         if plan.turns:
             raise DeviceError(
                 "time-slicing needs one process per model and does not run inside one; leave the "
@@ -134,21 +140,28 @@ class CudaSession:
         """The steps of one worker in one variant, in the way that measures faster."""
         wanted = self._device.execution
         if part.switches == 0 or wanted is Execution.WHOLE:
-            return self._whole(part)
+            return self._whole(part, self._stack)
         if wanted is Execution.SEGMENTS:
-            return self._segments(part)
-        ways = [self._whole(part), self._segments(part)]
-        return min(ways, key=self._time_ns)
+            return self._segments(part, self._stack)
+        with contextlib.ExitStack() as whole_stack, contextlib.ExitStack() as segments_stack:
+            whole = self._whole(part, whole_stack)
+            segments = self._segments(part, segments_stack)
+            whole_is_faster = self._time_ns(whole) <= self._time_ns(segments)
+            # What loses is released here.
+            self._stack.push((whole_stack if whole_is_faster else segments_stack).pop_all())
+            return whole if whole_is_faster else segments
 
-    def _whole(self, part: Assignment) -> loop.Steps:
+    def _whole(self, part: Assignment, owner: contextlib.ExitStack) -> loop.Steps:
         captured = self._captures[part.worker].graph
         lanes = [
             self._pool.lanes[group.lane] for group in part.groups for _ in range(group.kernels)
         ]
-        executable = self._own(place_whole(captured, [lane.context for lane in lanes]), lanes[0])
-        return loop.steps_of([(loop.LAUNCH, executable, lanes[0].stream)])
+        executable = place_whole(captured, [lane.context for lane in lanes])
+        owner.callback(executable.close)
+        executable.upload(lanes[0].stream)
+        return loop.steps_of([(loop.LAUNCH, executable.handle, lanes[0].stream)])
 
-    def _segments(self, part: Assignment) -> loop.Steps:
+    def _segments(self, part: Assignment, owner: contextlib.ExitStack) -> loop.Steps:
         captured = self._captures[part.worker].graph
         lanes = [self._pool.lanes[group.lane] for group in part.groups]
         contexts = [
@@ -161,19 +174,16 @@ class CudaSession:
         for index, (lane, group) in enumerate(zip(lanes, part.groups, strict=True)):
             if index > 0:
                 event = call(cu.cuEventCreate, cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
-                self._stack.callback(call, cu.cuEventDestroy, event)
+                owner.callback(call, cu.cuEventDestroy, event)
                 steps.append((loop.RECORD, event, lanes[index - 1].stream))
                 steps.append((loop.WAIT, lane.stream, event))
             kernels = range(first, first + group.kernels)
-            executable = self._own(place_some(captured, contexts, kernels), lane)
-            steps.append((loop.LAUNCH, executable, lane.stream))
+            executable = place_segment(captured, contexts, kernels)
+            owner.callback(executable.close)
+            executable.upload(lane.stream)
+            steps.append((loop.LAUNCH, executable.handle, lane.stream))
             first += group.kernels
         return loop.steps_of(steps)
-
-    def _own(self, executable: Executable, lane: Any) -> Any:
-        self._stack.callback(executable.close)
-        executable.upload(lane.stream)
-        return executable.handle
 
     def _time_ns(self, steps: loop.Steps) -> float:
         """What a request takes alone, host to host."""
@@ -182,7 +192,7 @@ class CudaSession:
         return float(np.median(rows[:, 2] - rows[:, 1]))
 
     def request(self, worker: int) -> None:
-        """Run one request of a worker and wait for it; each worker may have a thread of its own."""
+        """Run one request of a worker and wait for it: one thread at a time for each worker."""
         self._loops[worker].drive(most_requests=1)
 
     def run(self, load: Load, window: Window, alone_rps: Sequence[float]) -> RunLog:
@@ -210,31 +220,34 @@ class CudaSession:
                     None if arrivals is CLOSED_LOOP else arrivals + zero,
                     zero + duration_ns,
                     stop,
-                )
+                ),
+                stop,
             )
             for worker, arrivals in enumerate(load.arrivals)
         ]
-        power = self._run_threads(runners, zero, duration_ns, stop)
+        power = self._run_threads(runners, zero, zero + duration_ns, stop)
+        if power == 0.0:
+            warnings.append("the run was too short for the energy counter: no energy was measured")
         return self._log(load, runners, zero, duration_ns, power, alone_rps, warnings)
 
     def _run_threads(
-        self, runners: Sequence[loop.Runner], zero: int, duration_ns: int, stop: Arrivals
+        self, runners: Sequence[loop.Runner], zero: int, end_ns: int, stop: Arrivals
     ) -> float:
         """Run all workers; the mean power between the first and the last energy tick inside."""
-        for runner in runners:
-            runner.start()
         try:
-            while _now_ns() < zero:
+            for runner in runners:
+                runner.start()
+            while _now_ns() < zero and not stop[0]:
                 time.sleep(0.001)
             first = last = self._device.nvml.next_tick()
-            while (tick := self._device.nvml.next_tick()).time_ns < zero + duration_ns:
+            while not stop[0] and (tick := self._device.nvml.next_tick()).time_ns < end_ns:
                 last = tick
-        except BaseException:
-            stop[0] = 1  # an interrupt ends the loops after the request in flight
-            raise
         finally:
-            for runner in runners:
-                runner.join()
+            # An interrupt, or a worker that failed, ends the loops after the request in flight.
+            # They use the session's graphs, so nothing is released before they have ended.
+            if _now_ns() < end_ns:
+                stop[0] = 1
+            _join_all(runners)
         return power_w(first, last) if last.time_ns > first.time_ns else 0.0
 
     def _log(
@@ -296,6 +309,21 @@ class CudaSession:
             alone_rps=tuple(alone_rps),
             warnings=tuple(warnings),
         )
+
+
+def _variants_of(plan: Plan, worker: int) -> int:
+    return sum(worker in variant.active for variant in plan.variants)
+
+
+def _join_all(runners: Sequence[loop.Runner]) -> None:
+    """Wait for every loop, whatever else happens meanwhile; a second interrupt comes after."""
+    try:
+        for runner in runners:
+            if runner.ident is not None:
+                runner.join()
+    except KeyboardInterrupt:
+        _join_all(runners)
+        raise
 
 
 def _now_ns() -> int:

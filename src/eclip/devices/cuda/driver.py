@@ -49,7 +49,7 @@ class Gpu:
             raise DeviceError(
                 "the Python package cuda-bindings is missing; install it: pip install 'eclip[cuda]'"
             )
-        chosen = os.environ.setdefault(_CONNECTIONS_VARIABLE, str(connections))
+        _ask_for_connections(connections)
         try:
             call(cu.cuInit, 0)
         except (DeviceError, RuntimeError) as error:
@@ -59,11 +59,6 @@ class Gpu:
             raise DeviceError(f"there is no GPU {index}; this host has {count}, counted from 0")
         self.index = index
         self.handle = call(cu.cuDeviceGet, index)
-        if chosen != str(connections):
-            raise DeviceError(
-                f"{_CONNECTIONS_VARIABLE} is {chosen}, so lanes would wait on each other; set "
-                f"it to {connections}, or unset it, before the process starts"
-            )
         self.context = call(cu.cuDevicePrimaryCtxRetain, self.handle)
         self.make_current()
 
@@ -95,4 +90,28 @@ class Gpu:
         call(cu.cuCtxSynchronize)
 
     def close(self) -> None:
-        call(cu.cuDevicePrimaryCtxRelease, self.handle)
+        if self.context is not None:
+            self.context = None
+            call(cu.cuDevicePrimaryCtxRelease, self.handle)
+
+
+def _ask_for_connections(connections: int) -> None:
+    """Ask for so many hardware queues: the driver reads the variable when it is initialised."""
+    chosen = os.environ.get(_CONNECTIONS_VARIABLE)
+    if chosen == str(connections):
+        return
+    if chosen is not None:
+        raise DeviceError(
+            f"{_CONNECTIONS_VARIABLE} is {chosen}, so lanes would wait on each other; set it to "
+            f"{connections}, or unset it, before the process starts"
+        )
+    try:
+        status, _ = cu.cuDeviceGetCount()
+    except RuntimeError:  # no driver at all: initialising it will say so
+        return
+    if status != cu.CUresult.CUDA_ERROR_NOT_INITIALIZED:
+        raise DeviceError(
+            f"CUDA was initialised before eclip could ask for {connections} hardware queues; set "
+            f"{_CONNECTIONS_VARIABLE}={connections} before the process starts"
+        )
+    os.environ[_CONNECTIONS_VARIABLE] = str(connections)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from eclip.errors import DeviceError
@@ -36,21 +37,22 @@ class Nvml:
             raise DeviceError(
                 "the Python package nvidia-ml-py is missing; install it: pip install 'eclip[cuda]'"
             )
+        _ask("nvmlInit")
         try:
-            pynvml.nvmlInit()
-            self._handle: Any = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        except pynvml.NVMLError as error:
-            raise DeviceError(f"NVML does not answer: {error}") from None
+            self._handle: Any = _ask("nvmlDeviceGetHandleByUUID", uuid)
+        except DeviceError:
+            _ask("nvmlShutdown")
+            raise
 
     def driver(self) -> str:
-        return str(pynvml.nvmlSystemGetDriverVersion())
+        return str(_ask("nvmlSystemGetDriverVersion"))
 
     def next_tick(self) -> Tick:
         """Wait until the counter moves."""
-        first = pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)
+        first = _ask("nvmlDeviceGetTotalEnergyConsumption", self._handle)
         deadline = time.monotonic() + _TICK_WAIT_S
         while time.monotonic() < deadline:
-            energy_mj = pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)
+            energy_mj = _ask("nvmlDeviceGetTotalEnergyConsumption", self._handle)
             if energy_mj != first:
                 return Tick(time.clock_gettime_ns(time.CLOCK_MONOTONIC), energy_mj)
             time.sleep(0.0005)
@@ -58,11 +60,28 @@ class Nvml:
 
     def other_processes(self) -> list[int]:
         """Processes that compute on this GPU besides this one."""
-        running = pynvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
-        return [process.pid for process in running if process.pid != os.getpid()]
+        running = _ask("nvmlDeviceGetComputeRunningProcesses", self._handle)
+        return [process.pid for process in running if process.pid not in _own_pids()]
 
     def close(self) -> None:
-        pynvml.nvmlShutdown()
+        _ask("nvmlShutdown")
+
+
+def _ask(name: str, *arguments: Any) -> Any:
+    try:
+        return getattr(pynvml, name)(*arguments)
+    except pynvml.NVMLError as error:
+        raise DeviceError(f"NVML does not answer {name}: {error}") from None
+
+
+def _own_pids() -> set[int]:
+    """This process in every PID namespace it is in: inside a container NVML may name the host's."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return {os.getpid()}
+    lines = [line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")]
+    return {os.getpid(), *(int(pid) for line in lines for pid in line)}
 
 
 def power_w(begin: Tick, end: Tick) -> float:

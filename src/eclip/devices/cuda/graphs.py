@@ -8,7 +8,7 @@ contexts: there is one for every plan variant, kept until the session closes.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,13 +116,18 @@ class Executable:
 
 def place_whole(captured: CapturedGraph, contexts: Sequence[Any]) -> Executable:
     """One graph whose kernels run in these contexts, one per kernel."""
-    return place_some(captured, contexts, range(len(contexts)))
+    return place_segment(captured, contexts, range(len(contexts)))
 
 
-def place_some(
-    captured: CapturedGraph, contexts: Sequence[Any], kernels: Container[int]
-) -> Executable:
-    """Only these kernels, with the memory nodes that go with them."""
+def place_segment(captured: CapturedGraph, contexts: Sequence[Any], kernels: range) -> Executable:
+    """Only these consecutive kernels, with the memory nodes that go with them.
+
+    Consecutive, because the order of two kernels goes by the chain between them.
+    """
+    if len(contexts) != captured.kernel_count:
+        raise DeviceError(
+            f"{len(contexts)} contexts given for a graph of {captured.kernel_count} kernels"
+        )
     clone = call(cu.cuGraphClone, captured.graph)
     try:
         for node in captured.nodes:
@@ -208,4 +213,7 @@ def fits(node: Node, lane_stream: Any) -> bool:
     config.hStream = lane_stream
     config.attrs = [attribute]
     config.numAttrs = 1
-    return int(call(cu.cuOccupancyMaxActiveClusters, _function(params), config)) > 0
+    status, clusters = cu.cuOccupancyMaxActiveClusters(_function(params), config)
+    if status == cu.CUresult.CUDA_ERROR_INVALID_CLUSTER_SIZE:
+        return False
+    return status == cu.CUresult.CUDA_SUCCESS and int(clusters) > 0

@@ -201,11 +201,15 @@ class WorkerLoop:
 
 
 class Runner(threading.Thread):
-    """A worker's loop in a thread of its own; ``rows`` raises what went wrong in it."""
+    """A worker's loop in a thread of its own; ``rows`` raises what went wrong in it.
 
-    def __init__(self, serve: Callable[[], Ints]) -> None:
+    A loop that fails stops the others too, through the flag they share.
+    """
+
+    def __init__(self, serve: Callable[[], Ints], stop: Ints) -> None:
         super().__init__(daemon=True)
         self._serve = serve
+        self._stop_all = stop
         self._rows: Ints | None = None
         self._error: BaseException | None = None
 
@@ -214,6 +218,7 @@ class Runner(threading.Thread):
             self._rows = self._serve()
         except BaseException as error:
             self._error = error
+            self._stop_all[0] = 1
 
     def rows(self) -> Ints:
         """Waits for the loop to end."""
@@ -230,7 +235,7 @@ class Repeater:
         steps = steps_of([(LAUNCH, executable, stream)])
         worker = WorkerLoop(gpu, [(1, steps)], 0, np.zeros(1, dtype=np.int64))
         self._stop = np.zeros(1, dtype=np.int64)
-        self._runner = Runner(lambda: worker.drive(stop=self._stop))
+        self._runner = Runner(lambda: worker.drive(stop=self._stop), self._stop)
 
     def __enter__(self) -> Self:
         self._runner.start()

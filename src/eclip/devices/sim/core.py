@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from eclip.devices.sim import contention
 from eclip.devices.sim.contention import (
     RUNNING_KERNEL,
     Floats,
@@ -24,7 +25,7 @@ from eclip.devices.sim.contention import (
     contend,
     draw_w,
 )
-from eclip.jit import compiled, inlined
+from eclip.jit import compiled_with, inlined
 
 IDLE, DELAY, QUEUED, RUNNING = 0, 1, 2, 3
 NOBODY = -1
@@ -113,7 +114,7 @@ class State(NamedTuple):
     kernel_rows: Ints  # buffer of (worker, position, lane, start, end)
 
 
-@compiled
+@compiled_with(contention.__file__)
 def advance(m: Machine, s: State, until: float, finish: bool) -> int:
     """Handle all events before ``until``; with ``finish`` let the time up to it pass as well.
 

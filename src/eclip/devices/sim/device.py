@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 
 from eclip.calibration import Calibration, Costs
-from eclip.devices.base import Window
+from eclip.devices.base import Window, check_sources
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.devices.sim import core
 from eclip.devices.sim.contention import LIMITS, Ints, Records
@@ -35,16 +35,20 @@ class SimDevice:
         calibration: Calibration,
         progress: Callable[[float], None] = lambda _: None,
     ) -> None:
-        calibration.fingerprint.check(topology.fingerprint, "the calibration", topology.title)
+        self._warnings = calibration.fingerprint.check(
+            topology.fingerprint, "the calibration", topology.title
+        )
         self.topology = topology
         self.calibration = calibration
         self._progress = progress
 
     def open(self, program: Program, sources: Sequence[Profile]) -> SimSession:
         plan = program.plan
-        warnings = list(
-            plan.fingerprint.check(self.topology.fingerprint, "the plan", self.topology.title)
-        )
+        check_sources(plan, [profile.trace for profile in sources])
+        warnings = [
+            *self._warnings,
+            *plan.fingerprint.check(self.topology.fingerprint, "the plan", self.topology.title),
+        ]
         for profile in sources:
             warnings += profile.fingerprint.check(
                 plan.fingerprint, f"the profile of {profile.key}", "the plan"

@@ -1,0 +1,55 @@
+"""What tests of several rooms share: devices, problems, and how hypothesis runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+from hypothesis import settings
+
+from eclip import store
+from eclip.calibration import Calibration
+from eclip.frontends.synthetic import synthetic_profile
+from eclip.mix import mix_of
+from eclip.planning.problem import Problem
+from eclip.topology import Topology
+
+# The first call of compiled code may compile it, which no deadline foresees.
+settings.register_profile("eclip", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("eclip")
+
+
+@pytest.fixture(scope="session")
+def h200() -> Topology:
+    return store.load_builtin(Topology, "h200")
+
+
+@pytest.fixture(scope="session")
+def mi50() -> Topology:
+    return store.load_builtin(Topology, "mi50")
+
+
+@pytest.fixture(scope="session")
+def h200_calibration() -> Calibration:
+    return store.load_builtin(Calibration, "h200")
+
+
+@pytest.fixture(scope="session")
+def mi50_calibration() -> Calibration:
+    return store.load_builtin(Calibration, "mi50")
+
+
+@pytest.fixture(scope="session")
+def make_problem() -> Callable[..., Problem]:
+    """A problem of synthetic profiles: ``make_problem(topology, workers, kernels=12, seed=0)``."""
+
+    def make(topology: Topology, workers: int, kernels: int = 12, seed: int = 0) -> Problem:
+        profiles = tuple(
+            synthetic_profile(seed + index, kernels + index, topology, name=f"m{index}")
+            for index in range(workers)
+        )
+        mix = mix_of((profile.trace.model, profile.trace.batch) for profile in profiles)
+        return Problem(mix, topology, profiles)
+
+    return make

@@ -1,0 +1,263 @@
+"""What the tests on a GPU share; where there is no GPU, all of them are skipped with the reason."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from eclip.devices.base import Window
+from eclip.devices.cuda import loop
+from eclip.devices.cuda.device import Capture, CudaDevice, CudaSession, Execution
+from eclip.devices.cuda.driver import call, cu
+from eclip.devices.cuda.graphs import CapturedGraph, fits
+from eclip.devices.cuda.lanes import LanePool
+from eclip.devices.cuda.stressors import Stressors
+from eclip.devices.load import CLOSED_LOOP, Load
+from eclip.mix import mix_of
+from eclip.plan import Assignment, Group, Lane, Plan, PlannedWorker, Variant
+from eclip.runlog import RunLog
+from eclip.runtime.program import lower
+from eclip.topology import Mask, Topology
+from eclip.trace import Trace
+
+# Libraries' own warnings; ours are still errors.
+_TOLERATED = [
+    f"ignore::{category}:{library}.*"
+    for library in ("torch", "torchvision", "transformers")
+    for category in ("UserWarning", "FutureWarning", "DeprecationWarning")
+]
+
+
+def _missing() -> str | None:
+    """What this host or run lacks for these tests, in words."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return "tests/gpu measures times, so it runs alone: make gpu-test"
+    for package in ("cuda.bindings", "pynvml", "torch"):
+        found = None
+        with contextlib.suppress(ModuleNotFoundError):
+            found = importlib.util.find_spec(package)
+        if found is None:
+            return f"tests/gpu needs the Python package {package}"
+    import pynvml
+
+    # NVML, not CUDA: asking CUDA here would be too early to choose the number of connections.
+    try:
+        pynvml.nvmlInit()
+        count = pynvml.nvmlDeviceGetCount()
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        return f"tests/gpu needs an NVIDIA GPU: {error}"
+    return None if count else "tests/gpu needs an NVIDIA GPU"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mine = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
+    missing = _missing() if mine else None
+    for item in mine:
+        if missing is not None:
+            item.add_marker(pytest.mark.skip(reason=missing))
+        # A kernel that hangs cannot be interrupted by a signal: the thread method ends the process.
+        item.add_marker(pytest.mark.timeout(300, method="thread"))
+        for warning in _TOLERATED:
+            item.add_marker(pytest.mark.filterwarnings(warning))
+
+
+@pytest.fixture(scope="session")
+def device() -> Iterator[CudaDevice]:
+    made = CudaDevice()
+    yield made
+    made.gpu.synchronise()
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def stressors(device: CudaDevice) -> Iterator[Stressors]:
+    made = Stressors(device.gpu)
+    yield made
+    device.gpu.synchronise()
+    made.close()
+
+
+@contextlib.contextmanager
+def captured_from(enqueue: Callable[[Any], None]) -> Iterator[CapturedGraph]:
+    """The graph of what a function puts onto a stream; destroyed when the block ends."""
+    stream = call(cu.cuStreamCreate, cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
+    mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    call(cu.cuStreamBeginCapture, stream, mode)
+    enqueue(stream)
+    graph = call(cu.cuStreamEndCapture, stream)
+    call(cu.cuStreamDestroy, stream)
+    try:
+        yield CapturedGraph(int(graph))
+    finally:
+        call(cu.cuGraphDestroy, graph)
+
+
+def plan_of(
+    topology: Topology,
+    traces: Sequence[Trace],
+    masks: Sequence[Sequence[Mask]],
+    routes: Sequence[Sequence[int]],
+) -> Plan:
+    """Per worker the masks of its lanes and, for every kernel, which of them it takes."""
+    mix = mix_of((trace.model, trace.batch) for trace in traces)
+    lanes: list[Lane] = []
+    parts = []
+    for worker, (own, route) in enumerate(zip(masks, routes, strict=True)):
+        first = len(lanes)
+        lanes += [Lane(worker, mask) for mask in own]
+        runs = [(lane, len(list(run))) for lane, run in itertools.groupby(route)]
+        parts.append(Assignment(worker, tuple(Group(first + lane, n, 0) for lane, n in runs)))
+    return Plan(
+        mix=mix,
+        policy="test",
+        topology=topology,
+        fingerprint=msgspec.structs.replace(
+            topology.fingerprint, traces={trace.key: trace.digest for trace in traces}
+        ),
+        modelled=False,
+        workers=tuple(
+            PlannedWorker(name=worker.name, model=trace.key, kernels=len(trace.kernels), why="")
+            for worker, trace in zip(mix.workers, traces, strict=True)
+        ),
+        lanes=tuple(lanes),
+        variants=(Variant(tuple(range(len(traces))), tuple(parts)),),
+        why="",
+    )
+
+
+def random_route(random: np.random.Generator, kernels: int, switches: int, lanes: int) -> list[int]:
+    """A lane for every kernel, with so many switches at random places (or all there can be)."""
+    switches = min(switches, kernels - 1)
+    cuts = np.sort(random.choice(kernels - 1, switches, replace=False)) + 1
+    lane = int(random.integers(lanes))
+    route: list[int] = []
+    for first, last in itertools.pairwise([0, *cuts.tolist(), kernels]):
+        route += [lane] * (last - first)
+        lane = (lane + int(random.integers(1, lanes))) % lanes
+    return route
+
+
+def legal(
+    device: CudaDevice, source: Capture, masks: Sequence[Mask], route: Sequence[int]
+) -> list[int]:
+    """The route with kernels whose clusters do not fit their lane on the first that holds them."""
+    nodes = [node for node in source.graph.nodes if node.kind == "KERNEL"]
+    moved = list(route)
+    with contextlib.closing(LanePool(device.slices, masks)) as pool:
+        streams = [lane.stream for lane in pool.lanes]
+        for kernel, node in enumerate(nodes):
+            if not fits(node, streams[route[kernel]]):
+                moved[kernel] = [fits(node, stream) for stream in streams].index(True)
+    return moved
+
+
+@contextlib.contextmanager
+def opened(
+    device: CudaDevice, plan: Plan, captures: Sequence[Capture], execution: Execution
+) -> Iterator[CudaSession]:
+    before, device.execution = device.execution, execution
+    try:
+        program = lower(plan, [source.trace for source in captures])
+        with device.open(program, captures) as session:
+            yield session
+    finally:
+        device.execution = before
+
+
+def run_closed(session: CudaSession, workers: int, seconds: float, warmup: float = 0.1) -> RunLog:
+    load = Load(label="closed loop", seed=0, arrivals=(CLOSED_LOOP,) * workers)
+    window = Window(seconds=seconds, warmup_seconds=warmup, trace_ms=0.0)
+    return session.run(load, window, [1.0] * workers)
+
+
+def held() -> tuple[int, int]:
+    """Bytes of device memory in use, and open files of this process."""
+    call(cu.cuCtxSynchronize)
+    free, total = call(cu.cuMemGetInfo)
+    return total - free, len(list(Path("/proc/self/fd").iterdir()))
+
+
+class Stopwatch:
+    """GPU time between events on the streams where a request begins and ends."""
+
+    def __init__(self) -> None:
+        self._begin, self._end = (call(cu.cuEventCreate, 0) for _ in range(2))
+
+    def time_ns(self, launch: Callable[[], None], begin: int, end: int) -> float:
+        call(cu.cuEventRecord, self._begin, begin)
+        launch()
+        call(cu.cuEventRecord, self._end, end)
+        call(cu.cuStreamSynchronize, end)
+        return float(call(cu.cuEventElapsedTime, self._begin, self._end)) * 1e6
+
+    def steps_ns(self, steps: loop.Steps) -> float:
+        """One request, taken as the driving loop takes it."""
+        columns = (steps.kind.tolist(), steps.first.tolist(), steps.second.tolist())
+        todo = list(zip(*columns, strict=True))
+
+        def take() -> None:
+            for kind, first, second in todo:
+                if kind == loop.LAUNCH:
+                    call(cu.cuGraphLaunch, first, second)
+                elif kind == loop.RECORD:
+                    call(cu.cuEventRecord, first, second)
+                else:
+                    call(cu.cuStreamWaitEvent, first, second, 0)
+
+        return self.time_ns(take, todo[0][2], steps.stream)
+
+    def close(self) -> None:
+        for event in (self._begin, self._end):
+            call(cu.cuEventDestroy, event)
+
+
+@pytest.fixture
+def stopwatch(device: CudaDevice) -> Iterator[Stopwatch]:
+    with contextlib.closing(Stopwatch()) as made:
+        yield made
+
+
+# Test modules cannot import each other in importlib mode: they get these functions as fixtures.
+@pytest.fixture(scope="session", name="captured_from")
+def _captured_from() -> Callable[..., contextlib.AbstractContextManager[CapturedGraph]]:
+    return captured_from
+
+
+@pytest.fixture(scope="session", name="plan_of")
+def _plan_of() -> Callable[..., Plan]:
+    return plan_of
+
+
+@pytest.fixture(scope="session", name="random_route")
+def _random_route() -> Callable[..., list[int]]:
+    return random_route
+
+
+@pytest.fixture(scope="session", name="legal")
+def _legal() -> Callable[..., list[int]]:
+    return legal
+
+
+@pytest.fixture(scope="session", name="opened")
+def _opened() -> Callable[..., contextlib.AbstractContextManager[CudaSession]]:
+    return opened
+
+
+@pytest.fixture(scope="session", name="run_closed")
+def _run_closed() -> Callable[..., RunLog]:
+    return run_closed
+
+
+@pytest.fixture(scope="session", name="held")
+def _held() -> Callable[[], tuple[int, int]]:
+    return held

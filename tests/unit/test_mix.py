@@ -1,0 +1,176 @@
+"""The mix grammar: what it means, what it refuses, and that a refusal is always a UsageError."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from eclip.errors import UsageError
+from eclip.mix import DEFAULT_BATCH, MAX_WORKERS, PAPER_MIXES, Mix, MixWorker, mix_of, parse_mix
+
+
+def read(text: str) -> list[tuple[str, str, float | None]]:
+    return [(worker.name, worker.key, worker.rate_rps) for worker in parse_mix(text).workers]
+
+
+def test_repeat_model_batch_and_rate_are_read() -> None:
+    assert read("2xalbert:8,densenet201:16@120rps") == [
+        ("albert.1", "albert:8", None),
+        ("albert.2", "albert:8", None),
+        ("densenet201", "densenet201:16", 120.0),
+    ]
+
+
+def test_batch_is_8_and_the_loop_closed_unless_told() -> None:
+    assert DEFAULT_BATCH == 8
+    assert read("vgg19") == [("vgg19", "vgg19:8", None)]
+
+
+def test_rate_may_have_a_fraction_and_applies_to_every_repeat() -> None:
+    assert read("2xa@0.5rps") == [("a.1", "a:8", 0.5), ("a.2", "a:8", 0.5)]
+
+
+def test_spaces_around_parts_do_not_matter() -> None:
+    assert read("  albert:8 ,  vgg19 ") == read("albert:8,vgg19")
+    assert parse_mix(" paper/2 ") == parse_mix("paper/2")
+
+
+def test_models_with_dots_dashes_and_an_x_are_models() -> None:
+    assert [key for _, key, _ in read("xlnet,x2,vit-b_16.v2:4")] == [
+        "xlnet:8",
+        "x2:8",
+        "vit-b_16.v2:4",
+    ]
+
+
+def test_repeated_models_are_numbered_across_parts_and_batches() -> None:
+    names = [name for name, _, _ in read("albert:8,vgg19,2xalbert:16,vgg19:1,alexnet")]
+    assert names == ["albert.1", "vgg19.1", "albert.2", "albert.3", "vgg19.2", "alexnet"]
+
+
+def test_mix_of_models_is_the_mix_that_its_name_means() -> None:
+    mix = mix_of([("albert", 8), ("albert", 8), ("vgg19", 4)])
+    assert mix == parse_mix("albert:8,albert:8,vgg19:4")
+
+
+@pytest.mark.parametrize(
+    ("number", "models"),
+    [
+        (1, ["albert", "albert", "densenet201"]),
+        (2, ["albert", "densenet201"]),
+        (3, ["albert", "densenet201", "vgg19"]),
+        (4, ["alexnet", "resnet152", "vgg19"]),
+        (5, ["resnext101", "shufflenet"]),
+        (6, ["densenet201", "densenet201"]),
+        (7, ["alexnet", "alexnet", "alexnet"]),
+    ],
+)
+def test_paper_mixes_are_those_of_table_1(number: int, models: list[str]) -> None:
+    mix = parse_mix(f"paper/{number}")
+    assert mix.name == f"paper/{number}"
+    assert [worker.model for worker in mix.workers] == models
+    assert {(worker.batch, worker.rate_rps) for worker in mix.workers} == {(8, None)}
+
+
+@pytest.mark.parametrize("name", ["paper/0", "paper/8", "paper/", "paper/1,albert", "paper/01"])
+def test_unknown_paper_mix_lists_the_right_ones(name: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        parse_mix(name)
+    assert all(known in str(refusal.value) for known in PAPER_MIXES)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        ",",
+        "albert,",
+        ",albert",
+        "albert,,vgg19",
+        "2x",
+        "2 x albert",
+        "2xalbert:",
+        "albert:8:8",
+        "albert:-1",
+        "albert:8.0",
+        "albert@rps",
+        "albert@120",
+        "albert@-1rps",
+        "albert@1e3rps",
+        "albert@nanrps",
+        "albert@.5rps",
+        "-1xalbert",
+        "8",
+        "2xalbert;vgg19",
+        "al bert",
+        "albert\nvgg19",
+        "PAPER/1",
+        "../etc/passwd",
+        "albert:٨",
+        "٢xalbert",
+        "albert@٣rps",
+        "albert:²",
+    ],
+)
+def test_what_is_no_mix_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(UsageError, match="write it like 2xalbert:8"):
+        parse_mix(text)
+
+
+@pytest.mark.parametrize("text", ["0xalbert", "albert:0", "albert@0rps", "albert@0.0rps"])
+def test_nothing_starts_at_0(text: str) -> None:
+    with pytest.raises(UsageError, match="start above 0"):
+        parse_mix(text)
+
+
+def test_32_workers_are_enough_for_anybody() -> None:
+    assert len(parse_mix(f"{MAX_WORKERS}xalbert").workers) == MAX_WORKERS == 32
+    for text in ("33xalbert", "999999xalbert", "20xalbert,13xvgg19", ",".join(["a"] * 33)):
+        with pytest.raises(UsageError, match="more than 32 workers"):
+            parse_mix(text)
+    with pytest.raises(UsageError):
+        parse_mix("99999999999999999999xalbert")
+
+
+def test_name_that_a_repeat_would_give_too_is_refused() -> None:
+    with pytest.raises(UsageError):
+        parse_mix("2xalbert,albert.1")
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text(max_size=30) | st.text("0123456789xal:@rps.,-/ ", max_size=30))
+@example("2xa,a.2")
+@example("x" * 100_000)
+def test_any_text_is_a_mix_or_a_usage_error(text: str) -> None:
+    try:
+        mix = parse_mix(text)
+    except UsageError:
+        return
+    names = [worker.name for worker in mix.workers]
+    assert len(set(names)) == len(names)
+    assert all(worker.batch >= 1 for worker in mix.workers)
+    assert all(worker.rate_rps is None or worker.rate_rps > 0 for worker in mix.workers)
+
+
+def test_mix_without_workers_or_with_one_name_twice_is_refused() -> None:
+    worker = MixWorker(name="a", model="a", batch=1)
+    with pytest.raises(ValueError, match="1 to 32 workers, not 0"):
+        Mix(name="", workers=())
+    with pytest.raises(ValueError, match="one name"):
+        Mix(name="", workers=(worker, worker))
+
+
+@pytest.mark.parametrize(
+    "worker",
+    [
+        {"name": "a", "model": "a", "batch": 0},
+        {"name": "a", "model": "a", "batch": 1, "rate_rps": 0},
+        {"name": "a", "model": "a", "batch": 1, "rate_rps": -3},
+    ],
+)
+def test_worker_in_a_file_keeps_the_limits_of_the_grammar(worker: dict[str, object]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(worker, MixWorker)

@@ -1,0 +1,262 @@
+"""Every policy gives a valid plan on every device, and the plan that it promises."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import numpy as np
+import pytest
+
+from eclip import store
+from eclip.errors import MismatchError, UsageError
+from eclip.frontends.synthetic import synthetic_profile
+from eclip.mix import mix_of
+from eclip.plan import ALL_WORKERS, Plan
+from eclip.planning.exact import allocate
+from eclip.planning.policies import POLICIES, PolicyOptions, make_plan
+from eclip.planning.pool import build_pool
+from eclip.planning.problem import Problem
+from eclip.runtime.program import lower
+from eclip.topology import Topology
+
+TOPOLOGIES = {name: store.load_builtin(Topology, name) for name in store.builtin_names(Topology)}
+every_policy = pytest.mark.parametrize("policy", POLICIES)
+every_device = pytest.mark.parametrize("device", TOPOLOGIES)
+UNLIMITED = 1_000_000
+
+
+def problem_of(device: str, workers: int, kernels: int = 25, seed: int = 0) -> Problem:
+    topology = TOPOLOGIES[device]
+    profiles = tuple(
+        synthetic_profile(seed + index, kernels + index, topology, name=f"m{index}")
+        for index in range(workers)
+    )
+    mix = mix_of((profile.trace.model, profile.trace.batch) for profile in profiles)
+    return Problem(mix, topology, profiles)
+
+
+def lanes_of(plan: Plan, worker: int) -> list[int]:
+    """Per kernel the lane that it takes."""
+    groups = plan.main.assignments[worker].groups
+    return [group.lane for group in groups for _ in range(group.kernels)]
+
+
+def slowdown_on(problem: Problem, worker: int, units: int) -> float:
+    times = problem.times(worker, [units])
+    return float(times.sum()) / problem.profiles[worker].request_ns[-1]
+
+
+def objective_of(plan: Plan, problem: Problem) -> float:
+    """(1 + α)·T of a plan, from the definitions."""
+    alpha = total = 0.0
+    for worker in plan.everyone:
+        units = [plan.units(lane) for lane in lanes_of(plan, worker)]
+        times = {size: problem.times(worker, [size])[:, 0] for size in set(units)}
+        alpha += sum(units) / len(units) / plan.topology.units
+        total += sum(float(times[size][kernel]) for kernel, size in enumerate(units))
+    return (1 + alpha) * total
+
+
+@every_policy
+@every_device
+@pytest.mark.parametrize("workers", range(1, 9))
+def test_plan_is_valid_and_predicts_the_profiled_times(
+    policy: str, device: str, workers: int
+) -> None:
+    problem = problem_of(device, workers)
+    plan = make_plan(policy, problem)
+    assert (plan.policy, plan.topology, plan.mix) == (policy, problem.topology, problem.mix)
+    assert plan.modelled
+    assert plan.why and all(worker.why for worker in plan.workers)
+    lower(plan, [profile.trace for profile in problem.profiles])
+    used = {lane for worker in plan.everyone for lane in lanes_of(plan, worker)}
+    assert used == set(range(len(plan.lanes)))
+    for part in plan.main.assignments:
+        position = 0
+        for group in part.groups:
+            times = problem.times(part.worker, [plan.units(group.lane)])[:, 0]
+            here = times[position : position + group.kernels]
+            assert group.predicted_ns == pytest.approx(here.sum(), abs=0.51)
+            position += group.kernels
+
+
+@every_policy
+def test_equal_problems_get_equal_plans(policy: str) -> None:
+    assert make_plan(policy, problem_of("h200", 3)) == make_plan(policy, problem_of("h200", 3))
+
+
+def test_unknown_policy_lists_the_right_ones() -> None:
+    with pytest.raises(UsageError, match="shared, timeslice, model, kernel, eclip"):
+        make_plan("fastest", problem_of("mi50", 1))
+
+
+def test_shared_and_timeslice_give_everybody_a_lane_of_all_units() -> None:
+    problem = problem_of("h200", 4)
+    for policy, turns in (("shared", False), ("timeslice", True)):
+        plan = make_plan(policy, problem)
+        assert [(lane.owner, lane.mask) for lane in plan.lanes] == [
+            (worker, problem.topology.full) for worker in range(4)
+        ]
+        assert plan.turns == turns
+        assert [part.switches for part in plan.main.assignments] == [0] * 4
+
+
+@every_device
+@pytest.mark.parametrize("workers", range(1, 9))
+def test_model_masks_are_disjoint_while_slices_suffice(device: str, workers: int) -> None:
+    problem = problem_of(device, workers)
+    plan = make_plan("model", problem)
+    slices = len(problem.topology.slice_units)
+    assert [lane.owner for lane in plan.lanes] == list(range(workers))
+    assert [part.switches for part in plan.main.assignments] == [0] * workers
+    if workers <= slices:
+        for one, other in itertools.combinations(plan.lanes, 2):
+            assert not one.mask & other.mask
+    else:
+        assert all(len(lane.mask) == 1 for lane in plan.lanes)
+        assert len({lane.mask for lane in plan.lanes}) == slices
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("tolerance", [0.0, 0.05, 0.5])
+def test_model_masks_make_the_worst_slowdown_least(
+    workers: int, seed: int, tolerance: float
+) -> None:
+    problem = problem_of("mi50", workers, seed=100 * seed)
+    plan = make_plan("model", problem, PolicyOptions(tolerance=tolerance))
+    counts = [len(lane.mask) for lane in plan.lanes]
+
+    def worst(parts: tuple[int, ...] | list[int]) -> float:
+        return max(slowdown_on(problem, worker, 15 * part) for worker, part in enumerate(parts))
+
+    best = min(
+        worst(parts) for parts in itertools.product(range(1, 5), repeat=workers) if sum(parts) <= 4
+    )
+    assert worst(counts) <= max(best, 1 + tolerance) * (1 + 1e-12)
+    for worker, count in enumerate(counts):
+        if count > 1:
+            assert slowdown_on(problem, worker, 15 * (count - 1)) > 1 + tolerance
+
+
+@every_device
+@pytest.mark.parametrize("tolerance", [0.0, 0.05, 1.0])
+def test_kernel_takes_the_smallest_lane_within_the_tolerance(device: str, tolerance: float) -> None:
+    problem = problem_of(device, 2)
+    plan = make_plan("kernel", problem, PolicyOptions(tolerance=tolerance))
+    sizes = build_pool(problem.topology, 2).sizes
+    for worker in plan.everyone:
+        times = problem.times(worker, sizes)
+        for kernel, lane in enumerate(lanes_of(plan, worker)):
+            enough = [
+                size
+                for size, time in zip(sizes, times[kernel], strict=True)
+                if time <= times[kernel, -1] * (1 + tolerance)
+            ]
+            assert plan.units(lane) == enough[0]
+
+
+@every_device
+@pytest.mark.parametrize("switch_max", [0, 1, 3, 14])
+def test_eclip_keeps_to_its_switch_budget(device: str, switch_max: int) -> None:
+    plan = make_plan("eclip", problem_of(device, 3, 60), PolicyOptions(switch_max=switch_max))
+    switches = [part.switches for part in plan.main.assignments]
+    assert max(switches) <= switch_max
+
+
+def test_kernel_switches_more_often_than_eclip() -> None:
+    for seed in range(3):
+        problem = problem_of("mi50", 2, 120, seed=10 * seed)
+        by_policy = {
+            policy: sum(part.switches for part in make_plan(policy, problem).main.assignments)
+            for policy in ("kernel", "eclip")
+        }
+        assert by_policy["kernel"] > by_policy["eclip"]
+
+
+@every_device
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+def test_eclip_is_the_optimum_over_its_pool(device: str, workers: int) -> None:
+    problem = problem_of(device, workers)
+    plan = make_plan("eclip", problem, PolicyOptions(switch_max=5))
+    pool = build_pool(problem.topology, workers)
+    times = [problem.times(worker, pool.sizes) for worker in range(workers)]
+    best = allocate(times, pool.sizes, problem.topology.units, 5)
+    assert objective_of(plan, problem) == pytest.approx(best.objective, rel=1e-12)
+
+
+@every_device
+def test_eclip_without_a_budget_is_no_worse_than_any_other_choice_from_its_pool(
+    device: str,
+) -> None:
+    problem = problem_of(device, 2)
+    best = objective_of(make_plan("eclip", problem, PolicyOptions(switch_max=UNLIMITED)), problem)
+    others = [make_plan("shared", problem)] + [
+        make_plan("kernel", problem, PolicyOptions(tolerance=tolerance))
+        for tolerance in (0.0, 0.02, 0.1, 0.3, 1.0, 5.0)
+    ]
+    assert best <= min(objective_of(plan, problem) for plan in others) * (1 + 1e-12)
+
+
+@every_device
+@pytest.mark.parametrize("policy", ["kernel", "eclip"])
+def test_lanes_of_pooled_policies_fit_the_hardware_queues(policy: str, device: str) -> None:
+    for workers in (1, 3, 8):
+        plan = make_plan(policy, problem_of(device, workers))
+        assert len(plan.lanes) <= plan.topology.hardware_queues
+        assert not plan.aliased
+        owned_by_all = [lane for lane in plan.lanes if lane.owner == ALL_WORKERS]
+        assert all(lane.mask == plan.topology.full for lane in owned_by_all)
+
+
+@pytest.mark.parametrize(
+    ("switch_max", "tolerance"),
+    [(-1, 0.05), (14, -0.01), (14, float("nan")), (14, float("inf")), (14, 100.0)],
+)
+def test_impossible_options_are_refused(switch_max: int, tolerance: float) -> None:
+    with pytest.raises(UsageError):
+        PolicyOptions(switch_max=switch_max, tolerance=tolerance)
+
+
+def test_profile_of_another_model_is_refused() -> None:
+    problem = problem_of("mi50", 2)
+    with pytest.raises(MismatchError, match="m0 needs a profile of m0:1, not m1:1"):
+        Problem(problem.mix, problem.topology, problem.profiles[::-1])
+
+
+@every_policy
+@pytest.mark.parametrize(("made_on", "used_on"), [("mi50", "h200"), ("h200", "mi50")])
+def test_profile_of_another_device_is_refused(policy: str, made_on: str, used_on: str) -> None:
+    foreign = problem_of(made_on, 2)
+    with pytest.raises(MismatchError, match="different devices"):
+        make_plan(policy, Problem(foreign.mix, TOPOLOGIES[used_on], foreign.profiles))
+
+
+@pytest.mark.parametrize("rising", [False, True])
+def test_size_that_was_not_profiled_is_linear_in_1_over_units(rising: bool) -> None:
+    """A model's lane may have any number of slices; profiles have the sizes lanes come in."""
+    profile = problem_of("h200", 1).profiles[0]
+    if rising:  # as measured gaps may be
+        backwards = tuple(row[::-1] for row in profile.busy_ns)
+        profile = msgspec.structs.replace(
+            profile,
+            busy_ns=backwards,
+            request_ns=tuple(
+                int(column.sum()) for column in np.transpose([*backwards, *profile.gap_ns])
+            ),
+        )
+    low, between, high = (profile.busy_at(units) for units in (32, 40, 48))
+    weight = (1 / 40 - 1 / 48) / (1 / 32 - 1 / 48)
+    assert low.tolist() == [row[profile.sizes.index(32)] for row in profile.busy_ns]
+    assert between == pytest.approx(low * weight + high * (1 - weight))
+
+
+def test_lane_smaller_than_any_profiled_goes_on_along_the_line_and_is_never_free() -> None:
+    profile = problem_of("h200", 1).profiles[0]
+    x8, x16, x32 = (1 / units for units in (8, 16, 32))
+    at16, at32 = profile.busy_at(16), profile.busy_at(32)
+    assert profile.busy_at(8) == pytest.approx(at16 + (at16 - at32) * (x8 - x16) / (x16 - x32))
+    assert (profile.busy_at(8) >= at16 * (1 - 1e-12)).all()
+    with pytest.raises(ValueError, match="up to 132 units, not 133"):
+        profile.busy_at(133)
