@@ -44,7 +44,10 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The assignments in force while exactly these workers are active."""
+    """The assignments of a request that starts while these workers, or some of them, are active.
+
+    Of several variants that fit, the one keyed by the fewest workers counts.
+    """
 
     active: tuple[int, ...]
     assignments: tuple[Assignment, ...]

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from eclip.errors import MismatchError
 from eclip.fingerprint import Fingerprint
 from eclip.trace import Trace
 
@@ -95,8 +96,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ValueError(f"{self.key} was profiled up to {self.sizes[-1]} units, not {units}")
         if units in self.sizes:
             return table[:, self.sizes.index(units)]
-        if len(self.sizes) == 1:
-            return table[:, 0] * (self.sizes[0] / units)
+        if len(self.sizes) == 1:  # nothing is known of smaller lanes
+            raise MismatchError(
+                f"{self.key} was profiled at {self.sizes[0]} units only, so its time at {units} is "
+                f"not known; profile it at more sizes"
+            )
         above = max(1, int(np.searchsorted(self.sizes, units)))
         low, high = above - 1, above
         x, x_low, x_high = 1 / units, 1 / self.sizes[low], 1 / self.sizes[high]

@@ -68,6 +68,11 @@ def save(artefact: Artefact, path: Path) -> None:
         body=msgspec.Raw(body),
     )
     data = msgspec.json.encode(envelope)
+    if len(data) > MAX_BYTES:
+        raise ArtefactError(
+            f"{path} would be larger than {MAX_BYTES >> 20} MiB, which is not read again; "
+            f"run or trace less"
+        )
     _decode(data, str(path))  # a float where an int belongs must not wait for the next reader
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
@@ -140,8 +145,9 @@ def save_export(path: Path, data: bytes, mark: bytes) -> None:
 
 def _write_atomically(path: Path, data: bytes) -> None:
     """Replace ``path`` by ``data`` or leave it as it was."""
+    target = path.resolve()  # a link stays a link
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".eclip-", suffix=".tmp")
     except OSError as error:
         raise ArtefactError(f"cannot write {path}: {error.strerror or error}") from None
     try:
@@ -149,16 +155,20 @@ def _write_atomically(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(name).chmod(0o666 & ~umask)  # mkstemp's 0600 would surprise whoever shares the file
-        Path(name).replace(path)
+        Path(name).chmod(0o666 & ~_umask())  # mkstemp's 0600 would surprise whoever shares it
+        Path(name).replace(target)
     except BaseException as error:
         with contextlib.suppress(OSError):
             Path(name).unlink()
         if isinstance(error, OSError):
             raise ArtefactError(f"cannot write {path}: {error.strerror or error}") from None
         raise
+
+
+def _umask() -> int:
+    umask = os.umask(0o022)  # there is no way to read it without setting it
+    os.umask(umask)
+    return umask
 
 
 def _exists(path: Path) -> bool:

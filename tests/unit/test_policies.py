@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from eclip import store
-from eclip.errors import MismatchError, UsageError
+from eclip.errors import MismatchError, PlanningError, UsageError
 from eclip.frontends.synthetic import synthetic_profile
 from eclip.mix import mix_of
 from eclip.plan import ALL_WORKERS, Plan
@@ -208,6 +208,43 @@ def test_lanes_of_pooled_policies_fit_the_hardware_queues(policy: str, device: s
         assert not plan.aliased
         owned_by_all = [lane for lane in plan.lanes if lane.owner == ALL_WORKERS]
         assert all(lane.mask == plan.topology.full for lane in owned_by_all)
+
+
+def with_illegal(problem: Problem, largest: int, every: int) -> Problem:
+    """Every so many kernels of every worker fit only lanes of more than ``largest`` units."""
+    profiles = tuple(
+        msgspec.structs.replace(
+            profile,
+            illegal=tuple(
+                (kernel, index)
+                for kernel in range(0, len(profile.trace.kernels), every)
+                for index, size in enumerate(profile.sizes)
+                if size <= largest
+            ),
+        )
+        for profile in problem.profiles
+    )
+    return Problem(problem.mix, problem.topology, profiles)
+
+
+@every_policy
+@pytest.mark.parametrize("workers", [1, 2])
+def test_kernel_never_goes_to_a_lane_it_does_not_fit(policy: str, workers: int) -> None:
+    problem = with_illegal(problem_of("h200", workers), largest=48, every=3)
+    options = PolicyOptions(switch_max=4, tolerance=3.0)
+    plan = make_plan(policy, problem, options)
+    free = make_plan(policy, problem_of("h200", workers), options)
+    for worker in plan.everyone:
+        units = [plan.units(lane) for lane in lanes_of(plan, worker)]
+        assert min(units[::3]) > 48
+    if policy in ("kernel", "eclip"):
+        assert min(free.units(lane) for lane in range(len(free.lanes))) <= 48
+
+
+def test_model_that_fits_no_part_of_the_device_is_refused() -> None:
+    problem = with_illegal(problem_of("mi50", 2), largest=30, every=5)
+    with pytest.raises(PlanningError, match="m1 has a kernel that fits no mask of 1 slices"):
+        make_plan("model", problem)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from eclip import store
 from eclip.calibration import Calibration
-from eclip.errors import ArtefactError, UsageError
+from eclip.errors import ArtefactError, MismatchError, UsageError
 from eclip.mix import mix_of
 from eclip.plan import Plan
 from eclip.planning.policies import make_plan
@@ -439,6 +439,16 @@ def test_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         assert str(path) in str(caught.value)
 
 
+@every_suffix
+def test_artefact_too_large_to_be_loaded_again_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    monkeypatch.setattr(store, "MAX_BYTES", 1000)
+    with pytest.raises(ArtefactError):
+        store.save(RUN, tmp_path / f"new{suffix}")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_file_has_the_permissions_that_others_expect(tmp_path: Path) -> None:
     umask = os.umask(0o027)
     try:
@@ -518,6 +528,11 @@ def test_export_replaces_only_what_carries_its_mark(tmp_path: Path) -> None:
         ("profile", ("dram_bytes",), [1], "dram_bytes"),
         ("profile", ("l2_bytes",), [1, -1], "l2_bytes"),
         ("profile", ("blocks_per_unit",), [1, 1, 1], "blocks_per_unit"),
+        ("profile", ("energy_uj",), [1], "energy_uj"),
+        ("profile", ("energy_uj",), [1, 1, -1], "energy_uj"),
+        ("profile", ("illegal",), [[0, 2]], "kernel 0 at size 2"),
+        ("profile", ("illegal",), [[2, 0]], "kernel 2 at size 0"),
+        ("profile", ("illegal",), [[-1, 0]], "kernel -1 at size 0"),
         ("profile", ("fingerprint", "traces", "m:2"), "0", "trace"),
         ("profile", ("fingerprint", "slice_units"), [8, 8], "slice"),
         ("calibration", ("costs", "launch_ns"), -1, "launch_ns"),
@@ -588,3 +603,46 @@ def test_variants_with_one_key_or_an_unknown_worker_are_refused(tmp_path: Path) 
     solo = {"active": [2], "assignments": [{**main["assignments"][0], "worker": 2}]}
     unknown = {**content, "variants": [main, solo]}
     assert "not rising worker indices" in refusal(write(tmp_path / "bad.json", "plan", unknown))
+
+
+# --- What artefacts were made for -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"units": 12, "slice_units": (6, 6)}, "units 8 against 12"),
+        ({"slice_units": (4, 4)}, "slices (2, 2, 4) against (4, 4)"),
+        ({"compute": "8.0"}, "compute capability 9.0 against 8.0"),
+        ({"traces": {"m:2": "0" * 64}}, "different kernels for m:2"),
+    ],
+)
+def test_hard_part_of_a_fingerprint_must_match(changes: dict[str, Any], fault: str) -> None:
+    other = msgspec.structs.replace(PROFILE.fingerprint, **changes)
+    with pytest.raises(MismatchError) as caught:
+        PROFILE.fingerprint.check(other, "the profile", "the plan")
+    assert fault in str(caught.value)
+    assert "make the profile again" in str(caught.value)
+
+
+def test_soft_part_of_a_fingerprint_may_differ_with_a_warning() -> None:
+    mine = msgspec.structs.replace(
+        PROFILE.fingerprint, driver="1", device="A", libraries={"torch": "2.0", "cudnn": "9"}
+    )
+    same = mine.check(mine, "it", "that")
+    other = msgspec.structs.replace(
+        mine, driver="2", device="B", libraries={"torch": "2.1", "numpy": "2"}
+    )
+    found = mine.check(other, "the profile", "the plan")
+    assert same == ()
+    assert [warning.split(" with ")[1].split(" ")[0] for warning in found] == [
+        "driver",
+        "device",
+        "torch",
+    ]
+    assert all("the profile" in warning and "the plan" in warning for warning in found)
+
+
+def test_what_only_one_side_knows_is_not_compared() -> None:
+    stranger = msgspec.structs.replace(TOPOLOGY.fingerprint, traces={"other:1": "1"}, device="")
+    assert PROFILE.fingerprint.check(stranger, "it", "that") == ()

@@ -63,11 +63,11 @@ def load_of_csv(path: Path, names: Sequence[str], seed: int) -> Load:
     """Arrivals from a CSV with the columns ``time_s,worker``; workers not named there stay idle."""
     times: dict[str, list[float]] = {name: [] for name in names}
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             rows = csv.reader(file)
             if [column.strip() for column in next(rows, [])] != ["time_s", "worker"]:
                 raise ArtefactError(f"{path}: the first line must be the header time_s,worker")
-            for row in rows:
+            for row in filter(None, rows):
                 _read_row(row, f"{path} line {rows.line_num}", times)
     except OSError as error:
         raise ArtefactError(f"cannot read {path}: {error.strerror or error}") from None

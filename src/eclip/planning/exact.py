@@ -166,8 +166,7 @@ def best_route(cost: Times, switch_max: int) -> Choice:
                     cheapest[s] = best[c, s]
                     source[k, s] = c
         for c in range(sizes):
-            # Downwards, because best[c, s] of the previous kernel is overwritten in place.
-            for s in range(budget, 0, -1):
+            for s in range(1, budget + 1):
                 if cheapest[s - 1] < best[c, s]:
                     best[c, s] = cheapest[s - 1] + cost[k, c]
                     stayed[k, c, s] = False

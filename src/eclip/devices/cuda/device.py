@@ -2,7 +2,7 @@
 
 A session owns its lanes, executables and events, and releases them in that order backwards. A plan
 runs as one graph whose nodes live in several contexts, or as one graph per group chained by events;
-``Execution.AUTO`` times both for each worker and keeps the faster.
+``Execution.AUTO`` tries both with all workers running and keeps the faster.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from eclip.devices.base import Window, check_sources
 from eclip.devices.cuda import loop
@@ -34,7 +35,8 @@ from eclip.trace import Trace
 
 _ENERGY_SECONDS = 3.0
 _MOST_VARIANTS = 16  # executables that are kept for one worker
-_TRIALS = 20  # launches that decide between one graph and segments
+_TRIAL_SECONDS = 0.15  # to decide between one graph and segments
+_TRIAL_REQUESTS = 8
 
 
 class Execution(enum.Enum):
@@ -104,11 +106,7 @@ class CudaSession:
         try:
             self._pool = LanePool(device.slices, [lane.mask for lane in program.plan.lanes])
             self._stack.callback(self._pool.close)
-            active = np.zeros(len(captures), dtype=np.int64)
-            self._loops = [
-                loop.WorkerLoop(device.gpu, self._variants(worker), worker, active)
-                for worker in program.plan.everyone
-            ]
+            self._loops = self._open_loops()
         except BaseException:
             self._stack.close()
             raise
@@ -127,29 +125,63 @@ class CudaSession:
     def close(self) -> None:
         self._stack.close()
 
-    def _variants(self, worker: int) -> list[tuple[int, loop.Steps]]:
-        """For every variant that the worker is in: who is active, and the worker's steps."""
+    def _open_loops(self) -> list[loop.WorkerLoop]:
+        """Every worker's loop, in the way the device asks for or, if that is AUTO, the faster one.
+
+        Both are tried with all workers at once: alone a graph over several contexts may win and
+        then, beside others that have one too, fall into lock-step with them.
+        """
+        wanted = self._device.execution
+        switches = sum(part.switches for v in self._program.plan.variants for part in v.assignments)
+        if wanted is not Execution.AUTO or switches == 0:
+            return self._make_loops(wanted, self._stack)
+        with contextlib.ExitStack() as whole_stack, contextlib.ExitStack() as segments_stack:
+            whole = self._make_loops(Execution.WHOLE, whole_stack)
+            segments = self._make_loops(Execution.SEGMENTS, segments_stack)
+            ratio = np.mean(self._try_rates(whole) / self._try_rates(segments))
+            winner, loops = (whole_stack, whole) if ratio > 1 else (segments_stack, segments)
+            self._stack.push(winner.pop_all())  # the other is released here
+            return loops
+
+    def _make_loops(self, way: Execution, owner: contextlib.ExitStack) -> list[loop.WorkerLoop]:
+        active = np.zeros(len(self._captures), dtype=np.int64)
+        prepare = self._segments if way is Execution.SEGMENTS else self._whole
         return [
-            (sum(1 << other for other in variant.active), self._prepare(part))
-            for variant in self._program.plan.variants
-            for part in variant.assignments
-            if part.worker == worker
+            loop.WorkerLoop(
+                self._device.gpu,
+                [
+                    (sum(1 << other for other in variant.active), prepare(part, owner))
+                    for variant in self._program.plan.variants
+                    for part in variant.assignments
+                    if part.worker == worker
+                ],
+                worker,
+                active,
+            )
+            for worker in self._program.plan.everyone
         ]
 
-    def _prepare(self, part: Assignment) -> loop.Steps:
-        """The steps of one worker in one variant, in the way that measures faster."""
-        wanted = self._device.execution
-        if part.switches == 0 or wanted is Execution.WHOLE:
-            return self._whole(part, self._stack)
-        if wanted is Execution.SEGMENTS:
-            return self._segments(part, self._stack)
-        with contextlib.ExitStack() as whole_stack, contextlib.ExitStack() as segments_stack:
-            whole = self._whole(part, whole_stack)
-            segments = self._segments(part, segments_stack)
-            whole_is_faster = self._time_ns(whole) <= self._time_ns(segments)
-            # What loses is released here.
-            self._stack.push((whole_stack if whole_is_faster else segments_stack).pop_all())
-            return whole if whole_is_faster else segments
+    def _try_rates(self, loops: Sequence[loop.WorkerLoop]) -> npt.NDArray[np.float64]:
+        """Requests per second of every worker, all of them back to back for a moment."""
+        longest_ns = max(
+            sum(group.predicted_ns for group in part.groups)
+            for part in self._program.plan.main.assignments
+        )
+        seconds = max(_TRIAL_SECONDS, _TRIAL_REQUESTS * longest_ns / 1e9)
+        stop = np.zeros(1, dtype=np.int64)
+        runners = [loop.Runner(functools.partial(one.drive, stop=stop), stop) for one in loops]
+        try:
+            for runner in runners:
+                runner.start()
+            time.sleep(seconds)
+        finally:
+            stop[0] = 1
+            _join_all(runners)
+        rates = []
+        for runner in runners:
+            ends = runner.rows()[:, 2]
+            rates.append((len(ends) - 1) * 1e9 / (ends[-1] - ends[0]) if len(ends) > 1 else 1e-9)
+        return np.array(rates)
 
     def _whole(self, part: Assignment, owner: contextlib.ExitStack) -> loop.Steps:
         captured = self._captures[part.worker].graph
@@ -185,11 +217,9 @@ class CudaSession:
             first += group.kernels
         return loop.steps_of(steps)
 
-    def _time_ns(self, steps: loop.Steps) -> float:
-        """What a request takes alone, host to host."""
-        alone = loop.WorkerLoop(self._device.gpu, [(1, steps)], 0, np.zeros(1, dtype=np.int64))
-        rows = alone.drive(most_requests=_TRIALS)[_TRIALS // 4 :]
-        return float(np.median(rows[:, 2] - rows[:, 1]))
+    def steps(self, worker: int) -> loop.Steps:
+        """What a request of a worker takes while everybody is active, for measuring it."""
+        return self._loops[worker].steps
 
     def request(self, worker: int) -> None:
         """Run one request of a worker and wait for it: one thread at a time for each worker."""

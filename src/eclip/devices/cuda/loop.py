@@ -153,6 +153,7 @@ class WorkerLoop:
     ) -> None:
         ordered = sorted(variants, key=lambda pair: pair[0].bit_count())
         steps = [one for _, one in ordered]
+        self.steps = steps[-1]  # while everybody is active
         self._gpu = gpu
         self._worker = worker
         self._active = active
