@@ -75,7 +75,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def device() -> Iterator[CudaDevice]:
     made = CudaDevice()
     yield made
-    made.gpu.synchronise()
+    call(cu.cuCtxSynchronize)
     made.close()
 
 
@@ -83,7 +83,7 @@ def device() -> Iterator[CudaDevice]:
 def stressors(device: CudaDevice) -> Iterator[Stressors]:
     made = Stressors(device.gpu)
     yield made
-    device.gpu.synchronise()
+    call(cu.cuCtxSynchronize)
     made.close()
 
 

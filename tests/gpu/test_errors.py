@@ -72,7 +72,7 @@ def assert_gpu_works(device: CudaDevice) -> None:
         module = captured.capture.keep[0]
         torch.testing.assert_close(captured.outputs, module(*captured.inputs))
     assert torch.isfinite(torch.randn(1000, device="cuda")).all()
-    device.gpu.synchronise()
+    torch.cuda.synchronize()
 
 
 def test_a_model_that_does_not_fit_into_memory_is_named(device: CudaDevice) -> None:

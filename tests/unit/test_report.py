@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
-import itertools
 import json
 import re
 import subprocess
 import sys
-from collections import defaultdict
 from html.parser import HTMLParser
 from typing import Any
 
@@ -19,10 +16,8 @@ import pytest
 from eclip import store
 from eclip.errors import UsageError
 from eclip.measures import measure
-from eclip.mix import Mix, MixWorker
-from eclip.plan import ALL_WORKERS, Assignment, Group, Lane, Plan, PlannedWorker, Variant
-from eclip.profile import Profile
-from eclip.report import chrome_trace, lanes, page, tables
+from eclip.plan import ALL_WORKERS, Lane
+from eclip.report import lanes, page, tables
 from eclip.report.labels import (
     duration,
     modelled_words,
@@ -31,163 +26,11 @@ from eclip.report.labels import (
     run_labels,
     worker_colour,
 )
-from eclip.runlog import KernelRecords, Requests, RunLog, WorkerCounters
+from eclip.runlog import KernelRecords, Requests
 from eclip.topology import Mask, Topology
-from eclip.trace import Kernel, Trace
+from logs import H200, make_log, make_mix, make_profile, without_records
 
-H200 = store.load_builtin(Topology, "h200")
-KERNELS = 60
 EVIL = "</script><script>throw 1</script><b>ä→日本"
-
-
-def make_mix(workers: int, model: str = "albert") -> Mix:
-    return Mix(
-        name=f"{workers}x{model}:8",
-        workers=tuple(
-            MixWorker(name=f"{model}.{index + 1}", model=model, batch=8) for index in range(workers)
-        ),
-    )
-
-
-def make_profile(model: str = "albert", topology: Topology = H200, name: str = "gemm") -> Profile:
-    costs = np.random.default_rng(7).integers(4_000, 60_000, KERNELS)
-    bound = np.random.default_rng(8).uniform(0, 1.1, KERNELS)
-    sizes = topology.lane_sizes
-    busy = [
-        tuple(int(cost * (sizes[-1] / size) ** part) for size in sizes)
-        for cost, part in zip(costs, bound, strict=True)
-    ]
-    empty = ((0,) * len(sizes),) * KERNELS
-    kernels = tuple(
-        Kernel(name=f"{name}<{index}>", grid=(8, 1, 1), block=(128, 1, 1))
-        for index in range(KERNELS)
-    )
-    trace = Trace(model=model, batch=8, kernels=kernels)
-    return Profile(
-        trace=trace,
-        fingerprint=msgspec.structs.replace(topology.fingerprint, traces={trace.key: trace.digest}),
-        modelled=True,
-        source="made up for a test",
-        sizes=sizes,
-        request_ns=tuple(sum(column) for column in zip(*busy, strict=True)),
-        busy_ns=tuple(busy),
-        gap_ns=empty,
-        spread_ns=empty,
-        dram_bytes=(0,) * KERNELS,
-        l2_bytes=(0,) * KERNELS,
-        blocks_per_unit=(1,) * KERNELS,
-    )
-
-
-def make_plan(policy: str, mix: Mix, sizes: tuple[int, ...], topology: Topology = H200) -> Plan:
-    """Every worker goes round lanes of its own, one of each size, in groups of ten kernels."""
-    order = range(len(topology.slice_units))
-    everyone = tuple(range(len(mix.workers)))
-    group_kernels = 10 if len(sizes) > 1 else KERNELS
-    return Plan(
-        mix=mix,
-        policy=policy,
-        topology=topology,
-        fingerprint=topology.fingerprint,
-        modelled=True,
-        workers=tuple(
-            PlannedWorker(name=worker.name, model=worker.key, kernels=KERNELS, why="a test")
-            for worker in mix.workers
-        ),
-        lanes=tuple(
-            Lane(owner=worker, mask=topology.take(size, order))
-            for worker in everyone
-            for size in sizes
-        ),
-        variants=(
-            Variant(
-                active=everyone,
-                assignments=tuple(
-                    Assignment(
-                        worker=worker,
-                        groups=tuple(
-                            Group(
-                                lane=worker * len(sizes) + index % len(sizes),
-                                kernels=group_kernels,
-                                predicted_ns=250_000,
-                            )
-                            for index in range(KERNELS // group_kernels)
-                        ),
-                    )
-                    for worker in everyone
-                ),
-            ),
-        ),
-        why="made up for a test",
-    )
-
-
-def make_log(
-    policy: str,
-    workers: int = 3,
-    sizes: tuple[int, ...] = (48, 96),
-    *,
-    mix: Mix | None = None,
-    topology: Topology = H200,
-    window_ns: int = 5_000_000,
-    kernel_ns: int = 40_000,
-) -> RunLog:
-    """Workers run back to back in closed loop; every worker is a little slower than the last."""
-    plan = make_plan(policy, mix or make_mix(workers), sizes, topology)
-    random = np.random.default_rng(3)
-    records: list[tuple[int, int, int, int, int]] = []  # end, start, worker, position, lane
-    requests: list[tuple[int, int, int]] = []  # end, arrival, worker
-    for part in plan.main.assignments:
-        lane_of = [group.lane for group in part.groups for _ in range(group.kernels)]
-        now = arrival = -200_000  # during the warm-up
-        while now < window_ns:
-            for position, lane in enumerate(lane_of):
-                start = now
-                now += int(random.integers(kernel_ns // 8, kernel_ns)) + 500 * part.worker
-                records.append((now, start, part.worker, position, lane))
-            requests.append((now, arrival, part.worker))
-            arrival = now
-    kept = sorted(record for record in records if 0 <= record[0] < window_ns)
-    done = sorted(request for request in requests if request[0] < 2 * window_ns)
-    count = len(plan.workers)
-    counters = WorkerCounters(
-        kernels=600, barriers=40, lane_waits=0, false_waits=0, false_wait_ns=0
-    )
-    return RunLog(
-        plan=plan,
-        device="a simulated H200",
-        modelled=True,
-        load="closed loop",
-        seed=3,
-        duration_ns=2 * window_ns,
-        energy_uj=4_000_000,
-        requests=Requests(
-            worker=tuple(worker for _, _, worker in done),
-            arrival_ns=tuple(arrival for _, arrival, _ in done),
-            start_ns=tuple(arrival for _, arrival, _ in done),
-            end_ns=tuple(end for end, _, _ in done),
-        ),
-        kernels=KernelRecords(
-            window_ns=window_ns,
-            worker=tuple(record[2] for record in kept),
-            position=tuple(record[3] for record in kept),
-            lane=tuple(record[4] for record in kept),
-            start_ns=tuple(record[1] for record in kept),
-            end_ns=tuple(record[0] for record in kept),
-        ),
-        counters=(counters,) * count,
-        unfinished=(1,) * count,
-        alone_rps=(900.0,) * count,
-    )
-
-
-def without_records(log: RunLog) -> RunLog:
-    return msgspec.structs.replace(
-        log,
-        requests=Requests(worker=(), arrival_ns=(), start_ns=(), end_ns=()),
-        kernels=KernelRecords(window_ns=0, worker=(), position=(), lane=(), start_ns=(), end_ns=()),
-        energy_uj=0,
-    )
 
 
 class Reader(HTMLParser):
@@ -494,97 +337,3 @@ def test_occupancy_agrees_with_counting_moment_by_moment() -> None:
     ):
         counted[list(log.plan.lanes[lane].mask)] += (moments >= start) & (moments < end)
     assert np.allclose(table, counted.reshape(16, 40, -1).mean(axis=2), atol=0.02)
-
-
-# --- the Chrome trace
-
-
-def test_chrome_trace_names_processes_threads_and_kernels() -> None:
-    log = make_log("eclip", workers=2)
-    document = json.loads(gzip.decompress(chrome_trace.export(log, {})))
-    assert document["otherData"]["policy"] == "eclip"
-    assert document["otherData"]["mix"] == "2xalbert:8"
-    assert document["otherData"]["device"] == "a simulated H200"
-    assert document["otherData"]["modelled"] is True
-    events = document["traceEvents"]
-    names = {
-        (event["name"], event["pid"], event["tid"]): event["args"].get("name")
-        for event in events
-        if event["ph"] == "M"
-    }
-    assert names["process_name", 1, 0] == "albert.1 (albert:8)"
-    assert names["thread_name", 2, 4] == "lane 3: 96 SMs, slices 0-11"
-    kernels = [event for event in events if event["ph"] == "X"]
-    assert len(kernels) == len(log.kernels.worker)
-    assert kernels[0]["name"] == f"kernel {kernels[0]['args']['position']}"
-    assert all(("thread_name", event["pid"], event["tid"]) in names for event in kernels)
-    named = json.loads(
-        gzip.decompress(chrome_trace.export(log, {"albert:8": make_profile().trace}))
-    )
-    first = next(event for event in named["traceEvents"] if event["ph"] == "X")
-    assert first["name"] == f"gemm<{first['args']['position']}>"
-
-
-def test_chrome_trace_keeps_times_and_starts_at_zero() -> None:
-    log = make_log("eclip")
-    document = json.loads(gzip.decompress(chrome_trace.export(log, {})))
-    events = [event for event in document["traceEvents"] if "ts" in event]
-    assert min(event["ts"] for event in events) == 0
-    origin = document["otherData"]["measured_from_us"]
-    assert origin == 200.0
-    first = next(event for event in events if event["ph"] == "X")
-    assert first["ts"] == pytest.approx(log.kernels.start_ns[0] / 1e3 + origin)
-    assert first["dur"] == pytest.approx((log.kernels.end_ns[0] - log.kernels.start_ns[0]) / 1e3)
-
-
-def test_chrome_trace_requests_open_and_close_in_order() -> None:
-    log = make_log("eclip", workers=1)
-    waited = msgspec.structs.replace(
-        log.requests, start_ns=tuple(arrival + 7_000 for arrival in log.requests.arrival_ns)
-    )
-    log = msgspec.structs.replace(log, requests=waited)
-    document = json.loads(gzip.decompress(chrome_trace.export(log, {})))
-    by_request = defaultdict(list)
-    for event in document["traceEvents"]:
-        if event.get("cat") == "request":
-            by_request[event["id2"]["local"]].append((event["ph"], event["name"], event["ts"]))
-    assert len(by_request) == len(log.requests.worker)
-    for steps in by_request.values():
-        assert [step[:2] for step in steps] == [
-            ("b", "request"),
-            ("b", "waiting"),
-            ("e", "waiting"),
-            ("b", "running"),
-            ("e", "running"),
-            ("e", "request"),
-        ]
-        assert [step[2] for step in steps] == sorted(step[2] for step in steps)
-        assert steps[2][2] - steps[1][2] == pytest.approx(7.0)
-
-
-def test_chrome_trace_leaves_out_requests_after_the_window_and_says_how_many() -> None:
-    log = make_log("eclip")
-    kernels = msgspec.structs.replace(log.kernels, window_ns=1_000_000)
-    log = msgspec.structs.replace(log, kernels=kernels)
-    document = json.loads(gzip.decompress(chrome_trace.export(log, {})))
-    begun = [event for event in document["traceEvents"] if event.get("name") == "request"]
-    early = sum(arrival < 1_000_000 for arrival in log.requests.arrival_ns)
-    assert len(begun) == 2 * early
-    assert document["otherData"]["requests_left_out"] == len(log.requests.worker) - early > 0
-
-
-def test_chrome_trace_counts_occupied_slices_down_to_zero() -> None:
-    log = make_log("eclip", workers=2)
-    document = json.loads(gzip.decompress(chrome_trace.export(log, {})))
-    counter = [event for event in document["traceEvents"] if event["ph"] == "C"]
-    values = [event["args"]["count"] for event in counter]
-    assert values[-1] == 0
-    assert set(values) <= {0, 6, 12}  # 48 and 96 units from slice 0 on
-    assert all(here != there for here, there in itertools.pairwise(values))
-
-
-def test_chrome_trace_is_the_same_every_time_and_takes_an_empty_run() -> None:
-    log = make_log("eclip")
-    assert chrome_trace.export(log, {}) == chrome_trace.export(log, {})
-    document = json.loads(gzip.decompress(chrome_trace.export(without_records(log), {})))
-    assert {event["ph"] for event in document["traceEvents"]} == {"M"}

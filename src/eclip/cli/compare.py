@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,6 +31,9 @@ from eclip.measures import Measures, measure
 from eclip.mix import parse_mix
 from eclip.profile import Profile
 from eclip.runlog import RunLog
+
+if TYPE_CHECKING:
+    from eclip.planning.policies import PolicyOptions
 
 
 def compare(
@@ -60,18 +63,9 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Run a mix under several policies with identical arrivals and compare them."""
-    from eclip.devices.base import Window
     from eclip.planning.policies import PolicyOptions
 
-    options = wiring.RunOptions(
-        device=device,
-        window=Window(
-            seconds=seconds, warmup_seconds=warmup, trace_ms=min(trace_ms, 1000 * seconds)
-        ),
-        seed=seed,
-        arrivals=arrivals,
-        gpu=gpu,
-    )
+    options = wiring.run_options(device, gpu, seconds, warmup, trace_ms, seed, arrivals)
     logs, found = run_policies(
         mix,
         policies,
@@ -100,7 +94,7 @@ def run_policies(
     topology: str,
     calibration: Path | None,
     folders: Sequence[Path],
-    policy_options: Any,
+    policy_options: PolicyOptions,
     options: wiring.RunOptions,
 ) -> tuple[list[RunLog], tuple[Profile, ...]]:
     """Plan and run every policy; the logs come in the order of the policies."""

@@ -28,7 +28,9 @@ def demo(
     from eclip.devices.base import Window
     from eclip.planning.policies import PolicyOptions
 
-    options = wiring.RunOptions(device=device, window=Window(), seed=seed, arrivals=None, gpu=gpu)
+    options = wiring.RunOptions(
+        device=device, window=Window(seconds=3.0), seed=seed, arrivals=None, gpu=gpu
+    )
     logs, profiles = compare.run_policies(mix, "all", topology, None, [], PolicyOptions(), options)
     compare.keep(logs, folder)
     with screen.progress_bar("drawing the report"):

@@ -42,20 +42,10 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Run a plan and write what happened."""
-    from eclip.devices.base import Window
-
     plan = store.load(file, Plan)
     constants = wiring.find_calibration(calibration, plan.topology)
     found = wiring.find_profiles(plan.mix, plan.topology, constants, profiles or [])
-    options = wiring.RunOptions(
-        device=device,
-        window=Window(
-            seconds=seconds, warmup_seconds=warmup, trace_ms=min(trace_ms, 1000 * seconds)
-        ),
-        seed=seed,
-        arrivals=arrivals,
-        gpu=gpu,
-    )
+    options = wiring.run_options(device, gpu, seconds, warmup, trace_ms, seed, arrivals)
     with screen.progress_bar(f"running {plan.policy}") as progress:
         (log,) = wiring.run_plans([plan], found, constants, options, progress)
     store.save(log, out)

@@ -37,6 +37,22 @@ class RunOptions:
     gpu: int = 0
 
 
+def run_options(
+    device: str,
+    gpu: int,
+    seconds: float,
+    warmup: float,
+    trace_ms: float,
+    seed: int,
+    arrivals: Path | None,
+) -> RunOptions:
+    """From the command line's options; a trace longer than the run is cut to it."""
+    from eclip.devices.base import Window
+
+    window = Window(seconds=seconds, warmup_seconds=warmup, trace_ms=min(trace_ms, 1000 * seconds))
+    return RunOptions(device=device, window=window, seed=seed, arrivals=arrivals, gpu=gpu)
+
+
 def find_topology(name: str) -> Topology:
     """A built-in topology by name, or one from a file."""
     if name in store.builtin_names(Topology) or not _is_file_name(name):

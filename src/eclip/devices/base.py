@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 from eclip.devices.load import MAX_SECONDS, Load
@@ -55,6 +54,19 @@ def check_sources(plan: Plan, traces: Sequence[Trace]) -> None:
             )
 
 
+class Closing:
+    """Something with a ``close`` that a ``with`` block calls at its end."""
+
+    def close(self) -> None:
+        """Release everything."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
 class Session(Protocol):
     def run(self, load: Load, window: Window, alone_rps: Sequence[float]) -> RunLog:
         """Run the load for the window. ``alone_rps`` (see alone.py) goes into the log as it is."""
@@ -64,12 +76,7 @@ class Session(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
 
 
 class Device(Protocol[Source]):

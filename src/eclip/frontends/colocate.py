@@ -12,12 +12,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from eclip.devices.base import Closing
 from eclip.devices.cuda.device import CudaDevice, CudaSession
 from eclip.errors import UsageError, unknown_name
 from eclip.frontends.profiler import measure_profile
@@ -31,7 +31,7 @@ from eclip.runtime.program import lower
 Model = tuple[torch.nn.Module, Sequence[torch.Tensor]]
 
 
-class Colocation:
+class Colocation(Closing):
     """The models on their lanes; ``plan`` says which."""
 
     def __init__(self, models: Mapping[str, Model], policy: str = "eclip", gpu: int = 0) -> None:
@@ -69,17 +69,6 @@ class Colocation:
 
     def close(self) -> None:
         self._stack.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class Worker:

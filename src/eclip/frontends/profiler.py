@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,6 @@ def measure_profile(
     sizes: Sequence[int] | None = None,
     energy_seconds: float = 1.0,
     stress: bool = True,
-    progress: Callable[[float], None] = lambda _: None,
 ) -> Profile:
     topology = device.topology
     wanted = tuple(sizes or topology.lane_sizes)
@@ -67,20 +66,14 @@ def measure_profile(
             stack.callback(executable.close)
             executables.append(executable.handle)
         runs = [(handle, lane.stream) for handle, lane in zip(executables, pool.lanes, strict=True)]
-        request_ns = []
-        for index, (handle, stream) in enumerate(runs):
-            request_ns.append(_request_ns(handle, stream))
-            progress(0.2 * (index + 1) / len(runs))
-        kernels = len(captured.capture.trace.kernels)
-        spans = _trace(runs, kernels)
-        progress(0.5)
-        energy_uj = []
-        for index, (handle, stream) in enumerate(runs):
-            if energy_seconds > 0:
-                energy_uj.append(_energy_uj(device, handle, stream, energy_seconds))
-            progress(0.5 + 0.4 * (index + 1) / len(runs))
+        request_ns = [_request_ns(handle, stream) for handle, stream in runs]
+        spans = _trace(runs, graph.kernel_count)
+        energy_uj = [
+            _energy_uj(device, handle, stream, energy_seconds)
+            for handle, stream in runs
+            if energy_seconds > 0
+        ]
         beside = _beside_stressors(device, graph) if stress else {}
-        progress(1.0)
     busy, gap, spread = _close(spans, np.array(request_ns))
     trace = captured.capture.trace
     return Profile(
@@ -98,8 +91,8 @@ def measure_profile(
         busy_ns=_rows(busy),
         gap_ns=_rows(gap),
         spread_ns=_rows(spread),
-        dram_bytes=(0,) * kernels,
-        l2_bytes=(0,) * kernels,
+        dram_bytes=(0,) * graph.kernel_count,
+        l2_bytes=(0,) * graph.kernel_count,
         blocks_per_unit=tuple(
             blocks_per_unit(node) for node in graph.nodes if node.kind == "KERNEL"
         ),

@@ -13,13 +13,12 @@ import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from eclip.devices.base import Window, check_sources
+from eclip.devices.base import Closing, Window, check_sources
 from eclip.devices.cuda import loop
 from eclip.devices.cuda.driver import Gpu, call, cu
 from eclip.devices.cuda.energy import Nvml, power_w
@@ -54,7 +53,7 @@ class Capture:
     keep: Any
 
 
-class CudaDevice:
+class CudaDevice(Closing):
     def __init__(
         self, gpu: int = 0, fine: bool = False, execution: Execution = Execution.AUTO
     ) -> None:
@@ -90,7 +89,7 @@ class CudaDevice:
         return CudaSession(self, program, sources, warnings)
 
 
-class CudaSession:
+class CudaSession(Closing):
     def __init__(
         self,
         device: CudaDevice,
@@ -110,17 +109,6 @@ class CudaSession:
         except BaseException:
             self._stack.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         self._stack.close()
@@ -237,6 +225,8 @@ class CudaSession:
                 f"energy is measured over {window.seconds:g} s; a figure to report needs at least "
                 f"{_ENERGY_SECONDS:g} s"
             )
+        if window.trace_ms > 0:
+            warnings.append("kernels are not recorded on a GPU yet: the trace window stays empty")
         others = self._device.nvml.other_processes()
         if others:
             warnings.append(f"other processes used the GPU: {', '.join(map(str, others))}")

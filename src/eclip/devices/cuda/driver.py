@@ -1,8 +1,8 @@
 """The CUDA driver, every status checked, and the GPU that the rest of this room works on.
 
-Handles have owners: ``Gpu`` owns its hold on the primary context, a lane pool its green contexts
-and streams, an executable its graph. Whatever fails becomes a DeviceError that names the driver
-call.
+Handles have owners: ``Gpu`` owns its hold on the primary context, slices their green contexts, a
+lane pool its streams, an executable its graph. Whatever fails becomes a DeviceError that names the
+driver call.
 """
 
 from __future__ import annotations
@@ -85,9 +85,6 @@ class Gpu:
         digits = bytes(call(cu.cuDeviceGetUuid, self.handle).bytes).hex()
         parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
         return "GPU-" + "-".join(parts)
-
-    def synchronise(self) -> None:
-        call(cu.cuCtxSynchronize)
 
     def close(self) -> None:
         if self.context is not None:

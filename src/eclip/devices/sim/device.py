@@ -7,13 +7,11 @@ from the calibration. Progress and interrupts are handled between chunks of simu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
 from eclip.calibration import Calibration, Costs
-from eclip.devices.base import Window, check_sources
+from eclip.devices.base import Closing, Window, check_sources
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.devices.sim import core
 from eclip.devices.sim.contention import LIMITS, Ints, Records
@@ -61,7 +59,7 @@ class SimDevice:
         return SimSession(program, sources, self.calibration, tuple(warnings), self._progress)
 
 
-class SimSession:
+class SimSession(Closing):
     def __init__(
         self,
         program: Program,
@@ -75,20 +73,6 @@ class SimSession:
         self._calibration = calibration
         self._warnings = warnings
         self._progress = progress
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Nothing to release: a simulated lane is an array row."""
 
     def run(self, load: Load, window: Window, alone_rps: Sequence[float]) -> RunLog:
         plan = self._program.plan

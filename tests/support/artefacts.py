@@ -1,0 +1,121 @@
+"""One small valid artefact of every kind, and helpers to write, edit and refuse its file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from eclip import store
+from eclip.calibration import Calibration
+from eclip.errors import ArtefactError
+from eclip.mix import mix_of
+from eclip.planning.policies import make_plan
+from eclip.planning.problem import Problem
+from eclip.profile import Profile
+from eclip.runlog import KernelRecords, Requests, RunLog, WorkerCounters
+from eclip.store import Artefact
+from eclip.topology import Topology
+from eclip.trace import Kernel, Trace
+
+TOPOLOGY = Topology(
+    name="toy",
+    title="Toy µ-GPU",
+    unit_name="SM",
+    compute="9.0",
+    slice_units=(2, 2, 4),
+    lane_sizes=(2, 4, 8),
+    hardware_queues=16,
+    source="by hand",
+)
+TRACE = Trace(
+    model="m",
+    batch=2,
+    kernels=(
+        Kernel(name='quote " and λ', grid=(3, 2, 1), block=(32, 1, 1), shared_bytes=9, cluster=2),
+        Kernel(name="k", grid=(1, 1, 1), block=(1, 1, 1)),
+    ),
+    inputs=("2×3 float16",),
+    libraries={"torch": "2"},
+)
+PROFILE = Profile(
+    trace=TRACE,
+    fingerprint=msgspec.structs.replace(TOPOLOGY.fingerprint, traces={TRACE.key: TRACE.digest}),
+    modelled=True,
+    source="by hand",
+    sizes=(2, 4, 8),
+    request_ns=(65, 35, 27),
+    busy_ns=((40, 20, 15), (20, 10, 8)),
+    gap_ns=((3, 3, 3), (2, 2, 1)),
+    spread_ns=((1, 1, 1), (0, 0, 0)),
+    dram_bytes=(100, 0),
+    l2_bytes=(200, 50),
+    blocks_per_unit=(2, 1),
+)
+CALIBRATION = msgspec.structs.replace(
+    store.load_builtin(Calibration, "h200"), fingerprint=TOPOLOGY.fingerprint, source="by hand"
+)
+PLAN = make_plan("eclip", Problem(mix_of([("m", 2)] * 2), TOPOLOGY, (PROFILE, PROFILE)))
+RUN = RunLog(
+    plan=PLAN,
+    device="toy",
+    modelled=True,
+    load="closed loop",
+    seed=1,
+    duration_ns=1000,
+    energy_uj=7,
+    requests=Requests(worker=(0, 1), arrival_ns=(-3, 0), start_ns=(-3, 1), end_ns=(5, 9)),
+    kernels=KernelRecords(
+        window_ns=10, worker=(0,), position=(1,), lane=(0,), start_ns=(-1,), end_ns=(5,)
+    ),
+    counters=(WorkerCounters(kernels=2, barriers=1, lane_waits=0, false_waits=0, false_wait_ns=0),)
+    * 2,
+    unfinished=(1, 0),
+    alone_rps=(10.5, 1e-3),
+    warnings=("careful",),
+)
+ARTEFACTS: dict[str, Artefact] = {
+    "topology": TOPOLOGY,
+    "trace": TRACE,
+    "profile": PROFILE,
+    "calibration": CALIBRATION,
+    "plan": PLAN,
+    "run": RUN,
+}
+SUFFIXES = (".json", ".json.gz")
+every_kind = pytest.mark.parametrize("kind", ARTEFACTS)
+every_suffix = pytest.mark.parametrize("suffix", SUFFIXES)
+
+
+def saved(folder: Path, artefact: Artefact, suffix: str = ".json") -> Path:
+    path = folder / f"artefact{suffix}"
+    store.save(artefact, path)
+    return path
+
+
+def refusal(path: Path) -> str:
+    """The one line that a damaged file is refused with."""
+    with pytest.raises(ArtefactError) as caught:
+        store.load_any(path)
+    text = str(caught.value)
+    assert str(path) in text
+    assert "\n" not in text
+    return text
+
+
+def write(path: Path, kind: str, data: Any, **envelope: Any) -> Path:
+    """A file as somebody may write it by hand: without a digest."""
+    content = {"format": f"eclip/{kind}", "version": 1, "body": data} | envelope
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def with_value(data: Any, path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
+        return value
+    copy = dict(data) if isinstance(data, dict) else list(data)
+    copy[path[0]] = with_value(copy[path[0]], path[1:], value) if path[1:] else value
+    return copy

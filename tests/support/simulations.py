@@ -1,0 +1,153 @@
+"""Simulated runs made by hand and at random: profiles, plans, loads, and ``run`` for their log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from eclip import store
+from eclip.calibration import Calibration
+from eclip.devices.base import Window
+from eclip.devices.load import CLOSED_LOOP, Load
+from eclip.devices.sim import device as sim
+from eclip.frontends.synthetic import synthetic_profile
+from eclip.mix import mix_of
+from eclip.plan import ALL_WORKERS, Lane, Plan
+from eclip.planning.problem import Problem
+from eclip.profile import Profile
+from eclip.runlog import RunLog
+from eclip.runtime.program import lower
+from eclip.topology import Mask, Topology
+from eclip.trace import Kernel, Trace
+
+H200 = store.load_builtin(Topology, "h200")
+MI50 = store.load_builtin(Topology, "mi50")
+CALIBRATIONS = {
+    topology.name: store.load_builtin(Calibration, topology.name) for topology in (H200, MI50)
+}
+FULL = {"seconds": 0.02, "warmup_seconds": 0.0, "trace_ms": 20.0}
+
+
+def free(topology: Topology = MI50, **costs: int) -> Calibration:
+    """The calibration with every cost but these at 0, and 1000 bytes/ns of memory."""
+    calibration = CALIBRATIONS[topology.name]
+    none = dict.fromkeys(calibration.costs.__struct_fields__, 0) | {"turn_ns": 1_000_000}
+    return msgspec.structs.replace(
+        calibration,
+        costs=msgspec.convert(none | costs, type(calibration.costs)),
+        memory=msgspec.structs.replace(
+            calibration.memory, dram_bytes_per_s=1e12, l2_bytes_per_s=1e12
+        ),
+    )
+
+
+def flat_profile(
+    name: str,
+    busy_ns: Sequence[int],
+    topology: Topology = MI50,
+    gap_ns: int = 0,
+    dram_bytes: int = 0,
+    blocks: int = 100_000,
+) -> Profile:
+    """Kernels that take the same time on any lane."""
+    sizes = topology.lane_sizes
+    kernel = Kernel(name="k", grid=(blocks, 1, 1), block=(256, 1, 1))
+    trace = Trace(model=name, batch=1, kernels=(kernel,) * len(busy_ns))
+    return Profile(
+        trace=trace,
+        fingerprint=msgspec.structs.replace(topology.fingerprint, traces={trace.key: trace.digest}),
+        modelled=True,
+        source="by hand",
+        sizes=sizes,
+        request_ns=(sum(busy_ns) + gap_ns * len(busy_ns),) * len(sizes),
+        busy_ns=tuple((busy,) * len(sizes) for busy in busy_ns),
+        gap_ns=((gap_ns,) * len(sizes),) * len(busy_ns),
+        spread_ns=((0,) * len(sizes),) * len(busy_ns),
+        dram_bytes=(dram_bytes,) * len(busy_ns),
+        l2_bytes=(dram_bytes,) * len(busy_ns),
+        blocks_per_unit=(1,) * len(busy_ns),
+    )
+
+
+def problem_of(profiles: Sequence[Profile], topology: Topology) -> Problem:
+    mix = mix_of((profile.trace.model, profile.trace.batch) for profile in profiles)
+    return Problem(mix, topology, tuple(profiles))
+
+
+def pinned(profiles: Sequence[Profile], masks: Sequence[str], topology: Topology = MI50) -> Plan:
+    """Every worker on one lane of its own."""
+    return problem_of(profiles, topology).plan(
+        policy="by hand",
+        lanes=[Lane(worker, Mask.parse(mask)) for worker, mask in enumerate(masks)],
+        choices=[
+            np.full(len(profile.trace.kernels), worker, dtype=np.int64)
+            for worker, profile in enumerate(profiles)
+        ],
+        whys=[""] * len(profiles),
+        why="",
+    )
+
+
+def arrivals(*times: Sequence[int] | None, seed: int = 0) -> Load:
+    return Load(
+        label="by hand",
+        seed=seed,
+        arrivals=tuple(
+            CLOSED_LOOP if part is None else np.array(part, dtype=np.int64) for part in times
+        ),
+    )
+
+
+def run(
+    plan: Plan,
+    profiles: Sequence[Profile],
+    load: Load,
+    calibration: Calibration | None = None,
+    **window: float,
+) -> RunLog:
+    device = sim.SimDevice(plan.topology, calibration or CALIBRATIONS[plan.topology.name])
+    with device.open(lower(plan, [profile.trace for profile in profiles]), profiles) as session:
+        return session.run(load, Window(**{**FULL, **window}), [1.0] * len(profiles))
+
+
+def closed(plan: Plan, seed: int = 0) -> Load:
+    return arrivals(*[None] * len(plan.workers), seed=seed)
+
+
+def random_mix(seed: int, topology: Topology) -> list[Profile]:
+    rng = np.random.default_rng(seed)
+    workers = int(rng.integers(2, 5))
+    return [
+        synthetic_profile(seed * 10 + index, int(rng.integers(2, 12)), topology, name=f"m{index}")
+        for index in range(workers)
+    ]
+
+
+def random_bursts(seed: int, workers: int, begin_ns: int, end_ns: int) -> Load:
+    rng = np.random.default_rng(seed)
+    return arrivals(
+        *(
+            np.sort(rng.integers(begin_ns, end_ns, rng.integers(1, 12))).tolist()
+            for _ in range(workers)
+        ),
+        seed=seed,
+    )
+
+
+def random_plan(seed: int, profiles: Sequence[Profile], topology: Topology) -> Plan:
+    """Random lanes, some of them of the same slices and some owned by all, and random routes."""
+    rng = np.random.default_rng(seed)
+    slices = len(topology.slice_units)
+    lanes = []
+    for owner in [*range(len(profiles)), *rng.integers(-1, len(profiles), 6).tolist()]:
+        size = int(rng.integers(1, slices + 1))
+        lanes.append(Lane(owner, Mask(rng.choice(slices, size, replace=False).tolist())))
+    choices = []
+    for worker, profile in enumerate(profiles):
+        mine = [n for n, lane in enumerate(lanes) if lane.owner in (worker, ALL_WORKERS)]
+        choices.append(rng.choice(mine, len(profile.trace.kernels)).astype(np.int64))
+    return problem_of(profiles, topology).plan(
+        policy="random", lanes=lanes, choices=choices, whys=[""] * len(profiles), why=""
+    )
