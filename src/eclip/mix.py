@@ -1,8 +1,8 @@
 """Mix: the workers that run together, and the text that names them.
 
 ``2xalbert:8,densenet201:8@120rps`` is two workers serving albert in batches of 8, back to back,
-and one serving densenet201 at 120 requests a second. ``paper/1`` … ``paper/7`` are the mixes of
-the ECLIP paper's Table I.
+and one serving densenet201 at 120 requests a second. A model of one's own is named by its factory,
+``package.module:factory:8``. ``paper/1`` … ``paper/7`` are the mixes of the ECLIP paper's Table I.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PAPER_MIXES = {
 _Part = tuple[str, int, float | None]  # model, batch, rate
 
 _PART = re.compile(
-    r"(?:(?P<repeat>\d{1,6})x)?(?P<model>[A-Za-z][\w.-]*)(?::(?P<batch>\d{1,6}))?"
+    r"(?:(?P<repeat>\d{1,6})x)?(?P<model>[A-Za-z][\w.-]*(?::[A-Za-z_]\w*)?)(?::(?P<batch>\d{1,6}))?"
     r"(?:@(?P<rate>\d{1,9}(?:\.\d{1,9})?)rps)?",
     re.ASCII,
 )

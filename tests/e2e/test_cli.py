@@ -135,6 +135,25 @@ def test_arrivals_from_a_csv_are_all_served(cli: Cli) -> None:
     assert [worker["requests"] for worker in outcome.data["policies"][0]["workers"]] == [2, 1]
 
 
+def test_a_model_of_ones_own_is_planned_from_its_profile(cli: Cli) -> None:
+    from eclip import store
+    from eclip.frontends.library import file_of
+    from eclip.frontends.synthetic import synthetic_profile
+    from eclip.topology import Topology
+
+    h200 = store.load_builtin(Topology, "h200")
+    mine = synthetic_profile(1, 30, h200, "my.package:factory", 4)
+    Path("mine").mkdir()
+    store.save(mine, file_of(Path("mine"), mine.key))
+    outcome = cli(
+        "compare", "bert:8,my.package:factory:4@50rps", "--policies", "eclip",
+        "--profiles", "mine", "--seconds", 0.2, "--json",
+    )  # fmt: skip
+    assert outcome.code == 0
+    names = [worker["model"] for worker in outcome.data["policies"][0]["workers"]]
+    assert names == ["bert:8", "my.package:factory:4"]
+
+
 def test_topologies_are_listed_and_shown(cli: Cli) -> None:
     listed = cli("topology", "--json").data
     assert {one["name"] for one in listed} == {"a100", "h100", "h200", "mi50", "mi300x"}
