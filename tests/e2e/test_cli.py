@@ -117,6 +117,7 @@ def test_demo_writes_everything_and_can_be_repeated(cli: Cli) -> None:
     assert {"report.html", "eclip.plan.json", "shared.run.json", "eclip.trace.json.gz"} <= names
     assert not [name for name in names if name.endswith(".tmp")]
     assert "modelled" in outcome.out
+    assert cli("demo", "--mix", "paper/7", "-o", "out", "--json").data["mix"] == "paper/7"
 
 
 def test_compare_is_reproducible_and_the_seed_matters(cli: Cli) -> None:

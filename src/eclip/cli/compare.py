@@ -81,7 +81,7 @@ def compare(
         report.write_report(logs, found, report_file)
     measures = [measure(log) for log in logs]
     if as_json:
-        screen.print_json(_as_data(logs, measures))
+        screen.print_json(as_data(logs, measures))
     else:
         print_comparison(logs, measures)
         if report_file is not None:
@@ -180,7 +180,8 @@ def _table_i(
     return {"paper": printed, "ours": ours}
 
 
-def _as_data(logs: Sequence[RunLog], measures: Sequence[Measures]) -> dict[str, Any]:
+def as_data(logs: Sequence[RunLog], measures: Sequence[Measures]) -> dict[str, Any]:
+    """What ``print_comparison`` prints, as plain data."""
     first = logs[0]
     return {
         "mix": first.plan.mix.name,

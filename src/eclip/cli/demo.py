@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from eclip.cli import compare, report, screen, wiring
-from eclip.cli.options import DeviceOption, GpuOption, SeedOption, TopologyOption
+from eclip.cli.options import DeviceOption, GpuOption, JsonOption, SeedOption, TopologyOption
 from eclip.measures import measure
 
 
@@ -23,6 +23,7 @@ def demo(
     device: DeviceOption = "sim",
     gpu: GpuOption = 0,
     seed: SeedOption = 0,
+    as_json: JsonOption = False,
 ) -> None:
     """Compare all ways of sharing a GPU on one mix and write plans, run logs, report and trace."""
     from eclip.devices.base import Window
@@ -36,7 +37,11 @@ def demo(
     with screen.progress_bar("drawing the report"):
         report.write_report(logs, profiles, folder / "report.html")
         report.write_trace(logs[-1], profiles, folder / "eclip.trace.json.gz")
-    compare.print_comparison(logs, [measure(log) for log in logs])
+    measures = [measure(log) for log in logs]
+    if as_json:
+        screen.print_json(compare.as_data(logs, measures))
+        return
+    compare.print_comparison(logs, measures)
     screen.print_facts(
         [
             ("report", f"{folder / 'report.html'} (open it in a browser)"),

@@ -44,7 +44,8 @@ def plan(
     constants = wiring.find_calibration(calibration, device)
     found = wiring.find_profiles(wanted, device, constants, profiles or [])
     options = PolicyOptions(switch_max=switch_max, tolerance=tolerance)
-    made = wiring.make_plan(policy, wanted, device, found, options)
+    with screen.progress_bar(f"planning {wanted.name}"):
+        made = wiring.make_plan(policy, wanted, device, found, options)
     store.save(made, out)
     if made.aliased:
         screen.warn(

@@ -31,7 +31,7 @@ def print_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], names: int = 1
 ) -> None:
     """The first columns hold names, to the left; the others numbers, to the right."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index < names else "right", overflow="fold")
     for row in rows:
@@ -67,11 +67,14 @@ def modelled_note(modelled: bool) -> str:
 
 
 def print_measures(measures: Sequence[Measures]) -> None:
-    """Policies side by side, then every worker under every policy."""
+    """Policies side by side, then every worker under every policy; fits 80 columns.
+
+    Switches are per request.
+    """
     note = modelled_note(any(one.modelled for one in measures))
     print_table(
         f"Policies{note}",
-        ["policy", "STP", "fairness", "power W", "J/request", "STP·s/kJ", "switches/request"],
+        ["policy", "STP", "fairness", "power W", "J/request", "STP·s/kJ", "switches"],
         (
             [
                 one.policy,
@@ -90,12 +93,12 @@ def print_measures(measures: Sequence[Measures]) -> None:
         [
             "worker",
             "policy",
-            "requests/s",
+            "rate/s",
             "of alone",
             "p50 ms",
             "p95 ms",
             "p99 ms",
-            "switches/request",
+            "switches",
         ],
         (
             [

@@ -40,6 +40,7 @@ def topology(
             ]
             for each in known
         ),
+        names=2,
     )
 
 
