@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import json
 import signal
 import subprocess
@@ -169,6 +170,40 @@ def test_more_lanes_than_hardware_queues_are_warned_of(cli: Cli) -> None:
     assert outcome.code == 0
     assert "hardware queues" in outcome.err
     assert outcome.data["warnings"]
+
+
+# Without a GPU
+
+no_cuda = pytest.mark.skipif(
+    importlib.util.find_spec("cuda") is not None, reason="cuda-bindings are installed here"
+)
+
+
+@no_cuda
+def test_doctor_says_what_is_missing_and_how_to_get_it(cli: Cli) -> None:
+    outcome = cli("doctor", "--json")
+    assert outcome.code == 1
+    missing = {one["what"]: one["remedy"] for one in outcome.data if one["state"] == "missing"}
+    assert "pip install 'eclip[cuda]'" in missing["package cuda.bindings"]
+    assert "driver and GPU" in missing
+    assert "eclip[cuda]" in cli("doctor").out
+
+
+@no_cuda
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("compare", "alexnet", "--device", "cuda"),
+        ("demo", "--device", "cuda"),
+        ("bench", "device"),
+        ("profile", "alexnet:8"),
+    ],
+)
+def test_a_missing_gpu_is_one_line(cli: Cli, arguments: tuple[str, ...]) -> None:
+    outcome = cli(*arguments)
+    assert outcome.code == 1
+    assert "Traceback" not in outcome.err
+    assert [line for line in outcome.err.splitlines() if line.strip()][-1].startswith("eclip: ")
 
 
 # Every way to get it wrong

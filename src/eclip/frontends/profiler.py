@@ -31,6 +31,7 @@ from eclip.devices.cuda.stressors import Stressors
 from eclip.errors import DeviceError, EclipError
 from eclip.frontends.library import file_of
 from eclip.frontends.models import build, split_key
+from eclip.frontends.spans import Table, close_spans
 from eclip.frontends.torch import CapturedModule, capture
 from eclip.profile import Profile
 from eclip.topology import Mask
@@ -38,10 +39,7 @@ from eclip.topology import Mask
 _WARMUPS = 3
 _UNTRACED = 15
 _TRACED = 7
-_MOST_OVERLAP = 1.15  # programmatic dependent launches overlap more without tracing
 _STRESS_BYTES = {"dram": 1 << 30, "l2": 24 << 20}
-
-Table = npt.NDArray[np.float64]  # kernel × size
 
 
 def measure_profile(
@@ -74,7 +72,7 @@ def measure_profile(
             if energy_seconds > 0
         ]
         beside = _beside_stressors(device, graph) if stress else {}
-    busy, gap, spread = _close(spans, np.array(request_ns))
+    busy, gap, spread = close_spans(spans, np.array(request_ns))
     trace = captured.capture.trace
     return Profile(
         trace=trace,
@@ -154,34 +152,6 @@ def _trace(runs: Sequence[tuple[Any, Any]], kernels: int) -> npt.NDArray[np.int6
     if len(events) != expected:
         raise DeviceError(f"the profiler saw {len(events)} kernels instead of {expected}")
     return np.array(sorted(events)).reshape(len(runs), _TRACED, kernels, 2)
-
-
-def _close(spans: npt.NDArray[np.int64], request_ns: Table) -> tuple[Table, Table, Table]:
-    """Busy time, gap and spread, kernel × size, whole nanoseconds that add up to the request.
-
-    A kernel that starts before its predecessor ended (programmatic dependent launch) is busy from
-    that end on, so that no time counts twice.
-    """
-    start, end = spans[..., 0], np.maximum.accumulate(spans[..., 1], axis=-1)
-    before = np.concatenate([start[..., :1], end[..., :-1]], axis=-1)
-    exclusive = np.maximum(end - np.maximum(start, before), 1)
-    idle = np.maximum(start[..., 1:] - end[..., :-1], 0)
-    idle = np.concatenate([idle, np.zeros_like(idle[..., :1])], axis=-1)
-    busy = np.median(exclusive, axis=1).T
-    gap = np.median(idle, axis=1).T
-    low, high = np.percentile(exclusive, [10, 90], axis=1)
-    spread = (high - low).T
-    left_over = request_ns - busy.sum(axis=0)
-    if (busy.sum(axis=0) > _MOST_OVERLAP * request_ns).any():
-        raise DeviceError(
-            "kernels took much longer traced than untraced, so their times would mean nothing; "
-            "profile again on an idle GPU"
-        )
-    # Where gaps cannot give enough, kernels overlap more untraced than traced: they shrink as one.
-    busy = np.maximum(np.rint(busy * np.minimum(1.0, request_ns / busy.sum(axis=0))), 1)
-    weight = gap + 1.0
-    gap = np.maximum(np.floor(weight / weight.sum(axis=0) * np.maximum(left_over, 0)), 0)
-    return busy, gap, np.rint(spread)
 
 
 def _energy_uj(device: CudaDevice, handle: Any, stream: Any, seconds: float) -> int:

@@ -85,7 +85,10 @@ def _parse(text: str) -> list[tuple[int, int]]:
     table = text[text.find('"ID"') :]
     rows = list(csv.DictReader(io.StringIO(table)))
     scale = {"byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
-    factors = [scale[rows[0][metric]] for metric in _METRICS]
+    units = [rows[0].get(metric) for metric in _METRICS] if rows else []
+    if not units or any(unit not in scale for unit in units):
+        raise DeviceError(f"ncu gave a table in units {units} that eclip cannot read")
+    factors = [scale[unit] for unit in units if unit is not None]
     counted = []
     for row in rows[1:]:
         dram, l2 = (

@@ -1,0 +1,42 @@
+"""Traced kernels to a profile that closes: from when each ran to busy time, gap and spread."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from eclip.errors import DeviceError
+
+_MOST_OVERLAP = 1.15  # programmatic dependent launches overlap more without tracing
+
+Table = npt.NDArray[np.float64]  # kernel × size
+
+
+def close_spans(
+    spans: npt.NDArray[np.int64], request_ns: npt.NDArray[np.float64]
+) -> tuple[Table, Table, Table]:
+    """Busy time, gap and spread, kernel × size, whole nanoseconds that add up to the request.
+
+    A kernel that starts before its predecessor ended (programmatic dependent launch) is busy from
+    that end on, so that no time counts twice.
+    """
+    start, end = spans[..., 0], np.maximum.accumulate(spans[..., 1], axis=-1)
+    before = np.concatenate([start[..., :1], end[..., :-1]], axis=-1)
+    exclusive = np.maximum(end - np.maximum(start, before), 1)
+    idle = np.maximum(start[..., 1:] - end[..., :-1], 0)
+    idle = np.concatenate([idle, np.zeros_like(start[..., :1])], axis=-1)
+    busy = np.median(exclusive, axis=1).T
+    gap = np.median(idle, axis=1).T
+    low, high = np.percentile(exclusive, [10, 90], axis=1)
+    spread = (high - low).T
+    left_over = request_ns - busy.sum(axis=0)
+    if (busy.sum(axis=0) > _MOST_OVERLAP * request_ns).any():
+        raise DeviceError(
+            "kernels took much longer traced than untraced, so their times would mean nothing; "
+            "profile again on an idle GPU"
+        )
+    # Where gaps cannot give enough, kernels overlap more untraced than traced: they shrink as one.
+    busy = np.maximum(np.rint(busy * np.minimum(1.0, request_ns / busy.sum(axis=0))), 1)
+    weight = gap + 1.0
+    gap = np.maximum(np.floor(weight / weight.sum(axis=0) * np.maximum(left_over, 0)), 0)
+    return busy, gap, np.rint(spread)
