@@ -1,11 +1,10 @@
 """eclip: several ML models on one GPU at once, each kernel group on its own compute units.
 
-This is the public API; everything else may change without notice. Profiles become plans, plans run
-on a device, runs become measures:
+This is the public API; everything else may change without notice. The command line makes the files,
+Python reads them:
 
-    topology = load_builtin(Topology, "h200")
-    problem = Problem(mix, topology, profiles)
-    plan = make_plan("eclip", problem)
+    log = load(Path("run.json"), RunLog)
+    print(measure(log).stp, log.plan.why)
 """
 
 from __future__ import annotations

@@ -247,6 +247,9 @@ def test_a_wrong_name_lists_the_right_ones(
         ("plan", "albert", "--topology", "nowhere.json"),
         ("compare", "albert", "--arrivals", "nowhere.csv"),
         ("report", "nowhere.json"),
+        ("profile", "albert"),
+        ("profile", "albert:zero"),
+        ("profile", "albert:0"),
     ],
 )
 def test_bad_values_are_one_line(cli: Cli, arguments: tuple[str, ...]) -> None:

@@ -262,3 +262,15 @@ def test_plan_for_another_number_of_kernels_than_its_trace_is_refused() -> None:
         ),
     )
     assert "worker a" in refused(fewer, traces)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_segments_cover_the_kernels_and_each_stays_on_one_lane(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    lane = rng.integers(0, 3, rng.integers(1, 40))
+    wait_on = np.where(np.diff(lane, prepend=lane[0]) != 0, np.roll(lane, 1), NO_WAIT)
+    segments = Route(worker=0, lane=lane, wait_on=wait_on).segments()
+    assert [kernel for segment in segments for kernel in segment] == list(range(len(lane)))
+    for segment in segments:
+        assert len({int(lane[kernel]) for kernel in segment}) == 1
+        assert (wait_on[segment.start] != NO_WAIT) == (segment.start > 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -103,22 +104,23 @@ def _device(index: int) -> list[Finding]:
 
     def energy() -> str:
         made["nvml"] = Nvml(made["gpu"].uuid)
-        return f"driver {made['nvml'].driver()}, energy counter moves ({made['nvml'].next_tick()})"
+        made["nvml"].next_tick()
+        return f"driver {made['nvml'].driver()}, the energy counter moves"
 
-    if not look("driver and GPU", driver, "install NVIDIA's driver; CUDA 12.4 or newer"):
+    if not look("driver and GPU", driver, "install NVIDIA's driver, CUDA 13.0 or newer"):
         return findings
-    look("green contexts", lanes, "update the driver: CUDA 12.4 or newer on Hopper or newer")
+    look("green contexts", lanes, "they were tried on an H200 with CUDA 13.0; update the driver")
     look("memory", memory, "")
     findings.append(
         Finding(what="connections", state="ok", found=f"{CONNECTIONS} hardware queues asked for")
     )
-    if os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or os.path.exists("/tmp/nvidia-mps"):  # noqa: PTH110
+    if os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or Path("/tmp/nvidia-mps").exists():
         findings.append(
             Finding(
                 what="MPS",
                 state="warning",
                 found="a daemon may be running",
-                remedy="lanes work under MPS, but its clients share the GPU with them",
+                remedy="its clients would share the GPU with the lanes; stop it to measure",
             )
         )
     if look("energy", energy, "NVML must answer: same driver version, permission to read"):

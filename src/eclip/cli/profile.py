@@ -48,10 +48,11 @@ def profile(
     ] = 180.0,
 ) -> None:
     """Measure every kernel of these models at every lane size of a GPU."""
+    keys = list(dict.fromkeys(models))
+    missing = [key for key in keys if not file_of(folder, key).exists()]
     if importlib.util.find_spec("torch") is None:
         raise DeviceError("the package torch is missing; see `eclip doctor`")
-    missing = [key for key in dict.fromkeys(models) if not file_of(folder, key).exists()]
-    for key in models:
+    for key in keys:
         if key not in missing:
             screen.warn(f"{file_of(folder, key)} exists and is kept; remove it to measure again")
     try:
@@ -75,12 +76,10 @@ def profile(
                 failed.append(missing[done])
                 finished()
     if ncu:
-        _count_traffic([key for key in dict.fromkeys(models) if key not in failed], folder, gpu)
+        _count_traffic([key for key in keys if key not in failed], folder, gpu)
     if failed:
         raise DeviceError(f"not profiled: {', '.join(failed)}; the reasons stand above")
-    screen.out.print(
-        f"{len(missing)} profiles in {folder}. Next: eclip plan MIX --profiles {folder}",
-    )
+    screen.out.print(f"{len(keys)} profiles in {folder}. Next: eclip plan MIX --profiles {folder}")
 
 
 def _count_traffic(keys: list[str], folder: Path, gpu: int) -> None:

@@ -54,6 +54,11 @@ def check_sources(plan: Plan, traces: Sequence[Trace]) -> None:
             )
 
 
+def check_load(plan: Plan, load: Load) -> None:
+    if len(load.arrivals) != len(plan.workers):
+        raise UsageError(f"the load is for {len(load.arrivals)} workers, not {len(plan.workers)}")
+
+
 class Closing:
     """Something with a ``close`` that a ``with`` block calls at its end."""
 

@@ -49,9 +49,17 @@ def find_profile(
     return model_profile(model, batch, topology, calibration)
 
 
+def split_key(key: str) -> tuple[str, int]:
+    """``albert:8`` or ``package.module:factory:8`` to name and batch."""
+    name, _, batch = key.rpartition(":")
+    if not name or not batch.isascii() or not batch.isdigit() or int(batch) < 1:
+        raise UsageError(f"{key!r} is not model:batch, like albert:8 or package.module:factory:8")
+    return name, int(batch)
+
+
 def file_of(folder: Path, key: str) -> Path:
     """Where the profile of ``model:batch`` is kept in a folder."""
-    model, _, batch = key.rpartition(":")
+    model, batch = split_key(key)
     return folder / f"{model}-{batch}{_SUFFIXES[0]}"
 
 

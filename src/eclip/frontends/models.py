@@ -19,14 +19,6 @@ from eclip.frontends.torch import capture
 from eclip.profile import Profile
 
 
-def split_key(key: str) -> tuple[str, int]:
-    """``albert:8`` or ``package.module:factory:8`` to name and batch."""
-    name, _, batch = key.rpartition(":")
-    if not name or not batch.isascii() or not batch.isdigit() or int(batch) < 1:
-        raise UsageError(f"{key!r} is not model:batch, like albert:8 or package.module:factory:8")
-    return name, int(batch)
-
-
 def build(name: str, batch: int) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
     if ":" not in name:
         return torch_zoo.build(name, batch)

@@ -29,8 +29,8 @@ from eclip.devices.cuda.lanes import GpuLane, LanePool
 from eclip.devices.cuda.loop import Repeater
 from eclip.devices.cuda.stressors import Stressors
 from eclip.errors import DeviceError, EclipError
-from eclip.frontends.library import file_of
-from eclip.frontends.models import build, split_key
+from eclip.frontends.library import file_of, split_key
+from eclip.frontends.models import build
 from eclip.frontends.spans import Table, close_spans
 from eclip.frontends.torch import CapturedModule, capture
 from eclip.profile import Profile

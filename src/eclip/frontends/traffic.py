@@ -106,12 +106,13 @@ def _launch_distinct(gpu: int, keys: Sequence[str]) -> None:
     from eclip.devices.cuda.driver import Gpu, call, cu
     from eclip.devices.cuda.graphs import place_segment
     from eclip.frontends import models
+    from eclip.frontends.library import split_key
     from eclip.frontends.torch import capture
 
     device = Gpu(gpu)
     torch.cuda.set_device(gpu)
     for key in keys:
-        model, batch = models.split_key(key)
+        model, batch = split_key(key)
         module, inputs = models.build(model, batch)
         captured = capture(module, inputs, model, batch)
         graph = captured.capture.graph

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,11 @@ class Route:
     @property
     def barriers(self) -> int:
         return int(np.count_nonzero(self.wait_on != NO_WAIT))
+
+    def segments(self) -> list[range]:
+        """The kernels between two barriers, in order: each segment is on one lane."""
+        cuts = [0, *np.flatnonzero(self.wait_on != NO_WAIT).tolist(), len(self.lane)]
+        return [range(start, end) for start, end in pairwise(cuts)]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from eclip.devices.base import Closing, Window, check_sources
+from eclip.devices.base import Closing, Window, check_load, check_sources
 from eclip.devices.cuda import loop
 from eclip.devices.cuda.driver import Gpu, call, cu
 from eclip.devices.cuda.energy import Nvml, power_w
@@ -26,9 +26,9 @@ from eclip.devices.cuda.graphs import CapturedGraph, place_segment, place_whole
 from eclip.devices.cuda.lanes import LanePool, Slices
 from eclip.devices.load import CLOSED_LOOP, Arrivals, Load
 from eclip.errors import DeviceError, UsageError
-from eclip.plan import Assignment, Plan
+from eclip.plan import Plan
 from eclip.runlog import KernelRecords, Requests, RunLog, WorkerCounters
-from eclip.runtime.program import Program
+from eclip.runtime.program import NO_WAIT, Program, Route
 from eclip.topology import Topology
 from eclip.trace import Trace
 
@@ -120,8 +120,8 @@ class CudaSession(Closing):
         then, beside others that have one too, fall into lock-step with them.
         """
         wanted = self._device.execution
-        switches = sum(part.switches for v in self._program.plan.variants for part in v.assignments)
-        if wanted is not Execution.AUTO or switches == 0:
+        barriers = sum(route.barriers for routes in self._program.routes for route in routes)
+        if wanted is not Execution.AUTO or barriers == 0:
             return self._make_loops(wanted, self._stack)
         with contextlib.ExitStack() as whole_stack, contextlib.ExitStack() as segments_stack:
             whole = self._make_loops(Execution.WHOLE, whole_stack)
@@ -138,10 +138,12 @@ class CudaSession(Closing):
             loop.WorkerLoop(
                 self._device.gpu,
                 [
-                    (sum(1 << other for other in variant.active), prepare(part, owner))
-                    for variant in self._program.plan.variants
-                    for part in variant.assignments
-                    if part.worker == worker
+                    (sum(1 << other for other in variant.active), prepare(route, owner))
+                    for variant, routes in zip(
+                        self._program.plan.variants, self._program.routes, strict=True
+                    )
+                    for route in routes
+                    if route.worker == worker
                 ],
                 worker,
                 active,
@@ -171,39 +173,34 @@ class CudaSession(Closing):
             rates.append((len(ends) - 1) * 1e9 / (ends[-1] - ends[0]) if len(ends) > 1 else 1e-9)
         return np.array(rates)
 
-    def _whole(self, part: Assignment, owner: contextlib.ExitStack) -> loop.Steps:
-        captured = self._captures[part.worker].graph
-        lanes = [
-            self._pool.lanes[group.lane] for group in part.groups for _ in range(group.kernels)
-        ]
-        executable = place_whole(captured, [lane.context for lane in lanes])
+    def _whole(self, route: Route, owner: contextlib.ExitStack) -> loop.Steps:
+        """One graph; its own edges are the barriers."""
+        first = self._pool.lanes[route.lane[0]]
+        executable = place_whole(self._captures[route.worker].graph, self._contexts(route))
         owner.callback(executable.close)
-        executable.upload(lanes[0].stream)
-        return loop.steps_of([(loop.LAUNCH, executable.handle, lanes[0].stream)])
+        executable.upload(first.stream)
+        return loop.steps_of([(loop.LAUNCH, executable.handle, first.stream)])
 
-    def _segments(self, part: Assignment, owner: contextlib.ExitStack) -> loop.Steps:
-        captured = self._captures[part.worker].graph
-        lanes = [self._pool.lanes[group.lane] for group in part.groups]
-        contexts = [
-            lane.context
-            for lane, group in zip(lanes, part.groups, strict=True)
-            for _ in range(group.kernels)
-        ]
+    def _segments(self, route: Route, owner: contextlib.ExitStack) -> loop.Steps:
+        """A graph for every segment; an event for every barrier."""
+        contexts = self._contexts(route)
         steps: list[tuple[int, Any, Any]] = []
-        first = 0
-        for index, (lane, group) in enumerate(zip(lanes, part.groups, strict=True)):
-            if index > 0:
+        for kernels in route.segments():
+            lane = self._pool.lanes[route.lane[kernels.start]]
+            waits_on = route.wait_on[kernels.start]
+            if waits_on != NO_WAIT:
                 event = call(cu.cuEventCreate, cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
                 owner.callback(call, cu.cuEventDestroy, event)
-                steps.append((loop.RECORD, event, lanes[index - 1].stream))
+                steps.append((loop.RECORD, event, self._pool.lanes[waits_on].stream))
                 steps.append((loop.WAIT, lane.stream, event))
-            kernels = range(first, first + group.kernels)
-            executable = place_segment(captured, contexts, kernels)
+            executable = place_segment(self._captures[route.worker].graph, contexts, kernels)
             owner.callback(executable.close)
             executable.upload(lane.stream)
             steps.append((loop.LAUNCH, executable.handle, lane.stream))
-            first += group.kernels
         return loop.steps_of(steps)
+
+    def _contexts(self, route: Route) -> list[Any]:
+        return [self._pool.lanes[lane].context for lane in route.lane]
 
     def steps(self, worker: int) -> loop.Steps:
         """What a request of a worker takes while everybody is active, for measuring it."""
@@ -215,10 +212,7 @@ class CudaSession(Closing):
 
     def run(self, load: Load, window: Window, alone_rps: Sequence[float]) -> RunLog:
         plan = self._program.plan
-        if len(load.arrivals) != len(plan.workers):
-            raise UsageError(
-                f"the load is for {len(load.arrivals)} workers, not {len(plan.workers)}"
-            )
+        check_load(plan, load)
         warnings = list(self._warnings)
         if window.seconds < _ENERGY_SECONDS:
             warnings.append(

@@ -1,9 +1,9 @@
 """Captured graphs: read into traces, re-homed to lanes, instantiated.
 
-A capture's nodes are in launch order and form a chain. Kernel nodes are a worker's kernels; memory
-nodes (memset, memcpy) go with the kernel that follows them, or the last one. Re-homing works on a
-clone, so that one capture serves any number of plans. An executable cannot change its nodes'
-contexts: there is one for every plan variant, kept until the session closes.
+A capture's nodes are taken in launch order, which respects all its edges. Kernel nodes are a
+worker's kernels; memory nodes (memset, memcpy) go with the kernel that follows them, or the last.
+Re-homing works on a clone, so that one capture serves any number of plans. An executable cannot
+change its nodes' contexts: there is one for every plan variant, kept until the session closes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from eclip.devices.cuda.driver import call, cu
 from eclip.errors import DeviceError
 from eclip.trace import Kernel
 
-# A kernel graph node as the simulator's and the planner's "kernel"; other kinds are listed here.
+# What can be moved between contexts; a graph with any other kind of node is refused.
 _KINDS = ("KERNEL", "MEMSET", "MEMCPY", "EMPTY")
 
 

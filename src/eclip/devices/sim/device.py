@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from eclip.calibration import Calibration, Costs
-from eclip.devices.base import Closing, Window, check_sources
+from eclip.devices.base import Closing, Window, check_load, check_sources
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.devices.sim import core
 from eclip.devices.sim.contention import LIMITS, Ints, Records
-from eclip.errors import UsageError
 from eclip.plan import Plan
 from eclip.profile import Profile
 from eclip.runlog import KernelRecords, Requests, RunLog, WorkerCounters
@@ -76,10 +75,7 @@ class SimSession(Closing):
 
     def run(self, load: Load, window: Window, alone_rps: Sequence[float]) -> RunLog:
         plan = self._program.plan
-        if len(load.arrivals) != len(plan.workers):
-            raise UsageError(
-                f"the load is for {len(load.arrivals)} workers, not {len(plan.workers)}"
-            )
+        check_load(plan, load)
         duration_ns = round(window.seconds * 1e9)
         trace_ns = round(window.trace_ms * 1e6)
         begin_ns = -window.warmup_seconds * 1e9
