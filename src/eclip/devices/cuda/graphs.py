@@ -87,11 +87,13 @@ def _read_kernel(node: Node) -> Kernel:
         name = call(cu.cuKernelGetName, params.kern)
     else:
         name = call(cu.cuFuncGetName, params.func)
-    cluster = call(
+    # Held by a name: its parts point into it and dangle once it is gone.
+    value = call(
         cu.cuGraphKernelNodeGetAttribute,
         node.handle,
         cu.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
-    ).clusterDim
+    )
+    cluster = value.clusterDim
     return Kernel(
         name=name.decode(),
         grid=(params.gridDimX, params.gridDimY, params.gridDimZ),

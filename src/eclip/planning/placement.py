@@ -1,0 +1,93 @@
+"""Placement: a plan from a few numbers per worker, with exact planning inside.
+
+A worker has a home slice from which its lanes grow in one direction, a largest size, a price for
+units and a budget of switches. Given these, the dynamic programme finds the assignment of kernels
+to sizes with the least cost, where a kernel of t ns on n of N units costs t·(1 + price·n/N): time
+plus what the units it holds are worth to others. Where the lanes lie does not change that, so
+routes are kept by (worker, largest size, price, budget).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from eclip.plan import Lane, Plan
+from eclip.planning.exact import best_route, count_switches
+from eclip.planning.problem import Choice, Problem
+from eclip.topology import Mask
+
+_MOST_SIZES = 8  # of one worker's lanes; more gain little and cost hardware queues
+
+
+@dataclass(frozen=True)
+class Home:
+    """Where one worker's lanes lie and what they may cost."""
+
+    first: int  # the slice that all its lanes have
+    step: int  # 1 or -1: where they grow to, around the end and on from the other
+    most: int  # slices of the largest lane
+    price: float  # of all units, as a part of the time they are held
+    switch_max: int
+
+
+class Placer:
+    """Plans for one problem; what they have in common is computed once."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.slices = len(problem.topology.slice_units)
+        queues = problem.topology.hardware_queues - 1  # one stays with the default stream
+        self._sizes = max(1, min(_MOST_SIZES, queues // len(problem.profiles)))
+        self._routes: dict[tuple[int, int, float, int], tuple[tuple[int, ...], Choice]] = {}
+
+    def plan(self, homes: Sequence[Home], policy: str, why: str) -> Plan:
+        topology = self.problem.topology
+        lanes: list[Lane] = []
+        choices: list[Choice] = []
+        whys = []
+        for worker, home in enumerate(homes):
+            counts, choice = self.route(worker, home)
+            masks = [self.mask(home, count) for count in counts]
+            choices.append(choice + len(lanes))
+            lanes += [Lane(worker, mask) for mask in masks]
+            used = [topology.units_of(masks[index]) for index in np.unique(choice).tolist()]
+            whys.append(
+                f"{' '.join(map(str, used))} {topology.unit_name}s from slice {home.first} "
+                f"{'up' if home.step > 0 else 'down'}, {count_switches(choice)} switches; units "
+                f"priced at {home.price:g}"
+            )
+        return self.problem.plan(policy=policy, lanes=lanes, choices=choices, whys=whys, why=why)
+
+    def mask(self, home: Home, count: int) -> Mask:
+        return Mask((home.first + home.step * index) % self.slices for index in range(count))
+
+    def route(self, worker: int, home: Home) -> tuple[tuple[int, ...], Choice]:
+        """The sizes offered, in slices, and the index of one of them for every kernel."""
+        key = (worker, home.most, home.price, home.switch_max)
+        if key not in self._routes:
+            self._routes[key] = self._best(*key)
+        return self._routes[key]
+
+    def _best(
+        self, worker: int, most: int, price: float, switch_max: int
+    ) -> tuple[tuple[int, ...], Choice]:
+        sizes = 1 if switch_max == 0 else min(self._sizes, most)
+        counts = sorted({-(-most * (index + 1) // sizes) for index in range(sizes)})
+        units = self.problem.topology.units
+        smallest = min(self.problem.topology.slice_units)
+        times = self._times(worker, counts)
+        if np.isinf(times[:, -1]).any():  # a kernel whose clusters do not fit there
+            counts.append(self.slices)
+            times = self._times(worker, counts)
+            switch_max = max(switch_max, 2 * int(np.isinf(times[:, -2]).sum()))
+        held = np.array([units if n == self.slices else smallest * n for n in counts]) / units
+        return tuple(counts), best_route(times * (1 + price * held), switch_max)
+
+    def _times(self, worker: int, counts: Sequence[int]) -> np.ndarray:
+        topology = self.problem.topology
+        smallest = min(topology.slice_units)
+        sizes = [topology.units if n == self.slices else smallest * n for n in counts]
+        return self.problem.times(worker, sizes)
