@@ -244,7 +244,7 @@ plan = plan_of("steady", "steady")
 with open_sets(Sharing(plan), mps_sharing(plan, (50, 50))) as sets:
     print("ready", flush=True)
     if sys.argv[1] == "serving":
-        sets.sessions[1].run(closed(2), Window(seconds=60.0, trace_ms=0.0), [1.0, 1.0])
+        sets.sessions[0].run(closed(2), Window(seconds=60.0, trace_ms=0.0), [1.0, 1.0])
     sys.stdin.read()
 """
 
