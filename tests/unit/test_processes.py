@@ -75,8 +75,8 @@ def closed(workers: int) -> Load:
     return Load(label="closed loop", seed=0, arrivals=(CLOSED_LOOP,) * workers)
 
 
-def open_sets(*sharings: Sharing) -> ProcessSets:
-    return ProcessSets(Host(UUID, "a GPU", H200, SteadyCounter()), ENTRY, sharings)
+def open_sets(*sharings: Sharing, counter: SteadyCounter | None = None) -> ProcessSets:
+    return ProcessSets(Host(UUID, "a GPU", H200, counter or SteadyCounter()), ENTRY, sharings)
 
 
 def ours() -> list[str]:
@@ -155,9 +155,12 @@ def test_arrivals_are_those_of_the_load() -> None:
 @pytest.mark.usefixtures("mps_control")
 def test_sets_take_turns_and_keep_their_processes() -> None:
     plan = plan_of("steady:2", "steady:4")
+    counter = SteadyCounter()
     wide, narrow = mps_sharing(plan, (100, 100)), mps_sharing(plan, (75, 25), policy="mps-model")
-    with open_sets(Sharing(plan), wide, narrow) as sets:
+    with open_sets(Sharing(plan), wide, narrow, counter=counter) as sets:
         pids = [[child.pid for child in session.children] for session in sets.sessions]
+        assert counter.ours >= {pid for mine in pids for pid in mine}
+        assert len(counter.ours) > 6, "the daemon is one of us, too"
         policies = []
         for turn in range(3):
             for index in range(3):

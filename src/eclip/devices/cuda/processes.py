@@ -132,6 +132,8 @@ class ProcessSets(Closing):
             children = [child for session in self.sessions for child in session.children]
             answers = _Answers(children)
             answers.wait(now_ns() + round(_BUILD_SECONDS * 1e9), "was not ready")
+            if daemon is not None:  # its server, too, computes on the GPU
+                host.counter.ours |= daemon.pids()
             for session in self.sessions:
                 session.check([answers.of[child] for child in session.children])
         except BaseException:
@@ -202,8 +204,6 @@ class ProcessSession(Closing):
             raise DeviceError(f"the processes of {self.sharing.label} have ended")
         warnings = [*self._warnings, *window_warnings(window)]
         counter = self._host.counter
-        if self._daemon is not None:
-            counter.ours |= self._daemon.pids()
         if others := counter.other_processes():
             warnings.append(f"other processes used the GPU: {', '.join(map(str, others))}")
         duration_ns = round(window.seconds * 1e9)
