@@ -21,7 +21,7 @@ import numpy.typing as npt
 from eclip.devices.base import Closing, Window, check_load, check_sources
 from eclip.devices.cuda import loop
 from eclip.devices.cuda.driver import Gpu, call, cu
-from eclip.devices.cuda.energy import Nvml, power_w
+from eclip.devices.cuda.energy import Nvml, mean_power_w
 from eclip.devices.cuda.graphs import CapturedGraph, place_segment, place_whole
 from eclip.devices.cuda.lanes import LanePool, Slices
 from eclip.devices.load import CLOSED_LOOP, Arrivals, Load
@@ -66,6 +66,10 @@ class CudaDevice(Closing):
         except BaseException:
             self.gpu.close()
             raise
+
+    @property
+    def title(self) -> str:
+        return f"{self.gpu.name}, driver {self.nvml.driver()}"
 
     def close(self) -> None:
         with contextlib.ExitStack() as stack:
@@ -213,14 +217,7 @@ class CudaSession(Closing):
     def run(self, load: Load, window: Window, alone_rps: Sequence[float]) -> RunLog:
         plan = self._program.plan
         check_load(plan, load)
-        warnings = list(self._warnings)
-        if window.seconds < _ENERGY_SECONDS:
-            warnings.append(
-                f"energy is measured over {window.seconds:g} s; a figure to report needs at least "
-                f"{_ENERGY_SECONDS:g} s"
-            )
-        if window.trace_ms > 0:
-            warnings.append("kernels are not recorded on a GPU yet: the trace window stays empty")
+        warnings = [*self._warnings, *window_warnings(window)]
         others = self._device.nvml.other_processes()
         if others:
             warnings.append(f"other processes used the GPU: {', '.join(map(str, others))}")
@@ -240,9 +237,17 @@ class CudaSession(Closing):
             for worker, arrivals in enumerate(load.arrivals)
         ]
         power = self._run_threads(runners, zero, zero + duration_ns, stop)
-        if power == 0.0:
-            warnings.append("the run was too short for the energy counter: no energy was measured")
-        return self._log(load, runners, zero, duration_ns, power, alone_rps, warnings)
+        return make_log(
+            plan,
+            self._device.title,
+            load,
+            [runner.rows() - zero for runner in runners],
+            [len(capture.trace.kernels) for capture in self._captures],
+            duration_ns,
+            power,
+            alone_rps,
+            warnings,
+        )
 
     def _run_threads(
         self, runners: Sequence[loop.Runner], zero: int, end_ns: int, stop: Arrivals
@@ -251,78 +256,85 @@ class CudaSession(Closing):
         try:
             for runner in runners:
                 runner.start()
-            while _now_ns() < zero and not stop[0]:
-                time.sleep(0.001)
-            first = last = self._device.nvml.next_tick()
-            while not stop[0] and (tick := self._device.nvml.next_tick()).time_ns < end_ns:
-                last = tick
+            return mean_power_w(self._device.nvml, zero, end_ns, lambda: bool(stop[0]))
         finally:
             # An interrupt, or a worker that failed, ends the loops after the request in flight.
             # They use the session's graphs, so nothing is released before they have ended.
             if _now_ns() < end_ns:
                 stop[0] = 1
             _join_all(runners)
-        return power_w(first, last) if last.time_ns > first.time_ns else 0.0
 
-    def _log(
-        self,
-        load: Load,
-        runners: Sequence[loop.Runner],
-        zero: int,
-        duration_ns: int,
-        power: float,
-        alone_rps: Sequence[float],
-        warnings: list[str],
-    ) -> RunLog:
-        plan = self._program.plan
-        rows = []
-        unfinished = []
-        for worker, runner in enumerate(runners):
-            mine = runner.rows() - zero
-            inside = (mine[:, 2] >= 0) & (mine[:, 2] < duration_ns)
-            rows += [
-                (int(end), worker, int(arrival), int(start)) for arrival, start, end in mine[inside]
-            ]
-            arrivals = load.arrivals[worker]
-            late = int(np.count_nonzero(mine[:, 2] >= duration_ns))
-            waiting = (
-                0 if arrivals is None else int(np.count_nonzero(arrivals < duration_ns)) - len(mine)
-            )
-            unfinished.append(late + waiting)
-        rows.sort()
-        kernels = [len(capture.trace.kernels) for capture in self._captures]
-        done = [sum(row[1] == worker for row in rows) for worker in plan.everyone]
-        return RunLog(
-            plan=plan,
-            device=f"{self._device.gpu.name}, driver {self._device.nvml.driver()}",
-            modelled=False,
-            load=load.label,
-            seed=load.seed,
-            duration_ns=duration_ns,
-            energy_uj=round(power * duration_ns / 1e3),
-            requests=Requests(
-                worker=tuple(row[1] for row in rows),
-                arrival_ns=tuple(row[2] for row in rows),
-                start_ns=tuple(row[3] for row in rows),
-                end_ns=tuple(row[0] for row in rows),
-            ),
-            kernels=KernelRecords(
-                window_ns=0, worker=(), position=(), lane=(), start_ns=(), end_ns=()
-            ),
-            counters=tuple(
-                WorkerCounters(
-                    kernels=done[part.worker] * kernels[part.worker],
-                    barriers=done[part.worker] * part.switches,
-                    lane_waits=0,
-                    false_waits=0,
-                    false_wait_ns=0,
-                )
-                for part in plan.main.assignments
-            ),
-            unfinished=tuple(unfinished),
-            alone_rps=tuple(alone_rps),
-            warnings=tuple(warnings),
+
+def window_warnings(window: Window) -> list[str]:
+    """What a run this long, or with a trace window, will not measure well."""
+    warnings = []
+    if window.seconds < _ENERGY_SECONDS:
+        warnings.append(
+            f"energy is measured over {window.seconds:g} s; a figure to report needs at least "
+            f"{_ENERGY_SECONDS:g} s"
         )
+    if window.trace_ms > 0:
+        warnings.append("kernels are not recorded on a GPU yet: the trace window stays empty")
+    return warnings
+
+
+def make_log(
+    plan: Plan,
+    device: str,
+    load: Load,
+    served: Sequence[loop.Ints],  # per worker: arrival, start, end; 0 is where measuring began
+    kernels: Sequence[int],  # per worker: in a request
+    duration_ns: int,
+    power: float,
+    alone_rps: Sequence[float],
+    warnings: Sequence[str],
+) -> RunLog:
+    """The log of a measured run, in one process or several."""
+    rows = []
+    unfinished = []
+    for worker, mine in enumerate(served):
+        inside = (mine[:, 2] >= 0) & (mine[:, 2] < duration_ns)
+        rows += [
+            (int(end), worker, int(arrival), int(start)) for arrival, start, end in mine[inside]
+        ]
+        arrivals = load.arrivals[worker]
+        late = int(np.count_nonzero(mine[:, 2] >= duration_ns))
+        waiting = (
+            0 if arrivals is None else int(np.count_nonzero(arrivals < duration_ns)) - len(mine)
+        )
+        unfinished.append(late + waiting)
+    rows.sort()
+    done = [sum(row[1] == worker for row in rows) for worker in plan.everyone]
+    short = "the run was too short for the energy counter: no energy was measured"
+    return RunLog(
+        plan=plan,
+        device=device,
+        modelled=False,
+        load=load.label,
+        seed=load.seed,
+        duration_ns=duration_ns,
+        energy_uj=round(power * duration_ns / 1e3),
+        requests=Requests(
+            worker=tuple(row[1] for row in rows),
+            arrival_ns=tuple(row[2] for row in rows),
+            start_ns=tuple(row[3] for row in rows),
+            end_ns=tuple(row[0] for row in rows),
+        ),
+        kernels=KernelRecords(window_ns=0, worker=(), position=(), lane=(), start_ns=(), end_ns=()),
+        counters=tuple(
+            WorkerCounters(
+                kernels=done[part.worker] * kernels[part.worker],
+                barriers=done[part.worker] * part.switches,
+                lane_waits=0,
+                false_waits=0,
+                false_wait_ns=0,
+            )
+            for part in plan.main.assignments
+        ),
+        unfinished=tuple(unfinished),
+        alone_rps=tuple(alone_rps),
+        warnings=(*warnings, *([short] if power == 0.0 else [])),
+    )
 
 
 def _variants_of(plan: Plan, worker: int) -> int:

@@ -44,12 +44,14 @@ def describe(status: Any) -> str:
 class Gpu:
     """One GPU and a hold on its primary context, which torch uses too."""
 
-    def __init__(self, index: int = 0, connections: int = CONNECTIONS) -> None:
+    def __init__(self, index: int = 0, connections: int | None = CONNECTIONS) -> None:
+        """``connections=None`` leaves their number to the driver: one stream needs no more."""
         if cu is None:
             raise DeviceError(
                 "the Python package cuda-bindings is missing; install it: pip install 'eclip[cuda]'"
             )
-        _ask_for_connections(connections)
+        if connections is not None:
+            _ask_for_connections(connections)
         try:
             call(cu.cuInit, 0)
         except (DeviceError, RuntimeError) as error:

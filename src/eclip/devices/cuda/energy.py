@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from eclip.errors import DeviceError
 
@@ -29,6 +30,18 @@ class Tick:
     energy_mj: int
 
 
+class EnergyCounter(Protocol):
+    ours: set[int]  # processes that this one started to compute on this GPU
+
+    def next_tick(self) -> Tick:
+        """Wait until the counter moves."""
+        ...
+
+    def other_processes(self) -> list[int]:
+        """Processes that compute on this GPU besides this one and ours."""
+        ...
+
+
 class Nvml:
     """NVML's view of the GPU with this UUID."""
 
@@ -37,6 +50,7 @@ class Nvml:
             raise DeviceError(
                 "the Python package nvidia-ml-py is missing; install it: pip install 'eclip[cuda]'"
             )
+        self.ours: set[int] = set()
         _ask("nvmlInit")
         try:
             self._handle: Any = _ask("nvmlDeviceGetHandleByUUID", uuid)
@@ -59,9 +73,10 @@ class Nvml:
         raise DeviceError("the GPU's energy counter does not move; NVML cannot measure energy here")
 
     def other_processes(self) -> list[int]:
-        """Processes that compute on this GPU besides this one."""
+        """Processes that compute on this GPU besides this one and ours."""
+        known = {pid for mine in (os.getpid(), *self.ours) for pid in _pids_of(mine)}
         running = _ask("nvmlDeviceGetComputeRunningProcesses", self._handle)
-        return [process.pid for process in running if process.pid not in _own_pids()]
+        return [process.pid for process in running if process.pid not in known]
 
     def close(self) -> None:
         _ask("nvmlShutdown")
@@ -74,15 +89,27 @@ def _ask(name: str, *arguments: Any) -> Any:
         raise DeviceError(f"NVML does not answer {name}: {error}") from None
 
 
-def _own_pids() -> set[int]:
-    """This process in every PID namespace it is in: inside a container NVML may name the host's."""
+def _pids_of(pid: int) -> set[int]:
+    """A process in every PID namespace it is in: inside a container NVML may name the host's."""
     try:
-        status = Path("/proc/self/status").read_text()
+        status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
-        return {os.getpid()}
+        return {pid}
     lines = [line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")]
-    return {os.getpid(), *(int(pid) for line in lines for pid in line)}
+    return {pid, *(int(other) for line in lines for other in line)}
 
 
 def power_w(begin: Tick, end: Tick) -> float:
     return (end.energy_mj - begin.energy_mj) * 1e6 / (end.time_ns - begin.time_ns)
+
+
+def mean_power_w(
+    counter: EnergyCounter, begin_ns: int, end_ns: int, stopped: Callable[[], bool]
+) -> float:
+    """Wait until the end, or until it is stopped; the mean power between the ticks inside."""
+    while time.clock_gettime_ns(time.CLOCK_MONOTONIC) < begin_ns and not stopped():
+        time.sleep(0.001)
+    first = last = counter.next_tick()
+    while not stopped() and (tick := counter.next_tick()).time_ns < end_ns:
+        last = tick
+    return power_w(first, last) if last.time_ns > first.time_ns else 0.0

@@ -1,0 +1,358 @@
+"""One process per worker: time-slicing and MPS, run as people run them today.
+
+A set of processes serves one plan; several sets can be open at once and take turns, because a
+process that waits for its next window costs the GPU nothing. Each process builds the same model and
+launches its whole captured graph on one stream from the same loop as a session inside one process.
+All processes of a window begin at one instant of the clock that they share. Whatever goes wrong in
+one of them closes its set and names the worker; no process outlives its set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from eclip.devices.base import Closing, Window, check_load
+from eclip.devices.cuda.child import Facts, Failure, Job, Order, Served, now_ns
+from eclip.devices.cuda.device import CudaDevice, make_log, window_warnings
+from eclip.devices.cuda.energy import EnergyCounter, mean_power_w
+from eclip.devices.cuda.mps import PIPES, SHARE, MpsDaemon, python_path
+from eclip.devices.load import CLOSED_LOOP, Load
+from eclip.errors import DeviceError, MismatchError, UsageError
+from eclip.plan import Plan
+from eclip.runlog import RunLog
+from eclip.topology import Topology
+
+_BUILD_SECONDS = 300.0
+_LEAD_S = 0.02  # from sending orders to the instant at which all begin
+_ANSWER_SECONDS = 30.0  # after the end of a window
+_LEAVE_SECONDS = 10.0  # for a child to end by itself
+# A process that finds no daemon does without MPS, even where somebody else runs one.
+_NO_PIPES = Path("/nonexistent")
+_CHILD = "import sys; from eclip.devices.cuda.child import main; main(int(sys.argv[1]))"
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How the processes of a plan share the GPU."""
+
+    plan: Plan
+    shares: tuple[int, ...] | None = None  # per worker: MPS's percentage; None: time-slicing
+
+    def __post_init__(self) -> None:
+        if self.shares is None:
+            return
+        if len(self.shares) != len(self.plan.workers):
+            raise UsageError(
+                f"{len(self.shares)} shares given for {len(self.plan.workers)} workers"
+            )
+        if not all(1 <= share <= 100 for share in self.shares):
+            raise UsageError(f"an MPS share is 1 to 100 percent, not {self.label}")
+
+    @property
+    def label(self) -> str:
+        """``timeslice``, ``mps 60%`` or ``mps 60/30/10%``"""
+        if self.shares is None:
+            return "timeslice"
+        distinct = self.shares[:1] if len(set(self.shares)) == 1 else self.shares
+        return f"mps {'/'.join(map(str, distinct))}%"
+
+
+def mps_sharing(shared: Plan, shares: Sequence[int], policy: str = "mps") -> Sharing:
+    """MPS with these percentages, from the plan of plain streams for the same mix."""
+    given = tuple(shares)
+    sharing = Sharing(shared, given)
+    units = shared.topology.unit_name
+    plan = msgspec.structs.replace(
+        shared,
+        policy=policy,
+        turns=False,
+        workers=tuple(
+            msgspec.structs.replace(worker, why=f"at most {share}% of the {units}s, any of them")
+            for worker, share in zip(shared.workers, given, strict=True)
+        ),
+        why=f"one process per worker under NVIDIA's MPS ({sharing.label})",
+    )
+    return Sharing(plan, given)
+
+
+def shares_of(plan: Plan) -> tuple[int, ...]:
+    """The percentages that MPS needs to give every worker as many units as its largest lane."""
+    return tuple(
+        -(-100 * max(plan.units(group.lane) for group in part.groups) // plan.topology.units)
+        for part in plan.main.assignments
+    )
+
+
+@dataclass(frozen=True)
+class Host:
+    """The GPU that processes run on, as the parent sees it."""
+
+    uuid: str
+    title: str
+    topology: Topology
+    counter: EnergyCounter
+
+
+def host_of(device: CudaDevice) -> Host:
+    return Host(device.gpu.uuid, device.title, device.topology, device.nvml)
+
+
+class ProcessSets(Closing):
+    """Sets of processes, one per sharing, and the MPS daemon where one needs it.
+
+    All processes start at once: importing and capturing takes seconds, and most of that is CPU
+    time. ``entry`` names the function that builds a workload in a child (see child.py).
+    """
+
+    def __init__(self, host: Host, entry: str, sharings: Sequence[Sharing]) -> None:
+        self.sessions: list[ProcessSession] = []
+        self._stack = contextlib.ExitStack()
+        try:
+            daemon = None
+            if any(sharing.shares for sharing in sharings):
+                daemon = self._stack.enter_context(MpsDaemon(host.uuid))
+            for sharing in sharings:
+                session = ProcessSession(host, sharing, daemon)
+                self._stack.callback(session.close)
+                session.start(entry)
+                self.sessions.append(session)
+            children = [child for session in self.sessions for child in session.children]
+            answers = _Answers(children)
+            answers.wait(now_ns() + round(_BUILD_SECONDS * 1e9), "was not ready")
+            if daemon is not None:  # its server, too, computes on the GPU
+                host.counter.ours |= daemon.pids()
+            for session in self.sessions:
+                session.check([answers.of[child] for child in session.children])
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        for session in self.sessions:
+            session.dismiss()  # all of them leave at once; closing waits for each
+        self._stack.close()
+
+
+class ProcessSession(Closing):
+    """The processes of one plan. A failure or an interrupt during a run closes it."""
+
+    def __init__(self, host: Host, sharing: Sharing, daemon: MpsDaemon | None) -> None:
+        self.sharing = sharing
+        self.facts: list[Facts] = []  # per worker
+        self.children: list[_Child] = []
+        self._host = host
+        self._daemon = daemon
+        self._warnings = sharing.plan.fingerprint.check(
+            host.topology.fingerprint, "the plan", host.topology.title
+        )
+
+    def start(self, entry: str) -> None:
+        plan, shares = self.sharing.plan, self.sharing.shares
+        pipes = _NO_PIPES if shares is None or self._daemon is None else self._daemon.pipes
+        for index, worker in enumerate(plan.mix.workers):
+            child = _Child(
+                name=f"{worker.name} ({self.sharing.label})",
+                environment=_environment(
+                    self._host.uuid, pipes, None if shares is None else shares[index]
+                ),
+            )
+            self.children.append(child)
+            self._host.counter.ours.add(child.pid)
+            child.send(Job(entry, worker.model, worker.batch))
+
+    def check(self, facts: Sequence[Facts]) -> None:
+        """Refuse processes that share the GPU in another way than asked, or run other kernels."""
+        plan, under_mps = self.sharing.plan, self.sharing.shares is not None
+        other = []
+        for worker, child, found in zip(plan.workers, self.children, facts, strict=True):
+            if found.mps != under_mps:
+                raise DeviceError(
+                    f"worker {child.name} {'is no client of MPS' if under_mps else 'is under MPS'}"
+                    ", so it would not share the GPU as asked"
+                )
+            if found.trace != plan.fingerprint.traces[worker.model]:
+                other.append(worker.name)
+        if other and not under_mps:
+            raise MismatchError(
+                f"{', '.join(other)} launches other kernels in a process of its own than its plan "
+                f"was made for; measure it again with `eclip profile`"
+            )
+        if other:
+            # The libraries choose kernels for as many units as the driver shows them.
+            self._warnings += (
+                f"under {self.sharing.label} libraries chose other kernels for {', '.join(other)}",
+            )
+        self.facts = list(facts)
+
+    def run(self, load: Load, window: Window, alone_rps: Sequence[float]) -> RunLog:
+        plan = self.sharing.plan
+        check_load(plan, load)
+        if not self.children:
+            raise DeviceError(f"the processes of {self.sharing.label} have ended")
+        warnings = [*self._warnings, *window_warnings(window)]
+        counter = self._host.counter
+        if others := counter.other_processes():
+            warnings.append(f"other processes used the GPU: {', '.join(map(str, others))}")
+        duration_ns = round(window.seconds * 1e9)
+        begin_ns = now_ns() + round(_LEAD_S * 1e9)
+        zero = begin_ns + round(window.warmup_seconds * 1e9)
+        try:
+            for child, arrivals in zip(self.children, load.arrivals, strict=True):
+                due = None if arrivals is CLOSED_LOOP else arrivals + zero
+                child.send(Order(begin_ns, zero + duration_ns, due))
+            answers = _Answers(self.children)
+            power = mean_power_w(counter, zero, zero + duration_ns, answers.failed)
+            deadline_ns = zero + duration_ns + round(_ANSWER_SECONDS * 1e9)
+            answers.wait(deadline_ns, "did not report its window")
+        except BaseException:
+            self.close()
+            raise
+        served: list[Served] = [answers.of[child] for child in self.children]
+        warnings += [
+            f"worker {child.name} began {(mine.began_ns - zero) / 1e6:.1f} ms late"
+            for child, mine in zip(self.children, served, strict=True)
+            if mine.began_ns > zero
+        ]
+        return make_log(
+            plan,
+            self._host.title,
+            load,
+            [mine.rows - zero for mine in served],
+            [found.kernels for found in self.facts],
+            duration_ns,
+            power,
+            alone_rps,
+            warnings,
+        )
+
+    def dismiss(self) -> None:
+        """Tell every process to leave, without waiting for it."""
+        for child in self.children:
+            child.dismiss()
+
+    def close(self) -> None:
+        self.dismiss()
+        for child in self.children:
+            child.reap()
+            self._host.counter.ours.discard(child.pid)
+        self.children = []
+
+
+class _Child:
+    """The parent's end of one process."""
+
+    def __init__(self, name: str, environment: dict[str, str]) -> None:
+        self.name = name
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        self.connection, theirs = Pipe()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _CHILD, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=self._said,
+                stderr=self._said,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # an interrupt from the keyboard is for the parent
+            )
+        self.pid = self._process.pid
+
+    def send(self, message: Any) -> None:
+        try:
+            self.connection.send(message)
+        except OSError:
+            raise self._death() from None
+
+    def receive(self) -> Any:
+        try:
+            message = self.connection.recv()
+        except (EOFError, OSError):
+            raise self._death() from None
+        if isinstance(message, Failure):
+            raise message.kind(f"worker {self.name}: {message.reason}")
+        return message
+
+    def _death(self) -> DeviceError:
+        try:
+            status = self._process.wait(_LEAVE_SECONDS)
+        except subprocess.TimeoutExpired:
+            return DeviceError(f"worker {self.name} closed its connection")
+        if status == -signal.SIGKILL:
+            return DeviceError(f"worker {self.name} was killed; is there enough memory?")
+        how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+        self._said.seek(0)
+        lines = self._said.read().decode(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        return DeviceError(f"worker {self.name} ended {how}: {last}")
+
+    def dismiss(self) -> None:
+        self.connection.close()
+
+    def reap(self) -> None:
+        """Wait for its end; one that does not leave is made to."""
+        for insist, seconds in (
+            (None, _LEAVE_SECONDS),
+            (self._process.terminate, _LEAVE_SECONDS),
+            (self._process.kill, None),
+        ):
+            if insist is not None:
+                insist()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(seconds)
+                break
+        self._said.close()
+
+
+class _Answers:
+    """What children answer, one answer each, as it comes; the first failure is raised."""
+
+    def __init__(self, children: Sequence[_Child]) -> None:
+        self.of: dict[_Child, Any] = {}
+        self._pending = {child.connection: child for child in children}
+
+    def _take(self, seconds: float) -> None:
+        for connection in wait(list(self._pending), seconds):
+            child = self._pending.pop(connection)  # type: ignore[call-overload]
+            self.of[child] = child.receive()
+
+    def failed(self) -> bool:
+        """Raises if a child failed."""
+        self._take(0)
+        return False
+
+    def wait(self, deadline_ns: int, trouble: str) -> None:
+        while self._pending:
+            self._take(0.1)
+            if self._pending and now_ns() > deadline_ns:
+                late = ", ".join(child.name for child in self._pending.values())
+                raise DeviceError(f"worker {late} {trouble} in time")
+
+
+def _environment(uuid: str, pipes: Path, share: int | None) -> dict[str, str]:
+    environment = os.environ | {
+        # By UUID: indices mean something else to clients of a daemon that shows them one GPU.
+        "CUDA_VISIBLE_DEVICES": uuid,
+        PIPES: str(pipes),
+        "PYTHONPATH": python_path(),
+    }
+    # One stream needs few hardware queues, and those of one MPS client are taken from the others.
+    environment.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
+    environment.pop(SHARE, None)
+    # Many processes build models at once: with threads for all cores each, they would thrash.
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    if share is not None:
+        environment[SHARE] = str(share)
+    return environment

@@ -1,0 +1,337 @@
+"""One process per worker, with workloads that need no GPU: real processes, pipes and deaths."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from eclip import store
+from eclip.devices.base import Window
+from eclip.devices.cuda import processes
+from eclip.devices.cuda.mps import python_path
+from eclip.devices.cuda.processes import Host, ProcessSets, Sharing, mps_sharing, shares_of
+from eclip.devices.load import CLOSED_LOOP, Load
+from eclip.errors import DeviceError, MismatchError, UsageError
+from eclip.measures import measure
+from eclip.mix import mix_of
+from eclip.plan import Assignment, Group, Lane, Plan, PlannedWorker, Variant
+from eclip.topology import Mask, Topology
+from standins import (
+    ENTRY,
+    KERNELS,
+    POWER_W,
+    SteadyCounter,
+    install_control,
+    processes_with,
+    trace_of,
+)
+
+H200 = store.load_builtin(Topology, "h200")
+UUID = f"GPU-of-test-{os.getpid()}"
+WINDOW = Window(seconds=0.4, warmup_seconds=0.1, trace_ms=0.0)
+
+
+def plan_of(*models: str, policy: str = "timeslice", slices: int = 16) -> Plan:
+    """A lane per worker; ``steady:5`` is the model steady with a batch of 5."""
+    parts = [(name, int(batch or 2)) for name, _, batch in (one.partition(":") for one in models)]
+    mix = mix_of(parts)
+    traces = [trace_of(name, batch) for name, batch in parts]
+    return Plan(
+        mix=mix,
+        policy=policy,
+        topology=H200,
+        fingerprint=msgspec.structs.replace(
+            H200.fingerprint, traces={trace.key: trace.digest for trace in traces}
+        ),
+        modelled=False,
+        workers=tuple(
+            PlannedWorker(name=worker.name, model=worker.key, kernels=KERNELS, why="")
+            for worker in mix.workers
+        ),
+        lanes=tuple(Lane(index, Mask(range(slices))) for index in range(len(parts))),
+        variants=(
+            Variant(
+                tuple(range(len(parts))),
+                tuple(Assignment(n, (Group(n, KERNELS, 0),)) for n in range(len(parts))),
+            ),
+        ),
+        why="",
+        turns=policy == "timeslice",
+    )
+
+
+def closed(workers: int) -> Load:
+    return Load(label="closed loop", seed=0, arrivals=(CLOSED_LOOP,) * workers)
+
+
+def open_sets(*sharings: Sharing, counter: SteadyCounter | None = None) -> ProcessSets:
+    return ProcessSets(Host(UUID, "a GPU", H200, counter or SteadyCounter()), ENTRY, sharings)
+
+
+def ours() -> list[str]:
+    return processes_with(f"CUDA_VISIBLE_DEVICES={UUID}")
+
+
+def folders_of(parent: int) -> list[Path]:
+    return list(Path("/tmp").glob(f"eclip-mps-{parent}-*"))
+
+
+def until(condition: Callable[[], bool], seconds: float = 15.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    yield
+    assert ours() == []
+    assert folders_of(os.getpid()) == []
+
+
+@pytest.fixture
+def mps_control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_control(tmp_path, "working")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+
+def test_workers_serve_a_window_at_once_each_in_its_own_process() -> None:
+    plan = plan_of("steady:2", "steady:8")
+    with open_sets(Sharing(plan)) as sets:
+        (session,) = sets.sessions
+        assert len({os.getpid(), *(child.pid for child in session.children)}) == 3
+        log = session.run(closed(2), WINDOW, [400.0, 100.0])
+    requests = log.requests
+    first, second = ([n for n in requests.worker if n == worker] for worker in (0, 1))
+    assert 30 <= len(first) <= 200
+    assert 10 <= len(second) <= 50
+    assert list(requests.end_ns) == sorted(requests.end_ns)
+    assert requests.end_ns[0] < 100e6, "nothing ran in the warm-up"
+    assert log.duration_ns - requests.end_ns[-1] < 100e6
+    assert [counters.kernels for counters in log.counters] == [3 * len(first), 3 * len(second)]
+    assert log.energy_uj == pytest.approx(POWER_W * 0.4 * 1e6, rel=0.02)
+    assert (log.plan, log.device, log.modelled) == (plan, "a GPU", False)
+    assert set(log.unfinished) <= {0, 1}
+    assert 0.2 < measure(log).stp < 2.5
+
+
+def test_no_worker_begins_before_the_instant_given_to_all() -> None:
+    window = Window(seconds=0.1, warmup_seconds=0.0, trace_ms=0.0)
+    with open_sets(Sharing(plan_of("steady:1", "steady:1", "steady:1"))) as sets:
+        log = sets.sessions[0].run(closed(3), window, [1.0] * 3)
+    assert set(log.requests.worker) == {0, 1, 2}
+    assert 0 <= min(log.requests.start_ns) < 100e6
+
+
+def test_arrivals_are_those_of_the_load() -> None:
+    times = np.arange(-40, 400, 10, dtype=np.int64) * 1_000_000
+    load = Load(label="by hand", seed=3, arrivals=(times, CLOSED_LOOP))
+    with open_sets(Sharing(plan_of("steady:2", "steady:2"))) as sets:
+        log = sets.sessions[0].run(load, WINDOW, [1.0, 1.0])
+    seen = [
+        arrival
+        for arrival, worker in zip(log.requests.arrival_ns, log.requests.worker, strict=True)
+        if worker == 0
+    ]
+    assert seen[0] <= 0
+    before = times.tolist().index(seen[0])  # those ended before the measured part
+    assert seen == times.tolist()[before:][: len(seen)]
+    assert before + len(seen) + log.unfinished[0] == len(times)
+    assert (log.load, log.seed) == ("by hand", 3)
+
+
+@pytest.mark.usefixtures("mps_control")
+def test_sets_take_turns_and_keep_their_processes() -> None:
+    plan = plan_of("steady:2", "steady:4")
+    counter = SteadyCounter()
+    wide, narrow = mps_sharing(plan, (100, 100)), mps_sharing(plan, (75, 25), policy="mps-model")
+    with open_sets(Sharing(plan), wide, narrow, counter=counter) as sets:
+        pids = [[child.pid for child in session.children] for session in sets.sessions]
+        assert counter.ours >= {pid for mine in pids for pid in mine}
+        assert len(counter.ours) > 6, "the daemon is one of us, too"
+        policies = []
+        for turn in range(3):
+            for index in range(3):
+                session = sets.sessions[(turn + index) % 3]
+                short = Window(seconds=0.1, warmup_seconds=0.02, trace_ms=0.0)
+                log = session.run(closed(2), short, [1.0, 1.0])
+                assert set(log.requests.worker) == {0, 1}
+                policies.append(log.plan.policy)
+        assert pids == [[child.pid for child in session.children] for session in sets.sessions]
+        units = [[found.units for found in session.facts] for session in sets.sessions]
+    assert policies[:4] == ["timeslice", "mps", "mps-model", "mps"]
+    assert units == [[132, 132], [132, 132], [99, 33]]
+
+
+@pytest.mark.usefixtures("mps_control")
+@pytest.mark.parametrize("under_mps", [False, True])
+def test_a_child_sees_one_gpu_and_only_the_daemon_meant_for_it(
+    monkeypatch: pytest.MonkeyPatch, under_mps: bool
+) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/tmp/somebody-elses")
+    plan = plan_of("tells")
+    folder = "/tmp/eclip-mps-" if under_mps else "/nonexistent"
+    with pytest.raises(DeviceError, match=rf"worker tells .*: {UUID} None {folder}"):
+        open_sets(mps_sharing(plan, (50,)) if under_mps else Sharing(plan))
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ("refuses", "refuses does not fit into the GPU's memory"),
+        ("raises", "ValueError: a factory's mistake$"),
+        ("dies", "ended with status 3: terminate called after throwing an instance"),
+    ],
+)
+def test_a_worker_that_cannot_be_built_is_named_with_the_reason(model: str, reason: str) -> None:
+    with pytest.raises(DeviceError, match=rf"worker {model} \(timeslice\):? {reason}"):
+        open_sets(Sharing(plan_of("steady", model)))
+
+
+def test_an_entry_that_needs_a_missing_package_says_so() -> None:
+    host = Host(UUID, "a GPU", H200, SteadyCounter())
+    with pytest.raises(DeviceError, match="the package nosuch is missing"):
+        ProcessSets(host, "nosuch:entry", [Sharing(plan_of("steady"))])
+
+
+def test_a_worker_that_takes_too_long_to_build_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_BUILD_SECONDS", 0.01)
+    with pytest.raises(DeviceError, match=r"steady \(timeslice\) was not ready in time"):
+        open_sets(Sharing(plan_of("steady")))
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"), [("killed", " was killed"), ("breaks", ": a launch failed: CUDA_ERROR")]
+)
+def test_a_death_during_a_window_ends_its_set_at_once_and_leaves_the_others(
+    model: str, reason: str
+) -> None:
+    long = Window(seconds=30.0, warmup_seconds=0.0, trace_ms=0.0)
+    with open_sets(Sharing(plan_of("steady", model)), Sharing(plan_of("steady"))) as sets:
+        broken, sound = sets.sessions
+        begun = time.monotonic()
+        with pytest.raises(DeviceError, match=rf"worker {model} \(timeslice\){reason}"):
+            broken.run(closed(2), long, [1.0, 1.0])
+        assert time.monotonic() - begun < 5
+        assert len(ours()) == 1
+        with pytest.raises(DeviceError, match="the processes of timeslice have ended"):
+            broken.run(closed(2), WINDOW, [1.0, 1.0])
+        assert sound.run(closed(1), WINDOW, [1.0]).requests.worker
+
+
+def test_a_process_that_does_not_leave_is_made_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_LEAVE_SECONDS", 0.3)
+    begun = time.monotonic()
+    with open_sets(Sharing(plan_of("stubborn"))):
+        assert len(ours()) == 1
+    assert time.monotonic() - begun < 10
+
+
+PARENT = """
+import sys
+from test_processes import WINDOW, Window, closed, mps_sharing, open_sets, plan_of, Sharing
+plan = plan_of("steady", "steady")
+with open_sets(Sharing(plan), mps_sharing(plan, (50, 50))) as sets:
+    print("ready", flush=True)
+    if sys.argv[1] == "serving":
+        sets.sessions[0].run(closed(2), Window(seconds=60.0, trace_ms=0.0), [1.0, 1.0])
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.usefixtures("mps_control")
+@pytest.mark.parametrize("state", ["waiting", "serving"])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_outlives_a_parent_that_is_interrupted_or_killed(
+    state: str, how: signal.Signals
+) -> None:
+    here = str(Path(__file__).parent)
+    program = PARENT.replace("test_processes", Path(__file__).stem)
+    with subprocess.Popen(
+        [sys.executable, "-c", program, state],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join((here, python_path())), "TEST_UUID": UUID},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "ready\n"
+        time.sleep(0.3)
+        assert len(processes_with(f"TEST_UUID={UUID}")) >= 6  # it, four workers, the guard
+        parent.send_signal(how)
+        assert parent.wait(timeout=20) != 0
+    assert until(lambda: processes_with(f"TEST_UUID={UUID}") == [])
+    assert until(lambda: folders_of(parent.pid) == [])
+
+
+@pytest.mark.usefixtures("mps_control")
+def test_other_kernels_are_refused_in_plain_processes_and_told_of_under_mps() -> None:
+    plan = plan_of("changed")
+    with pytest.raises(MismatchError, match="changed launches other kernels"):
+        open_sets(Sharing(plan))
+    with open_sets(mps_sharing(plan, (60,))) as sets:
+        log = sets.sessions[0].run(closed(1), WINDOW, [1.0])
+    assert "under mps 60% libraries chose other kernels for changed" in log.warnings
+
+
+@pytest.mark.usefixtures("mps_control")
+def test_a_process_that_did_not_reach_the_daemon_is_refused() -> None:
+    with pytest.raises(DeviceError, match=r"unattached \(mps 60%\) is no client of MPS"):
+        open_sets(mps_sharing(plan_of("unattached"), (60,)))
+
+
+def test_a_worker_that_begins_late_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_LEAD_S", -0.05)
+    window = Window(seconds=0.2, warmup_seconds=0.0, trace_ms=0.0)
+    with open_sets(Sharing(plan_of("steady"))) as sets:
+        log = sets.sessions[0].run(closed(1), window, [1.0])
+    (late,) = [warning for warning in log.warnings if "late" in warning]
+    assert re.fullmatch(r"worker steady \(timeslice\) began \d+\.\d ms late", late)
+
+
+def test_a_load_for_other_workers_is_refused_and_harms_nothing() -> None:
+    with open_sets(Sharing(plan_of("steady"))) as sets:
+        with pytest.raises(UsageError, match="for 2 workers, not 1"):
+            sets.sessions[0].run(closed(2), WINDOW, [1.0])
+        assert sets.sessions[0].run(closed(1), WINDOW, [1.0]).requests.worker
+
+
+def test_shares_are_percentages_one_for_each_worker() -> None:
+    plan = plan_of("steady", "steady")
+    assert mps_sharing(plan, (60, 60)).label == "mps 60%"
+    assert mps_sharing(plan, (60, 25)).label == "mps 60/25%"
+    assert Sharing(plan).label == "timeslice"
+    with pytest.raises(UsageError, match="1 shares given for 2 workers"):
+        mps_sharing(plan, (60,))
+    for wrong in ((0, 50), (50, 101)):
+        with pytest.raises(UsageError, match=r"1 to 100 percent, not mps \d+/\d+%"):
+            mps_sharing(plan, wrong)
+    made = mps_sharing(plan, (60, 25)).plan
+    assert (made.policy, made.turns) == ("mps", False)
+    assert "25% of the SMs" in made.workers[1].why
+
+
+@pytest.mark.parametrize(("slices", "share"), [(16, 100), (6, 37), (1, 7)])
+def test_shares_of_masks_are_never_smaller_than_the_masks(slices: int, share: int) -> None:
+    assert shares_of(plan_of("steady", "steady", policy="model", slices=slices)) == (share,) * 2
+
+
+def test_closing_twice_is_harmless() -> None:
+    sets = open_sets(Sharing(plan_of("steady")))
+    with contextlib.closing(sets):
+        sets.sessions[0].close()
+        sets.close()
