@@ -74,9 +74,7 @@ def attach(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeCupti]:
         fake = FakeCupti(**options)
         monkeypatch.setitem(sys.modules, "cupti", types.ModuleType("cupti"))
         monkeypatch.setitem(sys.modules, "cupti.cupti", fake)
-        monkeypatch.setattr(
-            tracer.importlib.util, "find_spec", lambda name: name == "cupti" or None
-        )
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "cupti" or None)
         monkeypatch.setattr(tracer, "cu", types.SimpleNamespace(cuCtxSynchronize=None))
         monkeypatch.setattr(tracer, "call", lambda function: fake.said.append("synchronise"))
         return fake
