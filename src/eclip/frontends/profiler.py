@@ -3,8 +3,8 @@
 Untraced replays give the request's time, which the profile closes against; traced ones (CUPTI) give
 each kernel's busy time, its spread and the gap after it. Tracing stretches gaps, not kernels, so
 the gaps are scaled to what the untraced request leaves over; it comes last, after all that is timed
-without it. A kernel that a size cannot hold (its clusters do not fit) is measured on the next larger
-size that can, and marked as illegal there.
+without it. A kernel that a size cannot hold (its clusters do not fit) is measured on the next
+larger size that can, and marked as illegal there.
 """
 
 from __future__ import annotations
