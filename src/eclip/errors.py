@@ -6,6 +6,7 @@
     ├── MismatchError           artefacts, or an artefact and a device, that do not fit
     ├── PlanningError           no plan satisfies what was asked
     └── DeviceError             a device that cannot do what was asked of it
+        └── TracingError        kernels cannot be recorded; what was measured still counts
 
 A message says what is wrong and what to do next. The command line prints it after ``eclip:`` and
 exits with the class's code; no traceback reaches a person for anything below EclipError.
@@ -36,6 +37,10 @@ class PlanningError(EclipError):
 
 class DeviceError(EclipError):
     exit_code = 1
+
+
+class TracingError(DeviceError):
+    pass
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> UsageError:

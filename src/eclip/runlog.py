@@ -28,7 +28,11 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class KernelRecords(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Kernels that ended inside [0, window_ns), in order of completion."""
+    """Kernels that ended inside [0, window_ns), in order of completion.
+
+    On a GPU recording slows launches, so there they come from a run of their own after the measured
+    one, under the same load from its start: they show how the plan runs, not the logged requests.
+    """
 
     window_ns: int
     worker: tuple[int, ...]
@@ -36,17 +40,20 @@ class KernelRecords(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     lane: tuple[int, ...]
     start_ns: tuple[int, ...]
     end_ns: tuple[int, ...]
+    own_run: bool = False  # a run of their own: times are since that one's beginning
 
     def __post_init__(self) -> None:
         _check_columns("kernels", self)
 
 
 class WorkerCounters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the worker's requests took. Waits are None where the device cannot see them: a GPU."""
+
     kernels: int
     barriers: int
-    lane_waits: int  # waits behind another worker's kernel on a lane owned by all
-    false_waits: int  # waits behind an unrelated lane that shares a hardware queue
-    false_wait_ns: int
+    lane_waits: int | None  # waits behind another worker's kernel on a lane owned by all
+    false_waits: int | None  # waits behind an unrelated lane that shares a hardware queue
+    false_wait_ns: int | None
 
 
 class RunLog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

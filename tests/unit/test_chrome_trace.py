@@ -88,6 +88,18 @@ def test_chrome_trace_leaves_out_requests_after_the_window_and_says_how_many() -
     assert document["otherData"]["requests_left_out"] == len(log.requests.worker) - early > 0
 
 
+def test_chrome_trace_of_kernels_from_a_run_of_their_own_shows_no_other_runs_requests() -> None:
+    log = make_log("eclip")
+    kernels = msgspec.structs.replace(log.kernels, own_run=True)
+    log = msgspec.structs.replace(log, kernels=kernels)
+    document = json.loads(gzip.decompress(chrome_trace.export(log, {})))
+    phases = [event["ph"] for event in document["traceEvents"]]
+    assert phases.count("X") == len(log.kernels.worker)
+    assert not {"b", "e"} & set(phases)
+    assert document["otherData"]["kernels_from_a_run_of_their_own"] is True
+    assert document["otherData"]["requests_left_out"] == len(log.requests.worker)
+
+
 def test_chrome_trace_counts_occupied_slices_down_to_zero() -> None:
     log = make_log("eclip", workers=2)
     document = json.loads(gzip.decompress(chrome_trace.export(log, {})))

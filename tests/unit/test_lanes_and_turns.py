@@ -94,7 +94,7 @@ def test_lane_owned_by_all_serves_kernels_in_the_order_they_became_ready() -> No
     assert all(start >= when - 1 for when, start in served)
     for (first, _), (second, _) in itertools.pairwise(served):
         assert first <= second + 1
-    assert all(counter.lane_waits > 0 for counter in log.counters)
+    assert all(counter.lane_waits for counter in log.counters)
     assert all(counter.false_waits == 0 for counter in log.counters)
 
 
@@ -108,8 +108,8 @@ def test_lanes_beyond_the_hardware_queues_wait_falsely() -> None:
     enough, few = simulate(4), simulate(2)
     assert [counter.false_waits for counter in enough.counters] == [0] * 4
     assert enough.warnings == ()
-    assert min(counter.false_waits for counter in few.counters) > 0
-    assert min(counter.false_wait_ns for counter in few.counters) > 0
+    assert all(counter.false_waits for counter in few.counters)
+    assert all(counter.false_wait_ns for counter in few.counters)
     assert any("hardware queues" in warning for warning in few.warnings)
     calm, crowded = (
         float(np.mean(np.subtract(log.requests.end_ns, log.requests.start_ns)))
@@ -171,7 +171,8 @@ def test_time_sliced_workers_do_not_share_hardware_queues() -> None:
     plan = make_plan("timeslice", problem_of(profiles, topology))
     log = run(plan, profiles, closed(plan), free(turn_ns=7_000))
     assert log.warnings == ()
-    assert [counter.false_waits + counter.lane_waits for counter in log.counters] == [0] * 3
+    waits = [(counter.false_waits, counter.lane_waits) for counter in log.counters]
+    assert waits == [(0, 0)] * 3
     assert set(log.requests.worker) == {0, 1, 2}
 
 

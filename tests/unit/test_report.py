@@ -102,6 +102,28 @@ def test_measured_data_is_not_called_modelled() -> None:
     assert "were measured on the device" in html
 
 
+def test_a_gpu_log_says_whose_kernels_it_draws_and_which_waits_nobody_saw() -> None:
+    log = make_log("eclip", workers=1)
+    unseen = msgspec.structs.replace(
+        log.counters[0], lane_waits=None, false_waits=None, false_wait_ns=None
+    )
+    measured = msgspec.structs.replace(
+        log,
+        kernels=msgspec.structs.replace(log.kernels, own_run=True),
+        counters=(unseen,),
+        modelled=False,
+    )
+    words = "of a run of their own after the measured one"
+    assert words in Reader(page.render([measured], {})).text
+    assert words not in Reader(page.render([log], {})).text
+    both = [log, measured]
+    table = tables.per_worker(["modelled", "measured"], both, [measure(one) for one in both])
+    waits = [column.title for column in table.columns].index("false waits")
+    seen, unknown = (row.cells[waits].text for row in table.blocks[0].rows)
+    assert float(seen) == 0.0
+    assert unknown == number(None)
+
+
 def test_a_mixture_names_the_modelled_runs() -> None:
     modelled = make_log("eclip")
     measured = msgspec.structs.replace(modelled, modelled=False, device="a real H200")

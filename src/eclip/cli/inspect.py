@@ -160,7 +160,8 @@ def _show_run(log: RunLog) -> None:
             (
                 "records",
                 f"{len(log.requests.worker)} requests; {len(log.kernels.worker)} kernels in the "
-                f"first {log.kernels.window_ns / 1e6:g} ms",
+                f"first {log.kernels.window_ns / 1e6:g} ms"
+                + (" of a run of their own" if log.kernels.own_run else ""),
             ),
             ("unfinished", str(sum(log.unfinished))),
             *(("warning", warning) for warning in log.warnings),
@@ -175,13 +176,17 @@ def _show_run(log: RunLog) -> None:
                 worker.name,
                 str(counters.kernels),
                 str(counters.barriers),
-                str(counters.lane_waits),
-                str(counters.false_waits),
-                f"{counters.false_wait_ns / 1e6:.2f}",
+                _known(counters.lane_waits),
+                _known(counters.false_waits),
+                _known(counters.false_wait_ns, 1e6, ".2f"),
             ]
             for worker, counters in zip(log.plan.workers, log.counters, strict=True)
         ),
     )
+
+
+def _known(value: int | None, scale: float = 1, form: str = ".0f") -> str:
+    return "not known" if value is None else f"{value / scale:{form}}"
 
 
 def _show_fingerprint(fingerprint: Fingerprint) -> None:

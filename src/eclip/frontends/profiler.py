@@ -1,10 +1,10 @@
 """Measuring a profile on a GPU: every kernel at every lane size.
 
-Untraced replays give the request's time, which the profile closes against; traced ones (CUPTI,
-through torch's profiler) give each kernel's busy time, its spread and the gap after it. Tracing
-stretches gaps, not kernels, so the gaps are scaled to what the untraced request leaves over. A
-kernel that a size cannot hold (its clusters do not fit) is measured on the next larger size that
-can, and marked as illegal there.
+Untraced replays give the request's time, which the profile closes against; traced ones (CUPTI) give
+each kernel's busy time, its spread and the gap after it. Tracing stretches gaps, not kernels, so
+the gaps are scaled to what the untraced request leaves over; it comes last, after all that is timed
+without it. A kernel that a size cannot hold (its clusters do not fit) is measured on the next
+larger size that can, and marked as illegal there.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from eclip.devices.cuda.graphs import CapturedGraph, blocks_per_unit, fits, plac
 from eclip.devices.cuda.lanes import GpuLane, LanePool
 from eclip.devices.cuda.loop import Repeater
 from eclip.devices.cuda.stressors import Stressors
+from eclip.devices.cuda.tracer import Tracer
 from eclip.errors import DeviceError, EclipError
 from eclip.frontends.library import file_of, split_key
 from eclip.frontends.models import build
@@ -65,13 +66,13 @@ def measure_profile(
             executables.append(executable.handle)
         runs = [(handle, lane.stream) for handle, lane in zip(executables, pool.lanes, strict=True)]
         request_ns = [_request_ns(handle, stream) for handle, stream in runs]
-        spans = _trace(runs, graph.kernel_count)
         energy_uj = [
             _energy_uj(device, handle, stream, energy_seconds)
             for handle, stream in runs
             if energy_seconds > 0
         ]
         beside = _beside_stressors(device, graph) if stress else {}
+        spans = _trace(runs, graph.kernel_count)
     busy, gap, spread = close_spans(spans, np.array(request_ns))
     trace = captured.capture.trace
     return Profile(
@@ -137,21 +138,16 @@ def _request_ns(handle: Any, stream: Any) -> float:
 
 def _trace(runs: Sequence[tuple[Any, Any]], kernels: int) -> npt.NDArray[np.int64]:
     """Start and end of every kernel: size × repeat × kernel × 2, nanoseconds."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+    with Tracer() as tracer:
         for handle, stream in runs:
             for _ in range(_TRACED):
                 call(cu.cuGraphLaunch, handle, stream)
                 call(cu.cuStreamSynchronize, stream)
-    events = [
-        (event.start_ns(), event.start_ns() + event.duration_ns())
-        for event in profiler.profiler.kineto_results.events()
-        if event.device_type() == torch.autograd.DeviceType.CUDA
-        and not event.name().startswith(("Memset", "Memcpy"))
-    ]
     expected = len(runs) * _TRACED * kernels
-    if len(events) != expected:
-        raise DeviceError(f"the profiler saw {len(events)} kernels instead of {expected}")
-    return np.array(sorted(events)).reshape(len(runs), _TRACED, kernels, 2)
+    if len(tracer.spans) != expected:
+        raise DeviceError(f"CUPTI recorded {len(tracer.spans)} kernels instead of {expected}")
+    times = [(span.start_ns, span.end_ns) for span in tracer.spans]
+    return np.array(times, dtype=np.int64).reshape(len(runs), _TRACED, kernels, 2)
 
 
 def _energy_uj(device: CudaDevice, handle: Any, stream: Any, seconds: float) -> int:

@@ -1,8 +1,8 @@
 """PyTorch modules to captures: a module and example inputs become a CUDA graph and its trace.
 
 The module is warmed up, then captured once with ``torch.cuda.graph``. Inputs live in static
-buffers; ``CapturedModule.__call__`` copies new ones in and replays. The capture keeps its nodes,
-so that they can be re-homed to lanes.
+buffers, into which ``CapturedModule.load`` copies new ones. The capture keeps its nodes, so that
+they can be re-homed to lanes. A module from ``torch.compile`` is compiled by the warm-up.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from eclip.devices.cuda.device import Capture
 from eclip.devices.cuda.graphs import CapturedGraph
 from eclip.errors import DeviceError
+from eclip.frontends.compiled import Binaries
 from eclip.trace import Trace
 
 _WARMUPS = 3
@@ -86,7 +87,8 @@ def capture(
         raise DeviceError(
             f"{model} cannot be captured: it stopped at {culprit} ({_line(error)})"
         ) from None
-    captured = CapturedGraph(graph.raw_cuda_graph())
+    binaries = Binaries(torch.cuda.current_device())
+    captured = CapturedGraph(graph.raw_cuda_graph(), binaries.kernel_of)
     trace = Trace(
         model=model,
         batch=batch,
@@ -94,7 +96,7 @@ def capture(
         inputs=tuple(map(_describe, static)),
         libraries=libraries(),
     )
-    keep = (module, graph, static, outputs)
+    keep = (module, graph, static, outputs, binaries)
     return CapturedModule(Capture(captured, trace, keep), graph, static, outputs)
 
 

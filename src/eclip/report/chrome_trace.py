@@ -2,7 +2,8 @@
 
 A process per worker holds a thread per lane with the kernels on it, and the worker's requests as
 asynchronous slices, because requests may wait while others run. Where kernels were recorded, only
-requests that meet their window are exported: the rest of a long run would hide it. Process 0 is the
+requests that meet their window are exported: the rest of a long run would hide it; and none where
+the kernels come from a run of their own, since those requests were others. Process 0 is the
 device with the number of occupied slices. Time 0 is the earliest moment exported, because viewers
 drop negative times, which the warm-up has. One log gives the same bytes every time.
 """
@@ -36,7 +37,8 @@ def export(log: RunLog, traces: Mapping[str, Trace]) -> bytes:
             log.requests.end_ns,
             strict=True,
         )
-        if not log.kernels.worker or request[1] < log.kernels.window_ns
+        if not log.kernels.worker
+        or (request[1] < log.kernels.window_ns and not log.kernels.own_run)
     ]
     origin_ns = min((0, *(arrival_ns for _, arrival_ns, _, _ in requests), *log.kernels.start_ns))
     document = {
@@ -49,6 +51,7 @@ def export(log: RunLog, traces: Mapping[str, Trace]) -> bytes:
             "load": log.load,
             "seed": log.seed,
             "measured_from_us": -origin_ns / 1e3,
+            "kernels_from_a_run_of_their_own": log.kernels.own_run,
             "requests_left_out": len(log.requests.worker) - len(requests),
         },
         "traceEvents": [

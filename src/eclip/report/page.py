@@ -219,6 +219,7 @@ def _plan_chart(plan: Plan) -> Chart:
 def _run_charts(log: RunLog) -> tuple[Chart, Chart]:
     modelled = "modelled" if log.modelled else ""
     window = duration(log.kernels.window_ns)
+    whose = "a run of their own after the measured one" if log.kernels.own_run else "the run"
     records = len(log.kernels.worker)
     line, map_ = "Timeline of the lanes", "Occupancy of the slices"
     if not records or log.kernels.window_ns < 1:
@@ -228,11 +229,11 @@ def _run_charts(log: RunLog) -> tuple[Chart, Chart]:
             Chart(title=map_, caption=why, modelled=modelled, figure=None),
         )
     figure, drawn = lanes.timeline(log)
-    caption = f"The {count(records, 'kernel')} of the first {window} on their lanes."
+    caption = f"The {count(records, 'kernel')} of the first {window} of {whose}, on their lanes."
     if drawn < records:
         caption = (
-            f"The first {drawn:,} of {count(records, 'kernel')} recorded in the first {window}, "
-            f"on their lanes; the later ones are left out."
+            f"The first {drawn:,} of {count(records, 'kernel')} recorded in the first {window} "
+            f"of {whose}, on their lanes; the later ones are left out."
         )
     return (
         Chart(

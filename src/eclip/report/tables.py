@@ -110,13 +110,17 @@ def per_worker(
             ),
             (
                 Column("false waits", "ms"),
-                [log.counters[worker].false_wait_ns / 1e6 for log in logs],
+                [_ms(log.counters[worker].false_wait_ns) for log in logs],
                 None,
             ),
         ]
         block = _block(labels, [log.modelled for log in logs], columns)
         blocks.append(Block(block.rows, worker, planned.name))
     return Table(tuple(part[0] for part in columns), tuple(blocks))
+
+
+def _ms(time_ns: int | None) -> float | None:
+    return None if time_ns is None else time_ns / 1e6
 
 
 def _block(

@@ -8,10 +8,11 @@ runs as one graph whose nodes live in several contexts, or as one graph per grou
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import enum
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,20 +23,29 @@ from eclip.devices.base import Closing, Window, check_load, check_sources
 from eclip.devices.cuda import loop
 from eclip.devices.cuda.driver import Gpu, call, cu
 from eclip.devices.cuda.energy import Nvml, mean_power_w
-from eclip.devices.cuda.graphs import CapturedGraph, place_segment, place_whole
+from eclip.devices.cuda.graphs import CapturedGraph, Executable, place_segment, place_whole
 from eclip.devices.cuda.lanes import LanePool, Slices
+from eclip.devices.cuda.legality import check_clusters
+from eclip.devices.cuda.recording import (
+    NO_KERNELS,
+    Placed,
+    make_log,
+    record_kernels,
+    window_warnings,
+)
+from eclip.devices.cuda.tracer import Tracer
 from eclip.devices.load import CLOSED_LOOP, Arrivals, Load
-from eclip.errors import DeviceError, UsageError
+from eclip.errors import DeviceError, TracingError, UsageError
 from eclip.plan import Plan
-from eclip.runlog import KernelRecords, Requests, RunLog, WorkerCounters
+from eclip.runlog import KernelRecords, RunLog
 from eclip.runtime.program import NO_WAIT, Program, Route
 from eclip.topology import Topology
 from eclip.trace import Trace
 
-_ENERGY_SECONDS = 3.0
 _MOST_VARIANTS = 16  # executables that are kept for one worker
 _TRIAL_SECONDS = 0.15  # to decide between one graph and segments
 _TRIAL_REQUESTS = 8
+_TRACE_WARMUP_S = 0.02  # of the run that records kernels; the graphs are warm already
 
 
 class Execution(enum.Enum):
@@ -105,10 +115,17 @@ class CudaSession(Closing):
         self._program = program
         self._captures = captures
         self._warnings = warnings
+        self._placed: dict[int, Placed] = {}  # by the executable's handle, while it lives
         self._stack = contextlib.ExitStack()
         try:
             self._pool = LanePool(device.slices, [lane.mask for lane in program.plan.lanes])
             self._stack.callback(self._pool.close)
+            check_clusters(
+                program,
+                [capture.graph for capture in captures],
+                [capture.trace for capture in captures],
+                self._pool.lanes,
+            )
             self._loops = self._open_loops()
         except BaseException:
             self._stack.close()
@@ -164,13 +181,8 @@ class CudaSession(Closing):
         seconds = max(_TRIAL_SECONDS, _TRIAL_REQUESTS * longest_ns / 1e9)
         stop = np.zeros(1, dtype=np.int64)
         runners = [loop.Runner(functools.partial(one.drive, stop=stop), stop) for one in loops]
-        try:
-            for runner in runners:
-                runner.start()
+        with _running(runners, stop):
             time.sleep(seconds)
-        finally:
-            stop[0] = 1
-            _join_all(runners)
         rates = []
         for runner in runners:
             ends = runner.rows()[:, 2]
@@ -181,7 +193,7 @@ class CudaSession(Closing):
         """One graph; its own edges are the barriers."""
         first = self._pool.lanes[route.lane[0]]
         executable = place_whole(self._captures[route.worker].graph, self._contexts(route))
-        owner.callback(executable.close)
+        self._keep(executable, Placed(route, range(len(route.lane))), owner)
         executable.upload(first.stream)
         return loop.steps_of([(loop.LAUNCH, executable.handle, first.stream)])
 
@@ -198,10 +210,16 @@ class CudaSession(Closing):
                 steps.append((loop.RECORD, event, self._pool.lanes[waits_on].stream))
                 steps.append((loop.WAIT, lane.stream, event))
             executable = place_segment(self._captures[route.worker].graph, contexts, kernels)
-            owner.callback(executable.close)
+            self._keep(executable, Placed(route, kernels), owner)
             executable.upload(lane.stream)
             steps.append((loop.LAUNCH, executable.handle, lane.stream))
         return loop.steps_of(steps)
+
+    def _keep(self, executable: Executable, part: Placed, owner: contextlib.ExitStack) -> None:
+        owner.callback(executable.close)
+        handle = int(executable.handle)
+        self._placed[handle] = part
+        owner.callback(self._placed.pop, handle)
 
     def _contexts(self, route: Route) -> list[Any]:
         return [self._pool.lanes[lane].context for lane in route.lane]
@@ -224,121 +242,91 @@ class CudaSession(Closing):
         duration_ns = round(window.seconds * 1e9)
         zero = _now_ns() + round(window.warmup_seconds * 1e9)
         stop = np.zeros(1, dtype=np.int64)
-        runners = [
-            loop.Runner(
-                functools.partial(
-                    self._loops[worker].drive,
-                    None if arrivals is CLOSED_LOOP else arrivals + zero,
-                    zero + duration_ns,
-                    stop,
-                ),
-                stop,
-            )
-            for worker, arrivals in enumerate(load.arrivals)
-        ]
+        runners = self._runners(load, zero, zero + duration_ns, stop)
         power = self._run_threads(runners, zero, zero + duration_ns, stop)
+        served = [runner.rows() - zero for runner in runners]
+        kernels = NO_KERNELS
+        if window.trace_ms > 0:
+            try:
+                kernels = self._trace(load, window)
+            except TracingError as error:
+                warnings.append(f"kernels are not recorded: {error}")
         return make_log(
             plan,
             self._device.title,
             load,
-            [runner.rows() - zero for runner in runners],
-            [len(capture.trace.kernels) for capture in self._captures],
+            served,
+            [worker.kernels for worker in plan.workers],
+            kernels,
             duration_ns,
             power,
             alone_rps,
             warnings,
         )
 
+    def _runners(self, load: Load, zero: int, end_ns: int, stop: Arrivals) -> list[loop.Runner]:
+        return [
+            loop.Runner(
+                functools.partial(
+                    self._loops[worker].drive,
+                    None if arrivals is CLOSED_LOOP else arrivals + zero,
+                    end_ns,
+                    stop,
+                ),
+                stop,
+            )
+            for worker, arrivals in enumerate(load.arrivals)
+        ]
+
+    def _trace(self, load: Load, window: Window) -> KernelRecords:
+        """The load once more from its start, only as long as the trace window, and recorded."""
+        window_ns = round(window.trace_ms * 1e6)
+        warmup_ns = round(min(window.warmup_seconds, _TRACE_WARMUP_S) * 1e9)
+        # What arrived longer ago would all be served at once at the beginning.
+        recent = tuple(
+            None if arrivals is CLOSED_LOOP else arrivals[arrivals >= -warmup_ns]
+            for arrivals in load.arrivals
+        )
+        stop = np.zeros(1, dtype=np.int64)
+        with Tracer() as tracer:
+            ids = {tracer.executable_id(handle): part for handle, part in self._placed.items()}
+            zero = _now_ns() + warmup_ns
+            again = dataclasses.replace(load, arrivals=recent)
+            runners = self._runners(again, zero, zero + window_ns, stop)
+            with _running(runners, stop):
+                while _now_ns() < zero + window_ns and not stop[0]:
+                    time.sleep(0.001)
+            served = sum(len(runner.rows()) for runner in runners)
+        if served and not any(span.executable in ids for span in tracer.spans):
+            raise TracingError(f"CUPTI saw no kernel of {served} requests")
+        return record_kernels(tracer.spans, ids, zero, window_ns)
+
     def _run_threads(
         self, runners: Sequence[loop.Runner], zero: int, end_ns: int, stop: Arrivals
     ) -> float:
         """Run all workers; the mean power between the first and the last energy tick inside."""
-        try:
-            for runner in runners:
-                runner.start()
-            return mean_power_w(self._device.nvml, zero, end_ns, lambda: bool(stop[0]))
-        finally:
-            # An interrupt, or a worker that failed, ends the loops after the request in flight.
-            # They use the session's graphs, so nothing is released before they have ended.
-            if _now_ns() < end_ns:
-                stop[0] = 1
-            _join_all(runners)
-
-
-def window_warnings(window: Window) -> list[str]:
-    """What a run this long, or with a trace window, will not measure well."""
-    warnings = []
-    if window.seconds < _ENERGY_SECONDS:
-        warnings.append(
-            f"energy is measured over {window.seconds:g} s; a figure to report needs at least "
-            f"{_ENERGY_SECONDS:g} s"
-        )
-    if window.trace_ms > 0:
-        warnings.append("kernels are not recorded on a GPU yet: the trace window stays empty")
-    return warnings
-
-
-def make_log(
-    plan: Plan,
-    device: str,
-    load: Load,
-    served: Sequence[loop.Ints],  # per worker: arrival, start, end; 0 is where measuring began
-    kernels: Sequence[int],  # per worker: in a request
-    duration_ns: int,
-    power: float,
-    alone_rps: Sequence[float],
-    warnings: Sequence[str],
-) -> RunLog:
-    """The log of a measured run, in one process or several."""
-    rows = []
-    unfinished = []
-    for worker, mine in enumerate(served):
-        inside = (mine[:, 2] >= 0) & (mine[:, 2] < duration_ns)
-        rows += [
-            (int(end), worker, int(arrival), int(start)) for arrival, start, end in mine[inside]
-        ]
-        arrivals = load.arrivals[worker]
-        late = int(np.count_nonzero(mine[:, 2] >= duration_ns))
-        waiting = (
-            0 if arrivals is None else int(np.count_nonzero(arrivals < duration_ns)) - len(mine)
-        )
-        unfinished.append(late + waiting)
-    rows.sort()
-    done = [sum(row[1] == worker for row in rows) for worker in plan.everyone]
-    short = "the run was too short for the energy counter: no energy was measured"
-    return RunLog(
-        plan=plan,
-        device=device,
-        modelled=False,
-        load=load.label,
-        seed=load.seed,
-        duration_ns=duration_ns,
-        energy_uj=round(power * duration_ns / 1e3),
-        requests=Requests(
-            worker=tuple(row[1] for row in rows),
-            arrival_ns=tuple(row[2] for row in rows),
-            start_ns=tuple(row[3] for row in rows),
-            end_ns=tuple(row[0] for row in rows),
-        ),
-        kernels=KernelRecords(window_ns=0, worker=(), position=(), lane=(), start_ns=(), end_ns=()),
-        counters=tuple(
-            WorkerCounters(
-                kernels=done[part.worker] * kernels[part.worker],
-                barriers=done[part.worker] * part.switches,
-                lane_waits=0,
-                false_waits=0,
-                false_wait_ns=0,
-            )
-            for part in plan.main.assignments
-        ),
-        unfinished=tuple(unfinished),
-        alone_rps=tuple(alone_rps),
-        warnings=(*warnings, *([short] if power == 0.0 else [])),
-    )
+        with _running(runners, stop):
+            power = mean_power_w(self._device.nvml, zero, end_ns, lambda: bool(stop[0]))
+            while _now_ns() < end_ns and not stop[0]:
+                time.sleep(0.001)
+        return power
 
 
 def _variants_of(plan: Plan, worker: int) -> int:
     return sum(worker in variant.active for variant in plan.variants)
+
+
+@contextlib.contextmanager
+def _running(runners: Sequence[loop.Runner], stop: Arrivals) -> Iterator[None]:
+    """The workers' loops while the block lasts; at its end, or when it is interrupted, they stop
+    after the request in flight. They use the session's graphs, so it waits for all of them."""
+    try:
+        for runner in runners:
+            runner.start()
+        yield
+    finally:
+        stop[0] = 1
+        _join_all(runners)
 
 
 def _join_all(runners: Sequence[loop.Runner]) -> None:

@@ -4,11 +4,13 @@ A capture's nodes are taken in launch order, which respects all its edges. Kerne
 worker's kernels; memory nodes (memset, memcpy) go with the kernel that follows them, or the last.
 Re-homing works on a clone, so that one capture serves any number of plans. An executable cannot
 change its nodes' contexts: there is one for every plan variant, kept until the session closes.
+A kernel node can move if it holds a kernel, which belongs to no context, and not a function, which
+belongs to one: ``kernel_of`` may give the former for the latter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +27,13 @@ class Node:
     handle: Any
     kind: str
     kernel: int  # position of the kernel it is, or goes with
+    instead: Any = None  # the kernel that stands for a function of one context
 
 
 class CapturedGraph:
     """A graph that somebody else captured and keeps alive, in launch order."""
 
-    def __init__(self, raw: int) -> None:
+    def __init__(self, raw: int, kernel_of: Callable[[Any], Any] = lambda function: None) -> None:
         self.graph = cu.CUgraph(raw)
         handles = _in_launch_order(self.graph)
         kinds = [_kind(handle) for handle in handles]
@@ -40,13 +43,19 @@ class CapturedGraph:
         nodes = []
         seen = 0
         for handle, kind in zip(handles, kinds, strict=True):
-            nodes.append(Node(handle, kind, min(seen, kernels - 1)))
+            instead = _instead(handle, kernel_of) if kind == "KERNEL" else None
+            nodes.append(Node(handle, kind, min(seen, kernels - 1), instead))
             seen += kind == "KERNEL"
         self.nodes = tuple(nodes)
         self.kernel_count = kernels
 
     def kernels(self) -> tuple[Kernel, ...]:
         return tuple(_read_kernel(node) for node in self.nodes if node.kind == "KERNEL")
+
+
+def _instead(handle: Any, kernel_of: Callable[[Any], Any]) -> Any:
+    params = call(cu.cuGraphKernelNodeGetParams, handle)
+    return None if int(params.kern) else kernel_of(params.func)
 
 
 def _in_launch_order(graph: Any) -> list[Any]:
@@ -147,11 +156,13 @@ def _home(node: Node, twin: Any, context: Any) -> None:
     if node.kind == "KERNEL":
         params = call(cu.cuGraphKernelNodeGetParams, node.handle)
         if not int(params.kern):
-            # A function belongs to one context, a kernel to none: only the latter can move.
-            raise DeviceError(
-                f"kernel {call(cu.cuFuncGetName, params.func).decode()} was loaded into one "
-                f"context by its launcher and cannot be placed on a lane"
-            )
+            if node.instead is None:
+                raise DeviceError(
+                    f"kernel {call(cu.cuFuncGetName, params.func).decode()} was loaded into one "
+                    f"context by its launcher and its binary is not found, so it cannot be placed "
+                    f"on a lane; leave that part of the model out of torch.compile"
+                )
+            params.kern = node.instead
         params.func = cu.CUfunction(0)
         params.ctx = context
         call(cu.cuGraphKernelNodeSetParams, twin, params)

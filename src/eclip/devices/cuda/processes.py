@@ -26,9 +26,10 @@ import msgspec
 
 from eclip.devices.base import Closing, Window, check_load
 from eclip.devices.cuda.child import Facts, Failure, Job, Order, Served, now_ns
-from eclip.devices.cuda.device import CudaDevice, make_log, window_warnings
+from eclip.devices.cuda.device import CudaDevice
 from eclip.devices.cuda.energy import EnergyCounter, mean_power_w
 from eclip.devices.cuda.mps import PIPES, SHARE, MpsDaemon, python_path
+from eclip.devices.cuda.recording import NO_KERNELS, make_log, window_warnings
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.errors import DeviceError, MismatchError, UsageError
 from eclip.plan import Plan
@@ -232,6 +233,7 @@ class ProcessSession(Closing):
             load,
             [mine.rows - zero for mine in served],
             [found.kernels for found in self.facts],
+            NO_KERNELS,
             duration_ns,
             power,
             alone_rps,

@@ -1,0 +1,156 @@
+"""From what ran on a GPU to the columns of a run log.
+
+Kernels come from a tracer, which knows executables; ``Placed`` says which kernels of which worker
+an executable holds. Within one launch kernels are told apart by their start, since a worker's
+kernels are a chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+
+import numpy as np
+
+from eclip.devices.base import Window
+from eclip.devices.cuda.loop import Ints
+from eclip.devices.cuda.tracer import Span
+from eclip.devices.load import Load
+from eclip.errors import TracingError
+from eclip.plan import Plan
+from eclip.runlog import KernelRecords, Requests, RunLog, WorkerCounters
+from eclip.runtime.program import Route
+
+_ENERGY_SECONDS = 3.0  # that a figure to report needs
+
+NO_KERNELS = KernelRecords(
+    window_ns=0, worker=(), position=(), lane=(), start_ns=(), end_ns=(), own_run=True
+)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """What an executable launches: these consecutive kernels of a worker, on its route's lanes."""
+
+    route: Route
+    kernels: range
+
+
+def record_kernels(
+    spans: Sequence[Span], placed: Mapping[int, Placed], zero_ns: int, window_ns: int
+) -> KernelRecords:
+    """The kernels that ended in the window after ``zero_ns``; ``placed`` by the executable's id."""
+    rows = []
+    ours = sorted((span for span in spans if span.executable in placed), key=_by_launch)
+    for (_, executable), launch in groupby(ours, attrgetter("launch", "executable")):
+        part = placed[executable]
+        ran = list(launch)
+        if len(ran) != len(part.kernels):
+            raise TracingError(
+                f"CUPTI recorded {len(ran)} of the {len(part.kernels)} kernels of a launch; "
+                f"trace a shorter time, or nothing: --trace-ms 0"
+            )
+        rows += [
+            (
+                span.end_ns - zero_ns,
+                part.route.worker,
+                position,
+                int(part.route.lane[position]),
+                span.start_ns - zero_ns,
+            )
+            for position, span in zip(part.kernels, ran, strict=True)
+        ]
+    rows = sorted(row for row in rows if 0 <= row[0] < window_ns)
+    return KernelRecords(
+        window_ns=window_ns,
+        worker=tuple(row[1] for row in rows),
+        position=tuple(row[2] for row in rows),
+        lane=tuple(row[3] for row in rows),
+        start_ns=tuple(row[4] for row in rows),
+        end_ns=tuple(row[0] for row in rows),
+        own_run=True,
+    )
+
+
+def _by_launch(span: Span) -> tuple[int, int, int]:
+    return span.launch, span.executable, span.start_ns
+
+
+def window_warnings(window: Window) -> list[str]:
+    """What a run this long will not measure well."""
+    if window.seconds >= _ENERGY_SECONDS:
+        return []
+    return [
+        f"energy is measured over {window.seconds:g} s; a figure to report needs at least "
+        f"{_ENERGY_SECONDS:g} s"
+    ]
+
+
+def make_log(
+    plan: Plan,
+    device: str,
+    load: Load,
+    served: Sequence[Ints],  # per worker: arrival, start, end; 0 is where measuring began
+    launched: Sequence[int],  # per worker: kernels of a request
+    kernels: KernelRecords,
+    duration_ns: int,
+    power: float,
+    alone_rps: Sequence[float],
+    warnings: Sequence[str],
+) -> RunLog:
+    """The log of a measured run, in one process or several."""
+    requests, unfinished = record_requests(served, load, duration_ns)
+    done = [requests.worker.count(worker) for worker in plan.everyone]
+    short = "the run was too short for the energy counter: no energy was measured"
+    return RunLog(
+        plan=plan,
+        device=device,
+        modelled=False,
+        load=load.label,
+        seed=load.seed,
+        duration_ns=duration_ns,
+        energy_uj=round(power * duration_ns / 1e3),
+        requests=requests,
+        kernels=kernels,
+        counters=tuple(
+            WorkerCounters(
+                kernels=done[part.worker] * launched[part.worker],
+                barriers=done[part.worker] * part.switches,
+                lane_waits=None,
+                false_waits=None,
+                false_wait_ns=None,
+            )
+            for part in plan.main.assignments
+        ),
+        unfinished=unfinished,
+        alone_rps=tuple(alone_rps),
+        warnings=(*warnings, *([short] if power == 0.0 else [])),
+    )
+
+
+def record_requests(
+    served: Sequence[Ints], load: Load, duration_ns: int
+) -> tuple[Requests, tuple[int, ...]]:
+    """Requests that ended in the measured part, and how many of each worker's did not."""
+    rows = []
+    unfinished = []
+    for worker, (mine, arrivals) in enumerate(zip(served, load.arrivals, strict=True)):
+        inside = (mine[:, 2] >= 0) & (mine[:, 2] < duration_ns)
+        rows += [
+            (int(end), worker, int(arrival), int(start)) for arrival, start, end in mine[inside]
+        ]
+        late = int(np.count_nonzero(mine[:, 2] >= duration_ns))
+        waiting = (
+            0 if arrivals is None else int(np.count_nonzero(arrivals < duration_ns)) - len(mine)
+        )
+        unfinished.append(late + waiting)
+    rows.sort()
+    requests = Requests(
+        worker=tuple(row[1] for row in rows),
+        arrival_ns=tuple(row[2] for row in rows),
+        start_ns=tuple(row[3] for row in rows),
+        end_ns=tuple(row[0] for row in rows),
+    )
+    return requests, tuple(unfinished)
