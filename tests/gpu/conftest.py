@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import itertools
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -28,6 +25,7 @@ from eclip.runlog import RunLog
 from eclip.runtime.program import lower
 from eclip.topology import Mask, Topology
 from eclip.trace import Trace
+from gpu_host import captured_from, missing
 
 # Libraries' own warnings; ours are still errors.
 _TOLERATED = [
@@ -37,34 +35,12 @@ _TOLERATED = [
 ]
 
 
-def _missing() -> str | None:
-    """What this host or run lacks for these tests, in words."""
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        return "tests/gpu measures times, so it runs alone: make gpu-test"
-    for package in ("cuda.bindings", "pynvml", "torch"):
-        found = None
-        with contextlib.suppress(ModuleNotFoundError):
-            found = importlib.util.find_spec(package)
-        if found is None:
-            return f"tests/gpu needs the Python package {package}"
-    import pynvml
-
-    # NVML, not CUDA: asking CUDA here would be too early to choose the number of connections.
-    try:
-        pynvml.nvmlInit()
-        count = pynvml.nvmlDeviceGetCount()
-        pynvml.nvmlShutdown()
-    except pynvml.NVMLError as error:
-        return f"tests/gpu needs an NVIDIA GPU: {error}"
-    return None if count else "tests/gpu needs an NVIDIA GPU"
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mine = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
-    missing = _missing() if mine else None
+    reason = missing() if mine else None
     for item in mine:
-        if missing is not None:
-            item.add_marker(pytest.mark.skip(reason=missing))
+        if reason is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))
         # A kernel that hangs cannot be interrupted by a signal: the thread method ends the process.
         item.add_marker(pytest.mark.timeout(300, method="thread"))
         for warning in _TOLERATED:
@@ -85,21 +61,6 @@ def stressors(device: CudaDevice) -> Iterator[Stressors]:
     yield made
     call(cu.cuCtxSynchronize)
     made.close()
-
-
-@contextlib.contextmanager
-def captured_from(enqueue: Callable[[Any], None]) -> Iterator[CapturedGraph]:
-    """The graph of what a function puts onto a stream; destroyed when the block ends."""
-    stream = call(cu.cuStreamCreate, cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
-    mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-    call(cu.cuStreamBeginCapture, stream, mode)
-    enqueue(stream)
-    graph = call(cu.cuStreamEndCapture, stream)
-    call(cu.cuStreamDestroy, stream)
-    try:
-        yield CapturedGraph(int(graph))
-    finally:
-        call(cu.cuGraphDestroy, graph)
 
 
 def plan_of(
@@ -185,6 +146,27 @@ def held() -> tuple[int, int]:
     call(cu.cuCtxSynchronize)
     free, total = call(cu.cuMemGetInfo)
     return total - free, len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.fixture(scope="session")
+def sms_of(device: CudaDevice, stressors: Stressors) -> Callable[[Mask], frozenset[int]]:
+    """The SMs that a kernel launched on a lane of this mask sees."""
+
+    def look(mask: Mask) -> frozenset[int]:
+        seen = np.zeros(256, dtype=np.uint32)
+        data = int(call(cu.cuMemAlloc, seen.nbytes))
+        try:
+            call(cu.cuMemsetD32, data, 0, len(seen))
+            call(cu.cuCtxSynchronize)
+            with contextlib.closing(LanePool(device.slices, [mask])) as pool:
+                stressors.launch("where", pool.lanes[0].stream, 4000, 128, data, 20_000, 0)
+                call(cu.cuStreamSynchronize, pool.lanes[0].stream)
+            call(cu.cuMemcpyDtoH, seen.ctypes.data, data, seen.nbytes)
+        finally:
+            call(cu.cuMemFree, data)
+        return frozenset(np.flatnonzero(seen).tolist())
+
+    return look
 
 
 class Stopwatch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -21,7 +22,9 @@ from eclip import store
 from eclip.devices.cuda import device as device_module
 from eclip.devices.cuda import graphs, lanes
 from eclip.devices.cuda.device import CudaDevice, CudaSession, Execution
+from eclip.devices.cuda.driver import call, cu
 from eclip.devices.cuda.lanes import Slices
+from eclip.devices.cuda.stressors import Stressors
 from eclip.errors import DeviceError, MismatchError
 from eclip.plan import Plan
 from eclip.runlog import RunLog
@@ -234,6 +237,61 @@ def test_a_session_releases_all_it_made(
     assert ledger.balances() == {}
 
 
+def enqueue_cluster(stressors: Stressors, stream: Any, cluster: int) -> None:
+    """A kernel whose blocks come in clusters of so many."""
+    attribute = cu.CUlaunchAttribute()
+    attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    shape = attribute.value.clusterDim
+    shape.x, shape.y, shape.z = cluster, 1, 1
+    config = cu.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = 2 * cluster, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = 128, 1, 1
+    config.hStream = stream
+    config.attrs, config.numAttrs = [attribute], 1
+    arguments = ((0, 0, 1), (ctypes.c_void_p, ctypes.c_ulonglong, ctypes.c_int))
+    call(cu.cuLaunchKernelEx, config, cu.CUfunction(int(stressors.kernels["fma"])), arguments, 0)
+
+
+def test_a_kernel_whose_clusters_fit_no_place_on_its_lane_is_named_before_anything_is_built(
+    device: CudaDevice,
+    stressors: Stressors,
+    captured_from: Callable[..., AbstractContextManager[Any]],
+    plan_of: PlanOf,
+    opened: Opened,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if "H200" not in device.gpu.name:
+        pytest.skip("which clusters fit the odd slice is known of an H200")
+
+    def enqueue(stream: Any) -> None:
+        for _ in range(2):
+            stressors.launch("fma", stream, 8, 128, 0, 0, 1)
+            enqueue_cluster(stressors, stream, 8)
+
+    odd = len(device.topology.slice_units) - 1
+    with captured_from(enqueue) as graph:
+        trace = Trace(model=MODEL, batch=1, kernels=graph.kernels())
+        assert [kernel.cluster for kernel in trace.kernels] == [1, 8, 1, 8]
+        source = device_module.Capture(graph, trace, None)
+        masks = [Mask([0]), Mask([odd])]
+        good = plan_of(device.topology, [trace], [masks], [[1, 0, 1, 0]])
+        bad = plan_of(device.topology, [trace], [masks], [[0, 0, 0, 1]])
+        ledger = Ledger(monkeypatch)
+        words = (
+            rf"kernel 3 of {MODEL} \(eclip_fma\).* clusters of 8 .*lane 1 \(12 SMs, slices {odd}\)"
+        )
+        for execution in Execution:
+            with (
+                pytest.raises(DeviceError, match=words),
+                opened(device, bad, [source], execution),
+            ):
+                pass
+        assert ledger.made("cuGraphInstantiate") == 0
+        assert ledger.balances() == {}
+        with opened(device, good, [source], Execution.SEGMENTS) as session:
+            session.request(0)
+
+
 # The child uses this folder's builders as the tests do. SIGINT may come ignored from a shell that
 # started the tests in the background.
 SCRIPT = """
@@ -272,7 +330,8 @@ print("again", serve(0.2), flush=True)
 @contextlib.contextmanager
 def child_of(arguments: Sequence[str], **variables: str) -> Iterator[subprocess.Popen[str]]:
     source = str(Path(eclip.__file__).parents[1])
-    path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+    support = str(Path(__file__).parents[1] / "support")
+    path = os.pathsep.join(filter(None, [source, support, os.environ.get("PYTHONPATH")]))
     child = subprocess.Popen(
         [sys.executable, *arguments],
         stdout=subprocess.PIPE,

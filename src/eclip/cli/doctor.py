@@ -19,7 +19,9 @@ _PACKAGES = {
     "cuda.bindings": "pip install 'eclip[cuda]'",
     "pynvml": "pip install 'eclip[cuda]'",
     "torch": "pip install torch, for profiling and running models",
+    "cupti": "pip install 'eclip[cuda]', for profiling and recording kernels",
 }
+_NOT_TO_RUN = ("cupti",)  # plans run without it
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +63,7 @@ def _packages() -> list[Finding]:
         findings.append(
             Finding(
                 what=f"package {name}",
-                state="ok" if there else "missing",
+                state="ok" if there else "warning" if name in _NOT_TO_RUN else "missing",
                 found="installed" if there else "not installed",
                 remedy="" if there else remedy,
             )
@@ -73,15 +75,16 @@ def _device(index: int) -> list[Finding]:
     from eclip.devices.cuda.driver import CONNECTIONS, Gpu, call, cu
     from eclip.devices.cuda.energy import Nvml
     from eclip.devices.cuda.lanes import LanePool, Slices
+    from eclip.devices.cuda.tracer import Tracer
     from eclip.topology import Mask
 
     findings: list[Finding] = []
 
-    def look(what: str, how: Callable[[], str], remedy: str) -> bool:
+    def look(what: str, how: Callable[[], str], remedy: str, failed: str = "missing") -> bool:
         try:
             findings.append(Finding(what=what, state="ok", found=how()))
         except EclipError as error:
-            findings.append(Finding(what=what, state="missing", found=str(error), remedy=remedy))
+            findings.append(Finding(what=what, state=failed, found=str(error), remedy=remedy))
             return False
         return True
 
@@ -107,6 +110,11 @@ def _device(index: int) -> list[Finding]:
         made["nvml"].next_tick()
         return f"driver {made['nvml'].driver()}, the energy counter moves"
 
+    def recording() -> str:
+        with Tracer():
+            pass
+        return "attaches and detaches"
+
     if not look("driver and GPU", driver, "install NVIDIA's driver, CUDA 13.0 or newer"):
         return findings
     look("green contexts", lanes, "they were tried on an H200 with CUDA 13.0; update the driver")
@@ -123,6 +131,8 @@ def _device(index: int) -> list[Finding]:
                 remedy="its clients would share the GPU with the lanes; stop it to measure",
             )
         )
+    wanted = "cupti-python 13.0 and the libcupti that torch brings, to profile and record kernels"
+    look("CUPTI", recording, wanted, failed="warning")
     if look("energy", energy, "NVML must answer: same driver version, permission to read"):
         others = made["nvml"].other_processes()
         findings.append(

@@ -1,19 +1,27 @@
 """``eclip profile``: models to measured profiles, on a GPU.
 
 Measuring happens in a child process with a time limit per model, because a kernel that needs all
-its blocks resident can hang on a small lane. What is done is on disk: an interrupted run goes on
-where it stopped, and a profile that exists is never measured again.
+its blocks resident can hang on a small lane, and a crash must not take the other models with it: a
+model that hangs or fails is named, and the next ones go on in a fresh child. What is done is on
+disk: an interrupted run goes on where it stopped, and a profile that exists is never measured
+again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
+import queue
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated
 
 import typer
 
@@ -25,6 +33,10 @@ from eclip.frontends.library import file_of
 from eclip.frontends.traffic import with_traffic
 from eclip.profile import Profile
 
+_CHILD = (sys.executable, "-m", "eclip.frontends.profiler")
+_START_SECONDS = 120.0  # imports, and a context on the GPU
+_END_SECONDS = 10.0
+_MOST_WORDS = 500  # characters of a reason
 _NCU_SECONDS = 60.0  # a model, and as long again to start
 
 
@@ -76,52 +88,101 @@ def profile(
                 failed.append(missing[done])
                 finished()
     if ncu:
-        _count_traffic([key for key in keys if key not in failed], folder, gpu)
+        failed += _count_traffic([key for key in keys if key not in failed], folder, gpu)
     if failed:
         raise DeviceError(f"not profiled: {', '.join(failed)}; the reasons stand above")
     screen.out.print(f"{len(keys)} profiles in {folder}. Next: eclip plan MIX --profiles {folder}")
 
 
-def _count_traffic(keys: list[str], folder: Path, gpu: int) -> None:
-    """Add DRAM and L2 bytes to the profiles that lack them, all in one run of ncu."""
+def _count_traffic(keys: list[str], folder: Path, gpu: int) -> list[str]:
+    """Add DRAM and L2 bytes to the profiles that lack them; the models that could not be counted.
+
+    All in one run of ncu, which takes long to start; where that fails, each in a run of its own.
+    """
     found = [store.load(file_of(folder, key), Profile) for key in keys]
-    lacking = [one for one in found if not any(one.l2_bytes)]
-    if lacking:
-        with screen.progress_bar(f"counting the memory traffic of {len(lacking)} models"):
-            for counted in with_traffic(lacking, gpu, _NCU_SECONDS * (1 + len(lacking))):
-                store.save(counted, file_of(folder, counted.key))
+    waiting = [one for one in found if not any(one.l2_bytes)]
+    batches = [waiting] if waiting else []
+    failed = []
+    with screen.progress_bar(f"counting the memory traffic of {len(waiting)} models"):
+        while batches:
+            batch = batches.pop(0)
+            try:
+                for counted in with_traffic(batch, gpu, _NCU_SECONDS * (1 + len(batch))):
+                    store.save(counted, file_of(folder, counted.key))
+            except DeviceError as error:
+                if len(batch) > 1:
+                    batches += [[one] for one in batch]
+                else:
+                    screen.warn(f"{batch[0].key} has no memory traffic: {error}")
+                    failed.append(batch[0].key)
+    return failed
 
 
 def _measure(
-    arguments: list[str], keys: list[str], limit: float, finished: Callable[[], None]
+    arguments: Sequence[str], keys: Sequence[str], limit: float, finished: Callable[[], None]
 ) -> str | None:
-    """Measure in a child until it is through, or a model fails: then the reason."""
-    child = subprocess.Popen(
-        [sys.executable, "-m", "eclip.frontends.profiler", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    """Measure in a child until it is through, or a model fails: then the reason.
+
+    A child that does not get as far as the first model has a reason that concerns all of them.
+    """
+    with tempfile.TemporaryFile() as errors:  # a pipe that nobody reads would fill up
+        child = subprocess.Popen(
+            [*_CHILD, *arguments], stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+        lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        threading.Thread(target=_pass_on, args=(child.stdout, lines), daemon=True).start()
+        try:
+            if not _said("ready", lines, _START_SECONDS):
+                raise DeviceError(f"no model can be measured: {_why(child, errors, 0)}")
+            for key in keys:
+                begin = os.fstat(errors.fileno()).st_size  # what stands before is not of this model
+                said = _said(f"done {key}", lines, limit)
+                if said is None:
+                    return f"{key} took more than {limit:g} s and was stopped"
+                if not said:
+                    return f"{key}: {_why(child, errors, begin)}"
+                finished()
+            return None
+        finally:
+            child.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the driver
+                child.wait(_END_SECONDS)
+
+
+def _pass_on(output: IO[str], lines: queue.SimpleQueue[str | None]) -> None:
+    with output:
+        for line in output:
+            lines.put(line.rstrip("\n"))
+    lines.put(None)
+
+
+def _said(word: str, lines: queue.SimpleQueue[str | None], seconds: float) -> bool | None:
+    """Whether the child says the word before it ends; None if neither happens in time.
+
+    What a model's own code prints is passed over.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            line = lines.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            return None
+        if line is None or line == word:
+            return line == word
+
+
+def _why(child: subprocess.Popen[str], errors: IO[bytes], begin: int) -> str:
+    """Why a child ended, or that it does not get on: its last words, or the signal it died of."""
     try:
-        for key in keys:
-            line = _line_within(child, limit)
-            if line is None:
-                return f"{key} took more than {limit:g} s and was stopped"
-            if line != f"done {key}\n":
-                _, errors = child.communicate()
-                reasons = errors.strip().splitlines()
-                return f"{key}: {reasons[-1] if reasons else 'could not be measured'}"
-            finished()
-        return None
-    finally:
-        child.kill()
-        child.wait()
-
-
-def _line_within(child: subprocess.Popen[str], seconds: float) -> str | None:
-    """The child's next line, empty at its end, or None if it does not come in time."""
-    found: list[str] = []
-    reader = threading.Thread(target=lambda: found.append(child.stdout.readline()), daemon=True)  # type: ignore[union-attr]
-    reader.start()
-    reader.join(seconds)
-    return found[0] if found else None
+        code = child.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        return "the process that measures does not get on"
+    if code < 0:
+        return f"the process that measured it died of {signal.Signals(-code).name}"
+    errors.seek(begin)
+    words = errors.read().decode(errors="replace").strip().splitlines()
+    return (
+        words[-1][:_MOST_WORDS].removeprefix("eclip: ")
+        if words
+        else f"it ended with exit code {code}"
+    )

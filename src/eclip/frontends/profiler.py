@@ -211,7 +211,7 @@ def _rows(table: Table) -> tuple[tuple[int, ...], ...]:
 
 
 def _main(gpu: int, energy_seconds: float, folder: Path, keys: Sequence[str]) -> None:
-    """What ``eclip profile`` runs in a child: one line per finished model."""
+    """What ``eclip profile`` runs in a child: a line when it can begin, one per finished model."""
     device = CudaDevice(gpu)
     torch.cuda.set_device(gpu)
     others = device.nvml.other_processes()
@@ -220,6 +220,8 @@ def _main(gpu: int, energy_seconds: float, folder: Path, keys: Sequence[str]) ->
             f"other processes use GPU {gpu} ({', '.join(map(str, others))}); profiles measured "
             f"beside them would be wrong. Stop them first"
         )
+    Tracer()  # where CUPTI is missing, that is said now
+    print("ready", flush=True)
     for key in keys:
         model, batch = split_key(key)
         module, inputs = build(model, batch)

@@ -1,0 +1,170 @@
+"""Tracing: what is recorded is what ran, and afterwards nothing is slower than before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eclip.devices.base import Window
+from eclip.devices.cuda.device import Capture, CudaDevice, CudaSession, Execution
+from eclip.devices.cuda.driver import call, cu
+from eclip.devices.cuda.graphs import CapturedGraph, place_whole
+from eclip.devices.cuda.lanes import LanePool
+from eclip.devices.cuda.stressors import Stressors
+from eclip.devices.cuda.tracer import Tracer
+from eclip.devices.load import CLOSED_LOOP, Load
+from eclip.plan import Plan
+from eclip.topology import Mask
+from eclip.trace import Trace
+
+KERNELS = 40
+TRACE_MS = 20.0
+
+CapturedFrom = Callable[..., AbstractContextManager[CapturedGraph]]
+Opened = Callable[..., AbstractContextManager[CudaSession]]
+
+
+@pytest.fixture
+def chain(
+    device: CudaDevice, stressors: Stressors, captured_from: CapturedFrom
+) -> Iterator[CapturedGraph]:
+    """Kernels each longer than the one before, so that their order can be read from their times."""
+    scratch = int(call(cu.cuMemAlloc, 1 << 20))
+
+    def enqueue(stream: Any) -> None:
+        for kernel in range(KERNELS):
+            stressors.launch("fma", stream, 8, 128, scratch, 0, 2 + 3 * kernel)
+
+    with captured_from(enqueue) as graph:
+        yield graph
+    call(cu.cuCtxSynchronize)
+    call(cu.cuMemFree, scratch)
+
+
+def host_us(handle: Any, stream: Any) -> float:
+    """Median host time of a launch."""
+    times = []
+    for _ in range(60):
+        before = time.perf_counter_ns()
+        call(cu.cuGraphLaunch, handle, stream)
+        times.append(time.perf_counter_ns() - before)
+        call(cu.cuStreamSynchronize, stream)
+    return float(np.median(times[10:])) / 1e3
+
+
+def test_launches_are_as_fast_after_a_trace_as_before(
+    device: CudaDevice, chain: CapturedGraph
+) -> None:
+    masks = [device.topology.full, Mask(range(4)), Mask(range(4, 9))]
+    with closing(LanePool(device.slices, masks)) as pool:
+        full, here, there = pool.lanes
+        turns = [(here, there)[kernel // 10 % 2].context for kernel in range(KERNELS)]
+        with (
+            closing(place_whole(chain, [full.context] * KERNELS)) as plain,
+            closing(place_whole(chain, turns)) as switching,
+        ):
+            for executable, lane in ((plain, full), (switching, here)):
+                before = host_us(executable.handle, lane.stream)
+                for repeat in range(3):
+                    with Tracer() as tracer:
+                        mine = tracer.executable_id(executable.handle)
+                        for _ in range(5):
+                            call(cu.cuGraphLaunch, executable.handle, lane.stream)
+                            call(cu.cuStreamSynchronize, lane.stream)
+                    assert {span.executable for span in tracer.spans} == {mine}
+                    assert len(tracer.spans) == 5 * KERNELS, f"in trace {repeat}"
+                    assert len({span.launch for span in tracer.spans}) == 5
+                    after = host_us(executable.handle, lane.stream)
+                    assert after <= 1.3 * before + 3, f"{before} µs before, {after} µs after"
+
+
+@pytest.mark.parametrize("execution", [Execution.WHOLE, Execution.SEGMENTS])
+def test_kernels_of_a_run_are_told_by_worker_position_and_lane(
+    execution: Execution,
+    device: CudaDevice,
+    chain: CapturedGraph,
+    plan_of: Callable[..., Plan],
+    opened: Opened,
+) -> None:
+    sources = [
+        Capture(chain, Trace(model=name, batch=1, kernels=chain.kernels()), None) for name in "ab"
+    ]
+    masks = [[Mask([0, 1]), Mask([2])], [Mask([4, 5]), Mask([6, 7, 8])]]
+    routes = [[kernel // 7 % 2 for kernel in range(KERNELS)], [0] * 11 + [1] * (KERNELS - 11)]
+    plan = plan_of(device.topology, [source.trace for source in sources], masks, routes)
+    load = Load(label="closed loop", seed=0, arrivals=(CLOSED_LOOP,) * 2)
+    window = Window(seconds=0.4, warmup_seconds=0.05, trace_ms=TRACE_MS)
+    with opened(device, plan, sources, execution) as session:
+        first, second = (session.run(load, window, [1.0, 1.0]) for _ in range(2))
+    for log in (first, second):
+        records = log.kernels
+        assert records.own_run and records.window_ns == TRACE_MS * 1e6
+        assert not [warning for warning in log.warnings if "kernels" in warning]
+        assert list(records.end_ns) == sorted(records.end_ns)
+        assert records.end_ns[0] >= 0 and records.end_ns[-1] < records.window_ns
+        times: list[list[list[int]]] = [[[] for _ in range(KERNELS)] for _ in sources]
+        last = [-1, -1]
+        for worker, position, lane, start, end in zip(
+            records.worker,
+            records.position,
+            records.lane,
+            records.start_ns,
+            records.end_ns,
+            strict=True,
+        ):
+            if last[worker] >= 0:
+                assert position == (last[worker] + 1) % KERNELS
+            last[worker] = position
+            assert lane == 2 * worker + routes[worker][position]
+            times[worker][position].append(end - start)
+        for rows in times:
+            median = [float(np.median(row)) for row in rows]
+            assert median == sorted(median), "a kernel was taken for another"
+        # The traced run is busy from its beginning to its end, not a burst somewhere in it.
+        assert records.start_ns[0] < 2e6 and records.end_ns[-1] > records.window_ns - 2e6
+    # The second run was measured after a trace.
+    spans = [
+        np.subtract(log.requests.end_ns, log.requests.start_ns)[
+            np.array(log.requests.worker) == worker
+        ]
+        for worker in range(2)
+        for log in (first, second)
+    ]
+    for before, after in zip(spans[::2], spans[1::2], strict=True):
+        assert np.median(after) <= 1.03 * np.median(before)
+
+
+def test_a_profile_after_a_profile_is_the_same(device: CudaDevice, chain: CapturedGraph) -> None:
+    from eclip.frontends.profiler import measure_profile
+    from eclip.frontends.torch import CapturedModule
+
+    trace = Trace(model="chain", batch=1, kernels=chain.kernels())
+    captured = CapturedModule(Capture(chain, trace, None), None, (), None)
+    first, second = (
+        measure_profile(device, captured, energy_seconds=0.0, stress=False) for _ in range(2)
+    )
+    assert np.allclose(first.request_ns, second.request_ns, rtol=0.02)
+    before, after = (np.array(profile.busy_ns).sum(axis=0) for profile in (first, second))
+    assert np.allclose(before, after, rtol=0.03)
+
+
+def test_a_block_that_fails_leaves_nothing_attached(
+    device: CudaDevice, chain: CapturedGraph
+) -> None:
+    with closing(LanePool(device.slices, [device.topology.full])) as pool:
+        (lane,) = pool.lanes
+        with closing(place_whole(chain, [lane.context] * KERNELS)) as executable:
+            before = host_us(executable.handle, lane.stream)
+            with pytest.raises(ZeroDivisionError), Tracer():
+                call(cu.cuGraphLaunch, executable.handle, lane.stream)
+                raise ZeroDivisionError
+            call(cu.cuStreamSynchronize, lane.stream)
+            assert host_us(executable.handle, lane.stream) <= 1.3 * before + 3
+            with Tracer() as tracer:
+                call(cu.cuGraphLaunch, executable.handle, lane.stream)
+    assert len(tracer.spans) == KERNELS

@@ -1,0 +1,171 @@
+"""A GPU session's runs with stand-ins for what needs a GPU: the loops, NVML and the tracer."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eclip.devices.base import Window
+from eclip.devices.cuda import device as device_module
+from eclip.devices.cuda.device import CudaSession
+from eclip.devices.cuda.energy import Tick
+from eclip.devices.cuda.recording import Placed
+from eclip.devices.cuda.tracer import Span
+from eclip.devices.load import CLOSED_LOOP, Load
+from eclip.errors import DeviceError, TracingError
+from eclip.runtime.program import Program, Route
+from logs import make_mix, make_plan
+
+REQUEST_NS = 1_000_000
+
+
+def now_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+
+
+class FakeLoop:
+    """Requests of a millisecond each; ``ran`` says when, for the tracer to tell."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.ran: list[int] = []
+        self.given: list[Any] = []
+        self._error = error
+
+    def drive(self, arrivals: Any, stop_at_ns: int, stop: Any) -> Any:
+        self.given.append(arrivals)
+        if self._error is not None:
+            raise self._error
+        rows = []
+        while now_ns() < stop_at_ns and not stop[0] and arrivals is None:
+            start = now_ns()
+            time.sleep(REQUEST_NS / 1e9)
+            rows.append((start, start, now_ns()))
+            self.ran.append(start)
+        return np.array(rows, dtype=np.int64).reshape(len(rows), 3)
+
+
+class FakeNvml:
+    def next_tick(self) -> Tick:
+        time.sleep(0.01)
+        return Tick(now_ns(), now_ns() // 10_000)  # 100 W
+
+    def other_processes(self) -> list[int]:
+        return []
+
+    def driver(self) -> str:
+        return "1.2"
+
+
+class Stage(contextlib.ExitStack):
+    """A session of one worker, whose tracer tells of the loop's requests since it began."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
+        super().__init__()
+        plan = make_plan("eclip", make_mix(1), (48, 96))
+        self.kernels = plan.workers[0].kernels
+        groups = plan.main.assignments[0].groups
+        lane = np.repeat([group.lane for group in groups], [group.kernels for group in groups])
+        route = Route(worker=0, lane=lane, wait_on=np.full(self.kernels, -1))
+        self.loop = FakeLoop(error)
+        self.session = object.__new__(CudaSession)
+        gpu = types.SimpleNamespace(name="a GPU")
+        vars(self.session).update(
+            _device=types.SimpleNamespace(nvml=FakeNvml(), gpu=gpu),
+            _program=Program(plan=plan, routes=((route,),)),
+            _warnings=("from before",),
+            _placed={40: Placed(route, range(self.kernels))},
+            _loops=[self.loop],
+        )
+        self.seen_by_tracer = True
+        monkeypatch.setattr(device_module, "Tracer", self._tracer)
+
+    @contextlib.contextmanager
+    def _tracer(self) -> Iterator[Any]:
+        self.loop.ran.clear()
+        found = types.SimpleNamespace(spans=[], executable_id=lambda handle: handle + 1)
+        yield found
+        step = REQUEST_NS // self.kernels
+        if self.seen_by_tracer:
+            found.spans += [
+                Span(start + k * step, start + k * step + step // 2, 41, launch, 0)
+                for launch, start in enumerate(self.loop.ran)
+                for k in range(self.kernels)
+            ]
+
+    def run(self, load: Load | None = None, **window: float) -> Any:
+        load = load or Load(label="closed loop", seed=4, arrivals=(CLOSED_LOOP,))
+        given = {"seconds": 0.1, "warmup_seconds": 0.02, "trace_ms": 30.0, **window}
+        return self.session.run(load, Window(**given), [7.0])
+
+
+def test_kernels_come_from_a_run_of_their_own_after_the_measured_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage(monkeypatch)
+    log = stage.run()
+    assert len(stage.loop.given) == 2
+    assert 5 <= len(log.requests.worker) <= 100  # of the measured run alone
+    assert log.kernels.own_run and log.kernels.window_ns == 30_000_000
+    assert stage.kernels <= len(log.kernels.worker) <= 31 * stage.kernels
+    assert log.kernels.end_ns[-1] < 30_000_000
+    assert log.energy_uj == pytest.approx(100 * 0.1e6, rel=0.2)
+    counters = log.counters[0]
+    assert counters.kernels == len(log.requests.worker) * stage.kernels
+    assert (counters.lane_waits, counters.false_waits, counters.false_wait_ns) == (None,) * 3
+    assert log.warnings[0] == "from before"
+    assert len(log.warnings) == 2 and "energy is measured over" in log.warnings[1]
+
+
+def test_no_trace_window_means_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(monkeypatch)
+    log = stage.run(trace_ms=0.0)
+    assert len(stage.loop.given) == 1
+    assert (log.kernels.window_ns, log.kernels.worker) == (0, ())
+
+
+def test_what_cannot_be_traced_is_a_warning_and_the_measured_run_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage(monkeypatch)
+
+    def refuse() -> None:
+        raise TracingError("cupti-python is missing")
+
+    monkeypatch.setattr(device_module, "Tracer", refuse)
+    log = stage.run()
+    assert len(log.requests.worker) > 5
+    assert log.kernels.worker == () and log.kernels.window_ns == 0
+    assert log.warnings[-1] == "kernels are not recorded: cupti-python is missing"
+
+
+def test_a_tracer_that_saw_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(monkeypatch)
+    stage.seen_by_tracer = False
+    assert "CUPTI saw no kernel of" in stage.run().warnings[-1]
+
+
+def test_traced_run_takes_the_load_from_its_start_without_the_long_warm_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage(monkeypatch)
+    times = np.array([-50_000_000, -10_000_000, 0, 5_000_000])
+    before = now_ns()
+    stage.run(Load(label="", seed=0, arrivals=(times,)), warmup_seconds=0.06)
+    measured, traced = stage.loop.given
+    assert np.diff(measured).tolist() == np.diff(times).tolist()
+    assert np.diff(traced).tolist() == [10_000_000, 5_000_000]
+    assert traced[1] > measured[2] + 100_000_000 > before
+
+
+def test_worker_that_fails_ends_the_run_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(monkeypatch, DeviceError("a launch failed"))
+    began = time.monotonic()
+    with pytest.raises(DeviceError, match="a launch failed"):
+        stage.run(seconds=5.0)
+    assert time.monotonic() - began < 3
