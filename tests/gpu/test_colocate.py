@@ -39,7 +39,7 @@ def test_calls_give_the_models_outputs_from_several_threads(
             with torch.inference_mode():
                 wanted = module(x)
             # Other algorithms may be chosen in a capture: close, not equal.
-            if not torch.allclose(gpu[name](x), wanted, rtol=1e-3, atol=1e-3):
+            if not torch.allclose(gpu[name](x), wanted, rtol=1e-2, atol=1e-2):
                 wrong.append(name)
 
     with eclip.colocate(given, policy=policy) as gpu:
