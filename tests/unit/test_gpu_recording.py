@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -144,6 +146,29 @@ def test_missing_cupti_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(TracingError, match=r"cupti-python is missing.*pip install 'eclip\[cuda\]'"):
         Tracer()
+
+
+@pytest.mark.parametrize(("loaded", "tried"), [(True, 1), (False, 3)])
+def test_libcupti_is_torchs_whether_torch_was_imported_or_not(
+    loaded: bool, tried: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loaded already, or in the second of two folders with wheels of NVIDIA's."""
+    asked: list[tuple[str, bool]] = []
+
+    def library(name: str, mode: int) -> None:
+        only_if_loaded = bool(mode & os.RTLD_NOLOAD)
+        asked.append((name, only_if_loaded))
+        if not (name.startswith(str(tmp_path / "two")) or (only_if_loaded and loaded)):
+            raise OSError
+
+    folders = [str(tmp_path / "one"), str(tmp_path / "two")]
+    wheels = types.SimpleNamespace(submodule_search_locations=folders)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: wheels)
+    monkeypatch.setattr("ctypes.CDLL", library)
+    tracer._load_library()
+    assert asked[0] == ("libcupti.so.13", True)
+    assert len(asked) == tried
+    assert loaded or asked[-1] == (f"{tmp_path}/two/cu13/lib/libcupti.so.13", False)
 
 
 def spans(launch: int, executable: int, starts: list[int], each: int = 10) -> list[Span]:
