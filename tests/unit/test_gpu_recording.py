@@ -35,14 +35,16 @@ class FakeCupti(types.ModuleType):
     class ActivityKind:
         CONCURRENT_KERNEL = KERNEL
 
-    def __init__(self, clock: Callable[[], int], pending: list[Any], refuses: str = "") -> None:
+    def __init__(
+        self, clock: Callable[[], int], pending: list[Any], refuses: tuple[str, ...] = ()
+    ) -> None:
         super().__init__("cupti.cupti")
         self.said: list[str] = []
         self._clock, self._pending, self._refuses = clock, pending, refuses
 
     def _note(self, name: str) -> None:
         self.said.append(name)
-        if name == self._refuses:
+        if name in self._refuses:
             raise self.cuptiError("ERROR_UNKNOWN")
 
     def activity_register_callbacks(self, wanted: Any, completed: Any) -> None:
@@ -126,7 +128,7 @@ def test_clocks_that_drift_are_mapped_in_a_line() -> None:
 
 @pytest.mark.parametrize("refused", ["enable", "flush"])
 def test_tracer_detaches_when_cupti_refuses(refused: str, attach: Callable[..., FakeCupti]) -> None:
-    cupti = attach(clock=lambda: 0, pending=[], refuses=refused)
+    cupti = attach(clock=lambda: 0, pending=[], refuses=(refused, "disable"))
     with pytest.raises(TracingError, match=f"{refused}.* failed: ERROR_UNKNOWN"), Tracer():
         pass
     assert cupti.said[-2:] == ["disable", "finalize"]

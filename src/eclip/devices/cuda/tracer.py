@@ -58,7 +58,7 @@ class Tracer:
             self._ask(cupti.activity_enable, cupti.ActivityKind.CONCURRENT_KERNEL)
             self._began = self._clock()
         except BaseException:
-            self._detach()
+            self._detach_quietly()
             raise
         return self
 
@@ -67,13 +67,23 @@ class Tracer:
         return int(self._ask(self._cupti.get_graph_exec_id, int(handle)))
 
     def __exit__(self, kind: object, *error: object) -> None:
-        with contextlib.ExitStack() as stack:
-            stack.callback(self._detach)
-            if kind is None:
-                call(cu.cuCtxSynchronize)
-                ended = self._clock()
-                self._ask(self._cupti.activity_flush_all, _FORCED)
-                self.spans = sorted(_on_our_clock(self._raw, self._began, ended))
+        if kind is not None:
+            self._detach_quietly()
+            return
+        try:
+            call(cu.cuCtxSynchronize)
+            ended = self._clock()
+            self._ask(self._cupti.activity_flush_all, _FORCED)
+        except BaseException:
+            self._detach_quietly()
+            raise
+        self._detach()
+        self.spans = sorted(_on_our_clock(self._raw, self._began, ended))
+
+    def _detach_quietly(self) -> None:
+        """After an error, which says more than what follows from it."""
+        with contextlib.suppress(TracingError):
+            self._detach()
 
     def _detach(self) -> None:
         cupti = self._cupti
