@@ -74,7 +74,7 @@ class Stage(contextlib.ExitStack):
         route = Route(worker=0, lane=lane, wait_on=np.full(self.kernels, -1))
         self.loop = FakeLoop(error)
         self.session = object.__new__(CudaSession)
-        gpu = types.SimpleNamespace(name="a GPU")
+        gpu = types.SimpleNamespace(name="a GPU", make_current=lambda: None)
         vars(self.session).update(
             _device=types.SimpleNamespace(nvml=FakeNvml(), gpu=gpu),
             _program=Program(plan=plan, routes=((route,),)),

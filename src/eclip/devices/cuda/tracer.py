@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import importlib
 import importlib.util
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -57,7 +58,7 @@ class Tracer:
             self._ask(cupti.activity_enable, cupti.ActivityKind.CONCURRENT_KERNEL)
             self._began = self._clock()
         except BaseException:
-            self._detach()
+            self._detach_quietly()
             raise
         return self
 
@@ -66,13 +67,23 @@ class Tracer:
         return int(self._ask(self._cupti.get_graph_exec_id, int(handle)))
 
     def __exit__(self, kind: object, *error: object) -> None:
-        with contextlib.ExitStack() as stack:
-            stack.callback(self._detach)
-            if kind is None:
-                call(cu.cuCtxSynchronize)
-                ended = self._clock()
-                self._ask(self._cupti.activity_flush_all, _FORCED)
-                self.spans = sorted(_on_our_clock(self._raw, self._began, ended))
+        if kind is not None:
+            self._detach_quietly()
+            return
+        try:
+            call(cu.cuCtxSynchronize)
+            ended = self._clock()
+            self._ask(self._cupti.activity_flush_all, _FORCED)
+        except BaseException:
+            self._detach_quietly()
+            raise
+        self._detach()
+        self.spans = sorted(_on_our_clock(self._raw, self._began, ended))
+
+    def _detach_quietly(self) -> None:
+        """After an error, which says more than what follows from it."""
+        with contextlib.suppress(TracingError):
+            self._detach()
 
     def _detach(self) -> None:
         cupti = self._cupti
@@ -114,28 +125,29 @@ class Tracer:
 
 
 def _load() -> Any:
-    """cupti-python, after the libcupti that torch brings: it would look for one in few places."""
     if importlib.util.find_spec(PACKAGE) is None:
         raise TracingError(f"the Python package cupti-python is missing; install it: {REMEDY}")
-    for name in (_LIBRARY, *_candidates()):
-        try:
-            ctypes.CDLL(name)  # one that is loaded already is found by its name alone
-            break
-        except OSError:
-            continue
+    _load_library()
     try:
         return importlib.import_module("cupti.cupti")
     except (ImportError, RuntimeError) as error:
-        raise TracingError(
-            f"cupti-python cannot be loaded: {error}; install it: {REMEDY}"
-        ) from None
+        raise TracingError(f"cupti-python does not load: {error}; install it: {REMEDY}") from None
 
 
-def _candidates() -> list[str]:
-    """libcupti in NVIDIA's wheels, wherever Python finds them."""
+def _load_library() -> None:
+    """Load the libcupti that cupti-python will find by its name, which is torch's wherever it is.
+
+    By itself it would not look into NVIDIA's wheels of another folder than its own, and two of them
+    in one process would not know of each other.
+    """
     wheels = importlib.util.find_spec("nvidia")
     folders = (wheels.submodule_search_locations or []) if wheels is not None else []
-    return [str(Path(folder) / "cu13" / "lib" / _LIBRARY) for folder in folders]
+    inside = [str(Path(folder) / "cu13" / "lib" / _LIBRARY) for folder in folders]
+    tries = [(_LIBRARY, os.RTLD_NOLOAD), *((path, 0) for path in inside), (_LIBRARY, 0)]
+    for name, mode in tries:
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(name, mode=mode | os.RTLD_NOW)
+            return
 
 
 def _buffer_wanted() -> tuple[int, int]:
