@@ -74,9 +74,9 @@ class Stage(contextlib.ExitStack):
         route = Route(worker=0, lane=lane, wait_on=np.full(self.kernels, -1))
         self.loop = FakeLoop(error)
         self.session = object.__new__(CudaSession)
-        gpu = types.SimpleNamespace(name="a GPU", make_current=lambda: None)
         vars(self.session).update(
-            _device=types.SimpleNamespace(nvml=FakeNvml(), gpu=gpu),
+            _device=types.SimpleNamespace(nvml=FakeNvml(), title="a GPU"),
+            _captures=[],
             _program=Program(plan=plan, routes=((route,),)),
             _warnings=("from before",),
             _placed={40: Placed(route, range(self.kernels))},
@@ -86,14 +86,14 @@ class Stage(contextlib.ExitStack):
         monkeypatch.setattr(device_module, "Tracer", self._tracer)
 
     @contextlib.contextmanager
-    def _tracer(self) -> Iterator[Any]:
+    def _tracer(self, names: object) -> Iterator[Any]:
         self.loop.ran.clear()
         found = types.SimpleNamespace(spans=[], executable_id=lambda handle: handle + 1)
         yield found
         step = REQUEST_NS // self.kernels
         if self.seen_by_tracer:
             found.spans += [
-                Span(start + k * step, start + k * step + step // 2, 41, launch, 0)
+                Span(start + k * step, start + k * step + step // 2, 41, launch)
                 for launch, start in enumerate(self.loop.ran)
                 for k in range(self.kernels)
             ]
@@ -134,7 +134,7 @@ def test_what_cannot_be_traced_is_a_warning_and_the_measured_run_counts(
 ) -> None:
     stage = Stage(monkeypatch)
 
-    def refuse() -> None:
+    def refuse(names: object) -> None:
         raise TracingError("cupti-python is missing")
 
     monkeypatch.setattr(device_module, "Tracer", refuse)

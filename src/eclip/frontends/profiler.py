@@ -72,7 +72,7 @@ def measure_profile(
             if energy_seconds > 0
         ]
         beside = _beside_stressors(device, graph) if stress else {}
-        spans = _trace(runs, graph.kernel_count)
+        spans = _trace(runs, [kernel.name for kernel in captured.capture.trace.kernels])
     busy, gap, spread = close_spans(spans, np.array(request_ns))
     trace = captured.capture.trace
     return Profile(
@@ -136,18 +136,18 @@ def _request_ns(handle: Any, stream: Any) -> float:
     return float(np.median(times))
 
 
-def _trace(runs: Sequence[tuple[Any, Any]], kernels: int) -> npt.NDArray[np.int64]:
+def _trace(runs: Sequence[tuple[Any, Any]], names: Sequence[str]) -> npt.NDArray[np.int64]:
     """Start and end of every kernel: size × repeat × kernel × 2, nanoseconds."""
-    with Tracer() as tracer:
+    with Tracer(names) as tracer:
         for handle, stream in runs:
             for _ in range(_TRACED):
                 call(cu.cuGraphLaunch, handle, stream)
                 call(cu.cuStreamSynchronize, stream)
-    expected = len(runs) * _TRACED * kernels
+    expected = len(runs) * _TRACED * len(names)
     if len(tracer.spans) != expected:
         raise DeviceError(f"CUPTI recorded {len(tracer.spans)} kernels instead of {expected}")
     times = [(span.start_ns, span.end_ns) for span in tracer.spans]
-    return np.array(times, dtype=np.int64).reshape(len(runs), _TRACED, kernels, 2)
+    return np.array(times, dtype=np.int64).reshape(len(runs), _TRACED, len(names), 2)
 
 
 def _energy_uj(device: CudaDevice, handle: Any, stream: Any, seconds: float) -> int:
@@ -220,7 +220,7 @@ def _main(gpu: int, energy_seconds: float, folder: Path, keys: Sequence[str]) ->
             f"other processes use GPU {gpu} ({', '.join(map(str, others))}); profiles measured "
             f"beside them would be wrong. Stop them first"
         )
-    Tracer()  # where CUPTI is missing, that is said now
+    Tracer([])  # where CUPTI is missing, that is said now
     print("ready", flush=True)
     for key in keys:
         model, batch = split_key(key)

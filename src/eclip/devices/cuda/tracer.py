@@ -16,7 +16,7 @@ import importlib
 import importlib.util
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -38,13 +38,16 @@ class Span(NamedTuple):
     end_ns: int
     executable: int  # CUPTI's id of the graph's executable; 0: not launched by a graph
     launch: int
-    node: int
 
 
 class Tracer:
-    """``spans``, in order of start, are there when the block has ended."""
+    """``spans``, in order of start, are there when the block has ended.
 
-    def __init__(self) -> None:
+    Only kernels of these names: some memory nodes of a graph are recorded as kernels, too.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = frozenset(names)
         self.spans: list[Span] = []
         self._cupti = _load()
         self._raw: list[Span] = []  # in CUPTI's time
@@ -100,10 +103,9 @@ class Tracer:
                 int(one.end),
                 int(one.graph_id),
                 int(one.correlation_id),
-                int(one.graph_node_id),
             )
             for one in activities
-            if int(one.kind) == kernel
+            if int(one.kind) == kernel and one.name in self._names
         ]
 
     def _clock(self) -> tuple[int, int]:
