@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -33,14 +35,16 @@ class FakeCupti(types.ModuleType):
     class ActivityKind:
         CONCURRENT_KERNEL = KERNEL
 
-    def __init__(self, clock: Callable[[], int], pending: list[Any], refuses: str = "") -> None:
+    def __init__(
+        self, clock: Callable[[], int], pending: list[Any], refuses: tuple[str, ...] = ()
+    ) -> None:
         super().__init__("cupti.cupti")
         self.said: list[str] = []
         self._clock, self._pending, self._refuses = clock, pending, refuses
 
     def _note(self, name: str) -> None:
         self.said.append(name)
-        if name == self._refuses:
+        if name in self._refuses:
             raise self.cuptiError("ERROR_UNKNOWN")
 
     def activity_register_callbacks(self, wanted: Any, completed: Any) -> None:
@@ -125,7 +129,7 @@ def test_clocks_that_drift_are_mapped_in_a_line() -> None:
 
 @pytest.mark.parametrize("refused", ["enable", "flush"])
 def test_tracer_detaches_when_cupti_refuses(refused: str, attach: Callable[..., FakeCupti]) -> None:
-    cupti = attach(clock=lambda: 0, pending=[], refuses=refused)
+    cupti = attach(clock=lambda: 0, pending=[], refuses=(refused, "disable"))
     with pytest.raises(TracingError, match=f"{refused}.* failed: ERROR_UNKNOWN"), Tracer([]):
         pass
     assert cupti.said[-2:] == ["disable", "finalize"]
@@ -145,6 +149,29 @@ def test_missing_cupti_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(TracingError, match=r"cupti-python is missing.*pip install 'eclip\[cuda\]'"):
         Tracer([])
+
+
+@pytest.mark.parametrize(("loaded", "tried"), [(True, 1), (False, 3)])
+def test_libcupti_is_torchs_whether_torch_was_imported_or_not(
+    loaded: bool, tried: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loaded already, or in the second of two folders with wheels of NVIDIA's."""
+    asked: list[tuple[str, bool]] = []
+
+    def library(name: str, mode: int) -> None:
+        only_if_loaded = bool(mode & os.RTLD_NOLOAD)
+        asked.append((name, only_if_loaded))
+        if not (name.startswith(str(tmp_path / "two")) or (only_if_loaded and loaded)):
+            raise OSError
+
+    folders = [str(tmp_path / "one"), str(tmp_path / "two")]
+    wheels = types.SimpleNamespace(submodule_search_locations=folders)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: wheels)
+    monkeypatch.setattr("ctypes.CDLL", library)
+    tracer._load_library()
+    assert asked[0] == ("libcupti.so.13", True)
+    assert len(asked) == tried
+    assert loaded or asked[-1] == (f"{tmp_path}/two/cu13/lib/libcupti.so.13", False)
 
 
 def spans(launch: int, executable: int, starts: list[int], each: int = 10) -> list[Span]:

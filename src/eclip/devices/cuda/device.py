@@ -288,6 +288,7 @@ class CudaSession(Closing):
             for arrivals in load.arrivals
         )
         stop = np.zeros(1, dtype=np.int64)
+        self._device.gpu.make_current()  # in the caller's thread, for the tracer
         names = {kernel.name for one in self._captures for kernel in one.trace.kernels}
         with Tracer(names) as tracer:
             ids = {tracer.executable_id(handle): part for handle, part in self._placed.items()}
