@@ -21,9 +21,11 @@ from eclip.topology import Mask, Topology
 ALL_WORKERS = -1
 
 
-class Lane(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+# Defaults are left out of files, so that plans without priorities are what they always were.
+class Lane(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     owner: int  # index of a worker, or ALL_WORKERS
     mask: Mask
+    priority: int = 0  # kernels of a lane with a higher one go first where they compete
 
 
 class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,6 +94,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 raise ValueError(f"lane {index} belongs to worker {lane.owner}, who does not exist")
             if not lane.mask:
                 raise ValueError(f"lane {index} has an empty mask")
+            if lane.priority < 0:
+                raise ValueError(f"lane {index} has the priority {lane.priority}; 0 is the lowest")
             self.topology.units_of(lane.mask)
         keys = [variant.active for variant in self.variants]
         if len(set(keys)) != len(keys):

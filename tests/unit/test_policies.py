@@ -87,7 +87,7 @@ def test_equal_problems_get_equal_plans(policy: str) -> None:
 
 
 def test_unknown_policy_lists_the_right_ones() -> None:
-    with pytest.raises(UsageError, match="shared, timeslice, model, kernel, eclip"):
+    with pytest.raises(UsageError, match="shared, priority, timeslice, model, kernel, eclip"):
         make_plan("fastest", problem_of("mi50", 1))
 
 

@@ -38,7 +38,12 @@ def describe(plan: Plan) -> dict[str, Any]:
         "why": plan.why,
         "turns": plan.turns,
         "lanes": [
-            {"owner": lane.owner, "units": plan.units(index), "slices": str(lane.mask)}
+            {
+                "owner": lane.owner,
+                "units": plan.units(index),
+                "slices": str(lane.mask),
+                "priority": lane.priority,
+            }
             for index, lane in enumerate(plan.lanes)
         ],
         "workers": [

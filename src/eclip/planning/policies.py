@@ -19,6 +19,8 @@ from eclip.planning.pool import build_pool
 from eclip.planning.problem import Problem
 from eclip.topology import Mask
 
+PRIORITY_LEVELS = 6  # of an H200's streams; a device with fewer refuses what it does not have
+
 
 @dataclass(frozen=True)
 class PolicyOptions:
@@ -51,6 +53,35 @@ def _timeslice(problem: Problem, options: PolicyOptions) -> Plan:
         policy="timeslice",
         why="time-slicing: workers take turns of the whole device, as separate processes do",
         turns=True,
+    )
+
+
+def _priority(problem: Problem, options: PolicyOptions) -> Plan:
+    """Plain streams with priorities: the shorter a worker's request, the sooner its kernels go.
+
+    Requests of one length have one priority; with more lengths than levels, neighbours share one.
+    """
+    plain = unpartitioned(problem.topology, problem.profiles, problem.mix)
+    lengths = sorted({profile.request_ns[-1] for profile in problem.profiles}, reverse=True)
+    levels = min(PRIORITY_LEVELS, len(lengths))
+    priorities = [
+        lengths.index(profile.request_ns[-1]) * levels // len(lengths)
+        for profile in problem.profiles
+    ]
+    return msgspec.structs.replace(
+        plain,
+        policy="priority",
+        workers=tuple(
+            msgspec.structs.replace(
+                worker, why=f"{worker.why}, with priority {priority} (0 is the lowest)"
+            )
+            for worker, priority in zip(plain.workers, priorities, strict=True)
+        ),
+        lanes=tuple(
+            msgspec.structs.replace(lane, priority=priority)
+            for lane, priority in zip(plain.lanes, priorities, strict=True)
+        ),
+        why="plain streams with priorities: the shorter a request, the higher",
     )
 
 
@@ -135,6 +166,7 @@ def _eclip(problem: Problem, options: PolicyOptions) -> Plan:
 
 POLICIES: dict[str, Policy] = {
     "shared": _shared,
+    "priority": _priority,
     "timeslice": _timeslice,
     "model": _model,
     "kernel": _kernel,

@@ -118,7 +118,10 @@ class CudaSession(Closing):
         self._placed: dict[int, Placed] = {}  # by the executable's handle, while it lives
         self._stack = contextlib.ExitStack()
         try:
-            self._pool = LanePool(device.slices, [lane.mask for lane in program.plan.lanes])
+            lanes = program.plan.lanes
+            self._pool = LanePool(
+                device.slices, [lane.mask for lane in lanes], [lane.priority for lane in lanes]
+            )
             self._stack.callback(self._pool.close)
             check_clusters(
                 program,
@@ -192,14 +195,16 @@ class CudaSession(Closing):
     def _whole(self, route: Route, owner: contextlib.ExitStack) -> loop.Steps:
         """One graph; its own edges are the barriers."""
         first = self._pool.lanes[route.lane[0]]
-        executable = place_whole(self._captures[route.worker].graph, self._contexts(route))
+        executable = place_whole(
+            self._captures[route.worker].graph, self._contexts(route), self._priorities(route)
+        )
         self._keep(executable, Placed(route, range(len(route.lane))), owner)
         executable.upload(first.stream)
         return loop.steps_of([(loop.LAUNCH, executable.handle, first.stream)])
 
     def _segments(self, route: Route, owner: contextlib.ExitStack) -> loop.Steps:
         """A graph for every segment; an event for every barrier."""
-        contexts = self._contexts(route)
+        contexts, priorities = self._contexts(route), self._priorities(route)
         steps: list[tuple[int, Any, Any]] = []
         for kernels in route.segments():
             lane = self._pool.lanes[route.lane[kernels.start]]
@@ -209,7 +214,9 @@ class CudaSession(Closing):
                 owner.callback(call, cu.cuEventDestroy, event)
                 steps.append((loop.RECORD, event, self._pool.lanes[waits_on].stream))
                 steps.append((loop.WAIT, lane.stream, event))
-            executable = place_segment(self._captures[route.worker].graph, contexts, kernels)
+            executable = place_segment(
+                self._captures[route.worker].graph, contexts, kernels, priorities
+            )
             self._keep(executable, Placed(route, kernels), owner)
             executable.upload(lane.stream)
             steps.append((loop.LAUNCH, executable.handle, lane.stream))
@@ -223,6 +230,9 @@ class CudaSession(Closing):
 
     def _contexts(self, route: Route) -> list[Any]:
         return [self._pool.lanes[lane].context for lane in route.lane]
+
+    def _priorities(self, route: Route) -> list[int]:
+        return [self._pool.lanes[lane].priority for lane in route.lane]
 
     def steps(self, worker: int) -> loop.Steps:
         """What a request of a worker takes while everybody is active, for measuring it."""

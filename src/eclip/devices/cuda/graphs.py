@@ -125,15 +125,23 @@ class Executable:
         call(cu.cuGraphExecDestroy, self.handle)
 
 
-def place_whole(captured: CapturedGraph, contexts: Sequence[Any]) -> Executable:
+def place_whole(
+    captured: CapturedGraph, contexts: Sequence[Any], priorities: Sequence[int] | None = None
+) -> Executable:
     """One graph whose kernels run in these contexts, one per kernel."""
-    return place_segment(captured, contexts, range(len(contexts)))
+    return place_segment(captured, contexts, range(len(contexts)), priorities)
 
 
-def place_segment(captured: CapturedGraph, contexts: Sequence[Any], kernels: range) -> Executable:
+def place_segment(
+    captured: CapturedGraph,
+    contexts: Sequence[Any],
+    kernels: range,
+    priorities: Sequence[int] | None = None,
+) -> Executable:
     """Only these consecutive kernels, with the memory nodes that go with them.
 
-    Consecutive, because the order of two kernels goes by the chain between them.
+    Consecutive, because the order of two kernels goes by the chain between them. ``priorities`` are
+    CUDA's, one per kernel; a kernel with 0 keeps the one it was captured with, which is the least.
     """
     if len(contexts) != captured.kernel_count:
         raise DeviceError(
@@ -145,6 +153,8 @@ def place_segment(captured: CapturedGraph, contexts: Sequence[Any], kernels: ran
             twin = call(cu.cuGraphNodeFindInClone, node.handle, clone)
             if node.kernel in kernels:
                 _home(node, twin, contexts[node.kernel])
+                if priorities is not None and node.kind == "KERNEL" and priorities[node.kernel]:
+                    _prefer(twin, priorities[node.kernel])
             else:
                 call(cu.cuGraphDestroyNode, twin)
         return Executable(clone)
@@ -180,6 +190,14 @@ def _home(node: Node, twin: Any, context: Any) -> None:
         wanted.memcpy.copyParams = call(cu.cuGraphMemcpyNodeGetParams, node.handle)
         wanted.memcpy.copyCtx = context
         call(cu.cuGraphNodeSetParams, twin, wanted)
+
+
+def _prefer(twin: Any, priority: int) -> None:
+    """A node has a priority of its own: the stream that its graph is launched on gives it none."""
+    value = cu.CUkernelNodeAttrValue()
+    value.priority = priority
+    wanted = cu.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_PRIORITY
+    call(cu.cuGraphKernelNodeSetAttribute, twin, wanted, value)
 
 
 def blocks_per_unit(node: Node) -> int:

@@ -96,39 +96,56 @@ class GpuLane:
     mask: Mask
     stream: Any
     context: Any
+    priority: int = 0  # as CUDA counts: lower goes first, 0 is what streams have by default
 
 
 class LanePool:
     """Lanes made once, at the start; owns their streams. Their contexts belong to the slices."""
 
-    def __init__(self, slices: Slices, masks: Sequence[Mask]) -> None:
+    def __init__(
+        self, slices: Slices, masks: Sequence[Mask], priorities: Sequence[int] | None = None
+    ) -> None:
+        """``priorities`` are a plan's: 0 for the least, more goes first."""
         self.gpu = slices.gpu
         self._stack = ExitStack()
         self.lanes: list[GpuLane] = []
         try:
-            for mask in masks:
-                self.lanes.append(self._make(slices, mask))
+            for mask, wanted in zip(masks, priorities or [0] * len(masks), strict=True):
+                self.lanes.append(self._make(slices, mask, cuda_priority(wanted)))
         except BaseException:
             self.close()
             raise
 
-    def _make(self, slices: Slices, mask: Mask) -> GpuLane:
+    def _make(self, slices: Slices, mask: Mask, priority: int) -> GpuLane:
         non_blocking = cu.CUstream_flags.CU_STREAM_NON_BLOCKING
         if len(mask) == len(slices.resources):
             context = self.gpu.context
-            stream = call(cu.cuStreamCreate, non_blocking)
+            stream = call(cu.cuStreamCreateWithPriority, non_blocking, priority)
         else:
             green = slices.take_context(mask)
             self._stack.callback(slices.give_back_context, mask, green)
             context = call(cu.cuCtxFromGreenCtx, green)
-            stream = call(cu.cuGreenCtxStreamCreate, green, non_blocking, 0)
+            stream = call(cu.cuGreenCtxStreamCreate, green, non_blocking, priority)
         self._stack.callback(_release_stream, stream)
-        return GpuLane(mask, stream, context)
+        return GpuLane(mask, stream, context, priority)
 
     def close(self) -> None:
         """Release everything, a lane's stream before its context, even if a release fails."""
         self.lanes = []
         self._stack.close()
+
+
+def cuda_priority(wanted: int) -> int:
+    """CUDA's number for a plan's priority, in the current context."""
+    if wanted == 0:
+        return 0
+    least, greatest = call(cu.cuCtxGetStreamPriorityRange)
+    if wanted > least - greatest:
+        raise DeviceError(
+            f"the plan asks for priority {wanted}, but streams here have {least - greatest + 1} "
+            f"levels, counted from 0; plan with fewer"
+        )
+    return int(least) - wanted
 
 
 def _release_stream(stream: Any) -> None:
