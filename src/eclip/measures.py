@@ -9,6 +9,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 
@@ -44,13 +46,20 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure(log: RunLog) -> Measures:
-    seconds = log.duration_ns / 1e9
-    joules = log.energy_uj / 1e6
-    owner = np.asarray(log.requests.worker, dtype=np.int64)
-    latency_ms = (np.asarray(log.requests.end_ns) - np.asarray(log.requests.arrival_ns)) / 1e6
+    return measure_together([log])
+
+
+def measure_together(logs: Sequence[RunLog]) -> Measures:
+    """Several runs of one plan, with the same rates alone, as if they had been one."""
+    first = logs[0]
+    seconds = sum(log.duration_ns for log in logs) / 1e9
+    joules = sum(log.energy_uj for log in logs) / 1e6
+    owner = np.concatenate([np.asarray(log.requests.worker, dtype=np.int64) for log in logs])
+    latency_ns = [np.subtract(log.requests.end_ns, log.requests.arrival_ns) for log in logs]
+    latency_ms = np.concatenate(latency_ns) / 1e6
     workers = []
-    for part in log.plan.main.assignments:
-        planned = log.plan.workers[part.worker]
+    for part in first.plan.main.assignments:
+        planned = first.plan.workers[part.worker]
         mine = latency_ms[owner == part.worker]
         rate = len(mine) / seconds
         p50, p95, p99 = np.percentile(mine, [50, 95, 99]).tolist() if len(mine) else [None] * 3
@@ -60,8 +69,8 @@ def measure(log: RunLog) -> Measures:
                 model=planned.model,
                 requests=len(mine),
                 rate_rps=rate,
-                alone_rps=log.alone_rps[part.worker],
-                ratio=rate / log.alone_rps[part.worker],
+                alone_rps=first.alone_rps[part.worker],
+                ratio=rate / first.alone_rps[part.worker],
                 p50_ms=p50,
                 p95_ms=p95,
                 p99_ms=p99,
@@ -71,9 +80,9 @@ def measure(log: RunLog) -> Measures:
     ratios = [worker.ratio for worker in workers]
     stp = sum(ratios)
     return Measures(
-        policy=log.plan.policy,
-        device=log.device,
-        modelled=log.modelled,
+        policy=first.plan.policy,
+        device=first.device,
+        modelled=first.modelled,
         seconds=seconds,
         stp=stp,
         fairness=min(ratios) / max(ratios) if max(ratios) > 0 else 0.0,

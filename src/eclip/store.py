@@ -5,11 +5,15 @@ in ``.gz``. Files written by hand, such as the built-in topologies, leave out th
 written to a temporary neighbour and renamed, so a crash leaves the old file whole, and it ends on
 its closing brace, so a file cut at any byte is refused. ``load`` accepts what ``save`` wrote and
 nothing else; whatever is wrong becomes one ArtefactError that names the file and the fault.
+
+A results file is the exception: comparisons accumulate in it, one such object a line. ``append``
+adds a line whole or not at all, and writers take turns.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gzip
 import hashlib
 import os
@@ -22,6 +26,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from eclip.calibration import Calibration
+from eclip.comparison import Comparison
 from eclip.errors import ArtefactError, unknown_name
 from eclip.plan import Plan
 from eclip.profile import Profile
@@ -29,8 +34,8 @@ from eclip.runlog import RunLog
 from eclip.topology import Mask, Topology
 from eclip.trace import Trace
 
-Artefact = Topology | Trace | Profile | Calibration | Plan | RunLog
-A = TypeVar("A", Topology, Trace, Profile, Calibration, Plan, RunLog)
+Artefact = Topology | Trace | Profile | Calibration | Plan | RunLog | Comparison
+A = TypeVar("A", Topology, Trace, Profile, Calibration, Plan, RunLog, Comparison)
 
 # A change that older readers would misread raises the version here.
 _KINDS: dict[str, tuple[type[Artefact], int]] = {
@@ -40,6 +45,7 @@ _KINDS: dict[str, tuple[type[Artefact], int]] = {
     "calibration": (Calibration, 1),
     "plan": (Plan, 1),
     "run": (RunLog, 1),
+    "comparison": (Comparison, 1),
 }
 # Far above any real artefact; keeps a wrong file (or a gzip bomb) from filling the memory.
 MAX_BYTES = 512 * 1024 * 1024
@@ -60,14 +66,7 @@ def save(artefact: Artefact, path: Path) -> None:
             f"{path} exists and is {found or 'no eclip file'}, so a {kind} will not replace it; "
             f"choose another name or remove it first"
         )
-    body = msgspec.json.encode(artefact, enc_hook=_encode_mask)
-    envelope = _Envelope(
-        format=f"eclip/{kind}",
-        version=_KINDS[kind][1],
-        digest=_digest(body),
-        body=msgspec.Raw(body),
-    )
-    data = msgspec.json.encode(envelope)
+    data = _encode(artefact)
     if len(data) > MAX_BYTES:
         raise ArtefactError(
             f"{path} would be larger than {MAX_BYTES >> 20} MiB, which is not read again; "
@@ -77,6 +76,62 @@ def save(artefact: Artefact, path: Path) -> None:
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
     _write_atomically(path, data)
+
+
+def append(comparison: Comparison, path: Path) -> None:
+    """Add a line to a results file, made if it is missing, even beside others that do."""
+    line = _encode(comparison) + b"\n"
+    _decode(line, str(path))
+    try:
+        with path.open("a+b", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 1))
+            if file.read(1) not in (b"", b"\n"):  # whoever wrote last was killed in the middle
+                line = b"\n" + line
+            try:
+                while line:
+                    line = line[file.write(line) :]
+                os.fsync(file.fileno())
+            except BaseException:
+                file.truncate(size)
+                raise
+    except OSError as error:
+        raise ArtefactError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def load_results(path: Path) -> list[Comparison]:
+    """The comparisons of a results file, in the order in which they were added."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)  # a writer may be in the middle of a line
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ArtefactError(f"cannot read {path}: {error.strerror or error}") from None
+    if len(data) > MAX_BYTES:
+        raise ArtefactError(f"{path} is larger than {MAX_BYTES >> 20} MiB: no results file")
+    results = []
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        if not line:
+            continue
+        try:
+            comparison = _decode(line, f"{path} line {number}")
+            if not isinstance(comparison, Comparison):
+                raise ArtefactError(f"{path} line {number} holds no comparison")
+        except ArtefactError as error:
+            raise ArtefactError(f"{error}; the other lines can be used without it") from None
+        results.append(comparison)
+    return results
+
+
+def check_results(path: Path) -> None:
+    """Refuse a file that results could not be added to, before they have been measured."""
+    if _exists(path):
+        load_results(path)
+    elif not path.parent.is_dir():
+        raise ArtefactError(f"cannot write {path}: there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ArtefactError(f"cannot write {path}: permission denied")
 
 
 def load(path: Path, kind: type[A]) -> A:
@@ -204,6 +259,18 @@ def _open_envelope(data: bytes, where: str) -> _Envelope:
     if not envelope.format.startswith("eclip/"):
         raise ArtefactError(f"{where} is not an eclip file: its format is {envelope.format!r}")
     return envelope
+
+
+def _encode(artefact: Artefact) -> bytes:
+    body = msgspec.json.encode(artefact, enc_hook=_encode_mask)
+    kind = _kind_of(type(artefact))
+    envelope = _Envelope(
+        format=f"eclip/{kind}",
+        version=_KINDS[kind][1],
+        digest=_digest(body),
+        body=msgspec.Raw(body),
+    )
+    return msgspec.json.encode(envelope)
 
 
 def _decode(data: bytes, where: str) -> Artefact:

@@ -136,20 +136,33 @@ def _open_device(
     progress: Progress,
 ) -> tuple[Device[Any], Sequence[Any]]:
     """The device by its name, and what each worker runs from there."""
+    device = make_device(topology, calibration, options, progress)
+    return device, find_sources(profiles, options)
+
+
+def make_device(
+    topology: Topology, calibration: Calibration, options: RunOptions, progress: Progress
+) -> Device[Any]:
     if options.device == "sim":
         from eclip.devices.sim.device import SimDevice
 
-        return SimDevice(topology, calibration, progress), profiles
+        return SimDevice(topology, calibration, progress)
     if options.device == "cuda":
         from eclip.devices.cuda.device import CudaDevice
 
-        device = CudaDevice(options.gpu)
-        try:
-            from eclip.frontends.models import capture_workers
-        except ModuleNotFoundError as error:
-            raise DeviceError(f"the package {error.name} is missing; see `eclip doctor`") from None
-        return device, capture_workers(profiles, options.gpu)
+        return CudaDevice(options.gpu)
     raise unknown_name("device", options.device, ["sim", "cuda"])
+
+
+def find_sources(profiles: tuple[Profile, ...], options: RunOptions) -> Sequence[Any]:
+    """What each worker runs from: a capture on a GPU, its profile in the simulator."""
+    if options.device == "sim":
+        return profiles
+    try:
+        from eclip.frontends.models import capture_workers
+    except ModuleNotFoundError as error:
+        raise DeviceError(f"the package {error.name} is missing; see `eclip doctor`") from None
+    return capture_workers(profiles, options.gpu)
 
 
 def _is_file_name(name: str) -> bool:

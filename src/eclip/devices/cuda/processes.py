@@ -115,26 +115,39 @@ class ProcessSets(Closing):
     """Sets of processes, one per sharing, and the MPS daemon where one needs it.
 
     All processes start at once: importing and capturing takes seconds, and most of that is CPU
-    time. ``entry`` names the function that builds a workload in a child (see child.py).
+    time. ``entry`` names the function that builds a workload in a child (see child.py). Without
+    ``wait`` the caller has something else to do meanwhile, and calls ``wait`` before the first run.
     """
 
-    def __init__(self, host: Host, entry: str, sharings: Sequence[Sharing]) -> None:
+    def __init__(
+        self, host: Host, entry: str, sharings: Sequence[Sharing], wait: bool = True
+    ) -> None:
         self.sessions: list[ProcessSession] = []
+        self._host = host
+        self._daemon: MpsDaemon | None = None
         self._stack = contextlib.ExitStack()
         try:
-            daemon = None
             if any(sharing.shares for sharing in sharings):
-                daemon = self._stack.enter_context(MpsDaemon(host.uuid))
+                self._daemon = self._stack.enter_context(MpsDaemon(host.uuid))
             for sharing in sharings:
-                session = ProcessSession(host, sharing, daemon)
+                session = ProcessSession(host, sharing, self._daemon)
                 self._stack.callback(session.close)
                 session.start(entry)
                 self.sessions.append(session)
+        except BaseException:
+            self.close()
+            raise
+        if wait:
+            self.wait()
+
+    def wait(self) -> None:
+        """Until every process is ready to run."""
+        try:
             children = [child for session in self.sessions for child in session.children]
             answers = _Answers(children)
             answers.wait(now_ns() + round(_BUILD_SECONDS * 1e9), "was not ready")
-            if daemon is not None:  # its server, too, computes on the GPU
-                host.counter.ours |= daemon.pids()
+            if self._daemon is not None:  # its server, too, computes on the GPU
+                self._host.counter.ours |= self._daemon.pids()
             for session in self.sessions:
                 session.check([answers.of[child] for child in session.children])
         except BaseException:

@@ -1,0 +1,141 @@
+"""Comparison: one mix under several policies, run in turns, as it accumulates in a results file.
+
+A results file holds a comparison a line (see store.py). Everything that tables say comes from it,
+so that a table can be drawn again years later: scores of every run, what they add up to, the
+settings that were tried, and how it was all made. Columns of a score are per worker, in the mix's
+order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TypeVar
+
+import msgspec
+
+from eclip.measures import Measures
+from eclip.plan import Plan
+
+_DIGITS = 5  # significant ones; no run is that exact, and files are to be read and compared
+
+Number = TypeVar("Number", float, "float | None")
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The measures of one run, or of several runs of one policy together."""
+
+    seconds: float
+    stp: float
+    fairness: float
+    power_w: float
+    efficiency_per_kj: float
+    joules_per_request: float | None  # None: no request completed
+    requests: tuple[int, ...]
+    rate_rps: tuple[float, ...]
+    p50_ms: tuple[float | None, ...]
+    p99_ms: tuple[float | None, ...]
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A setting of a swept policy and what a short run of it gave."""
+
+    setting: str
+    stp: float
+    fairness: float
+    efficiency_per_kj: float
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    policy: str
+    setting: str  # the one that won its trials; empty where there is nothing to set
+    plan: str  # a digest of what ran: equal plans have equal ones
+    switches: tuple[int, ...]  # per worker and request
+    runs: tuple[Score, ...]  # in the order of the repeats
+    together: Score
+    trials: tuple[Trial, ...] = ()
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    mix: str  # as the user wrote it
+    workers: tuple[str, ...]
+    models: tuple[str, ...]
+    topology: str
+    device: str
+    driver: str | None  # None: a simulator
+    modelled: bool
+    date: str  # ISO 8601, UTC
+    command: str
+    eclip: str  # its version
+    load: str
+    load_part: float | None  # Poisson at this part of the rates under shared; None: the mix's load
+    seed: int
+    repeats: int  # asked for; an entry that was interrupted has fewer runs
+    objective: str  # what the settings of swept policies were chosen for
+    alone_rps: tuple[float, ...]
+    entries: tuple[Entry, ...]
+    left_out: tuple[str, ...] = ()  # policies and why
+    warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        workers = len(self.workers)
+        if not workers or {len(self.models), len(self.alone_rps)} != {workers}:
+            raise ValueError("workers, models and alone_rps need one entry each for every worker")
+        names = [entry.policy for entry in self.entries]
+        if not names or len(set(names)) != len(names):
+            raise ValueError("a comparison needs entries, one for each policy")
+        for entry in self.entries:
+            if not 1 <= len(entry.runs) <= self.repeats:
+                raise ValueError(
+                    f"{entry.policy} has {len(entry.runs)} runs of {self.repeats} repeats"
+                )
+            for score in (*entry.runs, entry.together):
+                columns = (score.requests, score.rate_rps, score.p50_ms, score.p99_ms)
+                if {len(column) for column in columns} != {workers}:
+                    raise ValueError(f"a score of {entry.policy} is not for {workers} workers")
+            if len(entry.switches) != workers:
+                raise ValueError(f"{entry.policy} needs the switches of {workers} workers")
+
+    def entry(self, policy: str) -> Entry | None:
+        return next((entry for entry in self.entries if entry.policy == policy), None)
+
+
+def score_of(measures: Measures) -> Score:
+    return Score(
+        seconds=measures.seconds,
+        stp=_rounded(measures.stp),
+        fairness=_rounded(measures.fairness),
+        power_w=_rounded(measures.power_w),
+        efficiency_per_kj=_rounded(measures.efficiency_per_kj),
+        joules_per_request=_rounded(measures.joules_per_request),
+        requests=tuple(worker.requests for worker in measures.workers),
+        rate_rps=tuple(_rounded(worker.rate_rps) for worker in measures.workers),
+        p50_ms=tuple(_rounded(worker.p50_ms) for worker in measures.workers),
+        p99_ms=tuple(_rounded(worker.p99_ms) for worker in measures.workers),
+    )
+
+
+def trial_of(setting: str, measures: Measures) -> Trial:
+    return Trial(
+        setting=setting,
+        stp=_rounded(measures.stp),
+        fairness=_rounded(measures.fairness),
+        efficiency_per_kj=_rounded(measures.efficiency_per_kj),
+    )
+
+
+def plan_digest(plan: Plan) -> str:
+    """Of what a plan makes the device do, whoever made it and whatever they said about it."""
+    parts = (
+        [(lane.owner, str(lane.mask), lane.priority) for lane in plan.lanes],
+        [
+            (variant.active, [[(g.lane, g.kernels) for g in p.groups] for p in variant.assignments])
+            for variant in plan.variants
+        ],
+        plan.turns,
+        plan.fingerprint.traces,
+    )
+    return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()[:12]
+
+
+def _rounded(value: Number) -> Number:
+    return None if value is None else float(f"{value:.{_DIGITS}g}")
