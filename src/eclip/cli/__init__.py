@@ -22,6 +22,7 @@ from eclip.cli import (
     plan,
     profile,
     report,
+    results,
     run,
     topology,
 )
@@ -42,6 +43,7 @@ COMMANDS = (
     explain,
     run,
     report,
+    results,
     inspect,
     topology,
     profile,

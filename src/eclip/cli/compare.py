@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import datetime
+import re
+import shlex
+import statistics
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from eclip import store
+from eclip import __version__, store
 from eclip.cli import report, screen, wiring
+from eclip.cli.contest import Contest, ContestOptions, known_policies
 from eclip.cli.options import (
     ArrivalsOption,
     CalibrationOption,
@@ -26,14 +32,13 @@ from eclip.cli.options import (
     TraceOption,
     WarmupOption,
 )
-from eclip.errors import UsageError, unknown_name
-from eclip.measures import Measures, measure
+from eclip.comparison import Comparison, Entry, plan_digest, score_of
+from eclip.errors import EclipError, UsageError, unknown_name
+from eclip.measures import measure, measure_together
 from eclip.mix import parse_mix
-from eclip.profile import Profile
-from eclip.runlog import RunLog
+from eclip.plan import Plan
 
-if TYPE_CHECKING:
-    from eclip.planning.policies import PolicyOptions
+_NAME = re.compile(r"[A-Za-z][\w.-]{0,40}", re.ASCII)
 
 
 def compare(
@@ -41,6 +46,55 @@ def compare(
     policies: Annotated[
         str, typer.Option("--policies", help="all, or names with commas between them.")
     ] = "all",
+    plan: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--plan", help="A plan file that takes part too, as FILE or NAME=FILE; repeatable."
+        ),
+    ] = None,
+    repeats: Annotated[
+        int, typer.Option("--repeats", help="Rounds; each begins with another policy.")
+    ] = 1,
+    load: Annotated[
+        float | None,
+        typer.Option(
+            "--load",
+            help="Poisson arrivals at this part of every worker's closed-loop rate under shared, "
+            "which is measured first, for --seconds.",
+        ),
+    ] = None,
+    requests: Annotated[
+        int,
+        typer.Option(
+            "--requests",
+            help="With --load: run until about so many arrived in all, and a tenth of that for "
+            "every worker; all repeats together.",
+        ),
+    ] = 2000,
+    results: Annotated[
+        Path | None, typer.Option("--results", help="Add the comparison to this results file.")
+    ] = None,
+    trials: Annotated[
+        int, typer.Option("--trials", help="masks: static placements to try first.")
+    ] = 24,
+    trial_seconds: Annotated[
+        float, typer.Option("--trial-seconds", help="mps, masks: how long a setting is tried.")
+    ] = 0.3,
+    objective: Annotated[
+        str,
+        typer.Option("--objective", help="mps, masks: try for throughput, or energy."),
+    ] = "throughput",
+    fairness_floor: Annotated[
+        float, typer.Option("--fairness", help="mps, masks: fairness that a setting must hold.")
+    ] = 0.7,
+    processes: Annotated[
+        int,
+        typer.Option("--processes", help="cuda: at most so many at once; thins the MPS sweep."),
+    ] = 30,
+    reopen: Annotated[
+        bool,
+        typer.Option("--reopen", help="Open every session anew for every run, one at a time."),
+    ] = False,
     report_file: Annotated[
         Path | None, typer.Option("--report", help="Also write the HTML report here.")
     ] = None,
@@ -62,135 +116,263 @@ def compare(
     tolerance: ToleranceOption = 0.05,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a mix under several policies with identical arrivals and compare them."""
+    """Run a mix under several policies in turns, with identical arrivals, and compare them.
+
+    Kernels are recorded only if they are kept (--report, --out).
+    """
     from eclip.planning.policies import PolicyOptions
 
-    options = wiring.run_options(device, gpu, seconds, warmup, trace_ms, seed, arrivals)
-    logs, found = run_policies(
-        mix,
-        policies,
-        topology,
-        calibration,
-        profiles or [],
-        PolicyOptions(switch_max=switch_max, tolerance=tolerance),
-        options,
+    run_options = wiring.run_options(device, gpu, seconds, warmup, trace_ms, seed, arrivals)
+    if report_file is None and folder is None:
+        run_options = wiring.without_trace(run_options)
+    options = ContestOptions(
+        repeats=repeats,
+        trials=trials,
+        trial_seconds=trial_seconds,
+        objective=objective,
+        fairness_floor=fairness_floor,
+        processes=processes,
+        load_part=load,
+        requests=requests,
+        reopen=reopen,
     )
-    if folder is not None:
-        keep(logs, folder)
-    if report_file is not None:
-        report.write_report(logs, found, report_file)
-    measures = [measure(log) for log in logs]
-    if as_json:
-        screen.print_json(as_data(logs, measures))
-    else:
-        print_comparison(logs, measures)
-        if report_file is not None:
-            screen.out.print(f"Report: {report_file}")
-
-
-def run_policies(
-    mix: str,
-    policies: str,
-    topology: str,
-    calibration: Path | None,
-    folders: Sequence[Path],
-    policy_options: PolicyOptions,
-    options: wiring.RunOptions,
-) -> tuple[list[RunLog], tuple[Profile, ...]]:
-    """Plan and run every policy; the logs come in the order of the policies."""
+    if results is not None:
+        store.check_results(results)
+    names, plans = _policy_names(policies), _plans(plan or [])
     wanted = parse_mix(mix)
-    device = wiring.find_topology(topology)
-    constants = wiring.find_calibration(calibration, device)
-    names = _policy_names(policies)
-    if policies == "all" and options.device == "cuda":
-        names.remove("timeslice")
-        screen.warn("timeslice is left out: on a GPU it needs one process per model")
-    found = wiring.find_profiles(wanted, device, constants, folders)
+    shape = wiring.find_topology(topology)
+    constants = wiring.find_calibration(calibration, shape)
+    found = wiring.find_profiles(wanted, shape, constants, profiles or [])
     with screen.progress_bar(f"comparing {wanted.name}") as progress:
-        plans = [wiring.make_plan(name, wanted, device, found, policy_options) for name in names]
-        logs = wiring.run_plans(plans, found, constants, options, progress)
-    for warning in dict.fromkeys(warning for log in logs for warning in log.warnings):
-        screen.warn(warning)
-    return logs, found
+        contest = Contest(
+            wanted,
+            shape,
+            constants,
+            found,
+            PolicyOptions(switch_max=switch_max, tolerance=tolerance),
+            run_options,
+            options,
+            progress,
+        )
+        try:
+            contest.hold(names, plans)
+        except (KeyboardInterrupt, EclipError):
+            if contest.measured:  # nothing of it is lost
+                if results is not None:
+                    store.append(comparison_of(contest, options), results)
+                show(contest, options, as_json)
+            raise
+    if results is not None:
+        store.append(comparison_of(contest, options), results)
+    if folder is not None:
+        keep(contest, folder)
+    if report_file is not None:
+        report.write_report([one.logs[-1] for one in contest.measured], found, report_file)
+    show(contest, options, as_json)
+    if report_file is not None and not as_json:
+        screen.out.print(f"Report: {report_file}")
 
 
-def keep(logs: Sequence[RunLog], folder: Path) -> None:
-    """Write every plan and run log into a folder, made if it is missing."""
+def keep(contest: Contest, folder: Path) -> None:
+    """Write every plan and its last run log into a folder, made if it is missing."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot use the folder {folder}: {error.strerror or error}") from None
-    for log in logs:
-        store.save(log.plan, folder / f"{log.plan.policy}.plan.json")
-        store.save(log, folder / f"{log.plan.policy}.run.json")
+    for entrant in contest.measured:
+        # A plan has no shares: run again from a file, MPS's would be plain streams.
+        if not entrant.policy.startswith("mps"):
+            store.save(entrant.plan, folder / f"{entrant.policy}.plan.json")
+        store.save(entrant.logs[-1], folder / f"{entrant.policy}.run.json")
 
 
-def print_comparison(logs: Sequence[RunLog], measures: Sequence[Measures]) -> None:
-    first = logs[0]
+def comparison_of(contest: Contest, options: ContestOptions) -> Comparison:
+    first = contest.measured[0].logs[0]
+    return Comparison(
+        mix=contest.mix.name,
+        workers=tuple(worker.name for worker in contest.mix.workers),
+        models=tuple(worker.key for worker in contest.mix.workers),
+        topology=first.plan.topology.name,
+        device=first.device,
+        driver=contest.driver,
+        modelled=first.modelled,
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        command=shlex.join(["eclip", *sys.argv[1:]]),
+        eclip=__version__,
+        load=first.load,
+        load_part=options.load_part,
+        seed=first.seed,
+        repeats=options.repeats,
+        objective=options.objective,
+        alone_rps=contest.alone_rps,
+        entries=tuple(
+            Entry(
+                policy=entrant.policy,
+                setting=entrant.setting,
+                plan=plan_digest(entrant.plan),
+                switches=tuple(part.switches for part in entrant.plan.main.assignments),
+                runs=tuple(score_of(measure(log)) for log in entrant.logs),
+                together=score_of(measure_together(entrant.logs)),
+                trials=entrant.trials,
+            )
+            for entrant in contest.measured
+        ),
+        left_out=tuple(f"{policy}: {why}" for policy, why in contest.left_out.items()),
+        warnings=_warnings(contest),
+    )
+
+
+def show(contest: Contest, options: ContestOptions, as_json: bool) -> None:
+    """Print a contest: all runs of a policy together, and how far they lie apart."""
+    for policy, why in contest.left_out.items():
+        screen.warn(f"{policy} is left out: {why}")
+    for warning in _warnings(contest):
+        screen.warn(warning)
+    comparison = comparison_of(contest, options)
+    measures = [measure_together(entrant.logs) for entrant in contest.measured]
+    if as_json:
+        screen.print_json(
+            {
+                "mix": comparison.mix,
+                "topology": comparison.topology,
+                "device": comparison.device,
+                "modelled": comparison.modelled,
+                "load": comparison.load,
+                "seed": comparison.seed,
+                "policies": measures,
+                "table_i": _table_i(comparison),
+                "comparison": comparison,
+                "warnings": comparison.warnings,
+            }
+        )
+        return
+    rounds = f", {options.repeats} rounds in rotated order" if options.repeats > 1 else ""
+    each_s = contest.measured[0].logs[0].duration_ns / 1e9
     screen.print_facts(
         [
-            ("mix", first.plan.mix.name),
-            ("device", first.device),
-            ("load", f"{first.load}, seed {first.seed}, {first.duration_ns / 1e9:g} s"),
+            ("mix", comparison.mix),
+            ("device", comparison.device),
+            ("load", f"{comparison.load}, seed {comparison.seed}, {each_s:g} s{rounds}"),
         ]
     )
     screen.print_measures(measures)
-    table = _table_i(logs, measures)
-    if table is not None:
-        screen.print_table(
-            "Lane switches per request: the ECLIP paper's Table I (MI50, measured) and ours",
-            ["", *table["paper"], *(f"ours: {name}" for name in table["ours"])],
+    if options.repeats > 1 or any(entry.setting for entry in comparison.entries):
+        _print_spreads(comparison)
+    if options.load_part is not None:
+        _print_tails(comparison)
+    _print_table_i(comparison)
+
+
+def _print_spreads(comparison: Comparison) -> None:
+    plain = comparison.entry("shared")
+    screen.print_table(
+        f"STP of {comparison.repeats} runs{screen.modelled_note(comparison.modelled)}",
+        ["policy", "setting", "mean", "median", "min", "max", "of shared"],
+        (
             [
-                [
-                    first.plan.mix.name,
-                    *map(str, table["paper"].values()),
-                    *map(str, table["ours"].values()),
-                ]
-            ],
-        )
+                entry.policy,
+                entry.setting,
+                *(f"{value:.3f}" for value in spread([run.stp for run in entry.runs])),
+                "" if plain is None else f"{entry.together.stp / plain.together.stp:.3f}",
+            ]
+            for entry in comparison.entries
+        ),
+        names=2,
+    )
 
 
-def _policy_names(text: str) -> list[str]:
-    from eclip.planning.policies import POLICIES
+def spread(values: Sequence[float]) -> tuple[float, float, float, float]:
+    """Mean, median, least and greatest."""
+    return statistics.fmean(values), statistics.median(values), min(values), max(values)
 
+
+def _print_tails(comparison: Comparison) -> None:
+    plain = comparison.entry("shared")
+    screen.print_table(
+        f"p99 of all runs together{screen.modelled_note(comparison.modelled)}",
+        ["worker", "policy", "requests", "p99 ms", "of shared"],
+        (
+            [
+                name if entry is comparison.entries[0] else "",
+                entry.policy,
+                str(entry.together.requests[index]),
+                screen.number(entry.together.p99_ms[index], 2),
+                _ratio(entry, plain, index),
+            ]
+            for index, name in enumerate(comparison.workers)
+            for entry in comparison.entries
+        ),
+        names=2,
+    )
+
+
+def _ratio(entry: Entry, plain: Entry | None, worker: int) -> str:
+    mine = entry.together.p99_ms[worker]
+    theirs = None if plain is None else plain.together.p99_ms[worker]
+    return "" if mine is None or not theirs else f"{mine / theirs:.2f}"
+
+
+def _policy_names(text: str) -> list[str] | None:
+    """None for all of them."""
     if text == "all":
-        return list(POLICIES)
+        return None
     names = [name.strip() for name in text.split(",")]
+    known = known_policies()
     for name in names:
-        if name not in POLICIES:
-            raise unknown_name("policy", name, ["all", *POLICIES])
+        if name not in known:
+            raise unknown_name("policy", name, ["all", *known])
     if len(set(names)) != len(names):
         raise UsageError(f"--policies {text} names a policy twice; name each once")
     return names
 
 
-def _table_i(
-    logs: Sequence[RunLog], measures: Sequence[Measures]
-) -> dict[str, dict[str, int]] | None:
+def _plans(texts: Sequence[str]) -> dict[str, Plan]:
+    """From ``FILE`` or ``NAME=FILE``; without a name a plan is called after its file."""
+    plans: dict[str, Plan] = {}
+    for text in texts:
+        name, equals, file = text.partition("=")
+        path = Path(file if equals else text)
+        name = name if equals else path.name.partition(".")[0]
+        if not _NAME.fullmatch(name) or name in known_policies() or name in plans:
+            raise UsageError(
+                f"--plan {text}: {name!r} is taken or no name; write NAME={path}, "
+                f"with letters and digits"
+            )
+        plans[name] = store.load(path, Plan)
+    return plans
+
+
+def _print_table_i(comparison: Comparison) -> None:
+    table = _table_i(comparison)
+    if table is None or not table["ours"]:
+        return
+    screen.print_table(
+        "Lane switches per request: the ECLIP paper's Table I (MI50, measured) and ours",
+        ["", *table["paper"], *(f"ours: {name}" for name in table["ours"])],
+        [
+            [
+                comparison.mix,
+                *map(str, table["paper"].values()),
+                *map(str, table["ours"].values()),
+            ]
+        ],
+    )
+
+
+def _table_i(comparison: Comparison) -> dict[str, dict[str, int]] | None:
     from eclip.planning.paper import TABLE_I
 
-    printed = TABLE_I.get(logs[0].plan.mix.name)
+    printed = TABLE_I.get(comparison.mix)
     if printed is None:
         return None
     ours = {
-        one.policy: one.switches_per_request
-        for one in measures
-        if one.policy in ("kernel", "eclip")
+        entry.policy: sum(entry.switches)
+        for entry in comparison.entries
+        if entry.policy in ("kernel", "eclip")
     }
     return {"paper": printed, "ours": ours}
 
 
-def as_data(logs: Sequence[RunLog], measures: Sequence[Measures]) -> dict[str, Any]:
-    """What ``print_comparison`` prints, as plain data."""
-    first = logs[0]
-    return {
-        "mix": first.plan.mix.name,
-        "topology": first.plan.topology.name,
-        "device": first.device,
-        "modelled": any(log.modelled for log in logs),
-        "load": first.load,
-        "seed": first.seed,
-        "policies": list(measures),
-        "table_i": _table_i(logs, measures),
-        "warnings": list(dict.fromkeys(warning for log in logs for warning in log.warnings)),
-    }
+def _warnings(contest: Contest) -> tuple[str, ...]:
+    logs = [log for entrant in contest.measured for log in entrant.logs]
+    return tuple(dict.fromkeys(warning for log in logs for warning in log.warnings))

@@ -8,8 +8,11 @@ from typing import Annotated
 import typer
 
 from eclip.cli import compare, report, screen, wiring
+from eclip.cli.contest import Contest, ContestOptions
 from eclip.cli.options import DeviceOption, GpuOption, JsonOption, SeedOption, TopologyOption
-from eclip.measures import measure
+from eclip.mix import parse_mix
+
+_POLICIES = ("shared", "timeslice", "model", "kernel", "eclip")  # one of every kind
 
 
 def demo(
@@ -32,16 +35,23 @@ def demo(
     options = wiring.RunOptions(
         device=device, window=Window(seconds=3.0), seed=seed, arrivals=None, gpu=gpu
     )
-    logs, profiles = compare.run_policies(mix, "all", topology, None, [], PolicyOptions(), options)
-    compare.keep(logs, folder)
+    wanted = parse_mix(mix)
+    shape = wiring.find_topology(topology)
+    constants = wiring.find_calibration(None, shape)
+    profiles = wiring.find_profiles(wanted, shape, constants, [])
+    with screen.progress_bar(f"comparing {wanted.name}") as progress:
+        contest = Contest(
+            wanted, shape, constants, profiles, PolicyOptions(), options, ContestOptions(), progress
+        )
+        contest.hold(_POLICIES, {})
+    compare.keep(contest, folder)
     with screen.progress_bar("drawing the report"):
+        logs = [entrant.logs[-1] for entrant in contest.measured]
         report.write_report(logs, profiles, folder / "report.html")
         report.write_trace(logs[-1], profiles, folder / "eclip.trace.json.gz")
-    measures = [measure(log) for log in logs]
+    compare.show(contest, ContestOptions(), as_json)
     if as_json:
-        screen.print_json(compare.as_data(logs, measures))
         return
-    compare.print_comparison(logs, measures)
     screen.print_facts(
         [
             ("report", f"{folder / 'report.html'} (open it in a browser)"),

@@ -12,6 +12,7 @@ from eclip import store
 from eclip.calibration import Calibration
 from eclip.cli import explain, screen
 from eclip.cli.options import JsonOption
+from eclip.comparison import Comparison
 from eclip.fingerprint import Fingerprint
 from eclip.measures import measure
 from eclip.plan import Plan
@@ -28,7 +29,7 @@ def inspect(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Any file that eclip wrote.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Show what is in a topology, trace, profile, calibration, plan or run log."""
+    """Show a topology, trace, profile, calibration, plan, run log or single comparison."""
     show(store.load_any(file), as_json)
 
 
@@ -46,6 +47,11 @@ def show(artefact: Artefact, as_json: bool) -> None:
     elif isinstance(artefact, Plan):
         explain.print_plan(artefact)
         _show_fingerprint(artefact.fingerprint)
+    elif isinstance(artefact, Comparison):
+        from eclip.report.results import tables
+
+        for table in tables([artefact]):
+            screen.print_table(table.title, table.columns, table.rows, names=2)
     else:
         _show_run(artefact)
 

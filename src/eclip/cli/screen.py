@@ -81,7 +81,7 @@ def print_measures(measures: Sequence[Measures]) -> None:
                 f"{one.stp:.3f}",
                 f"{one.fairness:.2f}",
                 f"{one.power_w:.0f}",
-                _number(one.joules_per_request, 4),
+                number(one.joules_per_request, 4),
                 f"{one.efficiency_per_kj:.2f}",
                 str(one.switches_per_request),
             ]
@@ -106,9 +106,9 @@ def print_measures(measures: Sequence[Measures]) -> None:
                 one.policy,
                 f"{one.workers[index].rate_rps:.1f}",
                 f"{one.workers[index].ratio:.0%}",
-                _number(one.workers[index].p50_ms, 2),
-                _number(one.workers[index].p95_ms, 2),
-                _number(one.workers[index].p99_ms, 2),
+                number(one.workers[index].p50_ms, 2),
+                number(one.workers[index].p95_ms, 2),
+                number(one.workers[index].p99_ms, 2),
                 str(one.workers[index].switches_per_request),
             ]
             for index in range(len(measures[0].workers))
@@ -118,5 +118,5 @@ def print_measures(measures: Sequence[Measures]) -> None:
     )
 
 
-def _number(value: float | None, digits: int) -> str:
+def number(value: float | None, digits: int) -> str:
     return "none" if value is None else f"{value:.{digits}f}"

@@ -6,8 +6,9 @@ imported where they are used, so that ``eclip inspect`` answers at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,8 @@ from eclip.runlog import RunLog
 from eclip.topology import Topology
 
 if TYPE_CHECKING:
-    from eclip.devices.base import Device, Window
+    from eclip.devices.base import Device, Session, Window
+    from eclip.devices.cuda.processes import ProcessSets, Sharing
     from eclip.planning.policies import PolicyOptions
 
 Progress = Callable[[float], None]
@@ -51,6 +53,10 @@ def run_options(
 
     window = Window(seconds=seconds, warmup_seconds=warmup, trace_ms=min(trace_ms, 1000 * seconds))
     return RunOptions(device=device, window=window, seed=seed, arrivals=arrivals, gpu=gpu)
+
+
+def without_trace(options: RunOptions) -> RunOptions:
+    return replace(options, window=replace(options.window, trace_ms=0.0))
 
 
 def find_topology(name: str) -> Topology:
@@ -106,7 +112,6 @@ def run_plans(
     """Run plans of one mix one after another, under identical arrivals."""
     from eclip.devices.alone import alone_rates
     from eclip.devices.load import load_of_csv, load_of_mix
-    from eclip.runtime.program import lower
 
     mix, window = plans[0].mix, options.window
     if options.arrivals is None:
@@ -122,7 +127,7 @@ def run_plans(
     device, sources = _open_device(plans[0].topology, profiles, calibration, options, share_done)
     rates = alone_rates(device, profiles, sources)
     for plan in plans:
-        with device.open(lower(plan, [profile.trace for profile in profiles]), sources) as session:
+        with _open_session(device, plan, profiles, sources) as session:
             logs.append(session.run(load, window, rates))
         share_done(0.0)
     return logs
@@ -163,6 +168,46 @@ def find_sources(profiles: tuple[Profile, ...], options: RunOptions) -> Sequence
     except ModuleNotFoundError as error:
         raise DeviceError(f"the package {error.name} is missing; see `eclip doctor`") from None
     return capture_workers(profiles, options.gpu)
+
+
+def driver_of(device: Device[Any]) -> str | None:
+    """The version of a GPU's driver; a simulator has none."""
+    from eclip.devices.cuda.device import CudaDevice
+
+    return device.nvml.driver() if isinstance(device, CudaDevice) else None
+
+
+def open_sets(device: Device[Any], sharings: Sequence[Sharing]) -> ProcessSets:
+    """A process for every worker of every sharing; they are starting, not ready."""
+    from eclip.devices.cuda.device import CudaDevice
+    from eclip.devices.cuda.processes import ProcessSets, host_of
+
+    if not isinstance(device, CudaDevice):
+        raise DeviceError("only a GPU runs workers in processes of their own")
+    try:
+        from eclip.frontends.served import ENTRY
+    except ModuleNotFoundError as error:
+        raise DeviceError(f"the package {error.name} is missing; see `eclip doctor`") from None
+    return ProcessSets(host_of(device), ENTRY, sharings, wait=False)
+
+
+@contextmanager
+def _open_session(
+    device: Device[Any], plan: Plan, profiles: Sequence[Profile], sources: Sequence[Any]
+) -> Iterator[Session]:
+    """A plan on the device; one whose workers take turns runs in processes on a GPU."""
+    from eclip.devices.cuda.device import CudaDevice
+    from eclip.runtime.program import lower
+
+    if plan.turns and isinstance(device, CudaDevice):
+        from eclip.devices.cuda.processes import Sharing
+
+        with open_sets(device, [Sharing(plan)]) as sets:
+            sets.wait()
+            yield sets.sessions[0]
+    else:
+        with device.open(lower(plan, [one.trace for one in profiles]), sources) as session:
+            yield session
 
 
 def _is_file_name(name: str) -> bool:

@@ -26,7 +26,7 @@ OBJECTIVES: dict[str, Callable[[Trial], float]] = {
 FAIRNESS_FLOOR = 0.7
 
 _SHARES = (0.5, 0.625, 0.75, 0.875)  # of the slices, for everybody
-_STRETCHES = (1.25, 1.5, 1.75, 2.0)  # of the right size
+_STRETCHES = (1.0, 1.25, 1.5, 1.75, 2.0)  # of the right size
 _NEIGHBOURS_FROM = 0.6  # of the trials are spread out, the others near the best
 _STEP = 3  # slices that a neighbour may differ by
 _DRAWS = 64  # for a placement that was not tried; a small device has few
@@ -71,10 +71,12 @@ class StaticMasks:
         while self._grid and self._proposed <= self._spread_out:
             if self._is_new(homes := self._grid.pop(0)):
                 return homes
-        near = best is not None and self._proposed > self._spread_out
+        if best is not None and self._proposed > self._spread_out:
+            for _ in range(_DRAWS):
+                if self._is_new(homes := self._neighbour(best)):
+                    return homes
         for _ in range(_DRAWS):
-            homes = self._neighbour(best) if near and best is not None else self._anywhere()
-            if self._is_new(homes):
+            if self._is_new(homes := self._anywhere()):
                 return homes
         return None
 
@@ -140,5 +142,3 @@ def masks_setting(plan: Plan) -> str:
     units = "+".join(str(plan.topology.units_of(mask)) for mask in masks)
     apart = sum(len(mask) for mask in masks) == len({index for mask in masks for index in mask})
     return f"{units} {plan.topology.unit_name}s, {'disjoint' if apart else 'overlapping'}"
-
-

@@ -1,0 +1,429 @@
+"""A contest: the policies of one mix on one device, run in turns under identical arrivals.
+
+Whatever several policies need is made once: the device, its captures, the rates alone, the
+sessions. Swept policies (MPS shares, static masks) try their settings in short runs first, and the
+best one enters. What was measured stays in the contest whatever happens later, so that an interrupt
+or a failure costs only what had not run yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from eclip.calibration import Calibration
+from eclip.cli import wiring
+from eclip.comparison import Trial, trial_of
+from eclip.devices.base import Closing, Window
+from eclip.errors import EclipError, UsageError, unknown_name
+from eclip.measures import measure
+from eclip.mix import Mix
+from eclip.plan import Plan
+from eclip.profile import Profile
+from eclip.runlog import RunLog
+from eclip.topology import Topology
+
+if TYPE_CHECKING:
+    from eclip.devices.base import Device, Session
+    from eclip.devices.cuda.processes import ProcessSession, ProcessSets, Sharing
+    from eclip.devices.load import Load
+    from eclip.planning.policies import PolicyOptions
+
+# Baselines first, each before what it is a baseline for.
+SWEPT = ("mps", "masks")
+PROCESSES = ("timeslice", "mps", "mps-model")  # on a GPU
+_ORDER = ("shared", "priority", *PROCESSES, "model", "masks", "kernel", "eclip")
+_TRIAL_WARMUP_S = 0.05
+_FEWEST_PER_WORKER = 0.1  # of all requests: a p99 of a few requests says nothing
+_ROOM = 1.1  # so that chance, and requests unfinished at the end, leave at least as many as asked
+
+
+@dataclass(frozen=True)
+class ContestOptions:
+    repeats: int = 1
+    trials: int = 24  # of static masks
+    trial_seconds: float = 0.3
+    objective: str = "throughput"  # what the best setting of a swept policy is best at
+    fairness_floor: float = 0.7  # that it must hold
+    processes: int = 30  # at most so many at once; the MPS sweep is thinned to fit
+    load_part: float | None = None  # Poisson at this part of the closed-loop rates under shared
+    requests: int = 2000  # of all workers in all repeats, where load_part is given
+    reopen: bool = False  # open every session anew for every run
+
+    def __post_init__(self) -> None:
+        from eclip.planning.sweep import OBJECTIVES
+
+        if min(self.repeats, self.trials, self.processes, self.requests) < 1:
+            raise UsageError("repeats, trials, processes and requests start at 1")
+        if not 0 < self.trial_seconds <= 60:
+            raise UsageError("a trial takes above 0 and at most 60 s")
+        if self.objective not in OBJECTIVES:
+            raise unknown_name("objective", self.objective, OBJECTIVES)
+        if not 0 <= self.fairness_floor <= 1:
+            raise UsageError(f"the fairness floor is 0 to 1, not {self.fairness_floor:g}")
+        if self.load_part is not None and not 0 < self.load_part <= 10:
+            raise UsageError(f"the load is a part of a rate, such as 0.6, not {self.load_part:g}")
+
+
+def known_policies() -> list[str]:
+    """Every name that a comparison understands, in the order in which they run."""
+    from eclip.planning.policies import POLICIES
+
+    return [*_ORDER, *(name for name in POLICIES if name not in _ORDER)]
+
+
+@dataclass
+class Entrant:
+    """A policy with its plan, how its session is opened, and the logs of its runs."""
+
+    plan: Plan
+    open: Callable[[], contextlib.AbstractContextManager[Session]]
+    setting: str = ""
+    trials: tuple[Trial, ...] = ()
+    logs: list[RunLog] = field(default_factory=list)
+
+    @property
+    def policy(self) -> str:
+        return self.plan.policy
+
+
+@dataclass(frozen=True)
+class _Started:
+    """Processes that were started together, and whose they are."""
+
+    sets: ProcessSets
+    sessions: dict[str, list[ProcessSession]]
+
+
+class Contest:
+    def __init__(
+        self,
+        mix: Mix,
+        topology: Topology,
+        calibration: Calibration,
+        profiles: tuple[Profile, ...],
+        policy_options: PolicyOptions,
+        run_options: wiring.RunOptions,
+        options: ContestOptions,
+        progress: wiring.Progress,
+    ) -> None:
+        if options.load_part is not None and (
+            run_options.arrivals is not None
+            or any(worker.rate_rps is not None for worker in mix.workers)
+        ):
+            raise UsageError("--load draws the arrivals; leave --arrivals and rates (@rps) out")
+        self.mix = mix
+        self.profiles = profiles
+        self.entrants: list[Entrant] = []
+        self.left_out: dict[str, str] = {}  # by policy: why
+        self.alone_rps: tuple[float, ...] = ()
+        self.driver: str | None = None
+        self._topology = topology
+        self._calibration = calibration
+        self._policy_options = policy_options
+        self._run = run_options
+        self._options = options
+        self._progress = progress
+        self._strict = False
+        self._done = 0
+        self._total = 1
+        self._device: Device[Any]
+        self._sources: Sequence[Any] = ()
+
+    @property
+    def measured(self) -> list[Entrant]:
+        return [entrant for entrant in self.entrants if entrant.logs]
+
+    def hold(self, policies: Sequence[str] | None, plans: Mapping[str, Plan]) -> None:
+        """Run these policies, or all of them if None, and these plans under their names.
+
+        Where all are wanted, one that cannot run here is left out; one that was named must run.
+        """
+        self._strict = policies is not None
+        names = self._choose(known_policies() if policies is None else policies)
+        for name, plan in plans.items():
+            if [(one.name, one.key) for one in plan.mix.workers] != [
+                (one.name, one.key) for one in self.mix.workers
+            ]:
+                raise UsageError(f"the plan {name} is for {plan.mix.name}, not {self.mix.name}")
+        self._count(names, len(plans))
+        with contextlib.ExitStack() as stack:
+            self._device = wiring.make_device(
+                self._topology, self._calibration, self._run, self._report
+            )
+            if isinstance(self._device, Closing):
+                stack.enter_context(self._device)
+            self.driver = wiring.driver_of(self._device)
+            started = self._start_processes(names, stack)
+            self._sources = wiring.find_sources(self.profiles, self._run)
+            self._enter_all(names, plans, started, stack)
+            self._run_rounds()
+
+    # Who takes part
+
+    def _choose(self, names: Iterable[str]) -> list[str]:
+        """Without those that mean nothing on this device."""
+        chosen = []
+        for name in names:
+            if self._run.device == "sim" and name in ("mps", "mps-model"):
+                self._leave_out(name, UsageError("the simulator has no processes to run under MPS"))
+            elif self._run.device == "sim" and name == "priority" and not self._strict:
+                self._leave_out(name, UsageError("the simulator does not know stream priorities"))
+            else:
+                chosen.append(name)
+        return chosen
+
+    def _leave_out(self, policy: str, error: EclipError) -> None:
+        if self._strict:
+            raise type(error)(f"{policy}: {error}")
+        self.left_out[policy] = str(error)
+
+    def _start_processes(self, names: Sequence[str], stack: contextlib.ExitStack) -> list[_Started]:
+        """The processes of these policies, not waited for yet.
+
+        All that run under MPS have one daemon, so that one of them failing takes the others along.
+        """
+        if self._run.device == "sim":
+            return []
+        started = []
+        others = sum(name in names for name in PROCESSES if name != "mps")
+        for group in (PROCESSES[:1], PROCESSES[1:]):
+            sharings = {name: self._sharings(name, others) for name in group if name in names}
+            if not sharings:
+                continue
+            with self._or_leave_out(*sharings):
+                every = [one for mine in sharings.values() for one in mine]
+                sets = wiring.open_sets(self._device, every)
+                stack.callback(sets.close)
+                sessions = iter(sets.sessions)
+                mine = {name: [next(sessions) for _ in part] for name, part in sharings.items()}
+                started.append(_Started(sets, mine))
+        return started
+
+    def _sharings(self, name: str, others: int) -> list[Sharing]:
+        from eclip.devices.cuda.mps import MOST_CLIENTS, equal_shares
+        from eclip.devices.cuda.processes import Sharing, mps_sharing, shares_of
+
+        if name == "timeslice":
+            return [Sharing(self._plan("timeslice"))]
+        shared = self._plan("shared")
+        if name == "mps-model":
+            return [mps_sharing(shared, shares_of(self._plan("model")), policy="mps-model")]
+        workers = len(self.mix.workers)
+        # The others have a set each, and one of them is under MPS, too.
+        sets = min(self._options.processes // workers - others, MOST_CLIENTS // workers - 1)
+        shares = equal_shares(workers, max(1, sets))
+        return [mps_sharing(shared, (share,) * workers) for share in shares]
+
+    def _enter_all(
+        self,
+        names: Sequence[str],
+        plans: Mapping[str, Plan],
+        started: Sequence[_Started],
+        stack: contextlib.ExitStack,
+    ) -> None:
+        from eclip.devices.alone import alone_rates
+
+        made: dict[str, Plan] = {}
+        sessions = {name: mine for one in started for name, mine in one.sessions.items()}
+        for name in names:
+            if name not in (*sessions, *self.left_out, "masks"):
+                with self._or_leave_out(name):
+                    made[name] = self._plan(name)
+        for name, plan in plans.items():
+            made[name] = msgspec.structs.replace(plan, policy=name)
+        for one in started:
+            with self._or_leave_out(*one.sessions):
+                one.sets.wait()
+        self.alone_rps = alone_rates(self._device, self.profiles, self._sources)
+        plain = self._plain_trial() if self._options.objective == "energy" else None
+        for name in [*names, *plans]:
+            with self._or_leave_out(name):
+                if name in made:
+                    self.entrants.append(self._entrant(made[name], stack))
+                elif name == "masks":
+                    self.entrants.append(self._sweep_masks(plain, stack))
+                elif name not in self.left_out:
+                    self.entrants.append(self._sweep_processes(sessions[name], plain))
+        if not self.entrants:
+            raise UsageError(
+                "no policy is left to run: "
+                + "; ".join(f"{name}: {why}" for name, why in self.left_out.items())
+            )
+
+    @contextlib.contextmanager
+    def _or_leave_out(self, *policies: str) -> Iterator[None]:
+        try:
+            yield
+        except EclipError as error:
+            for policy in policies:
+                self._leave_out(policy, error)
+
+    def _plan(self, policy: str) -> Plan:
+        return wiring.make_plan(
+            policy, self.mix, self._topology, self.profiles, self._policy_options
+        )
+
+    def _entrant(self, plan: Plan, stack: contextlib.ExitStack, **known: Any) -> Entrant:
+        if self._options.reopen:
+            self._open(plan).close()  # what cannot be opened must not wait for its turn
+            return Entrant(plan, lambda: self._open(plan), **known)
+        session = stack.enter_context(self._open(plan))
+        return Entrant(plan, lambda: contextlib.nullcontext(session), **known)
+
+    def _open(self, plan: Plan) -> Session:
+        from eclip.runtime.program import lower
+
+        program = lower(plan, [profile.trace for profile in self.profiles])
+        return self._device.open(program, self._sources)
+
+    # Trials
+
+    def _try(self, session: Session, setting: str) -> Trial:
+        from eclip.devices.load import load_of_mix
+
+        seconds = self._options.trial_seconds
+        load = load_of_mix(self.mix, seconds, _TRIAL_WARMUP_S, self._run.seed)
+        window = Window(seconds=seconds, warmup_seconds=_TRIAL_WARMUP_S, trace_ms=0.0)
+        log = session.run(load, window, self.alone_rps)
+        self._step()
+        return trial_of(setting, measure(log))
+
+    def _plain_trial(self) -> Trial:
+        with self._open(self._plan("shared")) as session:
+            return self._try(session, "shared")
+
+    def _best(self, trials: Sequence[Trial], plain: Trial | None) -> int:
+        from eclip.planning.sweep import best_trial
+
+        return best_trial(trials, self._options.objective, self._options.fairness_floor, plain)
+
+    def _sweep_masks(self, plain: Trial | None, stack: contextlib.ExitStack) -> Entrant:
+        from eclip.planning.problem import Problem
+        from eclip.planning.sweep import Homes, StaticMasks, masks_setting
+
+        problem = Problem(self.mix, self._topology, self.profiles)
+        masks = StaticMasks(problem, self._options.trials, self._run.seed)
+        tried: list[Homes] = []
+        trials: list[Trial] = []
+        for _ in range(self._options.trials):
+            homes = masks.propose(tried[self._best(trials, plain)] if tried else None)
+            if homes is None:
+                break
+            plan = masks.plan(homes)
+            with self._open(plan) as session:
+                trials.append(self._try(session, masks_setting(plan)))
+            tried.append(homes)
+        best = self._best(trials, plain)
+        return self._entrant(
+            masks.plan(tried[best]), stack, setting=trials[best].setting, trials=tuple(trials)
+        )
+
+    def _sweep_processes(self, sessions: Sequence[ProcessSession], plain: Trial | None) -> Entrant:
+        """The best of these sets of processes; the others leave."""
+        trials: list[Trial] = []
+        if len(sessions) > 1:
+            trials = [self._try(session, session.sharing.label) for session in sessions]
+        best = self._best(trials, plain) if trials else 0
+        losers = [session for session in sessions if session is not sessions[best]]
+        for session in losers:
+            session.dismiss()
+        for session in losers:
+            session.close()
+        sharing, winner = sessions[best].sharing, sessions[best]
+        return Entrant(
+            sharing.plan,
+            lambda: contextlib.nullcontext(winner),
+            setting="" if sharing.shares is None else sharing.label,
+            trials=tuple(trials),
+        )
+
+    # The rounds
+
+    def _run_rounds(self) -> None:
+        from eclip.devices.rounds import rotation
+
+        load_of, window = self._arrivals()
+        repeats = self._options.repeats
+        for repeat, index in rotation(len(self.entrants), repeats):
+            entrant = self.entrants[index]
+            if entrant.policy in self.left_out:
+                continue
+            # Recording kernels takes a run of its own on a GPU; one a policy is enough.
+            traced = window if repeat == repeats - 1 else dataclasses.replace(window, trace_ms=0.0)
+            with self._or_leave_out(entrant.policy), entrant.open() as session:
+                entrant.logs.append(session.run(load_of(repeat), traced, self.alone_rps))
+            self._step()
+        if not self.measured:
+            raise UsageError(f"nothing could run: {'; '.join(self.left_out.values())}")
+
+    def _arrivals(self) -> tuple[Callable[[int], Load], Window]:
+        """The load of every repeat, the same for all policies, and the window it is for."""
+        from eclip.devices.load import load_of_csv, load_of_mix
+
+        window, seed = self._run.window, self._run.seed
+        if self._run.arrivals is not None:
+            names = [worker.name for worker in self.mix.workers]
+            replayed = load_of_csv(self._run.arrivals, names, seed)
+            return lambda repeat: replayed, window
+        mix, label = self.mix, None
+        part = self._options.load_part
+        if part is not None:
+            rates = [part * rate for rate in self._rates_under_shared()]
+            mix = msgspec.structs.replace(
+                mix,
+                workers=tuple(
+                    msgspec.structs.replace(worker, rate_rps=rate)
+                    for worker, rate in zip(mix.workers, rates, strict=True)
+                ),
+            )
+            label = f"Poisson at {part:.0%} of the closed-loop rates under shared"
+            seconds = long_enough(rates, self._options.requests) / self._options.repeats
+            window = dataclasses.replace(
+                window, seconds=seconds, trace_ms=min(window.trace_ms, 1000 * seconds)
+            )
+
+        def load_of(repeat: int) -> Load:
+            load = load_of_mix(mix, window.seconds, window.warmup_seconds, seed + repeat)
+            return load if label is None else dataclasses.replace(load, label=label)
+
+        return load_of, window
+
+    def _rates_under_shared(self) -> list[float]:
+        from eclip.devices.load import load_of_mix
+
+        window = dataclasses.replace(self._run.window, trace_ms=0.0)
+        load = load_of_mix(self.mix, window.seconds, window.warmup_seconds, self._run.seed)
+        with self._open(self._plan("shared")) as session:
+            workers = measure(session.run(load, window, self.alone_rps)).workers
+        idle = [worker.name for worker in workers if worker.requests == 0]
+        if idle:
+            raise UsageError(
+                f"{', '.join(idle)} completed no request under shared in {window.seconds:g} s; "
+                f"give more --seconds"
+            )
+        return [worker.rate_rps for worker in workers]
+
+    # Progress
+
+    def _count(self, names: Sequence[str], plans: int) -> None:
+        """How many runs there will be, about."""
+        trials = self._options.trials if "masks" in names else 0
+        self._total = trials + (len(names) + plans) * self._options.repeats
+
+    def _step(self) -> None:
+        self._done += 1
+        self._report(0.0)
+
+    def _report(self, part: float) -> None:
+        self._progress(min(1.0, (self._done + part) / self._total))
+
+
+def long_enough(rates: Sequence[float], requests: int) -> float:
+    """Seconds for so many requests of all workers, and a tenth as many of the slowest one."""
+    return _ROOM * max(requests / sum(rates), _FEWEST_PER_WORKER * requests / min(rates))

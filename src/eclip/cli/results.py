@@ -1,0 +1,56 @@
+"""``eclip results``: what accumulated in a results file, as tables."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from eclip import store
+from eclip.cli import screen
+from eclip.cli.options import JsonOption
+from eclip.errors import ArtefactError
+
+
+def results(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A results file.")],
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    into: Annotated[
+        Path | None,
+        typer.Option("--into", help="Replace the marked section of this document by the tables."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the comparisons that `eclip compare --results FILE` added, mix by mix and as means."""
+    comparisons = store.load_results(file)
+    if not comparisons:
+        raise ArtefactError(f"{file} has no comparisons in it; add one: eclip compare --results")
+    if as_json:
+        screen.print_json(comparisons)
+        return
+    from eclip.report import results as drawn
+
+    if into is not None:
+        document = _read(into)
+        try:
+            text = drawn.replace_section(document, drawn.markdown(comparisons))
+        except ValueError as error:
+            raise ArtefactError(f"{into}: {error}; add both marks where tables belong") from None
+        store.save_export(into, text.encode(), drawn.BEGIN.encode())
+        screen.out.print(f"Tables of {len(comparisons)} comparisons are in {into}.")
+    elif as_markdown:
+        sys.stdout.write(drawn.markdown(comparisons) + "\n")
+    else:
+        for table in drawn.tables(comparisons):
+            screen.print_table(table.title, table.columns, table.rows, names=2)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ArtefactError(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ArtefactError(f"{path} is not a text file: {error}") from None
