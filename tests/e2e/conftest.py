@@ -1,9 +1,12 @@
-"""Run logs for the report in a browser."""
+"""The command line in a folder of its own, and run logs for the report in a browser."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from commands import Cli
 from eclip.profile import Profile
 from eclip.runlog import RunLog
 from logs import make_log, make_mix, make_profile
@@ -24,3 +27,9 @@ def report_logs() -> list[RunLog]:
 def report_profiles(report_logs: list[RunLog]) -> dict[str, Profile]:
     worker = report_logs[0].plan.mix.workers[0]
     return {worker.key: make_profile(worker.model)}
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    monkeypatch.chdir(tmp_path)
+    return Cli(monkeypatch, capsys)

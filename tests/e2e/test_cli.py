@@ -10,57 +10,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 
-from eclip.cli import main
-
-
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def data(self) -> Any:
-        return json.loads(self.out)
-
-
-class Cli:
-    """Runs ``eclip`` in this process, in a folder of its own."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self.monkeypatch = monkeypatch
-        self.capsys = capsys
-
-    def __call__(self, *arguments: object) -> Outcome:
-        self.monkeypatch.setattr(sys, "argv", ["eclip", *map(str, arguments)])
-        self.capsys.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            main()
-        captured = self.capsys.readouterr()
-        assert stop.value.code is None or isinstance(stop.value.code, int)
-        return Outcome(stop.value.code or 0, captured.out, captured.err)
-
-
-@pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    monkeypatch.chdir(tmp_path)
-    return Cli(monkeypatch, capsys)
-
-
-def assert_refused(outcome: Outcome, *words: str, code: int = 2) -> None:
-    """One line for a person that names the fault, the right exit code, nothing on stdout."""
-    assert outcome.code == code
-    assert outcome.out == ""
-    assert "Traceback" not in outcome.err
-    lines = [line for line in outcome.err.splitlines() if line.strip()]
-    assert len(lines) == 1
-    assert lines[0].startswith("eclip: ")
-    for word in words:
-        assert word in lines[0]
-
+from commands import Cli, assert_refused
 
 # The main paths
 
@@ -70,12 +23,12 @@ def assert_refused(outcome: Outcome, *words: str, code: int = 2) -> None:
 def test_paper_mixes_compare_under_all_policies(cli: Cli, number: int, topology: str) -> None:
     outcome = cli(
         "compare", f"paper/{number}", "--policies", "all", "--topology", topology,
-        "--seconds", 0.5, "--json",
+        "--seconds", 0.5, "--trials", 4, "--json",
     )  # fmt: skip
     assert outcome.code == 0
     assert outcome.data["modelled"] is True
     by_policy = {one["policy"]: one for one in outcome.data["policies"]}
-    assert list(by_policy) == ["shared", "timeslice", "model", "kernel", "eclip"]
+    assert list(by_policy) == ["shared", "timeslice", "model", "masks", "kernel", "eclip"]
     for one in by_policy.values():
         assert one["stp"] > 0
         assert 0 < one["fairness"] <= 1

@@ -1,0 +1,160 @@
+"""``eclip compare`` in rounds, with results that accumulate, and ``eclip results``."""
+
+from __future__ import annotations
+
+import json
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from commands import Cli, assert_refused
+from eclip import store
+from eclip.report.results import BEGIN, END
+
+QUICK = ("--seconds", 0.1, "--trials", 4, "--trial-seconds", 0.05)
+
+
+def test_rounds_are_summed_up_and_added_to_the_results(cli: Cli) -> None:
+    command = ("compare", "alexnet:8,vgg19:8", *QUICK, "--repeats", 3, "--results", "r.jsonl")
+    outcome = cli(*command, "--json")
+    assert outcome.code == 0
+    shown = outcome.data["comparison"]
+    (stored,) = store.load_results(Path("r.jsonl"))
+    assert (stored.mix, stored.repeats, stored.modelled) == ("alexnet:8,vgg19:8", 3, True)
+    assert stored.command.startswith("eclip compare alexnet:8,vgg19:8 --seconds 0.1")
+    assert [entry.policy for entry in stored.entries] == [
+        entry["policy"] for entry in shown["entries"]
+    ]
+    assert set(json.dumps(shown["left_out"]).split('"')) & {
+        "mps: the simulator has no processes to run under MPS"
+    }
+    for entry in stored.entries:
+        assert len(entry.runs) == 3
+        mean = statistics.fmean(run.stp for run in entry.runs)
+        assert entry.together.stp == pytest.approx(mean, rel=1e-3)
+        assert entry.together.seconds == pytest.approx(0.3)
+    masks = stored.entry("masks")
+    assert masks is not None and masks.setting in [trial.setting for trial in masks.trials]
+
+    printed = cli(*command)
+    assert "3 rounds in rotated order" in printed.out
+    assert "median" in printed.out and masks.setting in printed.out
+    assert len(store.load_results(Path("r.jsonl"))) == 2
+
+
+def test_one_round_is_what_it_was(cli: Cli) -> None:
+    command = ("compare", "alexnet,vgg19", "--policies", "shared,eclip", "--seconds", 0.2)
+    printed = cli(*command)
+    assert printed.code == 0
+    assert "rotated" not in printed.out and "median" not in printed.out
+    assert len(cli(*command, "--json").data["policies"]) == 2
+
+
+def test_tail_latency_under_a_part_of_the_load(cli: Cli) -> None:
+    outcome = cli(
+        "compare", "alexnet:8,vgg19:8", "--policies", "shared,model", "--load", 0.6,
+        "--requests", 500, "--seconds", 0.3, "--repeats", 2, "--results", "r.jsonl",
+    )  # fmt: skip
+    assert outcome.code == 0
+    assert "Poisson at 60% of the closed-loop rates under shared" in outcome.out
+    assert "p99 of all runs together" in outcome.out
+    (stored,) = store.load_results(Path("r.jsonl"))
+    assert stored.load_part == 0.6
+    for entry in stored.entries:
+        assert 500 <= sum(entry.together.requests) <= 620
+        assert min(entry.together.requests) >= 50
+    drawn = cli("results", "r.jsonl", "--markdown")
+    assert "### Latency (modelled" in drawn.out
+
+
+def test_plan_of_a_file_takes_part(cli: Cli) -> None:
+    cli("plan", "alexnet,vgg19", "--policy", "model", "-o", "mine.json")
+    outcome = cli(
+        "compare", "alexnet,vgg19", "--policies", "shared,model", "--plan", "mine.json",
+        "--plan", "twin=mine.json", "--seconds", 0.1, "--json", "-o", "out",
+    )  # fmt: skip
+    entries = {one["policy"]: one for one in outcome.data["comparison"]["entries"]}
+    assert list(entries) == ["shared", "model", "mine", "twin"]
+    assert entries["mine"]["plan"] == entries["model"]["plan"] != entries["shared"]["plan"]
+    assert Path("out/twin.plan.json").exists()
+    assert_refused(cli("compare", "alexnet", "--plan", "mine.json"), "mine", "alexnet,vgg19")
+    for wrong in ("shared=mine.json", "../x=mine.json", "=mine.json"):
+        refused = cli("compare", "alexnet,vgg19", "--plan", wrong)
+        assert_refused(refused, "NAME=mine.json")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--repeats", "0"),
+        ("--load", "0"),
+        ("--load", "0.5", "--arrivals", "a.csv"),
+        ("--objective", "speed"),
+        ("--policies", "shared,mps"),
+        ("--results", "missing/r.jsonl"),
+        ("--trials", "0"),
+        ("--plan", "nowhere.json"),
+    ],
+)
+def test_wrong_options_are_one_line(cli: Cli, arguments: tuple[str, ...]) -> None:
+    assert_refused(cli("compare", "alexnet:8", "--seconds", 0.1, *arguments))
+
+
+def test_load_needs_workers_without_rates(cli: Cli) -> None:
+    assert_refused(cli("compare", "alexnet@100rps", "--load", 0.5), "--load")
+
+
+def test_damaged_results_are_refused_before_anything_runs(cli: Cli) -> None:
+    Path("thesis.txt").write_text("years of work")
+    began = time.monotonic()
+    command = ("compare", "paper/3", "--seconds", 1000)
+    assert_refused(cli(*command, "--results", "thesis.txt"), "thesis.txt line 1")
+    assert time.monotonic() - began < 20
+    assert Path("thesis.txt").read_text() == "years of work"
+    assert_refused(cli("results", "thesis.txt"), "thesis.txt line 1")
+    Path("empty.jsonl").write_text("")
+    assert_refused(cli("results", "empty.jsonl"), "no comparisons")
+    assert_refused(cli("results", "nowhere.jsonl"), "nowhere.jsonl")
+
+
+def test_results_are_drawn_into_a_document(cli: Cli) -> None:
+    cli("compare", "alexnet", "--policies", "shared", "--seconds", 0.1, "--results", "r.jsonl")
+    document = Path("page.md")
+    document.write_text(f"# Mine\n\n{BEGIN}\n{END}\n\nThe end.\n")
+    assert cli("results", "r.jsonl", "--into", "page.md").code == 0
+    text = document.read_text()
+    assert text.startswith("# Mine\n") and text.endswith("The end.\n")
+    assert "| alexnet | shared |" in text
+    assert cli("results", "r.jsonl", "--markdown").out.strip() in text
+    assert cli("results", "r.jsonl", "--json").data[0]["mix"] == "alexnet"
+    assert "shared" in cli("results", "r.jsonl").out
+    assert "shared" in cli("inspect", "r.jsonl").out  # one line is an artefact like any other
+    document.write_text("no marks here")
+    assert_refused(cli("results", "r.jsonl", "--into", "page.md"), "page.md")
+    assert document.read_text() == "no marks here"
+
+
+def test_interrupt_between_rounds_keeps_what_was_measured(tmp_path: Path, cli: Cli) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "eclip", "compare", "alexnet:8", "--policies", "shared,model",
+         "--seconds", "0.2", "--repeats", "1000000", "--results", "r.jsonl", "--json"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    time.sleep(8)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.strip().splitlines()[-1].startswith("eclip: interrupted")
+    (stored,) = store.load_results(tmp_path / "r.jsonl")
+    done = [len(entry.runs) for entry in stored.entries]
+    assert min(done) >= 1 and max(done) - min(done) <= 1 and stored.repeats == 1000000
+    assert json.loads(out)["comparison"]["mix"] == "alexnet:8"
