@@ -14,7 +14,8 @@ import pytest
 from eclip import store
 from eclip.calibration import Calibration
 from eclip.cli import wiring
-from eclip.cli.contest import Contest, ContestOptions, known_policies, long_enough
+from eclip.cli.contest import Contest, long_enough
+from eclip.cli.contest_options import ContestOptions, known_policies
 from eclip.devices.base import Window
 from eclip.devices.cuda.processes import Host, ProcessSets, Sharing
 from eclip.devices.rounds import rotation
@@ -54,6 +55,7 @@ class Stage:
         self.loads: list[Any] = []
         self.windows: list[Window] = []
         self.opened: list[str] = []
+        self.refuse: Sequence[int] = ()  # which openings of a policy fail, counted from 1
         self.fail: dict[str, BaseException] = {}  # by policy, from its second run on
         self.counter = SteadyCounter()
         monkeypatch.setattr(wiring, "make_device", lambda *_: StagedDevice(self))
@@ -95,6 +97,8 @@ class StagedDevice(SimDevice):
     def open(self, program: Any, sources: Any) -> Any:
         if len(program.plan.workers) > 1:
             self.stage.opened.append(program.plan.policy)
+            if self.stage.opened.count(program.plan.policy) in self.stage.refuse:
+                raise DeviceError("clusters do not fit")
         return StagedSession(self.stage, super().open(program, sources), program.plan)
 
 
@@ -207,6 +211,17 @@ def test_best_of_the_masks_tried_enters(stage: Stage) -> None:
     assert masks.setting == best.setting
     assert "SMs" in masks.setting
     assert masks.plan.policy == "masks"
+
+
+def test_masks_that_do_not_fit_are_passed_over(stage: Stage) -> None:
+    stage.refuse = (1, 3)
+    contest = stage.contest(trials=5)
+    contest.hold(["masks"], {})
+    assert len(contest.entrants[0].trials) == 3
+    stage.opened.clear()
+    stage.refuse = range(1, 100)
+    with pytest.raises(DeviceError, match="masks: clusters do not fit"):
+        stage.contest(trials=5).hold(["masks"], {})
 
 
 def test_plan_from_a_file_takes_part_under_its_name(stage: Stage) -> None:

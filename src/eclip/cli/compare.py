@@ -15,7 +15,8 @@ import typer
 
 from eclip import __version__, store
 from eclip.cli import report, screen, wiring
-from eclip.cli.contest import Contest, ContestOptions, known_policies
+from eclip.cli.contest import Contest
+from eclip.cli.contest_options import ContestOptions, known_policies
 from eclip.cli.options import (
     ArrivalsOption,
     CalibrationOption,

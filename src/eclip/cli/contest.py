@@ -18,9 +18,10 @@ import msgspec
 
 from eclip.calibration import Calibration
 from eclip.cli import wiring
+from eclip.cli.contest_options import PROCESSES, ContestOptions, known_policies
 from eclip.comparison import Trial, trial_of
 from eclip.devices.base import Closing, Window
-from eclip.errors import EclipError, UsageError, unknown_name
+from eclip.errors import EclipError, UsageError
 from eclip.measures import measure
 from eclip.mix import Mix
 from eclip.plan import Plan
@@ -34,47 +35,9 @@ if TYPE_CHECKING:
     from eclip.devices.load import Load
     from eclip.planning.policies import PolicyOptions
 
-# Baselines first, each before what it is a baseline for.
-SWEPT = ("mps", "masks")
-PROCESSES = ("timeslice", "mps", "mps-model")  # on a GPU
-_ORDER = ("shared", "priority", *PROCESSES, "model", "masks", "kernel", "eclip")
 _TRIAL_WARMUP_S = 0.05
 _FEWEST_PER_WORKER = 0.1  # of all requests: a p99 of a few requests says nothing
 _ROOM = 1.1  # so that chance, and requests unfinished at the end, leave at least as many as asked
-
-
-@dataclass(frozen=True)
-class ContestOptions:
-    repeats: int = 1
-    trials: int = 24  # of static masks
-    trial_seconds: float = 0.3
-    objective: str = "throughput"  # what the best setting of a swept policy is best at
-    fairness_floor: float = 0.7  # that it must hold
-    processes: int = 30  # at most so many at once; the MPS sweep is thinned to fit
-    load_part: float | None = None  # Poisson at this part of the closed-loop rates under shared
-    requests: int = 2000  # of all workers in all repeats, where load_part is given
-    reopen: bool = False  # open every session anew for every run
-
-    def __post_init__(self) -> None:
-        from eclip.planning.sweep import OBJECTIVES
-
-        if min(self.repeats, self.trials, self.processes, self.requests) < 1:
-            raise UsageError("repeats, trials, processes and requests start at 1")
-        if not 0 < self.trial_seconds <= 60:
-            raise UsageError("a trial takes above 0 and at most 60 s")
-        if self.objective not in OBJECTIVES:
-            raise unknown_name("objective", self.objective, OBJECTIVES)
-        if not 0 <= self.fairness_floor <= 1:
-            raise UsageError(f"the fairness floor is 0 to 1, not {self.fairness_floor:g}")
-        if self.load_part is not None and not 0 < self.load_part <= 10:
-            raise UsageError(f"the load is a part of a rate, such as 0.6, not {self.load_part:g}")
-
-
-def known_policies() -> list[str]:
-    """Every name that a comparison understands, in the order in which they run."""
-    from eclip.planning.policies import POLICIES
-
-    return [*_ORDER, *(name for name in POLICIES if name not in _ORDER)]
 
 
 @dataclass
@@ -311,14 +274,22 @@ class Contest:
         masks = StaticMasks(problem, self._options.trials, self._run.seed)
         tried: list[Homes] = []
         trials: list[Trial] = []
+        refused: EclipError | None = None
         for _ in range(self._options.trials):
             homes = masks.propose(tried[self._best(trials, plain)] if tried else None)
             if homes is None:
                 break
             plan = masks.plan(homes)
-            with self._open(plan) as session:
+            try:
+                opened = self._open(plan)
+            except EclipError as error:  # such as a kernel whose clusters do not fit these slices
+                refused = error
+                continue
+            with opened as session:
                 trials.append(self._try(session, masks_setting(plan)))
             tried.append(homes)
+        if refused is not None and not tried:
+            raise refused
         best = self._best(trials, plain)
         return self._entrant(
             masks.plan(tried[best]), stack, setting=trials[best].setting, trials=tuple(trials)

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from eclip.cli import compare, report, screen, wiring
-from eclip.cli.contest import Contest, ContestOptions
+from eclip.cli.contest import Contest
+from eclip.cli.contest_options import ContestOptions
 from eclip.cli.options import DeviceOption, GpuOption, JsonOption, SeedOption, TopologyOption
 from eclip.mix import parse_mix
 

@@ -23,7 +23,6 @@ OBJECTIVES: dict[str, Callable[[Trial], float]] = {
     "throughput": lambda trial: trial.stp,
     "energy": lambda trial: trial.efficiency_per_kj,
 }
-FAIRNESS_FLOOR = 0.7
 
 _SHARES = (0.5, 0.625, 0.75, 0.875)  # of the slices, for everybody
 _STRETCHES = (1.0, 1.25, 1.5, 1.75, 2.0)  # of the right size
