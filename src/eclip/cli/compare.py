@@ -107,7 +107,10 @@ def run_policies(
         screen.warn("timeslice is left out: on a GPU it needs one process per model")
     found = wiring.find_profiles(wanted, device, constants, folders)
     with screen.progress_bar(f"comparing {wanted.name}") as progress:
-        plans = [wiring.make_plan(name, wanted, device, found, policy_options) for name in names]
+        plans = [
+            wiring.make_plan(name, wanted, device, found, constants, policy_options)
+            for name in names
+        ]
         logs = wiring.run_plans(plans, found, constants, options, progress)
     for warning in dict.fromkeys(warning for log in logs for warning in log.warnings):
         screen.warn(warning)

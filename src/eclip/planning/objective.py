@@ -87,6 +87,9 @@ class Objective:
         return max(self.least_fairness, min(plain.fairness - 0.05, 0.9))
 
 
+THROUGHPUT = Objective()
+
+
 def _weighted(ratios: Sequence[float], weights: Sequence[float]) -> float:
     if not weights:
         return sum(ratios)

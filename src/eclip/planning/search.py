@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from eclip.plan import Plan, unpartitioned
-from eclip.planning.objective import Objective, Score
+from eclip.planning.objective import THROUGHPUT, Objective, Score
 from eclip.planning.placement import Home, Placer
 from eclip.planning.problem import Problem
 
@@ -24,6 +24,7 @@ Evaluate = Callable[[Sequence[Plan]], list[Score]]
 Homes = tuple[Home, ...]
 
 DEFAULT_SECONDS = 20.0
+MOST_SECONDS = 3600.0
 _BATCH = 32
 _PARENTS = 24
 _PRICES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
@@ -44,6 +45,7 @@ class Found:
 
     candidates: tuple[Candidate, ...]
     plain: Score
+    batches: int
     evaluated: int
     frontier: tuple[tuple[float, float], ...]  # (STP, efficiency) that nothing else beats in both
 
@@ -66,19 +68,20 @@ class Found:
 def search(
     problem: Problem,
     evaluate: Evaluate,
-    objective: Objective | None = None,
+    objective: Objective = THROUGHPUT,
     *,
     seconds: float = DEFAULT_SECONDS,
     batches: int | None = None,
     seed: int = 0,
+    switch_ns: float = 0.0,
     progress: Callable[[float], None] = lambda _: None,
 ) -> Found:
     """Search for so many seconds, or exactly so many batches of candidates."""
-    objective = objective or Objective()
     objective.check(len(problem.profiles))
     deadline = time.monotonic() + seconds
     (plain,) = evaluate([unpartitioned(problem.topology, problem.profiles, problem.mix)])
-    hunt = _Hunt(problem, evaluate, objective, plain, np.random.default_rng(seed))
+    placer = Placer(problem, switch_ns)
+    hunt = _Hunt(placer, evaluate, objective, plain, np.random.default_rng(seed))
     hunt.try_all(_starts(len(problem.profiles), hunt.placer.slices))
     done = 0
     while True:
@@ -94,19 +97,19 @@ def search(
         if not hunt.try_all(hunt.children()):
             break  # everything there is was tried
         done += 1
-    return hunt.found()
+    return hunt.found(done)
 
 
 class _Hunt:
     def __init__(
         self,
-        problem: Problem,
+        placer: Placer,
         evaluate: Evaluate,
         objective: Objective,
         plain: Score,
         random: np.random.Generator,
     ) -> None:
-        self.placer = Placer(problem)
+        self.placer = placer
         self._evaluate = evaluate
         self._objective = objective
         self._plain = plain
@@ -164,14 +167,14 @@ class _Hunt:
             home, price=float(random.choice(_PRICES)), switch_max=max(home.switch_max, 4)
         )
 
-    def found(self) -> Found:
+    def found(self, batches: int) -> Found:
         everything = sorted(self._known.values(), key=lambda one: -one.value)
         frontier: list[tuple[float, float]] = []
         points = sorted({(one.score.stp, one.score.efficiency) for one in everything}, reverse=True)
         for stp, efficiency in points:
             if not frontier or efficiency > frontier[-1][1]:
                 frontier.append((stp, efficiency))
-        return Found(tuple(everything), self._plain, len(everything), tuple(frontier))
+        return Found(tuple(everything), self._plain, batches, len(everything), tuple(frontier))
 
 
 def _starts(workers: int, slices: int) -> list[Homes]:

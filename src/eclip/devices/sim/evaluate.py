@@ -37,19 +37,26 @@ class Evaluator:
         self._profiles = profiles
         self._tables = KernelTables(profiles, calibration)
         self._alone_rps = alone_rates(SimDevice(topology, calibration), profiles, profiles)
-        self._load = Load(label="closed loop", seed=0, arrivals=(CLOSED_LOOP,) * len(profiles))
         self._window_ns = _REQUESTS * 1e9 / min(self._alone_rps)
 
-    def __call__(self, plans: Sequence[Plan]) -> list[Score]:
+    def __call__(self, plans: Sequence[Plan], active: tuple[int, ...] | None = None) -> list[Score]:
+        """What plans give, all workers or these; a score has an entry for each of them."""
+        chosen = tuple(range(len(self._profiles))) if active is None else active
         # Compiled code holds no GIL, so threads do.
         with ThreadPoolExecutor(os.cpu_count()) as threads:
-            return list(threads.map(self._score, plans))
+            return list(threads.map(lambda plan: self._score(plan, chosen), plans))
 
-    def _score(self, plan: Plan) -> Score:
+    def _score(self, plan: Plan, active: tuple[int, ...]) -> Score:
+        nothing = np.empty(0, dtype=np.int64)
+        load = Load(
+            label="closed loop",
+            seed=0,
+            arrivals=tuple(CLOSED_LOOP if w in active else nothing for w in plan.everyone),
+        )
         program = Program(plan, routes_of(plan))
-        machine = build_machine(program, self._tables, self._load, 0)
+        machine = build_machine(program, self._tables, load, 0)
         begin_ns = -_WARMUP * self._window_ns
-        state = initial_state(machine, plan, self._load, begin_ns, self._profiles)
+        state = initial_state(machine, plan, load, begin_ns, self._profiles)
         rows = []
         while core.advance(machine, state, self._window_ns, True) == core.BUFFER_FULL:
             rows.append(state.request_rows[: state.clock[0]["requests"]].copy())
@@ -59,13 +66,12 @@ class Evaluator:
         seconds = self._window_ns / 1e9
         return Score(
             ratios=tuple(
-                float(worker["kernels"]) / planned.kernels / seconds / alone
-                for worker, planned, alone in zip(
-                    state.workers, plan.workers, self._alone_rps, strict=True
-                )
+                float(state.workers[worker]["kernels"])
+                / (plan.workers[worker].kernels * seconds * self._alone_rps[worker])
+                for worker in active
             ),
             power_w=float(state.clock[0]["energy_nj"]) / self._window_ns,
-            p99_ms=tuple(_p99_ms(requests[requests[:, 0] == worker]) for worker in plan.everyone),
+            p99_ms=tuple(_p99_ms(requests[requests[:, 0] == worker]) for worker in active),
         )
 
 
