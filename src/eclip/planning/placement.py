@@ -3,8 +3,8 @@
 A worker has a home slice from which its lanes grow in one direction, a largest size, a price for
 units and a budget of switches. Given these, the dynamic programme finds the assignment of kernels
 to sizes with the least cost, where a kernel of t ns on n of N units costs t·(1 + price·n/N): time
-plus what the units it holds are worth to others; a switch costs its time. Where the lanes lie does not change that, so
-routes are kept by (worker, largest size, price, budget).
+plus what the units it holds are worth to others; a switch costs its time. Where the lanes lie does
+not change that, so routes are kept by (worker, largest size, price, budget).
 """
 
 from __future__ import annotations
