@@ -6,6 +6,7 @@
     ├── MismatchError           artefacts, or an artefact and a device, that do not fit
     ├── PlanningError           no plan satisfies what was asked
     └── DeviceError             a device that cannot do what was asked of it
+        └── ArenaError          a variable-output stage that found no room for what it wrote
 
 A message says what is wrong and what to do next. The command line prints it after ``eclip:`` and
 exits with the class's code; no traceback reaches a person for anything below EclipError.
@@ -36,6 +37,18 @@ class PlanningError(EclipError):
 
 class DeviceError(EclipError):
     exit_code = 1
+
+
+class ArenaError(DeviceError):
+    """Nothing was cut off: the request failed, and these are the numbers."""
+
+    def __init__(self, stage: str, needed: int, words: int) -> None:
+        super().__init__(
+            f"{stage} needed {needed} words of overflow space and its arena has {words}; give it a "
+            f"larger arena or capacity"
+        )
+        self.needed = needed
+        self.words = words
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> UsageError:

@@ -1,0 +1,1 @@
+"""Variable-output kernels: data-dependent lengths in static plans, never cut off."""
