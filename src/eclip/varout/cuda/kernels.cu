@@ -26,6 +26,7 @@ typedef long long i64;
 
 enum { COUNT, CONSUMED, PRODUCED, EPOCH, TICKET, FINISHED, BARRIER, LONGEST, SUM };
 enum { THREADS = 256, WARPS = THREADS / 32, ITEMS = 16, TILE = THREADS * ITEMS };
+static_assert(ITEMS * WARPS % 32 == 0, "a warp scans the rows of a tile in equal parts");
 enum { EVERYTHING, WINDOW, WINDOW_KEEP, REST };  // what a consumer takes
 
 extern "C" __device__ void cudaGraphSetConditional(u64 handle, u32 value);
