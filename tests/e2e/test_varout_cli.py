@@ -97,7 +97,9 @@ def test_estimate_chooses_and_keeps_the_distribution(cli: Cli) -> None:
     assert {one["mechanism"] for one in found["each"]} == {"spill", "maximum"}
     assert store.load(Path("l.json"), Lengths).longest == 90000
     assert cli.data("estimate", "l.json", "--mechanisms", "spill")["best"]["expected"] > 0
-    assert "capacity" in cli("estimate", "l.json", "--machine", "imagine")
+    assert "at most 5120" in cli("estimate", "l.json", "--machine", "imagine", code=2)
+    Path("short.txt").write_text("100 200 3000")
+    assert "capacity" in cli("estimate", "short.txt", "--machine", "imagine")
 
 
 @pytest.mark.parametrize(
@@ -145,3 +147,22 @@ def test_new_artefacts_are_inspected(cli: Cli, monkeypatch: pytest.MonkeyPatch) 
     for name in store.builtin_names(Machine):
         inspect.show(store.load_builtin(Machine, name), as_json=False)
     inspect.show(Lengths(values=(1, 9), times=(3, 1)), as_json=False)
+
+
+def test_annotate_writes_expected_and_tail_times(cli: Cli) -> None:
+    from eclip.frontends.synthetic import synthetic_profile
+    from eclip.profile import Profile
+    from eclip.topology import Topology
+
+    store.save(synthetic_profile(0, 6, store.load_builtin(Topology, "h200")), Path("p.json"))
+    Path("l.txt").write_text("100 " * 50 + "90000")
+    text = cli(
+        "annotate", "p.json", "--lengths", "l.txt", "--kernels", "1,2", "--capacity", 1000,
+        "-o", "q.json",
+    )  # fmt: skip
+    assert "p99 ms" in text
+    made = store.load(Path("q.json"), Profile)
+    assert [one.kernel for one in made.trace.lengths] == [1, 2]
+    assert "unknown mechanism" in cli(
+        "annotate", "p.json", "--lengths", "l.txt", "--mechanism", "hope", "-o", "r.json", code=2
+    )

@@ -46,4 +46,8 @@ ToleranceOption = Annotated[
     float,
     typer.Option("--tolerance", help="model, kernel: slowdown that still counts as right-sized."),
 ]
+TailOption = Annotated[
+    bool,
+    typer.Option("--tail", help="Take variable-output kernels at their p99 times, not expected."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]

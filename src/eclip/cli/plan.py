@@ -15,6 +15,7 @@ from eclip.cli.options import (
     MixArgument,
     ProfilesOption,
     SwitchMaxOption,
+    TailOption,
     ToleranceOption,
     TopologyOption,
 )
@@ -34,6 +35,7 @@ def plan(
     profiles: ProfilesOption = None,
     switch_max: SwitchMaxOption = 14,
     tolerance: ToleranceOption = 0.05,
+    tail: TailOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Decide which lane every kernel of a mix takes, and write the plan."""
@@ -42,7 +44,7 @@ def plan(
     wanted = parse_mix(mix)
     device = wiring.find_topology(topology)
     constants = wiring.find_calibration(calibration, device)
-    found = wiring.find_profiles(wanted, device, constants, profiles or [])
+    found = wiring.find_profiles(wanted, device, constants, profiles or [], tail)
     options = PolicyOptions(switch_max=switch_max, tolerance=tolerance)
     with screen.progress_bar(f"planning {wanted.name}"):
         made = wiring.make_plan(policy, wanted, device, found, options)

@@ -155,6 +155,58 @@ def measure(
     screen.out.print(f"Machine: {out}")
 
 
+@app.command()
+def annotate(
+    file: Annotated[Path, typer.Argument(metavar="PROFILE", help="A measured profile.")],
+    lengths: Annotated[
+        Path, typer.Option("--lengths", help="Lengths seen: a lengths file or one a line.")
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Where to write the profile.")],
+    mechanism: Annotated[str, typer.Option("--mechanism", help="Of the stage.")] = "swap",
+    capacity: Annotated[int, typer.Option("--capacity", min=1, help="Of the stage.")] = 1,
+    profiled_length: Annotated[
+        int | None,
+        typer.Option("--profiled-length", min=0, help="When it was measured; default: the mean."),
+    ] = None,
+    kernels: Annotated[
+        str | None,
+        typer.Option("--kernels", help="Positions; default: the stage kernels it finds."),
+    ] = None,
+    machine: MachineOption = "h200",
+) -> None:
+    """Give a profile the length distribution of its stage, and expected and tail times with it."""
+    from eclip.profile import Profile
+    from eclip.varout.estimate import CHOICES
+    from eclip.varout.mechanisms import Mechanism
+    from eclip.varout.profiles import annotate as annotated
+
+    if mechanism not in [one.value for one in CHOICES]:
+        raise unknown_name("mechanism", mechanism, [one.value for one in CHOICES])
+    places = None if kernels is None else [round(number) for number in _numbers(kernels)]
+    seen = _read_lengths(lengths)
+    profile = annotated(
+        store.load(file, Profile),
+        seen,
+        find_machine(machine),
+        Mechanism(mechanism),
+        capacity,
+        round(seen.mean) if profiled_length is None else profiled_length,
+        places,
+    )
+    store.save(profile, out)
+    at_tail = profile.at_tail()
+    screen.print_table(
+        f"{profile.key} with its lengths",
+        ["units", "expected ms", "p99 ms"],
+        (
+            [str(size), f"{expected / 1e6:.3f}", f"{tail / 1e6:.3f}"]
+            for size, expected, tail in zip(
+                profile.sizes, profile.request_ns, at_tail.request_ns, strict=True
+            )
+        ),
+    )
+
+
 def find_machine(name: str) -> Machine:
     """A built-in machine by name, or one from a file."""
     if name in store.builtin_names(Machine) or not ("/" in name or name.endswith(".json")):
@@ -181,7 +233,7 @@ def _numbers(text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise UsageError(f"--ratios takes numbers with commas between them, not {text!r}") from None
+        raise UsageError(f"numbers with commas between them are needed, not {text!r}") from None
 
 
 def _print_growth(growth: Growth) -> None:

@@ -77,6 +77,14 @@ def candidates(lengths: Lengths) -> list[int]:
     return [int(capacity) for capacity in np.unique(np.concatenate(tried))]
 
 
+def _check_bound(lengths: Lengths, inputs: int, largest_ratio: float | None) -> None:
+    if largest_ratio is not None and lengths.longest > largest_ratio * inputs:
+        raise UsageError(
+            f"a length of {lengths.longest} was seen, but {inputs} inputs give at most "
+            f"{largest_ratio * inputs:g}"
+        )
+
+
 def _thinned(values: Array) -> Array:
     """At most so many of rising values, evenly, the last among them."""
     count = len(values)
@@ -89,11 +97,7 @@ def _gpu_choices(
 ) -> list[Choice]:
     values, weights = np.array(lengths.values), lengths.weights
     tail = lengths.quantile(TAIL)
-    if stage.largest_ratio is not None and lengths.longest > stage.largest_ratio * stage.inputs:
-        raise UsageError(
-            f"a length of {lengths.longest} was seen, but {stage.inputs} inputs give at most "
-            f"{stage.largest_ratio * stage.inputs:g}"
-        )
+    _check_bound(lengths, stage.inputs, stage.largest_ratio)
     found = []
     for mechanism in mechanisms:
         fixed = mechanism in (Mechanism.MAXIMUM, Mechanism.MERGE)  # no capacity to choose
@@ -123,6 +127,7 @@ def _stream_choices(
     machine: StreamProcessor, lengths: Lengths, mechanisms: Iterable[Mechanism]
 ) -> list[Choice]:
     """Lengths are words per ``machine.inputs`` inputs; the buffer stays as large as it is."""
+    _check_bound(lengths, machine.inputs, machine.largest_ratio)
     words = machine.allocated_ratio * machine.inputs
     ratios = np.array(lengths.values) / machine.inputs
     kept = _thinned(ratios)
