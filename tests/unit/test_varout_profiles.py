@@ -141,3 +141,11 @@ def test_lengths_and_tails_that_do_not_fit_are_refused(
     made = annotate(profile, lengths, machine, Mechanism.SWAP, CAPACITY, 5_000, [1])
     with pytest.raises(ValueError, match="tail_ns"):
         msgspec.structs.replace(made, tail_ns=made.tail_ns + made.tail_ns)
+
+
+def test_a_request_that_cannot_be_traced_is_shared_out_evenly() -> None:
+    from eclip.frontends.spans import even_shares
+
+    busy, gap, spread = even_shares([1000.0, 400.0, 1.0], 4)
+    assert busy.sum(axis=0).tolist() == [1000, 400, 4]  # every kernel is busy for a nanosecond
+    assert gap.sum() == spread.sum() == 0
