@@ -60,12 +60,14 @@ class GpuStage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     produce_ns: float  # per input
     write_ns: float  # per output, by the producer
     consume_ns: float  # per output, by the consumer
+    touch_ns: float  # per memory sector of the data that the consumer touches
     idle_ns: float  # per allocated word that stays empty
     spill_ns: float  # per word beyond the capacity, through the arena instead of the buffer
     spill_base_ns: float  # of a stage that could spill, whether it does or not
     guard_ns: float  # of a loop node that may not be entered
     round_ns: float  # of one turn of the loop, apart from its kernels' work
     resume_ns: float  # per input read again when a producer goes on at its cursor
+    double_round_ns: float  # of one turn whose producer and consumer run side by side
     overlap: float  # share of the shorter kernel that disappears beside the longer one
     resident_base_ns: float  # one kernel that holds both, apart from its work
     resident_switch_ns: float  # a barrier between its phases
@@ -73,6 +75,7 @@ class GpuStage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     merge_base_ns: float
     merge_produce_ns: float  # per input
     merge_consume_ns: float  # per output
+    merge_touch_ns: float  # per sector
 
     def __post_init__(self) -> None:
         _check_finite(self)
@@ -80,8 +83,6 @@ class GpuStage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError("inputs and word_bytes must be at least 1")
         if self.overlap > 1:
             raise ValueError("overlap must be at most 1")
-        if self.resident_slowdown <= 0:
-            raise ValueError("resident_slowdown must be more than 0")
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -176,6 +176,23 @@ def test_masked_select_is_torchs(device: CudaDevice, kind: str) -> None:
         assert torch.equal(found.result(), torch.masked_select(x, mask))
 
 
+def test_expand_is_repeat_interleave(device: CudaDevice) -> None:
+    from eclip import varout
+
+    for lengths in ([0], [5], [0, 100_000, 0], [3, 0, 1] * 500, [0] * 99 + [4097]):
+        given = torch.tensor(lengths, device="cuda")
+        wanted = torch.repeat_interleave(given)
+        found = varout.expand(given, capacity=100, arena_words=len(wanted))
+        assert torch.equal(found.result(), wanted)
+        got: list[Any] = []
+
+        def keep(which: Any, valid: Any, got: list[Any] = got) -> None:
+            got.append(which[valid].clone())
+
+        varout.expand(given, capacity=1024).each(keep)
+        assert torch.equal(torch.cat(got), wanted)
+
+
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 1000])
 def test_nms_is_torchvisions(device: CudaDevice, count: int) -> None:
     from eclip import varout

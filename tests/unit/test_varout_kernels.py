@@ -215,3 +215,30 @@ def test_routing(kernels: Emulated, tokens: int, experts: int, capacity: int) ->
             got[expert] += row[row >= 0].tolist()
     assert got == [pairs.tolist() for pairs in wanted]
     assert counts.tolist() == [len(pairs) for pairs in wanted]
+
+
+@pytest.mark.parametrize("capacity", [1, 7, 64, 500])
+@pytest.mark.parametrize("kind", ["empty", "mixed", "one endless", "all at the end"])
+def test_expansion_without_bound(kernels: Emulated, capacity: int, kind: str) -> None:
+    random = np.random.default_rng(capacity)
+    lengths = {
+        "empty": np.zeros(9, dtype=np.int64),
+        "mixed": random.integers(0, 6, 50),
+        "one endless": np.array([0, 0, 700, 0]),
+        "all at the end": np.array([0] * 40 + [2 * capacity + 1]),
+    }[kind]
+    if lengths.sum() > 60 * capacity:
+        lengths = lengths // 16
+    wanted = np.repeat(np.arange(len(lengths)), lengths)
+    ends, buffer, arena, state = np.cumsum(lengths), words(capacity), words(2000), words(16)
+
+    def fill(opens: int) -> None:
+        kernels("expand", 2, ends, len(ends), buffer, capacity, arena, 2000, state, opens)
+
+    fill(1)
+    assert state[COUNT] == len(wanted)
+    assert np.array_equal(np.concatenate([buffer, arena])[: len(wanted)], wanted)
+    got: list[int] = []
+    for _ in windows(kernels, state, capacity, lambda: fill(0)):
+        got += buffer[: min(capacity, int(state[COUNT] - state[CONSUMED]))].tolist()
+    assert got == wanted.tolist()

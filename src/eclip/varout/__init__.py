@@ -46,6 +46,19 @@ def masked_select(x: Any, mask: Any, capacity: int | None = None, arena_words: i
     return ops.masked_select(x, mask, capacity, arena_words)
 
 
+def expand(lengths: Any, capacity: int, arena_words: int = 0) -> Ragged:
+    """Every input's position as often as its length says, like ``torch.repeat_interleave``.
+
+    Nothing bounds the output: windows begin and end inside an input where they must.
+
+        copies = varout.expand(lengths, capacity=65536)
+        copies.each(lambda which, valid: work(tokens[which], valid))
+    """
+    from eclip.varout.cuda import ops
+
+    return ops.expand(lengths, capacity, arena_words)
+
+
 def nms(
     boxes: Any,
     scores: Any,
@@ -85,4 +98,4 @@ def route(logits: Any, choices: int, capacity: int) -> Routed:
 
 Body = Callable[[Any, Any], None]
 
-__all__ = ["masked_select", "nms", "nonzero", "route"]
+__all__ = ["expand", "masked_select", "nms", "nonzero", "route"]

@@ -21,6 +21,7 @@ from eclip.machine import GpuStage
 from eclip.varout.mechanisms import Mechanism
 
 Floats = npt.NDArray[np.float64]
+_SECTOR = 8  # words of 4 bytes in what memory moves at once
 
 
 def time_ns(stage: GpuStage, mechanism: Mechanism, capacity: int, length: int) -> float | None:
@@ -51,9 +52,18 @@ def buffer_bytes(stage: GpuStage, mechanism: Mechanism, capacity: int) -> int:
     return 0 if mechanism is Mechanism.MERGE else words * stage.word_bytes
 
 
+def _sectors(stage: GpuStage, length: Floats) -> Floats:
+    """Sectors of the data that hold at least one of so many outputs, spread evenly: the first
+    outputs touch a sector each, the last ones find theirs touched already."""
+    share = np.minimum(1.0, length / stage.inputs)
+    found: Floats = stage.inputs / _SECTOR * (1 - (1 - share) ** _SECTOR)
+    return found
+
+
 def _work(stage: GpuStage, length: Floats) -> Floats:
     """Of producer and consumer, each output written and read once."""
-    return stage.produce_ns * stage.inputs + (stage.write_ns + stage.consume_ns) * length
+    each = (stage.write_ns + stage.consume_ns) * length
+    return stage.produce_ns * stage.inputs + each + stage.touch_ns * _sectors(stage, length)
 
 
 def _exact(stage: GpuStage, capacity: float, length: Floats) -> Floats | None:
@@ -90,7 +100,7 @@ def _double(stage: GpuStage, half: float, first: float, length: Floats) -> Float
     """The first ``first`` words are produced before the loop; each turn drains what the last one
     filled while it fills up to ``half`` more; what is filled last is drained after the loop."""
     turns = np.maximum(0.0, np.ceil((length - first) / half))
-    base = 2 * stage.node_ns + stage.guard_ns + turns * stage.round_ns
+    base = 2 * stage.node_ns + stage.guard_ns + turns * stage.double_round_ns
     empty = stage.idle_ns * np.maximum(0.0, first - length)
     fill = stage.write_ns * half + stage.resume_ns * stage.inputs * half / np.maximum(length, 1.0)
     hidden = stage.overlap * turns * np.minimum(fill, stage.consume_ns * half)
@@ -115,7 +125,7 @@ def _resident(stage: GpuStage, capacity: float, length: Floats) -> Floats | None
 
 def _merge(stage: GpuStage, capacity: float, length: Floats) -> Floats | None:
     work = stage.merge_produce_ns * stage.inputs + stage.merge_consume_ns * length
-    return stage.merge_base_ns + work
+    return stage.merge_base_ns + work + stage.merge_touch_ns * _sectors(stage, length)
 
 
 _FORMS: dict[Mechanism, Callable[[GpuStage, float, Floats], Floats | None]] = {
@@ -142,13 +152,17 @@ class Sample:
 
 # What each group of samples settles, once what stands before it is known. The producer's time for
 # no output and the node's own cannot be told apart at one size, so ``node_ns`` is measured apart.
-_STEPS: tuple[tuple[Mechanism, tuple[str, ...]], ...] = (
-    (Mechanism.EXACT, ("produce_ns", "write_ns")),
-    (Mechanism.MAXIMUM, ("idle_ns",)),
-    (Mechanism.SPILL, ("spill_base_ns", "spill_ns")),
-    (Mechanism.SWAP, ("guard_ns", "round_ns", "resume_ns")),
-    (Mechanism.RESIDENT, ("resident_base_ns", "resident_switch_ns")),
-    (Mechanism.MERGE, ("merge_base_ns", "merge_consume_ns")),
+_STEPS: tuple[tuple[tuple[Mechanism, ...], tuple[str, ...]], ...] = (
+    ((Mechanism.EXACT,), ("produce_ns", "write_ns", "touch_ns")),
+    ((Mechanism.MAXIMUM,), ("idle_ns",)),
+    ((Mechanism.SPILL,), ("spill_base_ns", "spill_ns")),
+    ((Mechanism.SWAP,), ("guard_ns", "round_ns", "resume_ns")),
+    (
+        (Mechanism.DOUBLE_SYMMETRIC, Mechanism.DOUBLE_CONDITIONAL),
+        ("double_round_ns", "overlap"),
+    ),
+    ((Mechanism.RESIDENT,), ("resident_base_ns", "resident_switch_ns", "resident_slowdown")),
+    ((Mechanism.MERGE,), ("merge_base_ns", "merge_consume_ns", "merge_touch_ns")),
 )
 
 
@@ -165,35 +179,35 @@ def fit(
     ``consume_share`` is the consumer's part of the time per output; it matters only to what may
     overlap. Relative errors are minimised, so that short requests count as much as long ones.
     """
-    stage = GpuStage(
-        inputs=inputs, word_bytes=word_bytes, largest_ratio=largest_ratio, node_ns=node_ns,
-        produce_ns=0.0, write_ns=0.0, consume_ns=0.0, idle_ns=0.0, spill_ns=0.0,
-        spill_base_ns=0.0, guard_ns=0.0, round_ns=0.0, resume_ns=0.0, overlap=0.0,
-        resident_base_ns=0.0, resident_switch_ns=0.0, resident_slowdown=1.0,
-        merge_base_ns=0.0, merge_produce_ns=0.0, merge_consume_ns=0.0,
-    )  # fmt: skip
-    for mechanism, names in _STEPS:
-        mine = [sample for sample in samples if sample.mechanism is mechanism]
+    nothing: dict[str, float | None] = dict.fromkeys(GpuStage.__struct_fields__, 0.0)
+    known = {
+        "inputs": inputs,
+        "word_bytes": word_bytes,
+        "largest_ratio": largest_ratio,
+        "node_ns": node_ns,
+    }
+    stage = msgspec.convert(nothing | known, GpuStage)
+    for mechanisms, names in _STEPS:
+        mine = [sample for sample in samples if sample.mechanism in mechanisms]
         if len(mine) < len(names):
             raise UsageError(
-                f"{len(mine)} measured points of {mechanism.value} cannot settle {len(names)} "
+                f"{len(mine)} measured points of {mechanisms[0].value} cannot settle {len(names)} "
                 f"constants; measure more lengths"
             )
         stage = _settle(stage, mine, names)
-        if mechanism is Mechanism.EXACT:
-            per_output = stage.write_ns
+        if Mechanism.EXACT in mechanisms:
             stage = msgspec.structs.replace(
                 stage,
-                write_ns=per_output * (1 - consume_share),
-                consume_ns=per_output * consume_share,
+                write_ns=stage.write_ns * (1 - consume_share),
+                consume_ns=stage.write_ns * consume_share,
             )
-    return _settle_overlap(stage, samples)
+    return stage
 
 
 def _settle(stage: GpuStage, samples: Sequence[Sample], names: tuple[str, ...]) -> GpuStage:
-    """Least squares for some constants, which are not negative, with the others as they are."""
+    """Least squares for some constants within their bounds, with the others as they are."""
     free = list(names)
-    while True:
+    while free:
         base = [_predict(stage, one) for one in samples]
         columns = [
             [
@@ -204,25 +218,20 @@ def _settle(stage: GpuStage, samples: Sequence[Sample], names: tuple[str, ...]) 
         ]
         scale = 1 / np.array([one.time_ns for one in samples])
         matrix = np.array(columns).T * scale[:, None]
-        wanted = np.array([one.time_ns for one in samples]) * scale - np.array(base) * scale
+        wanted = 1 - np.array(base) * scale
         norms = np.linalg.norm(matrix, axis=0)
         norms[norms == 0] = 1
         found = np.linalg.lstsq(matrix / norms, wanted, rcond=None)[0] / norms
-        if (found >= 0).all():
-            values = dict(zip(free, found.tolist(), strict=True))
+        values = dict(zip(free, found.tolist(), strict=True))
+        # What is out of its bounds stays at the bound, and the others are settled again.
+        if values.get("overlap", 0.0) > 1:
+            stage = msgspec.structs.replace(stage, overlap=1.0)
+            free.remove("overlap")
+        elif (found < 0).any():
+            free.pop(int(np.argmin(found * norms)))
+        else:
             return msgspec.structs.replace(stage, **values)
-        free.pop(int(np.argmin(found * norms)))  # it stays 0; the others are settled again
-        if not free:
-            return stage
-
-
-def _settle_overlap(stage: GpuStage, samples: Sequence[Sample]) -> GpuStage:
-    doubled = (Mechanism.DOUBLE_SYMMETRIC, Mechanism.DOUBLE_CONDITIONAL)
-    mine = [one for one in samples if one.mechanism in doubled]
-    if not mine:
-        return stage
-    found = _settle(stage, mine, ("overlap",))
-    return msgspec.structs.replace(found, overlap=min(1.0, found.overlap))
+    return stage
 
 
 def _predict(stage: GpuStage, sample: Sample) -> float:

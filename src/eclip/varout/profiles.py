@@ -24,7 +24,7 @@ STAGE_KERNELS = frozenset(
     f"eclip_{name}"
     for name in (
         "select", "resume", "consume", "advance", "resident", "merged", "next", "overlaps",
-        "suppress", "route",
+        "suppress", "route", "expand",
     )
 )  # fmt: skip
 

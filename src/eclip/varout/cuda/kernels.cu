@@ -424,3 +424,31 @@ extern "C" __global__ void __launch_bounds__(THREADS) eclip_route(
         close_request(state, capacity);
     }
 }
+
+// Expansion, which nothing bounds: input i stands in the output as often as its length says.
+// `ends` are the sums of the lengths so far. Window by window, as CONSUMED says; a window may begin
+// and end inside an input.
+extern "C" __global__ void __launch_bounds__(THREADS) eclip_expand(
+    const i64* ends, u64 n, i64* buffer, u64 capacity, i64* arena, u64 arena_words, i64* state,
+    int opens
+) {
+    i64 count = n ? ends[n - 1] : 0, low = opens ? 0 : state[CONSUMED];
+    i64 room = (i64)(capacity + (opens ? arena_words : 0));
+    i64 high = count - low < room ? count : low + room;
+    for (i64 p = low + (i64)blockIdx.x * blockDim.x + threadIdx.x; p < high;
+         p += (i64)gridDim.x * blockDim.x) {
+        u64 first = 0, last = n - 1;  // the first input whose outputs reach beyond p
+        while (first < last) {
+            u64 middle = (first + last) / 2;
+            if (ends[middle] > p) last = middle;
+            else first = middle + 1;
+        }
+        u64 slot = (u64)(p - low);
+        if (slot < capacity) buffer[slot] = (i64)first;
+        else arena[slot - capacity] = (i64)first;
+    }
+    if (opens && is_last_block(state + FINISHED) && threadIdx.x == 0) {
+        state[COUNT] = count;
+        close_request(state, capacity);
+    }
+}

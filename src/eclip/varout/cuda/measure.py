@@ -21,8 +21,8 @@ from eclip.varout.gpu_model import Sample
 from eclip.varout.mechanisms import Mechanism
 
 REPEATS = 30
-_SHARES = (0.0, 0.01, 0.05, 0.2, 0.6, 1.0)  # lengths over inputs
-_CAPACITY_SHARES = (1 / 64, 1 / 16, 1 / 4)
+_SHARES = (0.0, 0.001, 0.01, 0.05, 0.2, 0.5, 1.0)  # lengths over inputs
+_CAPACITY_SHARES = (1 / 256, 1 / 64, 1 / 16, 1 / 4)
 
 
 def data_of(inputs: int, length: int, seed: int = 0) -> torch.Tensor:

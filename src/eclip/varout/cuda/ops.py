@@ -21,6 +21,7 @@ from eclip.varout.cuda.build import (
     PRODUCED,
     STATE_WORDS,
     Kernels,
+    blocks_for,
     kernels_for,
     pointer,
     real,
@@ -46,7 +47,7 @@ class Ragged:
         name: str,
         values: torch.Tensor,
         state: torch.Tensor,
-        largest: int,
+        largest: int | None,
         resume: Resume,
         kernels: Kernels,
         arena: torch.Tensor | None = None,
@@ -54,7 +55,7 @@ class Ragged:
     ) -> None:
         self.values = values
         self.capacity = int(values.shape[-1])
-        self.largest = largest  # the longest output there can be
+        self.largest = largest  # the longest output there can be; None: unbounded
         self.count = state[COUNT]
         self._name = name
         self._state = state
@@ -71,7 +72,7 @@ class Ragged:
     def each(self, body: Body) -> None:
         """Run ``body(values, valid)`` on every window of the output; at least once."""
         body(self._window(), self.valid())
-        if self.largest <= self.capacity:
+        if self.largest is not None and self.largest <= self.capacity:
             return
         stream = torch.cuda.current_stream().cuda_stream
         if not is_capturing(stream):
@@ -102,7 +103,7 @@ class Ragged:
         if int(self._state[CONSUMED].item()):
             raise UsageError(
                 f"the windows of {self._name} were consumed by each(), and its buffer holds the "
-                f"last; a plain result needs a capacity of {self.largest}, or no each()"
+                f"last; a plain result needs a larger capacity, or no each()"
             )
         values = self.values[: min(found, self.capacity)]
         if beyond > 0 and self._arena is not None:
@@ -196,6 +197,31 @@ def _select(
 
     kept = arena if arena_words else None
     return Ragged(name, values, state, inputs, resume, kernels, kept, unravel)
+
+
+def expand(lengths: torch.Tensor, capacity: int, arena_words: int) -> Ragged:
+    if lengths.dim() != 1 or lengths.is_floating_point() or not len(lengths):
+        raise UsageError("expand takes a flat tensor of whole numbers, at least one")
+    if capacity < 1:
+        raise UsageError(f"expand needs a capacity of at least 1, not {capacity}")
+    kernels = kernels_for(_compute(lengths), 4, True)
+    ends = lengths.to(torch.int64).clamp(min=0).cumsum(0)
+    fresh = {"dtype": torch.int64, "device": lengths.device}
+    values = torch.zeros(capacity, **fresh)
+    arena = torch.empty(max(1, arena_words), **fresh)
+    state = torch.zeros(STATE_WORDS, **fresh)
+
+    def fill(stream: Any, opens: bool = False) -> None:
+        kernels.launch(
+            "expand", stream, blocks_for(capacity + (arena_words if opens else 0)),
+            [pointer(ends.data_ptr()), word(len(ends)), pointer(values.data_ptr()),
+             word(capacity), pointer(arena.data_ptr()), word(arena_words),
+             pointer(state.data_ptr()), small(opens)],
+        )  # fmt: skip
+
+    fill(torch.cuda.current_stream().cuda_stream, opens=True)
+    kept = arena if arena_words else None
+    return Ragged("expand", values, state, None, fill, kernels, kept)
 
 
 def nms(
