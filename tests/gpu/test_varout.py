@@ -142,6 +142,39 @@ def test_a_stage_built_and_closed_many_times_leaks_nothing(
     assert after - before <= 8 << 20
 
 
+def test_a_drift_builds_another_stage_while_requests_go_on(device: CudaDevice) -> None:
+    from eclip import store
+    from eclip.lengths import lengths_of
+    from eclip.machine import Machine
+    from eclip.varout.cuda.adaptive import AdaptiveCompaction
+
+    machine = store.load_builtin(Machine, "h200")
+    x = data(1000, 0, 1 << 20)
+    y = torch.zeros_like(x)
+    with (
+        lane_of(device, masks(device)["half"]) as lane,
+        AdaptiveCompaction(
+            x, y, machine, lengths_of([1000] * 100), lane.stream, [Mechanism.SWAP], 1e-3, 0.05
+        ) as stage,
+    ):
+        before = stage.choice.capacity
+        variants = [data(length, length, 1 << 20) for length in (1000, 30_000, 40_000)]
+        for number in range(3000):
+            given = variants[0] if number < 100 else variants[1 + number % 2]
+            x.copy_(given)
+            y.fill_(-7)
+            torch.cuda.synchronize()
+            assert stage.request() == int(torch.count_nonzero(given))
+            if number % 50 == 0:
+                assert torch.equal(y, expected(x))
+            if stage.choice.capacity > before and number > 200:
+                break
+        assert stage.choice.capacity > before
+        assert "overflowed" in stage.replanned[0]
+        stage.request()
+        assert torch.equal(y, expected(x))
+
+
 # PyTorch operations
 
 
