@@ -245,7 +245,9 @@ def test_a_drift_changes_the_capacity_once_and_outside_the_request_path(h200: Ma
     assert choice.capacity > first.capacity
     assert "%" in why
     assert thread != threading.get_ident()
-    assert replanner.poll() is None  # what was adopted is what lengths are compared with now
+    # What was adopted is what lengths are compared with now.
+    assert watch.judge() is None
+    assert replanner.poll() is None
 
 
 def test_a_failing_choice_reaches_whoever_closes() -> None:

@@ -22,7 +22,7 @@ from simt import COMPILER, Emulated
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ to compile kernels for the CPU")
 
 TILE = 16 * 64  # inputs a block takes, with the emulation's 64 threads
-COUNT, CONSUMED = 0, 1
+COUNT, CONSUMED, EPOCH = 0, 1, 3
 EVERYTHING, WINDOW, WINDOW_KEEP, REST = range(4)
 MECHANISMS = [one for one in Mechanism if one is not Mechanism.EXACT]
 
@@ -131,6 +131,17 @@ def test_outputs_are_in_the_order_of_the_inputs(kernels: Emulated) -> None:
     stage.select(x, 700, len(x))
     got = np.concatenate([stage.buffer[:700], stage.arena[:1300]])
     assert np.array_equal(got, np.flatnonzero(x))
+
+
+def test_sums_carry_the_number_of_their_request(kernels: Emulated) -> None:
+    """So that a tile which runs early does not take the last request's sums for this one's."""
+    stage = Stage(kernels, 3 * TILE, 64, 0)
+    for request in range(4):
+        assert stage.state[EPOCH] == request
+        stage.select(data(3 * TILE, 100 + request, request), 64)
+        assert [int(one) >> 34 for one in stage.sums] == [request] * 3
+        assert [int(one) >> 32 & 3 for one in stage.sums] == [2] * 3  # all tiles up to it
+        assert int(stage.sums[-1]) & 0xFFFFFFFF == 100 + request
 
 
 def test_an_arena_that_is_too_small_is_not_written_beyond(kernels: Emulated) -> None:

@@ -13,6 +13,7 @@ import torch
 from eclip.devices.cuda.device import CudaDevice
 from eclip.devices.cuda.driver import call, cu
 from eclip.devices.cuda.graphs import Executable
+from eclip.errors import DeviceError
 from eclip.frontends.torch import libraries
 from eclip.machine import Machine
 from eclip.varout import gpu_model
@@ -66,7 +67,10 @@ def measure(
     known = max(1, length) if mechanism is Mechanism.EXACT else capacity
     stage = Compaction(x, y, mechanism, known, apply=apply)
     with built(stage, stream) as executable:
-        return Sample(mechanism, capacity, length, time_graph_ns(executable, stream))
+        found = time_graph_ns(executable, stream)
+    if stage.count() != length or not torch.equal(y != 0, x != 0):
+        raise DeviceError(f"{mechanism.value} gave a wrong result; its time means nothing")
+    return Sample(mechanism, capacity, length, found)
 
 
 def measure_machine(

@@ -87,7 +87,7 @@ class Ragged:
         pool = torch.cuda.MemPool()  # the body's own memory: nothing outside the loop may reuse it
         keep_alive(pool)
         with loop(stream, condition) as inner:
-            turned = torch.cuda.ExternalStream(inner, device=self.values.device)
+            turned = torch.cuda.ExternalStream(int(inner), device=self.values.device)
             with torch.cuda.stream(turned), torch.cuda.use_mem_pool(pool):
                 self._next(inner, condition, moves=True)
                 self._resume(inner)
