@@ -48,9 +48,11 @@ def compare(
     """Growth of the interval over exact allocation, by mechanism, against the actual A."""
     from eclip.varout import growth
 
-    names = machines or list(store.builtin_names(Machine))
     wanted = None if ratios is None else _numbers(ratios)
-    found = [growth.compare(find_machine(name), allocated, wanted) for name in names]
+    chosen = [find_machine(name) for name in machines or store.builtin_names(Machine)]
+    if not machines:
+        chosen.sort(key=lambda one: one.gpu is not None)  # the document's first
+    found = [growth.compare(one, allocated, wanted) for one in chosen]
     if report_file is not None:
         from eclip.report import growth as page
 

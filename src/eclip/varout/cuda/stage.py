@@ -33,6 +33,7 @@ from eclip.varout.cuda.build import (
 )
 from eclip.varout.mechanisms import Mechanism
 
+_MOST_BLOCKS = 2048  # of a producer that goes on: most tiles have nothing for its window
 DOUBLED = (Mechanism.DOUBLE_SYMMETRIC, Mechanism.DOUBLE_CONDITIONAL)
 
 
@@ -149,7 +150,7 @@ class Compaction:
 
     def _resume(self, stream: Any, window: int) -> None:
         self._launch(
-            "resume", stream, tiles_of(self.inputs),
+            "resume", stream, min(tiles_of(self.inputs), _MOST_BLOCKS),
             pointer(self.x.data_ptr()), pointer(0), word(self.inputs),
             pointer(self.buffer.data_ptr()), word(self.capacity), word(window),
             pointer(self.tiles.data_ptr()), pointer(self.state.data_ptr()),
