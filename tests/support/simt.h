@@ -1,11 +1,13 @@
-// CUDA kernels on a CPU, for tests: every thread of a block is a fiber, blocks run one after another.
-// Barriers and warp votes are waited for; shared memory is static, which is enough for one block at
-// a time. What it cannot show is blocks that wait for blocks begun later, and speed.
+// CUDA kernels on a CPU, for tests: every thread is a fiber, and all blocks of a launch run at once,
+// in an order that changes from turn to turn. A fiber gives way where threads wait: at barriers,
+// votes and sleeps. Shared memory is kept by block (simt.py rewrites its declarations). What it
+// cannot show is memory that is seen late, and speed.
 
 #include <ucontext.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -23,26 +25,43 @@ struct Barrier {
     unsigned turn = 0;
 };
 
+enum { MOST_BLOCKS = 64, STACK_BYTES = 1 << 16 };
+
 struct Block {
-    std::vector<ucontext_t> fibers;
-    std::vector<std::unique_ptr<char[]>> stacks;
-    std::vector<bool> done;
-    ucontext_t scheduler;
-    unsigned current = 0;
+    Index index;
     Barrier all, warps[32];
     unsigned long long votes[32][32];
-    std::function<void()> body;
 };
 
+struct Fiber {
+    ucontext_t context;
+    std::unique_ptr<char[]> stack;
+    Block* block;
+    unsigned thread;
+    bool done;
+};
+
+static ucontext_t scheduler;
+static Fiber* current;
 static Block* block;
+static Block* first_block;
+static std::function<void()> body;
 static Index threadIdx, blockIdx, gridDim, blockDim;
 static unsigned condition;
 
+static unsigned block_number() { return (unsigned)(block - first_block); }
+
+static void enter(Fiber* fiber) {
+    current = fiber;
+    block = fiber->block;
+    blockIdx = block->index;
+    threadIdx = {fiber->thread, 0, 0};
+}
+
 static void yield_fiber() {
-    unsigned mine = block->current;
-    swapcontext(&block->fibers[mine], &block->scheduler);
-    block->current = mine;
-    threadIdx = {mine, 0, 0};
+    Fiber* mine = current;
+    swapcontext(&mine->context, &scheduler);
+    enter(mine);
 }
 
 static void wait_at(Barrier& barrier) {
@@ -59,54 +78,63 @@ static void wait_at(Barrier& barrier) {
 }
 
 static void run_fiber() {
-    block->body();
-    unsigned mine = block->current;
-    block->done[mine] = true;
-    --block->all.expected;
-    --block->warps[mine / 32].expected;
-    swapcontext(&block->fibers[mine], &block->scheduler);
+    body();
+    current->done = true;
+    --current->block->all.expected;
+    --current->block->warps[current->thread / 32].expected;
+    swapcontext(&current->context, &scheduler);
 }
 
-static void launch(unsigned across, unsigned down, unsigned threads, std::function<void()> body) {
+static void launch(unsigned across, unsigned down, unsigned threads, std::function<void()> work) {
+    static unsigned seed = 1;
     gridDim = {across, down, 1};
     blockDim = {threads, 1, 1};
-    for (unsigned y = 0; y < down; ++y)
-        for (unsigned x = 0; x < across; ++x) {
-            Block here;
-            block = &here;
-            blockIdx = {x, y, 0};
-            here.body = body;
-            here.fibers.resize(threads);
-            here.done.assign(threads, false);
-            here.all.expected = threads;
+    body = work;
+    unsigned count = across * down;
+    if (count > MOST_BLOCKS) abort();
+    std::vector<Block> blocks(count);
+    std::vector<Fiber> fibers(count * threads);
+    first_block = blocks.data();
+    for (unsigned b = 0; b < count; ++b) {
+        blocks[b].index = {b % across, b / across, 0};
+        blocks[b].all.expected = threads;
+        for (unsigned t = 0; t < threads; ++t) {
+            Fiber& fiber = fibers[b * threads + t];
+            ++blocks[b].warps[t / 32].expected;
+            fiber.stack.reset(new char[STACK_BYTES]);
+            fiber.block = &blocks[b];
+            fiber.thread = t;
+            fiber.done = false;
+            getcontext(&fiber.context);
+            fiber.context.uc_stack.ss_sp = fiber.stack.get();
+            fiber.context.uc_stack.ss_size = STACK_BYTES;
+            makecontext(&fiber.context, run_fiber, 0);
+        }
+    }
+    for (bool left = true; left;) {
+        left = false;
+        seed = seed * 1664525 + 1013904223;
+        unsigned first = (seed >> 8) % count, step = seed >> 30 & 1 ? 1 : count - 1;
+        for (unsigned k = 0; k < count; ++k) {
+            unsigned b = (first + k * step) % count;
             for (unsigned t = 0; t < threads; ++t) {
-                ++here.warps[t / 32].expected;
-                here.stacks.emplace_back(new char[1 << 16]);
-                getcontext(&here.fibers[t]);
-                here.fibers[t].uc_stack.ss_sp = here.stacks[t].get();
-                here.fibers[t].uc_stack.ss_size = 1 << 16;
-                makecontext(&here.fibers[t], run_fiber, 0);
-            }
-            for (bool left = true; left;) {
-                left = false;
-                for (unsigned t = 0; t < threads; ++t)
-                    if (!here.done[t]) {
-                        left = true;
-                        here.current = t;
-                        threadIdx = {t, 0, 0};
-                        swapcontext(&here.scheduler, &here.fibers[t]);
-                    }
+                Fiber& fiber = fibers[b * threads + t];
+                if (fiber.done) continue;
+                left = true;
+                enter(&fiber);
+                swapcontext(&scheduler, &fiber.context);
             }
         }
+    }
 }
 
 #define __device__
 #define __global__
 #define __launch_bounds__(threads)
-#define __shared__ static
 
 static void __syncthreads() { wait_at(block->all); }
 static void __threadfence() {}
+static void __nanosleep(unsigned) { yield_fiber(); }
 
 // Every lane's value, once all lanes of the warp have given theirs.
 static std::vector<unsigned long long> exchange(unsigned long long value) {

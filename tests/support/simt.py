@@ -30,7 +30,8 @@ class Emulated:
         # Few threads keep it fast; the tile shrinks with them. Declared for device code only:
         text = text.replace("THREADS = 256", "THREADS = 64")
         text = re.sub(r'extern "C" __device__ void cudaGraphSetConditional.*\n', "", text)
-        text = re.sub(r"extern __shared__ (\w+) (\w+)\[\];", r"static \1 \2[4096];", text)
+        text = re.sub(r"extern __shared__ (\w+) (\w+)\[\];", r"__shared__ \1 \2[4096];", text)
+        text = re.sub(r"__shared__ (\w+) (\w+)(\[[^;]+\])?;", _by_block, text)
         calls = "\n".join(
             f'if (!strcmp(name, "{name}")) return launch(across, down, threads, [=] {{ {name}('
             + ", ".join(_argument(kind, index) for index, kind in enumerate(parameters))
@@ -69,6 +70,13 @@ class Emulated:
     @property
     def condition(self) -> bool:
         return bool(self._library.read_condition())
+
+
+def _by_block(declaration: re.Match[str]) -> str:
+    """Shared memory that is static in C++, one for every block."""
+    kind, name, size = declaration.groups()
+    held = f"static {kind} {name}_of[MOST_BLOCKS]{size or ''};"
+    return f"{held} auto& {name} = {name}_of[block_number()];"
 
 
 def _argument(parameter: str, index: int) -> str:

@@ -72,7 +72,7 @@ class Stage:
             self.kernels("merged", 3, x, self.inputs, x, y, self.state)
         elif mechanism is Mechanism.RESIDENT:
             self.kernels(
-                "resident", 1, x, 0, self.inputs, x, y, self.buffer, self.capacity, self.sums,
+                "resident", 3, x, 0, self.inputs, x, y, self.buffer, self.capacity, self.sums,
                 self.state,
             )  # fmt: skip
         elif mechanism is Mechanism.SWAP:
@@ -131,6 +131,14 @@ def test_outputs_are_in_the_order_of_the_inputs(kernels: Emulated) -> None:
     stage.select(x, 700, len(x))
     got = np.concatenate([stage.buffer[:700], stage.arena[:1300]])
     assert np.array_equal(got, np.flatnonzero(x))
+
+
+def test_tiles_look_back_further_than_a_warp(kernels: Emulated) -> None:
+    x = data(40 * TILE, 5000, 1)
+    stage = Stage(kernels, len(x), len(x), 0)
+    for _ in range(3):
+        stage.select(x, len(x))
+        assert np.array_equal(stage.buffer[:5000], np.flatnonzero(x))
 
 
 def test_sums_carry_the_number_of_their_request(kernels: Emulated) -> None:

@@ -280,8 +280,7 @@ __device__ inline void wait_for_all(i64* state, u64& turn) {
         __threadfence();
         atomicAdd((u64*)state + BARRIER, 1ull);
         u64 wanted = ++turn * gridDim.x;
-        while (*(volatile u64*)(state + BARRIER) < wanted) {
-        }
+        while (*(volatile u64*)(state + BARRIER) < wanted) __nanosleep(32);
         __threadfence();
     }
     __syncthreads();
