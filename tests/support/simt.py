@@ -19,10 +19,9 @@ _KERNEL = re.compile(
 
 
 class Emulated:
-    """The kernels of one source file. ``condition`` is what the last kernel to say so has set."""
+    """The kernels of one source. ``condition`` is what the last kernel to say so has set."""
 
-    def __init__(self, source: Path, folder: Path, options: Sequence[str] = ()) -> None:
-        text = source.read_text()
+    def __init__(self, text: str, folder: Path, options: Sequence[str] = ()) -> None:
         self.signatures = {
             name: [part.strip() for part in parameters.split(",")]
             for name, parameters in _KERNEL.findall(text)

@@ -7,15 +7,14 @@ order, loops while the condition holds.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-import eclip.varout
 from eclip.varout import reference_ops
+from eclip.varout.cuda import build
 from eclip.varout.mechanisms import Mechanism
 from simt import COMPILER, Emulated
 
@@ -29,8 +28,7 @@ MECHANISMS = [one for one in Mechanism if one is not Mechanism.EXACT]
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
-    source = Path(eclip.varout.__file__).parent / "cuda" / "kernels.cu"
-    return Emulated(source, tmp_path_factory.mktemp("kernels"))
+    return Emulated(build.source(), tmp_path_factory.mktemp("kernels"))
 
 
 def words(count: int) -> npt.NDArray[np.int64]:

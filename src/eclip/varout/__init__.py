@@ -8,7 +8,6 @@ once a request has completed. The models, the estimates and the reference need n
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -95,7 +94,5 @@ def route(logits: Any, choices: int, capacity: int) -> Routed:
 
     return ops.route(logits, choices, capacity)
 
-
-Body = Callable[[Any, Any], None]
 
 __all__ = ["expand", "masked_select", "nms", "nonzero", "route"]

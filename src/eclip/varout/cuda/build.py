@@ -15,7 +15,7 @@ from eclip.errors import DeviceError
 
 THREADS = 256
 TILE = 16 * THREADS
-# Words of a stage's state, as in kernels.cu.
+# Words of a stage's state, as in state.cu.
 COUNT, CONSUMED, PRODUCED = 0, 1, 2
 STATE_WORDS = 16
 EVERYTHING, WINDOW, WINDOW_KEEP, REST = range(4)
@@ -39,13 +39,20 @@ def real(value: float) -> tuple[float, Any]:
     return value, ctypes.c_float
 
 
+def source() -> str:
+    """All kernels, in one piece."""
+    folder = resources.files("eclip.varout.cuda")
+    return "\n".join(
+        (folder / f"{name}.cu").read_text() for name in ("state", "select", "operations")
+    )
+
+
 class Kernels:
     """One compiled variant; its library stays loaded as long as the process."""
 
     def __init__(self, compute: str, options: Sequence[str]) -> None:
-        source = (resources.files("eclip.varout.cuda") / "kernels.cu").read_bytes()
         target = f"compute_{compute.replace('.', '')}"
-        code = compile_source(source, "kernels.cu", target, options, ptx=True)
+        code = compile_source(source().encode(), "varout.cu", target, options, ptx=True)
         self._library = call(cu.cuLibraryLoadData, code, [], [], 0, [], [], 0)
 
     @functools.cache  # noqa: B019 (variants live as long as the process)
