@@ -113,7 +113,8 @@ def _double_symmetric(stage: GpuStage, capacity: float, length: Floats) -> Float
 
 
 def _double_conditional(stage: GpuStage, capacity: float, length: Floats) -> Floats | None:
-    return _double(stage, max(1.0, capacity // 2), capacity, length)
+    half = max(1.0, capacity // 2)
+    return _double(stage, half, 2 * half, length)
 
 
 def _resident(stage: GpuStage, capacity: float, length: Floats) -> Floats | None:

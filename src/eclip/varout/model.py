@@ -16,6 +16,8 @@ from eclip.errors import UsageError
 from eclip.machine import StreamProcessor
 from eclip.varout.mechanisms import Mechanism
 
+_ROUNDING = 1e-9  # relative; lengths are whole words, their ratios are not exact
+
 
 def interval(machine: StreamProcessor, mechanism: Mechanism, ratio: float) -> float | None:
     """Cycles of one iteration whose producer writes ``ratio`` words per input."""
@@ -31,6 +33,11 @@ def growth(machine: StreamProcessor, mechanism: Mechanism, ratio: float) -> floa
     mine = interval(machine, mechanism, ratio)
     exact = interval(machine, Mechanism.EXACT, ratio)
     return None if mine is None or exact is None else mine / exact - 1
+
+
+def _whole(parts: float) -> int:
+    """How many whole parts it takes; what is one too many by a rounding error is not."""
+    return math.ceil(parts * (1 - _ROUNDING))
 
 
 def _loop(machine: StreamProcessor, ratio: float, compute: float, extra_words: float) -> float:
@@ -60,7 +67,7 @@ def _maximum(machine: StreamProcessor, ratio: float) -> float | None:
     """The same buffer must hold the longest output, so strips are shorter and start-ups more."""
     if machine.largest_ratio is None:
         return None
-    strips = max(1, math.ceil(machine.largest_ratio / machine.allocated_ratio))
+    strips = max(1, _whole(machine.largest_ratio / machine.allocated_ratio))
     startups = machine.producer_startup + machine.consumer_startup
     compute = startups + (_produce(machine) + _consume(machine, ratio)) / strips
     words = machine.inputs * (1 + ratio * machine.consumer_ratio) / strips
@@ -68,7 +75,7 @@ def _maximum(machine: StreamProcessor, ratio: float) -> float | None:
 
 
 def _rounds(machine: StreamProcessor, ratio: float) -> int:
-    return max(1, math.ceil(ratio / machine.allocated_ratio))
+    return max(1, _whole(ratio / machine.allocated_ratio))
 
 
 def _swap(machine: StreamProcessor, ratio: float) -> float | None:
@@ -93,10 +100,10 @@ def _merge(machine: StreamProcessor, ratio: float) -> float | None:
 
 def _spill(machine: StreamProcessor, ratio: float) -> float | None:
     """Blocks of another stream leave while the producer waits, and return after the consumer."""
-    excess = (ratio - machine.allocated_ratio) * machine.inputs
-    if excess <= 0:
+    if _rounds(machine, ratio) == 1:
         return _exact(machine, ratio)
-    moved = math.ceil(excess / machine.spill_block) * machine.spill_block
+    excess = (ratio - machine.allocated_ratio) * machine.inputs
+    moved = _whole(excess / machine.spill_block) * machine.spill_block
     if moved > machine.spill_words:
         return None
     stall = 2 * moved / machine.words_per_cycle + machine.latency
@@ -106,10 +113,10 @@ def _spill(machine: StreamProcessor, ratio: float) -> float | None:
 def _double_symmetric(machine: StreamProcessor, ratio: float) -> float | None:
     half = machine.allocated_ratio * machine.inputs / 2
     total = ratio * machine.inputs
-    if total <= half:
+    halves = _whole(total / half)
+    if halves <= 1:
         return _exact(machine, ratio)
     fill, move = _half_times(machine, ratio, half)
-    halves = math.ceil(total / half)
     before_last = fill + (halves - 2) * max(fill, move)
     return _through_memory(machine, ratio, half, before_last)
 
@@ -117,10 +124,10 @@ def _double_symmetric(machine: StreamProcessor, ratio: float) -> float | None:
 def _double_conditional(machine: StreamProcessor, ratio: float) -> float | None:
     half = machine.allocated_ratio * machine.inputs / 2
     total = ratio * machine.inputs
-    if total <= 2 * half:
+    halves = _whole(total / half)
+    if halves <= 2:
         return _exact(machine, ratio)
     fill, move = _half_times(machine, ratio, half)
-    halves = math.ceil(total / half)
     # Both halves are full before the first leaves, which the producer must wait for.
     before_last = 2 * fill + move + (halves - 3) * max(fill, move)
     return _through_memory(machine, ratio, half, before_last)
@@ -138,7 +145,7 @@ def _through_memory(
     """An iteration whose stream goes to memory and back; the last half is filled from
     ``before_last`` on, counted from the end of the producer's start-up."""
     words = ratio * machine.inputs
-    halves = math.ceil(words / half)
+    halves = _whole(words / half)
     last = words - (halves - 1) * half
     _, move = _half_times(machine, ratio, half)
     last_fill = last * _produce(machine) / words

@@ -32,6 +32,7 @@ _PAUSE, _PRODUCE, _AWAIT, _CONSUME, _RELOAD, _END = range(6)
 # What a transfer of the memory's queue is for; 0 and 1 are writes of that half-buffer.
 _READ, _SPILLED, _RELOADED = 2, 4, 5  # reads into half-buffer b are _READ + b
 _NEVER = 1 << 62
+_SHORT = 20_000  # cycles
 _QUEUE = 64  # a strip has at most a few transfers waiting at once
 
 Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
@@ -60,24 +61,29 @@ def simulate(machine: StreamProcessor, mechanism: Mechanism, ratio: float) -> fl
     if mechanism is Mechanism.MERGE:
         one = ratio * loops[1] + loops[0]
         startups, loops = (max(startups), 0.0), (one * machine.merge_slowdown, 0.0)
-    cycles = sum(
-        _strip(
+
+    def run(ticks: int) -> float:
+        """One strip, in cycles, with a clock of so many ticks a cycle."""
+        done = _strip(
             _KINDS[mechanism],
             inputs,
             ratio,
-            machine.width / loops[0],
-            machine.width / loops[1] if loops[1] else _UNBOUNDED,
-            np.array([*startups, *change]),
+            machine.width / loops[0] / ticks,
+            (machine.width / loops[1] if loops[1] else _UNBOUNDED) / ticks,
+            np.array([*startups, *change]) * ticks,
             capacity,
             inputs * (1 + ratio * machine.consumer_ratio),
-            machine.latency,
-            machine.words_per_cycle,
+            machine.latency * ticks,
+            machine.words_per_cycle / ticks,
             float(machine.spill_words),
             float(machine.spill_block),
         )
-        for _ in range(strips)
-    )
-    return None if math.isinf(cycles) else cycles
+        return done / ticks
+
+    cycles = run(1)
+    if cycles < _SHORT:  # every wait is rounded up to a tick, which a short strip would feel
+        cycles = run(math.ceil(_SHORT / cycles))
+    return None if math.isinf(cycles) else strips * cycles
 
 
 @inlined
@@ -127,6 +133,7 @@ def _strip(
     while phase != _END or now < background_done:
         now += 1
         credit = words_per_cycle
+        budget = 1.0
         while credit > 0 and head < tail:
             step = min(credit, queue_left[head % _QUEUE])
             credit -= step
@@ -144,13 +151,13 @@ def _strip(
             elif use == _SPILLED:
                 room += words
                 spilling = False
+                budget = credit / words_per_cycle  # the producer waited until now
             else:
                 reload_done = now + late
         if background > 0:
             background -= credit
             if background <= 0:
                 background_done = now + late
-        budget = 1.0
         while budget > 1e-12 and phase != _END:
             if phase == _PAUSE:
                 step = min(budget, pause)
