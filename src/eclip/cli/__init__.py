@@ -24,6 +24,7 @@ from eclip.cli import (
     report,
     run,
     topology,
+    varout,
 )
 from eclip.errors import EclipError
 
@@ -51,6 +52,7 @@ COMMANDS = (
 for command in COMMANDS:
     name = command.__name__.rpartition(".")[2]
     app.command(name)(getattr(command, name))
+app.add_typer(varout.app, name="varout")
 
 
 def _version(wanted: bool) -> None:

@@ -21,6 +21,7 @@ from eclip.cli.options import (
     SecondsOption,
     SeedOption,
     SwitchMaxOption,
+    TailOption,
     ToleranceOption,
     TopologyOption,
     TraceOption,
@@ -60,6 +61,7 @@ def compare(
     profiles: ProfilesOption = None,
     switch_max: SwitchMaxOption = 14,
     tolerance: ToleranceOption = 0.05,
+    tail: TailOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run a mix under several policies with identical arrivals and compare them."""
@@ -74,6 +76,7 @@ def compare(
         profiles or [],
         PolicyOptions(switch_max=switch_max, tolerance=tolerance),
         options,
+        tail,
     )
     if folder is not None:
         keep(logs, folder)
@@ -96,6 +99,7 @@ def run_policies(
     folders: Sequence[Path],
     policy_options: PolicyOptions,
     options: wiring.RunOptions,
+    tail: bool = False,
 ) -> tuple[list[RunLog], tuple[Profile, ...]]:
     """Plan and run every policy; the logs come in the order of the policies."""
     wanted = parse_mix(mix)
@@ -105,7 +109,7 @@ def run_policies(
     if policies == "all" and options.device == "cuda":
         names.remove("timeslice")
         screen.warn("timeslice is left out: on a GPU it needs one process per model")
-    found = wiring.find_profiles(wanted, device, constants, folders)
+    found = wiring.find_profiles(wanted, device, constants, folders, tail)
     with screen.progress_bar(f"comparing {wanted.name}") as progress:
         plans = [
             wiring.make_plan(name, wanted, device, found, constants, policy_options)

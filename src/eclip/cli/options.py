@@ -69,6 +69,10 @@ BatchesOption = Annotated[
     typer.Option("--batches", help="search: so many batches instead, to repeat one exactly."),
 ]
 SearchSeedOption = Annotated[int, typer.Option("--seed", min=0, help="search: seed.")]
+TailOption = Annotated[
+    bool,
+    typer.Option("--tail", help="Take variable-output kernels at their p99 times, not expected."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 

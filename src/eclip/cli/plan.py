@@ -23,6 +23,7 @@ from eclip.cli.options import (
     SearchSecondsOption,
     SearchSeedOption,
     SwitchMaxOption,
+    TailOption,
     ToleranceOption,
     TopologyOption,
     WeightsOption,
@@ -58,6 +59,7 @@ def plan(
     ] = 0,
     device: DeviceOption = "sim",
     gpu: GpuOption = 0,
+    tail: TailOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Decide which lane every kernel of a mix takes, and write the plan."""
@@ -67,7 +69,7 @@ def plan(
     wanted = parse_mix(mix)
     layout = wiring.find_topology(topology)
     constants = wiring.find_calibration(calibration, layout)
-    found = wiring.find_profiles(wanted, layout, constants, profiles or [])
+    found = wiring.find_profiles(wanted, layout, constants, profiles or [], tail)
     if policy != "search" and verify:
         raise UsageError("--verify goes with --policy search")
     with screen.progress_bar(f"planning {wanted.name}") as progress:

@@ -79,15 +79,19 @@ def find_calibration(path: Path | None, topology: Topology) -> Calibration:
 
 
 def find_profiles(
-    mix: Mix, topology: Topology, calibration: Calibration, folders: Sequence[Path]
+    mix: Mix,
+    topology: Topology,
+    calibration: Calibration,
+    folders: Sequence[Path],
+    tail: bool = False,
 ) -> tuple[Profile, ...]:
-    """A profile for every worker; workers of one model share it."""
+    """A profile for every worker; workers of one model share it. ``tail``: variable-output kernels
+    at the times of long outputs instead of their expected times."""
     found: dict[str, Profile] = {}
     for worker in mix.workers:
         if worker.key not in found:
-            found[worker.key] = find_profile(
-                worker.model, worker.batch, topology, calibration, folders
-            )
+            profile = find_profile(worker.model, worker.batch, topology, calibration, folders)
+            found[worker.key] = profile.at_tail() if tail else profile
     return tuple(found[worker.key] for worker in mix.workers)
 
 
