@@ -40,6 +40,7 @@ struct ThreadState {
     bool marked = false;  // the thread's next launch begins a request
     int marked_worker = kUnplanned;
     ~ThreadState() {
+        if (own && own->event != nullptr) driver().cuEventDestroy_v2(own->event);
         if (followers == nullptr) return;
         tracker.leave(*followers);
         if (own) own->tracker.leave(*followers);

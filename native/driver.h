@@ -75,6 +75,7 @@ enum class Default { legacy, thread };
     CALL(cuEventCreate, CUresult(CUevent*, unsigned))                                         \
     CALL(cuEventDestroy_v2, CUresult(CUevent))                                                \
     CALL(cuEventElapsedTime, CUresult(float*, CUevent, CUevent))                              \
+    CALL(cuOccupancyMaxActiveBlocksPerMultiprocessor, CUresult(int*, CUfunction, int, size_t)) \
     CALL(cuFuncGetName, CUresult(const char**, CUfunction))                                   \
     CALL(cuKernelGetName, CUresult(const char**, CUkernel))                                   \
     CALL(cuGraphClone, CUresult(CUgraph*, CUgraph))                                           \

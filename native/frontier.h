@@ -24,6 +24,7 @@ constexpr int kDone = -2;    // a tail: nothing is pending
 constexpr int kHome = -1;    // a queue: the user's own stream; lanes are 0 and up
 constexpr int kFollow = -3;  // a wish: wherever the stream's last work went
 constexpr int kMostLanes = 64;
+constexpr uint64_t kNever = ~uint64_t{0};
 
 // Who uses a lane and whether it may hold work: one word, so that claims need no lock.
 // From the top: user (24 bits), number of submissions (38), submitting (1), busy (1).
@@ -156,6 +157,7 @@ public:
         }
         stream.used = 0;
         stream.tail = kDone;
+        stream.seen = kNever;  // its home may have been decided for without being called
         if (stream.kind == Kind::legacy)
             shared_.legacy_strayed.store(false, std::memory_order_release);
     }

@@ -22,6 +22,8 @@ struct Timed {  // without events: a mark
     Launch launch;
 };
 
+int blocks_per_unit(const Launch& launch);
+
 class Log {
 public:
     static Log& get() {
@@ -101,10 +103,10 @@ private:
             last = timed.pair;
             const Launch& launch = timed.launch;
             if (file_ == nullptr) continue;
-            fprintf(file_, "K %u %lld %lld %u %u %u %u %u %u %u %u %s\n", timed.worker, busy,
+            fprintf(file_, "K %u %lld %lld %u %u %u %u %u %u %u %u %d %s\n", timed.worker, busy,
                     gap < 0 ? 0 : gap, launch.grid[0], launch.grid[1], launch.grid[2],
                     launch.block[0], launch.block[1], launch.block[2], launch.shared_bytes,
-                    launch.cluster, function_name(launch.function));
+                    launch.cluster, blocks_per_unit(launch), function_name(launch.function));
         }
         pending_.erase(pending_.begin(), pending_.begin() + static_cast<long>(done));
     }
@@ -115,6 +117,15 @@ private:
     std::vector<Pair> unused_;
     std::map<uint32_t, Pair> last_;
 };
+
+int blocks_per_unit(const Launch& launch) {
+    auto ask = driver().cuOccupancyMaxActiveBlocksPerMultiprocessor;
+    int blocks = 0;
+    int threads = static_cast<int>(launch.block[0] * launch.block[1] * launch.block[2]);
+    if (ask == nullptr || ask(&blocks, launch.function, threads, launch.shared_bytes) != CUDA_SUCCESS)
+        return 1;
+    return blocks;
+}
 
 uint32_t thread_number() {
     static std::atomic<uint32_t> next{1};

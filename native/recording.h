@@ -3,7 +3,7 @@
 // Kernels are timed by a pair of events; what is complete is written out whenever the program waits
 // for the device, a line each:
 //   C ns                          what a pair of events with nothing between measures
-//   K worker busy_ns gap_ns gx gy gz bx by bz shared cluster name
+//   K worker busy_ns gap_ns gx gy gz bx by bz shared cluster blocks_per_unit name
 //   S                             the program waited here, or said that a request begins
 #pragma once
 

@@ -117,7 +117,6 @@ void check(CUresult status, const char* what) {
 #define CHECK(call) check(call, #call)
 
 Api make_api(Random& random) {
-    static void* library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
     Api api;
     auto find = [&](const char* name, const char* symbol, int version, bool threaded, void* direct) {
         void* found = direct;
@@ -126,6 +125,7 @@ Api make_api(Random& random) {
             CHECK(cuGetProcAddress_v2(name, &found, threaded ? 12000 : version, threaded ? 2 : 0,
                                       nullptr));
 #ifndef FUZZ_LINKED  // where libeclip is linked in, nobody stands in front of dlsym
+        static void* library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
         if (way == 2) found = dlsym(library, symbol);
 #else
         (void)symbol;
@@ -248,6 +248,7 @@ struct Target {
     int order;  // its place in the order of streams
     int place;  // in its worker's trace
     int worker;
+    int last = -1;  // the cell it wrote last
 };
 
 class Program {
@@ -274,7 +275,7 @@ private:
 
     Target make_target(Order::Kind kind, CUstream handle) {
         return {handle, order_.add_stream(kind), static_cast<int>(roll(16)),
-                static_cast<int>(roll(static_cast<unsigned>(traces.size())))};
+                static_cast<int>(roll(static_cast<unsigned>(traces.size()))), -1};
     }
 
     Target make_stream(bool blocking) {
@@ -287,12 +288,14 @@ private:
     Order::Kind kind(const Target& stream) const { return order_.kind(stream.order); }
 
     // A mix of cells that may be touched after all that, or none.
-    bool choose(const Ops& before, Mix& work, int kernel = -1) {
+    // Mostly it reads what was written last: that is where a lost order shows.
+    bool choose(const Ops& before, Mix& work, int kernel = -1, int last = -1) {
         work.kernel = kernel >= 0 ? kernel : static_cast<int>(roll(kKernels));
         work.salt = random_();
         for (int attempt = 0; attempt < 12; ++attempt) {
             work.target = static_cast<int>(roll(kCells));
-            work.left = static_cast<int>(roll(kCells));
+            bool chained = last >= 0 && attempt < 6 && roll(4) != 0;
+            work.left = chained ? last : static_cast<int>(roll(kCells));
             work.right = static_cast<int>(roll(kCells));
             if (allowed(before, work)) return true;
         }
@@ -353,7 +356,8 @@ private:
     void kernel_on(Target& stream) {
         Step step = next_step(stream);
         Mix work;
-        if (!choose(order_.before(stream.order), work, step.kernel)) return;
+        if (!choose(order_.before(stream.order), work, step.kernel, stream.last)) return;
+        stream.last = work.target;
         // Some ask for more than a small lane has, and must end up on the whole device.
         launch(stream, step, work, roll(10) == 0 ? 80 : 0);
         commit(work, next_);

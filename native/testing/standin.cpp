@@ -681,8 +681,9 @@ API cuDevResourceGenerateDesc(CUdevResourceDesc* out, CUdevResource* resources, 
 API cuGreenCtxCreate(CUgreenCtx* out, CUdevResourceDesc described, CUdevice, unsigned) {
     Hold hold = held();
     if (CUresult status = unsafe()) return status;
-    *out = reinterpret_cast<CUgreenCtx>(
-        new Context{true, reinterpret_cast<Described*>(described)->mask});
+    auto wanted = reinterpret_cast<Described*>(described);
+    *out = reinterpret_cast<CUgreenCtx>(new Context{true, wanted->mask});
+    delete wanted;
     return CUDA_SUCCESS;
 }
 API cuCtxFromGreenCtx(CUcontext* out, CUgreenCtx green) {

@@ -47,3 +47,7 @@ ToleranceOption = Annotated[
     typer.Option("--tolerance", help="model, kernel: slowdown that still counts as right-sized."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+WorkersOption = Annotated[
+    str,
+    typer.Option("--workers", help="How workers are told apart: by stream or by thread."),
+]

@@ -24,6 +24,7 @@ from eclip.topology import Topology
 if TYPE_CHECKING:
     from eclip.devices.base import Device, Window
     from eclip.planning.policies import PolicyOptions
+    from eclip.runtime.table import WorkersBy
 
 Progress = Callable[[float], None]
 
@@ -150,6 +151,16 @@ def _open_device(
             raise DeviceError(f"the package {error.name} is missing; see `eclip doctor`") from None
         return device, capture_workers(profiles, options.gpu)
     raise unknown_name("device", options.device, ["sim", "cuda"])
+
+
+def workers_by(name: str) -> WorkersBy:
+    """How a command's launches are told apart, by its name."""
+    from eclip.runtime.table import WorkersBy
+
+    ways = {way.value: way for way in WorkersBy}
+    if name not in ways:
+        raise unknown_name("way to tell workers apart", name, ways)
+    return ways[name]
 
 
 def _is_file_name(name: str) -> bool:
