@@ -1,6 +1,7 @@
 // The C interface: a request's mark for programs that have one to give, and the decisions of the
 // frontier and the recorder by themselves, for the test that compares them with Python's.
-#include <cstring>
+#include <memory>
+#include <vector>
 
 #include "commands.h"
 #include "dispatcher.h"
@@ -17,27 +18,25 @@ namespace {
 struct Written {
     int32_t* out;
     int at = 0;
-    uint64_t done = 0;
     void write(int value) { out[at++] = value; }
 };
 
 struct Decisions {
-    Written& to;
-    bool finished(int lane) { return to.done >> lane & 1; }
-    void barrier(const StreamOrder& home, int from, int to_queue) {
-        to.write(-1);
-        to.write(static_cast<int>(home.id));
-        to.write(from);
-        to.write(to_queue);
+    uint64_t done = 0;
+    std::vector<int> barriers;
+    int skips = 0;
+    bool finished(int lane) { return done >> lane & 1; }
+    void barrier(const StreamOrder& home, int from, int to) {
+        for (int value : {static_cast<int>(home.id) - 1, from, to}) barriers.push_back(value);
     }
-    void skipped() { to.write(-2); }
+    void skipped() { ++skips; }
 };
 
 }  // namespace
 
 // Steps of four: what (0 call, 1 drained, 2 device drained), stream, wish, and the lanes that would
-// answer that they are empty. `out` gets each step's barriers and then its queue; its length is
-// returned. Stream 0 is the legacy one.
+// answer that they are empty. For each call `out` gets its queue, how many barriers were not needed,
+// how many were, and these: whose home, from, to. Returns the length. Stream 0 is the legacy one.
 ECLIP_API int eclip_frontier(int streams, const int32_t* kinds, int steps, const int64_t* program,
                              int32_t* out) {
     auto shared = std::make_unique<SharedOrder>();
@@ -47,16 +46,19 @@ ECLIP_API int eclip_frontier(int streams, const int32_t* kinds, int steps, const
         orders[stream].id = static_cast<uint32_t>(stream + 1);
     }
     Written written{out};
-    Decisions decisions{written};
+    Decisions decisions;
     Frontier<Decisions> frontier(*shared, decisions);
     for (int step = 0; step < steps; ++step) {
         const int64_t* now = program + 4 * step;
         StreamOrder& order = now[1] == 0 ? shared->legacy : orders[now[1]];
-        written.done = static_cast<uint64_t>(now[3]);
+        decisions = {static_cast<uint64_t>(now[3]), {}, 0};
         if (now[0] == 0) {
             int queue = frontier.decide(order, static_cast<int>(now[2]));
             if (queue >= 0) shared->lanes[queue].submitted();
             written.write(queue);
+            written.write(decisions.skips);
+            written.write(static_cast<int>(decisions.barriers.size() / 3));
+            for (int value : decisions.barriers) written.write(value);
         } else if (now[0] == 1) {
             frontier.drained(order);
         } else {

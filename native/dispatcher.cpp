@@ -47,8 +47,15 @@ struct ThreadState {
     }
 };
 
-thread_local ThreadState thread_state;
 thread_local bool inside = false;
+
+// On the heap: what is thread-local itself must be small, or a process that is running already
+// cannot load the library.
+ThreadState& thread_state() {
+    thread_local std::unique_ptr<ThreadState> state;
+    if (state == nullptr) state = std::make_unique<ThreadState>();
+    return *state;
+}
 
 std::string read_file(const char* path, std::vector<unsigned char>& bytes) {
     FILE* file = fopen(path, "rbe");
@@ -161,16 +168,16 @@ Stream* Dispatcher::find(CUstream raw, Default meaning) {
         if (driver().cuCtxGetCurrent(&current) != CUDA_SUCCESS || current != pool_.primary)
             return nullptr;
         if (raw == kLegacyStream) return &legacy_;
-        if (!thread_state.own) {
-            thread_state.own = std::make_unique<Stream>(kThreadStream);
-            thread_state.own->own.kind = Kind::blocking;
-            thread_state.own->own.id = next_id_.fetch_add(1) & 0xffffff;
-            thread_state.followers = &followers_;
+        if (!thread_state().own) {
+            thread_state().own = std::make_unique<Stream>(kThreadStream);
+            thread_state().own->own.kind = Kind::blocking;
+            thread_state().own->own.id = next_id_.fetch_add(1) & 0xffffff;
+            thread_state().followers = &followers_;
         }
-        return thread_state.own.get();
+        return thread_state().own.get();
     }
     uint64_t epoch = streams_epoch_.load(std::memory_order_acquire);
-    StreamEntry& entry = thread_state.streams[reinterpret_cast<uintptr_t>(raw) >> 4 & (kStreamCache - 1)];
+    StreamEntry& entry = thread_state().streams[reinterpret_cast<uintptr_t>(raw) >> 4 & (kStreamCache - 1)];
     if (entry.raw != raw || entry.epoch != epoch || entry.stream == nullptr)
         entry = {raw, look_up(raw), epoch};
     return entry.stream;
@@ -313,7 +320,7 @@ CUresult Dispatcher::context_event(CUcontext context, CUevent event, bool waits)
 uint64_t Dispatcher::identify(const Launch& launch) {
     uint64_t epoch = names_epoch_.load(std::memory_order_relaxed) + 1;
     NameEntry& entry =
-        thread_state.names[reinterpret_cast<uintptr_t>(launch.function) >> 4 & (kNameCache - 1)];
+        thread_state().names[reinterpret_cast<uintptr_t>(launch.function) >> 4 & (kNameCache - 1)];
     if (entry.function != launch.function || entry.epoch != epoch) {
         const char* name = function_name(launch.function);
         entry = {launch.function, hash_bytes(name, strlen(name)), epoch};
@@ -323,11 +330,11 @@ uint64_t Dispatcher::identify(const Launch& launch) {
 
 Tracker& Dispatcher::track(Stream& stream) {
     bool by_stream = table_.workers_by == WorkersBy::stream;
-    Tracker& tracker = by_stream ? stream.tracker : thread_state.tracker;
-    thread_state.followers = &followers_;
-    if (thread_state.marked) {
-        thread_state.marked = false;
-        tracker.begin_request(table_, thread_state.marked_worker, followers_);
+    Tracker& tracker = by_stream ? stream.tracker : thread_state().tracker;
+    thread_state().followers = &followers_;
+    if (thread_state().marked) {
+        thread_state().marked = false;
+        tracker.begin_request(table_, thread_state().marked_worker, followers_);
     }
     return tracker;
 }
@@ -335,8 +342,8 @@ Tracker& Dispatcher::track(Stream& stream) {
 void Dispatcher::begin_request(int worker) {
     if (!on()) return;
     if (table_.mode == Mode::record) mark_record();
-    thread_state.marked = true;
-    thread_state.marked_worker = worker;
+    thread_state().marked = true;
+    thread_state().marked_worker = worker;
 }
 
 int Dispatcher::lane_of(const Tracker::Step& step) const {

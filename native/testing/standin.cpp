@@ -30,11 +30,6 @@ std::set<Capture*> captures;
 
 uint64_t thread_id() { return static_cast<uint64_t>(pthread_self()); }
 
-unsigned units() {
-    const char* wanted = getenv("STANDIN_UNITS");
-    return wanted != nullptr ? static_cast<unsigned>(atoi(wanted)) : 132;
-}
-
 Stream* stream_of(CUstream handle, bool threaded) {
     if (handle == nullptr) handle = threaded ? kThreadStream : kLegacyStream;
     Engine& engine = Engine::get();
@@ -641,6 +636,11 @@ API cuGraphNodeSetEnabled(CUgraphExec exec_handle, CUgraphNode node, unsigned en
 
 #ifndef STANDIN_OLD
 namespace {
+
+unsigned units() {
+    const char* wanted = getenv("STANDIN_UNITS");
+    return wanted != nullptr ? static_cast<unsigned>(atoi(wanted)) : 132;
+}
 
 struct Described {
     Mask mask;
