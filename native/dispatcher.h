@@ -70,10 +70,9 @@ public:
     template <class Call>
     CUresult launch(CUstream raw, Default meaning, const Launch& launch, Call&& call) {
         Stream* stream = attend(raw, meaning);
-        if (stream == nullptr) return call(raw);
+        if (stream == nullptr || capturing(*stream)) return call(raw);
         Counters& counts = counters();
         count(counts.launches);
-        if (capturing(*stream)) return call(raw);
         Inside inside;
         Hold hold(*this, *stream);
         if (table_.mode == Mode::record) return record(*stream, hold, launch, raw, call);

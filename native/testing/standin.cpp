@@ -4,9 +4,9 @@
 // above all: a wait keeps what it saw of an event, a capture is broken by an unsafe call, an
 // executable graph cannot move its nodes. -DSTANDIN_OLD leaves out what came with green contexts.
 #include <dlfcn.h>
-#include <pthread.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <set>
@@ -28,7 +28,12 @@ thread_local Context* current = nullptr;
 thread_local Stream* thread_stream = nullptr;
 std::set<Capture*> captures;
 
-uint64_t thread_id() { return static_cast<uint64_t>(pthread_self()); }
+// Never given out twice, unlike the system's.
+uint64_t thread_id() {
+    static std::atomic<uint64_t> next{1};
+    thread_local uint64_t mine = next++;
+    return mine;
+}
 
 Stream* stream_of(CUstream handle, bool threaded) {
     if (handle == nullptr) handle = threaded ? kThreadStream : kLegacyStream;

@@ -8,11 +8,13 @@ however a process ended.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -49,6 +51,23 @@ COUNTERS = (
 class Outcome:
     code: int  # of the command, as a shell would give it
     counters: dict[int, dict[str, int]]  # per process that met a plan
+
+
+def mark_request(worker: int = -1) -> None:
+    """Say that this thread's next launch begins a request, under libeclip; otherwise do nothing."""
+    mark = _marker()
+    if mark is not None:
+        mark(worker)
+
+
+@functools.cache
+def _marker() -> Callable[[int], None] | None:
+    try:
+        function = ctypes.CDLL(None).eclip_request
+    except AttributeError:
+        return None
+    function.argtypes, function.restype = [ctypes.c_int], None
+    return function  # type: ignore[no-any-return]
 
 
 def library() -> Path:
