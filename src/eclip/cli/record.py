@@ -42,6 +42,7 @@ def record(
 ) -> None:
     """Measure what a command launches, every kernel on a lane of each size."""
     from eclip.frontends.recorded import make_profile
+    from eclip.runtime.table import record_table
 
     for key in models:
         split_key(key)
@@ -51,10 +52,12 @@ def record(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot use the folder {folder}: {error.strerror or error}") from None
+    by = wiring.workers_by(workers)
+    tables = [record_table(device, size, by) for size in wanted]
     recordings = []
-    for size in wanted:
+    for size, table in zip(wanted, tables, strict=True):
         screen.err.print(f"recording on {size} {device.unit_name}s", style="dim")
-        recordings.append(_record(command, device, size, workers, gpu, models))
+        recordings.append(_record(command, table, size, gpu, models))
     source = f"recorded from `{' '.join(command)}` on {time.strftime('%Y-%m-%d')}"
     for index, key in enumerate(models):
         requests = [recording[index] for recording in recordings]
@@ -78,19 +81,12 @@ def _sizes(words: str, device: Topology) -> tuple[int, ...]:
 
 
 def _record(
-    command: list[str],
-    device: Topology,
-    size: int,
-    workers: str,
-    gpu: int,
-    models: list[str],
+    command: list[str], table: bytes, size: int, gpu: int, models: list[str]
 ) -> list[Requests]:
     """The requests of every worker on lanes of one size."""
     from eclip.frontends.recorded import find_requests, read_recording
     from eclip.frontends.transparent import run_under
-    from eclip.runtime.table import record_table
 
-    table = record_table(device, size, wiring.workers_by(workers))
     with tempfile.TemporaryDirectory(prefix="eclip-") as place:
         log = Path(place) / "recording"
         outcome = run_under(command, table, gpu, record_to=log)

@@ -67,7 +67,7 @@ def _marker() -> Callable[[int], None] | None:
     except AttributeError:
         return None
     function.argtypes, function.restype = [ctypes.c_int], None
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def library() -> Path:

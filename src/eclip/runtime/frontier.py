@@ -96,7 +96,7 @@ class Frontier:
 
 @inlined
 def _pending(stream: int, tail: Ints, user: Ints, busy: Ints) -> int:
-    last = tail[stream]
+    last = int(tail[stream])
     if last >= 0 and (user[last] != stream or busy[last] == 0):
         return DONE
     return last
