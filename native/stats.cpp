@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 
 namespace eclip {
@@ -16,7 +17,7 @@ std::atomic<unsigned> next_slot{0};
 }  // namespace
 
 Counters& counters() {
-    thread_local unsigned slot = next_slot.fetch_add(1) % kCounterSlots;
+    thread_local unsigned slot = std::min(next_slot.fetch_add(1), unsigned{kCounterSlots - 1});
     return slots[slot];
 }
 

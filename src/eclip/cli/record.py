@@ -12,11 +12,11 @@ import typer
 from eclip import store
 from eclip.cli import screen, wiring
 from eclip.cli.options import GpuOption, TopologyOption, WorkersOption
-from eclip.errors import DeviceError, UsageError
+from eclip.errors import DeviceError, MismatchError, UsageError
 from eclip.frontends.library import file_of, split_key
 
 if TYPE_CHECKING:
-    from eclip.frontends.recorded import Requests
+    from eclip.frontends.recorded import Launches, Requests
     from eclip.topology import Topology
 
 
@@ -26,9 +26,7 @@ def record(
     ],
     models: Annotated[
         list[str],
-        typer.Option(
-            "--as", help="model:batch of a worker, in order of their first launch; repeatable."
-        ),
+        typer.Option("--as", help="model:batch of a worker, in order of first launch; repeatable."),
     ],
     sizes: Annotated[
         str, typer.Option("--sizes", help="Lane sizes: 32,64,132. All of the device's if left out.")
@@ -84,7 +82,7 @@ def _record(
     command: list[str], table: bytes, size: int, gpu: int, models: list[str]
 ) -> list[Requests]:
     """The requests of every worker on lanes of one size."""
-    from eclip.frontends.recorded import find_requests, read_recording
+    from eclip.frontends.recorded import read_recording
     from eclip.frontends.transparent import run_under
 
     with tempfile.TemporaryDirectory(prefix="eclip-") as place:
@@ -93,9 +91,25 @@ def _record(
         if outcome.code != 0:
             raise DeviceError(f"the command ended with status {outcome.code} on {size} units")
         found = read_recording(log)
-    if len(found) < len(models):
+    return _busiest(found, models)
+
+
+def _busiest(found: list[Launches], models: list[str]) -> list[Requests]:
+    """The workers that launched most as requests, in the order of their first launch."""
+    from eclip.frontends.recorded import find_requests
+
+    requests: list[Requests] = []
+    reasons = []
+    for launches in found:
+        try:
+            requests.append(find_requests(launches))
+        except MismatchError as error:
+            reasons.append(str(error))
+    if len(requests) < len(models):
+        why = f" ({reasons[0]})" if reasons else ""
         raise DeviceError(
-            f"{len(found)} workers launched kernels that libeclip saw, {len(models)} were named "
-            f"with --as; what it printed above may say why"
+            f"{len(found)} workers launched kernels that libeclip saw, {len(requests)} of them "
+            f"serve requests, {len(models)} were named with --as{why}"
         )
-    return [find_requests(one) for one in found[: len(models)]]
+    ranked = sorted(range(len(requests)), key=lambda index: -requests[index].busy_ns.size)
+    return [requests[index] for index in sorted(ranked[: len(models)])]
