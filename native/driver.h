@@ -76,6 +76,9 @@ enum class Default { legacy, thread };
     CALL(cuEventDestroy_v2, CUresult(CUevent))                                                \
     CALL(cuEventElapsedTime, CUresult(float*, CUevent, CUevent))                              \
     CALL(cuOccupancyMaxActiveBlocksPerMultiprocessor, CUresult(int*, CUfunction, int, size_t)) \
+    CALL(cuOccupancyMaxActiveClusters, CUresult(int*, CUfunction, const CUlaunchConfig*))     \
+    CALL(cuKernelGetFunction, CUresult(CUfunction*, CUkernel))                                \
+    CALL(cuGraphKernelNodeGetAttribute, CUresult(CUgraphNode, int, void*))                    \
     CALL(cuFuncGetName, CUresult(const char**, CUfunction))                                   \
     CALL(cuKernelGetName, CUresult(const char**, CUkernel))                                   \
     CALL(cuGraphClone, CUresult(CUgraph*, CUgraph))                                           \

@@ -111,15 +111,38 @@ size_t match(const TableWorker& worker, const std::vector<uint64_t>& identities,
     return matched;
 }
 
+// Whether a kernel's clusters can be resident on a lane; without clusters it always fits.
+bool fits(CUgraphNode node, CUstream lane) {
+    const Driver& real = driver();
+    if (real.cuGraphKernelNodeGetAttribute == nullptr || real.cuOccupancyMaxActiveClusters == nullptr)
+        return true;  // a driver without clusters
+    CUlaunchAttribute attribute{};
+    attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    KernelNodeParams params{};
+    if (real.cuGraphKernelNodeGetAttribute(node, attribute.id, &attribute.bytes) != CUDA_SUCCESS ||
+        attribute.cluster[0] * attribute.cluster[1] * attribute.cluster[2] <= 1 ||
+        real.cuGraphKernelNodeGetParams_v2(node, &params) != CUDA_SUCCESS)
+        return true;
+    CUfunction function = params.func;
+    if (params.kern != nullptr && real.cuKernelGetFunction(&function, params.kern) != CUDA_SUCCESS)
+        return false;
+    CUlaunchConfig config{{params.grid[0], params.grid[1], params.grid[2]},
+                          {params.block[0], params.block[1], params.block[2]},
+                          params.sharedMemBytes, lane, &attribute, 1};
+    int clusters = 0;
+    return real.cuOccupancyMaxActiveClusters(&clusters, function, &config) == CUDA_SUCCESS &&
+           clusters > 0;
+}
+
 struct Plan {
     int worker = -1;
     std::vector<CUgraphNode> nodes;
     std::vector<int> types;
-    std::vector<CUcontext> contexts;  // none: stays
+    std::vector<int> lanes;  // kHome: stays
     size_t kernels = 0, planned = 0;
 };
 
-// Which context every node goes to; false where the graph is nobody's. An update's worker is given.
+// Which lane every node goes to; false where the graph is nobody's. An update's worker is given.
 bool plan_graph(CUgraph graph, int wanted_worker, Plan& plan) {
     Dispatcher& dispatcher = Dispatcher::get();
     const Driver& real = driver();
@@ -159,21 +182,25 @@ bool plan_graph(CUgraph graph, int wanted_worker, Plan& plan) {
         ++graphs_of[best];
     }
     plan.worker = best;
-    std::vector<CUcontext> kernel_contexts;
+    std::vector<int> kernel_lanes;
     for (int position : best_positions) {
-        int lane = kHome;
-        if (position >= 0) {
-            ++plan.planned;
-            lane = dispatcher.lane_of({best, static_cast<uint32_t>(position), false});
-        }
-        kernel_contexts.push_back(lane >= 0 ? dispatcher.pool().lanes[lane].context : nullptr);
+        if (position >= 0) ++plan.planned;
+        kernel_lanes.push_back(
+            position < 0 ? kHome
+                         : dispatcher.lane_of({best, static_cast<uint32_t>(position), false}));
     }
     plan.kernels = identities.size();
     size_t seen = 0;  // memory nodes go with the kernel that follows them, or the last
-    for (int type : plan.types) {
+    for (size_t index = 0; index < plan.types.size(); ++index) {
+        int type = plan.types[index];
         bool moves = type == kNodeKernel || type == kNodeMemset || type == kNodeMemcpy;
-        plan.contexts.push_back(moves ? kernel_contexts[std::min(seen, plan.kernels - 1)] : nullptr);
-        if (type == kNodeKernel) ++seen;
+        int lane = moves ? kernel_lanes[std::min(seen, plan.kernels - 1)] : kHome;
+        if (type == kNodeKernel) {
+            ++seen;
+            if (lane >= 0 && !fits(plan.nodes[index], dispatcher.pool().lanes[lane].stream))
+                lane = kHome;
+        }
+        plan.lanes.push_back(lane);
     }
     return true;
 }
@@ -227,7 +254,8 @@ std::unique_ptr<Rehomed> rehome(CUgraph graph, int worker = -1) {
     for (size_t index = 0; index < plan.nodes.size() && status == CUDA_SUCCESS; ++index) {
         CUgraphNode twin = nullptr;
         status = real.cuGraphNodeFindInClone(&twin, plan.nodes[index], made->clone);
-        CUcontext context = plan.contexts[index];
+        CUcontext context =
+            plan.lanes[index] >= 0 ? dispatcher.pool().lanes[plan.lanes[index]].context : nullptr;
         if (status == CUDA_SUCCESS && context != nullptr)
             status = move_node(plan.nodes[index], twin, plan.types[index], context);
         made->nodes[plan.nodes[index]] = {twin, twin, context, plan.types[index]};

@@ -4,7 +4,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdio>
 
 namespace eclip {
@@ -12,13 +11,29 @@ namespace {
 
 Counters in_memory[kCounterSlots];
 Counters* slots = in_memory;
-std::atomic<unsigned> next_slot{0};
+std::atomic<uint64_t> taken{0};  // slots in use; the last is for all who find no other
+
+// A thread's slot, free again when the thread ends; what it counted stays.
+struct Place {
+    unsigned slot = kCounterSlots - 1;
+    Place() {
+        for (uint64_t seen = taken.load(); __builtin_popcountll(~seen) > 1;) {
+            unsigned lowest = static_cast<unsigned>(__builtin_ctzll(~seen));
+            if (!taken.compare_exchange_weak(seen, seen | uint64_t{1} << lowest)) continue;
+            slot = lowest;
+            return;
+        }
+    }
+    ~Place() {
+        if (slot != kCounterSlots - 1) taken.fetch_and(~(uint64_t{1} << slot));
+    }
+};
 
 }  // namespace
 
 Counters& counters() {
-    thread_local unsigned slot = std::min(next_slot.fetch_add(1), unsigned{kCounterSlots - 1});
-    return slots[slot];
+    thread_local Place place;
+    return slots[place.slot];
 }
 
 void open_counters(const char* folder) {

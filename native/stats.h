@@ -41,7 +41,7 @@ Counters& counters();
 void open_counters(const char* folder);
 
 // Only its own thread writes a slot, so adding needs no locked instruction (5 ns each). Beyond 63
-// threads the rest share the last slot, where a count may rarely be lost.
+// threads at once the rest share the last slot, where a count may rarely be lost.
 inline void count(std::atomic<uint64_t>& counter, uint64_t more = 1) {
     counter.store(counter.load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
 }

@@ -114,7 +114,9 @@ def print_launches(found: dict[str, list[Row]]) -> None:
             for row, plain in zip(found[way], found["native"], strict=True)
             if row["idle"] == 0 and not row["waits"]
         )
-        print(f"{way}: at most {over:+.0f} ns over native without idle streams, promised {limit:+d}")
+        print(
+            f"{way}: at most {over:+.0f} ns over native without idle streams, promised {limit:+d}"
+        )
 
 
 def print_graphs(found: dict[str, list[Row]]) -> None:

@@ -7,7 +7,6 @@ repeats, from where the program waited for the device.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,9 +101,7 @@ def find_requests(launches: Launches) -> Requests:
             f"request at least {_LEAST_REQUESTS} times"
         )
     repeating = _repeating_from(ids, period)
-    starts = Counter(mark % period for mark in launches.marks if repeating <= mark < len(ids))
-    phase = starts.most_common(1)[0][0] if starts else repeating % period
-    first = repeating + (phase - repeating) % period
+    first = repeating + (_phase(launches, repeating, period) - repeating) % period
     count = (len(ids) - first) // period
     if count < _LEAST_REQUESTS:
         raise MismatchError(
@@ -121,6 +118,19 @@ def find_requests(launches: Launches) -> Requests:
         busy_ns=busy,
         gap_ns=gap,
     )
+
+
+def _phase(launches: Launches, repeating: int, period: int) -> int:
+    """Where requests begin: of the places that the program waited at, the one idle longest."""
+    gaps: dict[int, list[int]] = {}
+    for mark in sorted(launches.marks):
+        if repeating <= mark < len(launches.kernels):
+            gaps.setdefault(mark % period, []).append(launches.gap_ns[mark])
+    if not gaps:
+        return repeating % period
+    most = max(len(seen) for seen in gaps.values())
+    usual = {place: seen for place, seen in gaps.items() if 2 * len(seen) >= most}
+    return max(usual, key=lambda place: float(np.median(usual[place])))
 
 
 def _number_kernels(kernels: Sequence[Kernel]) -> npt.NDArray[np.int64]:
