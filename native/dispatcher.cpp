@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 
 #include "recording.h"
 
@@ -105,9 +106,15 @@ Dispatcher::Dispatcher() : legacy_(kLegacyStream, order_.legacy) {
         kernels += worker.kernels.size();
     }
     misfits_ = std::make_unique<std::atomic<bool>[]>(kernels);
-    // A child cannot use its parent's context, and locks may have been held by threads it lacks.
-    pthread_atfork(nullptr, nullptr, [] { get().phase_.store(kOff); });
+    pthread_atfork(nullptr, nullptr, [] { get().forked(); });
     phase_.store(kWaiting);
+}
+
+// In the child. It cannot use its parent's context; if there was none yet, it may make its own.
+void Dispatcher::forked() {
+    if (phase_.load() == kReady) phase_.store(kOff);
+    new (&setup_) std::mutex;  // a thread that is not here may have held it
+    if (const char* folder = getenv("ECLIP_STATS")) open_counters(folder);
 }
 
 void Dispatcher::stop(const char* why) {
@@ -126,15 +133,19 @@ bool Dispatcher::make_ready() {
     CUcontext current = nullptr;
     CUdevice device = -1;
     if (real.cuCtxGetCurrent == nullptr || real.cuCtxGetCurrent(&current) != CUDA_SUCCESS ||
-        current == nullptr || real.cuCtxGetDevice(&device) != CUDA_SUCCESS ||
-        device != wanted_device_)
+        current == nullptr || current == foreign_.load(std::memory_order_relaxed) ||
+        real.cuCtxGetDevice(&device) != CUDA_SUCCESS || device != wanted_device_)
         return false;
     std::lock_guard hold(setup_);
     int phase = phase_.load();
     if (phase != kWaiting) return phase == kReady;
     CUcontext primary = nullptr;
     if (real.cuDevicePrimaryCtxRetain(&primary, device) != CUDA_SUCCESS) return false;
-    if (primary != current) return false;  // somebody's private context: not what was planned for
+    if (primary != current) {  // somebody's private context: not what was planned for
+        foreign_.store(current);
+        real.cuDevicePrimaryCtxRelease_v2(device);
+        return false;
+    }
     Inside ours;
     // Two processes would each believe the units to be theirs.
     const char* path = getenv("ECLIP_TABLE");
@@ -302,7 +313,8 @@ CUresult Dispatcher::context_event(CUcontext context, CUevent event, bool waits)
         return waits ? real.cuCtxWaitEvent(context, event) : real.cuCtxRecordEvent(context, event);
     };
     if (!ready() || context != pool_.primary) return call(nullptr);
-    for (Lane& lane : pool_.lanes) {
+    for (size_t index = 0; index < pool_.count; ++index) {
+        const Lane& lane = pool_.lanes[index];
         if (lane.stream == nullptr) continue;
         CUresult status = CUDA_SUCCESS;
         if (waits) {
@@ -385,7 +397,7 @@ void Dispatcher::ended(Stream& stream, uint64_t calls) {
 }
 
 size_t Dispatcher::wait_for_lanes(LaneWord::View* seen) {
-    size_t lanes = pool_.lanes.size();
+    size_t lanes = pool_.count;
     for (size_t lane = 0; lane < lanes; ++lane) {
         seen[lane] = order_.lanes[lane].read();
         if (seen[lane].busy()) driver().cuStreamSynchronize(pool_.lanes[lane].stream);

@@ -208,6 +208,7 @@ private:
     };
 
     Dispatcher();
+    void forked();
     Stream* attend(CUstream raw, Default meaning);
     Stream* find(CUstream raw, Default meaning);
     Stream* look_up(CUstream raw);
@@ -258,6 +259,7 @@ private:
 
     std::atomic<int> phase_{kOff};
     std::atomic<int> captures_{0};
+    std::atomic<CUcontext> foreign_{nullptr};  // known not to be the device's primary one
     std::atomic<uint64_t> names_epoch_{0};
     std::atomic<uint64_t> streams_epoch_{0};
     std::atomic<uint32_t> next_id_{1};

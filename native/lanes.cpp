@@ -6,7 +6,6 @@
 #include <cstdio>
 
 #include "driver.h"
-#include "frontier.h"
 
 namespace eclip {
 namespace {
@@ -56,8 +55,8 @@ std::string split(const Table& table, CUdevice device, std::vector<CUdevResource
 void measure(Pool& pool) {
     const Driver& real = driver();
     std::vector<const Lane*> made;
-    for (const Lane& lane : pool.lanes)
-        if (lane.stream != nullptr) made.push_back(&lane);
+    for (size_t lane = 0; lane < pool.count; ++lane)
+        if (pool.lanes[lane].stream != nullptr) made.push_back(&pool.lanes[lane]);
     if (made.size() < 2) return;
     std::vector<double> asking, barring;
     for (int trial = 0; trial < kTrials; ++trial) {
@@ -116,12 +115,11 @@ std::string make_pool(const Table& table, Pool& pool) {
 #undef ECLIP_NEED
     std::string wrong = split(table, pool.device, pool.slices);
     if (!wrong.empty()) return wrong;
-    pool.lanes.reserve(kMostLanes);  // recording adds some while others read
     for (const TableLane& wanted : table.lanes) {
         Lane lane;
         if (!wanted.full) wrong = make_lane(pool, wanted.mask, lane);
         if (!wrong.empty()) return wrong;
-        pool.lanes.push_back(lane);
+        pool.lanes[pool.count++] = lane;
     }
     measure(pool);
     return "";

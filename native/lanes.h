@@ -4,10 +4,12 @@
 // Contexts live until the process ends, because destroying one leaves device memory taken.
 #pragma once
 
+#include <atomic>
 #include <string>
 #include <vector>
 
 #include "cuda_abi.h"
+#include "frontier.h"
 #include "table.h"
 
 namespace eclip {
@@ -22,7 +24,8 @@ struct Pool {
     CUcontext primary = nullptr;
     CUdevice device = -1;
     std::vector<CUdevResource> slices;  // of one split call, whose groups may be combined
-    std::vector<Lane> lanes;
+    Lane lanes[kMostLanes];
+    std::atomic<size_t> count{0};  // of lanes; recording adds some while others read
     double ask_ns = 0;      // what it costs to ask a lane whether it is empty
     double barrier_ns = 0;  // and what a barrier between two lanes costs
 };

@@ -153,7 +153,7 @@ void Dispatcher::open_record_lane(Stream& stream) {
     std::lock_guard hold(setup_);
     const TableLane& wanted = table_.lanes[0];
     Lane lane;
-    if (wanted.full || pool_.lanes.size() >= kMostLanes || stream.record_failed) return;
+    if (wanted.full || pool_.count >= kMostLanes || stream.record_failed) return;
     std::string wrong = make_lane(pool_, wanted.mask, lane);
     if (!wrong.empty()) {
         stream.record_failed = true;
@@ -161,8 +161,9 @@ void Dispatcher::open_record_lane(Stream& stream) {
         return;
     }
     Log::get().calibrate(lane.stream);
-    stream.record_lane = static_cast<int>(pool_.lanes.size());
-    pool_.lanes.push_back(lane);
+    stream.record_lane = static_cast<int>(pool_.count.load());
+    pool_.lanes[pool_.count] = lane;
+    pool_.count.fetch_add(1);
 }
 
 Dispatcher::Timing Dispatcher::begin_timing(CUstream target) {

@@ -25,10 +25,11 @@ Engine& Engine::get() {
 Engine::Engine() {
     legacy.legacy = true;
     streams.push_back(&legacy);
-    for (int index = 0; index < kThreads; ++index) std::thread([this] { serve(); }).detach();
 }
 
 WorkPtr Engine::add(std::function<void()> run, const std::vector<WorkPtr>& after) {
+    // With the first work, so that a process may fork before.
+    for (; threads_ < kThreads; ++threads_) std::thread([this] { serve(); }).detach();
     auto work = std::make_shared<Work>();
     work->run = std::move(run);
     for (const WorkPtr& before : after) {

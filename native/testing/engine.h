@@ -79,6 +79,7 @@ private:
 
     std::condition_variable changed_;
     std::vector<WorkPtr> ready_;
+    int threads_ = 0;
     int unfinished_ = 0;
     int waiting_ = 0;  // threads that wait for something
 };

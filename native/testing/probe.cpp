@@ -2,7 +2,7 @@
 // over the driver's interface, and the ways in which programs go wrong.
 //
 //   probe serve [--requests N] [--workers N] [--graph 1] [--mark 1] [--delay-us N]
-//   probe fork | exec | orphan | many
+//   probe fork | prefork | exec | orphan | many
 //
 // `serve` has a thread and a stream for each worker. It prints a line per worker: the result, then
 // the slices (in hexadecimal) that each kernel of the last request ran on.
@@ -34,6 +34,7 @@ CUresult cuStreamBeginCapture_v2(CUstream, int);
 CUresult cuStreamEndCapture(CUstream, CUgraph*);
 CUresult cuGraphInstantiateWithFlags(CUgraphExec*, CUgraph, unsigned long long);
 CUresult cuGraphLaunch(CUgraphExec, CUstream);
+CUresult cuGetProcAddress_v2(const char*, void**, int, uint64_t, int*);
 CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                         unsigned, CUstream, void**, void**);
 }
@@ -145,6 +146,20 @@ int fork_and_serve(int count, char** words) {
     return serve_all(count, words);
 }
 
+// Servers that fork before they use the device: the parent has only looked for the driver.
+int serve_in_child(int count, char** words) {
+    void* found = nullptr;
+    CHECK(cuGetProcAddress_v2("cuLaunchKernel", &found, 12000, 0, nullptr));
+    if (fork() == 0) {
+        serve_all(count, words);
+        fflush(stdout);
+        _exit(0);
+    }
+    int status = 0;
+    wait(&status);
+    return WEXITSTATUS(status);
+}
+
 // A thread that begins a capture and ends without ending it.
 int leave_capture(int count, char** words) {
     serve_all(count, words);
@@ -186,6 +201,7 @@ int main(int count, char** words) {
     CHECK(cuCtxSetCurrent(context));
     if (what == "serve") return serve_all(count, words);
     if (what == "fork") return fork_and_serve(count, words);
+    if (what == "prefork") return serve_in_child(count, words);
     if (what == "orphan") return leave_capture(count, words);
     if (what == "many") return serve_twice(count, words, words[0]);
     fprintf(stderr, "probe: what?\n");

@@ -107,6 +107,12 @@ def test_a_forked_child_is_left_alone(native: Native, table: Path) -> None:
     assert errors == ""
 
 
+def test_a_child_of_a_parent_that_used_no_device_is_planned(native: Native, table: Path) -> None:
+    lines, errors = serve(native, table, "prefork")
+    assert masks(lines[0]) == {"ff"}
+    assert errors == ""
+
+
 def test_a_process_that_executes_another_is_planned_there(native: Native, table: Path) -> None:
     lines, _ = serve(native, table, "exec")
     assert masks(lines[0]) == {"ff"}

@@ -28,6 +28,6 @@ class Native:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=120,
             check=False,
         )
