@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test native gpu-test check format bench lock clean
+.PHONY: help demo test native gpu-test gpu-transparent check format bench lock clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -26,6 +26,11 @@ native: ## Build libeclip, the library that `eclip exec` preloads
 gpu-test: ## On a host with a GPU: its tests and the conformance suite, nothing installed
 	@CUDA_DEVICE_MAX_CONNECTIONS=32 PYTHONPATH=src:.gpu-deps:$$PYTHONPATH $(PYTHON) -m pytest -q -p no:cacheprovider \
 		-o addopts=--import-mode=importlib -o filterwarnings=default tests/gpu tests/conformance
+
+gpu-transparent: native ## On a host with a GPU: what libeclip costs, and unmodified programs under it
+	@PYTHONPATH=src:.gpu-deps:$$PYTHONPATH $(PYTHON) bench/gpu/transparent.py
+	@CUDA_DEVICE_MAX_CONNECTIONS=32 PYTHONPATH=src:.gpu-deps:$$PYTHONPATH $(PYTHON) -m pytest -q -s -p no:cacheprovider \
+		-o addopts=--import-mode=importlib -o filterwarnings=default tests/gpu/test_transparent.py
 
 check: $(READY) ## Lint, format check, strict types, import directions
 	@$(BIN)/ruff check .

@@ -36,7 +36,7 @@ struct Stream {
     uint64_t calls = 0;
     int last_queue = kHome;    // of its last kernel
     int record_lane = kHome;   // when recording: the lane of its own
-    bool record_failed = false;
+    bool record_ready = false;
     bool planned = true;       // of the context whose lanes we have
 };
 
@@ -243,7 +243,7 @@ private:
 
     template <class Call>
     CUresult record(Stream& stream, Hold& hold, const Launch& launch, CUstream raw, Call& call) {
-        if (stream.record_lane == kHome) open_record_lane(stream);
+        if (!stream.record_ready) open_record_lane(stream);
         auto timed = [&](CUstream target) {
             Timing timing = begin_timing(target);
             CUresult status = call(target);

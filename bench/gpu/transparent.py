@@ -1,6 +1,6 @@
 """Claims of docs/results.md about libeclip: what a launch and a graph update cost under it.
 
-    PYTHONPATH=src python3 bench/gpu/transparent.py            on a host with a GPU, g++ and make
+    make gpu-transparent                                       on a host with a GPU, g++ and make
     PYTHONPATH=src python3 bench/gpu/transparent.py --standin  the same on the stand-in driver,
                                                                whose times mean nothing
 
@@ -9,6 +9,7 @@ Builds what it needs, runs `costs` natively and under four tables, and prints tw
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
@@ -68,11 +69,21 @@ def build(folder: Path, standin: bool) -> Path:
     make = ["make", "-s", "-C", str(ROOT / "native"), "library"]
     subprocess.run([*make, "tests"] if standin else make, check=True)
     program = folder / "costs"
-    library = [f"-L{STANDIN}"] if standin else []
+    driver = STANDIN / "libcuda.so.1" if standin else find_driver()
     source = str(Path(__file__).with_name("costs.cpp"))
-    command = ["g++", "-std=c++20", "-O2", source, "-o", str(program), *library]
-    subprocess.run([*command, "-l:libcuda.so.1"], check=True)
+    command = ["g++", "-std=c++20", "-O2", source, "-o", str(program), str(driver)]
+    subprocess.run(command, check=True)
     return program
+
+
+def find_driver() -> Path:
+    """Where the loader finds it: not every host has it where the linker would look."""
+    ctypes.CDLL("libcuda.so.1")
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = Path(line.split(maxsplit=5)[-1])
+        if path.name.startswith("libcuda.so"):
+            return path
+    raise SystemExit("eclip: there is no CUDA driver here; try --standin")
 
 
 def run(program: Path, what: str, repeats: int, standin: bool, **variables: str) -> list[Row]:
