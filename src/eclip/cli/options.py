@@ -74,6 +74,10 @@ TailOption = Annotated[
     typer.Option("--tail", help="Take variable-output kernels at their p99 times, not expected."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+WorkersOption = Annotated[
+    str,
+    typer.Option("--workers", help="How workers are told apart: by stream or by thread."),
+]
 
 
 def numbers(text: str | None, option: str) -> tuple[float, ...]:

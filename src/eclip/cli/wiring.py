@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from eclip.planning.objective import Score
     from eclip.planning.policies import PolicyOptions
     from eclip.planning.problem import Problem
+    from eclip.runtime.table import WorkersBy
 
 Progress = Callable[[float], None]
 _TRIAL_ROUNDS = 2  # of the trials before deployment
@@ -268,6 +269,16 @@ def _open_device(
             raise DeviceError(f"the package {error.name} is missing; see `eclip doctor`") from None
         return device, capture_workers(profiles, options.gpu)
     raise unknown_name("device", options.device, ["sim", "cuda"])
+
+
+def workers_by(name: str) -> WorkersBy:
+    """How a command's launches are told apart, by its name."""
+    from eclip.runtime.table import WorkersBy
+
+    ways = {way.value: way for way in WorkersBy}
+    if name not in ways:
+        raise unknown_name("way to tell workers apart", name, ways)
+    return ways[name]
 
 
 def _is_file_name(name: str) -> bool:
