@@ -23,6 +23,7 @@ constexpr CUresult kIsolation = 905, kUnmatched = 903, kInvalidated = 901, kUnjo
 constexpr int kDriverVersion = 13000;
 
 thread_local Context* current = nullptr;
+thread_local int thread_mode = 0;  // of calls that are unsafe in a capture
 // A thread's own default stream outlives the thread: its work may still be waited for.
 thread_local Stream* thread_stream = nullptr;
 std::set<Capture*> captures;
@@ -58,6 +59,7 @@ void invalidate_all() {
 Hold standin::held() { return Hold(Engine::get().lock); }
 
 CUresult standin::unsafe() {
+    if (thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_SUCCESS;
     for (Capture* capture : captures)
         if (capture->mode == 0 || (capture->mode == 1 && capture->thread == thread_id())) {
             capture->invalid = true;
@@ -384,6 +386,10 @@ API cuStreamGetFlags(CUstream handle, unsigned* flags) {
 }
 API cuStreamGetCtx(CUstream handle, CUcontext* context) {
     *context = reinterpret_cast<CUcontext>(reinterpret_cast<Stream*>(handle)->context);
+    return CUDA_SUCCESS;
+}
+API cuThreadExchangeStreamCaptureMode(int* mode) {
+    std::swap(*mode, thread_mode);
     return CUDA_SUCCESS;
 }
 API cuEventCreate(CUevent* event, unsigned) {
