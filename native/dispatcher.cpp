@@ -128,7 +128,7 @@ bool Dispatcher::ready() {
 
 // Lanes are made when the wanted device's context is first used: that is where a plan begins.
 bool Dispatcher::make_ready() {
-    if (inside || captures_.load() != 0) return false;  // contexts cannot be made in a capture
+    if (inside) return false;
     const Driver& real = driver();
     CUcontext current = nullptr;
     CUdevice device = -1;
@@ -157,6 +157,7 @@ bool Dispatcher::make_ready() {
     }
     pool_.primary = primary;
     pool_.device = device;
+    Relaxed relaxed;
     std::string wrong = make_pool(table_, pool_);
     if (!wrong.empty()) {
         stop(wrong.c_str());
@@ -269,9 +270,9 @@ bool Dispatcher::asks(bool learning) {
 }
 
 bool Dispatcher::Actions::finished(int lane) {
-    if (owner.captures_.load() != 0) return false;  // asking would break a capture
     bool learning = owner.chances_.fetch_add(1, std::memory_order_relaxed) % kLearnEvery == 0;
     if (!owner.asks(learning)) return false;
+    Relaxed relaxed;
     bool done = driver().cuStreamQuery(owner.pool_.lanes[lane].stream) == CUDA_SUCCESS;
     if (owner.asked_.fetch_add(1) == 1 << 20) {  // the past fades
         owner.asked_ = 1 << 10;
@@ -398,6 +399,7 @@ void Dispatcher::ended(Stream& stream, uint64_t calls) {
 
 size_t Dispatcher::wait_for_lanes(LaneWord::View* seen) {
     size_t lanes = pool_.count;
+    Relaxed relaxed;
     for (size_t lane = 0; lane < lanes; ++lane) {
         seen[lane] = order_.lanes[lane].read();
         if (seen[lane].busy()) driver().cuStreamSynchronize(pool_.lanes[lane].stream);

@@ -72,6 +72,7 @@ enum class Default { legacy, thread };
     CALL(cuStreamGetCtx, CUresult(CUstream, CUcontext*))                                      \
     CALL(cuStreamIsCapturing, CUresult(CUstream, int*))                                       \
     CALL(cuStreamIsCapturing_ptsz, CUresult(CUstream, int*))                                  \
+    CALL(cuThreadExchangeStreamCaptureMode, CUresult(int*))                                   \
     CALL(cuEventCreate, CUresult(CUevent*, unsigned))                                         \
     CALL(cuEventDestroy_v2, CUresult(CUevent))                                                \
     CALL(cuEventElapsedTime, CUresult(float*, CUevent, CUevent))                              \
@@ -121,6 +122,22 @@ const Driver& driver();
 
 // The library's own function of this name, whatever we put in front of it.
 void* real_symbol(const char* name);
+
+// While it lives, what the calling thread asks the driver breaks nobody's capture. Without it a
+// question of ours could end a capture that another thread has just begun.
+class Relaxed {
+public:
+    Relaxed() { exchange(); }
+    ~Relaxed() { exchange(); }
+    Relaxed(const Relaxed&) = delete;
+
+private:
+    void exchange() {
+        auto call = driver().cuThreadExchangeStreamCaptureMode;
+        if (call != nullptr) call(&mode_);
+    }
+    int mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
 
 // One line on standard error, `eclip: …`; said once for each place that says it.
 void say(const char* format, ...) __attribute__((format(printf, 1, 2)));

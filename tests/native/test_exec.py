@@ -196,3 +196,19 @@ def test_a_signal_goes_on_to_the_command(planned: tuple[Path, Path], native: Nat
     _, errors = child.communicate(timeout=30)
     assert child.returncode == 128 + signal.SIGTERM
     assert b"Traceback" not in errors
+
+
+def test_a_python_program_may_mark_its_requests(planned: tuple[Path, Path]) -> None:
+    plan, profiles = planned
+    script = (
+        "import ctypes, eclip; eclip.request(1); eclip.request(); "
+        "print(hasattr(ctypes.CDLL(None), 'eclip_request'))"
+    )
+    words = ("--plan", plan, "--profiles", profiles, "--", sys.executable, "-c", script)
+    done = eclip("exec", *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "True\n"
+    outside = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert outside.stdout == "False\n"

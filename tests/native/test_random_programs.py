@@ -9,6 +9,8 @@ from native_build import Native
 
 def assert_same(native: Native, program: str, *arguments: object, preload: bool = False) -> None:
     done = native.run(program, *arguments, preload=preload)
+    if "unexpected memory mapping" in done.stderr:
+        pytest.skip("ThreadSanitizer of this compiler does not know this kernel's address layout")
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     assert "no difference" in done.stdout
 
