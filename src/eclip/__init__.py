@@ -40,6 +40,17 @@ def colocate(models: Mapping[str, Any], policy: str = "eclip", gpu: int = 0) -> 
     return Colocation(models, policy, gpu)
 
 
+def request(worker: int = -1) -> None:
+    """Mark, for ``eclip exec``, that this thread's next launch begins a request.
+
+    ``worker`` is its number in the plan, or -1 to let libeclip find out. Outside of ``eclip exec``
+    this does nothing.
+    """
+    from eclip.frontends.transparent import mark_request
+
+    mark_request(worker)
+
+
 __all__ = [
     "Calibration",
     "EclipError",
@@ -57,5 +68,6 @@ __all__ = [
     "load_builtin",
     "measure",
     "parse_mix",
+    "request",
     "save",
 ]

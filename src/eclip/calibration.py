@@ -31,6 +31,15 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     gap_ns: int  # between two kernels of one lane
 
 
+class Sharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How kernels get on with each other."""
+
+    cohabit: float  # room that a kernel leaves to later ones while its own blocks still wait
+    crowding: float  # how much slower a kernel gets for every whole neighbour on its units
+    presence: float  # the same for every neighbour that runs, wherever it does
+    pressure: float  # the same for every TB/s that neighbours draw from L2
+
+
 class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What all lanes share."""
 
@@ -53,11 +62,12 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     source: str
     costs: Costs
     compute: Compute
+    sharing: Sharing
     memory: Memory
     power: Power
 
     def __post_init__(self) -> None:
-        for part in (self.costs, self.compute, self.memory, self.power):
+        for part in (self.costs, self.compute, self.sharing, self.memory, self.power):
             for name in part.__struct_fields__:
                 if not 0 <= getattr(part, name) < float("inf"):
                     raise ValueError(f"{name} must be a finite number of at least 0")

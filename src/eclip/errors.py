@@ -6,7 +6,8 @@
     ├── MismatchError           artefacts, or an artefact and a device, that do not fit
     ├── PlanningError           no plan satisfies what was asked
     └── DeviceError             a device that cannot do what was asked of it
-        └── TracingError        kernels cannot be recorded; what was measured still counts
+        ├── TracingError        kernels cannot be recorded; what was measured still counts
+        └── ArenaError          a variable-output stage that found no room for what it wrote
 
 A message says what is wrong and what to do next. The command line prints it after ``eclip:`` and
 exits with the class's code; no traceback reaches a person for anything below EclipError.
@@ -41,6 +42,18 @@ class DeviceError(EclipError):
 
 class TracingError(DeviceError):
     pass
+
+
+class ArenaError(DeviceError):
+    """Nothing was cut off: the request failed, and these are the numbers."""
+
+    def __init__(self, stage: str, needed: int, words: int) -> None:
+        super().__init__(
+            f"{stage} needed {needed} words of overflow space and its arena has {words}; give it a "
+            f"larger arena or capacity"
+        )
+        self.needed = needed
+        self.words = words
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> UsageError:

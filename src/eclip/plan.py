@@ -62,6 +62,31 @@ class PlannedWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     why: str  # in words, for ``eclip explain``
 
 
+class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one plan gave when it was tried before deployment."""
+
+    label: str
+    ratios: tuple[float, ...]  # per worker: rate in the mix over rate alone
+    power_w: float
+    p99_ms: tuple[float, ...]
+    chosen: bool
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a search came to its plan: enough to repeat it, and what was measured."""
+
+    objective: str
+    seed: int
+    batches: int
+    evaluated: int  # plans, by simulation
+    frontier: tuple[
+        tuple[float, float], ...
+    ]  # (STP, STP·s/kJ) of plans none of which beats another
+    device: str  # where the trials ran
+    modelled: bool  # ... which was a simulator
+    trials: tuple[Trial, ...]
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mix: Mix
     policy: str
@@ -73,6 +98,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     variants: tuple[Variant, ...]
     why: str
     turns: bool = False  # workers take turns of the whole device (time-slicing)
+    evidence: Evidence | None = None  # of a search
 
     def __post_init__(self) -> None:
         if not self.workers or not self.variants:

@@ -34,6 +34,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     illegal: tuple[tuple[int, int], ...] = ()  # (kernel, size) pairs that the device refuses
     energy_uj: tuple[int, ...] = ()  # of a request alone, per size; empty: not measured
     slowdown_beside: dict[str, float] = {}  # on half the units, a stressor of "dram" or "l2" beside
+    # A row for every kernel in trace.lengths, whose busy_ns is its expected time: the busy time at
+    # the length that 99% of requests do not exceed. Empty: not known.
+    tail_ns: Table = ()
 
     def __post_init__(self) -> None:
         kernels = len(self.trace.kernels)
@@ -59,6 +62,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 raise ValueError(
                     f"{name} needs one entry of at least 0 for each of {kernels} kernels"
                 )
+        if self.tail_ns and (
+            len(self.tail_ns) != len(self.trace.lengths)
+            or any(len(row) != len(self.sizes) or min(row) < 1 for row in self.tail_ns)
+        ):
+            raise ValueError("tail_ns needs a row of times for each kernel in the trace's lengths")
         if self.energy_uj and (len(self.energy_uj) != len(self.sizes) or min(self.energy_uj) < 0):
             raise ValueError("energy_uj needs one entry of at least 0 per size")
         for kernel, size in self.illegal:
@@ -77,6 +85,26 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @property
     def key(self) -> str:
         return self.trace.key
+
+    def at_tail(self) -> Profile:
+        """The same model with its variable-output kernels at their tail times."""
+        if not self.tail_ns:
+            return self
+        busy = list(self.busy_ns)
+        for one, row in zip(self.trace.lengths, self.tail_ns, strict=True):
+            busy[one.kernel] = row
+        longer = [
+            sum(new[size] - old[size] for new, old in zip(busy, self.busy_ns, strict=True))
+            for size in range(len(self.sizes))
+        ]
+        return msgspec.structs.replace(
+            self,
+            busy_ns=tuple(busy),
+            request_ns=tuple(
+                time + more for time, more in zip(self.request_ns, longer, strict=True)
+            ),
+            energy_uj=(),  # it was measured at the expected lengths
+        )
 
     def busy_at(self, units: int) -> Times:
         """Busy time of every kernel on a lane of any size."""

@@ -28,14 +28,16 @@ import msgspec
 from eclip.calibration import Calibration
 from eclip.comparison import Comparison
 from eclip.errors import ArtefactError, unknown_name
+from eclip.lengths import Lengths
+from eclip.machine import Machine
 from eclip.plan import Plan
 from eclip.profile import Profile
 from eclip.runlog import RunLog
 from eclip.topology import Mask, Topology
 from eclip.trace import Trace
 
-Artefact = Topology | Trace | Profile | Calibration | Plan | RunLog | Comparison
-A = TypeVar("A", Topology, Trace, Profile, Calibration, Plan, RunLog, Comparison)
+Artefact = Topology | Trace | Profile | Calibration | Plan | RunLog | Lengths | Machine | Comparison
+A = TypeVar("A", Topology, Trace, Profile, Calibration, Plan, RunLog, Lengths, Machine, Comparison)
 
 # A change that older readers would misread raises the version here.
 _KINDS: dict[str, tuple[type[Artefact], int]] = {
@@ -45,6 +47,8 @@ _KINDS: dict[str, tuple[type[Artefact], int]] = {
     "calibration": (Calibration, 1),
     "plan": (Plan, 1),
     "run": (RunLog, 1),
+    "lengths": (Lengths, 1),
+    "machine": (Machine, 1),
     "comparison": (Comparison, 1),
 }
 # Far above any real artefact; keeps a wrong file (or a gzip bomb) from filling the memory.
@@ -153,7 +157,7 @@ def load_any(path: Path) -> Artefact:
 
 
 def load_builtin(kind: type[A], name: str) -> A:
-    """A topology or calibration that ships with the package."""
+    """A topology, calibration or machine that ships with the package."""
     folder = resources.files("eclip") / "data" / f"{_folder(kind)}"
     known = builtin_names(kind)
     if name not in known:
@@ -309,7 +313,11 @@ def _kind_of(cls: type[Artefact]) -> str:
 
 
 def _folder(cls: type[Artefact]) -> str:
-    return {"topology": "topologies", "calibration": "calibrations"}[_kind_of(cls)]
+    return {
+        "topology": "topologies",
+        "calibration": "calibrations",
+        "machine": "machines",
+    }[_kind_of(cls)]
 
 
 def _encode_mask(value: Any) -> str:

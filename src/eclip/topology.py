@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
@@ -141,6 +142,15 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if not mask <= self.full:
             raise ValueError(f"mask {mask} names slices that {self.title} does not have")
         return sum(self.slice_units[index] for index in mask)
+
+    def holds_clusters(self, mask: Mask) -> bool:
+        """Whether thread-block clusters find units that are scheduled together.
+
+        An odd slice is what a split left over, from here and there: on an H200 no cluster of four
+        or more fits there, while any other slice holds all of them.
+        """
+        regular = statistics.mode(self.slice_units)
+        return any(self.slice_units[index] == regular for index in mask)
 
     def grant(self, units: int) -> int:
         """Round a wanted number of units up to the smallest that some set of slices adds up to."""

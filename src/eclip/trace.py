@@ -11,6 +11,8 @@ import math
 
 import msgspec
 
+from eclip.lengths import Lengths
+
 Dim3 = tuple[int, int, int]
 
 
@@ -32,14 +34,25 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return math.prod(self.grid)
 
 
+class KernelLengths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A kernel whose work depends on the data: how much it wrote over a sample of requests."""
+
+    kernel: int  # position in the request
+    lengths: Lengths
+
+
 class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: str
     batch: int
     kernels: tuple[Kernel, ...]
     inputs: tuple[str, ...] = ()  # shapes and types a person can read, one per input
     libraries: dict[str, str] = {}
+    lengths: tuple[KernelLengths, ...] = ()  # of variable-output kernels, by rising position
 
     def __post_init__(self) -> None:
+        places = [one.kernel for one in self.lengths]
+        if places != sorted(set(places)) or any(not 0 <= k < len(self.kernels) for k in places):
+            raise ValueError("lengths must name kernels of the trace, each once, in order")
         if not self.kernels:
             raise ValueError("a trace needs at least one kernel")
         if self.batch < 1:

@@ -33,6 +33,7 @@ from eclip.runlog import RunLog
 from eclip.runtime.program import Program, lower
 from eclip.topology import Topology
 from eclip.trace import Trace
+from simulations import options_for
 
 MakeProblem = Callable[..., Problem]
 WORKERS = 3
@@ -92,7 +93,7 @@ class Bench:
         return lower(self.plan(policy), [profile.trace for profile in self.problem.profiles])
 
     def plan(self, policy: str = "eclip") -> Plan:
-        return make_plan(policy, self.problem)
+        return make_plan(policy, self.problem, options_for(self.problem))
 
     def run(self, load: Load, window: Window | None = None, policy: str = "eclip") -> RunLog:
         with self.device.open(self.program(policy), self.sources) as session:

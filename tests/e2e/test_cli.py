@@ -23,12 +23,14 @@ from commands import Cli, assert_refused
 def test_paper_mixes_compare_under_all_policies(cli: Cli, number: int, topology: str) -> None:
     outcome = cli(
         "compare", f"paper/{number}", "--policies", "all", "--topology", topology,
-        "--seconds", 0.5, "--trials", 4, "--json",
+        "--seconds", 0.5, "--trials", 4, "--batches", 0, "--json",
     )  # fmt: skip
     assert outcome.code == 0
     assert outcome.data["modelled"] is True
     by_policy = {one["policy"]: one for one in outcome.data["policies"]}
-    assert list(by_policy) == ["shared", "timeslice", "model", "masks", "kernel", "eclip"]
+    assert list(by_policy) == [
+        *("shared", "timeslice", "model", "masks", "kernel", "eclip", "search")
+    ]
     for one in by_policy.values():
         assert one["stp"] > 0
         assert 0 < one["fairness"] <= 1

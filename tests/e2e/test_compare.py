@@ -16,7 +16,7 @@ from commands import Cli, assert_refused
 from eclip import store
 from eclip.report.results import BEGIN, END
 
-QUICK = ("--seconds", 0.1, "--trials", 4, "--trial-seconds", 0.05)
+QUICK = ("--seconds", 0.1, "--trials", 4, "--trial-seconds", 0.05, "--batches", 0)
 
 
 def test_rounds_are_summed_up_and_added_to_the_results(cli: Cli) -> None:

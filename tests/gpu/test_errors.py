@@ -23,7 +23,7 @@ from eclip.devices.cuda import device as device_module
 from eclip.devices.cuda import graphs, lanes
 from eclip.devices.cuda.device import CudaDevice, CudaSession, Execution
 from eclip.devices.cuda.driver import call, cu
-from eclip.devices.cuda.lanes import Slices
+from eclip.devices.cuda.lanes import LanePool, Slices
 from eclip.devices.cuda.stressors import Stressors
 from eclip.errors import DeviceError, MismatchError
 from eclip.plan import Plan
@@ -276,6 +276,7 @@ def test_a_kernel_whose_clusters_fit_no_place_on_its_lane_is_named_before_anythi
         masks = [Mask([0]), Mask([odd])]
         good = plan_of(device.topology, [trace], [masks], [[1, 0, 1, 0]])
         bad = plan_of(device.topology, [trace], [masks], [[0, 0, 0, 1]])
+        LanePool(device.slices, masks).close()  # their contexts are made once and kept
         ledger = Ledger(monkeypatch)
         words = (
             rf"kernel 3 of {MODEL} \(eclip_fma\).* clusters of 8 .*lane 1 \(12 SMs, slices {odd}\)"

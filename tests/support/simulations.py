@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,9 +13,11 @@ from eclip.calibration import Calibration
 from eclip.devices.base import Window
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.devices.sim import device as sim
+from eclip.devices.sim.evaluate import Evaluator
 from eclip.frontends.synthetic import synthetic_profile
 from eclip.mix import mix_of
 from eclip.plan import ALL_WORKERS, Lane, Plan
+from eclip.planning.policies import PolicyOptions
 from eclip.planning.problem import Problem
 from eclip.profile import Profile
 from eclip.runlog import RunLog
@@ -151,3 +154,10 @@ def random_plan(seed: int, profiles: Sequence[Profile], topology: Topology) -> P
     return problem_of(profiles, topology).plan(
         policy="random", lanes=lanes, choices=choices, whys=[""] * len(profiles), why=""
     )
+
+
+def options_for(problem: Problem, **given: Any) -> PolicyOptions:
+    """Options with which every policy can plan, search too, and quickly."""
+    calibration = store.load_builtin(Calibration, problem.topology.name)
+    evaluator = Evaluator(problem.topology, problem.profiles, calibration)
+    return PolicyOptions(evaluator=evaluator, batches=1, **given)

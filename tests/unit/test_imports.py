@@ -15,6 +15,7 @@ ORDER = [
     {"planning", "runtime"},
     {"devices"},
     {"frontends"},
+    {"varout"},
     {"report"},
     {"cli"},
 ]

@@ -19,6 +19,7 @@ from eclip.planning.pool import build_pool
 from eclip.planning.problem import Problem
 from eclip.runtime.program import lower
 from eclip.topology import Topology
+from simulations import options_for
 
 TOPOLOGIES = {name: store.load_builtin(Topology, name) for name in store.builtin_names(Topology)}
 every_policy = pytest.mark.parametrize("policy", POLICIES)
@@ -65,12 +66,17 @@ def test_plan_is_valid_and_predicts_the_profiled_times(
     policy: str, device: str, workers: int
 ) -> None:
     problem = problem_of(device, workers)
-    plan = make_plan(policy, problem)
+    plan = make_plan(policy, problem, options_for(problem))
     assert (plan.policy, plan.topology, plan.mix) == (policy, problem.topology, problem.mix)
     assert plan.modelled
     assert plan.why and all(worker.why for worker in plan.workers)
     lower(plan, [profile.trace for profile in problem.profiles])
-    used = {lane for worker in plan.everyone for lane in lanes_of(plan, worker)}
+    used = {
+        group.lane
+        for variant in plan.variants
+        for part in variant.assignments
+        for group in part.groups
+    }
     assert used == set(range(len(plan.lanes)))
     for part in plan.main.assignments:
         position = 0
@@ -83,7 +89,9 @@ def test_plan_is_valid_and_predicts_the_profiled_times(
 
 @every_policy
 def test_equal_problems_get_equal_plans(policy: str) -> None:
-    assert make_plan(policy, problem_of("h200", 3)) == make_plan(policy, problem_of("h200", 3))
+    first, second = problem_of("h200", 3), problem_of("h200", 3)
+    plan = make_plan(policy, first, options_for(first))
+    assert plan == make_plan(policy, second, options_for(second))
 
 
 def test_unknown_policy_lists_the_right_ones() -> None:
@@ -231,9 +239,9 @@ def with_illegal(problem: Problem, largest: int, every: int) -> Problem:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_kernel_never_goes_to_a_lane_it_does_not_fit(policy: str, workers: int) -> None:
     problem = with_illegal(problem_of("h200", workers), largest=48, every=3)
-    options = PolicyOptions(switch_max=4, tolerance=3.0)
-    plan = make_plan(policy, problem, options)
-    free = make_plan(policy, problem_of("h200", workers), options)
+    plan = make_plan(policy, problem, options_for(problem, switch_max=4, tolerance=3.0))
+    anywhere = problem_of("h200", workers)
+    free = make_plan(policy, anywhere, options_for(anywhere, switch_max=4, tolerance=3.0))
     for worker in plan.everyone:
         units = [plan.units(lane) for lane in lanes_of(plan, worker)]
         assert min(units[::3]) > 48

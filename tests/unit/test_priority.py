@@ -154,7 +154,7 @@ def test_kernel_nodes_get_the_priority_of_their_lane(
         graphs.Node(name, "KERNEL" if name.startswith("k") else "MEMSET", kernel)
         for name, kernel in kinds.items()
     ]
-    captured: Any = SimpleNamespace(graph="graph", nodes=nodes, kernel_count=3)
+    captured: Any = SimpleNamespace(graph="graph", nodes=nodes, kernel_count=3, atomic=False)
     graphs.place_whole(captured, ["c"] * 3, [-4, 0, -1])
     assert cuda.nodes == {"k0": -4, "k2": -1}
     cuda.nodes.clear()

@@ -4,40 +4,39 @@ from __future__ import annotations
 
 import pytest
 
-from eclip.comparison import Trial
 from eclip.devices.cuda.mps import MOST_CLIENTS, equal_shares
-from eclip.errors import UsageError
+from eclip.planning.objective import Objective, Score
 from eclip.planning.policies import make_plan
-from eclip.planning.sweep import StaticMasks, best_trial, masks_setting
+from eclip.planning.sweep import StaticMasks, best_setting, masks_setting
 from eclip.topology import Topology
 from simulations import H200, MI50, flat_profile, problem_of
 
 
-def trial(stp: float, fairness: float = 0.9, efficiency: float = 1.0) -> Trial:
-    return Trial(setting="", stp=stp, fairness=fairness, efficiency_per_kj=efficiency)
+def score(stp: float, fairness: float = 0.9, efficiency: float = 1.0) -> Score:
+    """Two workers with this much together, the first with ``fairness`` of the second's."""
+    second = stp / (1 + fairness)
+    return Score(ratios=(stp - second, second), power_w=1000 * stp / efficiency, p99_ms=(1.0, 1.0))
 
 
-def test_most_throughput_at_the_floor_wins() -> None:
-    trials = [trial(1.5, fairness=0.69), trial(1.3, fairness=0.7), trial(1.2, fairness=1.0)]
-    assert best_trial(trials, "throughput", 0.7) == 1
-    assert best_trial(trials, "throughput", 0.0) == 0
+def best(kind: str, plain: Score, *scores: Score) -> int:
+    return best_setting(scores, Objective(kind=kind), plain)
+
+
+def test_most_throughput_that_is_fair_enough_wins() -> None:
+    scores = [score(1.5, fairness=0.69), score(1.3, fairness=0.71), score(1.2, fairness=1.0)]
+    assert best("throughput", score(1.0, 0.5), *scores) == 1
+    assert best("throughput", score(1.0, 1.0), *scores) == 2  # plain streams are fairer than that
 
 
 def test_where_none_is_fair_enough_the_fairest_wins() -> None:
-    assert best_trial([trial(1.5, 0.1), trial(1.0, 0.3), trial(2.0, 0.2)], "throughput", 0.7) == 1
+    assert best("throughput", score(1.0, 0.5), score(1.5, 0.1), score(1.0, 0.3), score(2, 0.2)) == 1
 
 
 def test_energy_is_saved_at_the_throughput_of_plain_streams() -> None:
-    trials = [trial(1.0, efficiency=3.0), trial(1.2, efficiency=2.5), trial(1.4, efficiency=2.0)]
-    assert best_trial(trials, "energy", 0.7, plain=trial(1.1)) == 1
-    assert best_trial(trials, "energy", 0.7, plain=trial(1.5)) == 0
-    assert best_trial(trials, "energy", 0.7) == 0
-    assert best_trial(trials, "throughput", 0.7, plain=trial(1.1)) == 2
-
-
-def test_unknown_objective_lists_the_right_ones() -> None:
-    with pytest.raises(UsageError, match="throughput, energy"):
-        best_trial([trial(1.0)], "speed", 0.7)
+    scores = [score(1.0, efficiency=3.0), score(1.2, efficiency=2.5), score(1.4, efficiency=2.0)]
+    assert best("energy", score(1.1), *scores) == 1
+    assert best("energy", score(0.9), *scores) == 0
+    assert best("throughput", score(1.1), *scores) == 2
 
 
 @pytest.mark.parametrize("topology", [H200, MI50])
@@ -49,13 +48,13 @@ def test_static_masks_are_many_different_and_the_same_again(
         problem = problem_of([flat_profile(f"m{n}", [1000], topology) for n in range(workers)],
                              topology)  # fmt: skip
         masks = StaticMasks(problem, 24, seed)
-        best = None
+        first = None
         plans = []
         for _ in range(24):
-            homes = masks.propose(best)
+            homes = masks.propose(first)
             if homes is None:
                 break
-            best = best or homes
+            first = first or homes
             plan = masks.plan(homes)
             assert all(part.switches == 0 for part in plan.main.assignments)
             plans.append(" ".join(str(lane.mask) for lane in plan.lanes))

@@ -17,14 +17,17 @@ from eclip.cli import (
     compare,
     demo,
     doctor,
+    exec,
     explain,
     inspect,
     plan,
     profile,
+    record,
     report,
     results,
     run,
     topology,
+    varout,
 )
 from eclip.errors import EclipError
 
@@ -47,12 +50,15 @@ COMMANDS = (
     inspect,
     topology,
     profile,
+    record,
+    exec,
     doctor,
     bench,
 )
 for command in COMMANDS:
     name = command.__name__.rpartition(".")[2]
     app.command(name)(getattr(command, name))
+app.add_typer(varout.app, name="varout")
 
 
 def _version(wanted: bool) -> None:

@@ -40,13 +40,13 @@ def bench(
         str | None,
         typer.Argument(
             metavar="[WHAT]",
-            help="solver, simulator (both if left out), or device: what lanes cost on a GPU.",
+            help="solver, simulator, search (all if left out), or device: a GPU's lanes.",
         ),
     ] = None,
     gpu: GpuOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure the solver and the simulator on this machine, or a GPU's lanes."""
+    """Measure solver, simulator and search on this machine, or a GPU's lanes."""
     if what == "device":
         _bench_device(gpu, as_json)
         return
@@ -131,6 +131,50 @@ def bench_solver() -> list[Figure]:
     return figures
 
 
+def bench_search() -> list[Figure]:
+    """What one candidate of a search costs: exact planning, the plan, its simulation."""
+    from eclip.devices.sim.evaluate import Evaluator
+    from eclip.mix import mix_of
+    from eclip.planning.placement import Home, Placer
+    from eclip.planning.problem import Problem
+
+    device = store.load_builtin(Topology, "h200")
+    calibration = store.load_builtin(Calibration, "h200")
+
+    def candidate(workers: int, kernels: int) -> Callable[[], float]:
+        profiles = tuple(
+            synthetic_profile(seed, kernels, device, name=f"m{seed}") for seed in range(workers)
+        )
+        mix = mix_of((profile.trace.model, profile.trace.batch) for profile in profiles)
+        problem = Problem(mix, device, profiles)
+        evaluate = Evaluator(device, profiles, calibration)
+        homes = [Home(2 * worker, 1, 12, 0.5, 14) for worker in range(workers)]
+
+        def once() -> float:
+            started = time.perf_counter()
+            evaluate([Placer(problem).plan(homes, "search", "")])
+            return time.perf_counter() - started
+
+        once()
+        return once
+
+    small, large = candidate(2, 500), candidate(8, 2000)
+    growth = (8 * 2000) / (2 * 500)
+    return [
+        _figure(
+            "search, one candidate, 2 workers × 500 kernels", small, "s", "≤ 0.05", (0.05).__ge__
+        ),
+        _figure("search, one candidate, 8 workers × 2000 kernels", large, "s", "≤ 1", (1.0).__ge__),
+        _figure(
+            "search, cost per worker and kernel, large over small",
+            lambda: large() / small() / growth,
+            "×",
+            "≤ 1.2",
+            (1.2).__ge__,
+        ),
+    ]
+
+
 def bench_simulator() -> list[Figure]:
     from eclip.devices.base import Window
     from eclip.devices.load import CLOSED_LOOP, Load
@@ -201,4 +245,5 @@ def _figure(
 BENCHES: dict[str, Callable[[], list[Figure]]] = {
     "solver": bench_solver,
     "simulator": bench_simulator,
+    "search": bench_search,
 }

@@ -19,6 +19,7 @@ from eclip.cli.contest import Contest
 from eclip.cli.contest_options import ContestOptions, known_policies
 from eclip.cli.options import (
     ArrivalsOption,
+    BatchesOption,
     CalibrationOption,
     DeviceOption,
     GpuOption,
@@ -28,6 +29,7 @@ from eclip.cli.options import (
     SecondsOption,
     SeedOption,
     SwitchMaxOption,
+    TailOption,
     ToleranceOption,
     TopologyOption,
     TraceOption,
@@ -83,11 +85,16 @@ def compare(
     ] = 0.3,
     objective: Annotated[
         str,
-        typer.Option("--objective", help="mps, masks: try for throughput, or energy."),
+        typer.Option("--objective", help="mps, masks, search: best at throughput, or energy."),
     ] = "throughput",
-    fairness_floor: Annotated[
-        float, typer.Option("--fairness", help="mps, masks: fairness that a setting must hold.")
+    fairness: Annotated[
+        float,
+        typer.Option("--fairness", help="mps, masks, search: least share over largest."),
     ] = 0.7,
+    search_seconds: Annotated[
+        float, typer.Option("--search-seconds", help="search: how long.")
+    ] = 20.0,
+    batches: BatchesOption = None,
     processes: Annotated[
         int,
         typer.Option("--processes", help="cuda: at most so many at once; thins the MPS sweep."),
@@ -115,23 +122,25 @@ def compare(
     profiles: ProfilesOption = None,
     switch_max: SwitchMaxOption = 14,
     tolerance: ToleranceOption = 0.05,
+    tail: TailOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run a mix under several policies in turns, with identical arrivals, and compare them.
 
     Kernels are recorded only if they are kept (--report, --out).
     """
+    from eclip.planning.objective import Objective
     from eclip.planning.policies import PolicyOptions
 
     run_options = wiring.run_options(device, gpu, seconds, warmup, trace_ms, seed, arrivals)
     if report_file is None and folder is None:
         run_options = wiring.without_trace(run_options)
+    aim = Objective(kind=objective, least_fairness=fairness)
     options = ContestOptions(
         repeats=repeats,
         trials=trials,
         trial_seconds=trial_seconds,
-        objective=objective,
-        fairness_floor=fairness_floor,
+        objective=aim,
         processes=processes,
         load_part=load,
         requests=requests,
@@ -143,14 +152,21 @@ def compare(
     wanted = parse_mix(mix)
     shape = wiring.find_topology(topology)
     constants = wiring.find_calibration(calibration, shape)
-    found = wiring.find_profiles(wanted, shape, constants, profiles or [])
+    found = wiring.find_profiles(wanted, shape, constants, profiles or [], tail)
     with screen.progress_bar(f"comparing {wanted.name}") as progress:
         contest = Contest(
             wanted,
             shape,
             constants,
             found,
-            PolicyOptions(switch_max=switch_max, tolerance=tolerance),
+            PolicyOptions(
+                switch_max=switch_max,
+                tolerance=tolerance,
+                objective=aim,
+                seconds=search_seconds,
+                batches=batches,
+                seed=seed,
+            ),
             run_options,
             options,
             progress,
@@ -204,7 +220,7 @@ def comparison_of(contest: Contest, options: ContestOptions) -> Comparison:
         load_part=options.load_part,
         seed=first.seed,
         repeats=options.repeats,
-        objective=options.objective,
+        objective=options.objective.kind,
         alone_rps=contest.alone_rps,
         entries=tuple(
             Entry(
@@ -334,7 +350,8 @@ def _plans(texts: Sequence[str]) -> dict[str, Plan]:
         name, equals, file = text.partition("=")
         path = Path(file if equals else text)
         name = name if equals else path.name.partition(".")[0]
-        if not _NAME.fullmatch(name) or name in known_policies() or name in plans:
+        taken = {*known_policies()} - {"search"} | {*plans}
+        if not _NAME.fullmatch(name) or name in taken:
             raise UsageError(
                 f"--plan {text}: {name!r} is taken or no name; write NAME={path}, "
                 f"with letters and digits"

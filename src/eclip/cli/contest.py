@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -33,11 +34,10 @@ if TYPE_CHECKING:
     from eclip.devices.base import Device, Session
     from eclip.devices.cuda.processes import ProcessSession, ProcessSets, Sharing
     from eclip.devices.load import Load
+    from eclip.planning.objective import Score
     from eclip.planning.policies import PolicyOptions
 
 _TRIAL_WARMUP_S = 0.05
-_FEWEST_PER_WORKER = 0.1  # of all requests: a p99 of a few requests says nothing
-_ROOM = 1.1  # so that chance, and requests unfinished at the end, leave at least as many as asked
 
 
 @dataclass
@@ -103,12 +103,14 @@ class Contest:
         return [entrant for entrant in self.entrants if entrant.logs]
 
     def hold(self, policies: Sequence[str] | None, plans: Mapping[str, Plan]) -> None:
-        """Run these policies, or all of them if None, and these plans under their names.
+        """Run these policies, or all of them if None, and these plans under their names, which
+        stand for a policy of the same name.
 
         Where all are wanted, one that cannot run here is left out; one that was named must run.
         """
         self._strict = policies is not None
-        names = self._choose(known_policies() if policies is None else policies)
+        wanted = known_policies() if policies is None else policies
+        names = self._choose(name for name in wanted if name not in plans)
         for name, plan in plans.items():
             if [(one.name, one.key) for one in plan.mix.workers] != [
                 (one.name, one.key) for one in self.mix.workers
@@ -204,15 +206,14 @@ class Contest:
             with self._or_leave_out(*one.sessions):
                 one.sets.wait()
         self.alone_rps = alone_rates(self._device, self.profiles, self._sources)
-        plain = self._plain_trial() if self._options.objective == "energy" else None
         for name in [*names, *plans]:
             with self._or_leave_out(name):
                 if name in made:
                     self.entrants.append(self._entrant(made[name], stack))
                 elif name == "masks":
-                    self.entrants.append(self._sweep_masks(plain, stack))
+                    self.entrants.append(self._sweep_masks(stack))
                 elif name not in self.left_out:
-                    self.entrants.append(self._sweep_processes(sessions[name], plain))
+                    self.entrants.append(self._sweep_processes(sessions[name]))
         if not self.entrants:
             raise UsageError(
                 "no policy is left to run: "
@@ -229,7 +230,12 @@ class Contest:
 
     def _plan(self, policy: str) -> Plan:
         return wiring.make_plan(
-            policy, self.mix, self._topology, self.profiles, self._policy_options
+            policy,
+            self.mix,
+            self._topology,
+            self.profiles,
+            self._calibration,
+            self._policy_options,
         )
 
     def _entrant(self, plan: Plan, stack: contextlib.ExitStack, **known: Any) -> Entrant:
@@ -247,7 +253,7 @@ class Contest:
 
     # Trials
 
-    def _try(self, session: Session, setting: str) -> Trial:
+    def _try(self, session: Session) -> RunLog:
         from eclip.devices.load import load_of_mix
 
         seconds = self._options.trial_seconds
@@ -255,28 +261,37 @@ class Contest:
         window = Window(seconds=seconds, warmup_seconds=_TRIAL_WARMUP_S, trace_ms=0.0)
         log = session.run(load, window, self.alone_rps)
         self._step()
-        return trial_of(setting, measure(log))
+        return log
 
-    def _plain_trial(self) -> Trial:
+    @functools.cached_property
+    def _plain(self) -> Score:
+        """What plain streams give in a trial: settings are held to their fairness."""
         with self._open(self._plan("shared")) as session:
-            return self._try(session, "shared")
+            score = wiring.mean_score([self._try(session)])
+        if score.stp == 0 or (self._options.objective.kind == "energy" and score.power_w == 0):
+            raise UsageError(
+                f"a trial of {self._options.trial_seconds:g} s measured nothing; give more "
+                f"--trial-seconds"
+            )
+        return score
 
-    def _best(self, trials: Sequence[Trial], plain: Trial | None) -> int:
-        from eclip.planning.sweep import best_trial
+    def _best(self, logs: Sequence[RunLog]) -> int:
+        from eclip.planning.sweep import best_setting
 
-        return best_trial(trials, self._options.objective, self._options.fairness_floor, plain)
+        scores = [wiring.mean_score([log]) for log in logs]
+        return best_setting(scores, self._options.objective, self._plain)
 
-    def _sweep_masks(self, plain: Trial | None, stack: contextlib.ExitStack) -> Entrant:
+    def _sweep_masks(self, stack: contextlib.ExitStack) -> Entrant:
         from eclip.planning.problem import Problem
         from eclip.planning.sweep import Homes, StaticMasks, masks_setting
 
         problem = Problem(self.mix, self._topology, self.profiles)
         masks = StaticMasks(problem, self._options.trials, self._run.seed)
         tried: list[Homes] = []
-        trials: list[Trial] = []
+        logs: list[RunLog] = []
         refused: EclipError | None = None
         for _ in range(self._options.trials):
-            homes = masks.propose(tried[self._best(trials, plain)] if tried else None)
+            homes = masks.propose(tried[self._best(logs)] if tried else None)
             if homes is None:
                 break
             plan = masks.plan(homes)
@@ -286,21 +301,20 @@ class Contest:
                 refused = error
                 continue
             with opened as session:
-                trials.append(self._try(session, masks_setting(plan)))
+                logs.append(self._try(session))
             tried.append(homes)
         if refused is not None and not tried:
             raise refused
-        best = self._best(trials, plain)
+        settings = [masks_setting(log.plan) for log in logs]
+        best = self._best(logs)
         return self._entrant(
-            masks.plan(tried[best]), stack, setting=trials[best].setting, trials=tuple(trials)
+            logs[best].plan, stack, setting=settings[best], trials=_trials(settings, logs)
         )
 
-    def _sweep_processes(self, sessions: Sequence[ProcessSession], plain: Trial | None) -> Entrant:
+    def _sweep_processes(self, sessions: Sequence[ProcessSession]) -> Entrant:
         """The best of these sets of processes; the others leave."""
-        trials: list[Trial] = []
-        if len(sessions) > 1:
-            trials = [self._try(session, session.sharing.label) for session in sessions]
-        best = self._best(trials, plain) if trials else 0
+        logs = [self._try(session) for session in sessions] if len(sessions) > 1 else []
+        best = self._best(logs) if logs else 0
         losers = [session for session in sessions if session is not sessions[best]]
         for session in losers:
             session.dismiss()
@@ -311,7 +325,7 @@ class Contest:
             sharing.plan,
             lambda: contextlib.nullcontext(winner),
             setting="" if sharing.shares is None else sharing.label,
-            trials=tuple(trials),
+            trials=_trials([session.sharing.label for session in sessions], logs),
         )
 
     # The rounds
@@ -335,7 +349,7 @@ class Contest:
 
     def _arrivals(self) -> tuple[Callable[[int], Load], Window]:
         """The load of every repeat, the same for all policies, and the window it is for."""
-        from eclip.devices.load import load_of_csv, load_of_mix
+        from eclip.devices.load import at_rates, load_of_csv, load_of_mix, long_enough
 
         window, seed = self._run.window, self._run.seed
         if self._run.arrivals is not None:
@@ -346,13 +360,7 @@ class Contest:
         part = self._options.load_part
         if part is not None:
             rates = [part * rate for rate in self._rates_under_shared()]
-            mix = msgspec.structs.replace(
-                mix,
-                workers=tuple(
-                    msgspec.structs.replace(worker, rate_rps=rate)
-                    for worker, rate in zip(mix.workers, rates, strict=True)
-                ),
-            )
+            mix = at_rates(mix, rates)
             label = f"Poisson at {part:.0%} of the closed-loop rates under shared"
             seconds = long_enough(rates, self._options.requests) / self._options.repeats
             window = dataclasses.replace(
@@ -395,6 +403,7 @@ class Contest:
         self._progress(min(1.0, (self._done + part) / self._total))
 
 
-def long_enough(rates: Sequence[float], requests: int) -> float:
-    """Seconds for so many requests of all workers, and a tenth as many of the slowest one."""
-    return _ROOM * max(requests / sum(rates), _FEWEST_PER_WORKER * requests / min(rates))
+def _trials(settings: Sequence[str], logs: Sequence[RunLog]) -> tuple[Trial, ...]:
+    return tuple(
+        trial_of(setting, measure(log)) for setting, log in zip(settings, logs, strict=bool(logs))
+    )

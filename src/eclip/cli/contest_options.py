@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eclip.errors import UsageError, unknown_name
+from eclip.errors import UsageError
+from eclip.planning.objective import THROUGHPUT, Objective
 
 # Baselines first, each before what it is a baseline for.
 PROCESSES = ("timeslice", "mps", "mps-model")  # on a GPU
@@ -16,24 +17,17 @@ class ContestOptions:
     repeats: int = 1
     trials: int = 24  # of static masks
     trial_seconds: float = 0.3
-    objective: str = "throughput"  # what the best setting of a swept policy is best at
-    fairness_floor: float = 0.7  # that it must hold
+    objective: Objective = THROUGHPUT  # what the best setting of a swept policy is best at
     processes: int = 30  # at most so many at once; the MPS sweep is thinned to fit
     load_part: float | None = None  # Poisson at this part of the closed-loop rates under shared
     requests: int = 2000  # of all workers in all repeats, where load_part is given
     reopen: bool = False  # open every session anew for every run
 
     def __post_init__(self) -> None:
-        from eclip.planning.sweep import OBJECTIVES
-
         if min(self.repeats, self.trials, self.processes, self.requests) < 1:
             raise UsageError("repeats, trials, processes and requests start at 1")
         if not 0 < self.trial_seconds <= 60:
             raise UsageError("a trial takes above 0 and at most 60 s")
-        if self.objective not in OBJECTIVES:
-            raise unknown_name("objective", self.objective, OBJECTIVES)
-        if not 0 <= self.fairness_floor <= 1:
-            raise UsageError(f"the fairness floor is 0 to 1, not {self.fairness_floor:g}")
         if self.load_part is not None and not 0 < self.load_part <= 10:
             raise UsageError(f"the load is a part of a rate, such as 0.6, not {self.load_part:g}")
 

@@ -10,7 +10,7 @@ import typer
 from eclip import store
 from eclip.cli import screen
 from eclip.cli.options import JsonOption
-from eclip.plan import Assignment, Plan
+from eclip.plan import Assignment, Evidence, Plan, Trial
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 64
@@ -37,6 +37,8 @@ def describe(plan: Plan) -> dict[str, Any]:
         "modelled": plan.modelled,
         "why": plan.why,
         "turns": plan.turns,
+        "evidence": plan.evidence,
+        "variants": [list(variant.active) for variant in plan.variants],
         "lanes": [
             {
                 "owner": lane.owner,
@@ -100,6 +102,65 @@ def print_plan(plan: Plan) -> None:
         )
         screen.out.print(f"  {_sizes_picture(plan, part)}  size over the kernels")
     screen.out.print(f"\n{_slices_picture(plan)}")
+    if len(plan.variants) > 1:
+        screen.out.print(
+            f"\n{len(plan.variants) - 1} more variants for when some workers are idle; alone, a "
+            f"worker has all {plan.topology.units} {unit}s."
+        )
+    if plan.evidence is not None:
+        _print_evidence(plan, plan.evidence)
+
+
+def _print_evidence(plan: Plan, evidence: Evidence) -> None:
+    screen.out.print()
+    screen.print_table(
+        f"Tried on {evidence.device}{screen.modelled_note(evidence.modelled)}",
+        ["plan", "STP", "fairness", "power W", "STP·s/kJ", *(w.name for w in plan.workers)],
+        (
+            [
+                ("→ " if trial.chosen else "  ") + trial.label,
+                f"{sum(trial.ratios):.3f}",
+                f"{min(trial.ratios) / max(trial.ratios):.2f}",
+                f"{trial.power_w:.0f}",
+                f"{1000 * sum(trial.ratios) / trial.power_w:.2f}",
+                *(f"{ratio:.0%}" for ratio in trial.ratios),
+            ]
+            for trial in evidence.trials
+        ),
+    )
+    chosen = next(trial for trial in evidence.trials if trial.chosen)
+    screen.out.print(_frontier_picture(evidence, chosen))
+    screen.out.print(
+        f"To repeat the search: --objective {evidence.objective} --seed {evidence.seed} "
+        f"--batches {evidence.batches}"
+    )
+
+
+def _frontier_picture(evidence: Evidence, chosen: Trial) -> str:
+    """Throughput (across) against efficiency (up) of what nothing beats in both, simulated."""
+    points = sorted(evidence.frontier)
+    mine = (sum(chosen.ratios), 1000 * sum(chosen.ratios) / chosen.power_w)
+    across = [point[0] for point in (*points, mine)]
+    up = [point[1] for point in (*points, mine)]
+    width, height = 48, 8
+    rows = [[" "] * width for _ in range(height)]
+
+    def mark(point: tuple[float, float], sign: str) -> None:
+        column = round((point[0] - min(across)) / (max(across) - min(across) or 1) * (width - 1))
+        row = round((point[1] - min(up)) / (max(up) - min(up) or 1) * (height - 1))
+        rows[height - 1 - row][column] = sign
+
+    for point in points:
+        mark(point, "·")
+    mark(mine, "◆")
+    lines = [f"{max(up):7.2f} ┤{''.join(rows[0])}"]
+    lines += [f"{'':7} │{''.join(row)}" for row in rows[1:-1]]
+    lines += [f"{min(up):7.2f} ┤{''.join(rows[-1])}", f"{'':7} └{'─' * width}"]
+    lines.append(f"{'':8}{min(across):<{width // 2}.3f}{max(across):>{width // 2}.3f}  STP")
+    lines.append(
+        f"STP·s/kJ of {evidence.evaluated} simulated plans: · frontier, ◆ the chosen plan as tried"
+    )
+    return "\n".join(lines)
 
 
 def _count(number: int, noun: str) -> str:

@@ -14,6 +14,8 @@ from eclip.cli import explain, screen
 from eclip.cli.options import JsonOption
 from eclip.comparison import Comparison
 from eclip.fingerprint import Fingerprint
+from eclip.lengths import Lengths
+from eclip.machine import Machine
 from eclip.measures import measure
 from eclip.plan import Plan
 from eclip.profile import Profile
@@ -29,7 +31,7 @@ def inspect(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Any file that eclip wrote.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Show a topology, trace, profile, calibration, plan, run log or single comparison."""
+    """Show what is in a topology, trace, profile, calibration, plan, run log or any other file."""
     show(store.load_any(file), as_json)
 
 
@@ -52,6 +54,10 @@ def show(artefact: Artefact, as_json: bool) -> None:
 
         for table in tables([artefact]):
             screen.print_table(table.title, table.columns, table.rows, names=2)
+    elif isinstance(artefact, Lengths):
+        _show_lengths(artefact)
+    elif isinstance(artefact, Machine):
+        _show_machine(artefact)
     else:
         _show_run(artefact)
 
@@ -154,6 +160,41 @@ def _show_calibration(calibration: Calibration) -> None:
             ([name, f"{value:g}"] for name, value in msgspec.structs.asdict(part).items()),
         )
     _show_fingerprint(calibration.fingerprint)
+
+
+def _show_lengths(lengths: Lengths) -> None:
+    screen.print_facts(
+        [
+            ("lengths", f"{lengths.samples} requests, {len(lengths.values)} distinct"),
+            ("source", lengths.source or "not recorded"),
+            ("mean", f"{lengths.mean:.1f}"),
+            *(
+                (f"p{share * 100:g}", str(lengths.quantile(share)))
+                for share in (0.5, 0.9, 0.99, 0.999)
+            ),
+            ("longest", str(lengths.longest)),
+        ]
+    )
+
+
+def _show_machine(machine: Machine) -> None:
+    screen.print_facts(
+        [
+            ("machine", machine.title),
+            ("data", "modelled" if machine.modelled else "measured"),
+            ("source", machine.source),
+        ]
+    )
+    screen.print_table(
+        f"Constants ({machine.unit})",
+        ["constant", "value"],
+        (
+            [name, "unbounded" if value is None else f"{value:g}"]
+            for name, value in msgspec.structs.asdict(machine.parameters).items()
+        ),
+    )
+    if machine.fingerprint is not None:
+        _show_fingerprint(machine.fingerprint)
 
 
 def _show_run(log: RunLog) -> None:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from eclip.errors import UsageError
+
 MixArgument = Annotated[
     str,
     typer.Argument(
@@ -46,4 +48,43 @@ ToleranceOption = Annotated[
     float,
     typer.Option("--tolerance", help="model, kernel: slowdown that still counts as right-sized."),
 ]
+ObjectiveOption = Annotated[
+    str, typer.Option("--objective", help="search: throughput, energy or latency.")
+]
+WeightsOption = Annotated[
+    str | None, typer.Option("--weights", help="search: one weight per worker, as 2,1,1.")
+]
+P99Option = Annotated[
+    str | None,
+    typer.Option("--p99", help="search for latency: a bound per worker in ms, as 5,2.5,8."),
+]
+FairnessOption = Annotated[
+    float, typer.Option("--fairness", help="search: smallest over largest share, at least.")
+]
+SearchSecondsOption = Annotated[
+    float, typer.Option("--seconds", help="search: how long, before anything is tried.")
+]
+BatchesOption = Annotated[
+    int | None,
+    typer.Option("--batches", help="search: so many batches instead, to repeat one exactly."),
+]
+SearchSeedOption = Annotated[int, typer.Option("--seed", min=0, help="search: seed.")]
+TailOption = Annotated[
+    bool,
+    typer.Option("--tail", help="Take variable-output kernels at their p99 times, not expected."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+WorkersOption = Annotated[
+    str,
+    typer.Option("--workers", help="How workers are told apart: by stream or by thread."),
+]
+
+
+def numbers(text: str | None, option: str) -> tuple[float, ...]:
+    """``2,1,0.5`` as numbers; nothing given is none."""
+    if text is None:
+        return ()
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"{option} {text}: numbers with commas between them are wanted") from None

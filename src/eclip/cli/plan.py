@@ -10,21 +10,33 @@ import typer
 from eclip import store
 from eclip.cli import explain, screen, wiring
 from eclip.cli.options import (
+    BatchesOption,
     CalibrationOption,
+    DeviceOption,
+    FairnessOption,
+    GpuOption,
     JsonOption,
     MixArgument,
+    ObjectiveOption,
+    P99Option,
     ProfilesOption,
+    SearchSecondsOption,
+    SearchSeedOption,
     SwitchMaxOption,
+    TailOption,
     ToleranceOption,
     TopologyOption,
+    WeightsOption,
+    numbers,
 )
+from eclip.errors import UsageError
 from eclip.mix import parse_mix
 
 
 def plan(
     mix: MixArgument,
     policy: Annotated[
-        str, typer.Option("--policy", help="shared, timeslice, model, kernel or eclip.")
+        str, typer.Option("--policy", help="shared, timeslice, model, kernel, eclip or search.")
     ] = "eclip",
     out: Annotated[Path, typer.Option("-o", "--out", help="Where to write the plan.")] = Path(
         "plan.json"
@@ -34,22 +46,58 @@ def plan(
     profiles: ProfilesOption = None,
     switch_max: SwitchMaxOption = 14,
     tolerance: ToleranceOption = 0.05,
+    objective: ObjectiveOption = "throughput",
+    weights: WeightsOption = None,
+    p99: P99Option = None,
+    fairness: FairnessOption = 0.7,
+    seconds: SearchSecondsOption = 20.0,
+    batches: BatchesOption = None,
+    seed: SearchSeedOption = 0,
+    verify: Annotated[
+        int,
+        typer.Option("--verify", min=0, help="search: try so many plans on the device first."),
+    ] = 0,
+    device: DeviceOption = "sim",
+    gpu: GpuOption = 0,
+    tail: TailOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Decide which lane every kernel of a mix takes, and write the plan."""
+    from eclip.planning.objective import Objective
     from eclip.planning.policies import PolicyOptions
 
     wanted = parse_mix(mix)
-    device = wiring.find_topology(topology)
-    constants = wiring.find_calibration(calibration, device)
-    found = wiring.find_profiles(wanted, device, constants, profiles or [])
-    options = PolicyOptions(switch_max=switch_max, tolerance=tolerance)
-    with screen.progress_bar(f"planning {wanted.name}"):
-        made = wiring.make_plan(policy, wanted, device, found, options)
+    layout = wiring.find_topology(topology)
+    constants = wiring.find_calibration(calibration, layout)
+    found = wiring.find_profiles(wanted, layout, constants, profiles or [], tail)
+    if policy != "search" and verify:
+        raise UsageError("--verify goes with --policy search")
+    with screen.progress_bar(f"planning {wanted.name}") as progress:
+        options = PolicyOptions(
+            switch_max=switch_max,
+            tolerance=tolerance,
+            objective=Objective(
+                kind=objective,
+                weights=numbers(weights, "--weights"),
+                p99_ms=numbers(p99, "--p99"),
+                least_fairness=fairness,
+            ),
+            seconds=seconds,
+            batches=batches,
+            seed=seed,
+            progress=progress,
+        )
+        if verify:
+            trials = wiring.run_options(device, gpu, 1.0, 0.1, 0.0, seed, None)
+            made = wiring.search_and_verify(
+                wanted, layout, found, constants, options, verify, trials, progress
+            )
+        else:
+            made = wiring.make_plan(policy, wanted, layout, found, constants, options)
     store.save(made, out)
     if made.aliased:
         screen.warn(
-            f"{len(made.lanes)} lanes on {device.hardware_queues} hardware queues: "
+            f"{len(made.lanes)} lanes on {layout.hardware_queues} hardware queues: "
             f"some will wait on each other"
         )
     if as_json:

@@ -18,6 +18,7 @@ from eclip.cli.options import (
     ProfilesOption,
     SecondsOption,
     SeedOption,
+    TailOption,
     TraceOption,
     WarmupOption,
 )
@@ -39,12 +40,13 @@ def run(
     arrivals: ArrivalsOption = None,
     calibration: CalibrationOption = None,
     profiles: ProfilesOption = None,
+    tail: TailOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run a plan and write what happened."""
     plan = store.load(file, Plan)
     constants = wiring.find_calibration(calibration, plan.topology)
-    found = wiring.find_profiles(plan.mix, plan.topology, constants, profiles or [])
+    found = wiring.find_profiles(plan.mix, plan.topology, constants, profiles or [], tail)
     options = wiring.run_options(device, gpu, seconds, warmup, trace_ms, seed, arrivals)
     with screen.progress_bar(f"running {plan.policy}") as progress:
         (log,) = wiring.run_plans([plan], found, constants, options, progress)

@@ -6,9 +6,12 @@ imported where they are used, so that ``eclip inspect`` answers at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +19,7 @@ from eclip import store
 from eclip.calibration import Calibration
 from eclip.errors import DeviceError, UsageError, unknown_name
 from eclip.frontends.library import find_profile
+from eclip.measures import measure
 from eclip.mix import Mix
 from eclip.plan import Plan
 from eclip.profile import Profile
@@ -25,9 +29,14 @@ from eclip.topology import Topology
 if TYPE_CHECKING:
     from eclip.devices.base import Device, Session, Window
     from eclip.devices.cuda.processes import ProcessSets, Sharing
+    from eclip.devices.sim.evaluate import Evaluator
+    from eclip.planning.objective import Score
     from eclip.planning.policies import PolicyOptions
+    from eclip.planning.problem import Problem
+    from eclip.runtime.table import WorkersBy
 
 Progress = Callable[[float], None]
+_TRIAL_ROUNDS = 2  # of the trials before deployment
 
 
 @dataclass(frozen=True)
@@ -56,7 +65,7 @@ def run_options(
 
 
 def without_trace(options: RunOptions) -> RunOptions:
-    return replace(options, window=replace(options.window, trace_ms=0.0))
+    return dataclasses.replace(options, window=dataclasses.replace(options.window, trace_ms=0.0))
 
 
 def find_topology(name: str) -> Topology:
@@ -77,15 +86,19 @@ def find_calibration(path: Path | None, topology: Topology) -> Calibration:
 
 
 def find_profiles(
-    mix: Mix, topology: Topology, calibration: Calibration, folders: Sequence[Path]
+    mix: Mix,
+    topology: Topology,
+    calibration: Calibration,
+    folders: Sequence[Path],
+    tail: bool = False,
 ) -> tuple[Profile, ...]:
-    """A profile for every worker; workers of one model share it."""
+    """A profile for every worker; workers of one model share it. ``tail``: variable-output kernels
+    at the times of long outputs instead of their expected times."""
     found: dict[str, Profile] = {}
     for worker in mix.workers:
         if worker.key not in found:
-            found[worker.key] = find_profile(
-                worker.model, worker.batch, topology, calibration, folders
-            )
+            profile = find_profile(worker.model, worker.batch, topology, calibration, folders)
+            found[worker.key] = profile.at_tail() if tail else profile
     return tuple(found[worker.key] for worker in mix.workers)
 
 
@@ -94,12 +107,118 @@ def make_plan(
     mix: Mix,
     topology: Topology,
     profiles: tuple[Profile, ...],
+    calibration: Calibration,
     options: PolicyOptions,
 ) -> Plan:
     from eclip.planning import policies
     from eclip.planning.problem import Problem
 
-    return policies.make_plan(policy, Problem(mix, topology, profiles), options)
+    problem = Problem(mix, topology, profiles)
+    if policy == "search":
+        options = dataclasses.replace(
+            options,
+            evaluator=_evaluator(problem, calibration),
+            switch_ns=calibration.costs.barrier_ns,
+        )
+    return policies.make_plan(policy, problem, options)
+
+
+def search_and_verify(
+    mix: Mix,
+    topology: Topology,
+    profiles: tuple[Profile, ...],
+    calibration: Calibration,
+    options: PolicyOptions,
+    finalists: int,
+    run: RunOptions,
+    progress: Progress,
+) -> Plan:
+    """Search by simulation, try the best plans on the device, and take what did best there."""
+    from eclip.planning.decision import decide, shortlist
+    from eclip.planning.problem import Problem
+    from eclip.planning.search import search
+
+    problem = Problem(mix, topology, profiles)
+    evaluate = _evaluator(problem, calibration)
+    found = search(
+        problem,
+        evaluate,
+        options.objective,
+        seconds=options.seconds,
+        batches=options.batches,
+        seed=options.seed,
+        switch_ns=calibration.costs.barrier_ns,
+        progress=lambda share: progress(share / 2),
+    )
+    entries = shortlist(found, problem, evaluate, options.objective, finalists)
+    logs = _try_in_turns(
+        [entry.plan for entry in entries],
+        profiles,
+        calibration,
+        run,
+        lambda share: progress((1 + share) / 2),
+    )
+    return decide(
+        entries,
+        [mean_score(of_one) for of_one in logs],
+        found,
+        options.objective,
+        seed=options.seed,
+        device=logs[0][0].device,
+        modelled=logs[0][0].modelled,
+    )
+
+
+def _evaluator(problem: Problem, calibration: Calibration) -> Evaluator:
+    from eclip.devices.sim.evaluate import Evaluator
+
+    return Evaluator(problem.topology, problem.profiles, calibration)
+
+
+def _try_in_turns(
+    plans: Sequence[Plan],
+    profiles: tuple[Profile, ...],
+    calibration: Calibration,
+    options: RunOptions,
+    progress: Progress,
+) -> list[list[RunLog]]:
+    """Every plan in closed loop, several rounds, each round beginning with another plan."""
+    from eclip.devices.alone import alone_rates
+    from eclip.devices.load import CLOSED_LOOP, Load
+    from eclip.runtime.program import lower
+
+    load = Load(
+        label="closed loop", seed=options.seed, arrivals=(CLOSED_LOOP,) * len(plans[0].workers)
+    )
+    traces = [profile.trace for profile in profiles]
+    logs: list[list[RunLog]] = [[] for _ in plans]
+    device, sources = _open_device(
+        plans[0].topology, profiles, calibration, options, lambda share: None
+    )
+    rates = alone_rates(device, profiles, sources)
+    for turn in range(_TRIAL_ROUNDS):
+        for step in range(len(plans)):
+            index = (turn + step) % len(plans)
+            with device.open(lower(plans[index], traces), sources) as session:
+                logs[index].append(session.run(load, options.window, rates))
+            progress((turn * len(plans) + step + 1) / (_TRIAL_ROUNDS * len(plans)))
+    return logs
+
+
+def mean_score(logs: Sequence[RunLog]) -> Score:
+    from eclip.planning.objective import Score
+
+    found = [measure(log) for log in logs]
+    workers = range(len(found[0].workers))
+
+    def mean(values: Iterable[float | None]) -> float:
+        return statistics.fmean(math.inf if value is None else value for value in values)
+
+    return Score(
+        ratios=tuple(mean(one.workers[w].ratio for one in found) for w in workers),
+        power_w=mean(one.power_w for one in found),
+        p99_ms=tuple(mean(one.workers[w].p99_ms for one in found) for w in workers),
+    )
 
 
 def run_plans(
@@ -208,6 +327,16 @@ def _open_session(
     else:
         with device.open(lower(plan, [one.trace for one in profiles]), sources) as session:
             yield session
+
+
+def workers_by(name: str) -> WorkersBy:
+    """How a command's launches are told apart, by its name."""
+    from eclip.runtime.table import WorkersBy
+
+    ways = {way.value: way for way in WorkersBy}
+    if name not in ways:
+        raise unknown_name("way to tell workers apart", name, ways)
+    return ways[name]
 
 
 def _is_file_name(name: str) -> bool:

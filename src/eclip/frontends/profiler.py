@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,13 @@ import torch
 from eclip import store
 from eclip.devices.cuda.device import CudaDevice
 from eclip.devices.cuda.driver import call, cu
-from eclip.devices.cuda.graphs import CapturedGraph, blocks_per_unit, fits, place_whole
+from eclip.devices.cuda.graphs import (
+    CapturedGraph,
+    Executable,
+    blocks_per_unit,
+    fits,
+    place_whole,
+)
 from eclip.devices.cuda.lanes import GpuLane, LanePool
 from eclip.devices.cuda.loop import Repeater
 from eclip.devices.cuda.stressors import Stressors
@@ -32,7 +38,7 @@ from eclip.devices.cuda.tracer import Tracer
 from eclip.errors import DeviceError, EclipError
 from eclip.frontends.library import file_of, split_key
 from eclip.frontends.models import build
-from eclip.frontends.spans import Table, close_spans
+from eclip.frontends.spans import Table, close_spans, even_shares
 from eclip.frontends.torch import CapturedModule, capture
 from eclip.profile import Profile
 from eclip.topology import Mask
@@ -58,10 +64,14 @@ def measure_profile(
     with ExitStack() as stack:
         pool = LanePool(device.slices, [topology.take(size, order) for size in wanted])
         stack.callback(pool.close)
-        contexts, illegal = _legal_contexts(graph, pool.lanes)
+        illegal: tuple[tuple[int, int], ...] = ()
         executables = []
-        for row in contexts:
-            executable = place_whole(graph, row)
+        if captured.capture.recapture is not None:
+            placed = [_captured_on(captured.capture.recapture, lane, stack) for lane in pool.lanes]
+        else:
+            contexts, illegal = _legal_contexts(graph, pool.lanes)
+            placed = [place_whole(graph, row) for row in contexts]
+        for executable in placed:
             stack.callback(executable.close)
             executables.append(executable.handle)
         runs = [(handle, lane.stream) for handle, lane in zip(executables, pool.lanes, strict=True)]
@@ -71,9 +81,14 @@ def measure_profile(
             for handle, stream in runs
             if energy_seconds > 0
         ]
-        beside = _beside_stressors(device, graph) if stress else {}
-        spans = _trace(runs, [kernel.name for kernel in captured.capture.trace.kernels])
-    busy, gap, spread = close_spans(spans, np.array(request_ns))
+        beside = _beside_stressors(device, graph) if stress and not graph.atomic else {}
+        # Loops turn as often as the data asks for, so their kernels have no fixed place in a trace.
+        names = [kernel.name for kernel in captured.capture.trace.kernels]
+        spans = None if graph.atomic else _trace(runs, names)
+    if spans is None:
+        busy, gap, spread = even_shares(request_ns, graph.kernel_count)
+    else:
+        busy, gap, spread = close_spans(spans, np.array(request_ns))
     trace = captured.capture.trace
     return Profile(
         trace=trace,
@@ -99,6 +114,14 @@ def measure_profile(
         energy_uj=tuple(energy_uj),
         slowdown_beside=beside,
     )
+
+
+def _captured_on(
+    recapture: Callable[[Any], tuple[int, Any]], lane: GpuLane, owner: ExitStack
+) -> Executable:
+    raw, keep = recapture(lane.stream)
+    owner.callback(lambda kept: None, keep)  # holds it until the executable has been released
+    return Executable(cu.CUgraph(raw))
 
 
 def _legal_contexts(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -40,3 +42,12 @@ def close_spans(
     weight = gap + 1.0
     gap = np.maximum(np.floor(weight / weight.sum(axis=0) * np.maximum(left_over, 0)), 0)
     return busy, gap, np.rint(spread)
+
+
+def even_shares(request_ns: Sequence[float], kernels: int) -> tuple[Table, Table, Table]:
+    """The same for requests whose kernels could not be told apart: each gets an equal part.
+
+    Such a request runs whole on one lane, where only its sum matters.
+    """
+    busy = np.maximum(np.rint(np.array([request_ns] * kernels) / kernels), 1.0)
+    return busy, np.zeros_like(busy), np.zeros_like(busy)

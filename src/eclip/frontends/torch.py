@@ -15,6 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from eclip.devices.cuda.conditional import keeping
 from eclip.devices.cuda.device import Capture
 from eclip.devices.cuda.graphs import CapturedGraph
 from eclip.errors import DeviceError
@@ -76,7 +77,7 @@ def capture(
             for _ in range(_WARMUPS):
                 module(*static)
             stream.synchronize()
-            with torch.cuda.graph(graph, stream=stream):
+            with keeping() as kept, torch.cuda.graph(graph, stream=stream):
                 outputs = module(*static)
     except torch.OutOfMemoryError as error:
         generator.graphsafe_set_state(state)
@@ -96,8 +97,31 @@ def capture(
         inputs=tuple(map(_describe, static)),
         libraries=libraries(),
     )
-    keep = (module, graph, static, outputs, binaries)
-    return CapturedModule(Capture(captured, trace, keep), graph, static, outputs)
+
+    def recapture(lane_stream: Any) -> tuple[int, Any]:
+        return _capture_again(module, static, outputs, lane_stream)
+
+    keep = (module, graph, static, outputs, kept, binaries)
+    placed = Capture(captured, trace, keep, recapture if captured.atomic else None)
+    return CapturedModule(placed, graph, static, outputs)
+
+
+def _capture_again(
+    module: torch.nn.Module, static: Sequence[torch.Tensor], outputs: Any, lane_stream: Any
+) -> tuple[int, Any]:
+    """The module once more, on a lane's stream, from the same inputs into the same outputs."""
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    stream = torch.cuda.ExternalStream(int(lane_stream))
+    wanted = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+    with torch.inference_mode(), torch.cuda.stream(stream):
+        module(*static)  # libraries choose and allocate for a stream they have not seen
+        stream.synchronize()
+        with keeping() as kept, torch.cuda.graph(graph, stream=stream):
+            again = pytree.tree_leaves(module(*static))
+            made = [leaf for leaf in again if isinstance(leaf, torch.Tensor)]
+            for target, source in zip(wanted, made, strict=True):
+                target.copy_(source)
+    return graph.raw_cuda_graph(), (graph, made, kept)
 
 
 def libraries() -> dict[str, str]:

@@ -143,7 +143,7 @@ def count_switches(choice: Choice) -> int:
 
 
 @compiled
-def best_route(cost: Times, switch_max: int) -> Choice:
+def best_route(cost: Times, switch_max: int, switch_cost: float = 0.0) -> Choice:
     """The cheapest size per kernel with at most so many switches; of equal ones the fewest.
 
     State: (kernel, size, switches so far). Staying keeps the count, coming from the cheapest other
@@ -167,8 +167,8 @@ def best_route(cost: Times, switch_max: int) -> Choice:
                     source[k, s] = c
         for c in range(sizes):
             for s in range(1, budget + 1):
-                if cheapest[s - 1] < best[c, s]:
-                    best[c, s] = cheapest[s - 1] + cost[k, c]
+                if cheapest[s - 1] + switch_cost < best[c, s]:
+                    best[c, s] = cheapest[s - 1] + switch_cost + cost[k, c]
                     stayed[k, c, s] = False
                 else:
                     best[c, s] += cost[k, c]

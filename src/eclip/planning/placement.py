@@ -3,8 +3,8 @@
 A worker has a home slice from which its lanes grow in one direction, a largest size, a price for
 units and a budget of switches. Given these, the dynamic programme finds the assignment of kernels
 to sizes with the least cost, where a kernel of t ns on n of N units costs t·(1 + price·n/N): time
-plus what the units it holds are worth to others. Where the lanes lie does not change that, so
-routes are kept by (worker, largest size, price, budget).
+plus what the units it holds are worth to others; a switch costs its time. Where the lanes lie does
+not change that, so routes are kept by (worker, largest size, price, budget).
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ class Home:
 class Placer:
     """Plans for one problem; what they have in common is computed once."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, switch_ns: float = 0.0) -> None:
         self.problem = problem
+        self._switch_ns = switch_ns  # what a switch costs the request
         self.slices = len(problem.topology.slice_units)
-        queues = problem.topology.hardware_queues - 1  # one stays with the default stream
-        self._sizes = max(1, min(_MOST_SIZES, queues // len(problem.profiles)))
+        # One queue stays with the default stream, one per worker for a lane of the whole device.
+        queues = problem.topology.hardware_queues - 1
+        self._sizes = max(1, min(_MOST_SIZES, queues // len(problem.profiles) - 1))
         self._routes: dict[tuple[int, int, float, int], tuple[tuple[int, ...], Choice]] = {}
 
     def plan(self, homes: Sequence[Home], policy: str, why: str) -> Plan:
@@ -62,7 +64,10 @@ class Placer:
         return self.problem.plan(policy=policy, lanes=lanes, choices=choices, whys=whys, why=why)
 
     def mask(self, home: Home, count: int) -> Mask:
-        return Mask((home.first + home.step * index) % self.slices for index in range(count))
+        """So many slices, or one more where these alone could not hold a cluster."""
+        order = [(home.first + home.step * index) % self.slices for index in range(self.slices)]
+        mask = Mask(order[:count])
+        return mask if self.problem.topology.holds_clusters(mask) else Mask(order[: count + 1])
 
     def route(self, worker: int, home: Home) -> tuple[tuple[int, ...], Choice]:
         """The sizes offered, in slices, and the index of one of them for every kernel."""
@@ -84,7 +89,7 @@ class Placer:
             times = self._times(worker, counts)
             switch_max = max(switch_max, 2 * int(np.isinf(times[:, -2]).sum()))
         held = np.array([units if n == self.slices else smallest * n for n in counts]) / units
-        return tuple(counts), best_route(times * (1 + price * held), switch_max)
+        return tuple(counts), best_route(times * (1 + price * held), switch_max, self._switch_ns)
 
     def _times(self, worker: int, counts: Sequence[int]) -> np.ndarray:
         topology = self.problem.topology

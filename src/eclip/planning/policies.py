@@ -6,32 +6,56 @@ its own in paper.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 import numpy as np
 
 from eclip.errors import PlanningError, UsageError, unknown_name
 from eclip.plan import Lane, Plan, unpartitioned
+from eclip.planning.decision import decide, shortlist
+from eclip.planning.objective import THROUGHPUT, Objective, Score
 from eclip.planning.paper import DEFAULT_SWITCH_MAX, plan_as_the_paper
 from eclip.planning.pool import build_pool
 from eclip.planning.problem import Problem
+from eclip.planning.search import DEFAULT_SECONDS, MOST_SECONDS, search
 from eclip.topology import Mask
 
 PRIORITY_LEVELS = 6  # of an H200's streams; a device with fewer refuses what it does not have
+
+
+class Evaluator(Protocol):
+    """Says what plans give, with all workers active or only some."""
+
+    def __call__(
+        self, plans: Sequence[Plan], active: tuple[int, ...] | None = None
+    ) -> list[Score]: ...
 
 
 @dataclass(frozen=True)
 class PolicyOptions:
     switch_max: int = DEFAULT_SWITCH_MAX  # eclip: lane switches per request and worker
     tolerance: float = 0.05  # model, kernel: how much slower than on all units is still right-sized
+    # The rest is for search; without ``batches`` it takes the seconds.
+    evaluator: Evaluator | None = None
+    objective: Objective = THROUGHPUT
+    seconds: float = DEFAULT_SECONDS
+    batches: int | None = None
+    seed: int = 0
+    switch_ns: float = 0.0  # what a lane switch costs a request
+    progress: Callable[[float], None] = lambda _: None
 
     def __post_init__(self) -> None:
         if self.switch_max < 0:
             raise UsageError(f"the switch budget must be at least 0, not {self.switch_max}")
         if not 0 <= self.tolerance < 100:
             raise UsageError(f"the tolerance must be 0 or more (0.05 is 5%), not {self.tolerance}")
+        if not 0 < self.seconds <= MOST_SECONDS:
+            raise UsageError(f"a search takes more than 0 and at most {MOST_SECONDS:.0f} s")
+        if self.batches is not None and self.batches < 0:
+            raise UsageError(f"the number of batches must be at least 0, not {self.batches}")
 
 
 Policy = Callable[[Problem, PolicyOptions], Plan]
@@ -116,8 +140,10 @@ def _model(problem: Problem, options: PolicyOptions) -> Plan:
         )
     lanes = []
     whys = []
+    # The last slice may be an odd one that holds no clusters: it goes to whoever has most others.
+    order = sorted(range(workers), key=counts.__getitem__)
     for worker, count in enumerate(counts):
-        start = sum(counts[:worker])
+        start = sum(counts[other] for other in order[: order.index(worker)])
         # Modulo: with more workers than slices, some share one.
         lane = Lane(worker, Mask((start + step) % slices for step in range(count)))
         units = topology.units_of(lane.mask)
@@ -160,6 +186,31 @@ def _kernel(problem: Problem, options: PolicyOptions) -> Plan:
     )
 
 
+def _search(problem: Problem, options: PolicyOptions) -> Plan:
+    if options.evaluator is None:
+        raise UsageError("the policy search needs something that evaluates plans")
+    found = search(
+        problem,
+        options.evaluator,
+        options.objective,
+        seconds=options.seconds,
+        batches=options.batches,
+        seed=options.seed,
+        switch_ns=options.switch_ns,
+        progress=options.progress,
+    )
+    entries = shortlist(found, problem, options.evaluator, options.objective, finalists=1)
+    return decide(
+        entries,
+        [entry.simulated for entry in entries],
+        found,
+        options.objective,
+        seed=options.seed,
+        device="the simulator",
+        modelled=True,
+    )
+
+
 def _eclip(problem: Problem, options: PolicyOptions) -> Plan:
     return plan_as_the_paper(problem, options.switch_max)
 
@@ -171,4 +222,5 @@ POLICIES: dict[str, Policy] = {
     "model": _model,
     "kernel": _kernel,
     "eclip": _eclip,
+    "search": _search,
 }

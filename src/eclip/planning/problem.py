@@ -7,12 +7,13 @@ gap included, so that a worker's times add up to its request; infinite where it 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from eclip.errors import MismatchError
+from eclip.fingerprint import Fingerprint
 from eclip.mix import Mix
 from eclip.plan import Assignment, Group, Lane, Plan, PlannedWorker, Variant, fingerprint_of
 from eclip.profile import Profile, Times
@@ -26,6 +27,8 @@ class Problem:
     mix: Mix
     topology: Topology
     profiles: tuple[Profile, ...]
+    fingerprint: Fingerprint = field(init=False)  # of every plan for it
+    _columns: dict[tuple[int, int], Times] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for worker, profile in zip(self.mix.workers, self.profiles, strict=True):
@@ -33,14 +36,23 @@ class Problem:
                 raise MismatchError(
                     f"{worker.name} needs a profile of {worker.key}, not {profile.key}"
                 )
-        fingerprint_of(self.topology, self.profiles)  # refuses profiles of another device
+        object.__setattr__(self, "_columns", {})
+        # Once: it hashes every kernel. Refuses profiles of another device.
+        object.__setattr__(self, "fingerprint", fingerprint_of(self.topology, self.profiles))
 
     def times(self, worker: int, sizes: Sequence[int]) -> Times:
-        profile = self.profiles[worker]
-        times = np.stack([profile.busy_at(size) + profile.gap_at(size) for size in sizes], axis=1)
+        for size in sizes:
+            if (worker, size) not in self._columns:
+                self._columns[worker, size] = self._column(self.profiles[worker], size)
+        return np.stack([self._columns[worker, size] for size in sizes], axis=1)
+
+    @staticmethod
+    def _column(profile: Profile, size: int) -> Times:
+        times: Times = profile.busy_at(size) + profile.gap_at(size)
         for kernel, index in profile.illegal:
             # What does not fit a lane of some size does not fit a smaller one either.
-            times[kernel, np.asarray(sizes) <= profile.sizes[index]] = np.inf
+            if size <= profile.sizes[index]:
+                times[kernel] = np.inf
         return times
 
     def plan(
@@ -60,7 +72,7 @@ class Problem:
             mix=self.mix,
             policy=policy,
             topology=self.topology,
-            fingerprint=fingerprint_of(self.topology, self.profiles),
+            fingerprint=self.fingerprint,
             modelled=any(profile.modelled for profile in self.profiles),
             workers=tuple(
                 PlannedWorker(

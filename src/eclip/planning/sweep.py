@@ -7,22 +7,16 @@ best so far. Everything follows from the seed and from what was measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from eclip.comparison import Trial
-from eclip.errors import unknown_name
 from eclip.plan import Plan
+from eclip.planning.objective import Objective, Score
 from eclip.planning.placement import Home, Placer
 from eclip.planning.policies import make_plan
 from eclip.planning.problem import Problem
 from eclip.topology import Mask
-
-OBJECTIVES: dict[str, Callable[[Trial], float]] = {
-    "throughput": lambda trial: trial.stp,
-    "energy": lambda trial: trial.efficiency_per_kj,
-}
 
 _SHARES = (0.5, 0.625, 0.75, 0.875)  # of the slices, for everybody
 _STRETCHES = (1.0, 1.25, 1.5, 1.75, 2.0)  # of the right size
@@ -33,22 +27,9 @@ _DRAWS = 64  # for a placement that was not tried; a small device has few
 Homes = tuple[Home, ...]
 
 
-def best_trial(
-    trials: Sequence[Trial], objective: str, floor: float, plain: Trial | None = None
-) -> int:
-    """The index of the best setting for the objective among those at the fairness floor.
-
-    For energy it must have the throughput of plain streams as well, if their trial is given. Where
-    no setting holds that, only the fairness counts; where none is fair enough, the fairest wins.
-    """
-    if objective not in OBJECTIVES:
-        raise unknown_name("objective", objective, OBJECTIVES)
-    fair = [n for n, trial in enumerate(trials) if trial.fairness >= floor]
-    if not fair:
-        return max(range(len(trials)), key=lambda n: trials[n].fairness)
-    if objective == "energy" and plain is not None:
-        fair = [n for n in fair if trials[n].stp >= plain.stp] or fair
-    return max(fair, key=lambda n: OBJECTIVES[objective](trials[n]))
+def best_setting(scores: Sequence[Score], objective: Objective, plain: Score) -> int:
+    """The index of what the objective likes best, as it does for plans; ``plain``: streams."""
+    return max(range(len(scores)), key=lambda index: objective.value(scores[index], plain))
 
 
 class StaticMasks:

@@ -57,7 +57,7 @@ def render(logs: Sequence[RunLog], profiles: Mapping[str, Profile]) -> str:
     all_measures = [measures.measure(log) for log in logs]
     modelled = modelled_words(labels, [log.modelled for log in logs])
     usable, refused = _usable_profiles(plan, profiles)
-    return _template().render(
+    return template().render(
         plan=plan,
         labels=labels,
         facts=_facts(logs),
@@ -76,7 +76,7 @@ def render(logs: Sequence[RunLog], profiles: Mapping[str, Profile]) -> str:
             for model in sorted({worker.model for worker in plan.workers})
         ],
         names={model: kernel_names(profile.trace) for model, profile in usable.items()},
-        plotly_script=_plotly_script(),
+        plotly_script=plotly_script(),
     )
 
 
@@ -270,7 +270,7 @@ def _heat_map(
     )
 
 
-def _template() -> jinja2.Template:
+def template(name: str = "template.html") -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("eclip.report", ""),
         autoescape=True,
@@ -279,7 +279,7 @@ def _template() -> jinja2.Template:
         lstrip_blocks=True,
     )
     environment.filters["script_json"] = _script_json
-    return environment.get_template("template.html")
+    return environment.get_template(name)
 
 
 def _script_json(value: Any) -> markupsafe.Markup:
@@ -287,7 +287,7 @@ def _script_json(value: Any) -> markupsafe.Markup:
     return markupsafe.Markup(msgspec.json.encode(value).decode().replace("<", "\\u003c"))
 
 
-def _plotly_script() -> markupsafe.Markup:
+def plotly_script() -> markupsafe.Markup:
     # Importing Plotly takes longer than everything else here; only a render pays for it.
     from plotly.offline import get_plotlyjs
 

@@ -58,12 +58,12 @@ def lower(plan: Plan, traces: Sequence[Trace]) -> Program:
                 f"the plan for worker {worker.name} was made for other kernels than those of "
                 f"{trace.key}; plan again from this profile"
             )
-    return Program(
-        plan=plan,
-        routes=tuple(
-            tuple(_route(part) for part in variant.assignments) for variant in plan.variants
-        ),
-    )
+    return Program(plan, routes_of(plan))
+
+
+def routes_of(plan: Plan) -> tuple[tuple[Route, ...], ...]:
+    """Per variant, per active worker: for plans that were made from these traces a moment ago."""
+    return tuple(tuple(_route(part) for part in variant.assignments) for variant in plan.variants)
 
 
 def _route(part: Assignment) -> Route:

@@ -12,7 +12,7 @@ import dataclasses
 import enum
 import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from eclip.devices.cuda import loop
 from eclip.devices.cuda.driver import Gpu, call, cu
 from eclip.devices.cuda.energy import Nvml, mean_power_w
 from eclip.devices.cuda.graphs import CapturedGraph, Executable, place_segment, place_whole
-from eclip.devices.cuda.lanes import LanePool, Slices
+from eclip.devices.cuda.lanes import GpuLane, LanePool, Slices
 from eclip.devices.cuda.legality import check_clusters
 from eclip.devices.cuda.recording import (
     NO_KERNELS,
@@ -56,11 +56,16 @@ class Execution(enum.Enum):
 
 @dataclass(frozen=True)
 class Capture:
-    """A captured model: the graph, its trace, and whatever must live as long as it."""
+    """A captured model: the graph, its trace, and whatever must live as long as it.
+
+    A graph with a loop cannot be moved; ``recapture`` captures the model again on a lane's stream
+    and gives the raw graph and what must live as long as it.
+    """
 
     graph: CapturedGraph
     trace: Trace
     keep: Any
+    recapture: Callable[[Any], tuple[int, Any]] | None = None
 
 
 class CudaDevice(Closing):
@@ -195,15 +200,32 @@ class CudaSession(Closing):
     def _whole(self, route: Route, owner: contextlib.ExitStack) -> loop.Steps:
         """One graph; its own edges are the barriers."""
         first = self._pool.lanes[route.lane[0]]
-        executable = place_whole(
-            self._captures[route.worker].graph, self._contexts(route), self._priorities(route)
-        )
+        source = self._captures[route.worker]
+        if source.graph.atomic:
+            executable = self._captured_on(first, source, route, owner)
+        else:
+            executable = place_whole(source.graph, self._contexts(route), self._priorities(route))
         self._keep(executable, Placed(route, range(len(route.lane))), owner)
         executable.upload(first.stream)
         return loop.steps_of([(loop.LAUNCH, executable.handle, first.stream)])
 
+    def _captured_on(
+        self, lane: GpuLane, source: Capture, route: Route, owner: contextlib.ExitStack
+    ) -> Executable:
+        """A graph that cannot be moved, captured again on the one lane it is to run on."""
+        if len(set(route.lane)) > 1 or source.recapture is None:
+            raise DeviceError(
+                f"{source.trace.key} has a loop in its graph, so it runs whole on one lane; plan "
+                f"it with a policy that does not switch lanes: shared or model"
+            )
+        raw, keep = source.recapture(lane.stream)
+        owner.callback(lambda kept: None, keep)  # holds it until the executable has been released
+        return Executable(cu.CUgraph(raw))
+
     def _segments(self, route: Route, owner: contextlib.ExitStack) -> loop.Steps:
         """A graph for every segment; an event for every barrier."""
+        if self._captures[route.worker].graph.atomic:
+            return self._whole(route, owner)
         contexts, priorities = self._contexts(route), self._priorities(route)
         steps: list[tuple[int, Any, Any]] = []
         for kernels in route.segments():

@@ -18,8 +18,9 @@ from eclip.devices.cuda.driver import call, cu
 from eclip.errors import DeviceError
 from eclip.trace import Kernel
 
-# What can be moved between contexts; a graph with any other kind of node is refused.
-_KINDS = ("KERNEL", "MEMSET", "MEMCPY", "EMPTY")
+# What can be moved between contexts, and loops, which cannot: a graph with one runs whole on the
+# lane it was captured on. A graph with any other kind of node is refused.
+_KINDS = ("KERNEL", "MEMSET", "MEMCPY", "EMPTY", "CONDITIONAL")
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class CapturedGraph:
             seen += kind == "KERNEL"
         self.nodes = tuple(nodes)
         self.kernel_count = kernels
+        self.atomic = "CONDITIONAL" in kinds
 
     def kernels(self) -> tuple[Kernel, ...]:
         return tuple(_read_kernel(node) for node in self.nodes if node.kind == "KERNEL")
@@ -147,6 +149,8 @@ def place_segment(
         raise DeviceError(
             f"{len(contexts)} contexts given for a graph of {captured.kernel_count} kernels"
         )
+    if captured.atomic:
+        raise DeviceError("a graph with a loop cannot be placed on lanes: capture it there")
     clone = call(cu.cuGraphClone, captured.graph)
     try:
         for node in captured.nodes:

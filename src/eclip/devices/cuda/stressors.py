@@ -11,7 +11,7 @@ from importlib import resources
 from typing import Any
 
 from eclip.devices.cuda.driver import Gpu, call, cu
-from eclip.errors import DeviceError
+from eclip.devices.cuda.nvrtc import compile_source
 
 NAMES = ("dram", "l2", "fma", "where")
 
@@ -39,27 +39,5 @@ class Stressors:
 
 
 def _compile(compute: str) -> bytes:
-    from cuda.bindings import nvrtc
-
-    def check(result: tuple[Any, ...]) -> Any:
-        status, *values = result
-        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise DeviceError(f"NVRTC failed with {status.name}")
-        return values[0] if values else None
-
-    def fetch(size: Any, content: Any) -> bytes:
-        text = b" " * int(check(size(program)))
-        check(content(program, text))
-        return text
-
     source = (resources.files("eclip.devices.cuda") / "stressors.cu").read_bytes()
-    program = check(nvrtc.nvrtcCreateProgram(source, b"stressors.cu", 0, [], []))
-    try:
-        target = f"--gpu-architecture=sm_{compute.replace('.', '')}".encode()
-        (status,) = nvrtc.nvrtcCompileProgram(program, 1, [target])
-        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            log = fetch(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
-            raise DeviceError(f"NVRTC cannot compile the stressors: {log.decode().strip()}")
-        return fetch(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
-    finally:
-        check(nvrtc.nvrtcDestroyProgram(program))
+    return compile_source(source, "stressors.cu", f"sm_{compute.replace('.', '')}")

@@ -4,11 +4,18 @@
 set of running kernels changes. A better model replaces this file and the constants in the
 calibration.
 
-Units: a slice used by n running kernels gives each 1/n of itself, and a kernel's speed is its
-share of its lane's units. So two identical kernels on the same units take twice as long each, as
-the paper measured; kernels on disjoint lanes do not notice each other; partial overlap lies
-between. Memory: DRAM and L2 bandwidth are then shared max-min fairly among all lanes: who asks for
-less than an equal share gets all of it, the others split the rest.
+Units: a GPU hands out room for thread blocks in the order kernels came. While a kernel still has
+blocks to hand out (all its waves but the last) it keeps every unit of its lane full, and whoever
+came later finds only ``cohabit`` of the room there: that is how a short kernel waits behind a long
+one. In its last wave, or if it never filled its lane, it holds only the part its blocks take, and
+the rest is free for others. A kernel runs as fast as the room it gets compares with the room it
+wants. Kernels resident side by side on one unit also share its pipelines: ``crowding`` is how much
+slower each gets for every whole neighbour. Kernels on disjoint lanes notice nothing of this.
+
+Memory: whoever runs anywhere makes memory slower to answer for all the others: a kernel takes
+``presence`` longer for every neighbour and ``pressure`` longer for every byte per ns that they
+draw from L2 at full speed. Above that, DRAM and L2 bandwidth are shared max-min fairly among all
+lanes: who asks for less than an equal share gets all of it, the others split the rest.
 """
 
 from __future__ import annotations
@@ -22,24 +29,31 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Records = npt.NDArray[np.void]
 
-# A running kernel. Rates are bytes per ns at full speed; occupancy is the part of its lane's units
-# on which it has blocks; speed, the result, is 1 for as fast as alone on the lane.
+# A running kernel. Rates are bytes per ns at full speed; speed, the result, is 1 for as fast as
+# alone on the lane.
 RUNNING_KERNEL = [
     ("lane", np.int64),
+    ("ticket", np.int64),  # who came first has the lower one
+    ("remaining", np.float64),  # ns at full speed
+    ("tail_ns", np.float64),  # of those the last wave, in which no block waits for room
+    ("body_room", np.float64),  # part of its lane's room that it holds before the last wave ...
+    ("tail_room", np.float64),  # ... and in it
     ("dram_rate", np.float64),
     ("l2_rate", np.float64),
-    ("occupancy", np.float64),
+    ("power_w", np.float64),  # above idle, at full speed
     ("speed", np.float64),
 ]
 
 # The constants of a calibration as the functions below want them.
 LIMITS = np.dtype(
     [
+        ("cohabit", np.float64),
+        ("crowding", np.float64),
+        ("presence", np.float64),
+        ("pressure", np.float64),
         ("dram_rate", np.float64),
         ("l2_rate", np.float64),
         ("idle_w", np.float64),
-        ("busy_unit_w", np.float64),
-        ("dram_pj_per_byte", np.float64),
     ]
 )
 
@@ -52,27 +66,46 @@ def contend(
     lane_units: Floats,  # lane × slice: units of the slice if the lane has it, else 0
     lane_total: Floats,
     limits: Records,  # one entry
-    users: Floats,  # scratch, one entry per slice
+    held: Floats,  # scratch, one entry per slice
 ) -> None:
     """Set the speed of every active kernel."""
     if count == 1:
         running[active[0]]["speed"] = 1.0
         return
-    slices = users.shape[0]
+    for i in range(1, count):  # in the order they came; there are few
+        moved = active[i]
+        j = i - 1
+        while j >= 0 and running[active[j]]["ticket"] > running[moved]["ticket"]:
+            active[j + 1] = active[j]
+            j -= 1
+        active[j + 1] = moved
+    slices = held.shape[0]
+    cohabit, crowding = limits[0]["cohabit"], limits[0]["crowding"]
     for s in range(slices):
-        users[s] = 0.0
+        held[s] = 0.0
+    drawn = running_now = 0.0
     for i in range(count):
-        lane = running[active[i]]["lane"]
+        kernel = running[active[i]]
+        lane = kernel["lane"]
+        in_body = kernel["remaining"] > kernel["tail_ns"]
+        room = kernel["body_room"] if in_body else kernel["tail_room"]
+        got = 0.0
         for s in range(slices):
-            users[s] += 1.0 if lane_units[lane, s] > 0.0 else 0.0
-    for s in range(slices):
-        users[s] = 1.0 / max(users[s], 1.0)
+            units = lane_units[lane, s]
+            if units > 0.0:
+                free = max(1.0 - held[s], cohabit)
+                taken = min(room, free)
+                got += units * taken / (1.0 + crowding * min(held[s], 1.0))
+                held[s] += taken
+        kernel["speed"] = got / (room * lane_total[lane])
+        drawn += kernel["l2_rate"] * kernel["speed"]
+        running_now += kernel["speed"]
     for i in range(count):
-        lane = running[active[i]]["lane"]
-        mine = 0.0
-        for s in range(slices):
-            mine += lane_units[lane, s] * users[s]
-        running[active[i]]["speed"] = mine / lane_total[lane]
+        kernel = running[active[i]]
+        speed = kernel["speed"]
+        neighbours = limits[0]["presence"] * (running_now - speed)
+        neighbours += limits[0]["pressure"] * (drawn - kernel["l2_rate"] * speed)
+        kernel["speed"] = speed / (1.0 + neighbours)
     _share_bandwidth(active, count, running, "dram_rate", limits[0]["dram_rate"])
     _share_bandwidth(active, count, running, "l2_rate", limits[0]["l2_rate"])
 
@@ -113,31 +146,10 @@ def _share_bandwidth(active: Ints, count: int, running: Records, rate: str, limi
 
 
 @compiled
-def draw_w(
-    active: Ints,
-    count: int,
-    running: Records,
-    lane_units: Floats,
-    slice_units: Floats,
-    limits: Records,
-    filled: Floats,  # scratch, one entry per slice
-) -> float:
-    """Power of the whole device. Idle units are inside ``idle_w``: nothing gates them."""
-    slices = filled.shape[0]
-    for s in range(slices):
-        filled[s] = 0.0
-    traffic = 0.0  # bytes per ns
+def draw_w(active: Ints, count: int, running: Records, limits: Records) -> float:
+    """Power of the whole device: idle, and what the kernels draw for the work they get done."""
+    total = limits[0]["idle_w"]
     for i in range(count):
         kernel = running[active[i]]
-        traffic += kernel["dram_rate"] * kernel["speed"]
-        for s in range(slices):
-            filled[s] += kernel["occupancy"] * lane_units[kernel["lane"], s]
-    busy_units = 0.0
-    for s in range(slices):
-        busy_units += min(filled[s], slice_units[s])
-    constants = limits[0]
-    return float(
-        constants["idle_w"]
-        + busy_units * constants["busy_unit_w"]
-        + traffic * constants["dram_pj_per_byte"] * 1e-3  # byte/ns · pJ/byte = mW
-    )
+        total += kernel["power_w"] * kernel["speed"]
+    return float(total)

@@ -41,9 +41,12 @@ KERNEL = np.dtype(
         ("before_ns", np.float64),  # barrier and lane switch
         ("busy_ns", np.float64),
         ("gap_ns", np.float64),
+        ("tail_ns", np.float64),
+        ("body_room", np.float64),
+        ("tail_room", np.float64),
         ("dram_rate", np.float64),
         ("l2_rate", np.float64),
-        ("occupancy", np.float64),
+        ("power_w", np.float64),
     ]
 )
 ROUTE = np.dtype([("first", np.int64), ("end", np.int64), ("launch_ns", np.float64)])
@@ -52,14 +55,12 @@ WORKER = np.dtype(
         *RUNNING_KERNEL,
         ("phase", np.int64),
         ("due", np.float64),  # end of the delay, or the arrival an idle worker waits for
-        ("remaining", np.float64),  # ns of the running kernel at full speed
         ("kernel", np.int64),  # the current one, in Machine.kernels
         ("route_first", np.int64),
         ("route_end", np.int64),
         ("kernel_start", np.float64),
         ("ready_at", np.float64),  # when a queued kernel began to wait
         ("falsely", np.int64),  # 1 where it waits behind an unrelated lane
-        ("ticket", np.int64),
         ("closed", np.int64),  # 1 runs back to back
         ("arrival", np.float64),
         ("start", np.float64),
@@ -95,7 +96,6 @@ class Machine(NamedTuple):
     queue: Ints  # per lane
     lane_units: Floats  # lane × slice: units of the slice if the lane has it, else 0
     lane_total: Floats
-    slice_units: Floats
     arrivals: Ints  # all workers' arrivals one after another
     limits: Records  # LIMITS, one entry
     turns: int  # 1: time-sliced
@@ -124,12 +124,7 @@ def advance(m: Machine, s: State, until: float, finish: bool) -> int:
     # Taken out of their tuples once: inside the loop that would cost as much as the work itself.
     kernels, routes, variant_active = m.kernels, m.routes, m.variant_active
     queue, arrivals = m.queue, m.arrivals
-    lane_units, lane_total, slice_units, limits = (
-        m.lane_units,
-        m.lane_total,
-        m.slice_units,
-        m.limits,
-    )
+    lane_units, lane_total, limits = m.lane_units, m.lane_total, m.limits
     workers, queue_holder = s.workers, s.queue_holder
     active, scratch = s.active, s.scratch
     request_rows, kernel_rows = s.request_rows, s.kernel_rows
@@ -146,7 +141,7 @@ def advance(m: Machine, s: State, until: float, finish: bool) -> int:
         running = _find_running(workers, clock, active, m.turns)
         if running > 0:
             contend(active, running, workers, lane_units, lane_total, limits, scratch)
-        power_w = draw_w(active, running, workers, lane_units, slice_units, limits, scratch)
+        power_w = draw_w(active, running, workers, limits)
         now = _next_event(workers, clock, active, running, m.turns)
         if now >= until:
             if finish:
@@ -161,6 +156,8 @@ def advance(m: Machine, s: State, until: float, finish: bool) -> int:
                     lane = kernels[worker["kernel"]]["lane"]
                     _finish_kernel(worker, index, clock, kernels, kernel_rows, m.trace_until)
                     _serve_queue(workers, clock, kernels, queue, queue_holder, queue[lane])
+                elif worker["remaining"] <= worker["tail_ns"] + instant:
+                    worker["tail_ns"] = np.inf  # from here on it is in its last wave
             elif worker["due"] <= now + instant:
                 if worker["phase"] == DELAY:
                     if worker["kernel"] < worker["route_end"]:
@@ -194,7 +191,10 @@ def _next_event(workers: Records, clock: np.void, active: Ints, running: int, tu
             soonest = min(soonest, worker["due"])
     for i in range(running):
         worker = workers[active[i]]
-        soonest = min(soonest, clock["now"] + worker["remaining"] / worker["speed"])
+        left = worker["remaining"]
+        if left > worker["tail_ns"]:
+            left -= worker["tail_ns"]
+        soonest = min(soonest, clock["now"] + left / worker["speed"])
     if turns and clock["holder"] != NOBODY:
         soonest = min(soonest, clock["turn_end"])
         if clock["now"] < clock["turn_ready"]:
@@ -272,7 +272,7 @@ def _enter_queue(
     occupant = queue_holder[queue[kernel["lane"]]]
     if occupant == NOBODY:
         queue_holder[queue[kernel["lane"]]] = index
-        _start_kernel(worker, kernel, clock["now"])
+        _start_kernel(worker, kernel, clock)
     else:
         worker["phase"] = QUEUED
         worker["ready_at"] = clock["now"]
@@ -305,18 +305,23 @@ def _serve_queue(
         waiter = workers[queue_holder[served]]
         if clock["now"] >= 0.0 and waiter["falsely"]:
             waiter["false_wait_ns"] += clock["now"] - max(waiter["ready_at"], 0.0)
-        _start_kernel(waiter, kernels[waiter["kernel"]], clock["now"])
+        _start_kernel(waiter, kernels[waiter["kernel"]], clock)
 
 
 @inlined
-def _start_kernel(worker: np.void, kernel: np.void, now: float) -> None:
+def _start_kernel(worker: np.void, kernel: np.void, clock: np.void) -> None:
     worker["phase"] = RUNNING
-    worker["kernel_start"] = now
-    worker["remaining"] = kernel["busy_ns"]
+    worker["kernel_start"] = clock["now"]
+    worker["ticket"] = clock["tickets"]
+    clock["tickets"] += 1
     worker["lane"] = kernel["lane"]
+    worker["remaining"] = kernel["busy_ns"]
+    worker["tail_ns"] = kernel["tail_ns"]
+    worker["body_room"] = kernel["body_room"]
+    worker["tail_room"] = kernel["tail_room"]
     worker["dram_rate"] = kernel["dram_rate"]
     worker["l2_rate"] = kernel["l2_rate"]
-    worker["occupancy"] = kernel["occupancy"]
+    worker["power_w"] = kernel["power_w"]
 
 
 @inlined

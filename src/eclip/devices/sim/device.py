@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from eclip.calibration import Calibration, Costs
+from eclip.calibration import Calibration, Costs, Power
 from eclip.devices.base import Closing, Window, check_load, check_sources
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.devices.sim import core
@@ -69,7 +69,7 @@ class SimSession(Closing):
     ) -> None:
         self._program = program
         self._profiles = profiles
-        self._calibration = calibration
+        self._tables = KernelTables(profiles, calibration)
         self._warnings = warnings
         self._progress = progress
 
@@ -79,8 +79,8 @@ class SimSession(Closing):
         duration_ns = round(window.seconds * 1e9)
         trace_ns = round(window.trace_ms * 1e6)
         begin_ns = -window.warmup_seconds * 1e9
-        machine = build_machine(self._program, self._profiles, self._calibration, load, trace_ns)
-        state = _initial_state(machine, plan, load, begin_ns, self._profiles)
+        machine = build_machine(self._program, self._tables, load, trace_ns)
+        state = initial_state(machine, plan, load, begin_ns, self._profiles)
         requests: list[Ints] = []
         kernels: list[Ints] = []
         until = begin_ns
@@ -131,22 +131,20 @@ class SimSession(Closing):
 
 
 def build_machine(
-    program: Program,
-    profiles: Sequence[Profile],
-    calibration: Calibration,
-    load: Load,
-    trace_ns: int,
+    program: Program, tables: KernelTables, load: Load, trace_ns: int
 ) -> core.Machine:
     """What the core reads: kernels of every variant's routes, one after another, and constants."""
     plan = program.plan
-    costs, memory, power = calibration.costs, calibration.memory, calibration.power
+    calibration = tables.calibration
+    costs, sharing = calibration.costs, calibration.sharing
+    memory, power = calibration.memory, calibration.power
     order = sorted(range(len(plan.variants)), key=lambda index: len(plan.variants[index].active))
     routes = np.zeros((len(order), len(plan.workers)), dtype=core.ROUTE)
     kernels: list[Records] = []
     filled = 0
     for row, index in enumerate(order):
         for route in program.routes[index]:
-            kernels.append(_kernels(plan, route, profiles[route.worker], calibration))
+            kernels.append(_kernels(plan, route, tables))
             launch_ns = costs.launch_ns + route.barriers * costs.launch_switch_ns
             routes[row, route.worker] = (filled, filled + len(route.lane), launch_ns)
             filled += len(route.lane)
@@ -166,16 +164,17 @@ def build_machine(
         queue=np.arange(len(plan.lanes)) % queues,
         lane_units=lane_units,
         lane_total=lane_units.sum(axis=1),
-        slice_units=slice_units,
         arrivals=np.concatenate([_arrivals(load, worker) for worker in plan.everyone]),
         limits=np.array(
             [
                 (
+                    sharing.cohabit,
+                    sharing.crowding,
+                    sharing.presence,
+                    sharing.pressure / 1e3,  # TB/s to bytes per ns
                     memory.dram_bytes_per_s / 1e9,
                     memory.l2_bytes_per_s / 1e9,
                     power.idle_w,
-                    power.busy_unit_w,
-                    power.dram_pj_per_byte,
                 )
             ],
             dtype=LIMITS,
@@ -187,22 +186,67 @@ def build_machine(
     )
 
 
-def _kernels(plan: Plan, route: Route, profile: Profile, calibration: Calibration) -> Records:
-    rows = np.zeros(len(route.lane), dtype=core.KERNEL)
-    rows["lane"] = route.lane
-    rows["barrier"] = route.wait_on != NO_WAIT
+class KernelTables:
+    """The kernels of every worker as the core reads them, per lane size; made once, on demand."""
+
+    def __init__(self, profiles: Sequence[Profile], calibration: Calibration) -> None:
+        self.profiles = profiles
+        self.calibration = calibration
+        self._tables: dict[tuple[int, int], Records] = {}
+
+    def at(self, worker: int, units: int) -> Records:
+        key = (worker, units)
+        if key not in self._tables:
+            self._tables[key] = _table(self.profiles[worker], units, self.calibration.power)
+        return self._tables[key]
+
+
+def _table(profile: Profile, units: int, power: Power) -> Records:
+    """All kernels of a request on a lane of so many units."""
     blocks = np.array([kernel.blocks for kernel in profile.trace.kernels], dtype=np.float64)
+    busy, gap = profile.busy_at(units), profile.gap_at(units)
+    waves = blocks / (units * np.maximum(profile.blocks_per_unit, 1))
+    last = np.ceil(waves)
+    rows = np.zeros(len(blocks), dtype=core.KERNEL)
+    rows["busy_ns"] = busy
+    rows["gap_ns"] = gap
+    rows["tail_ns"] = busy / last
+    rows["body_room"] = np.minimum(waves, 1.0)
+    rows["tail_room"] = waves - last + 1
+    rows["dram_rate"] = np.array(profile.dram_bytes) / busy
+    rows["l2_rate"] = np.array(profile.l2_bytes) / busy
+    if profile.energy_uj:
+        # All kernels alike: energy was measured for whole requests.
+        mean_w = np.array(profile.energy_uj) * 1e3 / np.array(profile.request_ns)
+        drawn_w = max(float(np.interp(units, profile.sizes, mean_w)) - power.idle_w, 0.0)
+        rows["power_w"] = drawn_w * (busy + gap).sum() / busy.sum()
+    else:
+        # byte/ns · pJ/byte = mW
+        rows["power_w"] = (
+            np.minimum(blocks, units) * power.busy_unit_w
+            + rows["dram_rate"] * power.dram_pj_per_byte * 1e-3
+        )
+    return rows
+
+
+def _kernels(plan: Plan, route: Route, tables: KernelTables) -> Records:
+    rows = np.zeros(len(route.lane), dtype=core.KERNEL)
     for lane in np.unique(route.lane).tolist():
         here = route.lane == lane
-        units = plan.units(lane)
-        rows["busy_ns"][here] = profile.busy_at(units)[here]
-        rows["gap_ns"][here] = profile.gap_at(units)[here]
-        rows["occupancy"][here] = np.minimum(1.0, blocks[here] / units)
-    rows["dram_rate"] = np.array(profile.dram_bytes) / rows["busy_ns"]
-    rows["l2_rate"] = np.array(profile.l2_bytes) / rows["busy_ns"]
-    for k in np.flatnonzero(rows["barrier"]).tolist():
-        left, entered = plan.lanes[route.wait_on[k]].mask, plan.lanes[route.lane[k]].mask
-        rows["before_ns"][k] = switch_cost_ns(plan.topology, calibration.costs, left, entered)
+        rows[here] = tables.at(route.worker, plan.units(lane))[here]
+    rows["lane"] = route.lane
+    barriers = route.wait_on != NO_WAIT
+    rows["barrier"] = barriers
+    cost_ns = {
+        (left, entered): switch_cost_ns(
+            plan.topology, tables.calibration.costs, plan.lanes[left].mask, plan.lanes[entered].mask
+        )
+        for left, entered in set(
+            zip(route.wait_on[barriers].tolist(), route.lane[barriers].tolist(), strict=True)
+        )
+    }
+    for k in np.flatnonzero(barriers).tolist():
+        rows["before_ns"][k] = cost_ns[int(route.wait_on[k]), int(route.lane[k])]
     return rows
 
 
@@ -218,7 +262,7 @@ def _arrivals(load: Load, worker: int) -> Ints:
     return np.empty(0, dtype=np.int64) if times is CLOSED_LOOP else times
 
 
-def _initial_state(
+def initial_state(
     machine: core.Machine, plan: Plan, load: Load, begin_ns: float, profiles: Sequence[Profile]
 ) -> core.State:
     workers = np.zeros(len(plan.workers), dtype=core.WORKER)
@@ -243,7 +287,7 @@ def _initial_state(
         clock=clock,
         queue_holder=np.full(int(machine.queue.max()) + 1, core.NOBODY, dtype=np.int64),
         active=np.zeros(len(workers), dtype=np.int64),
-        scratch=np.zeros_like(machine.slice_units),
+        scratch=np.zeros(machine.lane_units.shape[1]),
         request_rows=np.zeros((_BUFFER_ROWS, 4), dtype=np.int64),
         kernel_rows=np.zeros((_BUFFER_ROWS, 5), dtype=np.int64),
     )

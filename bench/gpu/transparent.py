@@ -1,0 +1,166 @@
+"""Claims of docs/results.md about libeclip: what a launch and a graph update cost under it.
+
+    make gpu-transparent                                       on a host with a GPU, g++ and make
+    PYTHONPATH=src python3 bench/gpu/transparent.py --standin  the same on the stand-in driver,
+                                                               whose times mean nothing
+
+Builds what it needs, runs `costs` natively and under four tables, and prints two tables.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from eclip import store
+from eclip.mix import mix_of
+from eclip.plan import Assignment, Group, Lane, Plan, PlannedWorker, Variant
+from eclip.runtime.program import lower
+from eclip.runtime.table import WorkersBy, plan_table
+from eclip.topology import Mask, Topology
+from eclip.trace import Kernel, Trace
+
+ROOT = Path(__file__).parents[2]
+LIBRARY = ROOT / "src" / "eclip" / "lib" / "libeclip.so"
+STANDIN = ROOT / "native" / "build" / "plain"
+# What a kernel of grid 1 and one of grid 2 take; nothing: the whole device, so the user's stream.
+WAYS: dict[str, Sequence[str]] = {
+    "hook": ("0-15", "0-15"),
+    "redirected": ("0-7", "0-7"),
+    "barrier": ("0-7", "8-15"),
+}
+PROMISED_NS = {"hook": 200, "redirected": 500, "barrier": 1500}
+
+Row = dict[str, Any]
+
+
+def make_table(topology: Topology, masks: Sequence[str]) -> bytes:
+    kernels = tuple(Kernel(name="empty", grid=(n, 1, 1), block=(32, 1, 1)) for n in (1, 2))
+    trace = Trace(model="empty", batch=1, kernels=kernels)
+    mix = mix_of([("empty", 1)])
+    same = masks[0] == masks[1]
+    lanes = tuple(Lane(0, Mask.parse(mask)) for mask in dict.fromkeys(masks))
+    groups = (Group(0, 2, 1),) if same else (Group(0, 1, 1), Group(1, 1, 1))
+    plan = Plan(
+        mix=mix,
+        policy="bench",
+        topology=topology,
+        fingerprint=msgspec.structs.replace(topology.fingerprint, traces={trace.key: trace.digest}),
+        modelled=False,
+        workers=(PlannedWorker(name=mix.workers[0].name, model=trace.key, kernels=2, why="bench"),),
+        lanes=lanes,
+        variants=(Variant((0,), (Assignment(0, groups),)),),
+        why="bench",
+    )
+    return plan_table(lower(plan, [trace]), [trace], WorkersBy.STREAM)
+
+
+def build(folder: Path, standin: bool) -> Path:
+    make = ["make", "-s", "-C", str(ROOT / "native"), "library"]
+    subprocess.run([*make, "tests"] if standin else make, check=True)
+    program = folder / "costs"
+    driver = STANDIN / "libcuda.so.1" if standin else find_driver()
+    source = str(Path(__file__).with_name("costs.cpp"))
+    command = ["g++", "-std=c++20", "-O2", source, "-o", str(program), str(driver)]
+    subprocess.run(command, check=True)
+    return program
+
+
+def find_driver() -> Path:
+    """Where the loader finds it: not every host has it where the linker would look."""
+    ctypes.CDLL("libcuda.so.1")
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = Path(line.split(maxsplit=5)[-1])
+        if path.name.startswith("libcuda.so"):
+            return path
+    raise SystemExit("eclip: there is no CUDA driver here; try --standin")
+
+
+def run(program: Path, what: str, repeats: int, standin: bool, **variables: str) -> list[Row]:
+    environment = {**os.environ, "CUDA_DEVICE_MAX_CONNECTIONS": "32", **variables}
+    if standin:
+        environment["LD_LIBRARY_PATH"] = str(STANDIN)
+    done = subprocess.run(
+        [str(program), what, "--repeats", str(repeats)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def slope_ns(rows: Sequence[Row]) -> float:
+    """Per idle stream."""
+    line = np.polynomial.Polynomial.fit([r["idle"] for r in rows], [r["ns"] for r in rows], 1)
+    return float(line.convert().coef[1])
+
+
+def print_launches(found: dict[str, list[Row]]) -> None:
+    print(f"\n{'way':14}{'stream':9}{'waits':7}{'ns':>9}{'over':>9}{'10-90%':>9}{'ns/idle':>9}")
+    for way, rows in found.items():
+        for stream in ("default", "own"):
+            for waits in (False, True):
+                mine = [r for r in rows if (r["stream"], r["waits"]) == (stream, waits)]
+                plain = [r for r in found["native"] if (r["stream"], r["waits"]) == (stream, waits)]
+                first = mine[0]
+                spread = (first["high_ns"] - first["low_ns"]) / first["ns"]
+                print(
+                    f"{way:14}{stream:9}{'yes' if waits else 'no':7}{first['ns']:9.0f}"
+                    f"{first['ns'] - plain[0]['ns']:+9.0f}{spread:9.1%}{slope_ns(mine):9.2f}"
+                )
+    for way, limit in PROMISED_NS.items():
+        over = max(
+            row["ns"] - plain["ns"]
+            for row, plain in zip(found[way], found["native"], strict=True)
+            if row["idle"] == 0 and not row["waits"]
+        )
+        print(
+            f"{way}: at most {over:+.0f} ns over native without idle streams, promised {limit:+d}"
+        )
+
+
+def print_graphs(found: dict[str, list[Row]]) -> None:
+    names = ("instantiate", "set_all", "update", "launch")
+    print(f"\n{'way':14}{'nodes':>7}" + "".join(f"{name + ' µs':>16}" for name in names))
+    for way, rows in found.items():
+        for row in rows:
+            times = "".join(f"{row[f'{name}_ns'] / 1000:16.1f}" for name in names)
+            print(f"{way:14}{row['nodes']:7}{times}")
+
+
+def main() -> None:
+    standin = "--standin" in sys.argv
+    repeats = 10 if standin else 200
+    topology = store.load_builtin(Topology, "h200")
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        program = build(folder, standin)
+        launches = {"native": run(program, "launch", repeats, standin)}
+        graphs = {"native": run(program, "graph", 10, standin)}
+        for way, masks in WAYS.items():
+            (folder / way).write_bytes(make_table(topology, masks))
+            under = {"LD_PRELOAD": str(LIBRARY), "ECLIP_TABLE": str(folder / way)}
+            launches[way] = run(program, "launch", repeats, standin, **under)
+            graphs[way] = run(program, "graph", 10, standin, **under)
+            if way == "barrier":  # what asking first would cost or save
+                for asking in ("always", "never"):
+                    launches[f"{way}, {asking}"[:13]] = run(
+                        program, "launch", repeats, standin, ECLIP_ASK=asking, **under
+                    )
+    print_launches(launches)
+    print_graphs(graphs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,411 @@
+#include "dispatcher.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "recording.h"
+
+namespace eclip {
+namespace {
+
+constexpr int kStreamCache = 8;
+constexpr int kNameCache = 256;
+constexpr uint32_t kLearnEvery = 32;  // how often a lane is asked only to learn how they answer
+
+struct StreamEntry {
+    CUstream raw;
+    Stream* stream;
+    uint64_t epoch;
+};
+struct NameEntry {
+    CUfunction function;
+    uint64_t hash;
+    uint64_t epoch;
+};
+
+// What a thread remembers. Its own default stream is a stream of its own.
+struct ThreadState {
+    StreamEntry streams[kStreamCache] = {};
+    NameEntry names[kNameCache] = {};
+    std::unique_ptr<Stream> own;
+    Tracker tracker;
+    Followers* followers = nullptr;
+    bool marked = false;  // the thread's next launch begins a request
+    int marked_worker = kUnplanned;
+    ~ThreadState() {
+        if (own && own->event != nullptr) driver().cuEventDestroy_v2(own->event);
+        if (followers == nullptr) return;
+        tracker.leave(*followers);
+        if (own) own->tracker.leave(*followers);
+    }
+};
+
+thread_local bool inside = false;
+
+// On the heap: what is thread-local itself must be small, or a process that is running already
+// cannot load the library.
+ThreadState& thread_state() {
+    thread_local std::unique_ptr<ThreadState> state;
+    if (state == nullptr) state = std::make_unique<ThreadState>();
+    return *state;
+}
+
+std::string read_file(const char* path, std::vector<unsigned char>& bytes) {
+    FILE* file = fopen(path, "rbe");
+    if (file == nullptr) return strerror(errno);
+    unsigned char block[1 << 16];
+    for (size_t got; (got = fread(block, 1, sizeof block, file)) > 0;)
+        bytes.insert(bytes.end(), block, block + got);
+    bool failed = ferror(file);
+    fclose(file);
+    return failed ? "it cannot be read" : "";
+}
+
+bool enabled(const char* variable) {
+    const char* value = getenv(variable);
+    return value != nullptr && *value != '\0' && strcmp(value, "0") != 0;
+}
+
+}  // namespace
+
+bool& Dispatcher::Inside::depth() { return inside; }
+
+Dispatcher& Dispatcher::get() {
+    // Never destroyed: streams may be used by threads that outlive the process's destructors.
+    static Dispatcher& only = *new Dispatcher;
+    return only;
+}
+
+Dispatcher::Dispatcher() : legacy_(kLegacyStream, order_.legacy) {
+    const char* path = getenv("ECLIP_TABLE");
+    if (enabled("ECLIP_DISABLE") || path == nullptr) return;
+    if (const char* folder = getenv("ECLIP_STATS")) open_counters(folder);
+    std::vector<unsigned char> bytes;
+    std::string wrong = read_file(path, bytes);
+    if (wrong.empty()) wrong = read_table(bytes, table_);
+    if (wrong.empty() && table_.workers.size() > kMostWorkers) wrong = "it has too many workers";
+    if (!wrong.empty()) {
+        say("the table %s cannot be used: %s; running unplanned", path, wrong.c_str());
+        return;
+    }
+    if (const char* device = getenv("ECLIP_GPU")) wanted_device_ = atoi(device);
+    if (const char* asking = getenv("ECLIP_ASK"))
+        asking_ = strcmp(asking, "always") == 0 ? 1 : strcmp(asking, "never") == 0 ? -1 : 0;
+    next_id_ = 2;  // 1 is the legacy stream
+    size_t kernels = 0;
+    for (const TableWorker& worker : table_.workers) {
+        first_kernel_.push_back(kernels);
+        kernels += worker.kernels.size();
+    }
+    misfits_ = std::make_unique<std::atomic<bool>[]>(kernels);
+    pthread_atfork(nullptr, nullptr, [] { get().forked(); });
+    phase_.store(kWaiting);
+}
+
+// In the child. It cannot use its parent's context; if there was none yet, it may make its own.
+void Dispatcher::forked() {
+    if (phase_.load() == kReady) phase_.store(kOff);
+    new (&setup_) std::mutex;  // a thread that is not here may have held it
+    if (const char* folder = getenv("ECLIP_STATS")) open_counters(folder);
+}
+
+void Dispatcher::stop(const char* why) {
+    if (phase_.exchange(kOff) != kOff) say("%s; running unplanned from here on", why);
+}
+
+bool Dispatcher::ready() {
+    int phase = phase_.load(std::memory_order_acquire);
+    return phase == kReady || (phase == kWaiting && make_ready());
+}
+
+// Lanes are made when the wanted device's context is first used: that is where a plan begins.
+bool Dispatcher::make_ready() {
+    if (inside) return false;
+    const Driver& real = driver();
+    CUcontext current = nullptr;
+    CUdevice device = -1;
+    if (real.cuCtxGetCurrent == nullptr || real.cuCtxGetCurrent(&current) != CUDA_SUCCESS ||
+        current == nullptr || current == foreign_.load(std::memory_order_relaxed) ||
+        real.cuCtxGetDevice(&device) != CUDA_SUCCESS || device != wanted_device_)
+        return false;
+    std::lock_guard hold(setup_);
+    int phase = phase_.load();
+    if (phase != kWaiting) return phase == kReady;
+    CUcontext primary = nullptr;
+    if (real.cuDevicePrimaryCtxRetain(&primary, device) != CUDA_SUCCESS) return false;
+    if (primary != current) {  // somebody's private context: not what was planned for
+        foreign_.store(current);
+        real.cuDevicePrimaryCtxRelease_v2(device);
+        return false;
+    }
+    Inside ours;
+    // Two processes would each believe the units to be theirs.
+    const char* path = getenv("ECLIP_TABLE");
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0 || flock(file, LOCK_EX | LOCK_NB) != 0) {
+        stop("another process of this command holds the plan's lanes, and masks of several "
+             "processes are not kept apart");
+        return false;
+    }
+    pool_.primary = primary;
+    pool_.device = device;
+    Relaxed relaxed;
+    std::string wrong = make_pool(table_, pool_);
+    if (!wrong.empty()) {
+        stop(wrong.c_str());
+        return false;
+    }
+    phase_.store(kReady, std::memory_order_release);
+    return true;
+}
+
+Stream* Dispatcher::attend(CUstream raw, Default meaning) {
+    if (!on() || inside || !ready()) return nullptr;
+    Stream* stream = find(raw, meaning);
+    return stream != nullptr && stream->planned ? stream : nullptr;
+}
+
+Stream* Dispatcher::find(CUstream raw, Default meaning) {
+    if (raw == nullptr) raw = meaning == Default::thread ? kThreadStream : kLegacyStream;
+    if (raw == kLegacyStream || raw == kThreadStream) {
+        CUcontext current = nullptr;
+        if (driver().cuCtxGetCurrent(&current) != CUDA_SUCCESS || current != pool_.primary)
+            return nullptr;
+        if (raw == kLegacyStream) return &legacy_;
+        if (!thread_state().own) {
+            thread_state().own = std::make_unique<Stream>(kThreadStream);
+            thread_state().own->own.kind = Kind::blocking;
+            thread_state().own->own.id = next_id_.fetch_add(1) & 0xffffff;
+            thread_state().followers = &followers_;
+        }
+        return thread_state().own.get();
+    }
+    uint64_t epoch = streams_epoch_.load(std::memory_order_acquire);
+    StreamEntry& entry = thread_state().streams[reinterpret_cast<uintptr_t>(raw) >> 4 & (kStreamCache - 1)];
+    if (entry.raw != raw || entry.epoch != epoch || entry.stream == nullptr)
+        entry = {raw, look_up(raw), epoch};
+    return entry.stream;
+}
+
+Stream* Dispatcher::look_up(CUstream raw) {
+    {
+        std::shared_lock hold(streams_lock_);
+        auto known = streams_.find(raw);
+        if (known != streams_.end()) return known->second.get();
+    }
+    const Driver& real = driver();
+    CUcontext context = nullptr;
+    unsigned flags = 0;
+    if (real.cuStreamGetCtx(raw, &context) != CUDA_SUCCESS ||
+        real.cuStreamGetFlags(raw, &flags) != CUDA_SUCCESS)
+        return nullptr;  // no stream at all: the driver will say so itself
+    auto made = std::make_unique<Stream>(raw);
+    made->own.kind = flags & CU_STREAM_NON_BLOCKING ? Kind::nonblocking : Kind::blocking;
+    made->own.id = next_id_.fetch_add(1) & 0xffffff;
+    made->planned = context == pool_.primary;
+    std::lock_guard hold(streams_lock_);
+    return streams_.try_emplace(raw, std::move(made)).first->second.get();
+}
+
+CUresult Dispatcher::destroy(CUstream raw, CUresult (*call)(CUstream)) {
+    Stream* stream = attend(raw, Default::legacy);
+    if (stream == nullptr || stream->home != raw) return call(raw);
+    // Joined back, so that whoever must wait for this stream's work finds it where it looks.
+    if (!capturing(*stream)) {
+        auto nothing = [](CUstream) { return CUDA_SUCCESS; };
+        pass(raw, Default::legacy, kHome, true, nothing);
+    }
+    {
+        std::lock_guard hold(streams_lock_);
+        auto known = streams_.find(raw);
+        if (known != streams_.end()) {
+            known->second->tracker.leave(followers_);
+            if (known->second->event != nullptr) driver().cuEventDestroy_v2(known->second->event);
+            streams_.erase(known);
+        }
+        streams_epoch_.fetch_add(1, std::memory_order_release);
+    }
+    return call(raw);
+}
+
+Dispatcher::Hold::Hold(Dispatcher& owner, Stream& stream) : owner_(owner), stream_(stream) {
+    stream.lock.lock();
+    if (stream.order->kind == Kind::nonblocking) return;
+    if (stream.order->kind == Kind::blocking) {
+        owner.gate_.lock_shared();
+        gate_ = kShared;
+        if (!owner.order_.legacy_strayed.load(std::memory_order_acquire)) return;
+        owner.gate_.unlock_shared();
+    }
+    owner.gate_.lock();
+    gate_ = kAlone;
+}
+
+Dispatcher::Hold::~Hold() {
+    release_gate();
+    stream_.lock.unlock();
+}
+
+void Dispatcher::Hold::release_gate() {
+    if (gate_ == kAlone) owner_.gate_.unlock();
+    if (gate_ == kShared) owner_.gate_.unlock_shared();
+    gate_ = kNone;
+}
+
+// Asking pays where lanes are often found empty and an answer costs less than a barrier.
+bool Dispatcher::asks(bool learning) {
+    if (asking_ != 0) return asking_ > 0;
+    if (learning) return true;
+    uint32_t asked = asked_.load(std::memory_order_relaxed);
+    double share = asked > 0 ? double(answered_done_.load(std::memory_order_relaxed)) / asked : 0;
+    return pool_.ask_ns < share * pool_.barrier_ns;
+}
+
+bool Dispatcher::Actions::finished(int lane) {
+    bool learning = owner.chances_.fetch_add(1, std::memory_order_relaxed) % kLearnEvery == 0;
+    if (!owner.asks(learning)) return false;
+    Relaxed relaxed;
+    bool done = driver().cuStreamQuery(owner.pool_.lanes[lane].stream) == CUDA_SUCCESS;
+    if (owner.asked_.fetch_add(1) == 1 << 20) {  // the past fades
+        owner.asked_ = 1 << 10;
+        owner.answered_done_ = owner.answered_done_ >> 10;
+    }
+    if (done) owner.answered_done_.fetch_add(1);
+    return done;
+}
+
+void Dispatcher::Actions::barrier(const StreamOrder& home, int from, int to) {
+    if (status != CUDA_SUCCESS) return;
+    const Driver& real = driver();
+    CUstream home_stream = &home == stream.order ? stream.home : kLegacyStream;
+    CUevent event = from >= 0 ? owner.pool_.lanes[from].event : stream.event;
+    if (event == nullptr) {
+        status = real.cuEventCreate(&stream.event, CU_EVENT_DISABLE_TIMING);
+        event = stream.event;
+    }
+    // A wait keeps what it has seen of an event, which may be recorded anew at once.
+    if (status == CUDA_SUCCESS)
+        status = real.cuEventRecord(
+            event, from >= 0 ? owner.pool_.lanes[from].stream : home_stream);
+    if (status == CUDA_SUCCESS)
+        status = real.cuStreamWaitEvent(to >= 0 ? owner.pool_.lanes[to].stream : home_stream,
+                                        event, 0);
+    count(counters().barriers);
+}
+
+bool Dispatcher::is_capturing(CUstream stream) const {
+    int status = CU_STREAM_CAPTURE_STATUS_NONE;
+    auto ask = driver().cuStreamIsCapturing;
+    return ask != nullptr &&
+           (ask(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE);
+}
+
+CUresult Dispatcher::context_event(CUcontext context, CUevent event, bool waits) {
+    const Driver& real = driver();
+    auto call = [&](CUstream) {
+        return waits ? real.cuCtxWaitEvent(context, event) : real.cuCtxRecordEvent(context, event);
+    };
+    if (!ready() || context != pool_.primary) return call(nullptr);
+    for (size_t index = 0; index < pool_.count; ++index) {
+        const Lane& lane = pool_.lanes[index];
+        if (lane.stream == nullptr) continue;
+        CUresult status = CUDA_SUCCESS;
+        if (waits) {
+            status = real.cuStreamWaitEvent(lane.stream, event, 0);
+        } else {
+            status = real.cuEventRecord(lane.event, lane.stream);
+            if (status == CUDA_SUCCESS)
+                status = real.cuStreamWaitEvent(kLegacyStream, lane.event, 0);
+        }
+        if (status != CUDA_SUCCESS) return status;
+    }
+    return call(nullptr);
+}
+
+uint64_t Dispatcher::identify(const Launch& launch) {
+    uint64_t epoch = names_epoch_.load(std::memory_order_relaxed) + 1;
+    NameEntry& entry =
+        thread_state().names[reinterpret_cast<uintptr_t>(launch.function) >> 4 & (kNameCache - 1)];
+    if (entry.function != launch.function || entry.epoch != epoch) {
+        const char* name = function_name(launch.function);
+        entry = {launch.function, hash_bytes(name, strlen(name)), epoch};
+    }
+    return identity(entry.hash, launch.grid, launch.block);
+}
+
+Tracker& Dispatcher::track(Stream& stream) {
+    bool by_stream = table_.workers_by == WorkersBy::stream;
+    Tracker& tracker = by_stream ? stream.tracker : thread_state().tracker;
+    thread_state().followers = &followers_;
+    if (thread_state().marked) {
+        thread_state().marked = false;
+        tracker.begin_request(table_, thread_state().marked_worker, followers_);
+    }
+    return tracker;
+}
+
+void Dispatcher::begin_request(int worker) {
+    if (!on()) return;
+    if (table_.mode == Mode::record) mark_record();
+    thread_state().marked = true;
+    thread_state().marked_worker = worker;
+}
+
+int Dispatcher::lane_of(const Tracker::Step& step) const {
+    int lane = table_.workers[step.worker].kernels[step.position].lane;
+    if (pool_.lanes[lane].stream == nullptr) return kHome;
+    bool misfit = misfits_[first_kernel_[step.worker] + step.position].load();
+    return misfit ? kHome : lane;
+}
+
+bool Dispatcher::does_not_fit(CUresult status) {
+    return status == CUDA_ERROR_INVALID_CLUSTER_SIZE ||
+           status == CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE ||
+           status == CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
+}
+
+void Dispatcher::mark_misfit(const Tracker::Step& step) {
+    misfits_[first_kernel_[step.worker] + step.position].store(true);
+    count(counters().misfits);
+    say("a kernel of worker %d does not fit on its lane and runs on the whole device", step.worker);
+}
+
+CUresult Dispatcher::find_end(Stream& stream, CUstream raw, CUstream& target) {
+    if (stream.order->kind == Kind::legacy) {  // waits for blocking streams too: joined at home
+        Actions actions{*this, stream};
+        Frontier<Actions>(order_, actions).decide(*stream.order, kHome);
+        return actions.status;
+    }
+    int tail = pending_tail(*stream.order, order_);
+    target = tail >= 0 ? pool_.lanes[tail].stream : raw;
+    return CUDA_SUCCESS;
+}
+
+void Dispatcher::ended(Stream& stream, uint64_t calls) {
+    if (table_.mode == Mode::record) mark_record();
+    Hold hold(*this, stream);
+    if (stream.calls != calls) return;  // another thread went on meanwhile
+    Actions actions{*this, stream};
+    Frontier<Actions>(order_, actions).drained(*stream.order);
+}
+
+size_t Dispatcher::wait_for_lanes(LaneWord::View* seen) {
+    size_t lanes = pool_.count;
+    Relaxed relaxed;
+    for (size_t lane = 0; lane < lanes; ++lane) {
+        seen[lane] = order_.lanes[lane].read();
+        if (seen[lane].busy()) driver().cuStreamSynchronize(pool_.lanes[lane].stream);
+    }
+    if (table_.mode == Mode::record) mark_record();
+    return lanes;
+}
+
+}  // namespace eclip

@@ -1,0 +1,145 @@
+// The real driver: a slot for every entry point, found at run time, and words for a person.
+//
+// Slots are filled once, before the first call goes through; a slot that stays empty is a function
+// that this driver does not have.
+#pragma once
+
+#include "cuda_abi.h"
+
+namespace eclip {
+
+// How the default stream of a call is meant: the process's or the calling thread's.
+enum class Default { legacy, thread };
+
+#define ECLIP_TYPE(symbol, name, since, threaded, threaded_since, parameters, arguments) \
+    using symbol##_t = CUresult parameters;
+#define KERNEL ECLIP_TYPE
+#define OWN ECLIP_TYPE
+#define FOLLOW ECLIP_TYPE
+#define COPY ECLIP_TYPE
+#define HOME ECLIP_TYPE
+#define DEFAULT ECLIP_TYPE
+#define EXEC ECLIP_TYPE
+#define EXECNODE ECLIP_TYPE
+#define DRAIN ECLIP_TYPE
+#define END ECLIP_TYPE
+#define ALIAS(name, since, symbol)
+#define PASS(symbol)
+#include "hooks.def"
+#undef KERNEL
+#undef OWN
+#undef FOLLOW
+#undef COPY
+#undef HOME
+#undef DEFAULT
+#undef EXEC
+#undef EXECNODE
+#undef DRAIN
+#undef END
+
+#define ECLIP_SLOT_none(symbol)
+#define ECLIP_SLOT_ptsz(symbol) symbol##_t* symbol##_ptsz;
+#define ECLIP_SLOT_ptds(symbol) symbol##_t* symbol##_ptds;
+#define ECLIP_SLOT(symbol, name, since, threaded, threaded_since, parameters, arguments) \
+    symbol##_t* symbol;                                                                  \
+    ECLIP_SLOT_##threaded(symbol)
+#define KERNEL ECLIP_SLOT
+#define OWN ECLIP_SLOT
+#define FOLLOW ECLIP_SLOT
+#define COPY ECLIP_SLOT
+#define HOME ECLIP_SLOT
+#define DEFAULT ECLIP_SLOT
+#define EXEC ECLIP_SLOT
+#define EXECNODE ECLIP_SLOT
+#define DRAIN ECLIP_SLOT
+#define END ECLIP_SLOT
+
+// Entry points that libeclip calls for itself and nobody's call passes through.
+#define ECLIP_DRIVER_CALLS(CALL)                                                              \
+    CALL(cuCtxGetCurrent, CUresult(CUcontext*))                                               \
+    CALL(cuCtxGetDevice, CUresult(CUdevice*))                                                 \
+    CALL(cuCtxFromGreenCtx, CUresult(CUcontext*, CUgreenCtx))                                 \
+    CALL(cuDevicePrimaryCtxRetain, CUresult(CUcontext*, CUdevice))                            \
+    CALL(cuDeviceGetAttribute, CUresult(int*, int, CUdevice))                                 \
+    CALL(cuDeviceGetDevResource, CUresult(CUdevice, CUdevResource*, int))                     \
+    CALL(cuDevSmResourceSplitByCount,                                                         \
+         CUresult(CUdevResource*, unsigned*, const CUdevResource*, CUdevResource*, unsigned,  \
+                  unsigned))                                                                  \
+    CALL(cuDevResourceGenerateDesc, CUresult(CUdevResourceDesc*, CUdevResource*, unsigned))   \
+    CALL(cuGreenCtxCreate, CUresult(CUgreenCtx*, CUdevResourceDesc, CUdevice, unsigned))      \
+    CALL(cuGreenCtxStreamCreate, CUresult(CUstream*, CUgreenCtx, unsigned, int))              \
+    CALL(cuStreamGetFlags, CUresult(CUstream, unsigned*))                                     \
+    CALL(cuStreamGetCtx, CUresult(CUstream, CUcontext*))                                      \
+    CALL(cuStreamIsCapturing, CUresult(CUstream, int*))                                       \
+    CALL(cuStreamIsCapturing_ptsz, CUresult(CUstream, int*))                                  \
+    CALL(cuThreadExchangeStreamCaptureMode, CUresult(int*))                                   \
+    CALL(cuEventCreate, CUresult(CUevent*, unsigned))                                         \
+    CALL(cuEventDestroy_v2, CUresult(CUevent))                                                \
+    CALL(cuEventElapsedTime, CUresult(float*, CUevent, CUevent))                              \
+    CALL(cuOccupancyMaxActiveBlocksPerMultiprocessor, CUresult(int*, CUfunction, int, size_t)) \
+    CALL(cuOccupancyMaxActiveClusters, CUresult(int*, CUfunction, const CUlaunchConfig*))     \
+    CALL(cuKernelGetFunction, CUresult(CUfunction*, CUkernel))                                \
+    CALL(cuGraphKernelNodeGetAttribute, CUresult(CUgraphNode, int, void*))                    \
+    CALL(cuFuncGetName, CUresult(const char**, CUfunction))                                   \
+    CALL(cuKernelGetName, CUresult(const char**, CUkernel))                                   \
+    CALL(cuGraphClone, CUresult(CUgraph*, CUgraph))                                           \
+    CALL(cuGraphDestroy, CUresult(CUgraph))                                                   \
+    CALL(cuGraphGetNodes, CUresult(CUgraph, CUgraphNode*, size_t*))                           \
+    CALL(cuGraphGetEdges_v2, CUresult(CUgraph, CUgraphNode*, CUgraphNode*, void*, size_t*))   \
+    CALL(cuGraphNodeFindInClone, CUresult(CUgraphNode*, CUgraphNode, CUgraph))                \
+    CALL(cuGraphNodeGetType, CUresult(CUgraphNode, int*))                                     \
+    CALL(cuGraphNodeSetParams, CUresult(CUgraphNode, GraphNodeParams*))                       \
+    CALL(cuGraphKernelNodeGetParams_v2, CUresult(CUgraphNode, KernelNodeParams*))             \
+    CALL(cuGraphKernelNodeSetParams_v2, CUresult(CUgraphNode, const KernelNodeParams*))       \
+    CALL(cuGraphMemsetNodeGetParams, CUresult(CUgraphNode, MemsetNodeParams*))                \
+    CALL(cuGraphMemcpyNodeGetParams, CUresult(CUgraphNode, void*))                            \
+    CALL(cuGetProcAddress, CUresult(const char*, void**, int, uint64_t))                      \
+    CALL(cuGetProcAddress_v2, CUresult(const char*, void**, int, uint64_t, int*))
+
+struct Driver {
+#include "hooks.def"
+#define ECLIP_CALL(name, ...)   \
+    using name##_f = __VA_ARGS__; \
+    name##_f* name;
+    ECLIP_DRIVER_CALLS(ECLIP_CALL)
+#undef ECLIP_CALL
+};
+#undef KERNEL
+#undef OWN
+#undef FOLLOW
+#undef COPY
+#undef HOME
+#undef DEFAULT
+#undef EXEC
+#undef EXECNODE
+#undef DRAIN
+#undef END
+#undef ALIAS
+#undef PASS
+
+// The slots, filled on the first call. Empty throughout where there is no driver library.
+const Driver& driver();
+
+// The library's own function of this name, whatever we put in front of it.
+void* real_symbol(const char* name);
+
+// While it lives, what the calling thread asks the driver breaks nobody's capture. Without it a
+// question of ours could end a capture that another thread has just begun.
+class Relaxed {
+public:
+    Relaxed() { exchange(); }
+    ~Relaxed() { exchange(); }
+    Relaxed(const Relaxed&) = delete;
+
+private:
+    void exchange() {
+        auto call = driver().cuThreadExchangeStreamCaptureMode;
+        if (call != nullptr) call(&mode_);
+    }
+    int mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
+
+// One line on standard error, `eclip: …`; said once for each place that says it.
+void say(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+}  // namespace eclip

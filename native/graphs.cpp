@@ -1,0 +1,331 @@
+// Hooks of users' graphs: at instantiation a clone, re-homed to lanes, takes the graph's place.
+//
+// The user keeps its graph and a handle of its executable; calls that name either are translated to
+// the clone's nodes and to the executable that stands behind the handle. An executable cannot change
+// its nodes' contexts, so an update keeps them; what the driver refuses is instantiated anew, once
+// for that call, and said. Whatever cannot be re-homed is instantiated as it is.
+#include <cstring>
+
+#include "hook.h"
+#include "recording.h"
+#include "rehome.h"
+
+namespace eclip {
+namespace {
+
+std::shared_mutex rehomed_lock;
+std::map<CUgraphExec, std::unique_ptr<Rehomed>> rehomed;
+std::atomic<int> rehomed_count{0};  // spares processes without graphs the look-up
+
+Rehomed* find(CUgraphExec exec) {
+    if (rehomed_count.load(std::memory_order_relaxed) == 0) return nullptr;
+    std::shared_lock hold(rehomed_lock);
+    auto known = rehomed.find(exec);
+    return known == rehomed.end() ? nullptr : known->second.get();
+}
+
+// Instantiate the clone in the graph's place; whatever fails is done with the user's own graph.
+template <class Instantiate>
+CUresult instantiate(void* exec_out, CUgraph graph, uint64_t flags, Instantiate&& call) {
+    std::unique_ptr<Rehomed> made = rehome(graph);
+    if (made == nullptr) return call(graph);
+    auto exec = static_cast<CUgraphExec*>(exec_out);
+    CUresult status = call(made->clone);
+    if (status != CUDA_SUCCESS) {
+        driver().cuGraphDestroy(made->clone);
+        say("a graph on lanes is refused at instantiation (status %d) and runs unplanned", status);
+        return call(graph);
+    }
+    made->first = made->current = *exec;
+    made->flags = flags;
+    std::lock_guard hold(rehomed_lock);
+    rehomed[*exec] = std::move(made);
+    rehomed_count.store(static_cast<int>(rehomed.size()));
+    return CUDA_SUCCESS;
+}
+
+// Put a new executable of the clone behind the user's handle. Rare, so it may wait for the device.
+CUresult instantiate_again(Rehomed& exec) {
+    const Driver& real = driver();
+    CUgraphExec made = nullptr;
+    CUresult status = real.cuGraphInstantiateWithFlags(&made, exec.stored, exec.flags);
+    if (status != CUDA_SUCCESS) return status;
+    Dispatcher::get().drain([&] { return real.cuCtxSynchronize(); });
+    // The first one stays: its address is the user's handle and must not be given out again.
+    if (exec.current != exec.first) real.cuGraphExecDestroy(exec.current);
+    exec.current = made;
+    if (exec.clone != exec.stored) real.cuGraphDestroy(exec.clone);
+    exec.clone = exec.stored;
+    for (auto& [node, placed] : exec.nodes) placed.twin = placed.stored;
+    count(counters().reinstantiations);
+    say("an update of a graph on lanes was refused by the driver: it was instantiated anew");
+    return CUDA_SUCCESS;
+}
+
+// An update of one node of a re-homed executable. `set` changes what is stored likewise, for the case
+// that the executable cannot be changed, now or later.
+template <class Update, class Set>
+CUresult update_node(Rehomed& exec, CUgraphNode node, Update&& update, Set&& set) {
+    auto known = exec.nodes.find(node);
+    if (known == exec.nodes.end()) return CUDA_ERROR_INVALID_VALUE;
+    count(counters().updates);
+    CUresult status = update(exec.current, known->second);
+    CUresult stored = set(known->second);
+    if (status == CUDA_SUCCESS || stored != CUDA_SUCCESS) return status;
+    return instantiate_again(exec);
+}
+
+CUresult update_kernel(Rehomed& exec, CUgraphNode node, const void* params, size_t bytes) {
+    const Driver& real = driver();
+    KernelNodeParams wanted{};
+    std::memcpy(&wanted, params, bytes);
+    auto homed = [&](const Placed& placed) {
+        KernelNodeParams moved = wanted;
+        if (placed.context == nullptr) return moved;
+        if (moved.kern == nullptr) {
+            // Version 1 and most callers name a function. The node knows the kernel; if that is
+            // another one, the driver refuses and the node goes back to where its function lives.
+            KernelNodeParams current{};
+            real.cuGraphKernelNodeGetParams_v2(placed.stored, &current);
+            const char* name = function_name(moved.func);
+            if (current.kern != nullptr &&
+                std::strcmp(name, function_name(reinterpret_cast<CUfunction>(current.kern))) == 0)
+                moved.kern = current.kern;
+        }
+        if (moved.kern != nullptr) {
+            moved.func = nullptr;
+            moved.ctx = placed.context;
+        }
+        return moved;
+    };
+    return update_node(
+        exec, node,
+        [&](CUgraphExec current, const Placed& placed) {
+            KernelNodeParams moved = homed(placed);
+            return real.cuGraphExecKernelNodeSetParams_v2(current, placed.twin, &moved);
+        },
+        [&](const Placed& placed) {
+            KernelNodeParams moved = homed(placed);
+            return real.cuGraphKernelNodeSetParams_v2(placed.stored, &moved);
+        });
+}
+
+// The whole graph at once: the new one is re-homed like the first and the executable updated by it.
+// Its nodes keep their names, which are those of the graph that was instantiated.
+template <class Update>
+CUresult update_graph(Rehomed& exec, CUgraph graph, Update&& update) {
+    std::unique_ptr<Rehomed> wanted = rehome(graph, exec.worker);
+    if (wanted == nullptr) return update(exec.current, graph);
+    count(counters().updates);
+    CUresult status = update(exec.current, wanted->clone);
+    bool alike = wanted->order.size() == exec.order.size();
+    for (size_t index = 0; alike && index < exec.order.size(); ++index)
+        alike = wanted->nodes[wanted->order[index]].type == exec.nodes[exec.order[index]].type;
+    if (!alike) {  // another graph altogether, which the driver refuses without us, too
+        wanted->release();
+        return status;
+    }
+    std::vector<CUgraphNode> before;
+    const CUgraph stored = exec.stored;
+    const bool alone = stored != exec.clone;  // nothing else keeps it
+    exec.stored = wanted->clone;
+    for (size_t index = 0; index < exec.order.size(); ++index) {
+        Placed& placed = exec.nodes[exec.order[index]];
+        before.push_back(placed.stored);
+        placed.stored = wanted->nodes[wanted->order[index]].twin;
+    }
+    if (status != CUDA_SUCCESS && instantiate_again(exec) != CUDA_SUCCESS) {
+        exec.stored = stored;
+        for (size_t index = 0; index < exec.order.size(); ++index)
+            exec.nodes[exec.order[index]].stored = before[index];
+        wanted->release();
+        return status;
+    }
+    if (alone) driver().cuGraphDestroy(stored);
+    return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+CUgraphExec translate(CUgraphExec exec) {
+    Rehomed* known = find(exec);
+    return known != nullptr ? known->current : exec;
+}
+
+bool translate(CUgraphExec& exec, CUgraphNode& node) {
+    Rehomed* known = find(exec);
+    if (known == nullptr) return true;
+    auto placed = known->nodes.find(node);
+    if (placed == known->nodes.end()) return false;
+    exec = known->current;
+    node = placed->second.twin;
+    return true;
+}
+
+}  // namespace eclip
+
+using namespace eclip;
+
+ECLIP_HOOK cuGraphInstantiate(void* exec, CUgraph graph, void* node, void* log, size_t size) {
+    return instantiate(exec, graph, 0, [&](CUgraph made) {
+        return driver().cuGraphInstantiate(exec, made, node, log, size);
+    });
+}
+
+ECLIP_HOOK cuGraphInstantiate_v2(void* exec, CUgraph graph, void* node, void* log, size_t size) {
+    return instantiate(exec, graph, 0, [&](CUgraph made) {
+        return driver().cuGraphInstantiate_v2(exec, made, node, log, size);
+    });
+}
+
+ECLIP_HOOK cuGraphInstantiateWithFlags(void* exec, CUgraph graph, uint64_t flags) {
+    return instantiate(exec, graph, flags, [&](CUgraph made) {
+        return driver().cuGraphInstantiateWithFlags(exec, made, flags);
+    });
+}
+
+#define ECLIP_INSTANTIATE(symbol)                                               \
+    ECLIP_HOOK symbol(void* exec, CUgraph graph, void* params) {                \
+        uint64_t flags = static_cast<GraphInstantiateParams*>(params)->flags;   \
+        return instantiate(exec, graph, flags, [&](CUgraph made) {              \
+            return driver().symbol(exec, made, params);                         \
+        });                                                                     \
+    }
+ECLIP_INSTANTIATE(cuGraphInstantiateWithParams)
+ECLIP_INSTANTIATE(cuGraphInstantiateWithParams_ptsz)
+
+#define ECLIP_GRAPH_LAUNCH(symbol, meaning)                                             \
+    ECLIP_HOOK symbol(CUgraphExec exec, CUstream stream) {                              \
+        Dispatcher& dispatcher = Dispatcher::get();                                     \
+        if (!dispatcher.on()) return driver().symbol(exec, stream);                     \
+        CUgraphExec real_exec = translate(exec);                                        \
+        if (real_exec != exec || find(exec) != nullptr) count(counters().graph_launches); \
+        return dispatcher.pass(stream, meaning, kFollow, true, [&](CUstream target) {   \
+            return driver().symbol(real_exec, target);                                  \
+        });                                                                             \
+    }
+ECLIP_GRAPH_LAUNCH(cuGraphLaunch, Default::legacy)
+ECLIP_GRAPH_LAUNCH(cuGraphLaunch_ptsz, Default::thread)
+
+#define ECLIP_GRAPH_UPLOAD(symbol, meaning)                                            \
+    ECLIP_HOOK symbol(CUgraphExec exec, CUstream stream) {                             \
+        CUgraphExec real_exec = translate(exec);                                       \
+        return Dispatcher::get().pass(stream, meaning, kHome, true, [&](CUstream target) { \
+            return driver().symbol(real_exec, target);                                 \
+        });                                                                            \
+    }
+ECLIP_GRAPH_UPLOAD(cuGraphUpload, Default::legacy)
+ECLIP_GRAPH_UPLOAD(cuGraphUpload_ptsz, Default::thread)
+
+ECLIP_HOOK cuGraphExecDestroy(CUgraphExec exec) {
+    std::unique_ptr<Rehomed> known;
+    if (rehomed_count.load() != 0) {
+        std::lock_guard hold(rehomed_lock);
+        auto found = rehomed.find(exec);
+        if (found != rehomed.end()) {
+            known = std::move(found->second);
+            rehomed.erase(found);
+            rehomed_count.store(static_cast<int>(rehomed.size()));
+        }
+    }
+    if (known != nullptr) {
+        if (known->current != known->first) driver().cuGraphExecDestroy(known->current);
+        known->release();
+    }
+    return driver().cuGraphExecDestroy(exec);
+}
+
+ECLIP_HOOK cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, void* node, void* result) {
+    auto update = [&](CUgraphExec target, CUgraph made) {
+        return driver().cuGraphExecUpdate(target, made, node, result);
+    };
+    Rehomed* known = find(exec);
+    return known != nullptr ? update_graph(*known, graph, update) : update(exec, graph);
+}
+
+ECLIP_HOOK cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, void* result) {
+    auto update = [&](CUgraphExec target, CUgraph made) {
+        return driver().cuGraphExecUpdate_v2(target, made, result);
+    };
+    Rehomed* known = find(exec);
+    return known != nullptr ? update_graph(*known, graph, update) : update(exec, graph);
+}
+
+ECLIP_HOOK cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node, const void* params) {
+    Rehomed* known = find(exec);
+    if (known == nullptr) return driver().cuGraphExecKernelNodeSetParams(exec, node, params);
+    return update_kernel(*known, node, params, kKernelNodeParamsV1);
+}
+
+ECLIP_HOOK cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node,
+                                             const void* params) {
+    Rehomed* known = find(exec);
+    if (known == nullptr) return driver().cuGraphExecKernelNodeSetParams_v2(exec, node, params);
+    return update_kernel(*known, node, params, sizeof(KernelNodeParams));
+}
+
+ECLIP_HOOK cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode node, const void* params,
+                                          CUcontext context) {
+    Rehomed* known = find(exec);
+    const Driver& real = driver();
+    if (known == nullptr) return real.cuGraphExecMemcpyNodeSetParams(exec, node, params, context);
+    return update_node(
+        *known, node,
+        [&](CUgraphExec current, const Placed& placed) {
+            CUcontext there = placed.context != nullptr ? placed.context : context;
+            return real.cuGraphExecMemcpyNodeSetParams(current, placed.twin, params, there);
+        },
+        [&](const Placed& placed) {
+            GraphNodeParams wanted{};
+            wanted.type = kNodeMemcpy;
+            wanted.memcpy.copyCtx = placed.context != nullptr ? placed.context : context;
+            std::memcpy(wanted.memcpy.copy3d, params, sizeof wanted.memcpy.copy3d);
+            return real.cuGraphNodeSetParams(placed.stored, &wanted);
+        });
+}
+
+ECLIP_HOOK cuGraphExecMemsetNodeSetParams(CUgraphExec exec, CUgraphNode node, const void* params,
+                                          CUcontext context) {
+    Rehomed* known = find(exec);
+    const Driver& real = driver();
+    if (known == nullptr) return real.cuGraphExecMemsetNodeSetParams(exec, node, params, context);
+    return update_node(
+        *known, node,
+        [&](CUgraphExec current, const Placed& placed) {
+            CUcontext there = placed.context != nullptr ? placed.context : context;
+            return real.cuGraphExecMemsetNodeSetParams(current, placed.twin, params, there);
+        },
+        [&](const Placed& placed) {
+            GraphNodeParams wanted{};
+            wanted.type = kNodeMemset;
+            std::memcpy(&wanted.memset, params, offsetof(MemsetNodeParams, ctx));
+            wanted.memset.ctx = placed.context != nullptr ? placed.context : context;
+            return real.cuGraphNodeSetParams(placed.stored, &wanted);
+        });
+}
+
+ECLIP_HOOK cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, void* params) {
+    Rehomed* known = find(exec);
+    const Driver& real = driver();
+    if (known == nullptr) return real.cuGraphExecNodeSetParams(exec, node, params);
+    auto given = static_cast<const GraphNodeParams*>(params);
+    if (given->type == kNodeKernel)
+        return update_kernel(*known, node, &given->kernel, sizeof(KernelNodeParams));
+    auto homed = [&](const Placed& placed) {
+        GraphNodeParams moved = *given;
+        if (placed.context != nullptr && moved.type == kNodeMemset) moved.memset.ctx = placed.context;
+        if (placed.context != nullptr && moved.type == kNodeMemcpy)
+            moved.memcpy.copyCtx = placed.context;
+        return moved;
+    };
+    return update_node(
+        *known, node,
+        [&](CUgraphExec current, const Placed& placed) {
+            GraphNodeParams moved = homed(placed);
+            return real.cuGraphExecNodeSetParams(current, placed.twin, &moved);
+        },
+        [&](const Placed& placed) {
+            GraphNodeParams moved = homed(placed);
+            return real.cuGraphNodeSetParams(placed.stored, &moved);
+        });
+}

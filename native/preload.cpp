@@ -1,0 +1,83 @@
+// What only a preloaded library does: stand in front of dlsym.
+//
+// The C library finds out who asks by the return address (RTLD_NEXT means "after the caller"), so a
+// call that is not ours must jump to the original and leave no frame behind.
+#include <dlfcn.h>
+
+#include <atomic>
+
+#include "driver.h"
+#include "resolve.h"
+
+#if defined(__x86_64__)
+#define ECLIP_DLSYM_VERSION "GLIBC_2.2.5"
+#elif defined(__aarch64__)
+#define ECLIP_DLSYM_VERSION "GLIBC_2.17"
+#else
+#error "libeclip is preloaded on x86-64 and aarch64 only"
+#endif
+
+extern "C" {
+__attribute__((visibility("hidden"))) void* (*eclip_original_dlsym)(void*, const char*) = nullptr;
+__attribute__((visibility("hidden"), used)) void* eclip_replace_symbol(void*, const char* name);
+}
+
+namespace eclip {
+
+void* original_dlsym(void* handle, const char* name) {
+    if (eclip_original_dlsym == nullptr)
+        eclip_original_dlsym = reinterpret_cast<void* (*)(void*, const char*)>(
+            dlvsym(RTLD_NEXT, "dlsym", ECLIP_DLSYM_VERSION));
+    return eclip_original_dlsym(handle, name);
+}
+
+}  // namespace eclip
+
+// The hook for a driver symbol, or nothing; afterwards the original is known.
+void* eclip_replace_symbol(void*, const char* name) {
+    if (eclip_original_dlsym == nullptr) eclip::original_dlsym(RTLD_DEFAULT, "dlsym");
+    if (name == nullptr || name[0] != 'c' || name[1] != 'u') return nullptr;
+    return eclip::hook_of_symbol(name);
+}
+
+#if defined(__x86_64__)
+asm(R"(
+    .text
+    .globl dlsym
+    .type dlsym, @function
+dlsym:
+    endbr64
+    push %rdi
+    push %rsi
+    sub $8, %rsp
+    call eclip_replace_symbol
+    add $8, %rsp
+    pop %rsi
+    pop %rdi
+    test %rax, %rax
+    jnz 1f
+    jmp *eclip_original_dlsym(%rip)
+1:  ret
+    .size dlsym, .-dlsym
+)");
+#else
+asm(R"(
+    .text
+    .globl dlsym
+    .type dlsym, %function
+dlsym:
+    stp x0, x1, [sp, #-32]!
+    str x30, [sp, #16]
+    bl eclip_replace_symbol
+    mov x2, x0
+    ldr x30, [sp, #16]
+    ldp x0, x1, [sp], #32
+    cbz x2, 1f
+    mov x0, x2
+    ret
+1:  adrp x2, eclip_original_dlsym
+    ldr x2, [x2, :lo12:eclip_original_dlsym]
+    br x2
+    .size dlsym, .-dlsym
+)");
+#endif

@@ -1,0 +1,190 @@
+#include "recording.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+
+namespace eclip {
+namespace {
+
+constexpr size_t kMostPending = 4096;
+
+struct Pair {
+    CUevent begin = nullptr;
+    CUevent end = nullptr;
+};
+
+struct Timed {  // without events: a mark
+    Pair pair;
+    uint32_t worker;
+    Launch launch;
+};
+
+int blocks_per_unit(const Launch& launch);
+
+class Log {
+public:
+    static Log& get() {
+        static Log& only = *new Log;  // never destroyed: written to until the process ends
+        return only;
+    }
+
+    Pair take() {
+        std::lock_guard hold(lock_);
+        if (!unused_.empty()) {
+            Pair pair = unused_.back();
+            unused_.pop_back();
+            return pair;
+        }
+        Pair pair;
+        driver().cuEventCreate(&pair.begin, 0);
+        driver().cuEventCreate(&pair.end, 0);
+        return pair;
+    }
+
+    void add(const Timed& timed) {
+        std::lock_guard hold(lock_);
+        pending_.push_back(timed);
+        if (pending_.size() >= kMostPending) {
+            driver().cuStreamSynchronize(nullptr);
+            write_pending();
+        }
+    }
+
+    void mark() {
+        std::lock_guard hold(lock_);
+        if (!pending_.empty() && pending_.back().pair.end != nullptr) pending_.push_back({});
+        write_pending();
+        if (file_ != nullptr) fflush(file_);
+    }
+
+    void calibrate(CUstream stream) {
+        Pair pair = take();
+        long long least = -1;
+        for (int trial = 0; trial < 5; ++trial) {
+            driver().cuEventRecord(pair.begin, stream);
+            driver().cuEventRecord(pair.end, stream);
+            driver().cuStreamSynchronize(stream);
+            long long found = elapsed_ns(pair.begin, pair.end);
+            if (least < 0 || found < least) least = found;
+        }
+        std::lock_guard hold(lock_);
+        if (file_ != nullptr) fprintf(file_, "C %lld\n", least);
+        unused_.push_back(pair);
+    }
+
+private:
+    Log() {
+        const char* path = getenv("ECLIP_RECORD");
+        if (path == nullptr) return;
+        file_ = fopen(path, "ae");
+        if (file_ == nullptr) say("cannot write %s: nothing is recorded", path);
+    }
+
+    static long long elapsed_ns(CUevent from, CUevent to) {
+        float ms = 0;
+        CUresult status = driver().cuEventElapsedTime(&ms, from, to);
+        if (status == CUDA_ERROR_NOT_READY) return -1;
+        return static_cast<long long>(ms * 1e6f);
+    }
+
+    // In order of launch, as far as kernels have ended. A worker's last pair is kept back, because
+    // the next gap begins at its end.
+    void write_pending() {
+        size_t done = 0;
+        for (; done < pending_.size(); ++done) {
+            Timed& timed = pending_[done];
+            if (timed.pair.end == nullptr) {
+                if (file_ != nullptr) fputs("S\n", file_);
+                continue;
+            }
+            long long busy = elapsed_ns(timed.pair.begin, timed.pair.end);
+            if (busy < 0) break;
+            Pair& last = last_[timed.worker];
+            long long gap = last.end != nullptr ? elapsed_ns(last.end, timed.pair.begin) : 0;
+            if (last.end != nullptr) unused_.push_back(last);
+            last = timed.pair;
+            const Launch& launch = timed.launch;
+            if (file_ == nullptr) continue;
+            fprintf(file_, "K %u %lld %lld %u %u %u %u %u %u %u %u %d %s\n", timed.worker, busy,
+                    gap < 0 ? 0 : gap, launch.grid[0], launch.grid[1], launch.grid[2],
+                    launch.block[0], launch.block[1], launch.block[2], launch.shared_bytes,
+                    launch.cluster, blocks_per_unit(launch), function_name(launch.function));
+        }
+        pending_.erase(pending_.begin(), pending_.begin() + static_cast<long>(done));
+    }
+
+    std::mutex lock_;
+    FILE* file_ = nullptr;
+    std::vector<Timed> pending_;
+    std::vector<Pair> unused_;
+    std::map<uint32_t, Pair> last_;
+};
+
+int blocks_per_unit(const Launch& launch) {
+    auto ask = driver().cuOccupancyMaxActiveBlocksPerMultiprocessor;
+    int blocks = 0;
+    int threads = static_cast<int>(launch.block[0] * launch.block[1] * launch.block[2]);
+    if (ask == nullptr || ask(&blocks, launch.function, threads, launch.shared_bytes) != CUDA_SUCCESS)
+        return 1;
+    return blocks;
+}
+
+uint32_t thread_number() {
+    static std::atomic<uint32_t> next{1};
+    thread_local uint32_t mine = next.fetch_add(1);
+    return mine;
+}
+
+}  // namespace
+
+const char* function_name(CUfunction function) {
+    const Driver& real = driver();
+    const char* name = nullptr;
+    if (real.cuFuncGetName != nullptr && real.cuFuncGetName(&name, function) == CUDA_SUCCESS && name)
+        return name;
+    // Launches take kernels as well as functions, by the same argument.
+    if (real.cuKernelGetName != nullptr &&
+        real.cuKernelGetName(&name, reinterpret_cast<CUkernel>(function)) == CUDA_SUCCESS && name)
+        return name;
+    return "";
+}
+
+void mark_record() { Log::get().mark(); }
+
+void Dispatcher::open_record_lane(Stream& stream) {
+    std::lock_guard hold(setup_);
+    stream.record_ready = true;
+    const TableLane& wanted = table_.lanes[0];
+    CUstream timed = stream.home;
+    if (!wanted.full && pool_.count < kMostLanes) {
+        Lane lane;
+        std::string wrong = make_lane(pool_, wanted.mask, lane);
+        if (wrong.empty()) {
+            timed = lane.stream;
+            stream.record_lane = static_cast<int>(pool_.count.load());
+            pool_.lanes[pool_.count] = lane;
+            pool_.count.fetch_add(1);
+        } else {
+            say("a stream is recorded on the whole device: %s", wrong.c_str());
+        }
+    }
+    Log::get().calibrate(timed);
+}
+
+Dispatcher::Timing Dispatcher::begin_timing(CUstream target) {
+    Pair pair = Log::get().take();
+    driver().cuEventRecord(pair.begin, target);
+    return {pair.begin, pair.end};
+}
+
+void Dispatcher::end_timing(const Timing& timing, CUstream target, const Stream& stream,
+                            const Launch& launch) {
+    driver().cuEventRecord(timing.end, target);
+    uint32_t worker = table_.workers_by == WorkersBy::stream ? stream.order->id : thread_number();
+    Log::get().add({{timing.begin, timing.end}, worker, launch});
+}
+
+}  // namespace eclip

@@ -1,0 +1,39 @@
+// Users' graphs on lanes: a clone of a graph whose nodes moved to the contexts of their lanes.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "driver.h"
+
+namespace eclip {
+
+struct Placed {
+    CUgraphNode twin;    // by which the executable knows it
+    CUgraphNode stored;  // where its newest parameters are kept
+    CUcontext context;   // none: where the user put it
+    int type;
+};
+
+struct Rehomed {
+    int worker = -1;
+    CUgraph clone = nullptr;   // what the executable was made from
+    CUgraph stored = nullptr;  // what it would be made from now; the same until an update
+    CUgraphExec first = nullptr;    // the user's handle, kept until the user destroys it
+    CUgraphExec current = nullptr;  // what is launched
+    uint64_t flags = 0;
+    std::vector<CUgraphNode> order;       // the user's nodes in launch order
+    std::map<CUgraphNode, Placed> nodes;  // by the user's nodes
+
+    void release() const {
+        driver().cuGraphDestroy(clone);
+        if (stored != clone) driver().cuGraphDestroy(stored);
+    }
+};
+
+// A clone of the graph with its nodes moved, or none where the graph is nobody's or cannot be moved,
+// which is then said. An update's worker is given, so that it goes where the graph went before.
+std::unique_ptr<Rehomed> rehome(CUgraph graph, int worker = -1);
+
+}  // namespace eclip

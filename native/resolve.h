@@ -1,0 +1,15 @@
+// Names to hooks, for those who ask for entry points at run time.
+#pragma once
+
+#include <cstdint>
+
+namespace eclip {
+
+// What stands in front of the symbol of the driver library, or nothing if we leave it alone or the
+// driver does not have it.
+void* hook_of_symbol(const char* symbol);
+
+// What stands in front of what cuGetProcAddress answers for this name, version and flags.
+void* hook_of_name(const char* name, int version, uint64_t flags);
+
+}  // namespace eclip

@@ -1,0 +1,232 @@
+// The hooks: one function a driver entry point, made from hooks.def class by class, and those that
+// need a hand of their own.
+#include <cstring>
+
+#include "hook.h"
+
+using namespace eclip;
+
+#define ECLIP_MEANING_none Default::legacy
+#define ECLIP_MEANING_ptsz Default::thread
+#define ECLIP_MEANING_ptds Default::thread
+#define ECLIP_NOTHING(...)
+#define ECLIP_BOTH(make, symbol, threaded, parameters, arguments) \
+    make(symbol, none, parameters, arguments) ECLIP_BOTH_##threaded(make, symbol, parameters, arguments)
+#define ECLIP_BOTH_none(make, symbol, parameters, arguments)
+#define ECLIP_BOTH_ptsz(make, symbol, parameters, arguments) \
+    make(symbol##_ptsz, ptsz, parameters, arguments)
+#define ECLIP_BOTH_ptds(make, symbol, parameters, arguments) \
+    make(symbol##_ptds, ptds, parameters, arguments)
+
+#define ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, wish, held)                  \
+    ECLIP_HOOK symbol parameters {                                                            \
+        const auto real = driver().symbol;                                                    \
+        Dispatcher& dispatcher = Dispatcher::get();                                           \
+        if (!dispatcher.on()) return real arguments;                                          \
+        return dispatcher.pass(stream, ECLIP_MEANING_##threaded, wish, held,                  \
+                               [&](CUstream target) { stream = target; return real arguments; }); \
+    }
+#define ECLIP_FOLLOW(symbol, threaded, parameters, arguments) \
+    ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, kFollow, true)
+#define ECLIP_COPY(symbol, threaded, parameters, arguments) \
+    ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, kFollow, false)
+#define ECLIP_HOME(symbol, threaded, parameters, arguments) \
+    ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, kHome, false)
+#define ECLIP_DEFAULT(symbol, threaded, parameters, arguments)                                \
+    ECLIP_HOOK symbol parameters {                                                            \
+        const auto real = driver().symbol;                                                    \
+        Dispatcher& dispatcher = Dispatcher::get();                                           \
+        if (!dispatcher.on()) return real arguments;                                          \
+        return dispatcher.pass(nullptr, ECLIP_MEANING_##threaded, kHome, false,               \
+                               [&](CUstream) { return real arguments; });                     \
+    }
+#define ECLIP_EXEC(symbol, threaded, parameters, arguments)                  \
+    ECLIP_HOOK symbol parameters {                                           \
+        a1 = translate(a1);                                                 \
+        return driver().symbol arguments;                                    \
+    }
+#define ECLIP_EXECNODE(symbol, threaded, parameters, arguments)              \
+    ECLIP_HOOK symbol parameters {                                           \
+        if (!translate(a1, a2)) return CUDA_ERROR_INVALID_VALUE;             \
+        return driver().symbol arguments;                                    \
+    }
+#define ECLIP_DRAIN(symbol, threaded, parameters, arguments)                                   \
+    ECLIP_HOOK symbol parameters {                                                             \
+        const auto real = driver().symbol;                                                     \
+        Dispatcher& dispatcher = Dispatcher::get();                                            \
+        if (!dispatcher.on()) return real arguments;                                           \
+        CUresult status = dispatcher.drain([&] { return real arguments; });                    \
+        dispatcher.forget_names(); /* functions may have gone, and others take their place */  \
+        return status;                                                                         \
+    }
+#define ECLIP_END(symbol, threaded, parameters, arguments)                                     \
+    ECLIP_HOOK symbol parameters {                                                             \
+        const auto real = driver().symbol;                                                     \
+        Dispatcher& dispatcher = Dispatcher::get();                                            \
+        if (!dispatcher.on()) return real arguments;                                           \
+        bool ours = is_ours(dispatcher, a1);                                                   \
+        CUresult status = dispatcher.drain([&] { return real arguments; });                    \
+        if (ours) dispatcher.stop("the context was destroyed");                                \
+        return status;                                                                         \
+    }
+
+namespace {
+
+bool is_ours(Dispatcher& dispatcher, CUcontext context) {
+    return context != nullptr && context == dispatcher.pool().primary;
+}
+bool is_ours(Dispatcher& dispatcher, int device) { return device == dispatcher.pool().device; }
+
+}  // namespace
+
+#define KERNEL ECLIP_NOTHING
+#define OWN ECLIP_NOTHING
+#define ALIAS ECLIP_NOTHING
+#define PASS ECLIP_NOTHING
+#define FOLLOW(symbol, name, since, threaded, threaded_since, parameters, arguments) \
+    ECLIP_BOTH(ECLIP_FOLLOW, symbol, threaded, parameters, arguments)
+#define COPY(symbol, name, since, threaded, threaded_since, parameters, arguments) \
+    ECLIP_BOTH(ECLIP_COPY, symbol, threaded, parameters, arguments)
+#define HOME(symbol, name, since, threaded, threaded_since, parameters, arguments) \
+    ECLIP_BOTH(ECLIP_HOME, symbol, threaded, parameters, arguments)
+#define DEFAULT(symbol, name, since, threaded, threaded_since, parameters, arguments) \
+    ECLIP_BOTH(ECLIP_DEFAULT, symbol, threaded, parameters, arguments)
+#define EXEC(symbol, name, since, threaded, threaded_since, parameters, arguments) \
+    ECLIP_BOTH(ECLIP_EXEC, symbol, threaded, parameters, arguments)
+#define EXECNODE(symbol, name, since, threaded, threaded_since, parameters, arguments) \
+    ECLIP_BOTH(ECLIP_EXECNODE, symbol, threaded, parameters, arguments)
+#define DRAIN(symbol, name, since, threaded, threaded_since, parameters, arguments) \
+    ECLIP_BOTH(ECLIP_DRAIN, symbol, threaded, parameters, arguments)
+#define END(symbol, name, since, threaded, threaded_since, parameters, arguments) \
+    ECLIP_BOTH(ECLIP_END, symbol, threaded, parameters, arguments)
+#include "hooks.def"
+
+#define ECLIP_LAUNCH_KERNEL(symbol, meaning)                                                     \
+    ECLIP_HOOK symbol(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,          \
+                      unsigned by, unsigned bz, unsigned shared, CUstream stream, void* params,  \
+                      void* extra) {                                                             \
+        const auto real = driver().symbol;                                                       \
+        Dispatcher& dispatcher = Dispatcher::get();                                              \
+        if (!dispatcher.on())                                                                    \
+            return real(f, gx, gy, gz, bx, by, bz, shared, stream, params, extra);               \
+        Launch launch{f, {gx, gy, gz}, {bx, by, bz}, shared, 1};                                 \
+        return dispatcher.launch(stream, meaning, launch, [&](CUstream target) {                 \
+            return real(f, gx, gy, gz, bx, by, bz, shared, target, params, extra);               \
+        });                                                                                      \
+    }
+ECLIP_LAUNCH_KERNEL(cuLaunchKernel, Default::legacy)
+ECLIP_LAUNCH_KERNEL(cuLaunchKernel_ptsz, Default::thread)
+
+#define ECLIP_LAUNCH_COOPERATIVE(symbol, meaning)                                                 \
+    ECLIP_HOOK symbol(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,           \
+                      unsigned by, unsigned bz, unsigned shared, CUstream stream, void* params) { \
+        const auto real = driver().symbol;                                                        \
+        Dispatcher& dispatcher = Dispatcher::get();                                               \
+        if (!dispatcher.on()) return real(f, gx, gy, gz, bx, by, bz, shared, stream, params);     \
+        Launch launch{f, {gx, gy, gz}, {bx, by, bz}, shared, 1};                                  \
+        return dispatcher.launch(stream, meaning, launch, [&](CUstream target) {                  \
+            return real(f, gx, gy, gz, bx, by, bz, shared, target, params);                       \
+        });                                                                                       \
+    }
+ECLIP_LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel, Default::legacy)
+ECLIP_LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, Default::thread)
+
+namespace {
+
+unsigned cluster_of(const CUlaunchConfig& config) {
+    for (unsigned index = 0; index < config.numAttrs; ++index) {
+        const CUlaunchAttribute& attribute = config.attrs[index];
+        if (attribute.id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+            return attribute.cluster[0] * attribute.cluster[1] * attribute.cluster[2];
+    }
+    return 1;
+}
+
+}  // namespace
+
+#define ECLIP_LAUNCH_EX(symbol, meaning)                                                      \
+    ECLIP_HOOK symbol(const void* config, CUfunction f, void* params, void* extra) {          \
+        const auto real = driver().symbol;                                                    \
+        Dispatcher& dispatcher = Dispatcher::get();                                           \
+        if (!dispatcher.on() || config == nullptr) return real(config, f, params, extra);     \
+        CUlaunchConfig given = *static_cast<const CUlaunchConfig*>(config);                   \
+        Launch launch{f, {given.grid[0], given.grid[1], given.grid[2]},                       \
+                      {given.block[0], given.block[1], given.block[2]},                       \
+                      given.sharedMemBytes, cluster_of(given)};                               \
+        return dispatcher.launch(given.hStream, meaning, launch, [&](CUstream target) {       \
+            CUlaunchConfig moved = given;                                                     \
+            moved.hStream = target;                                                           \
+            return real(&moved, f, params, extra);                                            \
+        });                                                                                   \
+    }
+ECLIP_LAUNCH_EX(cuLaunchKernelEx, Default::legacy)
+ECLIP_LAUNCH_EX(cuLaunchKernelEx_ptsz, Default::thread)
+
+// An event of a capture draws the waiting stream into it: that must be the user's, never a lane.
+#define ECLIP_WAIT_EVENT(symbol, meaning)                                                      \
+    ECLIP_HOOK symbol(CUstream stream, CUevent event, unsigned flags) {                        \
+        const auto real = driver().symbol;                                                     \
+        Dispatcher& dispatcher = Dispatcher::get();                                            \
+        if (!dispatcher.on()) return real(stream, event, flags);                               \
+        int wish = dispatcher.any_capture() ? kHome : kFollow;                                 \
+        return dispatcher.pass(stream, meaning, wish, true,                                    \
+                               [&](CUstream target) { return real(target, event, flags); });   \
+    }
+ECLIP_WAIT_EVENT(cuStreamWaitEvent, Default::legacy)
+ECLIP_WAIT_EVENT(cuStreamWaitEvent_ptsz, Default::thread)
+
+#define ECLIP_WAIT(symbol, meaning)                                          \
+    ECLIP_HOOK symbol(CUstream stream) {                                     \
+        Dispatcher& dispatcher = Dispatcher::get();                          \
+        if (!dispatcher.on()) return driver().symbol(stream);                \
+        return dispatcher.wait(stream, meaning, driver().symbol);            \
+    }
+ECLIP_WAIT(cuStreamSynchronize, Default::legacy)
+ECLIP_WAIT(cuStreamSynchronize_ptsz, Default::thread)
+ECLIP_WAIT(cuStreamQuery, Default::legacy)
+ECLIP_WAIT(cuStreamQuery_ptsz, Default::thread)
+
+ECLIP_HOOK cuCtxSynchronize() {
+    Dispatcher& dispatcher = Dispatcher::get();
+    if (!dispatcher.on()) return driver().cuCtxSynchronize();
+    return dispatcher.drain([] { return driver().cuCtxSynchronize(); });
+}
+
+ECLIP_HOOK cuCtxSynchronize_v2(CUcontext context) {
+    Dispatcher& dispatcher = Dispatcher::get();
+    if (!dispatcher.on()) return driver().cuCtxSynchronize_v2(context);
+    return dispatcher.drain([&] { return driver().cuCtxSynchronize_v2(context); });
+}
+
+ECLIP_HOOK cuCtxRecordEvent(CUcontext context, CUevent event) {
+    return Dispatcher::get().context_event(context, event, false);
+}
+
+ECLIP_HOOK cuCtxWaitEvent(CUcontext context, CUevent event) {
+    return Dispatcher::get().context_event(context, event, true);
+}
+
+ECLIP_HOOK cuStreamDestroy(CUstream stream) {
+    return Dispatcher::get().destroy(stream, driver().cuStreamDestroy);
+}
+
+ECLIP_HOOK cuStreamDestroy_v2(CUstream stream) {
+    return Dispatcher::get().destroy(stream, driver().cuStreamDestroy_v2);
+}
+
+#define ECLIP_CAPTURE(way, symbol, meaning, parameters, arguments)                     \
+    ECLIP_HOOK symbol parameters {                                                     \
+        return Dispatcher::get().way(stream, meaning,                                  \
+                                     [&] { return driver().symbol arguments; });       \
+    }
+#define ECLIP_CAPTURE_BOTH(way, symbol, parameters, arguments)                         \
+    ECLIP_CAPTURE(way, symbol, Default::legacy, parameters, arguments)                 \
+    ECLIP_CAPTURE(way, symbol##_ptsz, Default::thread, parameters, arguments)
+ECLIP_CAPTURE_BOTH(begin_capture, cuStreamBeginCapture, (CUstream stream), (stream))
+ECLIP_CAPTURE_BOTH(begin_capture, cuStreamBeginCapture_v2, (CUstream stream, int mode),
+                   (stream, mode))
+ECLIP_CAPTURE_BOTH(begin_capture, cuStreamBeginCaptureToGraph,
+                   (CUstream stream, CUgraph graph, const void* nodes, const void* data,
+                    size_t count, int mode),
+                   (stream, graph, nodes, data, count, mode))
+ECLIP_CAPTURE_BOTH(end_capture, cuStreamEndCapture, (CUstream stream, void* graph), (stream, graph))

@@ -1,0 +1,54 @@
+// The flat table: a plan as the dispatcher reads it, (worker, position) → identity and lane.
+//
+// runtime/table.py writes it; all integers are little endian. A file that is cut, changed or of
+// another version is refused as a whole.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace eclip {
+
+constexpr uint32_t kTableVersion = 1;
+
+enum class Mode : uint32_t { plan = 0, record = 1 };
+enum class WorkersBy : uint32_t { thread = 0, stream = 1 };
+
+struct TableLane {
+    int32_t worker;
+    uint32_t full;  // all slices: the user's own stream is this lane
+    uint64_t mask[2];
+};
+
+struct TableKernel {
+    uint64_t identity;
+    int32_t lane;
+    uint32_t reserved;
+};
+
+struct TableWorker {
+    std::vector<TableKernel> kernels;
+    // Where each identity stands in the trace, rising: how a worker that lost its place finds it.
+    std::unordered_map<uint64_t, std::vector<uint32_t>> positions;
+};
+
+struct Table {
+    Mode mode = Mode::plan;
+    WorkersBy workers_by = WorkersBy::stream;
+    uint32_t split_units = 0;
+    uint32_t split_flags = 0;
+    std::vector<uint32_t> slice_units;
+    std::vector<TableLane> lanes;
+    std::vector<TableWorker> workers;
+};
+
+// What is wrong with the bytes, or nothing and the table.
+std::string read_table(const std::vector<unsigned char>& bytes, Table& table);
+
+// Of one launch: name, grid and block. FNV-1a, so that Python computes the same.
+uint64_t hash_bytes(const void* data, size_t size, uint64_t seed = 0xcbf29ce484222325ull);
+uint64_t identity(uint64_t name_hash, const unsigned grid[3], const unsigned block[3]);
+
+}  // namespace eclip

@@ -1,0 +1,18 @@
+// What the two halves of the stand-in's interface share.
+#pragma once
+
+#include "graph.h"
+
+#define API extern "C" __attribute__((visibility("default"))) CUresult
+
+namespace standin {
+
+extern Context primary;
+
+using Hold = std::unique_lock<std::mutex>;
+Hold held();
+
+// A call that may not happen while somebody captures, unless in relaxed mode.
+CUresult unsafe();
+
+}  // namespace standin

@@ -1,0 +1,291 @@
+// The stand-in's interface, second half: graphs, green contexts, and finding entry points.
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "standin.h"
+
+using namespace standin;
+
+namespace {
+
+Graph* graph_of(CUgraph graph) { return reinterpret_cast<Graph*>(graph); }
+Node* node_of(CUgraphNode node) { return reinterpret_cast<Node*>(node); }
+
+CUresult set_kernel(Node& node, const KernelNodeParams& given, bool fixed) {
+    KernelNodeParams params = given;
+    CUfunction function = params.kern ? reinterpret_cast<CUfunction>(params.kern) : params.func;
+    if (params.ctx == nullptr) params.ctx = reinterpret_cast<CUcontext>(&primary);
+    Context* context = reinterpret_cast<Context*>(params.ctx);
+    if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    // A function that was loaded into one context cannot run in another.
+    if (context->green && (params.kern == nullptr || params.func != nullptr))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (fixed && node.kernel.context != context) return CUDA_ERROR_INVALID_VALUE;
+    node.kernel = make_kernel(params, function);
+    for (size_t index = 0; index < node.kernel.values.size(); ++index)
+        node.kernel.pointers[index] = &node.kernel.values[index];
+    return CUDA_SUCCESS;
+}
+
+Node* exec_node(Exec& exec, CUgraphNode node) {
+    for (auto& mine : exec.graph->nodes)
+        if (mine->original == node_of(node)) return mine.get();
+    return nullptr;
+}
+
+CUresult instantiate(void* exec_out, CUgraph graph) {
+    Hold hold = held();
+    auto exec = new Exec;
+    exec->graph = graph_of(graph)->clone();
+    exec->enabled.assign(exec->graph->nodes.size(), true);
+    *static_cast<Exec**>(exec_out) = exec;
+    return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+API cuGraphCreate(CUgraph* graph, unsigned) {
+    *graph = reinterpret_cast<CUgraph>(new Graph);
+    return CUDA_SUCCESS;
+}
+API cuGraphDestroy(CUgraph graph) {
+    Hold hold = held();
+    delete graph_of(graph);
+    return CUDA_SUCCESS;
+}
+API cuGraphClone(CUgraph* out, CUgraph graph) {
+    Hold hold = held();
+    *out = reinterpret_cast<CUgraph>(graph_of(graph)->clone().release());
+    return CUDA_SUCCESS;
+}
+API cuGraphNodeFindInClone(CUgraphNode* out, CUgraphNode node, CUgraph clone) {
+    Hold hold = held();
+    for (auto& twin : graph_of(clone)->nodes)
+        if (twin->original == node_of(node)) {
+            *out = reinterpret_cast<CUgraphNode>(twin.get());
+            return CUDA_SUCCESS;
+        }
+    return CUDA_ERROR_INVALID_VALUE;
+}
+API cuGraphGetNodes(CUgraph graph, CUgraphNode* out, size_t* count) {
+    Hold hold = held();
+    auto& nodes = graph_of(graph)->nodes;
+    if (out != nullptr)
+        for (size_t index = 0; index < *count && index < nodes.size(); ++index)
+            out[index] = reinterpret_cast<CUgraphNode>(nodes[index].get());
+    *count = nodes.size();
+    return CUDA_SUCCESS;
+}
+API cuGraphGetEdges_v2(CUgraph graph, CUgraphNode* from, CUgraphNode* to, void*, size_t* count) {
+    Hold hold = held();
+    size_t edges = 0;
+    for (auto& node : graph_of(graph)->nodes)
+        for (Node* before : node->after) {
+            if (from != nullptr && edges < *count) {
+                from[edges] = reinterpret_cast<CUgraphNode>(before);
+                to[edges] = reinterpret_cast<CUgraphNode>(node.get());
+            }
+            ++edges;
+        }
+    *count = edges;
+    return CUDA_SUCCESS;
+}
+API cuGraphNodeGetType(CUgraphNode node, int* type) {
+    *type = node_of(node)->type;
+    return CUDA_SUCCESS;
+}
+API cuGraphAddKernelNode_v2(CUgraphNode* out, CUgraph graph, const CUgraphNode* after, size_t count,
+                            const KernelNodeParams* params) {
+    Hold hold = held();
+    std::vector<Node*> before;
+    for (size_t index = 0; index < count; ++index) before.push_back(node_of(after[index]));
+    Node* node = graph_of(graph)->add(kNodeKernel, before);
+    *out = reinterpret_cast<CUgraphNode>(node);
+    return set_kernel(*node, *params, false);
+}
+API cuGraphAddEmptyNode(CUgraphNode* out, CUgraph graph, const CUgraphNode* after, size_t count) {
+    Hold hold = held();
+    std::vector<Node*> before;
+    for (size_t index = 0; index < count; ++index) before.push_back(node_of(after[index]));
+    *out = reinterpret_cast<CUgraphNode>(graph_of(graph)->add(kNodeEmpty, before));
+    return CUDA_SUCCESS;
+}
+API cuGraphKernelNodeGetParams_v2(CUgraphNode handle, KernelNodeParams* params) {
+    Hold hold = held();
+    Node& node = *node_of(handle);
+    *params = node.kernel.shape;
+    auto function = reinterpret_cast<CUfunction>(node.kernel.function);
+    bool library = node.kernel.function->library;
+    params->func = library && node.kernel.context->green ? nullptr : function;
+    params->kern = library ? reinterpret_cast<CUkernel>(function) : nullptr;
+    params->ctx = reinterpret_cast<CUcontext>(node.kernel.context);
+    params->kernelParams = node.kernel.pointers.data();
+    return CUDA_SUCCESS;
+}
+API cuGraphKernelNodeSetParams_v2(CUgraphNode node, const KernelNodeParams* params) {
+    Hold hold = held();
+    return set_kernel(*node_of(node), *params, false);
+}
+API cuGraphMemsetNodeGetParams(CUgraphNode node, MemsetNodeParams* params) {
+    std::memcpy(params, &node_of(node)->memset, offsetof(MemsetNodeParams, ctx));
+    return CUDA_SUCCESS;
+}
+API cuGraphMemcpyNodeGetParams(CUgraphNode node, void* params) {
+    std::memcpy(params, node_of(node)->memcpy.copy3d, sizeof(MemcpyNodeParams::copy3d));
+    return CUDA_SUCCESS;
+}
+API cuGraphNodeSetParams(CUgraphNode handle, GraphNodeParams* params) {
+    Hold hold = held();
+    Node& node = *node_of(handle);
+    if (params->type == kNodeKernel) return set_kernel(node, params->kernel, false);
+    if (params->type == kNodeMemset) node.memset = params->memset;
+    if (params->type == kNodeMemcpy) node.memcpy = params->memcpy;
+    return CUDA_SUCCESS;
+}
+API cuGraphInstantiateWithFlags(void* exec, CUgraph graph, uint64_t) {
+    return instantiate(exec, graph);
+}
+API cuGraphExecDestroy(CUgraphExec exec) {
+    Hold hold = held();
+    delete reinterpret_cast<Exec*>(exec);
+    return CUDA_SUCCESS;
+}
+API cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, void* info) {
+    Hold hold = held();
+    CUresult status = update(*reinterpret_cast<Exec*>(exec), *graph_of(graph));
+    static_cast<GraphExecUpdateResultInfo*>(info)->result = status == CUDA_SUCCESS ? 0 : 1;
+    return status;
+}
+API cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node, const void* params) {
+    Hold hold = held();
+    Node* mine = exec_node(*reinterpret_cast<Exec*>(exec), node);
+    if (mine == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    return set_kernel(*mine, *static_cast<const KernelNodeParams*>(params), true);
+}
+API cuGraphNodeSetEnabled(CUgraphExec exec_handle, CUgraphNode node, unsigned enabled) {
+    Hold hold = held();
+    auto& exec = *reinterpret_cast<Exec*>(exec_handle);
+    for (size_t index = 0; index < exec.enabled.size(); ++index)
+        if (exec.graph->nodes[index]->original == node_of(node)) {
+            exec.enabled[index] = enabled != 0;
+            return CUDA_SUCCESS;
+        }
+    return CUDA_ERROR_INVALID_VALUE;
+}
+
+#ifndef STANDIN_OLD
+namespace {
+
+unsigned units() {
+    const char* wanted = getenv("STANDIN_UNITS");
+    return wanted != nullptr ? static_cast<unsigned>(atoi(wanted)) : 132;
+}
+
+struct Described {
+    Mask mask;
+};
+
+Mask& slices_of(CUdevResource& resource) { return *reinterpret_cast<Mask*>(resource.internal + 4); }
+
+}  // namespace
+
+API cuDeviceGetDevResource(CUdevice, CUdevResource* resource, int) {
+    *resource = CUdevResource{};
+    resource->sm.smCount = units();
+    return CUDA_SUCCESS;
+}
+API cuDevSmResourceSplitByCount(CUdevResource* groups, unsigned* count, const CUdevResource* whole,
+                                CUdevResource* rest, unsigned, unsigned least) {
+    unsigned most = (whole->sm.smCount - whole->sm.smCount % 16) / least;
+    if (whole->sm.smCount == 132) most = 15;  // the last slices of an H200 are uneven
+    if (*count > most) *count = most;
+    for (unsigned index = 0; index < *count; ++index) {
+        groups[index] = CUdevResource{};
+        groups[index].sm.smCount = least;
+        slices_of(groups[index]).bits[0] = uint64_t{1} << index;
+    }
+    *rest = CUdevResource{};
+    rest->sm.smCount = whole->sm.smCount - *count * least;
+    slices_of(*rest).bits[0] = uint64_t{1} << *count;
+    return CUDA_SUCCESS;
+}
+API cuDevResourceGenerateDesc(CUdevResourceDesc* out, CUdevResource* resources, unsigned count) {
+    if (count == 0) return CUDA_ERROR_INVALID_VALUE;
+    auto described = new Described;
+    for (unsigned index = 0; index < count; ++index)
+        described->mask.bits[0] |= slices_of(resources[index]).bits[0];
+    *out = reinterpret_cast<CUdevResourceDesc>(described);
+    return CUDA_SUCCESS;
+}
+API cuGreenCtxCreate(CUgreenCtx* out, CUdevResourceDesc described, CUdevice, unsigned) {
+    Hold hold = held();
+    if (CUresult status = unsafe()) return status;
+    auto wanted = reinterpret_cast<Described*>(described);
+    *out = reinterpret_cast<CUgreenCtx>(new Context{true, wanted->mask});
+    delete wanted;
+    return CUDA_SUCCESS;
+}
+API cuCtxFromGreenCtx(CUcontext* out, CUgreenCtx green) {
+    *out = reinterpret_cast<CUcontext>(green);
+    return CUDA_SUCCESS;
+}
+API cuGreenCtxStreamCreate(CUstream* out, CUgreenCtx green, unsigned, int) {
+    Hold hold = held();
+    auto stream = new Stream;
+    stream->context = reinterpret_cast<Context*>(green);
+    stream->blocking = false;
+    Engine::get().streams.push_back(stream);
+    *out = reinterpret_cast<CUstream>(stream);
+    return CUDA_SUCCESS;
+}
+#endif
+
+// Answers as the driver does: the newest interface of a name that the asked-for version knows.
+API cuGetProcAddress_v2(const char* name, void** function, int version, uint64_t flags, int* found) {
+    struct Known {
+        const char* name;
+        const char* symbol;
+        int since;
+        bool threaded;
+    };
+#define ENTRY_none(symbol, name, since)
+#define ENTRY_ptsz(symbol, name, since) {name, #symbol "_ptsz", since, true},
+#define ENTRY_ptds(symbol, name, since) {name, #symbol "_ptds", since, true},
+#define ENTRY(symbol, name, since, threads, threads_since, parameters, arguments) \
+    {#name, #symbol, since, false}, ENTRY_##threads(symbol, #name, threads_since)
+#define KERNEL ENTRY
+#define OWN ENTRY
+#define FOLLOW ENTRY
+#define COPY ENTRY
+#define HOME ENTRY
+#define DEFAULT ENTRY
+#define EXEC ENTRY
+#define EXECNODE ENTRY
+#define DRAIN ENTRY
+#define END ENTRY
+#define ALIAS(name, since, symbol) {#name, #symbol, since, false},
+#define PASS(symbol) {#symbol, #symbol, 2000, false},
+    static const Known known[] = {
+#include "../hooks.def"
+        {"cuGetProcAddress", "cuGetProcAddress_v2", 12000, false},
+        {"cuInit", "cuInit", 2000, false},
+    };
+    static void* self = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    const bool wants_thread = flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+    const Known* best = nullptr;
+    for (const Known& one : known) {
+        if (strcmp(one.name, name) != 0 || one.since > version || (one.threaded && !wants_thread))
+            continue;
+        if (best == nullptr || one.threaded > best->threaded ||
+            (one.threaded == best->threaded && one.since > best->since))
+            best = &one;
+    }
+    // Not dlsym by name of the process: that may be somebody's hook.
+    static auto look = reinterpret_cast<void* (*)(void*, const char*)>(
+        dlvsym(RTLD_NEXT, "dlsym", "GLIBC_2.2.5"));
+    *function = best != nullptr ? look(self, best->symbol) : nullptr;
+    if (found != nullptr) *found = *function != nullptr ? 0 : 1;
+    return *function != nullptr ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}

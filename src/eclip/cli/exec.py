@@ -1,0 +1,110 @@
+"""``eclip exec``: an unmodified command under a plan."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from eclip import store
+from eclip.cli import screen, wiring
+from eclip.cli.options import (
+    CalibrationOption,
+    GpuOption,
+    JsonOption,
+    ProfilesOption,
+    WorkersOption,
+)
+from eclip.errors import UsageError
+from eclip.plan import Plan
+
+
+def exec(
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND...", help="The command and its arguments.")
+    ],
+    file: Annotated[Path, typer.Option("--plan", help="A plan file.")],
+    workers: WorkersOption = "stream",
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Print what was launched where, at the end.")
+    ] = False,
+    gpu: GpuOption = 0,
+    calibration: CalibrationOption = None,
+    profiles: ProfilesOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a command as it is, its kernels on the lanes of a plan."""
+    from eclip.frontends.transparent import run_under
+    from eclip.runtime.program import lower
+    from eclip.runtime.table import plan_table
+
+    by = wiring.workers_by(workers)
+    plan = store.load(file, Plan)
+    if plan.modelled:
+        raise UsageError(
+            f"{file} was made from modelled profiles, whose kernels are made up; measure the "
+            f"command first with `eclip record` and plan again"
+        )
+    constants = wiring.find_calibration(calibration, plan.topology)
+    found = wiring.find_profiles(plan.mix, plan.topology, constants, profiles or [])
+    traces = [profile.trace for profile in found]
+    table = plan_table(lower(plan, traces), traces, by)
+    if len(plan.variants) > 1:
+        screen.warn("the plan has several variants; the one for all workers active is used")
+    outcome = run_under(command, table, gpu)
+    if as_json:
+        screen.print_json({"code": outcome.code, "processes": outcome.counters})
+    elif stats:
+        _print_counters(outcome.counters)
+    sys.exit(outcome.code)
+
+
+def _print_counters(processes: dict[int, dict[str, int]]) -> None:
+    if not processes:
+        screen.warn("no process of the command launched anything that libeclip saw")
+        return
+    screen.print_table(
+        "Launches",
+        ["process", "launches", "planned", "redirected", "switches", "barriers", "skipped"],
+        (
+            [
+                str(process),
+                str(counts["launches"]),
+                _share(counts["planned"], counts["launches"]),
+                _share(counts["redirected"], counts["launches"]),
+                str(counts["switches"]),
+                str(counts["barriers"]),
+                str(counts["skipped"]),
+            ]
+            for process, counts in processes.items()
+        ),
+    )
+    if any(counts["graphs"] for counts in processes.values()):
+        screen.print_table(
+            "Graphs",
+            ["process", "re-homed", "kernels", "planned", "launches", "updates", "anew"],
+            (
+                [
+                    str(process),
+                    str(counts["graphs"]),
+                    str(counts["graph_kernels"]),
+                    _share(counts["graph_planned"], counts["graph_kernels"]),
+                    str(counts["graph_launches"]),
+                    str(counts["updates"]),
+                    str(counts["reinstantiations"]),
+                ]
+                for process, counts in processes.items()
+            ),
+        )
+    for process, counts in processes.items():
+        if counts["contended"]:
+            screen.warn(
+                f"process {process}: {counts['contended']} planned launches ran on the whole "
+                f"device, because another stream used the worker's lane or it was too small"
+            )
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part} ({part / whole:.0%})" if whole else "0"

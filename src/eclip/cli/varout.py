@@ -1,0 +1,263 @@
+"""``eclip varout``: what variable-output mechanisms cost, and which capacity to take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from eclip import store
+from eclip.cli import screen
+from eclip.cli.options import GpuOption, JsonOption
+from eclip.errors import DeviceError, PlanningError, UsageError, unknown_name
+from eclip.lengths import Lengths, lengths_of
+from eclip.machine import Machine
+
+if TYPE_CHECKING:
+    from eclip.varout.growth import Growth
+
+app = typer.Typer(
+    help="Kernels with data-dependent output lengths: mechanisms compared, capacities chosen.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+MachineOption = Annotated[
+    str, typer.Option("--machine", help="A built-in machine (imagine, h200) or a file.")
+]
+_ROWS = 11
+
+
+@app.command()
+def compare(
+    machines: Annotated[
+        list[str] | None,
+        typer.Option("--machine", help="A built-in machine or a file; repeatable. Default: all."),
+    ] = None,
+    allocated: Annotated[
+        float | None, typer.Option("--allocated", help="The A to allocate for.")
+    ] = None,
+    ratios: Annotated[
+        str | None, typer.Option("--ratios", help="Actual values of A, with commas between them.")
+    ] = None,
+    report_file: Annotated[
+        Path | None, typer.Option("--report", help="Also draw it as HTML here.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Growth of the interval over exact allocation, by mechanism, against the actual A."""
+    from eclip.varout import growth
+
+    wanted = None if ratios is None else _numbers(ratios)
+    chosen = [find_machine(name) for name in machines or store.builtin_names(Machine)]
+    if not machines:
+        chosen.sort(key=lambda one: one.gpu is not None)  # the document's first
+    found = [growth.compare(one, allocated, wanted) for one in chosen]
+    if report_file is not None:
+        from eclip.report import growth as page
+
+        store.save_export(report_file, page.render(found).encode(), b"eclip report")
+    if as_json:
+        screen.print_json(found)
+        return
+    for one in found:
+        _print_growth(one)
+    if report_file is not None:
+        screen.out.print(f"Report: {report_file}")
+
+
+@app.command()
+def estimate(
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="LENGTHS", help="A lengths file, or text with one length a line."),
+    ],
+    machine: MachineOption = "h200",
+    price: Annotated[
+        float, typer.Option("--price", help="What a byte of buffer is worth, in ns of a request.")
+    ] = 1e-6,
+    most_bytes: Annotated[
+        int | None, typer.Option("--most-bytes", min=1, help="Use no more buffer than this.")
+    ] = None,
+    mechanisms: Annotated[
+        str, typer.Option("--mechanisms", help="all, or names with commas between them.")
+    ] = "all",
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Also keep the distribution here.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The mechanism and capacity of least expected cost for a sample of lengths."""
+    from eclip.varout.estimate import CHOICES, choose
+    from eclip.varout.mechanisms import Mechanism
+
+    if price < 0:
+        raise UsageError(f"--price must be at least 0, not {price:g}")
+    names = [one.value for one in CHOICES]
+    wanted = names if mechanisms == "all" else [name.strip() for name in mechanisms.split(",")]
+    for name in wanted:
+        if name not in names:
+            raise unknown_name("mechanism", name, ["all", *names])
+    lengths = _read_lengths(file)
+    where = find_machine(machine)
+    best = choose(where, lengths, map(Mechanism, wanted), price, most_bytes)
+    each = []
+    for name in wanted:
+        try:
+            each.append(choose(where, lengths, [Mechanism(name)], price, most_bytes))
+        except PlanningError:
+            continue  # it cannot serve these lengths; the best one can
+    if out is not None:
+        store.save(lengths, out)
+    if as_json:
+        screen.print_json({"lengths": store.to_data(lengths), "best": best, "each": each})
+        return
+    unit = where.unit if where.gpu is not None else f"{where.unit} per input"
+    screen.print_facts(
+        [
+            ("lengths", f"{lengths.samples} requests, mean {lengths.mean:.1f}, "
+             f"p99 {lengths.quantile(0.99)}, longest {lengths.longest}"),
+            ("machine", where.title + (" (modelled)" if where.modelled else "")),
+            ("choice", f"{best.mechanism}, capacity {best.capacity}"),
+        ]
+    )  # fmt: skip
+    screen.print_table(
+        "Best capacity of each mechanism",
+        ["mechanism", "capacity", f"expected {unit}", f"p99 {unit}", "overflow", "buffer bytes"],
+        (
+            [
+                one.mechanism,
+                str(one.capacity),
+                f"{one.expected:.1f}",
+                f"{one.tail:.1f}",
+                f"{one.overflow:.1%}",
+                str(one.memory_bytes),
+            ]
+            for one in sorted(each, key=lambda one: one.cost)
+        ),
+    )
+
+
+@app.command()
+def measure(
+    out: Annotated[Path, typer.Option("-o", "--out", help="Where to write the machine file.")],
+    inputs: Annotated[
+        int, typer.Option("--inputs", min=1024, help="Elements that the measured stage reads.")
+    ] = 1 << 20,
+    gpu: GpuOption = 0,
+) -> None:
+    """On a GPU: measure every mechanism and write the machine file that choices are made from."""
+    try:
+        from eclip.varout.cuda.measure import measure_machine
+    except ModuleNotFoundError as error:
+        raise DeviceError(f"the package {error.name} is missing; see `eclip doctor`") from None
+    with screen.progress_bar("measuring mechanisms") as progress:
+        machine = measure_machine(gpu, inputs, progress)
+    store.save(machine, out)
+    screen.out.print(f"Machine: {out}")
+
+
+@app.command()
+def annotate(
+    file: Annotated[Path, typer.Argument(metavar="PROFILE", help="A measured profile.")],
+    lengths: Annotated[
+        Path, typer.Option("--lengths", help="Lengths seen: a lengths file or one a line.")
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Where to write the profile.")],
+    mechanism: Annotated[str, typer.Option("--mechanism", help="Of the stage.")] = "swap",
+    capacity: Annotated[int, typer.Option("--capacity", min=1, help="Of the stage.")] = 1,
+    profiled_length: Annotated[
+        int | None,
+        typer.Option("--profiled-length", min=0, help="When it was measured; default: the mean."),
+    ] = None,
+    kernels: Annotated[
+        str | None,
+        typer.Option("--kernels", help="Positions; default: the stage kernels it finds."),
+    ] = None,
+    machine: MachineOption = "h200",
+) -> None:
+    """Give a profile the length distribution of its stage, and expected and tail times with it."""
+    from eclip.profile import Profile
+    from eclip.varout.estimate import CHOICES
+    from eclip.varout.mechanisms import Mechanism
+    from eclip.varout.profiles import annotate as annotated
+
+    if mechanism not in [one.value for one in CHOICES]:
+        raise unknown_name("mechanism", mechanism, [one.value for one in CHOICES])
+    places = None if kernels is None else [round(number) for number in _numbers(kernels)]
+    seen = _read_lengths(lengths)
+    profile = annotated(
+        store.load(file, Profile),
+        seen,
+        find_machine(machine),
+        Mechanism(mechanism),
+        capacity,
+        round(seen.mean) if profiled_length is None else profiled_length,
+        places,
+    )
+    store.save(profile, out)
+    at_tail = profile.at_tail()
+    screen.print_table(
+        f"{profile.key} with its lengths",
+        ["units", "expected ms", "p99 ms"],
+        (
+            [str(size), f"{expected / 1e6:.3f}", f"{tail / 1e6:.3f}"]
+            for size, expected, tail in zip(
+                profile.sizes, profile.request_ns, at_tail.request_ns, strict=True
+            )
+        ),
+    )
+
+
+def find_machine(name: str) -> Machine:
+    """A built-in machine by name, or one from a file."""
+    if name in store.builtin_names(Machine) or not ("/" in name or name.endswith(".json")):
+        return store.load_builtin(Machine, name)
+    return store.load(Path(name), Machine)
+
+
+def _read_lengths(file: Path) -> Lengths:
+    if store.kind_at(file) is not None:
+        return store.load(file, Lengths)
+    try:
+        lines = file.read_text().split()
+        sample = [int(line) for line in lines]
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror or error}") from None
+    except ValueError:
+        raise UsageError(f"{file} is no lengths file and not one whole number a line") from None
+    if not sample or min(sample) < 0:
+        raise UsageError(f"{file} needs at least one length, and none below 0")
+    return lengths_of(sample, str(file.name))
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"numbers with commas between them are needed, not {text!r}") from None
+
+
+def _print_growth(growth: Growth) -> None:
+    from eclip.report.growth import percent
+
+    mechanisms = list(growth.points[0].interval)
+    columns = [growth.percent(name) for name in mechanisms]
+    step = max(1, (len(growth.points) - 1) // (_ROWS - 1))
+    note = " (modelled)" if growth.modelled else ""
+    screen.print_table(
+        f"{growth.title}{note}, allocated for A = {growth.allocated_ratio:g}: longer than exact",
+        ["A", f"exact {growth.unit}", *mechanisms],
+        (
+            [
+                f"{growth.points[index].ratio:.4g}",
+                f"{growth.points[index].exact:.0f}",
+                *(
+                    percent(column[index]) + ("*" if name == growth.points[index].best else " ")
+                    for name, column in zip(mechanisms, columns, strict=True)
+                ),
+            ]
+            for index in range(0, len(growth.points), step)
+        ),
+    )
+    screen.out.print("* shortest of those that can serve the length\n")

@@ -1,0 +1,81 @@
+"""Thousands of plans a minute: what each gives when all workers run back to back.
+
+A short simulation each, on all cores. Rates come from kernels done rather than from requests, so
+that a window of a few requests is enough.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from eclip.calibration import Calibration
+from eclip.devices.alone import alone_rates
+from eclip.devices.load import CLOSED_LOOP, Load
+from eclip.devices.sim import core
+from eclip.devices.sim.contention import Ints
+from eclip.devices.sim.device import KernelTables, SimDevice, build_machine, initial_state
+from eclip.plan import Plan
+from eclip.planning.objective import Score
+from eclip.profile import Profile
+from eclip.runtime.program import Program, routes_of
+from eclip.topology import Topology
+
+_REQUESTS = 12  # of the worker with the longest, were it alone
+_WARMUP = 0.25  # of the window
+
+
+class Evaluator:
+    """``evaluate`` of a search, for one mix."""
+
+    def __init__(
+        self, topology: Topology, profiles: Sequence[Profile], calibration: Calibration
+    ) -> None:
+        self._profiles = profiles
+        self._tables = KernelTables(profiles, calibration)
+        self._alone_rps = alone_rates(SimDevice(topology, calibration), profiles, profiles)
+        self._window_ns = _REQUESTS * 1e9 / min(self._alone_rps)
+
+    def __call__(self, plans: Sequence[Plan], active: tuple[int, ...] | None = None) -> list[Score]:
+        """What plans give, all workers or these; a score has an entry for each of them."""
+        chosen = tuple(range(len(self._profiles))) if active is None else active
+        # Compiled code holds no GIL, so threads do.
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            return list(threads.map(lambda plan: self._score(plan, chosen), plans))
+
+    def _score(self, plan: Plan, active: tuple[int, ...]) -> Score:
+        nothing = np.empty(0, dtype=np.int64)
+        load = Load(
+            label="closed loop",
+            seed=0,
+            arrivals=tuple(CLOSED_LOOP if w in active else nothing for w in plan.everyone),
+        )
+        program = Program(plan, routes_of(plan))
+        machine = build_machine(program, self._tables, load, 0)
+        begin_ns = -_WARMUP * self._window_ns
+        state = initial_state(machine, plan, load, begin_ns, self._profiles)
+        rows = []
+        while core.advance(machine, state, self._window_ns, True) == core.BUFFER_FULL:
+            rows.append(state.request_rows[: state.clock[0]["requests"]].copy())
+            state.clock[0]["requests"] = state.clock[0]["kernels"] = 0
+        rows.append(state.request_rows[: state.clock[0]["requests"]])
+        requests = np.concatenate(rows)
+        seconds = self._window_ns / 1e9
+        return Score(
+            ratios=tuple(
+                float(state.workers[worker]["kernels"])
+                / (plan.workers[worker].kernels * seconds * self._alone_rps[worker])
+                for worker in active
+            ),
+            power_w=float(state.clock[0]["energy_nj"]) / self._window_ns,
+            p99_ms=tuple(_p99_ms(requests[requests[:, 0] == worker]) for worker in active),
+        )
+
+
+def _p99_ms(requests: Ints) -> float:
+    if len(requests) == 0:
+        return float("inf")
+    return float(np.percentile(requests[:, 3] - requests[:, 1], 99)) / 1e6

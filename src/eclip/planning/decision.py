@@ -1,0 +1,96 @@
+"""Decision: from what a search found to the one plan that is deployed.
+
+The shortlist always holds plain streams and the best static masks beside the finalists, and
+whatever gave the best value in the trials is taken: a plan that came out worse than one of those
+two is never deployed. Trials may be simulated, or measured on the device that will run the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from eclip.plan import Evidence, Plan, Trial, unpartitioned
+from eclip.planning.objective import Objective, Score
+from eclip.planning.problem import Problem
+from eclip.planning.search import Found
+from eclip.planning.variants import EvaluateActive, with_variants
+
+PLAIN = "plain streams"
+STATIC = "best static masks"
+
+
+@dataclass(frozen=True)
+class Entry:
+    label: str
+    plan: Plan
+    simulated: Score
+
+
+def shortlist(
+    found: Found, problem: Problem, evaluate: EvaluateActive, objective: Objective, finalists: int
+) -> list[Entry]:
+    """Plain streams first; plans with masks get variants for when some workers are idle."""
+    plain = unpartitioned(problem.topology, problem.profiles, problem.mix)
+    entries = [Entry(PLAIN, plain, found.plain)]
+    static = found.best_static()
+    chosen = [(STATIC, static)] if static is not None else []
+    best = [one for one in found.finalists(finalists + 1) if one is not static][:finalists]
+    chosen += [(f"search {rank}", one) for rank, one in enumerate(best, 1)]
+    for label, one in chosen:
+        plan = with_variants(one.plan, problem, evaluate, objective)
+        entries.append(Entry(label, plan, one.score))
+    return entries
+
+
+def decide(
+    entries: Sequence[Entry],
+    scores: Sequence[Score],  # of the trials, one per entry
+    found: Found,
+    objective: Objective,
+    *,
+    seed: int,
+    device: str,
+    modelled: bool,
+) -> Plan:
+    """The plan that did best, with the evidence in it."""
+    plain = scores[0]
+    values = [objective.value(score, plain) for score in scores]
+    best = values.index(max(values))
+    how = f"{entries[best].label}, best of {len(entries)} that were "
+    how += "simulated" if modelled else f"measured on {device}"
+    evidence = Evidence(
+        objective=objective.kind,
+        seed=seed,
+        batches=found.batches,
+        evaluated=found.evaluated,
+        frontier=found.frontier,
+        device=device,
+        modelled=modelled,
+        trials=tuple(
+            Trial(
+                label=entry.label,
+                ratios=score.ratios,
+                power_w=score.power_w,
+                p99_ms=score.p99_ms,
+                chosen=index == best,
+            )
+            for index, (entry, score) in enumerate(zip(entries, scores, strict=True))
+        ),
+    )
+    return msgspec.structs.replace(
+        entries[best].plan,
+        policy="search",
+        why=_why(scores[best], plain, f"{how}, of {found.evaluated} that were planned"),
+        evidence=evidence,
+    )
+
+
+def _why(score: Score, plain: Score, how: str) -> str:
+    return (
+        f"STP {score.stp:.3f} ({score.stp / plain.stp - 1:+.1%} against plain streams), fairness "
+        f"{score.fairness:.2f} ({plain.fairness:.2f}), {score.efficiency:.2f} STP·s/kJ "
+        f"({score.efficiency / plain.efficiency - 1:+.1%}): {how}"
+    )

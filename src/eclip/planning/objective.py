@@ -1,0 +1,96 @@
+"""Objective: what a search is after, and how good a plan is by it.
+
+A score says what a run, simulated or real, gave. The value of a score is what the objective wants
+as much as possible of, less a penalty for every floor or bound that is missed: a plan that keeps
+all of them beats every plan that does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from eclip.errors import UsageError, unknown_name
+
+KINDS = ("throughput", "energy", "latency")
+_PENALTY = 100.0  # for missing a floor altogether, in units of the largest value there is
+
+
+@dataclass(frozen=True)
+class Score:
+    """What one run of a plan gave."""
+
+    ratios: tuple[float, ...]  # per worker: rate in the mix over rate alone
+    power_w: float
+    p99_ms: tuple[float, ...]  # per worker; infinite if no request completed
+
+    @property
+    def stp(self) -> float:
+        return sum(self.ratios)
+
+    @property
+    def fairness(self) -> float:
+        return min(self.ratios) / max(self.ratios) if max(self.ratios) > 0 else 0.0
+
+    @property
+    def efficiency(self) -> float:
+        """STP · seconds per kilojoule."""
+        return 1000 * self.stp / self.power_w if self.power_w > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Objective:
+    """``throughput``: weighted STP. ``energy``: efficiency, with no less STP than plain streams.
+    ``latency``: weighted STP with a bound on every worker's 99th percentile.
+
+    Always with a fairness floor, which is lowered to what plain streams give less 0.05 where even
+    they stay below 0.9, but never below ``least_fairness``.
+    """
+
+    kind: str = "throughput"
+    weights: tuple[float, ...] = ()  # per worker; empty: all alike
+    p99_ms: tuple[float, ...] = ()  # per worker; latency only
+    least_fairness: float = 0.7
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise unknown_name("objective", self.kind, KINDS)
+        if self.weights and not (min(self.weights) >= 0 and max(self.weights) > 0):
+            raise UsageError("weights must be at least 0, and one of them more than 0")
+        if not 0 <= self.least_fairness <= 1:
+            raise UsageError(f"the fairness floor must be 0 to 1, not {self.least_fairness:g}")
+        if (self.kind == "latency") != bool(self.p99_ms):
+            raise UsageError("the objective latency, and no other, needs a p99 bound per worker")
+        if self.p99_ms and min(self.p99_ms) <= 0:
+            raise UsageError("a p99 bound must be more than 0 ms")
+
+    def check(self, workers: int) -> None:
+        for name, given in (("weights", self.weights), ("p99 bounds", self.p99_ms)):
+            if given and len(given) != workers:
+                raise UsageError(f"{len(given)} {name} given for a mix of {workers} workers")
+
+    def value(self, score: Score, plain: Score) -> float:
+        """The higher the better; ``plain`` is what plain streams give."""
+        missed = max(0.0, self.fairness_floor(plain) - score.fairness)
+        if self.kind == "energy":
+            missed += max(0.0, 1 - score.stp / plain.stp)
+            wanted = score.efficiency / plain.efficiency
+        else:
+            wanted = _weighted(score.ratios, self.weights) / _weighted(plain.ratios, self.weights)
+        for p99, bound in zip(score.p99_ms, self.p99_ms, strict=False):
+            missed += max(0.0, 1 - bound / p99)
+        return wanted - _PENALTY * missed
+
+    def fairness_floor(self, plain: Score) -> float:
+        return max(self.least_fairness, min(plain.fairness - 0.05, 0.9))
+
+
+THROUGHPUT = Objective()
+
+
+def _weighted(ratios: Sequence[float], weights: Sequence[float]) -> float:
+    if not weights:
+        return sum(ratios)
+    return float(np.dot(ratios, weights)) * len(weights) / sum(weights)

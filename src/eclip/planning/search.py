@@ -1,0 +1,208 @@
+"""The ``search`` policy: exact planning inside, evaluation outside.
+
+A candidate is one home per worker (placement.py); the dynamic programme makes the best plan of it,
+and ``evaluate``, handed in by the caller, says what running that plan gives. The search keeps the
+best candidates found so far and tries changed and mixed copies of them until its time is over. It
+can be stopped at any moment and has a result from the first batch on; the same seed and the same
+number of batches give the same result.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from eclip.plan import Plan, unpartitioned
+from eclip.planning.objective import THROUGHPUT, Objective, Score
+from eclip.planning.placement import Home, Placer
+from eclip.planning.problem import Problem
+
+Evaluate = Callable[[Sequence[Plan]], list[Score]]
+Homes = tuple[Home, ...]
+
+DEFAULT_SECONDS = 20.0
+MOST_SECONDS = 3600.0
+_BATCH = 32
+_PARENTS = 24
+_PRICES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
+_BUDGETS = (0, 4, 14)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    homes: Homes
+    plan: Plan
+    score: Score
+    value: float
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best first; ``plain`` is the score of plain streams by the same evaluation."""
+
+    candidates: tuple[Candidate, ...]
+    plain: Score
+    batches: int
+    evaluated: int
+    frontier: tuple[tuple[float, float], ...]  # (STP, efficiency) that nothing else beats in both
+
+    def finalists(self, count: int) -> list[Candidate]:
+        """The best ones that are not all alike: no two give nearly the same to everybody."""
+        chosen: list[Candidate] = []
+        for one in self.candidates:
+            if all(_apart(one.score, other.score) for other in chosen):
+                chosen.append(one)
+            if len(chosen) == count:
+                break
+        return chosen
+
+    def best_static(self) -> Candidate | None:
+        """The best with one mask per worker, if any was tried."""
+        static = (one for one in self.candidates if all(h.switch_max == 0 for h in one.homes))
+        return next(static, None)
+
+
+def search(
+    problem: Problem,
+    evaluate: Evaluate,
+    objective: Objective = THROUGHPUT,
+    *,
+    seconds: float = DEFAULT_SECONDS,
+    batches: int | None = None,
+    seed: int = 0,
+    switch_ns: float = 0.0,
+    progress: Callable[[float], None] = lambda _: None,
+) -> Found:
+    """Search for so many seconds, or exactly so many batches of candidates."""
+    objective.check(len(problem.profiles))
+    deadline = time.monotonic() + seconds
+    (plain,) = evaluate([unpartitioned(problem.topology, problem.profiles, problem.mix)])
+    placer = Placer(problem, switch_ns)
+    hunt = _Hunt(placer, evaluate, objective, plain, np.random.default_rng(seed))
+    hunt.try_all(_starts(len(problem.profiles), hunt.placer.slices))
+    done = 0
+    while True:
+        if batches is not None:
+            progress(done / max(1, batches))
+            if done >= batches:
+                break
+        else:
+            left = deadline - time.monotonic()
+            progress(1 - max(left, 0.0) / seconds)
+            if left <= 0:
+                break
+        if not hunt.try_all(hunt.children()):
+            break  # everything there is was tried
+        done += 1
+    return hunt.found(done)
+
+
+class _Hunt:
+    def __init__(
+        self,
+        placer: Placer,
+        evaluate: Evaluate,
+        objective: Objective,
+        plain: Score,
+        random: np.random.Generator,
+    ) -> None:
+        self.placer = placer
+        self._evaluate = evaluate
+        self._objective = objective
+        self._plain = plain
+        self._random = random
+        self._known: dict[Homes, Candidate] = {}
+        self._best: list[Candidate] = []
+
+    def try_all(self, wanted: Sequence[Homes]) -> int:
+        """Evaluate those that are new; how many were."""
+        new = [homes for homes in dict.fromkeys(wanted) if homes not in self._known]
+        plans = [self.placer.plan(homes, "search", "") for homes in new]
+        for homes, plan, score in zip(new, plans, self._evaluate(plans), strict=True):
+            value = self._objective.value(score, self._plain)
+            self._known[homes] = Candidate(homes, plan, score, value)
+        self._best = sorted(self._known.values(), key=lambda one: -one.value)[:_PARENTS]
+        return len(new)
+
+    def children(self) -> list[Homes]:
+        """Changed copies of good candidates, the best ones more often, and mixtures of two."""
+        made: dict[Homes, None] = {}
+        for _ in range(50 * _BATCH):
+            if len(made) == _BATCH:
+                break
+            child = list(self._parent())
+            if len(child) > 1 and self._random.random() < 0.25:
+                other = self._parent()
+                for worker in np.flatnonzero(self._random.random(len(child)) < 0.5).tolist():
+                    child[worker] = other[worker]
+            for _ in range(1 + int(self._random.random() < 0.4)):
+                worker = int(self._random.integers(len(child)))
+                child[worker] = self._changed(child[worker])
+            if tuple(child) not in self._known:
+                made[tuple(child)] = None
+        return list(made)
+
+    def _parent(self) -> Homes:
+        rank = int(self._random.exponential(_PARENTS / 4))
+        return self._best[min(rank, len(self._best) - 1)].homes
+
+    def _changed(self, home: Home) -> Home:
+        random, slices = self._random, self.placer.slices
+        step = int(random.choice([-3, -2, -1, 1, 2, 3]))
+        kind = int(random.integers(6))
+        if kind <= 1:
+            return replace(home, most=int(np.clip(home.most + step, 1, slices)))
+        if kind == 2:
+            return replace(home, first=(home.first + step) % slices)
+        if kind == 3:
+            # Turned round on the spot: the same largest mask, grown from its other end.
+            last = (home.first + home.step * (home.most - 1)) % slices
+            return replace(home, first=last, step=-home.step)
+        if kind == 4:
+            return replace(home, switch_max=int(random.choice(_BUDGETS)))
+        return replace(
+            home, price=float(random.choice(_PRICES)), switch_max=max(home.switch_max, 4)
+        )
+
+    def found(self, batches: int) -> Found:
+        everything = sorted(self._known.values(), key=lambda one: -one.value)
+        frontier: list[tuple[float, float]] = []
+        points = sorted({(one.score.stp, one.score.efficiency) for one in everything}, reverse=True)
+        for stp, efficiency in points:
+            if not frontier or efficiency > frontier[-1][1]:
+                frontier.append((stp, efficiency))
+        return Found(tuple(everything), self._plain, batches, len(everything), tuple(frontier))
+
+
+def _starts(workers: int, slices: int) -> list[Homes]:
+    """Where the search sets out: everybody everywhere, equal parts, and parts that overlap.
+
+    Homes are spread evenly and grow up, or in turns up and down from the same places; once as one
+    mask each, and once with lanes to choose from at two prices.
+    """
+    starts: list[Homes] = []
+    for most in sorted({slices, *(min(slices, -(-slices * part // 8)) for part in range(1, 9))}):
+        for turned in (False, True):
+            firsts = [slices * worker // workers for worker in range(workers)]
+            steps = [-1 if turned and worker % 2 else 1 for worker in range(workers)]
+            if turned:
+                firsts = [
+                    (first - 1) % slices if step < 0 else first
+                    for first, step in zip(firsts, steps, strict=True)
+                ]
+            for price, budget in ((0.0, 0), (0.5, 14), (2.0, 14)):
+                starts.append(
+                    tuple(
+                        Home(first, step, most, price, budget)
+                        for first, step in zip(firsts, steps, strict=True)
+                    )
+                )
+    return starts
+
+
+def _apart(one: Score, other: Score) -> bool:
+    pairs = zip(one.ratios, other.ratios, strict=True)
+    return max(abs(mine - theirs) / max(theirs, 1e-9) for mine, theirs in pairs) > 0.02

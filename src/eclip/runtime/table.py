@@ -1,0 +1,129 @@
+"""The flat table that libeclip dispatches from: (worker, position) → identity and lane.
+
+``native/table.cpp`` reads it. Barriers are not in it: calls that no plan knows of lie between
+kernels, so libeclip's frontier decides by where a kernel's predecessor really went. A lane that
+all workers own becomes one of each, since libeclip's lanes serve one stream at a time; a lane of
+all slices needs none, because the user's own stream is one.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Sequence
+
+from eclip.errors import MismatchError, UsageError
+from eclip.plan import Plan
+from eclip.runtime.program import Program
+from eclip.topology import Mask, Topology
+from eclip.trace import Kernel, Trace
+
+VERSION = 1
+MOST_LANES = 64
+MOST_WORKERS = 32
+_MAGIC = b"ECLIPTBL"
+_COARSE_UNITS = 8  # smaller slices come from a split that ignores which SMs schedule together
+_WORD = (1 << 64) - 1
+_PRIME = 0x100000001B3
+_BASIS = 0xCBF29CE484222325
+
+
+class WorkersBy(enum.Enum):
+    """How libeclip tells workers apart."""
+
+    THREAD = "thread"
+    STREAM = "stream"
+
+
+def hash_bytes(data: bytes) -> int:
+    """FNV-1a, 64 bits."""
+    value = _BASIS
+    for byte in data:
+        value = (value ^ byte) * _PRIME & _WORD
+    return value
+
+
+def identity(kernel: Kernel) -> int:
+    """What a launch is recognised by: name, grid and block."""
+    value = hash_bytes(kernel.name.encode())
+    for number in (*kernel.grid, *kernel.block):
+        value = (value ^ number) * _PRIME & _WORD
+    return value
+
+
+def plan_table(program: Program, traces: Sequence[Trace], by: WorkersBy) -> bytes:
+    """The table of the variant for all workers active; traces are those the program is made for."""
+    plan = program.plan
+    if plan.turns:
+        raise UsageError("time-slicing needs one process per model; choose another policy")
+    if len(plan.workers) > MOST_WORKERS:
+        raise UsageError(f"libeclip serves at most {MOST_WORKERS} workers, not {len(plan.workers)}")
+    routes = program.routes[plan.variants.index(plan.main)]
+    lanes: list[tuple[int, int]] = []  # worker and lane of the plan
+    kernels = []
+    for route, trace in zip(routes, traces, strict=True):
+        known: dict[str, int] = {}
+        for kernel, lane in zip(trace.kernels, route.lane.tolist(), strict=True):
+            if (route.worker, lane) not in lanes:
+                lanes.append((route.worker, lane))
+            key = f"{kernel.name}{kernel.grid}{kernel.block}"
+            if key not in known:
+                known[key] = identity(kernel)
+            kernels.append((known[key], lanes.index((route.worker, lane))))
+    return _table(
+        plan.topology,
+        mode=0,
+        by=by,
+        lanes=[(worker, _mask_of(plan, lane)) for worker, lane in lanes],
+        counts=[len(trace.kernels) for trace in traces],
+        kernels=kernels,
+    )
+
+
+def record_table(topology: Topology, units: int, by: WorkersBy) -> bytes:
+    """A table that sends every launch to a lane of one size, to be timed."""
+    try:
+        mask = topology.take(units, range(len(topology.slice_units)))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return _table(topology, mode=1, by=by, lanes=[(-1, mask)], counts=[], kernels=[])
+
+
+def _mask_of(plan: Plan, lane: int) -> Mask:
+    return plan.lanes[lane].mask
+
+
+def _table(
+    topology: Topology,
+    mode: int,
+    by: WorkersBy,
+    lanes: Sequence[tuple[int, Mask]],
+    counts: Sequence[int],
+    kernels: Sequence[tuple[int, int]],
+) -> bytes:
+    if topology.unit_name != "SM":
+        raise MismatchError(
+            f"{topology.title} is not an NVIDIA device; libeclip runs on those only"
+        )
+    if len(lanes) > MOST_LANES:
+        raise UsageError(f"libeclip keeps at most {MOST_LANES} lanes, this plan needs {len(lanes)}")
+    split_units = topology.slice_units[0]
+    body = struct.pack(
+        "<8I",
+        mode,
+        1 if by is WorkersBy.STREAM else 0,
+        split_units,
+        int(split_units < _COARSE_UNITS),
+        len(topology.slice_units),
+        len(lanes),
+        len(counts),
+        len(kernels),
+    )
+    body += struct.pack(f"<{len(topology.slice_units)}I", *topology.slice_units)
+    for worker, mask in lanes:
+        bits = sum(1 << index for index in mask)
+        body += struct.pack("<iIQQ", worker, mask == topology.full, bits & _WORD, bits >> 64)
+    body += struct.pack(f"<{len(counts)}I", *counts)
+    body += b"".join(struct.pack("<QiI", known, lane, 0) for known, lane in kernels)
+    head = struct.pack("<8sIIQ", _MAGIC, VERSION, len(body) + 24, hash_bytes(body))
+    return head + body

@@ -1,0 +1,1 @@
+"""Variable-output stages on NVIDIA GPUs: static buffers, counts and cursors on the device."""

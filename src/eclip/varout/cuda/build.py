@@ -1,0 +1,120 @@
+"""The kernels, compiled once for every element type and consumer, and launched on any stream."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+from eclip.devices.cuda.conditional import units_of
+from eclip.devices.cuda.driver import call, cu
+from eclip.devices.cuda.nvrtc import compile_source
+from eclip.errors import DeviceError
+
+THREADS = 256
+TILE = 16 * THREADS
+# Words of a stage's state, as in state.cu.
+COUNT, CONSUMED, PRODUCED = 0, 1, 2
+STATE_WORDS = 16
+EVERYTHING, WINDOW, WINDOW_KEEP, REST = range(4)
+
+_WIDTHS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
+
+
+def pointer(address: int) -> tuple[int, Any]:
+    return address, ctypes.c_void_p
+
+
+def word(value: int) -> tuple[int, Any]:
+    return value, ctypes.c_ulonglong
+
+
+def small(value: int) -> tuple[int, Any]:
+    return value, ctypes.c_int
+
+
+def real(value: float) -> tuple[float, Any]:
+    return value, ctypes.c_float
+
+
+def source() -> str:
+    """All kernels, in one piece."""
+    folder = resources.files("eclip.varout.cuda")
+    return "\n".join(
+        (folder / f"{name}.cu").read_text() for name in ("state", "select", "operations")
+    )
+
+
+class Kernels:
+    """One compiled variant; its library stays loaded as long as the process."""
+
+    def __init__(self, compute: str, options: Sequence[str]) -> None:
+        target = f"compute_{compute.replace('.', '')}"
+        code = compile_source(source().encode(), "varout.cu", target, options, ptx=True)
+        self._library = call(cu.cuLibraryLoadData, code, [], [], 0, [], [], 0)
+
+    @functools.cache  # noqa: B019 (variants live as long as the process)
+    def _kernel(self, name: str) -> Any:
+        return call(cu.cuLibraryGetKernel, self._library, f"eclip_{name}".encode())
+
+    def launch(
+        self,
+        name: str,
+        stream: Any,
+        grid: int | tuple[int, int],
+        arguments: Sequence[tuple[Any, Any]],
+        threads: int = THREADS,
+        shared_bytes: int = 0,
+    ) -> None:
+        across, down = grid if isinstance(grid, tuple) else (grid, 1)
+        packed = (tuple(value for value, _ in arguments), tuple(kind for _, kind in arguments))
+        # A CUkernel may stand for a function wherever one is launched: it belongs to no context.
+        function = cu.CUfunction(int(self._kernel(name)))
+        shape = (across, down, 1, threads, 1, 1, shared_bytes)
+        call(cu.cuLaunchKernel, function, *shape, stream, packed, 0)
+
+    def launch_resident(
+        self, name: str, stream: Any, most_blocks: int, arguments: Sequence[tuple[Any, Any]]
+    ) -> None:
+        """All blocks at once on the stream's lane, which the driver refuses if they do not fit."""
+        kernel = self._kernel(name)
+        held = call(
+            cu.cuOccupancyMaxActiveBlocksPerMultiprocessor,
+            call(cu.cuKernelGetFunction, kernel),
+            THREADS,
+            0,
+        )
+        blocks = max(1, min(most_blocks, int(held) * units_of(stream)))
+        packed = (tuple(value for value, _ in arguments), tuple(kind for _, kind in arguments))
+        function = cu.CUfunction(int(kernel))
+        shape = (blocks, 1, 1, THREADS, 1, 1, 0)
+        call(cu.cuLaunchCooperativeKernel, function, *shape, stream, packed)
+
+
+@functools.cache
+def kernels_for(
+    compute: str, flag_bytes: int, floating: bool, value_bytes: int = 0, apply: str = ""
+) -> Kernels:
+    """For flags of a width; outputs are indices, or values of a width; ``apply`` is the consumer's
+    expression of ``v``."""
+    for width in (flag_bytes, value_bytes or 8):
+        if width not in _WIDTHS:
+            raise DeviceError(f"elements of {width} bytes cannot be selected; use 1, 2, 4 or 8")
+    options = [f"-DFLAG={_WIDTHS[flag_bytes]}", f"-DFLOATING={int(floating)}"]
+    if value_bytes:
+        options += [f"-DOUT={_WIDTHS[value_bytes]}", "-DVALUES=1"]
+    else:
+        options += ["-DOUT=long long", "-DVALUES=0"]
+    if apply:
+        options.append(f"-DAPPLY(v)=({apply})")
+    return Kernels(compute, options)
+
+
+def tiles_of(inputs: int) -> int:
+    return max(1, -(-inputs // TILE))
+
+
+def blocks_for(items: int, most: int = 4096) -> int:
+    return max(1, min(-(-items // THREADS), most))

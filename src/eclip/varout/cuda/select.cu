@@ -1,0 +1,273 @@
+// Compaction: its producer, a consumer, and both in one kernel. Follows state.cu.
+
+// Of an output's position: the buffer wraps around, so that a half can be filled again.
+#define SLOT(buffer, position, modulo) (buffer)[(position) % (modulo)]
+
+__device__ inline bool is_set(const FLAG* flags, u64 i) {
+    FLAG bits = flags[i];
+    return FLOATING ? (FLAG)(bits << 1) != 0 : bits != 0;
+}
+
+__device__ inline OUT output_of(const OUT* values, u64 i) {
+    return VALUES ? values[i] : (OUT)i;
+}
+
+// Which items of a tile are set: a bit for each of the thread's items, and in `sums` how many come
+// before each row of 32. Rows are in the order of the inputs. Returns how many are set in all.
+__device__ inline u32 rank_tile(const FLAG* flags, u64 n, u64 tile, u32* sums, u32& mine) {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    u64 first = tile * TILE + threadIdx.x;
+    mine = 0;
+    __syncthreads();  // of the tile before
+#pragma unroll
+    for (int item = 0; item < ITEMS; ++item) {
+        u64 i = first + (u64)item * THREADS;
+        bool set = i < n && is_set(flags, i);
+        u32 votes = __ballot_sync(~0u, set);
+        if (lane == 0) sums[item * WARPS + warp] = __popc(votes);
+        mine |= (u32)set << item;
+    }
+    __syncthreads();
+    if (warp == 0) {
+        const int each = ITEMS * WARPS / 32;
+        u32 own = 0;
+        for (int k = 0; k < each; ++k) own += sums[lane * each + k];
+        u32 up = own;
+        for (int step = 1; step < 32; step *= 2) {
+            u32 other = __shfl_up_sync(~0u, up, step);
+            if (lane >= step) up += other;
+        }
+        u32 before = up - own;
+        for (int k = 0; k < each; ++k) {
+            u32 here = sums[lane * each + k];
+            sums[lane * each + k] = before;
+            before += here;
+        }
+        if (lane == 31) sums[ITEMS * WARPS] = up;
+    }
+    __syncthreads();
+    return sums[ITEMS * WARPS];
+}
+
+// Outputs of a ranked tile whose position lies in [low, high) go to the buffer; with an arena, those
+// from `high` on go there, as far as it reaches.
+__device__ inline void write_tile(
+    const OUT* values, u64 tile, u32 mine, const u32* sums, u64 before, u64 low, u64 high,
+    OUT* buffer, u64 modulo, OUT* arena, u64 arena_words
+) {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    u64 first = tile * TILE + threadIdx.x;
+#pragma unroll
+    for (int item = 0; item < ITEMS; ++item) {
+        bool set = mine >> item & 1;
+        u32 votes = __ballot_sync(~0u, set);
+        if (!set) continue;
+        u64 position = before + sums[item * WARPS + warp] + __popc(votes & ((1u << lane) - 1));
+        OUT value = output_of(values, first + (u64)item * THREADS);
+        if (position >= low && position < high) SLOT(buffer, position, modulo) = value;
+        else if (position >= high && position - high < arena_words) arena[position - high] = value;
+    }
+}
+
+// A tile's sum as others see it: the request's number, whether it is the tile's own sum (1) or that
+// of all tiles up to it (2), and the sum.
+__device__ inline u64 packed(u64 epoch, u64 kind, u64 sum) {
+    return epoch << 34 | kind << 32 | sum;
+}
+
+__device__ inline u64 read_packed(const u64* at) { return *(volatile const u64*)at; }
+
+// By the first warp: how many outputs come before this tile. Earlier tiles were begun earlier, so
+// whoever is waited for runs or has finished.
+__device__ inline u32 look_back(u64* tiles, u64 tile, u64 epoch, u32 own) {
+    int lane = threadIdx.x % 32;
+    if (tile == 0) {
+        if (lane == 0) *(volatile u64*)tiles = packed(epoch, 2, own);
+        return 0;
+    }
+    if (lane == 0) *(volatile u64*)(tiles + tile) = packed(epoch, 1, own);
+    u32 before = 0;
+    for (i64 at = (i64)tile - 1;; at -= 32) {
+        u64 seen = packed(epoch, 2, 0);  // before the first tile there is nothing
+        bool waiting;
+        do {
+            if (at - lane >= 0) seen = read_packed(tiles + (at - lane));
+            waiting = seen >> 34 != (epoch & 0x3fffffff) || (seen >> 32 & 3) == 0;
+        } while (__any_sync(~0u, waiting));
+        u32 totals = __ballot_sync(~0u, (seen >> 32 & 3) == 2);
+        int nearest = totals ? __ffs(totals) - 1 : 31;
+        u32 part = lane <= nearest ? (u32)seen : 0;
+        for (int step = 16; step; step /= 2) part += __shfl_xor_sync(~0u, part, step);
+        before += part;
+        if (totals) break;
+    }
+    if (lane == 0) *(volatile u64*)(tiles + tile) = packed(epoch, 2, before + own);
+    return before;
+}
+
+// Every tile once, in the order of the tickets; the first `capacity` outputs are written, and the
+// excess to an arena if there is one. All sums up to each tile stay behind for `resume`.
+__device__ inline void scan_tiles(
+    const FLAG* flags, const OUT* values, u64 n, OUT* buffer, u64 capacity, OUT* arena,
+    u64 arena_words, u64* tiles, i64* state
+) {
+    __shared__ u32 sums[ITEMS * WARPS + 1];
+    __shared__ u64 ticket;
+    __shared__ u32 before;
+    u64 epoch = (u64)((volatile i64*)state)[EPOCH] & 0x3fffffff;
+    u64 count = n ? (n + TILE - 1) / TILE : 1;
+    while (true) {
+        __syncthreads();
+        if (threadIdx.x == 0) ticket = atomicAdd((u64*)state + TICKET, 1ull);
+        __syncthreads();
+        u64 tile = ticket;
+        if (tile >= count) return;
+        u32 mine, own = rank_tile(flags, n, tile, sums, mine);
+        if (threadIdx.x < 32) {
+            u32 found = look_back(tiles, tile, epoch, own);
+            if (threadIdx.x == 0) {
+                before = found;
+                if (tile == count - 1) ((volatile i64*)state)[COUNT] = (i64)found + own;
+            }
+        }
+        __syncthreads();
+        write_tile(values, tile, mine, sums, before, 0, capacity, buffer, capacity, arena, arena_words);
+    }
+}
+
+// Outputs [low, high) into the buffer: every tile's sum is known, so that only tiles with such
+// outputs are read again.
+__device__ inline void resume_tiles(
+    const FLAG* flags, const OUT* values, u64 n, OUT* buffer, u64 modulo, u64 low, u64 high,
+    const u64* tiles, u64 first_tile, u64 step
+) {
+    __shared__ u32 sums[ITEMS * WARPS + 1];
+    u64 count = n ? (n + TILE - 1) / TILE : 1;
+    for (u64 tile = first_tile; tile < count; tile += step) {
+        u64 end = (u32)read_packed(tiles + tile);
+        u64 before = tile ? (u32)read_packed(tiles + tile - 1) : 0;
+        if (end <= low) continue;
+        if (before >= high) break;
+        u32 mine;
+        rank_tile(flags, n, tile, sums, mine);
+        write_tile(values, tile, mine, sums, before, low, high, buffer, modulo, buffer, 0);
+    }
+}
+
+__device__ inline void consume_range(
+    const float* x, float* y, const i64* buffer, u64 modulo, u64 capacity, const i64* arena, u64 low,
+    u64 high
+) {
+    for (u64 p = low + (u64)blockIdx.x * blockDim.x + threadIdx.x; p < high;
+         p += (u64)gridDim.x * blockDim.x) {
+        i64 i = p < capacity ? SLOT(buffer, p, modulo) : arena[p - capacity];
+        y[i] = APPLY(x[i]);
+    }
+}
+
+// Opens a request: counts everything, writes what fits. `first` is how much of it counts as produced.
+extern "C" __global__ void __launch_bounds__(THREADS) eclip_select(
+    const FLAG* flags, const OUT* values, u64 n, OUT* buffer, u64 capacity, OUT* arena,
+    u64 arena_words, u64* tiles, i64* state, u64 handle, int loops
+) {
+    scan_tiles(flags, values, n, buffer, capacity, arena, arena_words, tiles, state);
+    if (is_last_block(state + FINISHED) && threadIdx.x == 0) {
+        close_request(state, capacity);
+        if (loops) cudaGraphSetConditional(handle, state[PRODUCED] < state[COUNT]);
+    }
+}
+
+// The producer goes on at PRODUCED, if the place of the next window is free.
+extern "C" __global__ void __launch_bounds__(THREADS) eclip_resume(
+    const FLAG* flags, const OUT* values, u64 n, OUT* buffer, u64 modulo, u64 window,
+    const u64* tiles, const i64* state
+) {
+    u64 low = state[PRODUCED], count = state[COUNT];
+    if (low >= count || low - state[CONSUMED] > modulo - window) return;
+    u64 high = low + window < count ? low + window : count;
+    resume_tiles(flags, values, n, buffer, modulo, low, high, tiles, blockIdx.x, gridDim.x);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) eclip_consume(
+    const float* x, float* y, const i64* buffer, u64 modulo, const i64* arena, u64 arena_words,
+    int what, u64 window, i64* state, u64 handle
+) {
+    u64 low = state[CONSUMED], high = state[PRODUCED], count = state[COUNT];
+    if (what == EVERYTHING) {
+        // What an exhausted arena has no place for was not written; the host raises for it.
+        low = 0, high = count < modulo + arena_words ? count : modulo + arena_words;
+    } else if (what == WINDOW) {
+        high = low + window < count ? low + window : count;
+    } else if (what == WINDOW_KEEP && low + window < high) {
+        high = low + window;
+    }
+    consume_range(x, y, buffer, modulo, what == EVERYTHING ? modulo : ~0ull, arena, low, high);
+    if (what != WINDOW) return;
+    if (is_last_block(state + FINISHED) && threadIdx.x == 0) {
+        state[FINISHED] = 0;
+        state[CONSUMED] = state[PRODUCED] = high;
+        cudaGraphSetConditional(handle, high < count);
+    }
+}
+
+// After producer and consumer of a turn have run side by side.
+extern "C" __global__ void eclip_advance(u64 modulo, u64 window, i64* state, u64 handle) {
+    i64 low = state[CONSUMED], high = state[PRODUCED], count = state[COUNT];
+    if (high < count && high - low <= (i64)(modulo - window))
+        state[PRODUCED] = high + (i64)window < count ? high + (i64)window : count;
+    state[CONSUMED] = low + (i64)window < high ? low + (i64)window : high;
+    cudaGraphSetConditional(handle, state[PRODUCED] < count);
+}
+
+// Waits until all blocks of a cooperative launch have come; `turn` counts the waits of this request.
+__device__ inline void wait_for_all(i64* state, u64& turn) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        atomicAdd((u64*)state + BARRIER, 1ull);
+        u64 wanted = ++turn * gridDim.x;
+        while (*(volatile u64*)(state + BARRIER) < wanted) __nanosleep(32);
+        __threadfence();
+    }
+    __syncthreads();
+}
+
+// Producer and consumer in one launch; whoever cannot go on waits for the other.
+extern "C" __global__ void __launch_bounds__(THREADS) eclip_resident(
+    const FLAG* flags, const OUT* values, u64 n, const float* x, float* y, OUT* buffer, u64 capacity,
+    u64* tiles, i64* state
+) {
+    u64 turn = 0;
+    scan_tiles(flags, values, n, buffer, capacity, buffer, 0, tiles, state);
+    wait_for_all(state, turn);
+    u64 count = ((volatile i64*)state)[COUNT];
+    for (u64 low = 0; low < count; low += capacity) {
+        u64 high = low + capacity < count ? low + capacity : count;
+        if (low) {
+            resume_tiles(flags, values, n, buffer, capacity, low, high, tiles, blockIdx.x, gridDim.x);
+            wait_for_all(state, turn);
+        }
+        consume_range(x, y, (const i64*)buffer, capacity, ~0ull, 0, low, high);
+        if (high < count) wait_for_all(state, turn);
+    }
+    if (is_last_block(state + FINISHED) && threadIdx.x == 0) close_request(state, count);
+}
+
+// Every output is consumed where it is found.
+extern "C" __global__ void __launch_bounds__(THREADS) eclip_merged(
+    const FLAG* flags, u64 n, const float* x, float* y, i64* state
+) {
+    u32 found = 0;
+    for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < n; i += (u64)gridDim.x * THREADS)
+        if (is_set(flags, i)) {
+            y[i] = APPLY(x[i]);
+            ++found;
+        }
+    found = __reduce_add_sync(~0u, found);
+    if (threadIdx.x % 32 == 0) atomicAdd((u64*)state + SUM, (u64)found);
+    if (is_last_block(state + FINISHED) && threadIdx.x == 0) {
+        state[COUNT] = ((volatile i64*)state)[SUM];
+        state[SUM] = 0;
+        close_request(state, state[COUNT]);
+    }
+}

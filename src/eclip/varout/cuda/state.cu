@@ -1,0 +1,56 @@
+// Producers and consumers of variable-output stages: what all of them share. Compiled as one source
+// with select.cu and operations.cu.
+//
+// Compiled per element type: FLAG is an unsigned type as wide as what is tested (FLOATING: a float's
+// bits, so that minus zero is zero), OUT is what one output is (an index, or a value's bits when
+// VALUES is set), APPLY(v) is the consumer's expression.
+//
+// Every stage has a state of 16 words. Nothing is cleared between requests by anybody else: the last
+// block of the kernel that opens a request leaves the state as the next request needs it, and tile
+// sums carry the request's number, so that those of the last request are seen as not yet there.
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#ifndef FLAG
+#define FLAG u32
+#define FLOATING 1
+#endif
+#ifndef OUT
+#define OUT i64
+#define VALUES 0
+#endif
+#ifndef APPLY
+#define APPLY(v) (2.0f * (v) + 1.0f)
+#endif
+
+enum { COUNT, CONSUMED, PRODUCED, EPOCH, TICKET, FINISHED, BARRIER, LONGEST, SUM };
+enum { THREADS = 256, WARPS = THREADS / 32, ITEMS = 16, TILE = THREADS * ITEMS };
+static_assert(ITEMS * WARPS % 32 == 0, "a warp scans the rows of a tile in equal parts");
+enum { EVERYTHING, WINDOW, WINDOW_KEEP, REST };  // what a consumer takes
+
+extern "C" __device__ void cudaGraphSetConditional(u64 handle, u32 value);
+
+// True in every thread of the block that finishes last.
+__device__ inline bool is_last_block(i64* counter) {
+    __shared__ bool last;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        last = atomicAdd((u64*)counter, 1ull) == gridDim.x - 1;
+        __threadfence();
+    }
+    __syncthreads();
+    return last;
+}
+
+// The state as the next request needs it; by one thread of the last block.
+__device__ inline void close_request(i64* state, u64 first) {
+    i64 count = ((volatile i64*)state)[COUNT];
+    state[CONSUMED] = 0;
+    state[PRODUCED] = count < (i64)first ? count : (i64)first;
+    if (count > state[LONGEST]) state[LONGEST] = count;
+    state[TICKET] = state[FINISHED] = state[BARRIER] = 0;
+    state[EPOCH] = (state[EPOCH] + 1) & 0x3fffffff;
+}

@@ -1,0 +1,115 @@
+"""``eclip exec`` and ``eclip record`` called wrongly: one line, the right exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from eclip.cli import main
+from eclip.errors import DeviceError
+from eclip.frontends import transparent
+
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+
+    def call(*arguments: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["eclip", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert stop.value.code is None or isinstance(stop.value.code, int)
+        return stop.value.code or 0, capsys.readouterr().err
+
+    return call
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A library that is there; these commands end before anything needs more of it."""
+    path = tmp_path / "libeclip.so"
+    path.touch()
+    monkeypatch.setattr(transparent, "library", lambda: path)
+    return path
+
+
+def assert_refused(outcome: tuple[int, str], *words: str, code: int = 2) -> None:
+    lines = outcome[1].strip().splitlines()
+    assert outcome[0] == code
+    assert len(lines) == 1
+    assert lines[0].startswith("eclip: ")
+    for word in words:
+        assert word in lines[0]
+
+
+@pytest.fixture
+def plan(run: Run) -> Path:
+    assert run("plan", "alexnet:8,vgg19:8", "-o", "plan.json")[0] == 0
+    return Path("plan.json")
+
+
+def test_a_damaged_plan_is_refused(run: Run, plan: Path) -> None:
+    plan.write_bytes(plan.read_bytes()[:-20])
+    assert_refused(run("exec", "--plan", plan, "--", "true"), "plan.json", "damaged")
+
+
+def test_a_modelled_plan_is_refused(run: Run) -> None:
+    assert run("plan", "alexnet:3", "-o", "plan.json")[0] == 0
+    outcome = run("exec", "--plan", "plan.json", "--", "true")
+    assert_refused(outcome, "modelled", "eclip record")
+
+
+def test_a_plan_for_another_kind_of_device_is_refused(run: Run) -> None:
+    outcome = run("record", "--topology", "mi50", "--as", "a:1", "--", "true")
+    assert_refused(outcome, "MI50", "NVIDIA")
+
+
+def test_time_slicing_is_refused(run: Run) -> None:
+    assert run("plan", "alexnet:8", "--policy", "timeslice", "-o", "plan.json")[0] == 0
+    assert_refused(run("exec", "--plan", "plan.json", "--", "true"), "time-slicing")
+
+
+def test_a_library_that_is_not_built_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("eclip.frontends.transparent.resources.files", lambda _: tmp_path)
+    with pytest.raises(DeviceError, match="make native"):
+        transparent.library()
+
+
+def test_another_number_of_hardware_queues_is_refused(
+    run: Run, plan: Path, library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8")
+    outcome = run("exec", "--plan", plan, "--", "true")
+    assert_refused(outcome, "CUDA_DEVICE_MAX_CONNECTIONS is 8", "32")
+
+
+def test_a_command_that_does_not_exist_is_named(run: Run, plan: Path, library: Path) -> None:
+    outcome = run("exec", "--plan", plan, "--", "./no-such-thing")
+    assert_refused(outcome, "no-such-thing", "No such file")
+
+
+def test_an_unknown_way_to_tell_workers_apart_is_refused(run: Run, plan: Path) -> None:
+    outcome = run("exec", "--plan", plan, "--workers", "planet", "--", "true")
+    assert_refused(outcome, "planet", "thread, stream")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "word"), [("many", "list of numbers"), ("33", "33 units"), ("0", "0 units")]
+)
+def test_sizes_that_mean_nothing_are_refused(
+    run: Run, library: Path, sizes: str, word: str
+) -> None:
+    assert_refused(run("record", "--sizes", sizes, "--as", "a:1", "--", "true"), word)
+
+
+def test_a_worker_needs_a_model_and_a_batch(run: Run) -> None:
+    assert_refused(run("record", "--as", "bert", "--", "true"), "'bert'", "model:batch")

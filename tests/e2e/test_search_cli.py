@@ -1,0 +1,111 @@
+"""``eclip plan --policy search`` as its users meet it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from eclip import store
+from eclip.plan import Plan
+
+MIX = "vgg19:8,squeezenet:8"
+
+
+def eclip(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "eclip", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def search(folder: Path, *more: str, out: str = "plan.json") -> subprocess.CompletedProcess[str]:
+    return eclip(folder, "plan", MIX, "--policy", "search", "--batches", "2", "-o", out, *more)
+
+
+def test_search_says_why_it_won_and_can_be_repeated(tmp_path: Path) -> None:
+    first = search(tmp_path, "--seed", "3")
+    assert first.returncode == 0, first.stderr
+    for words in ("against plain streams", "best static masks", "frontier", "--seed 3 --batches 2"):
+        assert words in first.stdout
+    search(tmp_path, "--seed", "3", out="again.json")
+    assert store.load(tmp_path / "again.json", Plan) == store.load(tmp_path / "plan.json", Plan)
+    shown = eclip(tmp_path, "explain", "plan.json", "--json")
+    data = json.loads(shown.stdout)
+    assert data["evidence"]["modelled"] is True
+    assert data["variants"] == [[0, 1], [0], [1]]
+    ran = eclip(tmp_path, "run", "plan.json", "--seconds", "0.2", "-o", "run.json", "--json")
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_verify_tries_baselines_and_finalists_and_keeps_the_best(tmp_path: Path) -> None:
+    done = search(tmp_path, "--verify", "2", "--objective", "energy")
+    assert done.returncode == 0, done.stderr
+    evidence = store.load(tmp_path / "plan.json", Plan).evidence
+    assert evidence is not None
+    assert evidence.objective == "energy"
+    labels = [trial.label for trial in evidence.trials]
+    assert labels[:2] == ["plain streams", "best static masks"]
+    assert 1 <= len(labels[2:]) <= 2
+    assert [trial.chosen for trial in evidence.trials].count(True) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--objective", "speed"], "throughput"),
+        (["--weights", "1,x"], "--weights 1,x"),
+        (["--weights", "1,1,1"], "3 weights given for a mix of 2 workers"),
+        (["--objective", "latency"], "p99 bound per worker"),
+        (["--fairness", "2"], "0 to 1"),
+        (["--batches", "-1"], "at least 0"),
+        (["--verify", "2", "--device", "abacus"], "sim"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_line(
+    tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    done = search(tmp_path, *arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = (line for line in done.stderr.splitlines() if line.strip())
+    assert line.startswith("eclip: ")
+    assert words in line
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_verify_without_search_is_refused(tmp_path: Path) -> None:
+    done = eclip(tmp_path, "plan", MIX, "--verify", "3")
+    assert done.returncode == 2
+    assert "--policy search" in done.stderr
+
+
+def test_interrupted_search_leaves_the_plan_that_was_there(tmp_path: Path) -> None:
+    search(tmp_path)
+    before = (tmp_path / "plan.json").read_bytes()
+    child = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "eclip", "plan", MIX, "--policy", "search"),
+            *("--seconds", "60", "-o", "plan.json"),
+        ],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    time.sleep(4)
+    os.killpg(child.pid, signal.SIGINT)
+    _, errors = child.communicate(timeout=30)
+    assert child.returncode == 130
+    assert b"Traceback" not in errors
+    assert (tmp_path / "plan.json").read_bytes() == before

@@ -1,0 +1,358 @@
+"""Variable-output stages on the GPU: every length right under every mechanism, on any lane."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eclip.devices.cuda import loop as driving
+from eclip.devices.cuda.device import Capture, CudaDevice, CudaSession, Execution
+from eclip.devices.cuda.driver import call, cu
+from eclip.devices.cuda.lanes import GpuLane, LanePool
+from eclip.errors import ArenaError, DeviceError, UsageError
+from eclip.plan import Plan
+from eclip.topology import Mask
+from eclip.varout.mechanisms import Mechanism
+
+torch = pytest.importorskip("torch")
+
+INPUTS = 50_000
+CAPACITY = 4096
+LENGTHS = (0, 1, CAPACITY // 2, CAPACITY - 1, CAPACITY, CAPACITY + 1, 2 * CAPACITY,
+           2 * CAPACITY + 1, 5 * CAPACITY + 17, INPUTS)  # fmt: skip
+ALL = [one for one in Mechanism if one is not Mechanism.EXACT]
+
+
+def data(length: int, seed: int, inputs: int = INPUTS, at_end: bool = False) -> Any:
+    random = np.random.default_rng(seed)
+    values = np.zeros(inputs, dtype=np.float32)
+    where = (
+        np.arange(inputs - length, inputs)
+        if at_end
+        else random.choice(inputs, length, replace=False)
+    )
+    values[where] = random.integers(1, 100, length)
+    values[random.random(inputs) < 0.1] *= -1  # minus zero is zero too
+    return torch.from_numpy(values).cuda()
+
+
+def expected(x: Any) -> Any:
+    return torch.where(x != 0, 2 * x + 1, torch.full_like(x, -7))
+
+
+@contextlib.contextmanager
+def lane_of(device: CudaDevice, mask: Mask) -> Iterator[GpuLane]:
+    with contextlib.closing(LanePool(device.slices, [mask])) as pool:
+        yield pool.lanes[0]
+
+
+def masks(device: CudaDevice) -> dict[str, Mask]:
+    slices = len(device.topology.slice_units)
+    return {
+        "all": Mask(range(slices)),
+        "half": Mask(range(slices // 2)),
+        "one": Mask([slices - 1]),
+    }
+
+
+@pytest.mark.parametrize("where", ["all", "half", "one"])
+@pytest.mark.parametrize("mechanism", ALL, ids=lambda one: one.value)
+def test_every_length_on_every_lane(device: CudaDevice, mechanism: Mechanism, where: str) -> None:
+    from eclip.varout.cuda.stage import Compaction, built
+
+    x = torch.zeros(INPUTS, device="cuda")
+    y = torch.zeros_like(x)
+    stage = Compaction(x, y, mechanism, CAPACITY)
+    with (
+        lane_of(device, masks(device)[where]) as lane,
+        built(stage, lane.stream) as executable,
+    ):
+        for seed, (length, at_end) in enumerate(
+            (length, at_end) for at_end in (False, True) for length in LENGTHS
+        ):
+            x.copy_(data(length, seed, at_end=at_end))
+            y.fill_(-7)
+            torch.cuda.synchronize()
+            call(cu.cuGraphLaunch, executable.handle, lane.stream)
+            call(cu.cuStreamSynchronize, lane.stream)
+            assert stage.count() == length
+            assert torch.equal(y, expected(x)), (length, at_end)
+
+
+@pytest.mark.parametrize("mechanism", [Mechanism.SWAP, Mechanism.RESIDENT, Mechanism.SPILL])
+@pytest.mark.parametrize("inputs", [1, 31, 4095, 4096, 4097, 3_000_001])
+def test_inputs_of_any_size(device: CudaDevice, mechanism: Mechanism, inputs: int) -> None:
+    from eclip.varout.cuda.stage import Compaction, built
+
+    for length in {0, 1, inputs // 3, inputs}:
+        x = data(length, length, inputs)
+        y = torch.full_like(x, -7)
+        stage = Compaction(x, y, mechanism, max(1, inputs // 5))
+        with (
+            lane_of(device, masks(device)["all"]) as lane,
+            built(stage, lane.stream) as executable,
+        ):
+            call(cu.cuGraphLaunch, executable.handle, lane.stream)
+            call(cu.cuStreamSynchronize, lane.stream)
+            assert stage.count() == length
+        assert torch.equal(y, expected(x)), length
+
+
+def test_an_exhausted_arena_is_an_error_with_the_numbers(device: CudaDevice) -> None:
+    from eclip.varout.cuda.stage import Compaction, built
+
+    x = data(1000, 0)
+    stage = Compaction(x, torch.zeros_like(x), Mechanism.SPILL, 600, arena_words=399)
+    with lane_of(device, masks(device)["all"]) as lane, built(stage, lane.stream) as executable:
+        call(cu.cuGraphLaunch, executable.handle, lane.stream)
+        call(cu.cuStreamSynchronize, lane.stream)
+        with pytest.raises(ArenaError, match=r"needed 400 words .* has 399"):
+            stage.count()
+        x.copy_(data(999, 1))
+        torch.cuda.synchronize()
+        call(cu.cuGraphLaunch, executable.handle, lane.stream)
+        call(cu.cuStreamSynchronize, lane.stream)
+        assert stage.count() == 999  # the next request is not affected
+
+
+def test_a_stage_built_and_closed_many_times_leaks_nothing(
+    device: CudaDevice, held: Callable[[], tuple[int, int]]
+) -> None:
+    from eclip.varout.cuda.stage import Compaction, built
+
+    x = data(5000, 0)
+    stage = Compaction(x, torch.zeros_like(x), Mechanism.SWAP, 512)
+    with lane_of(device, masks(device)["half"]) as lane:
+
+        def cycle() -> None:
+            with built(stage, lane.stream) as executable:
+                call(cu.cuGraphLaunch, executable.handle, lane.stream)
+
+        for _ in range(20):
+            cycle()
+        before, _ = held()
+        for _ in range(300):
+            cycle()
+        after, _ = held()
+    assert after - before <= 8 << 20
+
+
+def test_a_drift_builds_another_stage_while_requests_go_on(device: CudaDevice) -> None:
+    from eclip import store
+    from eclip.lengths import lengths_of
+    from eclip.machine import Machine
+    from eclip.varout.cuda.adaptive import AdaptiveCompaction
+
+    machine = store.load_builtin(Machine, "h200")
+    x = data(1000, 0, 1 << 20)
+    y = torch.zeros_like(x)
+    with (
+        lane_of(device, masks(device)["half"]) as lane,
+        AdaptiveCompaction(
+            x, y, machine, lengths_of([1000] * 100), lane.stream, [Mechanism.SWAP], 1e-3, 0.05
+        ) as stage,
+    ):
+        before = stage.choice.capacity
+        variants = [data(length, length, 1 << 20) for length in (1000, 30_000, 40_000)]
+        for number in range(3000):
+            given = variants[0] if number < 100 else variants[1 + number % 2]
+            x.copy_(given)
+            y.fill_(-7)
+            torch.cuda.synchronize()
+            assert stage.request() == int(torch.count_nonzero(given))
+            if number % 50 == 0:
+                assert torch.equal(y, expected(x))
+            if stage.choice.capacity > before and number > 200:
+                break
+        assert stage.choice.capacity > before
+        assert "overflowed" in stage.replanned[0]
+        stage.request()
+        assert torch.equal(y, expected(x))
+
+
+# PyTorch operations
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16", "int64", "bool", "uint8"])
+@pytest.mark.parametrize("shape", [(1,), (7, 300), (3, 40, 50), (100_000,)])
+def test_nonzero_is_torchs(device: CudaDevice, kind: str, shape: tuple[int, ...]) -> None:
+    from eclip import varout
+
+    dtype = getattr(torch, kind)
+    for share in (0.0, 0.02, 0.5, 1.0):
+        x = (torch.rand(shape, device="cuda") < share).to(dtype)
+        assert torch.equal(varout.nonzero(x).result(), torch.nonzero(x))
+        small = varout.nonzero(x, capacity=100, arena_words=x.numel())
+        assert torch.equal(small.result(), torch.nonzero(x))
+        got: list[Any] = []
+
+        def keep(places: Any, valid: Any, got: list[Any] = got) -> None:
+            got.append(places[valid].clone())
+
+        varout.nonzero(x, capacity=1000).each(keep)
+        assert torch.equal(torch.cat(got), torch.nonzero(x.flatten()).flatten())
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16", "int64", "bool"])
+def test_masked_select_is_torchs(device: CudaDevice, kind: str) -> None:
+    from eclip import varout
+
+    x = torch.randn(300, 70, device="cuda").to(getattr(torch, kind))
+    for share in (0.0, 0.3, 1.0):
+        mask = torch.rand(300, 1, device="cuda") < share
+        found = varout.masked_select(x, mask, capacity=64, arena_words=x.numel())
+        assert torch.equal(found.result(), torch.masked_select(x, mask))
+
+
+def test_expand_is_repeat_interleave(device: CudaDevice) -> None:
+    from eclip import varout
+
+    for lengths in ([0], [5], [0, 100_000, 0], [3, 0, 1] * 500, [0] * 99 + [4097]):
+        given = torch.tensor(lengths, device="cuda")
+        wanted = torch.repeat_interleave(given)
+        found = varout.expand(given, capacity=100, arena_words=len(wanted))
+        assert torch.equal(found.result(), wanted)
+        got: list[Any] = []
+
+        def keep(which: Any, valid: Any, got: list[Any] = got) -> None:
+            got.append(which[valid].clone())
+
+        varout.expand(given, capacity=1024).each(keep)
+        assert torch.equal(torch.cat(got), wanted)
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 1000])
+def test_nms_is_torchvisions(device: CudaDevice, count: int) -> None:
+    from eclip import varout
+
+    torchvision = pytest.importorskip("torchvision")
+    corner = torch.rand(count, 2, device="cuda") * 20
+    boxes = torch.cat([corner, corner + 1 + 4 * torch.rand(count, 2, device="cuda")], dim=1)
+    scores = torch.rand(count, device="cuda")
+    for threshold in (0.1, 0.5, 0.9):
+        wanted = torchvision.ops.nms(boxes, scores, threshold)
+        assert torch.equal(varout.nms(boxes, scores, threshold).result(), wanted)
+        small = varout.nms(boxes, scores, threshold, capacity=7, arena_words=count)
+        assert torch.equal(small.result(), wanted)
+
+
+def test_what_cannot_be_says_so(device: CudaDevice) -> None:
+    from eclip import varout
+
+    x = torch.ones(100, device="cuda")
+    with pytest.raises(ArenaError, match="needed 90 words"):
+        varout.nonzero(x, capacity=10).result()
+    with pytest.raises(UsageError, match="at least 1"):
+        varout.nonzero(x, capacity=0)
+    with pytest.raises(UsageError, match="CUDA tensors"):
+        varout.nonzero(x.cpu())
+    with pytest.raises(UsageError, match="booleans"):
+        varout.masked_select(x, x)
+
+
+# Models
+
+
+def models() -> dict[str, tuple[Any, Callable[[int], tuple[Any, ...]]]]:
+    from eclip.varout.cuda.models import Detector, MoeBlock
+
+    torch.manual_seed(0)
+    detector = Detector(capacity=256).cuda().eval()
+    block = MoeBlock(capacity=32).cuda().eval()
+    with torch.no_grad():
+        block.gate.bias[0] = 3.0  # most tokens choose the first expert: it overflows
+
+    def image(seed: int) -> tuple[Any, ...]:
+        torch.manual_seed(seed)
+        return (torch.randn(1, 3, 128, 128, device="cuda") * (0.2 + seed),)
+
+    def tokens(seed: int) -> tuple[Any, ...]:
+        torch.manual_seed(seed)
+        return (torch.randn(256, 128, device="cuda"),)
+
+    return {"detector": (detector, image), "moe": (block, tokens)}
+
+
+@pytest.mark.parametrize("name", ["detector", "moe"])
+def test_a_model_equals_its_plain_form(device: CudaDevice, name: str) -> None:
+    module, inputs = models()[name]
+    with torch.inference_mode():
+        for seed in range(4):
+            given = inputs(seed)
+            if name == "moe":
+                wanted = module.plain(*given)
+                assert torch.allclose(module(*given), wanted, rtol=1e-3, atol=1e-3)
+            else:
+                places, decoded = module.plain(*given)
+                values, count, found = module(*given)
+                kept = values[: int(count.item())]
+                assert torch.equal(kept, places)
+                assert torch.allclose(found[kept], decoded, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("execution", [Execution.WHOLE, Execution.SEGMENTS])
+def test_two_workers_under_a_plan_give_what_eager_gives(
+    device: CudaDevice,
+    plan_of: Callable[..., Plan],
+    opened: Callable[..., AbstractContextManager[CudaSession]],
+    execution: Execution,
+) -> None:
+    """No step of a request waits for the device: one launch each, loops and all."""
+    from eclip.frontends.torch import capture
+
+    chosen = models()
+    captured = {
+        name: capture(module, inputs(0), name, 1) for name, (module, inputs) in chosen.items()
+    }
+    sources: list[Capture] = [one.capture for one in captured.values()]
+    assert all(source.graph.atomic for source in sources)
+    slices = len(device.topology.slice_units)
+    lanes: Sequence[Sequence[Mask]] = [
+        [Mask(range(slices // 2))],
+        [Mask(range(slices // 2, slices))],
+    ]
+    routes = [[0] * source.graph.kernel_count for source in sources]
+    plan = plan_of(device.topology, [source.trace for source in sources], lanes, routes)
+    with opened(device, plan, sources, execution) as session:
+        for worker in range(2):
+            assert session.steps(worker).kind.tolist() == [driving.LAUNCH]
+        for seed in range(6):
+            for worker, (name, one) in enumerate(captured.items()):
+                module, inputs = chosen[name]
+                given = inputs(seed)
+                one.load(given)
+                torch.cuda.synchronize()
+                session.request(worker)
+                with torch.inference_mode():
+                    wanted = module(*given)
+                if name == "moe":
+                    assert torch.allclose(one.outputs, wanted, rtol=1e-4, atol=1e-5)
+                else:
+                    count = int(wanted[1].item())
+                    assert int(one.outputs[1].item()) == count
+                    assert torch.equal(one.outputs[0][:count], wanted[0][:count])
+
+
+def test_a_model_with_a_loop_is_refused_where_a_plan_would_cut_it(
+    device: CudaDevice,
+    plan_of: Callable[..., Plan],
+    opened: Callable[..., AbstractContextManager[CudaSession]],
+) -> None:
+    from eclip.frontends.torch import capture
+
+    module, inputs = models()["moe"]
+    source = capture(module, inputs(0), "moe", 1).capture
+    slices = len(device.topology.slice_units)
+    both = [[Mask(range(slices // 2)), Mask(range(slices))]]
+    route = [index % 2 for index in range(source.graph.kernel_count)]
+    plan = plan_of(device.topology, [source.trace], both, [route])
+    with (
+        pytest.raises(DeviceError, match="runs whole on one lane"),
+        opened(device, plan, [source], Execution.WHOLE),
+    ):
+        pass

@@ -1,0 +1,214 @@
+"""``eclip record`` and ``eclip exec`` around an unmodified program on the stand-in device."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from eclip import store
+from eclip.mix import mix_of
+from eclip.plan import Assignment, Group, Lane, Plan, PlannedWorker, Variant, fingerprint_of
+from eclip.profile import Profile
+from eclip.topology import Mask, Topology
+from native_build import Native
+
+REQUESTS = 40
+KERNELS = 24  # of the probe's request
+FULL = 0xFFFF
+# Three lanes a worker, the last of all slices; workers on overlapping masks.
+MASKS = (("0-3", "0-7", "0-15"), ("8-15", "4-11", "0-15"))
+GROUPS = 12
+
+
+def eclip(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "eclip", *map(str, arguments)],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def make_plan(profiles: list[Profile], topology: Topology) -> Plan:
+    """Twelve groups of two kernels for each worker, around its three lanes."""
+    mix = mix_of((profile.trace.model, profile.trace.batch) for profile in profiles)
+    lanes = [Lane(owner, Mask.parse(mask)) for owner, masks in enumerate(MASKS) for mask in masks]
+    return Plan(
+        mix=mix,
+        policy="kernel",
+        topology=topology,
+        fingerprint=fingerprint_of(topology, profiles),
+        modelled=False,
+        workers=tuple(
+            PlannedWorker(name=worker.name, model=worker.key, kernels=KERNELS, why="a test")
+            for worker in mix.workers
+        ),
+        lanes=tuple(lanes),
+        variants=(
+            Variant(
+                active=(0, 1),
+                assignments=tuple(
+                    Assignment(
+                        worker,
+                        tuple(
+                            Group(3 * worker + index % 3, KERNELS // GROUPS, 1)
+                            for index in range(GROUPS)
+                        ),
+                    )
+                    for worker in range(2)
+                ),
+            ),
+        ),
+        why="a test",
+    )
+
+
+@pytest.fixture(scope="module")
+def planned(
+    native: Native, h200: Topology, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """A plan for the probe's two workers and the profiles behind it, recorded from the probe."""
+    folder = tmp_path_factory.mktemp("planned")
+    probe = native.folder / "plain" / "probe"
+    done = eclip(
+        *("record", "--sizes", "64,132", "--as", "first:1", "--as", "second:1"),
+        *("-o", folder / "profiles", "--", probe, "serve", "--workers", 2, "--requests", 6),
+    )
+    assert done.returncode == 0, done.stderr
+    profiles = [
+        store.load(folder / "profiles" / f"{name}-1.json.gz", Profile)
+        for name in ("first", "second")
+    ]
+    plan = folder / "plan.json"
+    store.save(make_plan(profiles, h200), plan)
+    return plan, folder / "profiles"
+
+
+def run_planned(
+    planned: tuple[Path, Path], native: Native, *arguments: object, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    plan, profiles = planned
+    probe = native.folder / "plain" / "probe"
+    workers = ("--workers", "thread") if "--by-thread" in arguments else ()
+    words = [word for word in arguments if word != "--by-thread"]
+    return eclip(
+        *("exec", "--plan", plan, "--profiles", profiles, "--json", *workers, "--", probe, *words),
+        **variables,
+    )
+
+
+def expected_masks(worker: int) -> list[str]:
+    bits = [sum(1 << index for index in Mask.parse(mask)) for mask in MASKS[worker]]
+    return [f"{bits[group % 3]:x}" for group in range(GROUPS) for _ in range(KERNELS // GROUPS)]
+
+
+def split_output(text: str) -> tuple[list[str], dict[str, int]]:
+    """The probe's lines and the counters of its process."""
+    lines, _, rest = text.partition("{")
+    (counts,) = json.loads("{" + rest)["processes"].values()
+    return lines.splitlines(), counts
+
+
+def test_record_writes_profiles_of_what_was_launched(planned: tuple[Path, Path]) -> None:
+    profile = store.load(planned[1] / "first-1.json.gz", Profile)
+    assert profile.sizes == (64, 132)
+    assert len(profile.trace.kernels) == KERNELS
+    # The probe waits for the device after each request: a request begins there.
+    assert [kernel.name for kernel in profile.trace.kernels[:3]] == ["conv", "gemm", "norm"]
+    assert profile.trace.kernels[0].grid == (1, 1, 1)
+    assert not profile.modelled
+
+
+@pytest.mark.parametrize("words", [(), ("--together", 1), ("--by-thread",), ("--mark", 1)])
+def test_kernels_run_on_the_plans_slices(
+    planned: tuple[Path, Path], native: Native, words: tuple[object, ...]
+) -> None:
+    plain = native.run("plain/probe", "serve", "--workers", 2, "--requests", REQUESTS)
+    arguments = ("serve", "--workers", 2, "--requests", REQUESTS, *words)
+    done = run_planned(planned, native, *arguments)
+    assert done.returncode == 0, done.stderr
+    lines, counts = split_output(done.stdout)
+    for worker, (line, unplanned) in enumerate(zip(lines, plain.stdout.splitlines(), strict=True)):
+        result, *masks = line.split()
+        assert result == unplanned.split()[0]
+        assert masks == expected_masks(worker)
+    assert counts["launches"] == 2 * REQUESTS * KERNELS
+    assert counts["planned"] >= 0.95 * counts["launches"]
+    assert counts["barriers"] + counts["skipped"] <= 2 * REQUESTS * GROUPS
+
+
+def test_captured_graphs_run_on_the_plans_slices(
+    planned: tuple[Path, Path], native: Native
+) -> None:
+    arguments = ("serve", "--workers", 2, "--requests", REQUESTS, "--graph", 1)
+    done = run_planned(planned, native, *arguments)
+    assert done.returncode == 0, done.stderr
+    lines, counts = split_output(done.stdout)
+    for worker, line in enumerate(lines):
+        assert line.split()[1:] == expected_masks(worker)
+    assert counts["graphs"] == 2
+    assert counts["graph_planned"] == counts["graph_kernels"] == 2 * KERNELS
+    assert counts["graph_launches"] == 2 * REQUESTS
+
+
+def test_stats_are_printed_as_a_table(planned: tuple[Path, Path], native: Native) -> None:
+    plan, profiles = planned
+    probe = native.folder / "plain" / "probe"
+    done = eclip("exec", "--plan", plan, "--profiles", profiles, "--stats", "--", probe, "serve")
+    assert done.returncode == 0
+    assert "launches" in done.stdout
+    assert "240 (100%)" in done.stdout
+
+
+def test_disable_turns_everything_off(planned: tuple[Path, Path], native: Native) -> None:
+    done = run_planned(planned, native, "serve", ECLIP_DISABLE="1")
+    assert done.returncode == 0
+    masks = done.stdout.splitlines()[0].split()[1:]
+    assert masks == [f"{FULL:x}"] * KERNELS
+    assert '"processes": {}' in done.stdout
+
+
+def test_the_commands_exit_code_is_ours(planned: tuple[Path, Path], native: Native) -> None:
+    assert run_planned(planned, native, "nonsense").returncode == 2
+
+
+def test_a_signal_goes_on_to_the_command(planned: tuple[Path, Path], native: Native) -> None:
+    plan, profiles = planned
+    probe = native.folder / "plain" / "probe"
+    words = ["exec", "--plan", plan, "--profiles", profiles, "--", probe, "serve"]
+    words += ["--requests", 100000, "--delay-us", 1000]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "eclip", *map(str, words)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    time.sleep(2.5)
+    child.send_signal(signal.SIGTERM)
+    _, errors = child.communicate(timeout=30)
+    assert child.returncode == 128 + signal.SIGTERM
+    assert b"Traceback" not in errors
+
+
+def test_a_python_program_may_mark_its_requests(planned: tuple[Path, Path]) -> None:
+    plan, profiles = planned
+    script = (
+        "import ctypes, eclip; eclip.request(1); eclip.request(); "
+        "print(hasattr(ctypes.CDLL(None), 'eclip_request'))"
+    )
+    words = ("--plan", plan, "--profiles", profiles, "--", sys.executable, "-c", script)
+    done = eclip("exec", *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "True\n"
+    outside = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert outside.stdout == "False\n"

@@ -1,0 +1,33 @@
+"""libeclip as built for tests, and the programs that run on the stand-in driver."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Native:
+    folder: Path
+
+    @property
+    def library(self) -> Path:
+        return self.folder / "plain" / "libeclip.so"
+
+    def run(
+        self, program: str, *arguments: object, preload: bool = False, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """A program of the build, on the stand-in beside it."""
+        environment = {**os.environ, **variables}
+        if preload:
+            environment["LD_PRELOAD"] = str(self.library)
+        return subprocess.run(
+            [str(self.folder / program), *map(str, arguments)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )

@@ -1,0 +1,108 @@
+"""Recordings to profiles: what a request is, and that its times add up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from eclip.errors import ArtefactError, MismatchError
+from eclip.frontends.recorded import Launches, find_requests, make_profile, read_recording
+from eclip.topology import Topology
+from eclip.trace import Kernel
+
+
+def kernel(name: str) -> Kernel:
+    return Kernel(name=name, grid=(1, 1, 1), block=(32, 1, 1))
+
+
+def launches(names: str, marks: set[int] | None = None, busy: int = 10, gap: int = 2) -> Launches:
+    """One kernel a letter."""
+    return Launches(
+        kernels=[kernel(name) for name in names],
+        blocks_per_unit=[1] * len(names),
+        busy_ns=[busy + index for index in range(len(names))],
+        gap_ns=[gap] * len(names),
+        marks=marks or set(),
+    )
+
+
+def request_of(names: str, marks: set[int] | None = None) -> str:
+    return "".join(one.name for one in find_requests(launches(names, marks)).kernels)
+
+
+def test_a_request_is_what_repeats() -> None:
+    assert request_of("abcabcabcabc") == "abc"
+
+
+def test_what_came_before_is_left_out() -> None:
+    assert request_of("xyzzy" + "abc" * 6, {5, 8, 11}) == "abc"
+
+
+def test_repeats_inside_a_request_are_not_requests() -> None:
+    assert request_of("sllllh" * 5, {0, 6, 12, 18}) == "sllllh"
+
+
+def test_a_request_begins_where_the_program_waited() -> None:
+    assert request_of("cabcabcabcabcab", {1, 4, 7}) == "abc"
+
+
+@given(st.text("abcd", min_size=1, max_size=9), st.integers(4, 8), st.text("xyz", max_size=5))
+def test_any_repeated_request_is_found_up_to_its_own_period(
+    body: str, count: int, before: str
+) -> None:
+    assume(2 * len(before) <= len(body) * count)  # most of a recording must repeat
+    marks = {len(before) + index * len(body) for index in range(count)}
+    found = request_of(before + body * count, marks)
+    assert body == found * (len(body) // len(found))
+
+
+@pytest.mark.parametrize("names", ["", "abcdefgh", "abcabc", "abab"])
+def test_too_few_repeats_are_refused(names: str) -> None:
+    with pytest.raises(MismatchError, match="at least 3 times"):
+        find_requests(launches(names))
+
+
+def test_a_profile_closes_and_keeps_the_kernels(h200: Topology) -> None:
+    slow = find_requests(launches("abc" * 5, busy=100))
+    fast = find_requests(launches("abc" * 5, busy=50))
+    profile = make_profile("m:4", h200, (64, 132), [slow, fast], "a test")
+    assert profile.key == "m:4"
+    assert profile.sizes == (64, 132)
+    assert profile.request_ns[0] > profile.request_ns[1]
+
+
+def test_sizes_that_launch_different_kernels_are_refused(h200: Topology) -> None:
+    one, other = find_requests(launches("abc" * 5)), find_requests(launches("abd" * 5))
+    with pytest.raises(MismatchError, match="other kernels on 132"):
+        make_profile("m:4", h200, (64, 132), [one, other], "a test")
+
+
+def test_a_recording_is_read_by_worker(tmp_path: Path) -> None:
+    path = tmp_path / "recording"
+    path.write_text(
+        "C 5\n"
+        "K 7 100 0 1 2 3 32 1 1 16 1 4 first kernel<int, 2>\n"
+        "K 9 50 3 1 1 1 64 1 1 0 2 8 other\n"
+        "S\n"
+        "K 7 101 9 1 2 3 32 1 1 16 1 4 first kernel<int, 2>\n"
+    )
+    first, other = read_recording(path)
+    assert [one.name for one in first.kernels] == ["first kernel<int, 2>"] * 2
+    assert first.kernels[0].grid == (1, 2, 3)
+    assert first.kernels[0].shared_bytes == 16
+    assert first.busy_ns == [95, 96]  # without what the events themselves take
+    assert first.gap_ns == [0, 9]
+    assert first.marks == {1}
+    assert other.kernels[0].cluster == 2
+    assert other.blocks_per_unit == [8]
+
+
+@pytest.mark.parametrize("line", ["K 1 2", "K 1 a b 1 1 1 1 1 1 0 1 1 name", "Z", "C many"])
+def test_a_damaged_recording_is_refused(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "recording"
+    path.write_text(f"C 0\n{line}\n")
+    with pytest.raises(ArtefactError, match="line 2"):
+        read_recording(path)

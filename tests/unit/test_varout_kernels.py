@@ -1,0 +1,261 @@
+"""The CUDA kernels of variable-output stages, run thread by thread on the CPU.
+
+What the graphs of ``varout/cuda/stage.py`` do is done here by hand: the same kernels in the same
+order, loops while the condition holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from eclip.varout import reference_ops
+from eclip.varout.cuda import build
+from eclip.varout.mechanisms import Mechanism
+from simt import COMPILER, Emulated
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ to compile kernels for the CPU")
+
+TILE = 16 * 64  # inputs a block takes, with the emulation's 64 threads
+COUNT, CONSUMED, EPOCH = 0, 1, 3
+EVERYTHING, WINDOW, WINDOW_KEEP, REST = range(4)
+MECHANISMS = [one for one in Mechanism if one is not Mechanism.EXACT]
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
+    return Emulated(build.source(), tmp_path_factory.mktemp("kernels"))
+
+
+def words(count: int) -> npt.NDArray[np.int64]:
+    return np.zeros(max(1, count), dtype=np.int64)
+
+
+class Stage:
+    """Buffers that stay from request to request, as on the GPU."""
+
+    def __init__(self, kernels: Emulated, inputs: int, capacity: int, arena: int) -> None:
+        self.kernels, self.inputs, self.capacity, self.arena_words = (
+            kernels, inputs, capacity, arena,
+        )  # fmt: skip
+        self.tiles = max(1, -(-inputs // TILE))
+        self.buffer, self.arena = words(capacity), words(arena)
+        self.sums, self.state = words(self.tiles), words(16)
+
+    def select(self, x: Any, first: int, arena: int = 0, loops: int = 0) -> None:
+        self.kernels(
+            "select", self.tiles, x, 0, self.inputs, self.buffer, first, self.arena, arena,
+            self.sums, self.state, 0, loops,
+        )  # fmt: skip
+
+    def resume(self, x: Any, window: int) -> None:
+        self.kernels(
+            "resume", self.tiles, x, 0, self.inputs, self.buffer, self.capacity, window,
+            self.sums, self.state,
+        )  # fmt: skip
+
+    def consume(self, x: Any, y: Any, what: int, window: int, arena: int = 0) -> None:
+        self.kernels(
+            "consume", 2, x, y, self.buffer, self.capacity, self.arena, arena, what, window,
+            self.state, 0,
+        )  # fmt: skip
+
+    def request(self, mechanism: Mechanism, x: Any, y: Any, backwards: bool) -> None:
+        half = self.capacity // 2
+        if mechanism is Mechanism.MERGE:
+            self.kernels("merged", 3, x, self.inputs, x, y, self.state)
+        elif mechanism is Mechanism.RESIDENT:
+            self.kernels(
+                "resident", 3, x, 0, self.inputs, x, y, self.buffer, self.capacity, self.sums,
+                self.state,
+            )  # fmt: skip
+        elif mechanism is Mechanism.SWAP:
+            self.select(x, self.capacity)
+            self.consume(x, y, WINDOW, self.capacity)
+            while self.kernels.condition:
+                self.resume(x, self.capacity)
+                self.consume(x, y, WINDOW, self.capacity)
+        elif mechanism in (Mechanism.DOUBLE_SYMMETRIC, Mechanism.DOUBLE_CONDITIONAL):
+            symmetric = mechanism is Mechanism.DOUBLE_SYMMETRIC
+            self.select(x, half if symmetric else self.capacity, loops=1)
+            while self.kernels.condition:
+                # Side by side on the GPU, so that either may come first.
+                steps: list[Callable[[], None]] = [
+                    lambda: self.resume(x, half),
+                    lambda: self.consume(x, y, WINDOW_KEEP, half),
+                ]
+                for step in reversed(steps) if backwards else steps:
+                    step()
+                self.kernels("advance", 1, self.capacity, half, self.state, 0, threads=1)
+            self.consume(x, y, REST, self.capacity)
+        else:
+            self.select(x, self.capacity, self.arena_words)
+            self.consume(x, y, EVERYTHING, self.capacity, self.arena_words)
+
+
+def data(inputs: int, length: int, seed: int) -> npt.NDArray[np.float32]:
+    random = np.random.default_rng(seed)
+    x = np.where(random.random(inputs) < 0.5, np.float32(0.0), np.float32(-0.0))
+    if seed % 3 == 0:
+        x[inputs - length :] = 3.0  # all at the end
+    else:
+        x[random.choice(inputs, length, replace=False)] = random.integers(1, 99, length)
+    return x.astype(np.float32)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda one: one.value)
+@pytest.mark.parametrize(("inputs", "capacity"), [(1, 2), (TILE, 64), (3 * TILE + 77, 500)])
+def test_every_length_under_every_mechanism(
+    kernels: Emulated, mechanism: Mechanism, inputs: int, capacity: int
+) -> None:
+    wanted = {0, 1, capacity // 2, capacity, capacity + 1, 2 * capacity, 2 * capacity + 1, inputs}
+    held = inputs if mechanism is Mechanism.MAXIMUM else capacity
+    stage = Stage(kernels, inputs, held, inputs if mechanism is Mechanism.SPILL else 0)
+    for seed, length in enumerate(sorted(length for length in wanted if length <= inputs)):
+        x = data(inputs, length, seed)
+        y = np.full(inputs, -7, dtype=np.float32)
+        stage.request(mechanism, x, y, backwards=seed % 2 == 1)
+        assert stage.state[COUNT] == length
+        assert np.array_equal(y, np.where(x != 0, 2 * x + 1, np.float32(-7))), length
+
+
+def test_outputs_are_in_the_order_of_the_inputs(kernels: Emulated) -> None:
+    x = data(5 * TILE, 2000, 1)
+    stage = Stage(kernels, len(x), 700, len(x))
+    stage.select(x, 700, len(x))
+    got = np.concatenate([stage.buffer[:700], stage.arena[:1300]])
+    assert np.array_equal(got, np.flatnonzero(x))
+
+
+def test_tiles_look_back_further_than_a_warp(kernels: Emulated) -> None:
+    x = data(40 * TILE, 5000, 1)
+    stage = Stage(kernels, len(x), len(x), 0)
+    for _ in range(3):
+        stage.select(x, len(x))
+        assert np.array_equal(stage.buffer[:5000], np.flatnonzero(x))
+
+
+def test_sums_carry_the_number_of_their_request(kernels: Emulated) -> None:
+    """So that a tile which runs early does not take the last request's sums for this one's."""
+    stage = Stage(kernels, 3 * TILE, 64, 0)
+    for request in range(4):
+        assert stage.state[EPOCH] == request
+        stage.select(data(3 * TILE, 100 + request, request), 64)
+        assert [int(one) >> 34 for one in stage.sums] == [request] * 3
+        assert [int(one) >> 32 & 3 for one in stage.sums] == [2] * 3  # all tiles up to it
+        assert int(stage.sums[-1]) & 0xFFFFFFFF == 100 + request
+
+
+def test_an_arena_that_is_too_small_is_not_written_beyond(kernels: Emulated) -> None:
+    x = data(2 * TILE, 900, 1)
+    stage = Stage(kernels, len(x), 100, 400)
+    stage.arena[300:] = -1
+    stage.select(x, 100, 300)
+    assert stage.state[COUNT] == 900  # the host knows what was needed
+    assert (stage.arena[300:] == -1).all()
+    y = np.full(len(x), -7, dtype=np.float32)
+    stage.consume(x, y, EVERYTHING, 100, 300)
+    assert np.count_nonzero(y != -7) == 400
+
+
+def windows(kernels: Emulated, state: Any, window: int, resume: Any) -> Any:
+    """What ``Ragged.each`` does in a graph: a yield is the consumer's turn."""
+    yield
+    kernels("next", 1, window, 0, state, 0, threads=1)
+    while kernels.condition:
+        kernels("next", 1, window, 1, state, 0, threads=1)
+        resume()
+        yield
+
+
+@pytest.mark.parametrize("length", [0, 63, 64, 65, 1000])
+def test_windows_for_somebody_elses_consumer(kernels: Emulated, length: int) -> None:
+    x = data(2 * TILE, length, 2)
+    stage = Stage(kernels, len(x), 64, 0)
+    stage.select(x, 64)
+    got: list[int] = []
+    for _ in windows(kernels, stage.state, 64, lambda: stage.resume(x, 64)):
+        left = int(stage.state[COUNT] - stage.state[CONSUMED])
+        got += stage.buffer[: min(64, left)].tolist()
+    assert got == np.flatnonzero(x).tolist()
+
+
+@pytest.mark.parametrize(("count", "capacity"), [(1, 1), (64, 5), (65, 200), (150, 7)])
+def test_suppression(kernels: Emulated, count: int, capacity: int) -> None:
+    random = np.random.default_rng(count)
+    corner = random.random((count, 2)) * 6
+    boxes = np.concatenate([corner, corner + 0.5 + random.random((count, 2))], axis=1)
+    boxes = boxes.astype(np.float32)
+    scores = random.random(count).astype(np.float32)
+    wanted = reference_ops.nms(boxes, scores, 0.3, count + 1, Mechanism.SWAP)
+    order = np.argsort(-scores, kind="stable")
+    rows = -(-count // 64)
+    masks, buffer, arena, state = words(count * rows), words(capacity), words(count), words(16)
+    kernels("overlaps", (rows, rows), boxes[order].copy(), count, 0.3, masks, threads=64)
+
+    def walk(opens: int) -> None:
+        kernels(
+            "suppress", 1, masks, order, scores[order].copy(), count, -np.inf, buffer, capacity,
+            arena, count, state, opens,
+        )  # fmt: skip
+
+    walk(1)
+    assert state[COUNT] == len(wanted)
+    kept = np.concatenate([buffer[:capacity], arena])[: len(wanted)]
+    assert np.array_equal(kept, wanted)
+    got: list[int] = []
+    for _ in windows(kernels, state, capacity, lambda: walk(0)):
+        got += buffer[: min(capacity, int(state[COUNT] - state[CONSUMED]))].tolist()
+    assert got == wanted.tolist()
+
+
+@pytest.mark.parametrize(("tokens", "experts", "capacity"), [(1, 1, 1), (130, 4, 9), (200, 3, 200)])
+def test_routing(kernels: Emulated, tokens: int, experts: int, capacity: int) -> None:
+    logits = np.random.default_rng(tokens).normal(size=(tokens, experts))
+    logits[:, 0] += 2
+    choices = min(2, experts)
+    wanted = reference_ops.route(logits, choices, 1 << 20, Mechanism.SWAP)
+    chosen = reference_ops.choose_experts(logits, choices).copy()
+    buffer, counts, state = words(experts * capacity), words(experts), words(16)
+
+    def deal(opens: int) -> None:
+        kernels("route", experts, chosen, chosen.size, buffer, capacity, counts, state, opens)
+
+    deal(1)
+    got: list[list[int]] = [[] for _ in range(experts)]
+    for _ in windows(kernels, state, capacity, lambda: deal(0)):
+        for expert, row in enumerate(buffer.reshape(experts, capacity)):
+            got[expert] += row[row >= 0].tolist()
+    assert got == [pairs.tolist() for pairs in wanted]
+    assert counts.tolist() == [len(pairs) for pairs in wanted]
+
+
+@pytest.mark.parametrize("capacity", [1, 7, 64, 500])
+@pytest.mark.parametrize("kind", ["empty", "mixed", "one endless", "all at the end"])
+def test_expansion_without_bound(kernels: Emulated, capacity: int, kind: str) -> None:
+    random = np.random.default_rng(capacity)
+    lengths = {
+        "empty": np.zeros(9, dtype=np.int64),
+        "mixed": random.integers(0, 6, 50),
+        "one endless": np.array([0, 0, 700, 0]),
+        "all at the end": np.array([0] * 40 + [2 * capacity + 1]),
+    }[kind]
+    if lengths.sum() > 60 * capacity:
+        lengths = lengths // 16
+    wanted = np.repeat(np.arange(len(lengths)), lengths)
+    ends, buffer, arena, state = np.cumsum(lengths), words(capacity), words(2000), words(16)
+
+    def fill(opens: int) -> None:
+        kernels("expand", 2, ends, len(ends), buffer, capacity, arena, 2000, state, opens)
+
+    fill(1)
+    assert state[COUNT] == len(wanted)
+    assert np.array_equal(np.concatenate([buffer, arena])[: len(wanted)], wanted)
+    got: list[int] = []
+    for _ in windows(kernels, state, capacity, lambda: fill(0)):
+        got += buffer[: min(capacity, int(state[COUNT] - state[CONSUMED]))].tolist()
+    assert got == wanted.tolist()
