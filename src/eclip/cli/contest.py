@@ -22,6 +22,7 @@ from eclip.cli import wiring
 from eclip.cli.contest_options import PROCESSES, ContestOptions, known_policies
 from eclip.comparison import Trial, trial_of
 from eclip.devices.base import Closing, Window
+from eclip.devices.load import Load, at_rates, load_of_csv, load_of_mix, long_enough
 from eclip.errors import EclipError, UsageError
 from eclip.measures import measure
 from eclip.mix import Mix
@@ -33,7 +34,6 @@ from eclip.topology import Topology
 if TYPE_CHECKING:
     from eclip.devices.base import Device, Session
     from eclip.devices.cuda.processes import ProcessSession, ProcessSets, Sharing
-    from eclip.devices.load import Load
     from eclip.planning.objective import Score
     from eclip.planning.policies import PolicyOptions
 
@@ -97,6 +97,7 @@ class Contest:
         self._total = 1
         self._device: Device[Any]
         self._sources: Sequence[Any] = ()
+        self._replayed: Load | None = None
 
     @property
     def measured(self) -> list[Entrant]:
@@ -116,6 +117,9 @@ class Contest:
                 (one.name, one.key) for one in self.mix.workers
             ]:
                 raise UsageError(f"the plan {name} is for {plan.mix.name}, not {self.mix.name}")
+        if self._run.arrivals is not None:  # before anything takes time
+            workers = [worker.name for worker in self.mix.workers]
+            self._replayed = load_of_csv(self._run.arrivals, workers, self._run.seed)
         self._count(names, len(plans))
         with contextlib.ExitStack() as stack:
             self._device = wiring.make_device(
@@ -254,8 +258,6 @@ class Contest:
     # Trials
 
     def _try(self, session: Session) -> RunLog:
-        from eclip.devices.load import load_of_mix
-
         seconds = self._options.trial_seconds
         load = load_of_mix(self.mix, seconds, _TRIAL_WARMUP_S, self._run.seed)
         window = Window(seconds=seconds, warmup_seconds=_TRIAL_WARMUP_S, trace_ms=0.0)
@@ -349,12 +351,8 @@ class Contest:
 
     def _arrivals(self) -> tuple[Callable[[int], Load], Window]:
         """The load of every repeat, the same for all policies, and the window it is for."""
-        from eclip.devices.load import at_rates, load_of_csv, load_of_mix, long_enough
-
         window, seed = self._run.window, self._run.seed
-        if self._run.arrivals is not None:
-            names = [worker.name for worker in self.mix.workers]
-            replayed = load_of_csv(self._run.arrivals, names, seed)
+        if (replayed := self._replayed) is not None:
             return lambda repeat: replayed, window
         mix, label = self.mix, None
         part = self._options.load_part
@@ -374,8 +372,6 @@ class Contest:
         return load_of, window
 
     def _rates_under_shared(self) -> list[float]:
-        from eclip.devices.load import load_of_mix
-
         window = dataclasses.replace(self._run.window, trace_ms=0.0)
         load = load_of_mix(self.mix, window.seconds, window.warmup_seconds, self._run.seed)
         with self._open(self._plan("shared")) as session:
