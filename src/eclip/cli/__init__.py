@@ -14,6 +14,7 @@ import typer
 from eclip import __version__
 from eclip.cli import (
     bench,
+    calibrate,
     compare,
     demo,
     doctor,
@@ -45,6 +46,7 @@ COMMANDS = (
     inspect,
     topology,
     profile,
+    calibrate,
     doctor,
     bench,
 )

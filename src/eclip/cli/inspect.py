@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import truediv
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from eclip.cli import explain, screen
 from eclip.cli.options import JsonOption
 from eclip.fingerprint import Fingerprint
 from eclip.measures import measure
+from eclip.observations import Observations
 from eclip.plan import Plan
 from eclip.profile import Profile
 from eclip.runlog import RunLog
@@ -28,7 +30,7 @@ def inspect(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Any file that eclip wrote.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Show what is in a topology, trace, profile, calibration, plan or run log."""
+    """Show what is in a topology, trace, profile, calibration, observations, plan or run log."""
     show(store.load_any(file), as_json)
 
 
@@ -43,6 +45,8 @@ def show(artefact: Artefact, as_json: bool) -> None:
         _show_profile(artefact)
     elif isinstance(artefact, Calibration):
         _show_calibration(artefact)
+    elif isinstance(artefact, Observations):
+        _show_observations(artefact)
     elif isinstance(artefact, Plan):
         explain.print_plan(artefact)
         _show_fingerprint(artefact.fingerprint)
@@ -141,13 +145,44 @@ def _show_calibration(calibration: Calibration) -> None:
             ("source", calibration.source),
         ]
     )
-    for part in (calibration.costs, calibration.compute, calibration.memory, calibration.power):
+    for part in (
+        calibration.costs,
+        calibration.compute,
+        calibration.sharing,
+        calibration.memory,
+        calibration.power,
+    ):
         screen.print_table(
             type(part).__name__,
             ["constant", "value"],
             ([name, f"{value:g}"] for name, value in msgspec.structs.asdict(part).items()),
         )
     _show_fingerprint(calibration.fingerprint)
+
+
+def _show_observations(observations: Observations) -> None:
+    screen.print_facts(
+        [
+            ("observations", f"{len(observations.runs)} runs, from {observations.date}"),
+            ("source", observations.source),
+        ]
+    )
+    screen.print_table(
+        "Runs",
+        ["mix", "kind", "STP", "power W", "seconds"],
+        (
+            [
+                run.mix,
+                run.kind,
+                f"{sum(map(truediv, run.rates_rps, run.alone_rps)):.3f}",
+                f"{run.power_w:.0f}",
+                f"{run.seconds:g}",
+            ]
+            for run in observations.runs
+        ),
+        names=2,
+    )
+    _show_fingerprint(observations.fingerprint)
 
 
 def _show_run(log: RunLog) -> None:

@@ -32,7 +32,7 @@ from eclip.devices.sim import core
 from eclip.devices.sim.device import KernelTables, build_machine, initial_state
 from eclip.errors import UsageError
 from eclip.mix import parse_mix
-from eclip.observations import Observations, ObservedRun
+from eclip.observations import Observations, ObservedHome, ObservedRun
 from eclip.plan import Plan, unpartitioned
 from eclip.planning.placement import Home, Placer
 from eclip.planning.problem import Problem
@@ -103,7 +103,7 @@ class Replay:
             if run.mix not in placers:
                 workers = tuple(profiles[model] for model in run.models)
                 placers[run.mix] = Placer(Problem(parse_mix(run.mix), topology, workers))
-            self.plans.append(plan_of(run, placers[run.mix]))
+            self.plans.append(plan_of(run.kind, run.homes, placers[run.mix]))
 
     def usable(self) -> list[int]:
         """The runs without switches: see above."""
@@ -130,13 +130,12 @@ class Replay:
         return errors([self.runs[i] for i in indices], self.simulate(indices, calibration))
 
 
-def plan_of(run: ObservedRun, placer: Placer) -> Plan:
-    """The plan that was run, made again."""
+def plan_of(kind: str, homes: Sequence[ObservedHome], placer: Placer) -> Plan:
+    """The plan of an observed run."""
     problem = placer.problem
-    if not run.homes:
+    if not homes:
         return unpartitioned(problem.topology, problem.profiles, problem.mix)
-    homes = [Home(**asdict(home)) for home in run.homes]
-    return placer.plan(homes, run.kind, "observed")
+    return placer.plan([Home(**asdict(home)) for home in homes], kind, "observed")
 
 
 def errors(runs: Sequence[ObservedRun], found: Sequence[Prediction]) -> Errors:
@@ -249,7 +248,7 @@ class _Search:
 
     def _at(self, point: Point) -> Calibration:
         values = {
-            name: getattr(_START, name) * _SPACING**exponent
+            name: float(f"{getattr(_START, name) * _SPACING**exponent:.3g}")
             for name, exponent in zip(_START.__struct_fields__, point, strict=True)
         }
         values["cohabit"] = min(values["cohabit"], 1.0)
@@ -301,7 +300,8 @@ def _launch_ns(replay: Replay) -> int:
 
 
 def _rate_errors(run: ObservedRun, found: Prediction) -> Floats:
-    return np.abs(np.divide(found.rates_rps, run.rates_rps) - 1)
+    relative: Floats = np.array(found.rates_rps) / np.array(run.rates_rps) - 1
+    return np.abs(relative)
 
 
 def _simulate(plan: Plan, tables: KernelTables) -> Prediction:
