@@ -285,12 +285,11 @@ def print_fit(fitted: Fit) -> None:
         ),
     )
     left_out = fitted.left_out.values()
-    rate, power = (
-        sum(values) / len(left_out)
-        for values in zip(*((e.rate, e.power) for e in left_out), strict=True)
-    )
+    rate = sum(one.rate for one in left_out) / len(left_out)
+    power = sum(one.power for one in left_out) / len(left_out)
     screen.out.print(
-        f"A mix that was not fitted, mean of {len(left_out)}: rates {rate:.1%} off, power {power:.1%}."
+        f"On a mix that was not fitted, mean of {len(left_out)}: rates are {rate:.1%} off, power "
+        f"{power:.1%}."
     )
 
 

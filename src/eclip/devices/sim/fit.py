@@ -43,7 +43,7 @@ from eclip.topology import Topology
 Floats = npt.NDArray[np.float64]
 Point = tuple[int, ...]  # on the lattice, one exponent per constant of Sharing
 
-_START = Sharing(cohabit=0.05, crowding=0.5, presence=0.02, pressure=0.08)
+_START = Sharing(cohabit=0.005, crowding=0.5, presence=0.02, pressure=0.08)
 _STEPS = (4, 2, 1)  # of the search, in lattice spacings
 _SPACING = 2**0.5
 _REACH = 12  # spacings from the start: a factor of 64 up and down
@@ -281,7 +281,8 @@ class _Search:
 
 def _least_w(profile: Profile) -> float:
     """The lowest mean power of a request alone; no bound where energy was not measured."""
-    return min(np.divide(profile.energy_uj, profile.request_ns) * 1e3, default=np.inf)
+    pairs = zip(profile.energy_uj, profile.request_ns, strict=False)
+    return min((1e3 * energy / request for energy, request in pairs), default=np.inf)
 
 
 def _moved(point: Point, axis: int, way: int) -> Point | None:
