@@ -49,7 +49,11 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Power(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Idle units still burn ``idle_w``: no device here gates single units."""
+    """Idle units still burn ``idle_w``: no device here gates single units.
+
+    Where it was fitted to runs, ``idle_w`` is what all that runs has in common, clocks and memory
+    under load included; with nothing running a device may draw less.
+    """
 
     idle_w: float
     busy_unit_w: float
@@ -58,7 +62,7 @@ class Power(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     fingerprint: Fingerprint
-    modelled: bool
+    modelled: bool  # some constant is assumed, not measured or fitted; the source says which
     source: str
     costs: Costs
     compute: Compute
@@ -74,5 +78,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         for name in ("dram_bytes_per_s", "l2_bytes_per_s"):
             if getattr(self.memory, name) <= 0:
                 raise ValueError(f"{name} must be more than 0")
+        if self.sharing.cohabit > 1:
+            raise ValueError("cohabit is a part of the room there is, at most 1")
         if self.costs.turn_ns == 0:
             raise ValueError("turn_ns must be more than 0")

@@ -30,14 +30,38 @@ from eclip.comparison import Comparison
 from eclip.errors import ArtefactError, unknown_name
 from eclip.lengths import Lengths
 from eclip.machine import Machine
+from eclip.observations import Observations
 from eclip.plan import Plan
 from eclip.profile import Profile
 from eclip.runlog import RunLog
 from eclip.topology import Mask, Topology
 from eclip.trace import Trace
 
-Artefact = Topology | Trace | Profile | Calibration | Plan | RunLog | Lengths | Machine | Comparison
-A = TypeVar("A", Topology, Trace, Profile, Calibration, Plan, RunLog, Lengths, Machine, Comparison)
+Artefact = (
+    Topology
+    | Trace
+    | Profile
+    | Calibration
+    | Observations
+    | Plan
+    | RunLog
+    | Lengths
+    | Machine
+    | Comparison
+)
+A = TypeVar(
+    "A",
+    Topology,
+    Trace,
+    Profile,
+    Calibration,
+    Observations,
+    Plan,
+    RunLog,
+    Lengths,
+    Machine,
+    Comparison,
+)
 
 # A change that older readers would misread raises the version here.
 _KINDS: dict[str, tuple[type[Artefact], int]] = {
@@ -45,6 +69,7 @@ _KINDS: dict[str, tuple[type[Artefact], int]] = {
     "trace": (Trace, 1),
     "profile": (Profile, 1),
     "calibration": (Calibration, 1),
+    "observations": (Observations, 1),
     "plan": (Plan, 1),
     "run": (RunLog, 1),
     "lengths": (Lengths, 1),
@@ -67,7 +92,7 @@ def save(artefact: Artefact, path: Path) -> None:
     kind = _kind_of(type(artefact))
     if _exists(path) and (found := kind_at(path)) != kind:
         raise ArtefactError(
-            f"{path} exists and is {found or 'no eclip file'}, so a {kind} will not replace it; "
+            f"{path} exists and is {found or 'no eclip file'}, so {_a(kind)} will not replace it; "
             f"choose another name or remove it first"
         )
     data = _encode(artefact)
@@ -143,7 +168,7 @@ def load(path: Path, kind: type[A]) -> A:
     artefact = load_any(path)
     if not isinstance(artefact, kind):
         raise ArtefactError(
-            f"{path} holds a {_kind_of(type(artefact))}, but a {_kind_of(kind)} is needed here"
+            f"{path} holds {_a(_kind_of(type(artefact)))}, but {_a(_kind_of(kind))} is needed here"
         )
     return artefact
 
@@ -157,20 +182,18 @@ def load_any(path: Path) -> Artefact:
 
 
 def load_builtin(kind: type[A], name: str) -> A:
-    """A topology, calibration or machine that ships with the package."""
-    folder = resources.files("eclip") / "data" / f"{_folder(kind)}"
-    known = builtin_names(kind)
-    if name not in known:
-        raise unknown_name(_kind_of(kind), name, known)
-    artefact = _decode((folder / f"{name}.json").read_bytes(), name)
+    """A topology, calibration, machine or observations that ship with the package."""
+    files = _builtin_files(kind)
+    if name not in files:
+        raise unknown_name(_kind_of(kind), name, builtin_names(kind))
+    artefact = _decode(_read(files[name]), name)
     if not isinstance(artefact, kind):
-        raise ArtefactError(f"the built-in {name} is not a {_kind_of(kind)}; reinstall eclip")
+        raise ArtefactError(f"the built-in {name} is not {_a(_kind_of(kind))}; reinstall eclip")
     return artefact
 
 
 def builtin_names(kind: type[A]) -> tuple[str, ...]:
-    folder = resources.files("eclip") / "data" / f"{_folder(kind)}"
-    return tuple(sorted(entry.name.removesuffix(".json") for entry in folder.iterdir()))
+    return tuple(sorted(_builtin_files(kind)))
 
 
 def kind_at(path: Path) -> str | None:
@@ -288,7 +311,7 @@ def _decode(data: bytes, where: str) -> Artefact:
     if envelope.version != version:
         newer = envelope.version > version
         raise ArtefactError(
-            f"{where} is a {kind} of version {envelope.version}, this eclip reads {version}; "
+            f"{where} is {_a(kind)} of version {envelope.version}, this eclip reads {version}; "
             + ("update eclip" if newer else "make the file again")
         )
     body = bytes(envelope.body)
@@ -300,7 +323,7 @@ def _decode(data: bytes, where: str) -> Artefact:
     try:
         artefact: Artefact = msgspec.json.decode(body, type=cls, dec_hook=_decode_mask)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ArtefactError(f"{where} is not a valid {kind}: {error}") from None
+        raise ArtefactError(f"{where} is not {_a(kind, 'valid ')}: {error}") from None
     return artefact
 
 
@@ -312,12 +335,21 @@ def _kind_of(cls: type[Artefact]) -> str:
     return next(kind for kind, (known, _) in _KINDS.items() if known is cls)
 
 
-def _folder(cls: type[Artefact]) -> str:
-    return {
+def _a(kind: str, adjective: str = "") -> str:
+    article = "" if kind == "observations" else "a "
+    return f"{article}{adjective}{kind}"
+
+
+def _builtin_files(cls: type[Artefact]) -> dict[str, Path]:
+    """By name: what ships in this kind's folder."""
+    folders = {
         "topology": "topologies",
         "calibration": "calibrations",
+        "observations": "observations",
         "machine": "machines",
-    }[_kind_of(cls)]
+    }
+    folder = Path(str(resources.files("eclip") / "data" / folders[_kind_of(cls)]))
+    return {path.name.partition(".")[0]: path for path in folder.iterdir()}
 
 
 def _encode_mask(value: Any) -> str:

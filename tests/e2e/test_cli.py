@@ -11,9 +11,14 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from commands import Cli, assert_refused
+from eclip import store
+from eclip.calibration import Calibration
+from eclip.devices.sim import fit
+from eclip.observations import Observations
 
 # The main paths
 
@@ -111,6 +116,34 @@ def test_a_model_of_ones_own_is_planned_from_its_profile(cli: Cli) -> None:
     assert names == ["bert:8", "my.package:factory:4"]
 
 
+def test_calibrate_fits_stored_runs_without_a_gpu(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = store.load_builtin(Observations, "h200")
+    mixes = ("paper/7", "gpt2:8,vit_b_16:8")  # the cheapest to simulate
+    few = [run for run in whole.runs if run.mix in mixes][::4]
+    store.save(msgspec.structs.replace(whole, runs=tuple(few)), Path("few.json"))
+    monkeypatch.setattr(fit, "_STEPS", (4,))
+    outcome = cli("calibrate", "--from", "few.json", "-o", "mine.json", "--json")
+    assert outcome.code == 0
+    errors = outcome.data["errors"]
+    assert {f"not fitted: {mix}" for mix in mixes} < set(errors)
+    assert all(one["rate"] < 0.2 and one["power"] < 0.2 for one in errors.values())
+    mine = store.load(Path("mine.json"), Calibration)
+    assert outcome.data["sharing"] == msgspec.structs.asdict(mine.sharing)
+    assert f"{len(few)} runs of 2 mixes" in mine.source
+    assert mine.fingerprint.driver == whole.fingerprint.driver
+    compared = cli("compare", "alexnet", "--calibration", "mine.json", "--seconds", 0.1, "--json")
+    assert compared.code == 0
+    assert "Runs" in cli("inspect", "few.json").out
+    assert "crowding" in cli("inspect", "mine.json").out
+    again = cli("calibrate", "--from", "few.json", "--calibration", "mine.json", "-o", "mine.json")
+    assert "not fitted" in again.out
+    # Fitted once more, the source does not tell of the former fit.
+    assert len(store.load(Path("mine.json"), Calibration).source) == len(mine.source)
+    assert_refused(cli("run", "few.json"), "observations", "plan")
+
+
 def test_topologies_are_listed_and_shown(cli: Cli) -> None:
     listed = cli("topology", "--json").data
     assert {one["name"] for one in listed} == {"a100", "h100", "h200", "mi50", "mi300x"}
@@ -152,6 +185,7 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(cli: Cli) -> None:
         ("demo", "--device", "cuda"),
         ("bench", "device"),
         ("profile", "alexnet:8"),
+        ("calibrate",),
     ],
 )
 def test_a_missing_gpu_is_one_line(cli: Cli, arguments: tuple[str, ...]) -> None:
@@ -175,6 +209,7 @@ def test_a_missing_gpu_is_one_line(cli: Cli, arguments: tuple[str, ...]) -> None
         (("compare", "albert", "--device", "tpu"), "sim"),
         (("topology", "h300"), "h200"),
         (("bench", "everything"), "simulator"),
+        (("calibrate", "--device", "sim"), "cuda"),
     ],
 )
 def test_a_wrong_name_lists_the_right_ones(
@@ -202,6 +237,9 @@ def test_a_wrong_name_lists_the_right_ones(
         ("plan", "albert", "--topology", "nowhere.json"),
         ("compare", "albert", "--arrivals", "nowhere.csv"),
         ("report", "nowhere.json"),
+        ("calibrate", "--from", "nowhere.json"),
+        ("calibrate", "--from", "h200", "--topology", "mi50"),
+        ("calibrate", "--mixes", "albert:0"),
         ("profile", "albert"),
         ("profile", "albert:zero"),
         ("profile", "albert:0"),

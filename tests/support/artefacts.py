@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from eclip import store
 from eclip.calibration import Calibration
 from eclip.errors import ArtefactError
 from eclip.mix import mix_of
+from eclip.observations import Observations, ObservedHome, ObservedRun
 from eclip.planning.policies import make_plan
 from eclip.planning.problem import Problem
 from eclip.profile import Profile
@@ -77,11 +79,39 @@ RUN = RunLog(
     alone_rps=(10.5, 1e-3),
     warnings=("careful",),
 )
+OBSERVATIONS = Observations(
+    fingerprint=msgspec.structs.replace(
+        TOPOLOGY.fingerprint, traces={TRACE.key: TRACE.digest}, driver="1.2"
+    ),
+    source="by hand",
+    date=datetime.date(2026, 11, 15),
+    runs=(
+        ObservedRun(
+            mix="2xm:2",
+            kind="lanes",
+            homes=(ObservedHome(0, 1, 1), ObservedHome(2, -1, 3, 0.5, 14)),
+            alone_rps=(10.5, 10.5),
+            rates_rps=(3.25, 1e-3),
+            power_w=99.5,
+            seconds=0.45,
+        ),
+        ObservedRun(
+            mix="m:2",
+            kind="shared",
+            homes=(),
+            alone_rps=(10.5,),
+            rates_rps=(10.0,),
+            power_w=80.0,
+            seconds=1.0,
+        ),
+    ),
+)
 ARTEFACTS: dict[str, Artefact] = {
     "topology": TOPOLOGY,
     "trace": TRACE,
     "profile": PROFILE,
     "calibration": CALIBRATION,
+    "observations": OBSERVATIONS,
     "plan": PLAN,
     "run": RUN,
 }

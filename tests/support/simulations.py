@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from eclip import store
-from eclip.calibration import Calibration
+from eclip.calibration import Calibration, Sharing
 from eclip.devices.base import Window
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.devices.sim import device as sim
@@ -30,16 +30,19 @@ MI50 = store.load_builtin(Topology, "mi50")
 CALIBRATIONS = {
     topology.name: store.load_builtin(Calibration, topology.name) for topology in (H200, MI50)
 }
+# Kernels wait for each other's units and share bandwidth, and that is all.
+NO_SHARING = Sharing(cohabit=0.0, crowding=0.0, presence=0.0, pressure=0.0)
 FULL = {"seconds": 0.02, "warmup_seconds": 0.0, "trace_ms": 20.0}
 
 
-def free(topology: Topology = MI50, **costs: int) -> Calibration:
+def free(topology: Topology = MI50, sharing: Sharing = NO_SHARING, **costs: int) -> Calibration:
     """The calibration with every cost but these at 0, and 1000 bytes/ns of memory."""
     calibration = CALIBRATIONS[topology.name]
     none = dict.fromkeys(calibration.costs.__struct_fields__, 0) | {"turn_ns": 1_000_000}
     return msgspec.structs.replace(
         calibration,
         costs=msgspec.convert(none | costs, type(calibration.costs)),
+        sharing=sharing,
         memory=msgspec.structs.replace(
             calibration.memory, dram_bytes_per_s=1e12, l2_bytes_per_s=1e12
         ),
@@ -52,9 +55,9 @@ def flat_profile(
     topology: Topology = MI50,
     gap_ns: int = 0,
     dram_bytes: int = 0,
-    blocks: int = 100_000,
+    blocks: int = 60_000,
 ) -> Profile:
-    """Kernels that take the same time on any lane."""
+    """Kernels that take the same time on any lane, and by default fill every unit to the end."""
     sizes = topology.lane_sizes
     kernel = Kernel(name="k", grid=(blocks, 1, 1), block=(256, 1, 1))
     trace = Trace(model=name, batch=1, kernels=(kernel,) * len(busy_ns))

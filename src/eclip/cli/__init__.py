@@ -14,6 +14,7 @@ import typer
 from eclip import __version__
 from eclip.cli import (
     bench,
+    calibrate,
     compare,
     demo,
     doctor,
@@ -52,6 +53,7 @@ COMMANDS = (
     profile,
     record,
     exec,
+    calibrate,
     doctor,
     bench,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import truediv
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from eclip.fingerprint import Fingerprint
 from eclip.lengths import Lengths
 from eclip.machine import Machine
 from eclip.measures import measure
+from eclip.observations import Observations
 from eclip.plan import Plan
 from eclip.profile import Profile
 from eclip.runlog import RunLog
@@ -46,6 +48,8 @@ def show(artefact: Artefact, as_json: bool) -> None:
         _show_profile(artefact)
     elif isinstance(artefact, Calibration):
         _show_calibration(artefact)
+    elif isinstance(artefact, Observations):
+        _show_observations(artefact)
     elif isinstance(artefact, Plan):
         explain.print_plan(artefact)
         _show_fingerprint(artefact.fingerprint)
@@ -153,7 +157,13 @@ def _show_calibration(calibration: Calibration) -> None:
             ("source", calibration.source),
         ]
     )
-    for part in (calibration.costs, calibration.compute, calibration.memory, calibration.power):
+    for part in (
+        calibration.costs,
+        calibration.compute,
+        calibration.sharing,
+        calibration.memory,
+        calibration.power,
+    ):
         screen.print_table(
             type(part).__name__,
             ["constant", "value"],
@@ -195,6 +205,31 @@ def _show_machine(machine: Machine) -> None:
     )
     if machine.fingerprint is not None:
         _show_fingerprint(machine.fingerprint)
+
+
+def _show_observations(observations: Observations) -> None:
+    screen.print_facts(
+        [
+            ("observations", f"{len(observations.runs)} runs, from {observations.date}"),
+            ("source", observations.source),
+        ]
+    )
+    screen.print_table(
+        "Runs",
+        ["mix", "kind", "STP", "power W", "seconds"],
+        (
+            [
+                run.mix,
+                run.kind,
+                f"{sum(map(truediv, run.rates_rps, run.alone_rps)):.3f}",
+                f"{run.power_w:.0f}",
+                f"{run.seconds:g}",
+            ]
+            for run in observations.runs
+        ),
+        names=2,
+    )
+    _show_fingerprint(observations.fingerprint)
 
 
 def _show_run(log: RunLog) -> None:

@@ -200,6 +200,13 @@ class KernelTables:
             self._tables[key] = _table(self.profiles[worker], units, self.calibration.power)
         return self._tables[key]
 
+    def under(self, calibration: Calibration) -> KernelTables:
+        """The same kernels under other constants; a table depends on those of power only."""
+        other = KernelTables(self.profiles, calibration)
+        if calibration.power == self.calibration.power:
+            other._tables = self._tables
+        return other
+
 
 def _table(profile: Profile, units: int, power: Power) -> Records:
     """All kernels of a request on a lane of so many units."""

@@ -1,0 +1,80 @@
+"""Observations: runs measured on a device, which the simulator's constants are fitted to.
+
+A run names its mix and where its workers were, so that its plan can be made again from profiles of
+the same traces; the fingerprint holds the digests of these. All workers ran back to back.
+"""
+
+from __future__ import annotations
+
+import datetime
+
+import msgspec
+
+from eclip.errors import UsageError
+from eclip.fingerprint import Fingerprint
+from eclip.mix import parse_mix
+
+
+class ObservedHome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a worker's lanes lay: the fields of ``planning.placement.Home``, in a file."""
+
+    first: int
+    step: int
+    most: int
+    price: float = 0.0
+    switch_max: int = 0
+
+    def __post_init__(self) -> None:
+        if self.first < 0 or self.step not in (-1, 1) or self.most < 1:
+            raise ValueError("a home has a first slice, a step of 1 or -1 and at least 1 slice")
+        if not 0 <= self.price < float("inf") or self.switch_max < 0:
+            raise ValueError("the price and the switches of a home are at least 0")
+
+
+class ObservedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    mix: str  # as parse_mix reads it
+    kind: str  # for a person: shared, split, …
+    homes: tuple[ObservedHome, ...]  # one per worker; none: plain streams on all units
+    alone_rps: tuple[float, ...]  # per worker: with the whole device to itself
+    rates_rps: tuple[float, ...]  # per worker: in this run
+    power_w: float
+    seconds: float
+
+    def __post_init__(self) -> None:
+        workers = len(self.models)
+        if {len(self.alone_rps), len(self.rates_rps)} != {workers}:
+            raise ValueError(f"{self.mix} has {workers} workers, and needs as many rates")
+        if self.homes and len(self.homes) != workers:
+            raise ValueError(f"{self.mix} has {workers} workers, and needs as many homes or none")
+        for value in (*self.alone_rps, *self.rates_rps, self.power_w, self.seconds):
+            if not 0 < value < float("inf"):
+                raise ValueError("rates, power and seconds must be finite numbers above 0")
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """``model:batch`` of every worker."""
+        try:
+            return tuple(worker.key for worker in parse_mix(self.mix).workers)
+        except UsageError as error:
+            raise ValueError(str(error)) from None
+
+
+class Observations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    fingerprint: Fingerprint
+    source: str  # how they were measured, for a person
+    date: datetime.date  # of the first run
+    runs: tuple[ObservedRun, ...]
+
+    def __post_init__(self) -> None:
+        slices = len(self.fingerprint.slice_units)
+        for run in self.runs:
+            for model in run.models:
+                if model not in self.fingerprint.traces:
+                    raise ValueError(f"the fingerprint lacks the trace of {model}")
+            if any(home.first >= slices or home.most > slices for home in run.homes):
+                raise ValueError(f"a home lies outside the device's {slices} slices")
+
+    @property
+    def mixes(self) -> tuple[str, ...]:
+        """In the order they were measured."""
+        return tuple(dict.fromkeys(run.mix for run in self.runs))

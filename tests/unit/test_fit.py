@@ -1,0 +1,230 @@
+"""Fitting the simulator to measured runs: what it finds, what it holds back, how wrong it is."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from eclip import store
+from eclip.calibration import Calibration, Sharing
+from eclip.devices.observe import placements
+from eclip.devices.sim import fit as fitting
+from eclip.devices.sim.fit import Prediction, Replay, errors, fit, split
+from eclip.errors import MismatchError, UsageError
+from eclip.frontends.library import find_profile, split_key
+from eclip.frontends.synthetic import synthetic_profile
+from eclip.observations import Observations, ObservedHome, ObservedRun
+from eclip.profile import Profile
+from simulations import CALIBRATIONS, H200, flat_profile
+
+SHIPPED = CALIBRATIONS["h200"]
+
+
+@functools.cache
+def shipped() -> Replay:
+    """The H200's observations with the measured profiles they belong to."""
+    observations = store.load_builtin(Observations, "h200")
+    models = {model for run in observations.runs for model in run.models}
+    profiles = {key: find_profile(*split_key(key), H200, SHIPPED, []) for key in models}
+    return Replay(observations, H200, profiles)
+
+
+def run_of(mix: str, homes: tuple[ObservedHome, ...] = (), workers: int = 2) -> ObservedRun:
+    return ObservedRun(
+        mix=mix,
+        kind="by hand",
+        homes=homes,
+        alone_rps=(100.0,) * workers,
+        rates_rps=(50.0,) * workers,
+        power_w=200.0,
+        seconds=1.0,
+    )
+
+
+def observations_of(runs: list[ObservedRun], profiles: dict[str, Profile]) -> Observations:
+    traces = {key: profile.trace.digest for key, profile in profiles.items()}
+    return Observations(
+        fingerprint=replace(H200.fingerprint, traces=traces),
+        source="by hand",
+        date=datetime.date(2026, 11, 15),
+        runs=tuple(runs),
+    )
+
+
+MODELS = {f"m{seed}:1": synthetic_profile(seed, 30, H200, name=f"m{seed}") for seed in range(4)}
+MIXES = ["m0:1,m1:1", "m2:1,m3:1", "m0:1,m2:1,m3:1"]
+
+
+def pretended(truth: Calibration, each: int = 8) -> Replay:
+    """Runs "measured" on a device that is the simulator with these constants."""
+    runs = []
+    for mix in MIXES:
+        workers = mix.count(",") + 1
+        for _, (kind, homes) in zip(range(each), placements(workers, 16, 0), strict=False):
+            runs.append(replace(run_of(mix, homes, workers), kind=kind))
+    blank = Replay(observations_of(runs, MODELS), H200, MODELS)
+    found = blank.simulate(range(len(runs)), truth)
+    measured = [
+        replace(
+            run,
+            rates_rps=one.rates_rps,
+            power_w=one.power_w,
+            alone_rps=tuple(
+                1e9 / (MODELS[model].request_ns[-1] + truth.costs.launch_ns) for model in run.models
+            ),
+        )
+        for run, one in zip(runs, found, strict=True)
+    ]
+    return Replay(observations_of(measured, MODELS), H200, MODELS)
+
+
+# --- The H200 that was measured ---------------------------------------------------------------
+
+
+def test_shipped_calibration_agrees_with_the_shipped_runs() -> None:
+    """On the runs that it was fitted to: what a fit can do, not what it predicts."""
+    replay = shipped()
+    found = replay.errors(replay.usable(), SHIPPED)
+    assert found.runs == len(replay.runs) >= 100
+    assert found.rate <= 0.08
+    assert found.power <= 0.10
+    assert abs(found.stp_bias) <= 0.03
+    assert found.stp_correlation >= 0.93
+
+
+def test_fit_to_a_part_of_the_shipped_runs_predicts_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a reduced form: half of the runs to fit to, and only the coarsest step."""
+    monkeypatch.setattr(fitting, "_STEPS", (4,))
+    replay = shipped()
+    seen, held_runs, held_mixes = split({i: replay.runs[i].mix for i in replay.usable()}, seed=0)
+    fitted = fitting._Search(replay, SHIPPED).best(seen[::2])
+    for held in (held_runs, held_mixes):
+        found = replay.errors(held, fitted)
+        assert found.runs > 10
+        assert found.rate <= 0.09
+        assert found.power <= 0.10
+
+
+def test_shipped_constants_are_what_the_source_says_they_are() -> None:
+    observations = store.load_builtin(Observations, "h200")
+    assert f"{len(observations.runs)} runs of {len(observations.mixes)} mixes" in SHIPPED.source
+    assert observations.fingerprint.driver in SHIPPED.source
+    assert SHIPPED.costs.launch_ns == fitting._launch_ns(shipped())
+
+
+# --- The fit itself ---------------------------------------------------------------------------
+
+
+def test_fit_finds_a_device_that_is_the_model_with_other_constants() -> None:
+    truth = replace(
+        SHIPPED,
+        sharing=Sharing(cohabit=0.16, crowding=3.0, presence=0.3, pressure=0.5),
+        power=replace(SHIPPED.power, idle_w=123.4),
+        costs=replace(SHIPPED.costs, launch_ns=9_000),
+    )
+    replay = pretended(truth)
+    found = fit(replay, SHIPPED, "a test")
+    assert replay.errors(replay.usable(), SHIPPED).rate > 0.3
+    for one in (found.fitted, found.seen, found.held_runs, found.held_mixes):
+        assert one.rate < 0.025
+        assert one.power < 0.025
+    assert found.fitted.stp_correlation > 0.98
+    assert list(found.left_out) == MIXES
+    assert all(one.rate < 0.03 for one in found.left_out.values())
+    fitted = found.calibration
+    assert fitted.power.idle_w == pytest.approx(123.4, abs=1.5)
+    assert fitted.costs.launch_ns == 9_000
+    assert fitted.sharing.presence == pytest.approx(0.3, rel=0.3)
+    assert fitted.source == "a test"
+    assert replace(
+        fitted, sharing=SHIPPED.sharing, power=SHIPPED.power, costs=SHIPPED.costs, source=""
+    ) == replace(SHIPPED, source="")
+    # Plans with switches are not fitted, but compared with.
+    assert found.switching.runs == 3
+    assert found.fitted.runs == len(replay.runs) - 3
+    assert fit(replay, SHIPPED, "a test") == found
+
+
+def test_fit_begins_at_the_same_point_whatever_calibration_it_is_given() -> None:
+    """Otherwise it would begin at what a former fit had learnt from the runs it holds back."""
+    replay = pretended(SHIPPED, each=4)
+    other = replace(SHIPPED, sharing=Sharing(cohabit=1.0, crowding=9.0, presence=0.9, pressure=0.9))
+    assert fit(replay, other, "").calibration == fit(replay, SHIPPED, "").calibration
+
+
+def test_runs_with_switches_are_not_usable() -> None:
+    homes = (ObservedHome(0, 1, 8), ObservedHome(15, -1, 16, 1.0, 14))
+    static = tuple(replace(home, switch_max=0) for home in homes)
+    runs = [run_of(MIXES[0], homes) for homes in ((), homes, static)]
+    assert Replay(observations_of(runs, MODELS), H200, MODELS).usable() == [0, 2]
+
+
+def test_split_holds_back_whole_mixes_and_runs_of_the_others() -> None:
+    mixes = {index: f"mix {index % 8}" for index in range(5, 105)}
+    seen, held_runs, held_mixes = split(mixes, seed=3)
+    assert sorted(seen + held_runs + held_mixes) == sorted(mixes)
+    kept_back = {mixes[index] for index in held_mixes}
+    assert len(kept_back) == 2
+    assert {mixes[i] for i in seen} == {mixes[i] for i in held_runs}
+    assert not kept_back & {mixes[i] for i in seen}
+    assert 0.2 < len(held_runs) / (len(held_runs) + len(seen)) < 0.3
+    assert split(mixes, seed=3) == (seen, held_runs, held_mixes)
+    assert split(mixes, seed=4) != (seen, held_runs, held_mixes)
+
+
+def test_errors_are_means_over_workers_and_runs() -> None:
+    runs = [run_of("a:1,b:1"), run_of("a:1", workers=1)]
+    found = [Prediction((55.0, 40.0), 220.0), Prediction((50.0,), 180.0)]
+    result = errors(runs, found)
+    assert result.runs == 2
+    assert result.rate == pytest.approx((0.1 + 0.2 + 0.0) / 3)
+    assert result.power == pytest.approx(0.1)
+    assert result.stp_bias == pytest.approx((0.95 - 1) / 2)
+    assert result.stp_correlation == pytest.approx(1.0)
+    assert errors([], []).runs == 0
+
+
+def test_too_few_runs_or_mixes_are_refused() -> None:
+    few = [run_of(MIXES[index % 2]) for index in range(7)]
+    one_mix = [run_of(MIXES[0])] * 20
+    for runs in (few, one_mix):
+        with pytest.raises(UsageError, match="too few to fit"):
+            fit(Replay(observations_of(runs, MODELS), H200, MODELS), SHIPPED, "")
+
+
+def test_profiles_of_other_kernels_are_refused() -> None:
+    observations = observations_of([run_of(MIXES[0])], MODELS)
+    other = {**MODELS, "m0:1": synthetic_profile(9, 30, H200, name="m0")}
+    with pytest.raises(MismatchError, match="different kernels for m0:1"):
+        Replay(observations, H200, other)
+
+
+def test_launch_is_what_a_request_alone_takes_besides_its_kernels() -> None:
+    flat = {f"{name}:1": flat_profile(name, [100_000], H200) for name in "abc"}
+    run = replace(
+        run_of("a:1,b:1,c:1", workers=3),
+        alone_rps=tuple(1e9 / (100_000 + extra) for extra in (1_000, 7_000, 90_000)),
+    )
+    assert fitting._launch_ns(Replay(observations_of([run], flat), H200, flat)) == 7_000
+
+
+def test_prediction_counts_parts_of_requests() -> None:
+    """A window of a few requests gives the rate of a long run."""
+    replay = pretended(SHIPPED, each=3)
+    short = replay.simulate([0, 1, 2], SHIPPED)
+    original = fitting._REQUESTS
+    try:
+        fitting._REQUESTS = 20 * original
+        long = replay.simulate([0, 1, 2], SHIPPED)
+    finally:
+        fitting._REQUESTS = original
+    for one, other in zip(short, long, strict=True):
+        assert one.rates_rps == pytest.approx(other.rates_rps, rel=0.05)
+        assert one.power_w == pytest.approx(other.power_w, rel=0.03)
+        assert np.isfinite(one.power_w)
