@@ -68,7 +68,7 @@ _KINDS: dict[str, tuple[type[Artefact], int]] = {
     "topology": (Topology, 1),
     "trace": (Trace, 1),
     "profile": (Profile, 1),
-    "calibration": (Calibration, 1),
+    "calibration": (Calibration, 2),
     "observations": (Observations, 1),
     "plan": (Plan, 1),
     "run": (RunLog, 1),

@@ -138,7 +138,8 @@ def refusal(path: Path) -> str:
 
 def write(path: Path, kind: str, data: Any, **envelope: Any) -> Path:
     """A file as somebody may write it by hand: without a digest."""
-    content = {"format": f"eclip/{kind}", "version": 1, "body": data} | envelope
+    version = store._KINDS[kind][1] if kind in store._KINDS else 1
+    content = {"format": f"eclip/{kind}", "version": version, "body": data} | envelope
     path.write_text(json.dumps(content), encoding="utf-8")
     return path
 

@@ -7,7 +7,8 @@ are handled in worker order at equal times and nothing is random here, so equal 
 logs.
 
 ``advance`` stops when a record buffer is full; the caller empties it and goes on. Cost: O(workers ×
-slices) per event and two events per kernel, so it is linear in the kernels simulated.
+slices) per event and at most three events per kernel (its start, last wave and end), so it is
+linear in the kernels simulated.
 """
 
 from __future__ import annotations
