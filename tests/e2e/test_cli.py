@@ -75,7 +75,8 @@ def test_demo_writes_everything_and_can_be_repeated(cli: Cli) -> None:
         outcome = cli("demo", "--mix", "paper/7", "-o", "out")
         assert outcome.code == 0
     names = {path.name for path in Path("out").iterdir()}
-    assert {"report.html", "eclip.plan.json", "shared.run.json", "eclip.trace.json.gz"} <= names
+    wanted = {"report.html", "search.plan.json", "shared.run.json", "search.trace.json.gz"}
+    assert wanted <= names
     assert not [name for name in names if name.endswith(".tmp")]
     assert "modelled" in outcome.out
     assert cli("demo", "--mix", "paper/7", "-o", "out", "--json").data["mix"] == "paper/7"

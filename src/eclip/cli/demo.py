@@ -13,7 +13,8 @@ from eclip.cli.contest_options import ContestOptions
 from eclip.cli.options import DeviceOption, GpuOption, JsonOption, SeedOption, TopologyOption
 from eclip.mix import parse_mix
 
-_POLICIES = ("shared", "timeslice", "model", "kernel", "eclip")  # one of every kind
+_POLICIES = ("shared", "timeslice", "model", "kernel", "eclip", "search")  # one of every kind
+_BATCHES = 12  # of the search: some seconds, and the same plan every time
 
 
 def demo(
@@ -42,21 +43,28 @@ def demo(
     profiles = wiring.find_profiles(wanted, shape, constants, [])
     with screen.progress_bar(f"comparing {wanted.name}") as progress:
         contest = Contest(
-            wanted, shape, constants, profiles, PolicyOptions(), options, ContestOptions(), progress
+            wanted,
+            shape,
+            constants,
+            profiles,
+            PolicyOptions(batches=_BATCHES),
+            options,
+            ContestOptions(),
+            progress,
         )
         contest.hold(_POLICIES, {})
     compare.keep(contest, folder)
     with screen.progress_bar("drawing the report"):
         logs = [entrant.logs[-1] for entrant in contest.measured]
         report.write_report(logs, profiles, folder / "report.html")
-        report.write_trace(logs[-1], profiles, folder / "eclip.trace.json.gz")
+        report.write_trace(logs[-1], profiles, folder / "search.trace.json.gz")
     compare.show(contest, ContestOptions(), as_json)
     if as_json:
         return
     screen.print_facts(
         [
             ("report", f"{folder / 'report.html'} (open it in a browser)"),
-            ("timeline", f"{folder / 'eclip.trace.json.gz'} (open it in Perfetto)"),
-            ("plan", f"eclip explain {folder / 'eclip.plan.json'}"),
+            ("timeline", f"{folder / 'search.trace.json.gz'} (open it in Perfetto)"),
+            ("plan", f"eclip explain {folder / 'search.plan.json'}"),
         ]
     )
