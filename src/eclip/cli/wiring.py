@@ -185,6 +185,7 @@ def _try_in_turns(
     """Every plan in closed loop, several rounds, each round beginning with another plan."""
     from eclip.devices.alone import alone_rates
     from eclip.devices.load import CLOSED_LOOP, Load
+    from eclip.devices.rounds import rotation
     from eclip.runtime.program import lower
 
     load = Load(
@@ -196,12 +197,10 @@ def _try_in_turns(
         plans[0].topology, profiles, calibration, options, lambda share: None
     )
     rates = alone_rates(device, profiles, sources)
-    for turn in range(_TRIAL_ROUNDS):
-        for step in range(len(plans)):
-            index = (turn + step) % len(plans)
-            with device.open(lower(plans[index], traces), sources) as session:
-                logs[index].append(session.run(load, options.window, rates))
-            progress((turn * len(plans) + step + 1) / (_TRIAL_ROUNDS * len(plans)))
+    for done, (_, index) in enumerate(rotation(len(plans), _TRIAL_ROUNDS), 1):
+        with device.open(lower(plans[index], traces), sources) as session:
+            logs[index].append(session.run(load, options.window, rates))
+        progress(done / (_TRIAL_ROUNDS * len(plans)))
     return logs
 
 
