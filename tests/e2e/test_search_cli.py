@@ -66,7 +66,7 @@ def test_verify_tries_baselines_and_finalists_and_keeps_the_best(tmp_path: Path)
         (["--objective", "speed"], "throughput"),
         (["--weights", "1,x"], "--weights 1,x"),
         (["--weights", "1,1,1"], "3 weights given for a mix of 2 workers"),
-        (["--objective", "latency"], "p99 bound per worker"),
+        (["--p99", "1,2"], "objective latency"),
         (["--fairness", "2"], "0 to 1"),
         (["--batches", "-1"], "at least 0"),
         (["--verify", "2", "--device", "abacus"], "sim"),

@@ -108,6 +108,17 @@ def test_latency_objective_wants_its_bounds_kept_first() -> None:
     assert values == sorted(values, reverse=True)
 
 
+def test_latency_objective_without_bounds_wants_the_worst_tail_against_plain_streams_short() -> (
+    None
+):
+    objective = Objective("latency")
+    values = [
+        objective.value(Score(ratios=(0.5, 0.5), power_w=1.0, p99_ms=tails), PLAIN_SCORE)
+        for tails in ((2.0, 3.0), (2.0, 4.0), (1.0, 4.2), (2.5, 2.0))
+    ]
+    assert values == sorted(values, reverse=True)
+
+
 def test_weights_say_whose_rate_counts() -> None:
     first = Score(ratios=(0.8, 0.6), power_w=1.0, p99_ms=(1.0, 1.0))
     second = Score(ratios=(0.6, 0.8), power_w=1.0, p99_ms=(1.0, 1.0))
@@ -123,7 +134,6 @@ def test_weights_say_whose_rate_counts() -> None:
         {"weights": (-1.0, 1.0)},
         {"weights": (0.0, 0.0)},
         {"least_fairness": 1.5},
-        {"kind": "latency"},
         {"p99_ms": (1.0,)},
         {"kind": "latency", "p99_ms": (0.0, 1.0)},
     ],
@@ -337,6 +347,27 @@ def test_at_low_load_variants_keep_the_tail_near_plain_streams(
         p99[name] = max(one.p99_ms or 0.0 for one in measure(log).workers)
     assert p99["variants"] < 0.7 * p99["narrow"]
     assert p99["variants"] < 1.3 * p99["plain"]
+
+
+def test_search_for_latency_at_part_load_beats_plain_streams_for_the_worst_off(
+    h200: Topology, h200_calibration: Calibration, make_problem: MakeProblem
+) -> None:
+    closed = make_problem(h200, 2, kernels=40)
+    rates = [0.35e9 / profile.request_ns[-1] for profile in closed.profiles]
+    workers = tuple(
+        msgspec.structs.replace(worker, rate_rps=rate)
+        for worker, rate in zip(closed.mix.workers, rates, strict=True)
+    )
+    mix = msgspec.structs.replace(closed.mix, workers=workers)
+    problem = Problem(mix, h200, closed.profiles)
+    evaluate = Evaluator(h200, problem.profiles, h200_calibration, mix)
+    found = search(problem, evaluate, Objective("latency"), batches=4)
+    best = found.candidates[0]
+    ratios = np.array(best.score.p99_ms) / np.array(found.plain.p99_ms)
+    assert ratios.max() <= 1.05
+    assert len(best.plan.variants) == 3
+    entries = shortlist(found, problem, evaluate, Objective("latency"), finalists=1)
+    assert all(len(entry.plan.variants) == 3 for entry in entries[1:])
 
 
 # The policy

@@ -112,10 +112,19 @@ def print_plan(plan: Plan) -> None:
 
 
 def _print_evidence(plan: Plan, evidence: Evidence) -> None:
+    tails = evidence.objective == "latency"
+    each = "p99 ms" if tails else "of alone"
     screen.out.print()
     screen.print_table(
         f"Tried on {evidence.device}{screen.modelled_note(evidence.modelled)}",
-        ["plan", "STP", "fairness", "power W", "STP·s/kJ", *(w.name for w in plan.workers)],
+        [
+            "plan",
+            "STP",
+            "fairness",
+            "power W",
+            "STP·s/kJ",
+            *(f"{w.name}, {each}" for w in plan.workers),
+        ],
         (
             [
                 ("→ " if trial.chosen else "  ") + trial.label,
@@ -123,7 +132,11 @@ def _print_evidence(plan: Plan, evidence: Evidence) -> None:
                 f"{min(trial.ratios) / max(trial.ratios):.2f}",
                 f"{trial.power_w:.0f}",
                 f"{1000 * sum(trial.ratios) / trial.power_w:.2f}",
-                *(f"{ratio:.0%}" for ratio in trial.ratios),
+                *(
+                    [f"{p99:.2f}" for p99 in trial.p99_ms]
+                    if tails
+                    else [f"{ratio:.0%}" for ratio in trial.ratios]
+                ),
             ]
             for trial in evidence.trials
         ),

@@ -172,7 +172,7 @@ def search_and_verify(
 def _evaluator(problem: Problem, calibration: Calibration) -> Evaluator:
     from eclip.devices.sim.evaluate import Evaluator
 
-    return Evaluator(problem.topology, problem.profiles, calibration)
+    return Evaluator(problem.topology, problem.profiles, calibration, problem.mix)
 
 
 def _try_in_turns(
@@ -182,15 +182,14 @@ def _try_in_turns(
     options: RunOptions,
     progress: Progress,
 ) -> list[list[RunLog]]:
-    """Every plan in closed loop, several rounds, each round beginning with another plan."""
+    """Every plan under the mix's load, several rounds, each beginning with another plan."""
     from eclip.devices.alone import alone_rates
-    from eclip.devices.load import CLOSED_LOOP, Load
+    from eclip.devices.load import load_of_mix
     from eclip.devices.rounds import rotation
     from eclip.runtime.program import lower
 
-    load = Load(
-        label="closed loop", seed=options.seed, arrivals=(CLOSED_LOOP,) * len(plans[0].workers)
-    )
+    window = options.window
+    load = load_of_mix(plans[0].mix, window.seconds, window.warmup_seconds, options.seed)
     traces = [profile.trace for profile in profiles]
     logs: list[list[RunLog]] = [[] for _ in plans]
     device, sources = _open_device(
@@ -199,7 +198,7 @@ def _try_in_turns(
     rates = alone_rates(device, profiles, sources)
     for done, (_, index) in enumerate(rotation(len(plans), _TRIAL_ROUNDS), 1):
         with device.open(lower(plans[index], traces), sources) as session:
-            logs[index].append(session.run(load, options.window, rates))
+            logs[index].append(session.run(load, window, rates))
         progress(done / (_TRIAL_ROUNDS * len(plans)))
     return logs
 

@@ -40,7 +40,9 @@ def shortlist(
     best = [one for one in found.finalists(finalists + 1) if one is not static][:finalists]
     chosen += [(f"search {rank}", one) for rank, one in enumerate(best, 1)]
     for label, one in chosen:
-        plan = with_variants(one.plan, problem, evaluate, objective)
+        plan = one.plan
+        if len(plan.variants) == 1:
+            plan = with_variants(plan, problem, evaluate, objective)
         entries.append(Entry(label, plan, one.score))
     return entries
 
@@ -83,12 +85,18 @@ def decide(
     return msgspec.structs.replace(
         entries[best].plan,
         policy="search",
-        why=_why(scores[best], plain, f"{how}, of {found.evaluated} that were planned"),
+        why=_why(objective, scores[best], plain, f"{how}, of {found.evaluated} that were planned"),
         evidence=evidence,
     )
 
 
-def _why(score: Score, plain: Score, how: str) -> str:
+def _why(objective: Objective, score: Score, plain: Score, how: str) -> str:
+    if objective.kind == "latency":
+        tails = ", ".join(
+            f"{mine:.2f} ms ({mine / theirs - 1:+.1%})"
+            for mine, theirs in zip(score.p99_ms, plain.p99_ms, strict=True)
+        )
+        return f"99th percentiles {tails} against plain streams: {how}"
     return (
         f"STP {score.stp:.3f} ({score.stp / plain.stp - 1:+.1%} against plain streams), fairness "
         f"{score.fairness:.2f} ({plain.fairness:.2f}), {score.efficiency:.2f} STP·s/kJ "

@@ -19,6 +19,7 @@ from eclip.plan import Plan, unpartitioned
 from eclip.planning.objective import THROUGHPUT, Objective, Score
 from eclip.planning.placement import Home, Placer
 from eclip.planning.problem import Problem
+from eclip.planning.variants import plain_when_idle
 
 Evaluate = Callable[[Sequence[Plan]], list[Score]]
 Homes = tuple[Home, ...]
@@ -120,12 +121,19 @@ class _Hunt:
     def try_all(self, wanted: Sequence[Homes]) -> int:
         """Evaluate those that are new; how many were."""
         new = [homes for homes in dict.fromkeys(wanted) if homes not in self._known]
-        plans = [self.placer.plan(homes, "search", "") for homes in new]
+        plans = [self._plan(homes) for homes in new]
         for homes, plan, score in zip(new, plans, self._evaluate(plans), strict=True):
             value = self._objective.value(score, self._plain)
             self._known[homes] = Candidate(homes, plan, score, value)
         self._best = sorted(self._known.values(), key=lambda one: -one.value)[:_PARENTS]
         return len(new)
+
+    def _plan(self, homes: Homes) -> Plan:
+        plan = self.placer.plan(homes, "search", "")
+        if self._objective.kind != "latency":
+            return plan
+        # Where requests arrive by themselves, most find some of the others idle.
+        return plain_when_idle(plan, self.placer.problem)
 
     def children(self) -> list[Homes]:
         """Changed copies of good candidates, the best ones more often, and mixtures of two."""

@@ -1,4 +1,4 @@
-"""Thousands of plans a minute: what each gives when all workers run back to back.
+"""Thousands of plans a minute: what each gives under the mix's load.
 
 A short simulation each, on all cores. Rates come from kernels done rather than from requests, so
 that a window of a few requests is enough.
@@ -14,10 +14,11 @@ import numpy as np
 
 from eclip.calibration import Calibration
 from eclip.devices.alone import alone_rates
-from eclip.devices.load import CLOSED_LOOP, Load
+from eclip.devices.load import CLOSED_LOOP, Load, load_of_mix
 from eclip.devices.sim import core
 from eclip.devices.sim.contention import Ints
 from eclip.devices.sim.device import KernelTables, SimDevice, build_machine, initial_state
+from eclip.mix import Mix
 from eclip.plan import Plan
 from eclip.planning.objective import Score
 from eclip.profile import Profile
@@ -25,6 +26,7 @@ from eclip.runtime.program import Program, routes_of
 from eclip.topology import Topology
 
 _REQUESTS = 12  # of the worker with the longest, were it alone
+_ARRIVALS = 60  # of the worker with the fewest, where requests arrive by themselves
 _WARMUP = 0.25  # of the window
 
 
@@ -32,27 +34,42 @@ class Evaluator:
     """``evaluate`` of a search, for one mix."""
 
     def __init__(
-        self, topology: Topology, profiles: Sequence[Profile], calibration: Calibration
+        self,
+        topology: Topology,
+        profiles: Sequence[Profile],
+        calibration: Calibration,
+        mix: Mix | None = None,  # with its rates; without: everybody back to back
     ) -> None:
         self._profiles = profiles
         self._tables = KernelTables(profiles, calibration)
         self._alone_rps = alone_rates(SimDevice(topology, calibration), profiles, profiles)
         self._window_ns = _REQUESTS * 1e9 / min(self._alone_rps)
+        self._load: Load | None = None
+        rates = [worker.rate_rps for worker in mix.workers if worker.rate_rps] if mix else []
+        if mix is not None and rates:
+            self._window_ns = max(self._window_ns, _ARRIVALS * 1e9 / min(rates))
+            seconds = self._window_ns / 1e9
+            self._load = load_of_mix(mix, seconds, _WARMUP * seconds, seed=0)
 
     def __call__(self, plans: Sequence[Plan], active: tuple[int, ...] | None = None) -> list[Score]:
-        """What plans give, all workers or these; a score has an entry for each of them."""
+        """What plans give under the load, or with only these workers active, back to back.
+
+        A score has an entry for each of them.
+        """
         chosen = tuple(range(len(self._profiles))) if active is None else active
         # Compiled code holds no GIL, so threads do.
         with ThreadPoolExecutor(os.cpu_count()) as threads:
-            return list(threads.map(lambda plan: self._score(plan, chosen), plans))
+            load = self._load if active is None else None
+            return list(threads.map(lambda plan: self._score(plan, chosen, load), plans))
 
-    def _score(self, plan: Plan, active: tuple[int, ...]) -> Score:
-        nothing = np.empty(0, dtype=np.int64)
-        load = Load(
-            label="closed loop",
-            seed=0,
-            arrivals=tuple(CLOSED_LOOP if w in active else nothing for w in plan.everyone),
-        )
+    def _score(self, plan: Plan, active: tuple[int, ...], load: Load | None) -> Score:
+        if load is None:
+            nothing = np.empty(0, dtype=np.int64)
+            load = Load(
+                label="closed loop",
+                seed=0,
+                arrivals=tuple(CLOSED_LOOP if w in active else nothing for w in plan.everyone),
+            )
         program = Program(plan, routes_of(plan))
         machine = build_machine(program, self._tables, load, 0)
         begin_ns = -_WARMUP * self._window_ns
