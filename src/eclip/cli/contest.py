@@ -200,8 +200,10 @@ class Contest:
 
         made: dict[str, Plan] = {}
         sessions = {name: mine for one in started for name, mine in one.sessions.items()}
+        # At part load the search is for that load, which has to be measured first.
+        later = {"search"} if self._options.load_part is not None else set()
         for name in names:
-            if name not in (*sessions, *self.left_out, "masks"):
+            if name not in (*sessions, *self.left_out, *later, "masks"):
                 with self._or_leave_out(name):
                     made[name] = self._plan(name)
         for name, plan in plans.items():
@@ -210,6 +212,9 @@ class Contest:
             with self._or_leave_out(*one.sessions):
                 one.sets.wait()
         self.alone_rps = alone_rates(self._device, self.profiles, self._sources)
+        for name in later & set(names):
+            with self._or_leave_out(name):
+                made[name] = self._plan_for_load()
         for name in [*names, *plans]:
             with self._or_leave_out(name):
                 if name in made:
@@ -241,6 +246,20 @@ class Contest:
             self._calibration,
             self._policy_options,
         )
+
+    def _plan_for_load(self) -> Plan:
+        """What the search finds for the latency of the arrivals that the policies will meet."""
+        from eclip.planning.objective import Objective
+
+        plan = wiring.make_plan(
+            "search",
+            at_rates(self.mix, self._rates),
+            self._topology,
+            self.profiles,
+            self._calibration,
+            dataclasses.replace(self._policy_options, objective=Objective("latency")),
+        )
+        return msgspec.structs.replace(plan, mix=self.mix)
 
     def _entrant(self, plan: Plan, stack: contextlib.ExitStack, **known: Any) -> Entrant:
         if self._options.reopen:
@@ -357,7 +376,7 @@ class Contest:
         mix, label = self.mix, None
         part = self._options.load_part
         if part is not None:
-            rates = [part * rate for rate in self._rates_under_shared()]
+            rates = self._rates
             mix = at_rates(mix, rates)
             label = f"Poisson at {part:.0%} of the closed-loop rates under shared"
             seconds = long_enough(rates, self._options.requests) / self._options.repeats
@@ -371,7 +390,9 @@ class Contest:
 
         return load_of, window
 
-    def _rates_under_shared(self) -> list[float]:
+    @functools.cached_property
+    def _rates(self) -> list[float]:
+        """The asked-for part of every worker's closed-loop rate under shared."""
         window = dataclasses.replace(self._run.window, trace_ms=0.0)
         load = load_of_mix(self.mix, window.seconds, window.warmup_seconds, self._run.seed)
         with self._open(self._plan("shared")) as session:
@@ -382,7 +403,7 @@ class Contest:
                 f"{', '.join(idle)} completed no request under shared in {window.seconds:g} s; "
                 f"give more --seconds"
             )
-        return [worker.rate_rps for worker in workers]
+        return [(self._options.load_part or 1.0) * worker.rate_rps for worker in workers]
 
     # Progress
 
