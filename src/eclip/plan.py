@@ -19,6 +19,7 @@ from eclip.profile import Profile
 from eclip.topology import Mask, Topology
 
 ALL_WORKERS = -1
+MOST_VARIANTS = 16  # of one worker: a device keeps an executable for each
 
 
 # Defaults are left out of files, so that plans without priorities are what they always were.

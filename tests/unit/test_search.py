@@ -22,14 +22,14 @@ from eclip.errors import EclipError, UsageError
 from eclip.frontends.synthetic import synthetic_profile
 from eclip.measures import measure
 from eclip.mix import mix_of
-from eclip.plan import Plan
+from eclip.plan import MOST_VARIANTS, Plan
 from eclip.planning.decision import PLAIN, STATIC, Entry, decide, shortlist
 from eclip.planning.objective import Objective, Score
 from eclip.planning.placement import Home, Placer
 from eclip.planning.policies import PolicyOptions, make_plan
 from eclip.planning.problem import Problem
 from eclip.planning.search import search
-from eclip.planning.variants import MOST_PER_WORKER, with_variants
+from eclip.planning.variants import with_variants
 from eclip.runtime.program import lower
 from eclip.topology import Topology
 from simulations import options_for
@@ -297,7 +297,7 @@ def test_alone_a_worker_has_the_whole_device_and_no_worker_has_too_many_variants
     full = with_variants(plan, problem, evaluate)
     for worker in range(workers):
         mine = [variant for variant in full.variants if worker in variant.active]
-        assert len(mine) <= MOST_PER_WORKER
+        assert len(mine) <= MOST_VARIANTS
         if workers > 1:
             (alone,) = (variant for variant in mine if variant.active == (worker,))
             (group,) = alone.assignments[0].groups

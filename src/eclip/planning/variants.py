@@ -14,11 +14,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from eclip.plan import Assignment, Group, Lane, Plan, Variant
+from eclip.plan import MOST_VARIANTS, Assignment, Group, Lane, Plan, Variant
 from eclip.planning.objective import THROUGHPUT, Objective, Score
 from eclip.planning.problem import Problem
 
-MOST_PER_WORKER = 16  # executables that a device keeps for one worker
 _ALL_SETS_UP_TO = 5  # workers: with five, each is in 16 sets
 
 EvaluateActive = Callable[[Sequence[Plan], tuple[int, ...]], list[Score]]
@@ -67,7 +66,7 @@ def _sets(workers: int) -> list[tuple[int, ...]]:
     """Sets of active workers, without everybody; no worker is in more than a device can keep."""
     sizes: Sequence[int] = range(1, workers)
     if workers > _ALL_SETS_UP_TO:
-        sizes = (1, 2, workers - 1) if 2 * workers <= MOST_PER_WORKER else (1,)
+        sizes = (1, 2, workers - 1) if 2 * workers <= MOST_VARIANTS else (1,)
     return [chosen for size in sizes for chosen in itertools.combinations(range(workers), size)]
 
 

@@ -8,6 +8,7 @@ which may lie inside an input. Items are never dropped: what fits nowhere is an 
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -53,7 +54,7 @@ class Batch:
         return Cursor(int(self.input[item]), int(self.offset[item]))
 
 
-class Producer:
+class Producer(abc.ABC):
     """Subclasses say how many items inputs give and what they are; nothing is known in advance."""
 
     def __init__(
@@ -70,13 +71,13 @@ class Producer:
         self.dtype = np.dtype(dtype)
         self.item_shape = item_shape
 
+    @abc.abstractmethod
     def counts(self, first: int, last: int) -> Ints:
         """How many items each of these inputs gives."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def items(self, inputs: Ints, offsets: Ints) -> tuple[Ints, Array]:
         """The stream and the value of single items."""
-        raise NotImplementedError
 
     def emit(self, cursor: Cursor, most: int = _BATCH) -> Batch:
         """The next items, at most so many; none only at the end of the inputs."""

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from eclip.devices.base import Closing, Window, check_load, check_sources
 from eclip.devices.cuda import loop
-from eclip.devices.cuda.driver import Gpu, call, cu
+from eclip.devices.cuda.driver import CONNECTIONS, Gpu, call, cu
 from eclip.devices.cuda.energy import Nvml, mean_power_w
 from eclip.devices.cuda.graphs import CapturedGraph, Executable, place_segment, place_whole
 from eclip.devices.cuda.lanes import GpuLane, LanePool, Slices
@@ -36,13 +36,12 @@ from eclip.devices.cuda.recording import (
 from eclip.devices.cuda.tracer import Tracer
 from eclip.devices.load import CLOSED_LOOP, Arrivals, Load
 from eclip.errors import DeviceError, TracingError, UsageError
-from eclip.plan import Plan
+from eclip.plan import MOST_VARIANTS, Plan
 from eclip.runlog import KernelRecords, RunLog
 from eclip.runtime.program import NO_WAIT, Program, Route
 from eclip.topology import Topology
 from eclip.trace import Trace
 
-_MOST_VARIANTS = 16  # executables that are kept for one worker
 _TRIAL_SECONDS = 0.15  # to decide between one graph and segments
 _TRIAL_REQUESTS = 8
 _TRACE_WARMUP_S = 0.02  # of the run that records kernels; the graphs are warm already
@@ -70,10 +69,14 @@ class Capture:
 
 class CudaDevice(Closing):
     def __init__(
-        self, gpu: int = 0, fine: bool = False, execution: Execution = Execution.AUTO
+        self,
+        gpu: int = 0,
+        fine: bool = False,
+        execution: Execution = Execution.AUTO,
+        connections: int = CONNECTIONS,
     ) -> None:
         self.execution = execution
-        self.gpu = Gpu(gpu)
+        self.gpu = Gpu(gpu, connections)
         try:
             self.slices = Slices(self.gpu, fine)
             self.topology: Topology = self.slices.topology()
@@ -98,8 +101,8 @@ class CudaDevice(Closing):
             self.topology.fingerprint, "the plan", self.topology.title
         )
         check_sources(plan, [source.trace for source in sources])
-        if any(_variants_of(plan, worker) > _MOST_VARIANTS for worker in plan.everyone):
-            raise UsageError(f"a worker can have at most {_MOST_VARIANTS} variants of a plan")
+        if any(_variants_of(plan, worker) > MOST_VARIANTS for worker in plan.everyone):
+            raise UsageError(f"a worker can have at most {MOST_VARIANTS} variants of a plan")
         if plan.turns:
             raise DeviceError(
                 "time-slicing needs one process per model and does not run inside one; leave the "

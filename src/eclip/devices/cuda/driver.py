@@ -19,7 +19,9 @@ except ImportError:
     cu = None
 __all__ = ["CONNECTIONS", "Gpu", "call", "cu", "describe"]
 
-CONNECTIONS = 32  # hardware queues; with the default of 8, lanes of two workers fall into lock-step
+# Hardware queues. Which number keeps lanes of two workers out of lock-step is not settled: the
+# first probes found 32 and not the default of 8, later runs the opposite (docs/results.md).
+CONNECTIONS = 32
 _CONNECTIONS_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
@@ -101,8 +103,8 @@ def _ask_for_connections(connections: int) -> None:
         return
     if chosen is not None:
         raise DeviceError(
-            f"{_CONNECTIONS_VARIABLE} is {chosen}, so lanes would wait on each other; set it to "
-            f"{connections}, or unset it, before the process starts"
+            f"{_CONNECTIONS_VARIABLE} is {chosen}, but plans are made for {connections}; set it "
+            f"so, or unset it, before the process starts"
         )
     try:
         status, _ = cu.cuDeviceGetCount()

@@ -1,0 +1,81 @@
+"""Claim of docs/results.md: which plans run in lock-step with how many connections.
+
+    PYTHONPATH=src:.gpu-deps python3 bench/gpu/connections.py [CONNECTIONS ...]
+
+Two models under plain streams, a static split and plans with switches, as one graph and as
+segments, in a process of its own for every number of connections. Lock-step shows as equal rates
+and an STP near or below 1.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import torch
+
+from eclip import store
+from eclip.calibration import Calibration
+from eclip.devices.alone import alone_rates
+from eclip.devices.base import Window
+from eclip.devices.cuda.device import CudaDevice, Execution
+from eclip.devices.load import CLOSED_LOOP, Load
+from eclip.frontends.library import find_profile
+from eclip.frontends.models import capture_workers
+from eclip.measures import measure
+from eclip.mix import parse_mix
+from eclip.planning.placement import Home, Placer
+from eclip.planning.policies import make_plan
+from eclip.planning.problem import Problem
+from eclip.runtime.program import lower
+
+MIX = "resnext101:8,shufflenet:8"
+NUMBERS = ("8", "16", "32")
+WINDOW = Window(seconds=0.6, warmup_seconds=0.1, trace_ms=0.0)
+PLACES = {
+    "static split, 11 and 5 slices": (Home(0, 1, 11, 0.0, 0), Home(15, -1, 5, 0.0, 0)),
+    "up to 16 and 6 slices, 14 switches each": (Home(0, 1, 16, 0.5, 14), Home(15, -1, 6, 0.5, 14)),
+    "up to 12 and 6 slices, 14 switches each": (Home(0, 1, 12, 0.5, 14), Home(15, -1, 6, 0.5, 14)),
+    "up to 12 and 4 slices, 14 switches each": (Home(0, 1, 12, 0.5, 14), Home(15, -1, 4, 0.5, 14)),
+    "one lane of 12, up to 4 with 14 switches": (Home(0, 1, 12, 0.0, 0), Home(15, -1, 4, 0.5, 14)),
+    "up to 12 with 14 switches, one lane of 4": (Home(0, 1, 12, 0.5, 14), Home(15, -1, 4, 0.5, 0)),
+}
+
+
+def measure_with(connections: int) -> None:
+    device = CudaDevice(connections=connections)
+    torch.cuda.set_device(0)
+    mix = parse_mix(MIX)
+    calibration = store.load_builtin(Calibration, "h200")
+    profiles = tuple(
+        find_profile(worker.model, worker.batch, device.topology, calibration, [])
+        for worker in mix.workers
+    )
+    sources = capture_workers(profiles, 0)
+    alone = alone_rates(device, profiles, sources)
+    problem = Problem(mix, device.topology, profiles)
+    placer = Placer(problem)
+    plans = {name: make_plan(name, problem) for name in ("shared", "eclip")}
+    plans |= {name: placer.plan(homes, "search", "") for name, homes in PLACES.items()}
+    load = Load(label="closed loop", seed=0, arrivals=(CLOSED_LOOP,) * len(profiles))
+    traces = [profile.trace for profile in profiles]
+    for name, plan in plans.items():
+        found = []
+        for execution in (Execution.WHOLE, Execution.SEGMENTS):
+            device.execution = execution
+            with device.open(lower(plan, traces), sources) as session:
+                measured = measure(session.run(load, WINDOW, alone))
+            rates = " + ".join(f"{worker.rate_rps:.0f}" for worker in measured.workers)
+            found.append(f"{execution.value} STP {measured.stp:.2f} ({rates}/s)")
+        print(f"{connections} connections, {name}: {', '.join(found)}", flush=True)
+
+
+if __name__ == "__main__":
+    if (chosen := os.environ.get("BENCH_CONNECTIONS")) is not None:
+        measure_with(int(chosen))
+    else:
+        for number in sys.argv[1:] or NUMBERS:
+            environment = {**os.environ, "BENCH_CONNECTIONS": number}
+            environment.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
+            subprocess.run([sys.executable, __file__], env=environment, check=True)
