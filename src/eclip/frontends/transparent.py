@@ -21,10 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
+from eclip.devices.cuda.driver import CONNECTIONS, CONNECTIONS_VARIABLE
 from eclip.errors import DeviceError, UsageError
 
-CONNECTIONS = "32"  # with fewer hardware queues, lanes of two workers fall into lock-step
-_CONNECTIONS_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 _SLOTS = 64
 
 # In the order of native/stats.h.
@@ -84,11 +83,12 @@ def run_under(
     """Run a command with this table and wait for it; signals go on to it."""
     if not command:
         raise UsageError("no command given; write it after --, like: eclip exec … -- python app.py")
-    chosen = os.environ.get(_CONNECTIONS_VARIABLE, CONNECTIONS)
-    if chosen != CONNECTIONS:
+    wanted = str(CONNECTIONS)
+    chosen = os.environ.get(CONNECTIONS_VARIABLE, wanted)
+    if chosen != wanted:
         raise UsageError(
-            f"{_CONNECTIONS_VARIABLE} is {chosen}, so lanes would wait on each other; set it to "
-            f"{CONNECTIONS} or unset it"
+            f"{CONNECTIONS_VARIABLE} is {chosen}, but plans are made for {wanted}; set it so, or "
+            f"unset it"
         )
     preload = [str(library()), *os.environ.get("LD_PRELOAD", "").split(":")]
     with tempfile.TemporaryDirectory(prefix="eclip-") as folder:
@@ -101,7 +101,7 @@ def run_under(
             "ECLIP_TABLE": str(place / "table"),
             "ECLIP_STATS": str(place / "counters"),
             "ECLIP_GPU": str(gpu),
-            _CONNECTIONS_VARIABLE: CONNECTIONS,
+            CONNECTIONS_VARIABLE: wanted,
         }
         if record_to is not None:
             environment["ECLIP_RECORD"] = str(record_to)

@@ -17,12 +17,12 @@ try:
     from cuda.bindings import driver as cu
 except ImportError:
     cu = None
-__all__ = ["CONNECTIONS", "Gpu", "call", "cu", "describe"]
+__all__ = ["CONNECTIONS", "CONNECTIONS_VARIABLE", "Gpu", "call", "cu", "describe"]
 
 # Hardware queues. Which number keeps lanes of two workers out of lock-step is not settled: the
 # first probes found 32 and not the default of 8, later runs the opposite (docs/results.md).
 CONNECTIONS = 32
-_CONNECTIONS_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
+CONNECTIONS_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
 def call(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -98,12 +98,12 @@ class Gpu:
 
 def _ask_for_connections(connections: int) -> None:
     """Ask for so many hardware queues: the driver reads the variable when it is initialised."""
-    chosen = os.environ.get(_CONNECTIONS_VARIABLE)
+    chosen = os.environ.get(CONNECTIONS_VARIABLE)
     if chosen == str(connections):
         return
     if chosen is not None:
         raise DeviceError(
-            f"{_CONNECTIONS_VARIABLE} is {chosen}, but plans are made for {connections}; set it "
+            f"{CONNECTIONS_VARIABLE} is {chosen}, but plans are made for {connections}; set it "
             f"so, or unset it, before the process starts"
         )
     try:
@@ -113,6 +113,6 @@ def _ask_for_connections(connections: int) -> None:
     if status != cu.CUresult.CUDA_ERROR_NOT_INITIALIZED:
         raise DeviceError(
             f"CUDA was initialised before eclip could ask for {connections} hardware queues; set "
-            f"{_CONNECTIONS_VARIABLE}={connections} before the process starts"
+            f"{CONNECTIONS_VARIABLE}={connections} before the process starts"
         )
-    os.environ[_CONNECTIONS_VARIABLE] = str(connections)
+    os.environ[CONNECTIONS_VARIABLE] = str(connections)
