@@ -16,6 +16,8 @@ import numpy as np
 
 from eclip.runlog import RunLog
 
+_STEADY = 3  # completions, at least
+
 
 class WorkerMeasures(msgspec.Struct, frozen=True, kw_only=True):
     name: str
@@ -43,6 +45,19 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
     efficiency_per_kj: float
     switches_per_request: int  # summed over the workers, as in the paper's Table I
     workers: tuple[WorkerMeasures, ...]
+
+
+def steady_rates(log: RunLog) -> tuple[float, ...]:
+    """Requests per second of every worker between its first and its last completion; 0 where that
+    says nothing. In a short closed loop one request more or less in the window would be percents.
+    """
+    owner, ends = np.array(log.requests.worker), np.array(log.requests.end_ns)
+    rates = []
+    for worker in log.plan.everyone:
+        mine = ends[owner == worker]
+        many = len(mine) >= _STEADY
+        rates.append((len(mine) - 1) * 1e9 / float(mine[-1] - mine[0]) if many else 0.0)
+    return tuple(rates)
 
 
 def measure(log: RunLog) -> Measures:

@@ -80,6 +80,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     seed: int
     batches: int
     evaluated: int  # plans, by simulation
+    tried: int = 0  # plans, each for a moment on the device
     frontier: tuple[
         tuple[float, float], ...
     ]  # (STP, STP·s/kJ) of plans none of which beats another

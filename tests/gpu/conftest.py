@@ -193,8 +193,10 @@ class Stopwatch:
                     call(cu.cuGraphLaunch, first, second)
                 elif kind == loop.RECORD:
                     call(cu.cuEventRecord, first, second)
-                else:
+                elif kind == loop.WAIT:
                     call(cu.cuStreamWaitEvent, first, second, 0)
+                else:
+                    call(cu.cuEventSynchronize, first)
 
         return self.time_ns(take, todo[0][2], steps.stream)
 

@@ -273,7 +273,7 @@ def test_shortlist_has_both_baselines_and_the_finalists_once_each(
     problem = make_problem(h200, 2)
     evaluate = Evaluator(h200, problem.profiles, h200_calibration)
     found = search(problem, evaluate, batches=2)
-    entries = shortlist(found, problem, evaluate, Objective(), finalists=3)
+    entries = shortlist(found, problem, finalists=3)
     assert [entry.label for entry in entries[:2]] == [PLAIN, STATIC]
     assert [entry.label for entry in entries[2:]] == ["search 1", "search 2", "search 3"]
     assert len({entry.plan.main for entry in entries}) == len(entries)
@@ -365,7 +365,7 @@ def test_search_for_latency_at_part_load_beats_plain_streams_for_the_worst_off(
     ratios = np.array(best.score.p99_ms) / np.array(found.plain.p99_ms)
     assert ratios.max() <= 1.05
     assert len(best.plan.variants) == 3
-    entries = shortlist(found, problem, evaluate, Objective("latency"), finalists=1)
+    entries = shortlist(found, problem, finalists=1)
     assert all(len(entry.plan.variants) == 3 for entry in entries[1:])
 
 

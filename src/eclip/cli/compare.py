@@ -26,6 +26,7 @@ from eclip.cli.options import (
     JsonOption,
     MixArgument,
     ProfilesOption,
+    RefineOption,
     SecondsOption,
     SeedOption,
     SwitchMaxOption,
@@ -35,10 +36,12 @@ from eclip.cli.options import (
     TraceOption,
     WarmupOption,
 )
+from eclip.cli.verification import Verification
 from eclip.comparison import Comparison, Entry, plan_digest, score_of
 from eclip.errors import EclipError, UsageError, unknown_name
 from eclip.measures import measure, measure_together
 from eclip.mix import parse_mix
+from eclip.observations import Observations
 from eclip.plan import Plan
 
 _NAME = re.compile(r"[A-Za-z][\w.-]{0,40}", re.ASCII)
@@ -85,7 +88,10 @@ def compare(
     ] = 0.3,
     objective: Annotated[
         str,
-        typer.Option("--objective", help="mps, masks, search: best at throughput, or energy."),
+        typer.Option(
+            "--objective",
+            help="mps, masks, search: best at throughput, or energy; or both: throughput,energy.",
+        ),
     ] = "throughput",
     fairness: Annotated[
         float,
@@ -95,6 +101,11 @@ def compare(
         float, typer.Option("--search-seconds", help="search: how long.")
     ] = 20.0,
     batches: BatchesOption = None,
+    verify: Annotated[
+        int,
+        typer.Option("--verify", min=0, help="search: try so many plans on the device first."),
+    ] = 0,
+    refine: RefineOption = 0.0,
     processes: Annotated[
         int,
         typer.Option("--processes", help="cuda: at most so many at once; thins the MPS sweep."),
@@ -135,12 +146,19 @@ def compare(
     run_options = wiring.run_options(device, gpu, seconds, warmup, trace_ms, seed, arrivals)
     if report_file is None and folder is None:
         run_options = wiring.without_trace(run_options)
-    aim = Objective(kind=objective, least_fairness=fairness)
+    aims = tuple(
+        Objective(kind=kind.strip(), least_fairness=fairness) for kind in objective.split(",")
+    )
+    if len(set(aims)) != len(aims):
+        raise UsageError(f"--objective {objective} names one twice")
+    if refine and not verify:
+        raise UsageError("--refine goes with --verify, which decides at the end")
     options = ContestOptions(
         repeats=repeats,
         trials=trials,
         trial_seconds=trial_seconds,
-        objective=aim,
+        objectives=aims,
+        verification=Verification(verify, refine) if verify else None,
         processes=processes,
         load_part=load,
         requests=requests,
@@ -162,7 +180,7 @@ def compare(
             PolicyOptions(
                 switch_max=switch_max,
                 tolerance=tolerance,
-                objective=aim,
+                objective=aims[0],
                 seconds=search_seconds,
                 batches=batches,
                 seed=seed,
@@ -201,6 +219,20 @@ def keep(contest: Contest, folder: Path) -> None:
         if not entrant.policy.startswith("mps"):
             store.save(entrant.plan, folder / f"{entrant.policy}.plan.json")
         store.save(entrant.logs[-1], folder / f"{entrant.policy}.run.json")
+    if contest.observed:
+        store.save(observations_of(contest), folder / "observations.json.gz")
+
+
+def observations_of(contest: Contest) -> Observations:
+    """What a search tried on the device, as ``eclip calibrate`` reads it."""
+    plan = contest.measured[0].plan
+    now = datetime.datetime.now(datetime.UTC)
+    return Observations(
+        fingerprint=plan.fingerprint,
+        source=f"eclip compare {contest.mix.name}: what a search tried on the device",
+        date=now.date(),
+        runs=tuple(contest.observed),
+    )
 
 
 def comparison_of(contest: Contest, options: ContestOptions) -> Comparison:
@@ -220,7 +252,7 @@ def comparison_of(contest: Contest, options: ContestOptions) -> Comparison:
         load_part=options.load_part,
         seed=first.seed,
         repeats=options.repeats,
-        objective=options.objective.kind,
+        objective=",".join(aim.kind for aim in options.objectives),
         alone_rps=contest.alone_rps,
         entries=tuple(
             Entry(

@@ -32,10 +32,13 @@ from eclip.runlog import RunLog
 from eclip.topology import Topology
 
 if TYPE_CHECKING:
+    from eclip.cli.verification import Verifier
     from eclip.devices.base import Device, Session
     from eclip.devices.cuda.processes import ProcessSession, ProcessSets, Sharing
-    from eclip.planning.objective import Score
+    from eclip.observations import ObservedRun
+    from eclip.planning.objective import Objective, Score
     from eclip.planning.policies import PolicyOptions
+    from eclip.planning.search import Found
 
 _TRIAL_WARMUP_S = 0.05
 
@@ -86,6 +89,7 @@ class Contest:
         self.left_out: dict[str, str] = {}  # by policy: why
         self.alone_rps: tuple[float, ...] = ()
         self.driver: str | None = None
+        self.observed: list[ObservedRun] = []  # while a search went on on the device
         self._topology = topology
         self._calibration = calibration
         self._policy_options = policy_options
@@ -200,29 +204,29 @@ class Contest:
 
         made: dict[str, Plan] = {}
         sessions = {name: mine for one in started for name, mine in one.sessions.items()}
-        # At part load the search is for that load, which has to be measured first.
-        later = {"search"} if self._options.load_part is not None else set()
         for name in names:
-            if name not in (*sessions, *self.left_out, *later, "masks"):
+            if name not in (*sessions, *self.left_out, "masks", "search"):
                 with self._or_leave_out(name):
                     made[name] = self._plan(name)
         for name, plan in plans.items():
             made[name] = msgspec.structs.replace(plan, policy=name)
+        searches = self._simulate_searches() if "search" in names else []
         for one in started:
             with self._or_leave_out(*one.sessions):
                 one.sets.wait()
         self.alone_rps = alone_rates(self._device, self.profiles, self._sources)
-        for name in later & set(names):
-            with self._or_leave_out(name):
-                made[name] = self._plan_for_load()
         for name in [*names, *plans]:
             with self._or_leave_out(name):
                 if name in made:
                     self.entrants.append(self._entrant(made[name], stack))
+                elif name == "search":
+                    self.entrants += [
+                        self._entrant(plan, stack) for plan in self._confirm_searches(searches)
+                    ]
                 elif name == "masks":
-                    self.entrants.append(self._sweep_masks(stack))
+                    self.entrants += self._sweep_masks(stack)
                 elif name not in self.left_out:
-                    self.entrants.append(self._sweep_processes(sessions[name]))
+                    self.entrants += self._sweep_processes(sessions[name])
         if not self.entrants:
             raise UsageError(
                 "no policy is left to run: "
@@ -237,14 +241,65 @@ class Contest:
             for policy in policies:
                 self._leave_out(policy, error)
 
-    def _plan(self, policy: str) -> Plan:
+    def _plan(self, policy: str, options: PolicyOptions | None = None) -> Plan:
         return wiring.make_plan(
             policy,
             self.mix,
             self._topology,
             self.profiles,
             self._calibration,
+            options or self._policy_options,
+        )
+
+    def _simulate_searches(self) -> list[tuple[Objective, Found]]:
+        """What a search that is to be verified finds by simulation, for every objective."""
+        if self._verifier is None:
+            return []
+        return [
+            (aim, self._verifier.simulate(aim, lambda part: None))
+            for aim in self._options.objectives
+        ]
+
+    def _confirm_searches(self, searches: Sequence[tuple[Objective, Found]]) -> list[Plan]:
+        """A plan for every objective: what the device confirms, or what simulation says."""
+        from eclip.cli.verification import Opened
+
+        if self._options.load_part is not None:
+            # At part load the search is for that load, which had to be measured first.
+            return [self._plan_for_load()]
+        plans = []
+        if self._verifier is None:
+            for aim in self._options.objectives:
+                options = dataclasses.replace(self._policy_options, objective=aim)
+                plans.append(self._named(self._plan("search", options), aim))
+        else:
+            opened = Opened(self._device, self._sources, self.profiles, self.alone_rps)
+            window = Window(
+                seconds=self._options.trial_seconds, warmup_seconds=_TRIAL_WARMUP_S, trace_ms=0.0
+            )
+            for aim, found in searches:
+                plan = self._verifier.confirm(found, aim, opened, window, lambda part: None)
+                plans.append(self._named(plan, aim))
+            self.observed = self._verifier.observed
+        return plans
+
+    def _named(self, plan: Plan, aim: Objective) -> Plan:
+        """With the objective in its policy's name, if that is not the first one."""
+        if aim == self._options.objectives[0]:
+            return plan
+        return msgspec.structs.replace(plan, policy=f"{plan.policy}-{aim.kind}")
+
+    @functools.cached_property
+    def _verifier(self) -> Verifier | None:
+        if self._options.verification is None or self._options.load_part is not None:
+            return None
+        return wiring.make_verifier(
+            self.mix,
+            self._topology,
+            self.profiles,
+            self._calibration,
             self._policy_options,
+            self._options.verification,
         )
 
     def _plan_for_load(self) -> Plan:
@@ -266,7 +321,7 @@ class Contest:
             self._open(plan).close()  # what cannot be opened must not wait for its turn
             return Entrant(plan, lambda: self._open(plan), **known)
         session = stack.enter_context(self._open(plan))
-        return Entrant(plan, lambda: contextlib.nullcontext(session), **known)
+        return Entrant(plan, functools.partial(_kept_open, session), **known)
 
     def _open(self, plan: Plan) -> Session:
         from eclip.runtime.program import lower
@@ -289,30 +344,41 @@ class Contest:
         """What plain streams give in a trial: settings are held to their fairness."""
         with self._open(self._plan("shared")) as session:
             score = wiring.mean_score([self._try(session)])
-        if score.stp == 0 or (self._options.objective.kind == "energy" and score.power_w == 0):
+        energy = any(aim.kind == "energy" for aim in self._options.objectives)
+        if score.stp == 0 or (energy and score.power_w == 0):
             raise UsageError(
                 f"a trial of {self._options.trial_seconds:g} s measured nothing; give more "
                 f"--trial-seconds"
             )
         return score
 
-    def _best(self, logs: Sequence[RunLog]) -> int:
+    def _best(self, logs: Sequence[RunLog], aim: Objective) -> int:
         from eclip.planning.sweep import best_setting
 
         scores = [wiring.mean_score([log]) for log in logs]
-        return best_setting(scores, self._options.objective, self._plain)
+        return best_setting(scores, aim, self._plain)
 
-    def _sweep_masks(self, stack: contextlib.ExitStack) -> Entrant:
+    def _winners(self, logs: Sequence[RunLog]) -> dict[int, Objective]:
+        """The best setting for every objective; one that is best for several counts once."""
+        winners: dict[int, Objective] = {}
+        for aim in self._options.objectives:
+            winners.setdefault(self._best(logs, aim), aim)
+        return winners
+
+    def _sweep_masks(self, stack: contextlib.ExitStack) -> list[Entrant]:
         from eclip.planning.problem import Problem
         from eclip.planning.sweep import Homes, StaticMasks, masks_setting
 
         problem = Problem(self.mix, self._topology, self.profiles)
-        masks = StaticMasks(problem, self._options.trials, self._run.seed)
+        aims = self._options.objectives
+        trials = self._options.trials * len(aims)
+        masks = StaticMasks(problem, trials, self._run.seed)
         tried: list[Homes] = []
         logs: list[RunLog] = []
         refused: EclipError | None = None
-        for _ in range(self._options.trials):
-            homes = masks.propose(tried[self._best(logs)] if tried else None)
+        for number in range(trials):
+            aim = aims[number % len(aims)]
+            homes = masks.propose(tried[self._best(logs, aim)] if tried else None)
             if homes is None:
                 break
             plan = masks.plan(homes)
@@ -327,27 +393,38 @@ class Contest:
         if refused is not None and not tried:
             raise refused
         settings = [masks_setting(log.plan) for log in logs]
-        best = self._best(logs)
-        return self._entrant(
-            logs[best].plan, stack, setting=settings[best], trials=_trials(settings, logs)
-        )
+        return [
+            self._entrant(
+                self._named(logs[best].plan, aim),
+                stack,
+                setting=settings[best],
+                trials=_trials(settings, logs),
+            )
+            for best, aim in self._winners(logs).items()
+        ]
 
-    def _sweep_processes(self, sessions: Sequence[ProcessSession]) -> Entrant:
+    def _sweep_processes(self, sessions: Sequence[ProcessSession]) -> list[Entrant]:
         """The best of these sets of processes; the others leave."""
         logs = [self._try(session) for session in sessions] if len(sessions) > 1 else []
-        best = self._best(logs) if logs else 0
-        losers = [session for session in sessions if session is not sessions[best]]
+        winners = self._winners(logs) if logs else {0: self._options.objectives[0]}
+        losers = [session for index, session in enumerate(sessions) if index not in winners]
         for session in losers:
             session.dismiss()
         for session in losers:
             session.close()
-        sharing, winner = sessions[best].sharing, sessions[best]
-        return Entrant(
-            sharing.plan,
-            lambda: contextlib.nullcontext(winner),
-            setting="" if sharing.shares is None else sharing.label,
-            trials=_trials([session.sharing.label for session in sessions], logs),
-        )
+        trials = _trials([session.sharing.label for session in sessions], logs)
+        entrants = []
+        for best, aim in winners.items():
+            sharing = sessions[best].sharing
+            entrants.append(
+                Entrant(
+                    self._named(sharing.plan, aim),
+                    functools.partial(_kept_open, sessions[best]),
+                    setting="" if sharing.shares is None else sharing.label,
+                    trials=trials,
+                )
+            )
+        return entrants
 
     # The rounds
 
@@ -363,7 +440,9 @@ class Contest:
             # Recording kernels takes a run of its own on a GPU; one a policy is enough.
             traced = window if repeat == repeats - 1 else dataclasses.replace(window, trace_ms=0.0)
             with self._or_leave_out(entrant.policy), entrant.open() as session:
-                entrant.logs.append(session.run(load_of(repeat), traced, self.alone_rps))
+                log = session.run(load_of(repeat), traced, self.alone_rps)
+                # A session knows its plan by the policy's name alone.
+                entrant.logs.append(msgspec.structs.replace(log, plan=entrant.plan))
             self._step()
         if not self.measured:
             raise UsageError(f"nothing could run: {'; '.join(self.left_out.values())}")
@@ -409,7 +488,7 @@ class Contest:
 
     def _count(self, names: Sequence[str], plans: int) -> None:
         """How many runs there will be, about."""
-        trials = self._options.trials if "masks" in names else 0
+        trials = self._options.trials * len(self._options.objectives) if "masks" in names else 0
         self._total = trials + (len(names) + plans) * self._options.repeats
 
     def _step(self) -> None:
@@ -418,6 +497,10 @@ class Contest:
 
     def _report(self, part: float) -> None:
         self._progress(min(1.0, (self._done + part) / self._total))
+
+
+def _kept_open(session: Session) -> contextlib.AbstractContextManager[Session]:
+    return contextlib.nullcontext(session)
 
 
 def _trials(settings: Sequence[str], logs: Sequence[RunLog]) -> tuple[Trial, ...]:

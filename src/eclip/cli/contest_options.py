@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from eclip.cli.verification import Verification
 from eclip.errors import UsageError
 from eclip.planning.objective import THROUGHPUT, Objective
 
@@ -15,9 +16,11 @@ _ORDER = ("shared", "priority", *PROCESSES, "model", "masks", "kernel", "eclip")
 @dataclass(frozen=True)
 class ContestOptions:
     repeats: int = 1
-    trials: int = 24  # of static masks
+    trials: int = 24  # of static masks, for every objective
     trial_seconds: float = 0.3
-    objective: Objective = THROUGHPUT  # what the best setting of a swept policy is best at
+    # What is swept or searched for: a setting or a plan for each.
+    objectives: tuple[Objective, ...] = (THROUGHPUT,)
+    verification: Verification | None = None  # of what a search finds
     processes: int = 30  # at most so many at once; the MPS sweep is thinned to fit
     load_part: float | None = None  # Poisson at this part of the closed-loop rates under shared
     requests: int = 2000  # of all workers in all repeats, where load_part is given

@@ -68,6 +68,10 @@ BatchesOption = Annotated[
     int | None,
     typer.Option("--batches", help="search: so many batches instead, to repeat one exactly."),
 ]
+RefineOption = Annotated[
+    float,
+    typer.Option("--refine", help="search, with --verify: go on for so long on the device first."),
+]
 SearchSeedOption = Annotated[int, typer.Option("--seed", min=0, help="search: seed.")]
 TailOption = Annotated[
     bool,

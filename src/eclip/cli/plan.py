@@ -20,6 +20,7 @@ from eclip.cli.options import (
     ObjectiveOption,
     P99Option,
     ProfilesOption,
+    RefineOption,
     SearchSecondsOption,
     SearchSeedOption,
     SwitchMaxOption,
@@ -57,12 +58,14 @@ def plan(
         int,
         typer.Option("--verify", min=0, help="search: try so many plans on the device first."),
     ] = 0,
+    refine: RefineOption = 0.0,
     device: DeviceOption = "sim",
     gpu: GpuOption = 0,
     tail: TailOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Decide which lane every kernel of a mix takes, and write the plan."""
+    from eclip.cli.verification import Verification
     from eclip.planning.objective import Objective
     from eclip.planning.policies import PolicyOptions
 
@@ -72,6 +75,8 @@ def plan(
     found = wiring.find_profiles(wanted, layout, constants, profiles or [], tail)
     if policy != "search" and verify:
         raise UsageError("--verify goes with --policy search")
+    if refine and not verify:
+        raise UsageError("--refine goes with --verify, which decides at the end")
     with screen.progress_bar(f"planning {wanted.name}") as progress:
         options = PolicyOptions(
             switch_max=switch_max,
@@ -90,7 +95,14 @@ def plan(
         if verify:
             trials = wiring.run_options(device, gpu, 1.0, 0.1, 0.0, seed, None)
             made = wiring.search_and_verify(
-                wanted, layout, found, constants, options, verify, trials, progress
+                wanted,
+                layout,
+                found,
+                constants,
+                options,
+                Verification(verify, refine),
+                trials,
+                progress,
             )
         else:
             made = wiring.make_plan(policy, wanted, layout, found, constants, options)

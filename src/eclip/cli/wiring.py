@@ -27,6 +27,7 @@ from eclip.runlog import RunLog
 from eclip.topology import Topology
 
 if TYPE_CHECKING:
+    from eclip.cli.verification import Verification, Verifier
     from eclip.devices.base import Device, Session, Window
     from eclip.devices.cuda.processes import ProcessSets, Sharing
     from eclip.devices.sim.evaluate import Evaluator
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from eclip.runtime.table import WorkersBy
 
 Progress = Callable[[float], None]
-_TRIAL_ROUNDS = 2  # of the trials before deployment
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def make_plan(
     if policy == "search":
         options = dataclasses.replace(
             options,
-            evaluator=_evaluator(problem, calibration),
+            evaluator=make_evaluator(problem, calibration),
             switch_ns=calibration.costs.barrier_ns,
         )
     return policies.make_plan(policy, problem, options)
@@ -129,78 +129,43 @@ def search_and_verify(
     profiles: tuple[Profile, ...],
     calibration: Calibration,
     options: PolicyOptions,
-    finalists: int,
+    how: Verification,
     run: RunOptions,
     progress: Progress,
 ) -> Plan:
     """Search by simulation, try the best plans on the device, and take what did best there."""
-    from eclip.planning.decision import decide, shortlist
+    from eclip.cli.verification import Opened
+    from eclip.devices.alone import alone_rates
+
+    verifier = make_verifier(mix, topology, profiles, calibration, options, how)
+    found = verifier.simulate(options.objective, lambda part: progress(part / 2))
+    device, sources = _open_device(topology, profiles, calibration, run, lambda part: None)
+    opened = Opened(device, sources, profiles, alone_rates(device, profiles, sources))
+    return verifier.confirm(
+        found, options.objective, opened, run.window, lambda part: progress((1 + part) / 2)
+    )
+
+
+def make_verifier(
+    mix: Mix,
+    topology: Topology,
+    profiles: tuple[Profile, ...],
+    calibration: Calibration,
+    options: PolicyOptions,
+    how: Verification,
+) -> Verifier:
+    from eclip.cli.verification import Verifier
     from eclip.planning.problem import Problem
-    from eclip.planning.search import search
 
     problem = Problem(mix, topology, profiles)
-    evaluate = _evaluator(problem, calibration)
-    found = search(
-        problem,
-        evaluate,
-        options.objective,
-        seconds=options.seconds,
-        batches=options.batches,
-        seed=options.seed,
-        switch_ns=calibration.costs.barrier_ns,
-        progress=lambda share: progress(share / 2),
-    )
-    entries = shortlist(found, problem, evaluate, options.objective, finalists)
-    logs = _try_in_turns(
-        [entry.plan for entry in entries],
-        profiles,
-        calibration,
-        run,
-        lambda share: progress((1 + share) / 2),
-    )
-    return decide(
-        entries,
-        [mean_score(of_one) for of_one in logs],
-        found,
-        options.objective,
-        seed=options.seed,
-        device=logs[0][0].device,
-        modelled=logs[0][0].modelled,
-    )
+    options = dataclasses.replace(options, switch_ns=calibration.costs.barrier_ns)
+    return Verifier(problem, make_evaluator(problem, calibration), options, how)
 
 
-def _evaluator(problem: Problem, calibration: Calibration) -> Evaluator:
+def make_evaluator(problem: Problem, calibration: Calibration) -> Evaluator:
     from eclip.devices.sim.evaluate import Evaluator
 
     return Evaluator(problem.topology, problem.profiles, calibration, problem.mix)
-
-
-def _try_in_turns(
-    plans: Sequence[Plan],
-    profiles: tuple[Profile, ...],
-    calibration: Calibration,
-    options: RunOptions,
-    progress: Progress,
-) -> list[list[RunLog]]:
-    """Every plan under the mix's load, several rounds, each beginning with another plan."""
-    from eclip.devices.alone import alone_rates
-    from eclip.devices.load import load_of_mix
-    from eclip.devices.rounds import rotation
-    from eclip.runtime.program import lower
-
-    window = options.window
-    load = load_of_mix(plans[0].mix, window.seconds, window.warmup_seconds, options.seed)
-    traces = [profile.trace for profile in profiles]
-    logs: list[list[RunLog]] = [[] for _ in plans]
-    device, sources = _open_device(
-        plans[0].topology, profiles, calibration, options, lambda share: None
-    )
-    rates = alone_rates(device, profiles, sources)
-    for done, (_, index) in enumerate(rotation(len(plans), _TRIAL_ROUNDS), 1):
-        with device.open(lower(plans[index], traces), sources) as session:
-            logs[index].append(session.run(load, window, rates))
-        progress(done / (_TRIAL_ROUNDS * len(plans)))
-    return logs
 
 
 def mean_score(logs: Sequence[RunLog]) -> Score:
@@ -285,6 +250,21 @@ def find_sources(profiles: tuple[Profile, ...], options: RunOptions) -> Sequence
     except ModuleNotFoundError as error:
         raise DeviceError(f"the package {error.name} is missing; see `eclip doctor`") from None
     return capture_workers(profiles, options.gpu)
+
+
+@contextmanager
+def quick_opening(device: Device[Any]) -> Iterator[None]:
+    """Plans with switches run as segments: to find the faster way takes longer than a trial."""
+    from eclip.devices.cuda.device import CudaDevice, Execution
+
+    if not isinstance(device, CudaDevice):
+        yield
+        return
+    before, device.execution = device.execution, Execution.SEGMENTS
+    try:
+        yield
+    finally:
+        device.execution = before
 
 
 def driver_of(device: Device[Any]) -> str | None:

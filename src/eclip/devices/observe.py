@@ -15,6 +15,7 @@ import numpy as np
 from eclip.devices.base import Device, Window
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.devices.sim.fit import plan_of
+from eclip.measures import steady_rates
 from eclip.observations import ObservedHome, ObservedRun
 from eclip.planning.placement import Placer
 from eclip.runtime.program import lower
@@ -92,20 +93,15 @@ def observe(
     program = lower(plan, [profile.trace for profile in problem.profiles])
     with device.open(program, sources) as session:
         log = session.run(load, WINDOW, alone_rps)
-    owner, ends = np.array(log.requests.worker), np.array(log.requests.end_ns)
-    rates = []
-    for worker in plan.everyone:
-        mine = ends[owner == worker]
-        if len(mine) < 3:
-            return None
-        # Between completions: of 20 requests in a window one more or less would be 5%.
-        rates.append((len(mine) - 1) * 1e9 / float(mine[-1] - mine[0]))
+    rates = steady_rates(log)
+    if min(rates) == 0:
+        return None
     return ObservedRun(
         mix=problem.mix.name,
         kind=kind,
         homes=homes,
         alone_rps=tuple(alone_rps),
-        rates_rps=tuple(rates),
+        rates_rps=rates,
         power_w=log.energy_uj * 1e3 / log.duration_ns,
         seconds=WINDOW.seconds,
     )

@@ -25,7 +25,8 @@ def build(
     if model not in _BUILDERS:
         raise unknown_name("model", model, _BUILDERS)
     torch.manual_seed(seed)
-    module, inputs = _BUILDERS[model](batch)
+    with torch.device("cuda"):  # drawing the weights of a large model on a CPU takes seconds
+        module, inputs = _BUILDERS[model](batch)
     for weights in module.parameters():
         if weights.dim() > 1 and not weights.any():  # a zero head would hide every mistake
             torch.nn.init.normal_(weights, std=0.02)
@@ -33,7 +34,7 @@ def build(
 
 
 def _images(batch: int) -> torch.Tensor:
-    images = torch.randn(batch, 3, IMAGE, IMAGE, dtype=torch.float16, device="cuda")
+    images = torch.randn(batch, 3, IMAGE, IMAGE, dtype=torch.float16)
     return images.to(memory_format=torch.channels_last)
 
 
@@ -41,7 +42,7 @@ def _vision(name: str) -> Callable[[int], tuple[torch.nn.Module, tuple[torch.Ten
     def make(batch: int) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
         import torchvision
 
-        module = torchvision.models.get_model(name, weights=None).cuda()
+        module = torchvision.models.get_model(name, weights=None)
         _settle_statistics(module)
         return module.to(memory_format=torch.channels_last), (_images(batch),)
 
@@ -54,7 +55,7 @@ def _settle_statistics(module: torch.nn.Module) -> None:
         part.momentum = None  # a plain average, so that one pass suffices
     module.train()
     with torch.no_grad():
-        module(torch.randn(16, 3, IMAGE, IMAGE, device="cuda"))
+        module(torch.randn(16, 3, IMAGE, IMAGE))
     module.eval()
 
 
@@ -82,7 +83,7 @@ def _text(name: str) -> Callable[[int], tuple[torch.nn.Module, tuple[torch.Tenso
         config.use_cache = False
         model = getattr(transformers, f"{name}Model")(config)
         vocabulary = config.vocab_size
-        tokens = torch.randint(0, vocabulary, (batch, SEQUENCE), device="cuda")
+        tokens = torch.randint(0, vocabulary, (batch, SEQUENCE))
         return _FirstOutput(model), (tokens,)
 
     return make

@@ -16,7 +16,6 @@ from eclip.plan import Evidence, Plan, Trial, unpartitioned
 from eclip.planning.objective import Objective, Score
 from eclip.planning.problem import Problem
 from eclip.planning.search import Found
-from eclip.planning.variants import EvaluateActive, with_variants
 
 PLAIN = "plain streams"
 STATIC = "best static masks"
@@ -26,25 +25,18 @@ STATIC = "best static masks"
 class Entry:
     label: str
     plan: Plan
-    simulated: Score
+    found: Score  # what the search knew of it
 
 
-def shortlist(
-    found: Found, problem: Problem, evaluate: EvaluateActive, objective: Objective, finalists: int
-) -> list[Entry]:
-    """Plain streams first; plans with masks get variants for when some workers are idle."""
+def shortlist(found: Found, problem: Problem, finalists: int) -> list[Entry]:
+    """Plain streams first, then the best static masks, then the finalists."""
     plain = unpartitioned(problem.topology, problem.profiles, problem.mix)
     entries = [Entry(PLAIN, plain, found.plain)]
     static = found.best_static()
     chosen = [(STATIC, static)] if static is not None else []
     best = [one for one in found.finalists(finalists + 1) if one is not static][:finalists]
     chosen += [(f"search {rank}", one) for rank, one in enumerate(best, 1)]
-    for label, one in chosen:
-        plan = one.plan
-        if len(plan.variants) == 1:
-            plan = with_variants(plan, problem, evaluate, objective)
-        entries.append(Entry(label, plan, one.score))
-    return entries
+    return [*entries, *(Entry(label, one.plan, one.score) for label, one in chosen)]
 
 
 def decide(
@@ -56,8 +48,9 @@ def decide(
     seed: int,
     device: str,
     modelled: bool,
+    tried: Found | None = None,
 ) -> Plan:
-    """The plan that did best, with the evidence in it."""
+    """The plan that did best, with the evidence in it; ``tried``: the search on the device."""
     plain = scores[0]
     values = [objective.value(score, plain) for score in scores]
     best = values.index(max(values))
@@ -68,7 +61,8 @@ def decide(
         seed=seed,
         batches=found.batches,
         evaluated=found.evaluated,
-        frontier=found.frontier,
+        tried=0 if tried is None else tried.evaluated,
+        frontier=(tried or found).frontier,
         device=device,
         modelled=modelled,
         trials=tuple(

@@ -56,6 +56,7 @@ class Objective:
     weights: tuple[float, ...] = ()  # per worker; empty: all alike
     p99_ms: tuple[float, ...] = ()  # per worker; latency only
     least_fairness: float = 0.7
+    margin: float = 0.0  # above the floors, for scores that are known only roughly
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -76,7 +77,7 @@ class Objective:
 
     def value(self, score: Score, plain: Score) -> float:
         """The higher the better; ``plain`` is what plain streams give."""
-        missed = max(0.0, self.fairness_floor(plain) - score.fairness)
+        missed = max(0.0, self.fairness_floor(plain) + self.margin - score.fairness)
         if self.kind == "latency":
             missed = 0.0  # rates are the load's, not the plan's
             gains = [_gain(*pair) for pair in zip(score.p99_ms, plain.p99_ms, strict=True)]
@@ -84,7 +85,7 @@ class Objective:
                 missed = sum(max(0.0, 1 - _SLACK - gain) for gain in gains)
             wanted = statistics.geometric_mean(gains) if min(gains) > 0 else 0.0
         elif self.kind == "energy":
-            missed += max(0.0, 1 - score.stp / plain.stp)
+            missed += max(0.0, 1 + self.margin - score.stp / plain.stp)
             wanted = score.efficiency / plain.efficiency
         else:
             wanted = _weighted(score.ratios, self.weights) / _weighted(plain.ratios, self.weights)

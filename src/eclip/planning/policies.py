@@ -21,6 +21,7 @@ from eclip.planning.paper import DEFAULT_SWITCH_MAX, plan_as_the_paper
 from eclip.planning.pool import build_pool
 from eclip.planning.problem import Problem
 from eclip.planning.search import DEFAULT_SECONDS, MOST_SECONDS, search
+from eclip.planning.variants import with_variants
 from eclip.topology import Mask
 
 PRIORITY_LEVELS = 6  # of an H200's streams; a device with fewer refuses what it does not have
@@ -199,16 +200,17 @@ def _search(problem: Problem, options: PolicyOptions) -> Plan:
         switch_ns=options.switch_ns,
         progress=options.progress,
     )
-    entries = shortlist(found, problem, options.evaluator, options.objective, finalists=1)
-    return decide(
+    entries = shortlist(found, problem, finalists=1)
+    plan = decide(
         entries,
-        [entry.simulated for entry in entries],
+        [entry.found for entry in entries],
         found,
         options.objective,
         seed=options.seed,
         device="the simulator",
         modelled=True,
     )
+    return with_variants(plan, problem, options.evaluator, options.objective)
 
 
 def _eclip(problem: Problem, options: PolicyOptions) -> Plan:

@@ -1,7 +1,8 @@
 """The ``search`` policy: exact planning inside, evaluation outside.
 
 A candidate is one home per worker (placement.py); the dynamic programme makes the best plan of it,
-and ``evaluate``, handed in by the caller, says what running that plan gives. The search keeps the
+and ``evaluate``, handed in by the caller, says what running that plan gives: a simulator, or the
+device itself, which takes up where the simulator left off (``starts``). The search keeps the
 best candidates found so far and tries changed and mixed copies of them until its time is over. It
 can be stopped at any moment and has a result from the first batch on; the same seed and the same
 number of batches give the same result.
@@ -62,8 +63,11 @@ class Found:
 
     def best_static(self) -> Candidate | None:
         """The best with one mask per worker, if any was tried."""
-        static = (one for one in self.candidates if all(h.switch_max == 0 for h in one.homes))
-        return next(static, None)
+        return next(iter(self.static), None)
+
+    @property
+    def static(self) -> list[Candidate]:
+        return [one for one in self.candidates if all(h.switch_max == 0 for h in one.homes)]
 
 
 def search(
@@ -75,15 +79,20 @@ def search(
     batches: int | None = None,
     seed: int = 0,
     switch_ns: float = 0.0,
+    starts: Sequence[Homes] | None = None,
+    batch: int = _BATCH,
     progress: Callable[[float], None] = lambda _: None,
 ) -> Found:
-    """Search for so many seconds, or exactly so many batches of candidates."""
+    """Search for so many seconds, or exactly so many batches of candidates.
+
+    ``starts`` are all evaluated, however long that takes; None: a grid of them.
+    """
     objective.check(len(problem.profiles))
     deadline = time.monotonic() + seconds
     (plain,) = evaluate([unpartitioned(problem.topology, problem.profiles, problem.mix)])
     placer = Placer(problem, switch_ns)
     hunt = _Hunt(placer, evaluate, objective, plain, np.random.default_rng(seed))
-    hunt.try_all(_starts(len(problem.profiles), hunt.placer.slices))
+    hunt.try_all(_starts(len(problem.profiles), hunt.placer.slices) if starts is None else starts)
     done = 0
     while True:
         if batches is not None:
@@ -95,7 +104,7 @@ def search(
             progress(1 - max(left, 0.0) / seconds)
             if left <= 0:
                 break
-        if not hunt.try_all(hunt.children()):
+        if not hunt.try_all(hunt.children(batch)):
             break  # everything there is was tried
         done += 1
     return hunt.found(done)
@@ -135,11 +144,11 @@ class _Hunt:
         # Where requests arrive by themselves, most find some of the others idle.
         return plain_when_idle(plan, self.placer.problem)
 
-    def children(self) -> list[Homes]:
+    def children(self, count: int) -> list[Homes]:
         """Changed copies of good candidates, the best ones more often, and mixtures of two."""
         made: dict[Homes, None] = {}
-        for _ in range(50 * _BATCH):
-            if len(made) == _BATCH:
+        for _ in range(50 * count):
+            if len(made) == count:
                 break
             child = list(self._parent())
             if len(child) > 1 and self._random.random() < 0.25:

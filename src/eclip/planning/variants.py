@@ -26,7 +26,12 @@ EvaluateActive = Callable[[Sequence[Plan], tuple[int, ...]], list[Score]]
 def with_variants(
     plan: Plan, problem: Problem, evaluate: EvaluateActive, objective: Objective = THROUGHPUT
 ) -> Plan:
-    """The plan with a variant for every set of workers that may be active, as far as they fit."""
+    """The plan with a variant for every set of workers that may be active, as far as they fit.
+
+    One that has variants, or no masks, stays as it is.
+    """
+    if len(plan.variants) > 1 or all(lane.mask == plan.topology.full for lane in plan.lanes):
+        return plan
     workers = len(plan.workers)
     room = plan.topology.hardware_queues - 1 - len(plan.lanes)
     missing = [worker for worker in plan.everyone if _whole_lane(plan, worker) is None]

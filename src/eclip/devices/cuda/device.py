@@ -44,6 +44,9 @@ from eclip.trace import Trace
 
 _TRIAL_SECONDS = 0.15  # to decide between one graph and segments
 _TRIAL_REQUESTS = 8
+# Segments queued behind the running one. A dozen of them, all waiting for events, keep launches of
+# other workers from starting until they have moved on: lock-step (docs/results.md).
+_AHEAD = 2
 _TRACE_WARMUP_S = 0.02  # of the run that records kernels; the graphs are warm already
 
 
@@ -231,12 +234,16 @@ class CudaSession(Closing):
             return self._whole(route, owner)
         contexts, priorities = self._contexts(route), self._priorities(route)
         steps: list[tuple[int, Any, Any]] = []
+        events: list[Any] = []
         for kernels in route.segments():
             lane = self._pool.lanes[route.lane[kernels.start]]
             waits_on = route.wait_on[kernels.start]
             if waits_on != NO_WAIT:
+                if len(events) >= _AHEAD:
+                    steps.append((loop.HOLD, events[-_AHEAD], 0))
                 event = call(cu.cuEventCreate, cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
                 owner.callback(call, cu.cuEventDestroy, event)
+                events.append(event)
                 steps.append((loop.RECORD, event, self._pool.lanes[waits_on].stream))
                 steps.append((loop.WAIT, lane.stream, event))
             executable = place_segment(

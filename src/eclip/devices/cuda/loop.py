@@ -1,9 +1,9 @@
 """The driving loop: requests of one worker, launched from compiled code that holds no GIL.
 
-A worker's executable is a list of steps (launch a graph, record an event, wait for one). Each
-worker has a thread of its own that repeats: wait for the next request, pick the variant by who is
-active, take the steps, wait for completion. Threads share one array of activity flags and nothing
-else, so they do not disturb each other.
+A worker's executable is a list of steps (launch a graph, record an event, let a stream wait for
+one, hold the host until one has happened). Each worker has a thread of its own that repeats: wait
+for the next request, pick the variant by who is active, take the steps, wait for completion.
+Threads share one array of activity flags and nothing else, so they do not disturb each other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy.typing as npt
 from eclip.devices.cuda.driver import Gpu, describe
 from eclip.errors import DeviceError
 
-LAUNCH, RECORD, WAIT = 0, 1, 2
+LAUNCH, RECORD, WAIT, HOLD = 0, 1, 2, 3
 _CLOCK_MONOTONIC = 1
 _CHUNK = 1 << 16  # requests between two returns to Python
 FOREVER_NS = int(np.iinfo(np.int64).max)
@@ -49,8 +49,8 @@ class Steps:
     """What one request of a worker takes, in order; ``stream`` completes last."""
 
     kind: Ints
-    first: Words  # executable, event, stream
-    second: Words  # stream, stream, event
+    first: Words  # executable, event, stream, event
+    second: Words  # stream, stream, event, nothing
     stream: int
 
 
@@ -60,6 +60,7 @@ def make_driver() -> Callable[..., tuple[int, int, int]]:
     graph_launch = _entry("libcuda.so.1", "cuGraphLaunch", 2)
     event_record = _entry("libcuda.so.1", "cuEventRecord", 2)
     stream_wait = _entry("libcuda.so.1", "cuStreamWaitEvent", 3)
+    event_hold = _entry("libcuda.so.1", "cuEventSynchronize", 1)
     synchronise = _entry("libcuda.so.1", "cuStreamSynchronize", 1)
     clock = _entry("libc.so.6", "clock_gettime", 2)
     usleep = _entry("libc.so.6", "usleep", 1)
@@ -118,8 +119,10 @@ def make_driver() -> Callable[..., tuple[int, int, int]]:
                     status = graph_launch(first[step], second[step])
                 elif kind[step] == RECORD:
                     status = event_record(first[step], second[step])
-                else:
+                elif kind[step] == WAIT:
                     status = stream_wait(first[step], second[step], np.uint64(0))
+                else:
+                    status = event_hold(first[step])
                 if status:
                     return done, taken, status
             status = synchronise(streams[variant])

@@ -1,0 +1,217 @@
+"""Verification: from what a search found by simulation to a plan that the device has confirmed.
+
+The search may go on on the device, from the simulator's best plans and a few random ones. At the
+end the best plans, plain streams and the best static masks run in turns, longer, and what measures
+best is the plan.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from eclip.cli import wiring
+from eclip.devices.base import Window
+from eclip.devices.load import load_of_mix
+from eclip.errors import UsageError
+from eclip.observations import ObservedHome, ObservedRun
+
+if TYPE_CHECKING:
+    from eclip.devices.base import Device
+    from eclip.devices.sim.evaluate import Evaluator
+    from eclip.devices.trials import Trials
+    from eclip.plan import Plan
+    from eclip.planning.objective import Objective
+    from eclip.planning.placement import Home
+    from eclip.planning.policies import PolicyOptions
+    from eclip.planning.problem import Problem
+    from eclip.planning.search import Candidate, Found
+    from eclip.profile import Profile
+    from eclip.runlog import RunLog
+
+_ROUNDS = 2  # of the runs in turns
+_MARGIN = 0.02  # above floors: what a short run may be wrong by
+_BATCH = 6  # plans between two looks at the best, while the search is on the device
+_STARTS = 6  # finalists of the simulator that the device begins with
+_STATIC = 4  # ... and static masks
+_RANDOM = 5  # ... and placements at random, which tell how far the simulator can be trusted
+
+
+@dataclass(frozen=True)
+class Verification:
+    finalists: int  # plans that run in turns at the end
+    refine_seconds: float = 0.0  # how long the search goes on on the device before
+
+    def __post_init__(self) -> None:
+        if self.finalists < 1:
+            raise UsageError("at least one plan must be tried on the device")
+        if not 0 <= self.refine_seconds <= 3600:
+            raise UsageError("the search goes on on the device for 0 to 3600 s")
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A device with its sources, and every worker's rate alone on it."""
+
+    device: Device[Any]
+    sources: Sequence[Any]
+    profiles: tuple[Profile, ...]
+    alone_rps: Sequence[float]
+
+
+class Verifier:
+    """Searches one mix for one or several objectives; what was simulated or tried once is kept."""
+
+    def __init__(
+        self, problem: Problem, evaluate: Evaluator, options: PolicyOptions, how: Verification
+    ) -> None:
+        self._problem = problem
+        self._evaluate = evaluate
+        self._options = options
+        self._how = how
+        self._trials: Trials[Any] | None = None
+        self.observed: list[ObservedRun] = []  # on the device, while the search went on there
+
+    def simulate(self, objective: Objective, progress: wiring.Progress) -> Found:
+        from eclip.planning.search import search
+
+        return search(
+            self._problem,
+            self._evaluate,
+            objective,
+            seconds=self._options.seconds,
+            batches=self._options.batches,
+            seed=self._options.seed,
+            switch_ns=self._options.switch_ns,
+            progress=progress,
+        )
+
+    def confirm(
+        self,
+        found: Found,
+        objective: Objective,
+        opened: Opened,
+        window: Window,
+        progress: wiring.Progress,
+    ) -> Plan:
+        """The plan that measures best, with its evidence and its variants."""
+        from eclip.planning.decision import decide, shortlist
+        from eclip.planning.variants import with_variants
+
+        tried = None
+        if self._how.refine_seconds > 0:
+            tried = self._refine(found, objective, opened, lambda part: progress(part / 2))
+        entries = shortlist(tried or found, self._problem, self._how.finalists)
+        plans = [entry.plan for entry in entries]
+        if any(worker.rate_rps is not None for worker in self._problem.mix.workers):
+            # Where requests arrive by themselves, what happens beside idle workers counts.
+            plans = [with_variants(one, self._problem, self._evaluate, objective) for one in plans]
+        logs = self._in_turns(plans, opened, window, lambda part: progress((1 + part) / 2))
+        plan = decide(
+            [
+                dataclasses.replace(entry, plan=plan)
+                for entry, plan in zip(entries, plans, strict=True)
+            ],
+            [wiring.mean_score(of_one) for of_one in logs],
+            found,
+            dataclasses.replace(objective, margin=_MARGIN),
+            seed=self._options.seed,
+            device=logs[0][0].device,
+            modelled=logs[0][0].modelled,
+            tried=tried,
+        )
+        return with_variants(plan, self._problem, self._evaluate, objective)
+
+    def _refine(
+        self, found: Found, objective: Objective, opened: Opened, progress: wiring.Progress
+    ) -> Found:
+        from eclip.devices.trials import WINDOW, Trials
+        from eclip.planning.search import search
+
+        if objective.kind == "latency" or any(
+            worker.rate_rps is not None for worker in self._problem.mix.workers
+        ):
+            raise UsageError(
+                "a search goes on on the device (--refine) for throughput or energy of workers "
+                "that are always busy"
+            )
+        if self._trials is None:
+            self._trials = Trials(opened.device, opened.sources, opened.profiles, opened.alone_rps)
+        starts = self._starts(found)
+        with wiring.quick_opening(opened.device):
+            tried = search(
+                self._problem,
+                self._trials,
+                dataclasses.replace(objective, margin=_MARGIN),
+                seconds=self._how.refine_seconds,
+                seed=self._options.seed,
+                switch_ns=self._options.switch_ns,
+                starts=list(starts),
+                batch=_BATCH,
+                progress=progress,
+            )
+        self._note(tried.candidates, starts, opened.alone_rps, WINDOW.seconds)
+        return tried
+
+    def _starts(self, found: Found) -> dict[tuple[Home, ...], str]:
+        """Where the device begins, and why there."""
+        from eclip.devices.observe import placements
+        from eclip.planning.placement import Home
+
+        starts = {one.homes: "finalist" for one in found.finalists(_STARTS)}
+        starts |= {one.homes: "static finalist" for one in found.static[:_STATIC]}
+        slices = len(self._problem.topology.slice_units)
+        drawn = placements(len(self._problem.profiles), slices, self._options.seed)
+        for _, homes in itertools.islice((one for one in drawn if one[1]), _RANDOM):
+            starts.setdefault(
+                tuple(Home(**msgspec.structs.asdict(home)) for home in homes), "random"
+            )
+        return starts
+
+    def _note(
+        self,
+        candidates: Sequence[Candidate],
+        kinds: Mapping[tuple[Home, ...], str],
+        alone_rps: Sequence[float],
+        seconds: float,
+    ) -> None:
+        for one in candidates:
+            if min(one.score.ratios) == 0 or one.score.power_w == 0:
+                continue
+            run = ObservedRun(
+                mix=self._problem.mix.name,
+                kind=kinds.get(one.homes, "refined"),
+                homes=tuple(ObservedHome(**dataclasses.asdict(home)) for home in one.homes),
+                alone_rps=tuple(alone_rps),
+                rates_rps=tuple(
+                    ratio * alone for ratio, alone in zip(one.score.ratios, alone_rps, strict=True)
+                ),
+                power_w=one.score.power_w,
+                seconds=seconds,
+            )
+            if run not in self.observed:
+                self.observed.append(run)
+
+    def _in_turns(
+        self, plans: Sequence[Plan], opened: Opened, window: Window, progress: wiring.Progress
+    ) -> list[list[RunLog]]:
+        """Every plan under the mix's load, several rounds, each beginning with another plan."""
+        from eclip.devices.rounds import rotation
+        from eclip.runtime.program import lower
+
+        load = load_of_mix(
+            self._problem.mix, window.seconds, window.warmup_seconds, self._options.seed
+        )
+        traces = [profile.trace for profile in opened.profiles]
+        logs: list[list[RunLog]] = [[] for _ in plans]
+        for done, (_, index) in enumerate(rotation(len(plans), _ROUNDS), 1):
+            program = lower(plans[index], traces)
+            with opened.device.open(program, opened.sources) as session:
+                logs[index].append(session.run(load, window, opened.alone_rps))
+            progress(done / (_ROUNDS * len(plans)))
+        return logs
