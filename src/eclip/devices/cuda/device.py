@@ -47,6 +47,7 @@ _TRIAL_REQUESTS = 8
 # Segments queued behind the running one. A dozen of them, all waiting for events, keep launches of
 # other workers from starting until they have moved on: lock-step (docs/results.md).
 _AHEAD = 2
+_MOST_SEGMENTS = 64  # of a worker: with more, a launch for each costs more than switches in a graph
 _TRACE_WARMUP_S = 0.02  # of the run that records kernels; the graphs are warm already
 
 
@@ -152,12 +153,14 @@ class CudaSession(Closing):
         """Every worker's loop, in the way the device asks for or, if that is AUTO, the faster one.
 
         Both are tried with all workers at once: alone a graph over several contexts may win and
-        then, beside others that have one too, fall into lock-step with them.
+        then, beside others, fall into lock-step with them.
         """
         wanted = self._device.execution
-        barriers = sum(route.barriers for routes in self._program.routes for route in routes)
-        if wanted is not Execution.AUTO or barriers == 0:
+        barriers = [route.barriers for routes in self._program.routes for route in routes]
+        if wanted is not Execution.AUTO or sum(barriers) == 0:
             return self._make_loops(wanted, self._stack)
+        if max(barriers) >= _MOST_SEGMENTS:
+            return self._make_loops(Execution.WHOLE, self._stack)
         with contextlib.ExitStack() as whole_stack, contextlib.ExitStack() as segments_stack:
             whole = self._make_loops(Execution.WHOLE, whole_stack)
             segments = self._make_loops(Execution.SEGMENTS, segments_stack)
