@@ -114,12 +114,12 @@ def score_of(measures: Measures) -> Score:
     )
 
 
-def trial_of(setting: str, measures: Measures) -> Trial:
+def trial_of(setting: str, stp: float, fairness: float, efficiency_per_kj: float) -> Trial:
     return Trial(
         setting=setting,
-        stp=_rounded(measures.stp),
-        fairness=_rounded(measures.fairness),
-        efficiency_per_kj=_rounded(measures.efficiency_per_kj),
+        stp=_rounded(stp),
+        fairness=_rounded(fairness),
+        efficiency_per_kj=_rounded(efficiency_per_kj),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -256,6 +257,34 @@ def test_workers_with_14_switches_do_not_fall_into_lock_step(
     # Each worker counts the same, whatever the length of its requests, as in STP.
     kept = np.median(rates[AUTO], axis=0) / np.median(rates[SEGMENTS], axis=0)
     assert kept.mean() >= 0.97, f"{dict(zip(names, kept.round(3).tolist(), strict=True))}"
+
+
+def test_short_groups_behind_a_long_one_hold_up_nobody(
+    device: CudaDevice,
+    zoo: Zoo,
+    plan_of: PlanOf,
+    opened: Opened,
+    run_closed: RunClosed,
+) -> None:
+    """All queued at once, they kept the neighbour to one request for each of theirs."""
+    sources = [zoo(name).capture for name in ("resnext101", "shufflenet")]
+    slices = len(device.topology.slice_units)
+    masks = [[Mask(range(slices - 4))] * 2, [Mask(range(slices - 4, slices))]]
+    kernels = len(sources[0].trace.kernels)
+    long = 2 * kernels // 3
+    switching = [0] * long + [1 - n // 20 % 2 for n in range(kernels - long)]
+    assert sum(a != b for a, b in itertools.pairwise(switching)) > 10
+    beside = [0] * len(sources[1].trace.kernels)
+    rates = []
+    for route in ([0] * kernels, switching):
+        traces = [source.trace for source in sources]
+        plan = plan_of(device.topology, traces, masks, [route, beside])
+        with opened(device, plan, sources, AUTO) as session:
+            rates.append(rates_of(run_closed(session, 2, seconds=0.5)))
+    still, switched = rates
+    print("requests/s beside one lane", still, "and beside switches", switched)
+    assert switched[1] >= 0.95 * still[1]
+    assert switched[0] >= 0.95 * still[0]
 
 
 def test_a_neighbour_with_longer_requests_on_other_units_takes_nothing(

@@ -16,6 +16,7 @@ from eclip.calibration import Calibration
 from eclip.cli import wiring
 from eclip.cli.contest import Contest
 from eclip.cli.contest_options import ContestOptions, known_policies
+from eclip.cli.verification import Verification
 from eclip.devices.base import Window
 from eclip.devices.cuda.processes import Host, ProcessSets, Sharing
 from eclip.devices.load import long_enough
@@ -24,6 +25,7 @@ from eclip.devices.sim.device import SimDevice
 from eclip.errors import DeviceError, UsageError
 from eclip.measures import measure, measure_together
 from eclip.mix import mix_of
+from eclip.planning.objective import Objective
 from eclip.planning.policies import PolicyOptions, make_plan
 from eclip.profile import Profile
 from eclip.runlog import RunLog
@@ -220,6 +222,25 @@ def test_best_of_the_masks_tried_enters(stage: Stage) -> None:
     assert masks.setting == best.setting
     assert "SMs" in masks.setting
     assert masks.plan.policy == "masks"
+
+
+def test_sweeps_and_searches_enter_once_for_every_objective(stage: Stage) -> None:
+    contest = stage.contest(
+        objectives=(Objective(), Objective("energy")), verification=Verification(1, 0.2)
+    )
+    contest.hold(["shared", "masks", "search"], {})
+    names = [entrant.policy for entrant in contest.measured]
+    assert names[0] == "shared"
+    assert set(names) >= {"masks", "search", "search-energy"}
+    assert set(names) <= {"shared", "masks", "masks-energy", "search", "search-energy"}
+    assert all(entrant.logs[0].plan.policy == entrant.policy for entrant in contest.measured)
+    # The search begins with the masks that were swept, without trying them again.
+    assert sum(run.kind == "static" for run in contest.observed) > 0
+    swept = [log.plan for log in stage.trials if log.plan.policy == "masks"]
+    searched = {log.plan.lanes for log in stage.trials if log.plan.policy == "search"}
+    assert len(swept) == 8
+    again = [plan for plan in swept if plan.lanes in searched]
+    assert len(again) <= 1  # in turns, as the best static masks
 
 
 def test_masks_that_do_not_fit_are_passed_over(stage: Stage) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from eclip.devices.base import Window
 from eclip.devices.cuda import device as device_module
+from eclip.devices.cuda import loop
 from eclip.devices.cuda.device import CudaSession
 from eclip.devices.cuda.energy import Tick
 from eclip.devices.cuda.recording import Placed
@@ -170,3 +171,21 @@ def test_worker_that_fails_ends_the_run_with_its_error(monkeypatch: pytest.Monke
     with pytest.raises(DeviceError, match="a launch failed"):
         stage.run(seconds=5.0)
     assert time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize("segments", [1, 2, 3, 4, 15])
+def test_host_holds_so_that_few_segments_are_queued(segments: int) -> None:
+    """Event n, recorded before segment n waits for it, tells that segment n - 1 is done."""
+    parts = [(100 + n, n % 3, (200 + n, (n - 1) % 3) if n else None) for n in range(segments)]
+    steps = loop.chained(parts)
+    done, launched = 0, 0
+    for kind, first, _ in zip(steps.kind, steps.first, steps.second, strict=True):
+        if kind == loop.HOLD:
+            done = int(first) - 200  # so many segments are complete
+        elif kind == loop.LAUNCH:
+            launched += 1
+            assert launched - done <= loop.AHEAD + 1  # one runs, the others wait
+    assert launched == segments
+    assert np.count_nonzero(steps.kind == loop.HOLD) == max(0, segments - 1 - loop.AHEAD)
+    assert np.count_nonzero(steps.kind == loop.WAIT) == segments - 1
+    assert steps.stream == (segments - 1) % 3

@@ -12,8 +12,9 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -35,12 +36,16 @@ if TYPE_CHECKING:
     from eclip.cli.verification import Verifier
     from eclip.devices.base import Device, Session
     from eclip.devices.cuda.processes import ProcessSession, ProcessSets, Sharing
+    from eclip.devices.trials import Trials
     from eclip.observations import ObservedRun
     from eclip.planning.objective import Objective, Score
+    from eclip.planning.placement import Home
     from eclip.planning.policies import PolicyOptions
     from eclip.planning.search import Found
 
 _TRIAL_WARMUP_S = 0.05
+
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -102,6 +107,8 @@ class Contest:
         self._device: Device[Any]
         self._sources: Sequence[Any] = ()
         self._replayed: Load | None = None
+        self._stopped = False
+        self._static: list[tuple[Home, ...]] = []  # masks that were tried
 
     @property
     def measured(self) -> list[Entrant]:
@@ -132,9 +139,10 @@ class Contest:
             if isinstance(self._device, Closing):
                 stack.enter_context(self._device)
             self.driver = wiring.driver_of(self._device)
-            started = self._start_processes(names, stack)
-            self._sources = wiring.find_sources(self.profiles, self._run)
-            self._enter_all(names, plans, started, stack)
+            with self._aside(lambda: self._simulate_searches(names)) as searches:
+                started = self._start_processes(names, stack)
+                self._sources = wiring.find_sources(self.profiles, self._run)
+            self._enter_all(names, plans, started, searches.result(), stack)
             self._run_rounds()
 
     # Who takes part
@@ -198,6 +206,7 @@ class Contest:
         names: Sequence[str],
         plans: Mapping[str, Plan],
         started: Sequence[_Started],
+        searches: Sequence[tuple[Objective, Found]],
         stack: contextlib.ExitStack,
     ) -> None:
         from eclip.devices.alone import alone_rates
@@ -210,7 +219,6 @@ class Contest:
                     made[name] = self._plan(name)
         for name, plan in plans.items():
             made[name] = msgspec.structs.replace(plan, policy=name)
-        searches = self._simulate_searches() if "search" in names else []
         for one in started:
             with self._or_leave_out(*one.sessions):
                 one.sets.wait()
@@ -251,14 +259,27 @@ class Contest:
             options or self._policy_options,
         )
 
-    def _simulate_searches(self) -> list[tuple[Objective, Found]]:
+    def _simulate_searches(self, names: Sequence[str]) -> list[tuple[Objective, Found]]:
         """What a search that is to be verified finds by simulation, for every objective."""
-        if self._verifier is None:
+        if self._verifier is None or "search" not in names:
             return []
         return [
-            (aim, self._verifier.simulate(aim, lambda part: None))
-            for aim in self._options.objectives
+            (aim, self._verifier.simulate(aim, self._go_on)) for aim in self._options.objectives
         ]
+
+    @contextlib.contextmanager
+    def _aside(self, work: Callable[[], Result]) -> Iterator[Future[Result]]:
+        """Do this in another thread meanwhile; if the block fails, it stops too."""
+        with ThreadPoolExecutor(1) as thread:
+            try:
+                yield thread.submit(work)
+            except BaseException:
+                self._stopped = True
+                raise
+
+    def _go_on(self, part: float) -> None:
+        if self._stopped:
+            raise UsageError("the comparison has ended")
 
     def _confirm_searches(self, searches: Sequence[tuple[Objective, Found]]) -> list[Plan]:
         """A plan for every objective: what the device confirms, or what simulation says."""
@@ -273,12 +294,13 @@ class Contest:
                 options = dataclasses.replace(self._policy_options, objective=aim)
                 plans.append(self._named(self._plan("search", options), aim))
         else:
-            opened = Opened(self._device, self._sources, self.profiles, self.alone_rps)
-            window = Window(
-                seconds=self._options.trial_seconds, warmup_seconds=_TRIAL_WARMUP_S, trace_ms=0.0
+            opened = Opened(
+                self._device, self._sources, self.profiles, self.alone_rps, self._trials
             )
             for aim, found in searches:
-                plan = self._verifier.confirm(found, aim, opened, window, lambda part: None)
+                plan = self._verifier.confirm(
+                    found, aim, opened, self._trial_window, lambda part: None, self._static
+                )
                 plans.append(self._named(plan, aim))
             self.observed = self._verifier.observed
         return plans
@@ -331,10 +353,30 @@ class Contest:
 
     # Trials
 
-    def _try(self, session: Session) -> RunLog:
+    @functools.cached_property
+    def _trials(self) -> Trials[Any]:
+        """Of plans, each opened for it alone: masks, and what a search finds."""
+        from eclip.devices.trials import Trials
+
+        return Trials(
+            self._device,
+            self._sources,
+            self.profiles,
+            self.alone_rps,
+            self.mix,
+            window=self._trial_window,
+            seed=self._run.seed,
+            step=self._step,
+        )
+
+    @functools.cached_property
+    def _trial_window(self) -> Window:
         seconds = self._options.trial_seconds
-        load = load_of_mix(self.mix, seconds, _TRIAL_WARMUP_S, self._run.seed)
-        window = Window(seconds=seconds, warmup_seconds=_TRIAL_WARMUP_S, trace_ms=0.0)
+        return Window(seconds=seconds, warmup_seconds=_TRIAL_WARMUP_S, trace_ms=0.0)
+
+    def _try(self, session: Session) -> RunLog:
+        window = self._trial_window
+        load = load_of_mix(self.mix, window.seconds, window.warmup_seconds, self._run.seed)
         log = session.run(load, window, self.alone_rps)
         self._step()
         return log
@@ -342,8 +384,7 @@ class Contest:
     @functools.cached_property
     def _plain(self) -> Score:
         """What plain streams give in a trial: settings are held to their fairness."""
-        with self._open(self._plan("shared")) as session:
-            score = wiring.mean_score([self._try(session)])
+        (score,) = self._trials([self._plan("shared")])
         energy = any(aim.kind == "energy" for aim in self._options.objectives)
         if score.stp == 0 or (energy and score.power_w == 0):
             raise UsageError(
@@ -352,67 +393,65 @@ class Contest:
             )
         return score
 
-    def _best(self, logs: Sequence[RunLog], aim: Objective) -> int:
+    def _best(self, scores: Sequence[Score], aim: Objective) -> int:
         from eclip.planning.sweep import best_setting
 
-        scores = [wiring.mean_score([log]) for log in logs]
         return best_setting(scores, aim, self._plain)
 
-    def _winners(self, logs: Sequence[RunLog]) -> dict[int, Objective]:
+    def _winners(self, scores: Sequence[Score]) -> dict[int, Objective]:
         """The best setting for every objective; one that is best for several counts once."""
         winners: dict[int, Objective] = {}
         for aim in self._options.objectives:
-            winners.setdefault(self._best(logs, aim), aim)
+            winners.setdefault(self._best(scores, aim), aim)
         return winners
 
     def _sweep_masks(self, stack: contextlib.ExitStack) -> list[Entrant]:
         from eclip.planning.problem import Problem
-        from eclip.planning.sweep import Homes, StaticMasks, masks_setting
+        from eclip.planning.sweep import StaticMasks, masks_setting
 
         problem = Problem(self.mix, self._topology, self.profiles)
         aims = self._options.objectives
         trials = self._options.trials * len(aims)
         masks = StaticMasks(problem, trials, self._run.seed)
-        tried: list[Homes] = []
-        logs: list[RunLog] = []
-        refused: EclipError | None = None
+        plans: list[Plan] = []
+        scores: list[Score] = []
         for number in range(trials):
             aim = aims[number % len(aims)]
-            homes = masks.propose(tried[self._best(logs, aim)] if tried else None)
+            homes = masks.propose(self._static[self._best(scores, aim)] if scores else None)
             if homes is None:
                 break
             plan = masks.plan(homes)
-            try:
-                opened = self._open(plan)
-            except EclipError as error:  # such as a kernel whose clusters do not fit these slices
-                refused = error
-                continue
-            with opened as session:
-                logs.append(self._try(session))
-            tried.append(homes)
-        if refused is not None and not tried:
-            raise refused
-        settings = [masks_setting(log.plan) for log in logs]
+            (score,) = self._trials([plan])
+            if score.stp > 0:
+                self._static.append(homes)
+                plans.append(plan)
+                scores.append(score)
+        if not scores:
+            raise self._trials.refused or UsageError("no static masks could be tried")
+        settings = [masks_setting(plan) for plan in plans]
         return [
             self._entrant(
-                self._named(logs[best].plan, aim),
+                self._named(plans[best], aim),
                 stack,
                 setting=settings[best],
-                trials=_trials(settings, logs),
+                trials=_trials(settings, scores),
             )
-            for best, aim in self._winners(logs).items()
+            for best, aim in self._winners(scores).items()
         ]
 
     def _sweep_processes(self, sessions: Sequence[ProcessSession]) -> list[Entrant]:
         """The best of these sets of processes; the others leave."""
-        logs = [self._try(session) for session in sessions] if len(sessions) > 1 else []
-        winners = self._winners(logs) if logs else {0: self._options.objectives[0]}
+        from eclip.devices.trials import score_of
+
+        several = len(sessions) > 1
+        scores = [score_of(self._try(session)) for session in sessions] if several else []
+        winners = self._winners(scores) if several else {0: self._options.objectives[0]}
         losers = [session for index, session in enumerate(sessions) if index not in winners]
         for session in losers:
             session.dismiss()
         for session in losers:
             session.close()
-        trials = _trials([session.sharing.label for session in sessions], logs)
+        trials = _trials([session.sharing.label for session in sessions], scores)
         entrants = []
         for best, aim in winners.items():
             sharing = sessions[best].sharing
@@ -503,7 +542,8 @@ def _kept_open(session: Session) -> contextlib.AbstractContextManager[Session]:
     return contextlib.nullcontext(session)
 
 
-def _trials(settings: Sequence[str], logs: Sequence[RunLog]) -> tuple[Trial, ...]:
+def _trials(settings: Sequence[str], scores: Sequence[Score]) -> tuple[Trial, ...]:
     return tuple(
-        trial_of(setting, measure(log)) for setting, log in zip(settings, logs, strict=bool(logs))
+        trial_of(setting, score.stp, score.fairness, score.efficiency)
+        for setting, score in zip(settings, scores, strict=bool(scores))
     )

@@ -7,6 +7,7 @@ best is the plan.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
@@ -62,10 +63,11 @@ class Opened:
     sources: Sequence[Any]
     profiles: tuple[Profile, ...]
     alone_rps: Sequence[float]
+    trials: Trials[Any]
 
 
 class Verifier:
-    """Searches one mix for one or several objectives; what was simulated or tried once is kept."""
+    """Searches one mix, for one or several objectives."""
 
     def __init__(
         self, problem: Problem, evaluate: Evaluator, options: PolicyOptions, how: Verification
@@ -74,7 +76,6 @@ class Verifier:
         self._evaluate = evaluate
         self._options = options
         self._how = how
-        self._trials: Trials[Any] | None = None
         self.observed: list[ObservedRun] = []  # on the device, while the search went on there
 
     def simulate(self, objective: Objective, progress: wiring.Progress) -> Found:
@@ -98,14 +99,18 @@ class Verifier:
         opened: Opened,
         window: Window,
         progress: wiring.Progress,
+        known: Sequence[tuple[Home, ...]] = (),
     ) -> Plan:
-        """The plan that measures best, with its evidence and its variants."""
+        """The plan that measures best, with its evidence and its variants.
+
+        ``known``: further placements to begin with on the device, such as have been tried before.
+        """
         from eclip.planning.decision import decide, shortlist
         from eclip.planning.variants import with_variants
 
         tried = None
         if self._how.refine_seconds > 0:
-            tried = self._refine(found, objective, opened, lambda part: progress(part / 2))
+            tried = self._refine(found, known, objective, opened, lambda part: progress(part / 2))
         entries = shortlist(tried or found, self._problem, self._how.finalists)
         plans = [entry.plan for entry in entries]
         if any(worker.rate_rps is not None for worker in self._problem.mix.workers):
@@ -128,9 +133,13 @@ class Verifier:
         return with_variants(plan, self._problem, self._evaluate, objective)
 
     def _refine(
-        self, found: Found, objective: Objective, opened: Opened, progress: wiring.Progress
+        self,
+        found: Found,
+        known: Sequence[tuple[Home, ...]],
+        objective: Objective,
+        opened: Opened,
+        progress: wiring.Progress,
     ) -> Found:
-        from eclip.devices.trials import WINDOW, Trials
         from eclip.planning.search import search
 
         if objective.kind == "latency" or any(
@@ -140,13 +149,11 @@ class Verifier:
                 "a search goes on on the device (--refine) for throughput or energy of workers "
                 "that are always busy"
             )
-        if self._trials is None:
-            self._trials = Trials(opened.device, opened.sources, opened.profiles, opened.alone_rps)
-        starts = self._starts(found)
+        starts = self._starts(found) | dict.fromkeys(known, "static")
         with wiring.quick_opening(opened.device):
             tried = search(
                 self._problem,
-                self._trials,
+                opened.trials,
                 dataclasses.replace(objective, margin=_MARGIN),
                 seconds=self._how.refine_seconds,
                 seed=self._options.seed,
@@ -155,7 +162,7 @@ class Verifier:
                 batch=_BATCH,
                 progress=progress,
             )
-        self._note(tried.candidates, starts, opened.alone_rps, WINDOW.seconds)
+        self._note(tried.candidates, starts, opened)
         return tried
 
     def _starts(self, found: Found) -> dict[tuple[Home, ...], str]:
@@ -177,8 +184,7 @@ class Verifier:
         self,
         candidates: Sequence[Candidate],
         kinds: Mapping[tuple[Home, ...], str],
-        alone_rps: Sequence[float],
-        seconds: float,
+        opened: Opened,
     ) -> None:
         for one in candidates:
             if min(one.score.ratios) == 0 or one.score.power_w == 0:
@@ -187,12 +193,13 @@ class Verifier:
                 mix=self._problem.mix.name,
                 kind=kinds.get(one.homes, "refined"),
                 homes=tuple(ObservedHome(**dataclasses.asdict(home)) for home in one.homes),
-                alone_rps=tuple(alone_rps),
+                alone_rps=tuple(opened.alone_rps),
                 rates_rps=tuple(
-                    ratio * alone for ratio, alone in zip(one.score.ratios, alone_rps, strict=True)
+                    ratio * alone
+                    for ratio, alone in zip(one.score.ratios, opened.alone_rps, strict=True)
                 ),
                 power_w=one.score.power_w,
-                seconds=seconds,
+                seconds=opened.trials.seconds,
             )
             if run not in self.observed:
                 self.observed.append(run)
@@ -209,9 +216,12 @@ class Verifier:
         )
         traces = [profile.trace for profile in opened.profiles]
         logs: list[list[RunLog]] = [[] for _ in plans]
-        for done, (_, index) in enumerate(rotation(len(plans), _ROUNDS), 1):
-            program = lower(plans[index], traces)
-            with opened.device.open(program, opened.sources) as session:
-                logs[index].append(session.run(load, window, opened.alone_rps))
-            progress(done / (_ROUNDS * len(plans)))
+        with contextlib.ExitStack() as stack:
+            sessions = [
+                stack.enter_context(opened.device.open(lower(plan, traces), opened.sources))
+                for plan in plans
+            ]
+            for done, (_, index) in enumerate(rotation(len(plans), _ROUNDS), 1):
+                logs[index].append(sessions[index].run(load, window, opened.alone_rps))
+                progress(done / (_ROUNDS * len(plans)))
         return logs

@@ -1,7 +1,7 @@
-"""Trials: what plans give on a device, each run for a moment, all workers back to back.
+"""Trials: what plans give on a device under the mix's load, each run for a moment.
 
-This is ``evaluate`` of a search that goes on on the device itself. What was tried is not tried
-again; a plan that the device refuses gives nothing.
+This is ``evaluate`` of a search that goes on on the device itself, and of sweeps. What was tried is
+not tried again; a plan that the device refuses gives nothing.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from eclip.devices.base import Device, Window
-from eclip.devices.load import CLOSED_LOOP, Load
+from eclip.devices.load import load_of_mix
 from eclip.errors import EclipError
 from eclip.measures import measure, steady_rates
+from eclip.mix import Mix
 from eclip.plan import Plan
 from eclip.planning.objective import Score
 from eclip.profile import Profile
+from eclip.runlog import RunLog
 from eclip.runtime.program import lower
 
 Source = TypeVar("Source")
 
 # Long enough for two ticks of a GPU's energy counter.
-WINDOW = Window(seconds=0.32, warmup_seconds=0.03, trace_ms=0.0)
+_WINDOW = Window(seconds=0.26, warmup_seconds=0.03, trace_ms=0.0)
 
 
 class Trials(Generic[Source]):
@@ -31,13 +33,19 @@ class Trials(Generic[Source]):
         sources: Sequence[Source],
         profiles: Sequence[Profile],
         alone_rps: Sequence[float],
-        window: Window = WINDOW,
+        mix: Mix,
+        *,
+        window: Window = _WINDOW,
+        seed: int = 0,
         step: Callable[[], None] = lambda: None,  # called after every run
     ) -> None:
+        self.seconds = window.seconds  # of one run
+        self.refused: EclipError | None = None  # why, the last time that a plan was
         self._device = device
         self._sources = sources
         self._traces = [profile.trace for profile in profiles]
         self._alone_rps = alone_rps
+        self._load = load_of_mix(mix, window.seconds, window.warmup_seconds, seed)
         self._window = window
         self._step = step
         self._known: dict[object, Score] = {}
@@ -53,20 +61,28 @@ class Trials(Generic[Source]):
 
     def _try(self, plan: Plan) -> Score:
         workers = len(plan.workers)
-        load = Load(label="closed loop", seed=0, arrivals=(CLOSED_LOOP,) * workers)
         try:
             opened = self._device.open(lower(plan, self._traces), self._sources)
-        except EclipError:  # such as a kernel whose clusters do not fit these slices
+        except EclipError as error:  # such as a kernel whose clusters do not fit these slices
+            self.refused = error
             return Score((0.0,) * workers, 0.0, (float("inf"),) * workers)
         with opened as session:
-            log = session.run(load, self._window, self._alone_rps)
+            log = session.run(self._load, self._window, self._alone_rps)
         self._step()
-        measured = measure(log)
-        tails = (worker.p99_ms for worker in measured.workers)
-        return Score(
-            ratios=tuple(
-                rate / alone for rate, alone in zip(steady_rates(log), self._alone_rps, strict=True)
-            ),
-            power_w=measured.power_w,
-            p99_ms=tuple(float("inf") if tail is None else tail for tail in tails),
-        )
+        return score_of(log)
+
+
+def score_of(log: RunLog) -> Score:
+    """Of a short run. Workers that are always busy have their rates between completions."""
+    found = measure(log)
+    rates = [worker.rate_rps for worker in found.workers]
+    for index, steady in enumerate(steady_rates(log)):
+        if log.plan.mix.workers[index].rate_rps is None and steady > 0:
+            rates[index] = steady
+    return Score(
+        ratios=tuple(rate / alone for rate, alone in zip(rates, log.alone_rps, strict=True)),
+        power_w=found.power_w,
+        p99_ms=tuple(
+            float("inf") if worker.p99_ms is None else worker.p99_ms for worker in found.workers
+        ),
+    )

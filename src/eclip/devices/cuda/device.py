@@ -44,9 +44,6 @@ from eclip.trace import Trace
 
 _TRIAL_SECONDS = 0.15  # to decide between one graph and segments
 _TRIAL_REQUESTS = 8
-# Segments queued behind the running one. A dozen of them, all waiting for events, keep launches of
-# other workers from starting until they have moved on: lock-step (docs/results.md).
-_AHEAD = 2
 _MOST_SEGMENTS = 64  # of a worker: with more, a launch for each costs more than switches in a graph
 _TRACE_WARMUP_S = 0.02  # of the run that records kernels; the graphs are warm already
 
@@ -236,26 +233,22 @@ class CudaSession(Closing):
         if self._captures[route.worker].graph.atomic:
             return self._whole(route, owner)
         contexts, priorities = self._contexts(route), self._priorities(route)
-        steps: list[tuple[int, Any, Any]] = []
-        events: list[Any] = []
+        parts = []
         for kernels in route.segments():
             lane = self._pool.lanes[route.lane[kernels.start]]
             waits_on = route.wait_on[kernels.start]
+            barrier = None
             if waits_on != NO_WAIT:
-                if len(events) >= _AHEAD:
-                    steps.append((loop.HOLD, events[-_AHEAD], 0))
                 event = call(cu.cuEventCreate, cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
                 owner.callback(call, cu.cuEventDestroy, event)
-                events.append(event)
-                steps.append((loop.RECORD, event, self._pool.lanes[waits_on].stream))
-                steps.append((loop.WAIT, lane.stream, event))
+                barrier = (event, self._pool.lanes[waits_on].stream)
             executable = place_segment(
                 self._captures[route.worker].graph, contexts, kernels, priorities
             )
             self._keep(executable, Placed(route, kernels), owner)
             executable.upload(lane.stream)
-            steps.append((loop.LAUNCH, executable.handle, lane.stream))
-        return loop.steps_of(steps)
+            parts.append((executable.handle, lane.stream, barrier))
+        return loop.chained(parts)
 
     def _keep(self, executable: Executable, part: Placed, owner: contextlib.ExitStack) -> None:
         owner.callback(executable.close)

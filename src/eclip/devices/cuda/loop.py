@@ -23,6 +23,9 @@ from eclip.devices.cuda.driver import Gpu, describe
 from eclip.errors import DeviceError
 
 LAUNCH, RECORD, WAIT, HOLD = 0, 1, 2, 3
+# A dozen graphs that wait for events keep other workers' launches from starting until they have
+# moved on (docs/results.md, lock-step); up to six were seen to harm nobody.
+AHEAD = 2
 _CLOCK_MONOTONIC = 1
 _CHUNK = 1 << 16  # requests between two returns to Python
 FOREVER_NS = int(np.iinfo(np.int64).max)
@@ -250,6 +253,25 @@ class Repeater:
 
     def ends_ns(self) -> Ints:
         return self._runner.rows()[:, 2]
+
+
+def chained(parts: Sequence[tuple[Any, Any, tuple[Any, Any] | None]]) -> Steps:
+    """Graphs one after another: executable, stream, and the event and stream it waits on, if any.
+
+    No more than ``AHEAD`` graphs are queued behind one that runs: the host holds until then.
+    """
+    steps: list[tuple[int, Any, Any]] = []
+    events: list[Any] = []
+    for executable, stream, barrier in parts:
+        if barrier is not None:
+            event, before = barrier
+            if len(events) >= AHEAD:
+                steps.append((HOLD, events[-AHEAD], 0))
+            events.append(event)
+            steps.append((RECORD, event, before))
+            steps.append((WAIT, stream, event))
+        steps.append((LAUNCH, executable, stream))
+    return steps_of(steps)
 
 
 def steps_of(steps: Sequence[tuple[int, Any, Any]]) -> Steps:

@@ -1,0 +1,164 @@
+"""A search that goes on on a device, and what the device confirms; the device is the simulator."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from eclip import store
+from eclip.calibration import Calibration
+from eclip.cli import wiring
+from eclip.cli.verification import Opened, Verification, Verifier
+from eclip.devices.alone import alone_rates
+from eclip.devices.base import Window
+from eclip.devices.sim.device import SimDevice
+from eclip.devices.trials import Trials, score_of
+from eclip.errors import DeviceError, UsageError
+from eclip.measures import measure, steady_rates
+from eclip.mix import Mix, mix_of
+from eclip.plan import Plan
+from eclip.planning.decision import PLAIN, STATIC
+from eclip.planning.objective import Objective, Score
+from eclip.planning.placement import Home, Placer
+from eclip.planning.policies import PolicyOptions, make_plan
+from eclip.planning.problem import Problem
+from eclip.topology import Topology
+from simulations import flat_profile
+
+H200 = store.load_builtin(Topology, "h200")
+CALIBRATION = store.load_builtin(Calibration, "h200")
+PROFILES = (flat_profile("a", [400_000] * 4, H200), flat_profile("b", [150_000] * 6, H200))
+MIX = mix_of([("a", 1), ("b", 1)])
+WINDOW = Window(seconds=0.05, warmup_seconds=0.01, trace_ms=0.0)
+
+
+class Refusing(SimDevice):
+    """Counts what it opens, and refuses plans with a lane of one slice."""
+
+    def __init__(self) -> None:
+        super().__init__(H200, CALIBRATION)
+        self.opened: list[Plan] = []
+
+    def open(self, program: Any, sources: Any) -> Any:
+        if any(len(lane.mask) == 1 for lane in program.plan.lanes):
+            raise DeviceError("clusters do not fit")
+        self.opened.append(program.plan)
+        return super().open(program, sources)
+
+
+@pytest.fixture
+def device() -> Refusing:
+    return Refusing()
+
+
+def opened_on(device: Refusing, mix: Mix = MIX) -> Opened:
+    rates = alone_rates(device, PROFILES, PROFILES)
+    trials = Trials(device, PROFILES, PROFILES, rates, mix, window=WINDOW)
+    device.opened.clear()
+    return Opened(device, PROFILES, PROFILES, rates, trials)
+
+
+def verifier(how: Verification, mix: Mix = MIX) -> Verifier:
+    problem = Problem(mix, H200, PROFILES)
+    evaluate = wiring.make_evaluator(problem, CALIBRATION)
+    return Verifier(problem, evaluate, PolicyOptions(batches=1), how)
+
+
+def plans_of(*homes: Sequence[Home]) -> list[Plan]:
+    placer = Placer(Problem(MIX, H200, PROFILES))
+    return [placer.plan(tuple(one), "search", "") for one in homes]
+
+
+def test_trial_tells_what_a_run_gives_and_a_plan_is_tried_once(device: Refusing) -> None:
+    opened = opened_on(device)
+    whole, half = plans_of([Home(0, 1, 16, 0.0, 0)] * 2, [Home(0, 1, 8, 0.0, 0)] * 2)
+    first, second = opened.trials([whole, half])
+    assert first.ratios != second.ratios
+    assert opened.trials([half, whole, half]) == [second, first, second]
+    assert len(device.opened) == 2
+    assert 0 < min(first.ratios) <= max(first.ratios) <= 1.01
+
+
+def test_plan_that_the_device_refuses_gives_nothing(device: Refusing) -> None:
+    opened = opened_on(device)
+    (score,) = opened.trials(plans_of([Home(0, 1, 1, 0.0, 0), Home(4, 1, 8, 0.0, 0)]))
+    assert score.ratios == (0.0, 0.0)
+    assert "clusters" in str(opened.trials.refused)
+
+
+def test_rates_of_a_short_closed_loop_are_between_completions(device: Refusing) -> None:
+    shared = make_plan("shared", Problem(MIX, H200, PROFILES))
+    options = wiring.RunOptions("sim", WINDOW, 0, None)
+    (log,) = wiring.run_plans([shared], PROFILES, CALIBRATION, options, lambda _: None)
+    for found, worker, alone in zip(
+        score_of(log).ratios, measure(log).workers, log.alone_rps, strict=True
+    ):
+        assert found * alone == pytest.approx(worker.rate_rps, abs=1.01 / WINDOW.seconds)
+    assert score_of(log).ratios == tuple(
+        rate / alone for rate, alone in zip(steady_rates(log), log.alone_rps, strict=True)
+    )
+
+
+@pytest.mark.parametrize("kind", ["throughput", "energy"])
+def test_search_goes_on_on_the_device_and_the_best_there_is_the_plan(
+    device: Refusing, kind: str
+) -> None:
+    searching = verifier(Verification(finalists=2, refine_seconds=0.5))
+    aim = Objective(kind, least_fairness=0.1)
+    found = searching.simulate(aim, lambda _: None)
+    known = (Home(1, 1, 13, 0.0, 0), Home(3, 1, 13, 0.0, 0))
+    opened = opened_on(device)
+    seen: list[float] = []
+    plan = searching.confirm(found, aim, opened, WINDOW, seen.append, [known])
+    evidence = plan.evidence
+    assert evidence is not None
+    assert evidence.tried > 10
+    assert [trial.label for trial in evidence.trials] == [PLAIN, STATIC, "search 1", "search 2"]
+    (chosen,) = [trial for trial in evidence.trials if trial.chosen]
+    if kind == "throughput":
+        assert sum(chosen.ratios) == max(sum(trial.ratios) for trial in evidence.trials)
+    assert len(plan.variants) == (3 if chosen.label != PLAIN else 1)
+    assert seen == sorted(seen)
+    kinds = [run.kind for run in searching.observed]
+    assert {"finalist", "random", "static"} <= set(kinds)
+    assert sum(one == "static" for one in kinds) == 1
+    assert all(min(run.rates_rps) > 0 for run in searching.observed)
+
+
+def test_what_was_tried_for_one_objective_is_not_tried_again_for_another(device: Refusing) -> None:
+    searching = verifier(Verification(finalists=1, refine_seconds=1e-6))
+    opened = opened_on(device)
+    found = searching.simulate(Objective(), lambda _: None)
+    searching.confirm(found, Objective(), opened, WINDOW, lambda _: None)
+    before = len(device.opened)
+    searching.confirm(found, Objective("energy"), opened, WINDOW, lambda _: None)
+    runs_in_turns = 3
+    assert len(device.opened) - before == runs_in_turns
+
+
+def test_only_busy_workers_are_searched_on_the_device(device: Refusing) -> None:
+    searching = verifier(Verification(1, 1.0))
+    found = searching.simulate(Objective(), lambda _: None)
+    with pytest.raises(UsageError, match="--refine"):
+        searching.confirm(found, Objective("latency"), opened_on(device), WINDOW, lambda _: None)
+
+
+@pytest.mark.parametrize("wrong", [{"finalists": 0}, {"finalists": 1, "refine_seconds": -1.0}])
+def test_senseless_verification_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        Verification(**wrong)
+
+
+def test_margin_lies_above_the_floors() -> None:
+    plain = Score((0.6, 0.6), 400.0, (1.0, 1.0))
+    close = Score((0.705, 1.0), 400.0, (1.0, 1.0))
+    aim = Objective(least_fairness=0.7)
+    assert aim.value(close, Score((0.3, 0.9), 400.0, (1.0, 1.0))) > 0
+    careful = dataclasses.replace(aim, margin=0.02)
+    assert careful.value(close, Score((0.3, 0.9), 400.0, (1.0, 1.0))) < 0
+    energy = dataclasses.replace(Objective("energy"), margin=0.02)
+    same = Score((0.606, 0.606), 300.0, (1.0, 1.0))
+    assert energy.value(same, plain) < Objective("energy").value(same, plain) - 0.5
