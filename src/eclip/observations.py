@@ -23,12 +23,13 @@ class ObservedHome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     most: int
     price: float = 0.0
     switch_max: int = 0
+    priority: int = 0
 
     def __post_init__(self) -> None:
         if self.first < 0 or self.step not in (-1, 1) or self.most < 1:
             raise ValueError("a home has a first slice, a step of 1 or -1 and at least 1 slice")
-        if not 0 <= self.price < float("inf") or self.switch_max < 0:
-            raise ValueError("the price and the switches of a home are at least 0")
+        if not 0 <= self.price < float("inf") or min(self.switch_max, self.priority) < 0:
+            raise ValueError("the price, switches and priority of a home are at least 0")
 
 
 class ObservedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -108,7 +108,7 @@ class Contest:
         self._sources: Sequence[Any] = ()
         self._replayed: Load | None = None
         self._stopped = False
-        self._static: list[tuple[Home, ...]] = []  # masks that were tried
+        self._static: list[tuple[tuple[Home, ...], Score]] = []  # masks that were tried
 
     @property
     def measured(self) -> list[Entrant]:
@@ -298,8 +298,10 @@ class Contest:
                 self._device, self._sources, self.profiles, self.alone_rps, self._trials
             )
             for aim, found in searches:
+                best = sorted(self._static, key=lambda one: -aim.value(one[1], self._plain))
+                known = [homes for homes, _ in best]
                 plan = self._verifier.confirm(
-                    found, aim, opened, self._trial_window, lambda part: None, self._static
+                    found, aim, opened, self._trial_window, lambda part: None, known
                 )
                 plans.append(self._named(plan, aim))
             self.observed = self._verifier.observed
@@ -417,13 +419,13 @@ class Contest:
         scores: list[Score] = []
         for number in range(trials):
             aim = aims[number % len(aims)]
-            homes = masks.propose(self._static[self._best(scores, aim)] if scores else None)
+            homes = masks.propose(self._static[self._best(scores, aim)][0] if scores else None)
             if homes is None:
                 break
             plan = masks.plan(homes)
             (score,) = self._trials([plan])
             if score.stp > 0:
-                self._static.append(homes)
+                self._static.append((homes, score))
                 plans.append(plan)
                 scores.append(score)
         if not scores:

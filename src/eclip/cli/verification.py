@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,7 @@ _MARGIN = 0.02  # above floors: what a short run may be wrong by
 _BATCH = 6  # plans between two looks at the best, while the search is on the device
 _STARTS = 6  # finalists of the simulator that the device begins with
 _STATIC = 4  # ... and static masks
+_HELD_TO = (1.0, 0.75, 0.5, 0.375)  # of the device, for whoever does not go first
 _RANDOM = 5  # ... and placements at random, which tell how far the simulator can be trusted
 
 
@@ -103,7 +105,8 @@ class Verifier:
     ) -> Plan:
         """The plan that measures best, with its evidence and its variants.
 
-        ``known``: further placements to begin with on the device, such as have been tried before.
+        ``known``: further placements to begin with on the device, such as have been tried before,
+        the best first.
         """
         from eclip.planning.decision import decide, shortlist
         from eclip.planning.variants import with_variants
@@ -150,6 +153,9 @@ class Verifier:
                 "that are always busy"
             )
         starts = self._starts(found) | dict.fromkeys(known, "static")
+        levels = wiring.priority_levels(opened.device)
+        if levels > 1:
+            starts |= dict.fromkeys(self._preferring(found, known), "priorities")
         with wiring.quick_opening(opened.device):
             tried = search(
                 self._problem,
@@ -160,6 +166,7 @@ class Verifier:
                 switch_ns=self._options.switch_ns,
                 starts=list(starts),
                 batch=_BATCH,
+                priorities=levels,
                 progress=progress,
             )
         self._note(tried.candidates, starts, opened)
@@ -179,6 +186,38 @@ class Verifier:
                 tuple(Home(**msgspec.structs.asdict(home)) for home in homes), "random"
             )
         return starts
+
+    def _preferring(
+        self, found: Found, known: Sequence[tuple[Home, ...]]
+    ) -> list[tuple[Home, ...]]:
+        """Placements in which whoever gets little under plain streams goes first.
+
+        The others are held to a part of the device, from all of it down; and the best of the known
+        placements with the same preference.
+        """
+        from eclip.planning.placement import Home
+
+        slices = len(self._problem.topology.slice_units)
+        shares = found.plain.ratios
+        first = [share < statistics.fmean(shares) for share in shares]
+        whole = Home(0, 1, slices, 0.0, 0)
+        made = [
+            tuple(
+                dataclasses.replace(whole, priority=1)
+                if preferred
+                else dataclasses.replace(whole, most=round(slices * part))
+                for preferred in first
+            )
+            for part in _HELD_TO
+        ]
+        made += [
+            tuple(
+                dataclasses.replace(home, priority=int(preferred))
+                for home, preferred in zip(homes, first, strict=True)
+            )
+            for homes in known[:2]
+        ]
+        return made
 
     def _note(
         self,

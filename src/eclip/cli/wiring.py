@@ -270,6 +270,13 @@ def quick_opening(device: Device[Any]) -> Iterator[None]:
         device.execution = before
 
 
+def priority_levels(device: Device[Any]) -> int:
+    """How many a search may use on it; the simulator does not know them."""
+    from eclip.devices.cuda.device import CudaDevice
+
+    return 3 if isinstance(device, CudaDevice) else 1
+
+
 def driver_of(device: Device[Any]) -> str | None:
     """The version of a GPU's driver; a simulator has none."""
     from eclip.devices.cuda.device import CudaDevice

@@ -31,6 +31,7 @@ class Home:
     most: int  # slices of the largest lane
     price: float  # of all units, as a part of the time they are held
     switch_max: int
+    priority: int = 0  # of all its lanes; more goes first where kernels compete
 
 
 class Placer:
@@ -54,12 +55,13 @@ class Placer:
             counts, choice = self.route(worker, home)
             masks = [self.mask(home, count) for count in counts]
             choices.append(choice + len(lanes))
-            lanes += [Lane(worker, mask) for mask in masks]
+            lanes += [Lane(worker, mask, home.priority) for mask in masks]
             used = [topology.units_of(masks[index]) for index in np.unique(choice).tolist()]
             whys.append(
                 f"{' '.join(map(str, used))} {topology.unit_name}s from slice {home.first} "
                 f"{'up' if home.step > 0 else 'down'}, {count_switches(choice)} switches; units "
                 f"priced at {home.price:g}"
+                + (f"; priority {home.priority}" if home.priority else "")
             )
         return self.problem.plan(policy=policy, lanes=lanes, choices=choices, whys=whys, why=why)
 

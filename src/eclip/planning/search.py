@@ -67,7 +67,12 @@ class Found:
 
     @property
     def static(self) -> list[Candidate]:
-        return [one for one in self.candidates if all(h.switch_max == 0 for h in one.homes)]
+        """Those with one mask per worker and nothing else."""
+        return [
+            one
+            for one in self.candidates
+            if all(home.switch_max == 0 and home.priority == 0 for home in one.homes)
+        ]
 
 
 def search(
@@ -81,17 +86,19 @@ def search(
     switch_ns: float = 0.0,
     starts: Sequence[Homes] | None = None,
     batch: int = _BATCH,
+    priorities: int = 1,
     progress: Callable[[float], None] = lambda _: None,
 ) -> Found:
     """Search for so many seconds, or exactly so many batches of candidates.
 
-    ``starts`` are all evaluated, however long that takes; None: a grid of them.
+    ``starts`` are all evaluated, however long that takes; None: a grid of them. ``priorities``: so
+    many levels are used; with 1 there are none, for an evaluation that does not know them.
     """
     objective.check(len(problem.profiles))
     deadline = time.monotonic() + seconds
     (plain,) = evaluate([unpartitioned(problem.topology, problem.profiles, problem.mix)])
     placer = Placer(problem, switch_ns)
-    hunt = _Hunt(placer, evaluate, objective, plain, np.random.default_rng(seed))
+    hunt = _Hunt(placer, evaluate, objective, plain, np.random.default_rng(seed), priorities)
     hunt.try_all(_starts(len(problem.profiles), hunt.placer.slices) if starts is None else starts)
     done = 0
     while True:
@@ -118,8 +125,10 @@ class _Hunt:
         objective: Objective,
         plain: Score,
         random: np.random.Generator,
+        priorities: int,
     ) -> None:
         self.placer = placer
+        self._priorities = priorities
         self._evaluate = evaluate
         self._objective = objective
         self._plain = plain
@@ -169,7 +178,7 @@ class _Hunt:
     def _changed(self, home: Home) -> Home:
         random, slices = self._random, self.placer.slices
         step = int(random.choice([-3, -2, -1, 1, 2, 3]))
-        kind = int(random.integers(6))
+        kind = int(random.integers(6 if self._priorities == 1 else 8))
         if kind <= 1:
             return replace(home, most=int(np.clip(home.most + step, 1, slices)))
         if kind == 2:
@@ -180,6 +189,8 @@ class _Hunt:
             return replace(home, first=last, step=-home.step)
         if kind == 4:
             return replace(home, switch_max=int(random.choice(_BUDGETS)))
+        if kind >= 6:
+            return replace(home, priority=int(random.integers(self._priorities)))
         return replace(
             home, price=float(random.choice(_PRICES)), switch_max=max(home.switch_max, 4)
         )

@@ -109,8 +109,12 @@ class Replay:
             self.plans.append(plan_of(run.kind, run.homes, placers[run.mix]))
 
     def usable(self) -> list[int]:
-        """The runs without switches: see above."""
-        return [index for index, plan in enumerate(self.plans) if not _switches(plan)]
+        """The runs without switches: see above; and without priorities, which are not modelled."""
+        return [
+            index
+            for index, plan in enumerate(self.plans)
+            if not _switches(plan) and not any(lane.priority for lane in plan.lanes)
+        ]
 
     def simulate(self, indices: Sequence[int], calibration: Calibration) -> list[Prediction]:
         for mix, models in {(self.runs[i].mix, self.runs[i].models) for i in indices}:
