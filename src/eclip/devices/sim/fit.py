@@ -5,9 +5,9 @@ best and says how large the error is on runs, and on whole mixes, that a fit has
 
 What is fitted: the four constants of ``Sharing`` to the workers' rates, by a pattern search;
 ``idle_w`` to the power, and ``launch_ns`` to the rates alone, both exactly. Barrier and switch
-costs are not: only plans without switches are used. The runs with switches that were measured so
-far were disturbed by lanes that fell into lock-step through hardware queues they share (H200, 32
-connections), which the model does not know; fitted to them, its constants would stand for that.
+costs are not: only plans without switches are used. The runs with switches in the H200's file were
+measured while workers still fell into lock-step (docs/results.md), which the model does not know;
+fitted to them, its constants would stand for that.
 
 Everything is deterministic. The search walks a lattice in log space that always begins at the same
 point, so fits to different runs meet at the same points, whose simulations are kept; and no fit

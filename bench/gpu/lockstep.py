@@ -1,10 +1,10 @@
-"""Claim of docs/results.md: which plans run in lock-step with how many connections.
+"""Claim of docs/results.md: workers fall into lock-step if many segments are queued.
 
-    PYTHONPATH=src:.gpu-deps python3 bench/gpu/connections.py [CONNECTIONS ...]
+    PYTHONPATH=src:.gpu-deps python3 bench/gpu/lockstep.py [CONNECTIONS ...]
 
 Two models under plain streams, a static split and plans with switches, as one graph and as
-segments, in a process of its own for every number of connections. Lock-step shows as equal rates
-and an STP near or below 1.
+segments of which so many are queued at most, in a process of its own for every number of
+connections. Lock-step shows as equal rates.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from eclip import store
 from eclip.calibration import Calibration
 from eclip.devices.alone import alone_rates
 from eclip.devices.base import Window
+from eclip.devices.cuda import loop
 from eclip.devices.cuda.device import CudaDevice, Execution
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.frontends.library import find_profile
@@ -31,7 +32,8 @@ from eclip.planning.problem import Problem
 from eclip.runtime.program import lower
 
 MIX = "resnext101:8,shufflenet:8"
-NUMBERS = ("8", "16", "32")
+NUMBERS = ("8", "32")
+QUEUED = (99, 1, 2, 4)
 WINDOW = Window(seconds=0.6, warmup_seconds=0.1, trace_ms=0.0)
 PLACES = {
     "static split, 11 and 5 slices": (Home(0, 1, 11, 0.0, 0), Home(15, -1, 5, 0.0, 0)),
@@ -62,12 +64,13 @@ def measure_with(connections: int) -> None:
     traces = [profile.trace for profile in profiles]
     for name, plan in plans.items():
         found = []
-        for execution in (Execution.WHOLE, Execution.SEGMENTS):
-            device.execution = execution
+        for execution, ahead in ((Execution.WHOLE, 0), *((Execution.SEGMENTS, n) for n in QUEUED)):
+            device.execution, loop.AHEAD = execution, ahead
             with device.open(lower(plan, traces), sources) as session:
                 measured = measure(session.run(load, WINDOW, alone))
             rates = " + ".join(f"{worker.rate_rps:.0f}" for worker in measured.workers)
-            found.append(f"{execution.value} STP {measured.stp:.2f} ({rates}/s)")
+            way = f"at most {ahead} queued" if ahead else "one graph"
+            found.append(f"{way} {rates}/s (STP {measured.stp:.2f})")
         print(f"{connections} connections, {name}: {', '.join(found)}", flush=True)
 
 
