@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "recording.h"
 
@@ -354,10 +355,11 @@ Tracker& Dispatcher::track(Stream& stream) {
 
 void Dispatcher::begin_request(int worker) {
     if (!on()) return;
-    if (table_.mode == Mode::record) mark_record();
     thread_state().marked = true;
     thread_state().marked_worker = worker;
 }
+
+bool Dispatcher::take_mark() { return std::exchange(thread_state().marked, false); }
 
 int Dispatcher::lane_of(const Tracker::Step& step) const {
     int lane = table_.workers[step.worker].kernels[step.position].lane;
@@ -390,7 +392,8 @@ CUresult Dispatcher::find_end(Stream& stream, CUstream raw, CUstream& target) {
 }
 
 void Dispatcher::ended(Stream& stream, uint64_t calls) {
-    if (table_.mode == Mode::record) mark_record();
+    if (table_.mode == Mode::record)
+        mark_record(stream.order->kind == Kind::legacy ? kAllWorkers : recorded_worker(stream));
     Hold hold(*this, stream);
     if (stream.calls != calls) return;  // another thread went on meanwhile
     Actions actions{*this, stream};
@@ -404,7 +407,7 @@ size_t Dispatcher::wait_for_lanes(LaneWord::View* seen) {
         seen[lane] = order_.lanes[lane].read();
         if (seen[lane].busy()) driver().cuStreamSynchronize(pool_.lanes[lane].stream);
     }
-    if (table_.mode == Mode::record) mark_record();
+    if (table_.mode == Mode::record) mark_record(kAllWorkers);
     return lanes;
 }
 

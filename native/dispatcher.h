@@ -253,6 +253,8 @@ private:
         return make(stream, hold, stream.record_lane, true, raw, timed);
     }
     void open_record_lane(Stream& stream);
+    uint32_t recorded_worker(const Stream& stream) const;
+    bool take_mark();  // whether the thread has said that a request begins here
     Timing begin_timing(CUstream target);
     void end_timing(const Timing& timing, CUstream target, const Stream& stream,
                     const Launch& launch);

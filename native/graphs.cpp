@@ -5,6 +5,7 @@
 // its nodes' contexts, so an update keeps them; what the driver refuses is instantiated anew, once
 // for that call, and said. Whatever cannot be re-homed is instantiated as it is.
 #include <cstring>
+#include <map>
 
 #include "hook.h"
 #include "recording.h"

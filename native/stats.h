@@ -24,7 +24,8 @@ namespace eclip {
     COUNTER(graph_planned)                                            \
     COUNTER(graph_launches)                                           \
     COUNTER(updates)     /* of re-homed executables, translated */    \
-    COUNTER(reinstantiations)
+    COUNTER(reinstantiations)                                         \
+    COUNTER(foreign_graphs) /* instantiated as they are: nobody's */
 
 struct alignas(128) Counters {
 #define ECLIP_COUNTER(name) std::atomic<uint64_t> name;

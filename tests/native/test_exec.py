@@ -160,6 +160,38 @@ def test_captured_graphs_run_on_the_plans_slices(
     assert counts["graph_launches"] == 2 * REQUESTS
 
 
+def test_a_graph_with_kernels_that_no_trace_has_is_still_its_workers(
+    planned: tuple[Path, Path], native: Native
+) -> None:
+    """Libraries choose other kernels while they are captured; transformers adds masks."""
+    arguments = ("serve", "--workers", 2, "--requests", 4, "--graph", 1, "--foreign", 2)
+    plain = native.run("plain/probe", *arguments)
+    done = run_planned(planned, native, *arguments)
+    assert done.returncode == 0, done.stderr
+    lines, counts = split_output(done.stdout)
+    for worker, (line, unplanned) in enumerate(zip(lines, plain.stdout.splitlines(), strict=True)):
+        assert line.split()[0] == unplanned.split()[0]
+        assert line.split()[1:] == expected_masks(worker)
+    assert counts["graphs"] == 2
+    assert counts["graph_kernels"] == 2 * 3 * KERNELS
+    assert counts["graph_planned"] == 2 * KERNELS
+    assert counts["graph_launches"] == 2 * 4
+
+
+def test_a_graph_that_is_nobodys_is_left_alone_and_said(
+    planned: tuple[Path, Path], native: Native
+) -> None:
+    arguments = ("serve", "--requests", 4, "--graph", 1, "--block", 64)
+    done = run_planned(planned, native, *arguments)
+    assert done.returncode == 0, done.stderr
+    lines, counts = split_output(done.stdout)
+    assert set(lines[0].split()[1:]) == {f"{FULL:x}"}
+    assert (counts["graphs"], counts["graph_launches"], counts["foreign_graphs"]) == (0, 0, 1)
+    (said,) = done.stderr.splitlines()
+    assert "a graph of 24 kernels" in said
+    assert "whole device" in said
+
+
 def test_stats_are_printed_as_a_table(planned: tuple[Path, Path], native: Native) -> None:
     plan, profiles = planned
     probe = native.folder / "plain" / "probe"

@@ -81,14 +81,24 @@ def _print_counters(processes: dict[int, dict[str, int]]) -> None:
             for process, counts in processes.items()
         ),
     )
-    if any(counts["graphs"] for counts in processes.values()):
+    if any(counts["graphs"] or counts["foreign_graphs"] for counts in processes.values()):
         screen.print_table(
             "Graphs",
-            ["process", "re-homed", "kernels", "planned", "launches", "updates", "anew"],
+            [
+                "process",
+                "planned",
+                "foreign",
+                "kernels",
+                "of them planned",
+                "launches",
+                "updates",
+                "anew",
+            ],
             (
                 [
                     str(process),
                     str(counts["graphs"]),
+                    str(counts["foreign_graphs"]),
                     str(counts["graph_kernels"]),
                     _share(counts["graph_planned"], counts["graph_kernels"]),
                     str(counts["graph_launches"]),
