@@ -52,11 +52,21 @@ struct ThreadState {
 thread_local bool inside = false;
 
 // On the heap: what is thread-local itself must be small, or a process that is running already
-// cannot load the library.
-ThreadState& thread_state() {
-    thread_local std::unique_ptr<ThreadState> state;
-    if (state == nullptr) state = std::make_unique<ThreadState>();
-    return *state;
+// cannot load the library. The pointer beside the owner is read without asking whether it was made.
+ThreadState& make_thread_state();
+thread_local ThreadState* mine = nullptr;
+
+inline ThreadState& thread_state() { return mine != nullptr ? *mine : make_thread_state(); }
+
+ThreadState& make_thread_state() {
+    struct Owner {
+        std::unique_ptr<ThreadState> state;
+        ~Owner() { mine = nullptr; }
+    };
+    thread_local Owner owner;
+    if (owner.state == nullptr) owner.state = std::make_unique<ThreadState>();
+    mine = owner.state.get();
+    return *mine;
 }
 
 std::string read_file(const char* path, std::vector<unsigned char>& bytes) {
@@ -344,11 +354,12 @@ uint64_t Dispatcher::identify(const Launch& launch) {
 
 Tracker& Dispatcher::track(Stream& stream) {
     bool by_stream = table_.workers_by == WorkersBy::stream;
-    Tracker& tracker = by_stream ? stream.tracker : thread_state().tracker;
-    thread_state().followers = &followers_;
-    if (thread_state().marked) {
-        thread_state().marked = false;
-        tracker.begin_request(table_, thread_state().marked_worker, followers_);
+    ThreadState& thread = thread_state();
+    Tracker& tracker = by_stream ? stream.tracker : thread.tracker;
+    thread.followers = &followers_;
+    if (thread.marked) {
+        thread.marked = false;
+        tracker.begin_request(table_, thread.marked_worker, followers_);
     }
     return tracker;
 }

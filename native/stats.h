@@ -35,8 +35,12 @@ struct alignas(128) Counters {
 
 constexpr int kCounterSlots = 64;
 
-// The calling thread's slot.
-Counters& counters();
+// The calling thread's slot; remembered beside what frees it, which has to be asked for every time.
+extern constinit thread_local Counters* counters_of_thread;
+Counters& find_counters();
+inline Counters& counters() {
+    return counters_of_thread != nullptr ? *counters_of_thread : find_counters();
+}
 
 // Count into a file `PID` in this folder from now on; without one, counts are nowhere to be seen.
 void open_counters(const char* folder);
