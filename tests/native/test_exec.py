@@ -192,6 +192,23 @@ def test_a_graph_that_is_nobodys_is_left_alone_and_said(
     assert "whole device" in said
 
 
+def test_a_missing_driver_function_costs_only_what_needs_it(
+    planned: tuple[Path, Path], native: Native
+) -> None:
+    partial = str(native.folder / "partial")
+    arguments = ("serve", "--workers", 2, "--requests", 4)
+    done = run_planned(planned, native, *arguments, "--graph", 1, LD_LIBRARY_PATH=partial)
+    assert done.returncode == 0, done.stderr
+    for line in done.stdout.splitlines()[:2]:
+        assert set(line.split()[1:]) == {f"{FULL:x}"}
+    (said,) = done.stderr.splitlines()
+    assert "cannot re-home graphs" in said
+    done = run_planned(planned, native, *arguments, LD_LIBRARY_PATH=partial)
+    assert done.stderr == ""
+    for worker, line in enumerate(split_output(done.stdout)[0]):
+        assert line.split()[1:] == expected_masks(worker)
+
+
 def test_stats_are_printed_as_a_table(planned: tuple[Path, Path], native: Native) -> None:
     plan, profiles = planned
     probe = native.folder / "plain" / "probe"
