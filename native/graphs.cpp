@@ -199,8 +199,12 @@ ECLIP_INSTANTIATE(cuGraphInstantiateWithParams_ptsz)
     ECLIP_HOOK symbol(CUgraphExec exec, CUstream stream) {                              \
         Dispatcher& dispatcher = Dispatcher::get();                                     \
         if (!dispatcher.on()) return driver().symbol(exec, stream);                     \
-        CUgraphExec real_exec = translate(exec);                                        \
-        if (real_exec != exec || find(exec) != nullptr) count(counters().graph_launches); \
+        CUgraphExec real_exec = exec;                                                   \
+        if (const Rehomed* known = find(exec)) {                                        \
+            real_exec = known->current;                                                 \
+            count(counters().graph_launches);                                           \
+            dispatcher.begin_graph(stream, meaning, known->worker);                     \
+        }                                                                               \
         return dispatcher.pass(stream, meaning, kFollow, true, [&](CUstream target) {   \
             return driver().symbol(real_exec, target);                                  \
         });                                                                             \

@@ -170,6 +170,8 @@ bool plan_graph(CUgraph graph, int wanted_worker, Plan& plan) {
     Match chosen;
     plan.worker = choose_worker(identities, wanted_worker, chosen);
     if (plan.worker < 0) return false;
+    if (!dispatcher.table().variants.empty())
+        say("graphs take the plan's variant for all workers active");
     std::vector<int> kernel_lanes;
     for (int position : chosen.positions) {
         int before = kernel_lanes.empty() ? kFollow : kernel_lanes.back();
@@ -177,7 +179,8 @@ bool plan_graph(CUgraph graph, int wanted_worker, Plan& plan) {
         // One that the trace does not have stays with its neighbour: two switches cost more.
         kernel_lanes.push_back(
             position < 0 ? before
-                         : dispatcher.lane_of({plan.worker, static_cast<uint32_t>(position), false}));
+                         : dispatcher.lane_of({plan.worker, static_cast<uint32_t>(position), false},
+                                           kMainVariant));
     }
     auto first = std::find_if(kernel_lanes.begin(), kernel_lanes.end(),
                               [](int lane) { return lane != kFollow; });

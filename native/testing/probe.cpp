@@ -2,7 +2,7 @@
 // over the driver's interface, and the ways in which programs go wrong.
 //
 //   probe serve [--requests N] [--workers N] [--graph 1] [--foreign N] [--block N] [--mark 1] [--delay-us N]
-//   probe fork | prefork | exec | orphan | many
+//   probe overlap | fork | prefork | exec | orphan | many
 //
 // `serve` has a thread and a stream for each worker. It prints a line per worker: the result, then
 // the slices (in hexadecimal) that each kernel of the last request ran on. Models may choose other
@@ -144,6 +144,26 @@ int serve_all(int count, char** words) {
     return 0;
 }
 
+// Requests of two workers: the second's begins before the first's is waited for, and again after;
+// last, the first's. A line each.
+int overlap() {
+    CUstream streams[2];
+    Model models[2];
+    auto show = [&](int worker) {
+        CHECK(cuStreamSynchronize(streams[worker]));
+        for (uint64_t& mask : models[worker].masks) printf("%" PRIx64 " ", mask & 0xffff);
+        printf("\n");
+    };
+    for (CUstream& stream : streams) CHECK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    for (int worker : {0, 1}) launch_request(models[worker], worker, streams[worker], 0);
+    for (int worker : {0, 1}) show(worker);
+    for (int worker : {1, 0}) {
+        launch_request(models[worker], worker, streams[worker], 0);
+        show(worker);
+    }
+    return 0;
+}
+
 // The parent uses the device, forks, and goes on; the child must not be harmed by what it inherits.
 int fork_and_serve(int count, char** words) {
     serve_all(count, words);
@@ -211,6 +231,7 @@ int main(int count, char** words) {
     CHECK(cuDevicePrimaryCtxRetain(&context, 0));
     CHECK(cuCtxSetCurrent(context));
     if (what == "serve") return serve_all(count, words);
+    if (what == "overlap") return overlap();
     if (what == "fork") return fork_and_serve(count, words);
     if (what == "prefork") return serve_in_child(count, words);
     if (what == "orphan") return leave_capture(count, words);

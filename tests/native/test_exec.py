@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from eclip import store
@@ -190,6 +191,30 @@ def test_a_graph_that_is_nobodys_is_left_alone_and_said(
     (said,) = done.stderr.splitlines()
     assert "a graph of 24 kernels" in said
     assert "whole device" in said
+
+
+def test_a_request_takes_the_variant_of_who_is_active_when_it_begins(
+    planned: tuple[Path, Path], native: Native, tmp_path: Path
+) -> None:
+    plan = store.load(planned[0], Plan)
+    alone = [Lane(worker, Mask.parse(mask)) for worker, mask in enumerate(("0-12", "3-15"))]
+    lanes = (*plan.lanes, *alone)
+    variants = [
+        Variant((worker,), (Assignment(worker, (Group(len(plan.lanes) + worker, KERNELS, 1),)),))
+        for worker in range(2)
+    ]
+    changed = msgspec.structs.replace(plan, lanes=lanes, variants=(*plan.variants, *variants))
+    store.save(changed, tmp_path / "plan.json")
+    done = run_planned((tmp_path / "plan.json", planned[1]), native, "overlap")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    first, second, second_alone, first_alone = (
+        line.split() for line in split_output(done.stdout)[0]
+    )
+    only = [f"{sum(1 << index for index in lane.mask):x}" for lane in alone]
+    assert first == first_alone == [only[0]] * KERNELS
+    assert second == expected_masks(1)
+    assert second_alone == [only[1]] * KERNELS
 
 
 def test_a_missing_driver_function_costs_only_what_needs_it(

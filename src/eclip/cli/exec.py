@@ -51,8 +51,6 @@ def exec(
     found = wiring.find_profiles(plan.mix, plan.topology, constants, profiles or [])
     traces = [profile.trace for profile in found]
     table = plan_table(lower(plan, traces), traces, by)
-    if len(plan.variants) > 1:
-        screen.warn("the plan has several variants; the one for all workers active is used")
     outcome = run_under(command, table, gpu)
     if as_json:
         screen.print_json({"code": outcome.code, "processes": outcome.counters})
