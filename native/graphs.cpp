@@ -204,6 +204,8 @@ ECLIP_INSTANTIATE(cuGraphInstantiateWithParams_ptsz)
             real_exec = known->current;                                                 \
             count(counters().graph_launches);                                           \
             dispatcher.begin_graph(stream, meaning, known->worker);                     \
+        } else if (dispatcher.table().mode == Mode::record) {                           \
+            count(counters().graph_launches); /* unseen otherwise */                    \
         }                                                                               \
         return dispatcher.pass(stream, meaning, kFollow, true, [&](CUstream target) {   \
             return driver().symbol(real_exec, target);                                  \

@@ -170,7 +170,7 @@ def print_graphs(found: dict[str, list[Row]]) -> None:
 
 def main() -> None:
     standin = "--standin" in sys.argv
-    repeats = 12 if standin else 200
+    repeats = 12 if standin else 120
     topology = store.load_builtin(Topology, "h200")
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)

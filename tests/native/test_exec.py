@@ -129,6 +129,17 @@ def test_record_writes_profiles_of_what_was_launched(planned: tuple[Path, Path])
     assert not profile.modelled
 
 
+def test_a_program_that_launches_only_graphs_is_told_how_to_be_recorded(
+    native: Native, tmp_path: Path
+) -> None:
+    probe = native.folder / "plain" / "probe"
+    words = ("--sizes", "132", "--as", "first:1", "-o", tmp_path)
+    done = eclip("record", *words, "--", probe, "serve", "--graph", 1)
+    assert done.returncode == 1
+    assert "10 graphs were launched" in done.stderr
+    assert "without graphs" in done.stderr
+
+
 @pytest.mark.parametrize("words", [(), ("--together", 1), ("--by-thread",), ("--mark", 1)])
 def test_kernels_run_on_the_plans_slices(
     planned: tuple[Path, Path], native: Native, words: tuple[object, ...]
