@@ -29,7 +29,7 @@ from eclip.devices.cuda.lanes import LanePool
 from eclip.devices.cuda.stressors import Stressors
 from eclip.plan import Plan
 from eclip.profile import Profile
-from eclip.topology import Mask
+from eclip.topology import Mask, Topology
 from eclip.trace import Trace
 
 ROOT = Path(__file__).parents[2]
@@ -110,38 +110,13 @@ def record(folder: Path, name: str) -> Path:
     return folder / "profiles"
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A program's profiles and what it gives by itself, both in the making."""
-
-    profiles: Future[Path]
-    expected: Future[Found]
-
-
-@pytest.fixture(scope="module")
-def prepared(
-    library: None, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Prepared]]:
-    folder = tmp_path_factory.mktemp("prepared")
-    with ThreadPoolExecutor() as pool:
-        yield {
-            name: Prepared(
-                pool.submit(record, folder / name.removesuffix(".py"), name),
-                pool.submit(plain, folder / f"{name}.npz", name, REQUESTS, *PROGRAMS[name][1]),
-            )
-            for name in PROGRAMS
-        }
-
-
 class Planned:
-    """A program with its recorded profiles and a plan, run with it."""
+    """A program that was recorded, planned and run with its plan."""
 
-    def __init__(
-        self, name: str, prepared: Prepared, folder: Path, plan_of: PlanOf, device: CudaDevice
-    ) -> None:
-        self.profiles = prepared.profiles.result()
+    def __init__(self, name: str, folder: Path, plan_of: PlanOf, topology: Topology) -> None:
+        profiles = record(folder, name)
         self.traces: list[Trace] = [
-            store.load(self.profiles / f"{model.replace(':', '-')}.json.gz", Profile).trace
+            store.load(profiles / f"{model.replace(':', '-')}.json.gz", Profile).trace
             for model in MODELS
         ]
         masks = [[Mask.parse(mask) for mask in masks] for masks in MASKS]
@@ -150,11 +125,9 @@ class Planned:
             for trace in self.traces
         ]
         file = folder / "plan.json"
-        store.save(plan_of(device.topology, self.traces, masks, self.routes), file)
+        store.save(plan_of(topology, self.traces, masks, self.routes), file)
         command = app(name, folder / "planned.npz", REQUESTS, *PROGRAMS[name][1])
-        done = eclip(
-            *("exec", "--plan", file, "--profiles", self.profiles, "--json", "--", *command)
-        )
+        done = eclip(*("exec", "--plan", file, "--profiles", profiles, "--json", "--", *command))
         report = json.loads(done.stdout[done.stdout.index("{") :])
         (self.counts,) = report["processes"].values()
         print(f"\n{name}: {self.counts}\n{done.stderr}")
@@ -183,6 +156,31 @@ class Planned:
         assert self.counts["redirected"] > 0
 
 
+@dataclass(frozen=True)
+class Runs:
+    """A program under a plan and by itself, both under way."""
+
+    planned: Future[Planned]
+    plain: Future[Found]
+
+
+@pytest.fixture(scope="module")
+def runs(
+    library: None, device: CudaDevice, plan_of: PlanOf, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Runs]]:
+    folder = tmp_path_factory.mktemp("runs")
+    with ThreadPoolExecutor() as pool:
+        yield {
+            name: Runs(
+                pool.submit(
+                    Planned, name, folder / name.removesuffix(".py"), plan_of, device.topology
+                ),
+                pool.submit(plain, folder / f"{name}.npz", name, REQUESTS, *PROGRAMS[name][1]),
+            )
+            for name in PROGRAMS
+        }
+
+
 def assert_same(found: Found, expected: Found) -> None:
     assert found.keys() == expected.keys()
     for name in expected:
@@ -192,15 +190,10 @@ def assert_same(found: Found, expected: Found) -> None:
 
 
 def test_two_models_in_two_threads(
-    device: CudaDevice,
-    plan_of: PlanOf,
-    slices_sms: Sequence[frozenset[int]],
-    prepared: dict[str, Prepared],
-    tmp_path: Path,
+    runs: dict[str, Runs], slices_sms: Sequence[frozenset[int]]
 ) -> None:
-    program = prepared["two_models.py"]
-    planned = Planned("two_models.py", program, tmp_path, plan_of, device)
-    assert_same(planned.found, program.expected.result())
+    planned = runs["two_models.py"].planned.result()
+    assert_same(planned.found, runs["two_models.py"].plain.result())
     planned.assert_places("eager_where", slices_sms)
     planned.assert_planned()
     counts = planned.counts
@@ -210,15 +203,8 @@ def test_two_models_in_two_threads(
     planned.assert_places("graph_where", slices_sms)
 
 
-def test_an_aiohttp_server(
-    device: CudaDevice,
-    plan_of: PlanOf,
-    slices_sms: Sequence[frozenset[int]],
-    prepared: dict[str, Prepared],
-    tmp_path: Path,
-) -> None:
-    program = prepared["server.py"]
-    planned = Planned("server.py", program, tmp_path, plan_of, device)
-    assert_same(planned.found, program.expected.result())
+def test_an_aiohttp_server(runs: dict[str, Runs], slices_sms: Sequence[frozenset[int]]) -> None:
+    planned = runs["server.py"].planned.result()
+    assert_same(planned.found, runs["server.py"].plain.result())
     planned.assert_planned()
     planned.assert_places("where", slices_sms)
