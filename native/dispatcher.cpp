@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "recording.h"
 
@@ -51,11 +52,21 @@ struct ThreadState {
 thread_local bool inside = false;
 
 // On the heap: what is thread-local itself must be small, or a process that is running already
-// cannot load the library.
-ThreadState& thread_state() {
-    thread_local std::unique_ptr<ThreadState> state;
-    if (state == nullptr) state = std::make_unique<ThreadState>();
-    return *state;
+// cannot load the library. The pointer beside the owner is read without asking whether it was made.
+ThreadState& make_thread_state();
+thread_local ThreadState* mine = nullptr;
+
+inline ThreadState& thread_state() { return mine != nullptr ? *mine : make_thread_state(); }
+
+ThreadState& make_thread_state() {
+    struct Owner {
+        std::unique_ptr<ThreadState> state;
+        ~Owner() { mine = nullptr; }
+    };
+    thread_local Owner owner;
+    if (owner.state == nullptr) owner.state = std::make_unique<ThreadState>();
+    mine = owner.state.get();
+    return *mine;
 }
 
 std::string read_file(const char* path, std::vector<unsigned char>& bytes) {
@@ -91,7 +102,6 @@ Dispatcher::Dispatcher() : legacy_(kLegacyStream, order_.legacy) {
     std::vector<unsigned char> bytes;
     std::string wrong = read_file(path, bytes);
     if (wrong.empty()) wrong = read_table(bytes, table_);
-    if (wrong.empty() && table_.workers.size() > kMostWorkers) wrong = "it has too many workers";
     if (!wrong.empty()) {
         say("the table %s cannot be used: %s; running unplanned", path, wrong.c_str());
         return;
@@ -101,10 +111,7 @@ Dispatcher::Dispatcher() : legacy_(kLegacyStream, order_.legacy) {
         asking_ = strcmp(asking, "always") == 0 ? 1 : strcmp(asking, "never") == 0 ? -1 : 0;
     next_id_ = 2;  // 1 is the legacy stream
     size_t kernels = 0;
-    for (const TableWorker& worker : table_.workers) {
-        first_kernel_.push_back(kernels);
-        kernels += worker.kernels.size();
-    }
+    for (const TableWorker& worker : table_.workers) kernels += worker.kernels.size();
     misfits_ = std::make_unique<std::atomic<bool>[]>(kernels);
     pthread_atfork(nullptr, nullptr, [] { get().forked(); });
     phase_.store(kWaiting);
@@ -343,26 +350,60 @@ uint64_t Dispatcher::identify(const Launch& launch) {
 
 Tracker& Dispatcher::track(Stream& stream) {
     bool by_stream = table_.workers_by == WorkersBy::stream;
-    Tracker& tracker = by_stream ? stream.tracker : thread_state().tracker;
-    thread_state().followers = &followers_;
-    if (thread_state().marked) {
-        thread_state().marked = false;
-        tracker.begin_request(table_, thread_state().marked_worker, followers_);
+    ThreadState& thread = thread_state();
+    Tracker& tracker = by_stream ? stream.tracker : thread.tracker;
+    thread.followers = &followers_;
+    if (thread.marked) {
+        thread.marked = false;
+        tracker.begin_request(table_, thread.marked_worker, followers_);
     }
     return tracker;
 }
 
 void Dispatcher::begin_request(int worker) {
     if (!on()) return;
-    if (table_.mode == Mode::record) mark_record();
     thread_state().marked = true;
     thread_state().marked_worker = worker;
 }
 
-int Dispatcher::lane_of(const Tracker::Step& step) const {
-    int lane = table_.workers[step.worker].kernels[step.position].lane;
+bool Dispatcher::take_mark() { return std::exchange(thread_state().marked, false); }
+
+// Who is active now, this worker among them.
+uint32_t Dispatcher::begin_serving(Stream& stream, int worker) {
+    uint32_t bit = 1u << worker;
+    stream.serves.fetch_or(bit, std::memory_order_relaxed);
+    return active_.fetch_or(bit) | bit;
+}
+
+// At a request's first kernel: the variant for the fewest workers that holds all who are active.
+void Dispatcher::choose_variant(Stream& stream, Tracker& tracker, const Tracker::Step& step) {
+    uint32_t bit = 1u << step.worker;
+    if (step.begins_request) {
+        uint32_t active = begin_serving(stream, step.worker);
+        in_request_.fetch_or(bit);
+        tracker.variant = kMainVariant;
+        for (size_t index = 0; index < table_.variants.size(); ++index)
+            if ((active & ~table_.variants[index].active) == 0) {
+                tracker.variant = static_cast<int>(index);
+                break;
+            }
+    }
+    if (step.position + 1 == table_.workers[step.worker].kernels.size()) in_request_.fetch_and(~bit);
+}
+
+void Dispatcher::begin_graph(CUstream raw, Default meaning, int worker) {
+    if (table_.variants.empty()) return;
+    if (Stream* stream = attend(raw, meaning)) begin_serving(*stream, worker);
+}
+
+int Dispatcher::lane_of(const Tracker::Step& step, int variant) const {
+    const TableWorker& worker = table_.workers[step.worker];
+    int lane = variant == kMainVariant ? worker.kernels[step.position].lane
+                                       : table_.variants[variant].lanes[worker.first + step.position];
+    // A worker that was taken up in the middle of a request has another's variant.
+    if (lane < 0) lane = worker.kernels[step.position].lane;
     if (pool_.lanes[lane].stream == nullptr) return kHome;
-    bool misfit = misfits_[first_kernel_[step.worker] + step.position].load();
+    bool misfit = misfits_[worker.first + step.position].load();
     return misfit ? kHome : lane;
 }
 
@@ -373,7 +414,7 @@ bool Dispatcher::does_not_fit(CUresult status) {
 }
 
 void Dispatcher::mark_misfit(const Tracker::Step& step) {
-    misfits_[first_kernel_[step.worker] + step.position].store(true);
+    misfits_[table_.workers[step.worker].first + step.position].store(true);
     count(counters().misfits);
     say("a kernel of worker %d does not fit on its lane and runs on the whole device", step.worker);
 }
@@ -390,9 +431,11 @@ CUresult Dispatcher::find_end(Stream& stream, CUstream raw, CUstream& target) {
 }
 
 void Dispatcher::ended(Stream& stream, uint64_t calls) {
-    if (table_.mode == Mode::record) mark_record();
+    if (table_.mode == Mode::record)
+        mark_record(stream.order->kind == Kind::legacy ? kAllWorkers : recorded_worker(stream));
     Hold hold(*this, stream);
     if (stream.calls != calls) return;  // another thread went on meanwhile
+    active_.fetch_and(~(stream.serves.exchange(0, std::memory_order_relaxed) & ~in_request_.load()));
     Actions actions{*this, stream};
     Frontier<Actions>(order_, actions).drained(*stream.order);
 }
@@ -404,7 +447,7 @@ size_t Dispatcher::wait_for_lanes(LaneWord::View* seen) {
         seen[lane] = order_.lanes[lane].read();
         if (seen[lane].busy()) driver().cuStreamSynchronize(pool_.lanes[lane].stream);
     }
-    if (table_.mode == Mode::record) mark_record();
+    if (table_.mode == Mode::record) mark_record(kAllWorkers);
     return lanes;
 }
 

@@ -35,6 +35,7 @@ struct Stream {
     CUevent event = nullptr;  // for barriers from home; made when first needed
     uint64_t calls = 0;
     int last_queue = kHome;    // of its last kernel
+    std::atomic<uint32_t> serves{0};  // workers that launched on it since it was last waited for
     int record_lane = kHome;   // when recording: the lane of its own
     bool record_ready = false;
     bool planned = true;       // of the context whose lanes we have
@@ -76,12 +77,14 @@ public:
         Inside inside;
         Hold hold(*this, *stream);
         if (table_.mode == Mode::record) return record(*stream, hold, launch, raw, call);
-        Tracker::Step step = track(*stream).next(table_, followers_, identify(launch));
+        Tracker& tracker = track(*stream);
+        Tracker::Step step = tracker.next(table_, followers_, identify(launch));
         int wish = kHome;
         if (step.worker >= 0) {
             count(counts.planned);
             if (step.begins_request) count(counts.requests);
-            wish = lane_of(step);
+            if (!table_.variants.empty()) choose_variant(*stream, tracker, step);
+            wish = lane_of(step, tracker.variant);
         }
         CUresult status = make(*stream, hold, wish, true, raw, call);
         int queue = stream->order->tail;
@@ -126,6 +129,7 @@ public:
         CUresult status = call();
         for (size_t lane = 0; lane < lanes; ++lane)
             if (status == CUDA_SUCCESS) order_.lanes[lane].emptied(seen[lane]);
+        if (status == CUDA_SUCCESS) active_.fetch_and(in_request_.load());
         return status;
     }
 
@@ -165,7 +169,8 @@ public:
     const Table& table() const { return table_; }
     const Pool& pool() const { return pool_; }
     uint64_t identify(const Launch& launch);
-    int lane_of(const Tracker::Step& step) const;  // or kHome, for a lane of the whole device
+    int lane_of(const Tracker::Step& step, int variant) const;  // or kHome, for the whole device
+    void begin_graph(CUstream raw, Default meaning, int worker);  // of this worker, is launched
 
 private:
     enum Phase : int { kOff, kWaiting, kReady };
@@ -219,6 +224,8 @@ private:
     bool is_capturing(CUstream stream) const;
     bool asks(bool learning);
     Tracker& track(Stream& stream);
+    uint32_t begin_serving(Stream& stream, int worker);
+    void choose_variant(Stream& stream, Tracker& tracker, const Tracker::Step& step);
     void mark_misfit(const Tracker::Step& step);
     static bool does_not_fit(CUresult status);
     CUresult find_end(Stream& stream, CUstream raw, CUstream& target);
@@ -253,6 +260,8 @@ private:
         return make(stream, hold, stream.record_lane, true, raw, timed);
     }
     void open_record_lane(Stream& stream);
+    uint32_t recorded_worker(const Stream& stream) const;
+    bool take_mark();  // whether the thread has said that a request begins here
     Timing begin_timing(CUstream target);
     void end_timing(const Timing& timing, CUstream target, const Stream& stream,
                     const Launch& launch);
@@ -274,7 +283,9 @@ private:
     std::shared_mutex streams_lock_;
     std::unordered_map<CUstream, std::unique_ptr<Stream>> streams_;
     std::unique_ptr<std::atomic<bool>[]> misfits_;  // per kernel of all workers
-    std::vector<size_t> first_kernel_;              // of each worker, in misfits_
+    // A bit a worker: between the first and the last launch of a request; and from its first launch
+    // until the program has waited for what it launched. Hints: they choose lanes, never order.
+    std::atomic<uint32_t> in_request_{0}, active_{0};
     int asking_ = 0;  // -1 never, 1 always, 0 whichever is cheaper
     int wanted_device_ = 0;
 };

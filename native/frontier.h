@@ -145,7 +145,11 @@ public:
         if (stream.kind == Kind::legacy) shared_.legacy_epoch.fetch_add(1);
         if (stream.kind != Kind::blocking) return;
         shared_.blocking_epoch.fetch_add(1);
-        if (queue >= 0) shared_.stray.fetch_or(uint64_t{1} << queue, std::memory_order_acq_rel);
+        if (queue < 0) return;
+        // Set already in most cases. Who takes it away in between waits for what came before.
+        uint64_t lane = uint64_t{1} << queue;
+        if ((shared_.stray.load(std::memory_order_acquire) & lane) == 0)
+            shared_.stray.fetch_or(lane, std::memory_order_acq_rel);
     }
 
     // Everything that was called on the stream is complete.

@@ -5,6 +5,7 @@
 // its nodes' contexts, so an update keeps them; what the driver refuses is instantiated anew, once
 // for that call, and said. Whatever cannot be re-homed is instantiated as it is.
 #include <cstring>
+#include <map>
 
 #include "hook.h"
 #include "recording.h"
@@ -198,8 +199,14 @@ ECLIP_INSTANTIATE(cuGraphInstantiateWithParams_ptsz)
     ECLIP_HOOK symbol(CUgraphExec exec, CUstream stream) {                              \
         Dispatcher& dispatcher = Dispatcher::get();                                     \
         if (!dispatcher.on()) return driver().symbol(exec, stream);                     \
-        CUgraphExec real_exec = translate(exec);                                        \
-        if (real_exec != exec || find(exec) != nullptr) count(counters().graph_launches); \
+        CUgraphExec real_exec = exec;                                                   \
+        if (const Rehomed* known = find(exec)) {                                        \
+            real_exec = known->current;                                                 \
+            count(counters().graph_launches);                                           \
+            dispatcher.begin_graph(stream, meaning, known->worker);                     \
+        } else if (dispatcher.table().mode == Mode::record) {                           \
+            count(counters().graph_launches); /* unseen otherwise */                    \
+        }                                                                               \
         return dispatcher.pass(stream, meaning, kFollow, true, [&](CUstream target) {   \
             return driver().symbol(real_exec, target);                                  \
         });                                                                             \

@@ -119,6 +119,7 @@ std::string make_pool(const Table& table, Pool& pool) {
         Lane lane;
         if (!wanted.full) wrong = make_lane(pool, wanted.mask, lane);
         if (!wrong.empty()) return wrong;
+        pool.any |= lane.stream != nullptr;
         pool.lanes[pool.count++] = lane;
     }
     measure(pool);

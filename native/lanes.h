@@ -26,6 +26,7 @@ struct Pool {
     std::vector<CUdevResource> slices;  // of one split call, whose groups may be combined
     Lane lanes[kMostLanes];
     std::atomic<size_t> count{0};  // of lanes; recording adds some while others read
+    bool any = false;              // of the plan's lanes is less than the whole device
     double ask_ns = 0;      // what it costs to ask a lane whether it is empty
     double barrier_ns = 0;  // and what a barrier between two lanes costs
 };

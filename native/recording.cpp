@@ -53,9 +53,11 @@ public:
         }
     }
 
-    void mark() {
+    void mark(uint32_t worker) {
         std::lock_guard hold(lock_);
-        if (!pending_.empty() && pending_.back().pair.end != nullptr) pending_.push_back({});
+        bool again = !pending_.empty() && pending_.back().pair.end == nullptr &&
+                     pending_.back().worker == worker;
+        if (!again) pending_.push_back({{}, worker, {}});
         write_pending();
         if (file_ != nullptr) fflush(file_);
     }
@@ -97,7 +99,9 @@ private:
         for (; done < pending_.size(); ++done) {
             Timed& timed = pending_[done];
             if (timed.pair.end == nullptr) {
-                if (file_ != nullptr) fputs("S\n", file_);
+                if (file_ == nullptr) continue;
+                if (timed.worker == kAllWorkers) fputs("S\n", file_);
+                else fprintf(file_, "S %u\n", timed.worker);
                 continue;
             }
             long long busy = elapsed_ns(timed.pair.begin, timed.pair.end);
@@ -132,13 +136,13 @@ int blocks_per_unit(const Launch& launch) {
     return blocks;
 }
 
+}  // namespace
+
 uint32_t thread_number() {
     static std::atomic<uint32_t> next{1};
     thread_local uint32_t mine = next.fetch_add(1);
     return mine;
 }
-
-}  // namespace
 
 const char* function_name(CUfunction function) {
     const Driver& real = driver();
@@ -152,7 +156,7 @@ const char* function_name(CUfunction function) {
     return "";
 }
 
-void mark_record() { Log::get().mark(); }
+void mark_record(uint32_t worker) { Log::get().mark(worker); }
 
 void Dispatcher::open_record_lane(Stream& stream) {
     std::lock_guard hold(setup_);
@@ -174,6 +178,10 @@ void Dispatcher::open_record_lane(Stream& stream) {
     Log::get().calibrate(timed);
 }
 
+uint32_t Dispatcher::recorded_worker(const Stream& stream) const {
+    return table_.workers_by == WorkersBy::stream ? stream.order->id : thread_number();
+}
+
 Dispatcher::Timing Dispatcher::begin_timing(CUstream target) {
     Pair pair = Log::get().take();
     driver().cuEventRecord(pair.begin, target);
@@ -183,7 +191,8 @@ Dispatcher::Timing Dispatcher::begin_timing(CUstream target) {
 void Dispatcher::end_timing(const Timing& timing, CUstream target, const Stream& stream,
                             const Launch& launch) {
     driver().cuEventRecord(timing.end, target);
-    uint32_t worker = table_.workers_by == WorkersBy::stream ? stream.order->id : thread_number();
+    uint32_t worker = recorded_worker(stream);
+    if (take_mark()) Log::get().mark(worker);
     Log::get().add({{timing.begin, timing.end}, worker, launch});
 }
 

@@ -4,7 +4,8 @@
 // for the device, a line each:
 //   C ns                          what a pair of events with nothing between measures
 //   K worker busy_ns gap_ns gx gy gz bx by bz shared cluster blocks_per_unit name
-//   S                             the program waited here, or said that a request begins
+//   S [worker]                    the program waited here (for this worker, or for all), or said
+//                                 that a request begins
 #pragma once
 
 #include "dispatcher.h"
@@ -14,7 +15,12 @@ namespace eclip {
 // The driver's name of a function or kernel, "" if it has none.
 const char* function_name(CUfunction function);
 
+constexpr uint32_t kAllWorkers = 0;  // others are from 1
+
 // Write out what is complete, and a mark.
-void mark_record();
+void mark_record(uint32_t worker);
+
+// The calling thread's number, from 1.
+uint32_t thread_number();
 
 }  // namespace eclip

@@ -22,7 +22,7 @@ CUresult launch_order(CUgraph graph, std::vector<CUgraphNode>& ordered) {
     std::vector<unsigned char> data(edges * 8);  // kinds of edges: eight bytes each
     if (edges > 0) status = real.cuGraphGetEdges_v2(graph, from.data(), to.data(), data.data(), &edges);
     if (status != CUDA_SUCCESS) return status;
-    std::map<CUgraphNode, size_t> rank;
+    std::unordered_map<CUgraphNode, size_t> rank(count);
     for (size_t index = 0; index < count; ++index) rank[nodes[index]] = index;
     std::vector<int> waits(count);
     std::vector<std::vector<size_t>> after(count);
@@ -49,12 +49,24 @@ CUresult launch_order(CUgraph graph, std::vector<CUgraphNode>& ordered) {
     return CUDA_SUCCESS;
 }
 
-// How many of a graph's kernels are a worker's, and the lane of each.
-size_t match(const TableWorker& worker, const std::vector<uint64_t>& identities,
-             std::vector<int>& positions) {
-    size_t matched = 0;
+// How a graph's kernels agree with a worker's trace.
+struct Match {
+    std::vector<int> positions;  // of every kernel in the trace, -1 where it has none
+    size_t in_place = 0;         // kernels that the trace has right after the one before
+    size_t covered = 0;          // of the trace's kernels, how many the graph has
+
+    // Half of the graph, or nearly all of the trace: while they are captured, libraries choose other
+    // kernels and add some (transformers' BERT has 413 then, 154 otherwise, 140 of them the same).
+    bool is_of(const TableWorker& worker) const {
+        return 2 * in_place >= positions.size() || 4 * covered >= 3 * worker.kernels.size();
+    }
+};
+
+Match match(const TableWorker& worker, const std::vector<uint64_t>& identities) {
+    Match found;
     uint32_t place = 0;
-    positions.assign(identities.size(), -1);
+    found.positions.assign(identities.size(), -1);
+    std::vector<bool> seen(worker.kernels.size());
     for (size_t index = 0; index < identities.size(); ++index) {
         if (worker.kernels[place].identity != identities[index]) {
             auto known = worker.positions.find(identities[index]);
@@ -62,25 +74,25 @@ size_t match(const TableWorker& worker, const std::vector<uint64_t>& identities,
             auto next = std::lower_bound(known->second.begin(), known->second.end(), place);
             place = next == known->second.end() ? known->second.front() : *next;
         } else {
-            ++matched;  // only kernels in their place count for the choice of a worker
+            ++found.in_place;
         }
-        positions[index] = static_cast<int>(place);
+        if (!seen[place]) ++found.covered;
+        seen[place] = true;
+        found.positions[index] = static_cast<int>(place);
         place = (place + 1) % static_cast<uint32_t>(worker.kernels.size());
     }
-    return matched;
+    return found;
 }
 
 // Whether a kernel's clusters can be resident on a lane; without clusters it always fits.
-bool fits(CUgraphNode node, CUstream lane) {
+bool fits(CUgraphNode node, const KernelNodeParams& params, CUstream lane) {
     const Driver& real = driver();
     if (real.cuGraphKernelNodeGetAttribute == nullptr || real.cuOccupancyMaxActiveClusters == nullptr)
         return true;  // a driver without clusters
     CUlaunchAttribute attribute{};
     attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-    KernelNodeParams params{};
     if (real.cuGraphKernelNodeGetAttribute(node, attribute.id, &attribute.bytes) != CUDA_SUCCESS ||
-        attribute.cluster[0] * attribute.cluster[1] * attribute.cluster[2] <= 1 ||
-        real.cuGraphKernelNodeGetParams_v2(node, &params) != CUDA_SUCCESS)
+        attribute.cluster[0] * attribute.cluster[1] * attribute.cluster[2] <= 1)
         return true;
     CUfunction function = params.func;
     if (params.kern != nullptr && real.cuKernelGetFunction(&function, params.kern) != CUDA_SUCCESS)
@@ -97,22 +109,23 @@ struct Plan {
     int worker = -1;
     std::vector<CUgraphNode> nodes;
     std::vector<int> types;
-    std::vector<int> lanes;  // kHome: stays
+    std::vector<KernelNodeParams> params;  // of kernels; their arguments stay the node's
+    std::vector<int> lanes;                // kHome: stays
     size_t kernels = 0, planned = 0;
+    bool moves = false;
 };
 
-// Which lane every node goes to; false where the graph is nobody's. An update's worker is given.
-bool plan_graph(CUgraph graph, int wanted_worker, Plan& plan) {
+// What is known of every kernel of a graph, in launch order.
+bool read_graph(CUgraph graph, Plan& plan, std::vector<uint64_t>& identities) {
     Dispatcher& dispatcher = Dispatcher::get();
     const Driver& real = driver();
-    if (launch_order(graph, plan.nodes) != CUDA_SUCCESS || plan.nodes.empty()) return false;
-    std::vector<uint64_t> identities;
+    if (launch_order(graph, plan.nodes) != CUDA_SUCCESS) return false;
     for (CUgraphNode node : plan.nodes) {
         int type = -1;
         if (real.cuGraphNodeGetType(node, &type) != CUDA_SUCCESS) return false;
         plan.types.push_back(type);
+        KernelNodeParams& params = plan.params.emplace_back();
         if (type != kNodeKernel) continue;
-        KernelNodeParams params{};
         if (real.cuGraphKernelNodeGetParams_v2(node, &params) != CUDA_SUCCESS) return false;
         Launch launch{params.kern ? reinterpret_cast<CUfunction>(params.kern) : params.func,
                       {params.grid[0], params.grid[1], params.grid[2]},
@@ -120,35 +133,58 @@ bool plan_graph(CUgraph graph, int wanted_worker, Plan& plan) {
                       params.sharedMemBytes, 1};
         identities.push_back(dispatcher.identify(launch));
     }
-    const Table& table = dispatcher.table();
-    static std::atomic<int> graphs_of[kMostWorkers];
-    size_t best_score = 0;
-    int best = -1;
-    std::vector<int> positions, best_positions;
-    for (size_t worker = 0; worker < table.workers.size(); ++worker) {
-        if (wanted_worker >= 0 && static_cast<int>(worker) != wanted_worker) continue;
-        size_t score = match(table.workers[worker], identities, positions);
-        bool equal = best >= 0 && score == best_score && graphs_of[worker] < graphs_of[best];
-        if (best < 0 || score > best_score || equal) {
-            best_score = score;
-            best = static_cast<int>(worker);
-            best_positions = positions;
-        }
-    }
-    if (best < 0 || identities.empty()) return false;
-    if (wanted_worker < 0) {
-        if (best_score * 2 < identities.size()) return false;
-        ++graphs_of[best];
-    }
-    plan.worker = best;
-    std::vector<int> kernel_lanes;
-    for (int position : best_positions) {
-        if (position >= 0) ++plan.planned;
-        kernel_lanes.push_back(
-            position < 0 ? kHome
-                         : dispatcher.lane_of({best, static_cast<uint32_t>(position), false}));
-    }
     plan.kernels = identities.size();
+    return !identities.empty();
+}
+
+// Whose graph it is, or nobody's; workers alike take turns. An update's worker is given.
+int choose_worker(const std::vector<uint64_t>& identities, int wanted, Match& chosen) {
+    const Table& table = Dispatcher::get().table();
+    static std::atomic<int> graphs_of[kMostWorkers];
+    int best = -1;
+    for (int worker = 0; worker < static_cast<int>(table.workers.size()); ++worker) {
+        if (wanted >= 0 && worker != wanted) continue;
+        Match found = match(table.workers[worker], identities);
+        bool better = best < 0 || found.in_place > chosen.in_place ||
+                      (found.in_place == chosen.in_place && graphs_of[worker] < graphs_of[best]);
+        if (!better) continue;
+        best = worker;
+        chosen = std::move(found);
+    }
+    if (wanted >= 0 || best < 0) return best;
+    if (!chosen.is_of(table.workers[best])) {
+        say("a graph of %zu kernels is not in the plan (%zu of them are) and runs on the whole device",
+            identities.size(), chosen.covered);
+        count(counters().foreign_graphs);
+        return -1;
+    }
+    ++graphs_of[best];
+    return best;
+}
+
+// Which lane every node goes to; false where the graph is nobody's. An update's worker is given.
+bool plan_graph(CUgraph graph, int wanted_worker, Plan& plan) {
+    Dispatcher& dispatcher = Dispatcher::get();
+    std::vector<uint64_t> identities;
+    if (!read_graph(graph, plan, identities)) return false;
+    Match chosen;
+    plan.worker = choose_worker(identities, wanted_worker, chosen);
+    if (plan.worker < 0) return false;
+    if (!dispatcher.table().variants.empty())
+        say("graphs take the plan's variant for all workers active");
+    std::vector<int> kernel_lanes;
+    for (int position : chosen.positions) {
+        int before = kernel_lanes.empty() ? kFollow : kernel_lanes.back();
+        if (position >= 0) ++plan.planned;
+        // One that the trace does not have stays with its neighbour: two switches cost more.
+        kernel_lanes.push_back(
+            position < 0 ? before
+                         : dispatcher.lane_of({plan.worker, static_cast<uint32_t>(position), false},
+                                           kMainVariant));
+    }
+    auto first = std::find_if(kernel_lanes.begin(), kernel_lanes.end(),
+                              [](int lane) { return lane != kFollow; });
+    std::fill(kernel_lanes.begin(), first, first == kernel_lanes.end() ? kHome : *first);
     size_t seen = 0;  // memory nodes go with the kernel that follows them, or the last
     for (size_t index = 0; index < plan.types.size(); ++index) {
         int type = plan.types[index];
@@ -156,23 +192,24 @@ bool plan_graph(CUgraph graph, int wanted_worker, Plan& plan) {
         int lane = moves ? kernel_lanes[std::min(seen, plan.kernels - 1)] : kHome;
         if (type == kNodeKernel) {
             ++seen;
-            if (lane >= 0 && !fits(plan.nodes[index], dispatcher.pool().lanes[lane].stream))
+            if (lane >= 0 && !fits(plan.nodes[index], plan.params[index],
+                                   dispatcher.pool().lanes[lane].stream))
                 lane = kHome;
         }
         plan.lanes.push_back(lane);
+        if (lane >= 0) plan.moves = true;
     }
     return true;
 }
 
-CUresult move_node(CUgraphNode node, CUgraphNode twin, int type, CUcontext context) {
+CUresult move_node(CUgraphNode node, CUgraphNode twin, int type, KernelNodeParams kernel,
+                   CUcontext context) {
     const Driver& real = driver();
     GraphNodeParams params{};
     params.type = type;
     if (type == kNodeKernel) {
-        KernelNodeParams kernel{};
-        CUresult status = real.cuGraphKernelNodeGetParams_v2(node, &kernel);
         // A function belongs to one context, a kernel to none: only the latter can move.
-        if (status != CUDA_SUCCESS || kernel.kern == nullptr) return status;
+        if (kernel.kern == nullptr) return CUDA_SUCCESS;
         kernel.func = nullptr;
         kernel.ctx = context;
         return real.cuGraphKernelNodeSetParams_v2(twin, &kernel);
@@ -194,7 +231,8 @@ CUresult move_node(CUgraphNode node, CUgraphNode twin, int type, CUcontext conte
 std::unique_ptr<Rehomed> rehome(CUgraph graph, int worker) {
     Dispatcher& dispatcher = Dispatcher::get();
     const Driver& real = driver();
-    if (!dispatcher.on() || !dispatcher.ready() || dispatcher.table().mode != Mode::plan)
+    if (!dispatcher.on() || !dispatcher.ready() || dispatcher.table().mode != Mode::plan ||
+        !dispatcher.pool().any)
         return nullptr;
     if (real.cuGraphNodeSetParams == nullptr || real.cuGraphGetEdges_v2 == nullptr ||
         real.cuGraphKernelNodeGetParams_v2 == nullptr) {
@@ -203,9 +241,17 @@ std::unique_ptr<Rehomed> rehome(CUgraph graph, int worker) {
     }
     Plan plan;
     if (!plan_graph(graph, worker, plan)) return nullptr;
+    if (worker < 0) {
+        Counters& counts = counters();
+        count(counts.graphs);
+        count(counts.graph_kernels, plan.kernels);
+        count(counts.graph_planned, plan.planned);
+        if (!plan.moves) return nullptr;  // all on the whole device: it can stay as it is
+    }
     auto made = std::make_unique<Rehomed>();
     made->worker = plan.worker;
     made->order = plan.nodes;
+    made->nodes.reserve(plan.nodes.size());
     CUresult status = real.cuGraphClone(&made->clone, graph);
     if (status != CUDA_SUCCESS) {
         say("a graph cannot be cloned (status %d) and runs unplanned", status);
@@ -217,7 +263,8 @@ std::unique_ptr<Rehomed> rehome(CUgraph graph, int worker) {
         CUcontext context =
             plan.lanes[index] >= 0 ? dispatcher.pool().lanes[plan.lanes[index]].context : nullptr;
         if (status == CUDA_SUCCESS && context != nullptr)
-            status = move_node(plan.nodes[index], twin, plan.types[index], context);
+            status = move_node(plan.nodes[index], twin, plan.types[index], plan.params[index],
+                               context);
         made->nodes[plan.nodes[index]] = {twin, twin, context, plan.types[index]};
     }
     if (status != CUDA_SUCCESS) {
@@ -226,12 +273,6 @@ std::unique_ptr<Rehomed> rehome(CUgraph graph, int worker) {
         return nullptr;
     }
     made->stored = made->clone;
-    if (worker < 0) {
-        Counters& counts = counters();
-        count(counts.graphs);
-        count(counts.graph_kernels, plan.kernels);
-        count(counts.graph_planned, plan.planned);
-    }
     return made;
 }
 

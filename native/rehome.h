@@ -1,8 +1,8 @@
 // Users' graphs on lanes: a clone of a graph whose nodes moved to the contexts of their lanes.
 #pragma once
 
-#include <map>
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
 #include "driver.h"
@@ -23,8 +23,8 @@ struct Rehomed {
     CUgraphExec first = nullptr;    // the user's handle, kept until the user destroys it
     CUgraphExec current = nullptr;  // what is launched
     uint64_t flags = 0;
-    std::vector<CUgraphNode> order;       // the user's nodes in launch order
-    std::map<CUgraphNode, Placed> nodes;  // by the user's nodes
+    std::vector<CUgraphNode> order;  // the user's nodes in launch order
+    std::unordered_map<CUgraphNode, Placed> nodes;  // by the user's nodes
 
     void release() const {
         driver().cuGraphDestroy(clone);
@@ -32,8 +32,8 @@ struct Rehomed {
     }
 };
 
-// A clone of the graph with its nodes moved, or none where the graph is nobody's or cannot be moved,
-// which is then said. An update's worker is given, so that it goes where the graph went before.
+// A clone of the graph with its nodes moved, or none where nothing has to move, or where the graph is
+// nobody's or cannot be moved, which is then said. An update's worker is given, so that it goes where the graph went before.
 std::unique_ptr<Rehomed> rehome(CUgraph graph, int worker = -1);
 
 }  // namespace eclip

@@ -7,6 +7,9 @@
 #include <cstdio>
 
 namespace eclip {
+
+constinit thread_local Counters* counters_of_thread = nullptr;
+
 namespace {
 
 Counters in_memory[kCounterSlots];
@@ -25,15 +28,17 @@ struct Place {
         }
     }
     ~Place() {
+        counters_of_thread = &slots[kCounterSlots - 1];  // for what is counted after this
         if (slot != kCounterSlots - 1) taken.fetch_and(~(uint64_t{1} << slot));
     }
 };
 
 }  // namespace
 
-Counters& counters() {
+Counters& find_counters() {
     thread_local Place place;
-    return slots[place.slot];
+    counters_of_thread = &slots[place.slot];
+    return *counters_of_thread;
 }
 
 void open_counters(const char* folder) {
@@ -45,6 +50,7 @@ void open_counters(const char* folder) {
     if (ftruncate(file, static_cast<off_t>(bytes)) == 0) {
         void* made = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
         if (made != MAP_FAILED) slots = static_cast<Counters*>(made);
+        counters_of_thread = nullptr;  // in a forked child: count in its own file
     }
     close(file);
 }

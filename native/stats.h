@@ -24,7 +24,8 @@ namespace eclip {
     COUNTER(graph_planned)                                            \
     COUNTER(graph_launches)                                           \
     COUNTER(updates)     /* of re-homed executables, translated */    \
-    COUNTER(reinstantiations)
+    COUNTER(reinstantiations)                                         \
+    COUNTER(foreign_graphs) /* instantiated as they are: nobody's */
 
 struct alignas(128) Counters {
 #define ECLIP_COUNTER(name) std::atomic<uint64_t> name;
@@ -34,8 +35,12 @@ struct alignas(128) Counters {
 
 constexpr int kCounterSlots = 64;
 
-// The calling thread's slot.
-Counters& counters();
+// The calling thread's slot; remembered beside what frees it, which has to be asked for every time.
+extern constinit thread_local Counters* counters_of_thread;
+Counters& find_counters();
+inline Counters& counters() {
+    return counters_of_thread != nullptr ? *counters_of_thread : find_counters();
+}
 
 // Count into a file `PID` in this folder from now on; without one, counts are nowhere to be seen.
 void open_counters(const char* folder);

@@ -10,6 +10,7 @@ namespace {
 constexpr char kMagic[8] = {'E', 'C', 'L', 'I', 'P', 'T', 'B', 'L'};
 constexpr uint32_t kMostSlices = 128;
 constexpr uint32_t kMostKernels = 1 << 24;
+constexpr uint32_t kMostVariants = 1 << 10;
 
 struct Header {
     char magic[8];
@@ -18,6 +19,7 @@ struct Header {
     uint64_t digest;  // of everything after this field
     uint32_t mode, workers_by, split_units, split_flags;
     uint32_t slices, lanes, workers, kernels;
+    uint32_t variants, reserved;
 };
 
 class Reader {
@@ -64,7 +66,8 @@ std::string read_table(const std::vector<unsigned char>& bytes, Table& table) {
         header.digest != hash_bytes(bytes.data() + covered, bytes.size() - covered))
         return "it is cut short or damaged";
     if (header.mode > 1 || header.workers_by > 1 || header.slices == 0 ||
-        header.slices > kMostSlices || header.lanes > kMostLanes || header.kernels > kMostKernels)
+        header.slices > kMostSlices || header.lanes > kMostLanes || header.kernels > kMostKernels ||
+        header.workers > kMostWorkers || header.variants > kMostVariants)
         return "it asks for what no device has";
     table = Table{};
     table.mode = static_cast<Mode>(header.mode);
@@ -87,8 +90,11 @@ std::string read_table(const std::vector<unsigned char>& bytes, Table& table) {
         total += count;
     }
     if (total != header.kernels) return "its workers do not add up";
+    size_t first = 0;
     for (uint32_t worker = 0; worker < header.workers; ++worker) {
         TableWorker& made = table.workers.emplace_back();
+        made.first = first;
+        first += counts[worker];
         made.kernels.resize(counts[worker]);
         for (uint32_t position = 0; position < counts[worker]; ++position) {
             TableKernel& kernel = made.kernels[position];
@@ -99,6 +105,20 @@ std::string read_table(const std::vector<unsigned char>& bytes, Table& table) {
             made.positions[kernel.identity].push_back(position);
         }
         if (made.kernels.empty()) return "a worker has no kernels";
+    }
+    table.variants.resize(header.variants);
+    for (TableVariant& variant : table.variants) {
+        if (!reader.take(variant.active)) return "it is cut short";
+        variant.lanes.resize(header.kernels);
+        for (uint32_t worker = 0; worker < header.workers; ++worker)
+            for (uint32_t position = 0; position < counts[worker]; ++position) {
+                int32_t& lane = variant.lanes[table.workers[worker].first + position];
+                if (!reader.take(lane)) return "it is cut short";
+                bool known = lane >= 0 && static_cast<uint32_t>(lane) < header.lanes &&
+                             table.lanes[lane].worker == static_cast<int32_t>(worker);
+                if (variant.active >> worker & 1 ? !known : lane != -1)
+                    return "a variant sends a kernel to a lane that is not its worker's";
+            }
     }
     return reader.ended() ? "" : "it has a tail";
 }

@@ -11,7 +11,9 @@
 
 namespace eclip {
 
-constexpr uint32_t kTableVersion = 1;
+constexpr uint32_t kTableVersion = 2;
+constexpr int kMainVariant = -1;
+constexpr int kMostWorkers = 32;
 
 enum class Mode : uint32_t { plan = 0, record = 1 };
 enum class WorkersBy : uint32_t { thread = 0, stream = 1 };
@@ -24,11 +26,18 @@ struct TableLane {
 
 struct TableKernel {
     uint64_t identity;
-    int32_t lane;
+    int32_t lane;  // while every worker is active
     uint32_t reserved;
 };
 
+// Other lanes while only some workers are active; the fewest workers first.
+struct TableVariant {
+    uint32_t active = 0;         // a bit a worker
+    std::vector<int32_t> lanes;  // of all kernels, worker after worker; -1 for the others'
+};
+
 struct TableWorker {
+    size_t first = 0;  // of its kernels among those of all workers
     std::vector<TableKernel> kernels;
     // Where each identity stands in the trace, rising: how a worker that lost its place finds it.
     std::unordered_map<uint64_t, std::vector<uint32_t>> positions;
@@ -42,6 +51,7 @@ struct Table {
     std::vector<uint32_t> slice_units;
     std::vector<TableLane> lanes;
     std::vector<TableWorker> workers;
+    std::vector<TableVariant> variants;
 };
 
 // What is wrong with the bytes, or nothing and the table.

@@ -15,7 +15,6 @@ namespace eclip {
 
 constexpr int kUnplanned = -1;
 constexpr int kAgreement = 4;   // launches in a row that make a sequence a worker's
-constexpr int kMostWorkers = 32;
 
 // How many sequences follow each worker, so that two alike workers are shared out.
 using Followers = std::atomic<int>[kMostWorkers];
@@ -54,6 +53,9 @@ public:
         position_ = 0;
         search_length_ = 0;
     }
+
+    // Of the plan, taken for a whole request.
+    int variant = kMainVariant;
 
     void leave(Followers& followers) {
         if (worker_ >= 0) --followers[worker_];

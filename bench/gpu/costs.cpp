@@ -2,17 +2,20 @@
 // is run with libeclip and without. Every line printed is a JSON object.
 //
 //   costs launch [--repeats N]
+//   costs lane [--repeats N]
 //   costs graph [--repeats N]
 //
 // `launch` alternates between two grids, so that a plan can send neighbours to one lane or to two.
 // It runs on the default stream and on a stream of its own, beside 0 to 256 idle blocking streams,
-// with and without waiting after each launch. `graph` has chains of 300 and of 1,000 kernels.
+// with and without waiting after each launch, in rounds, so that what drifts meets all alike. `lane`
+// launches into a green context, in every way the driver has: what no hook can go below. `graph` has chains of 300 and of 1,000 kernels.
 #include <time.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -22,7 +25,16 @@ extern "C" {
 CUresult cuInit(unsigned);
 CUresult cuDevicePrimaryCtxRetain(CUcontext*, CUdevice);
 CUresult cuCtxSetCurrent(CUcontext);
+CUresult cuCtxGetCurrent(CUcontext*);
 CUresult cuCtxSynchronize();
+CUresult cuDeviceGetDevResource(CUdevice, CUdevResource*, int);
+CUresult cuDevSmResourceSplitByCount(CUdevResource*, unsigned*, const CUdevResource*, CUdevResource*,
+                                     unsigned, unsigned);
+CUresult cuDevResourceGenerateDesc(CUdevResourceDesc*, CUdevResource*, unsigned);
+CUresult cuGreenCtxCreate(CUgreenCtx*, CUdevResourceDesc, CUdevice, unsigned);
+CUresult cuCtxFromGreenCtx(CUcontext*, CUgreenCtx);
+CUresult cuGreenCtxStreamCreate(CUstream*, CUgreenCtx, unsigned, int);
+CUresult cuKernelGetFunction(CUfunction*, CUkernel);
 CUresult cuStreamCreate(CUstream*, unsigned);
 CUresult cuStreamDestroy_v2(CUstream);
 CUresult cuStreamSynchronize(CUstream);
@@ -71,38 +83,89 @@ Spread spread_of(std::vector<double>& times) {
 CUfunction kernel;
 
 // Bursts that fit the launch queue, each after the device is idle.
-Spread time_launches(CUstream stream, bool waits, int repeats) {
+void time_launches(CUfunction function, CUstream stream, bool waits, int repeats,
+                   std::vector<double>& times) {
     constexpr int kBurst = 100;
-    std::vector<double> times;
     for (int repeat = -3; repeat < repeats; ++repeat) {
         CHECK(cuCtxSynchronize());
         double start = now_ns();
         for (int launch = 0; launch < kBurst; ++launch) {
-            CHECK(cuLaunchKernel(kernel, 1 + launch % 2, 1, 1, 32, 1, 1, 0, stream, nullptr,
+            CHECK(cuLaunchKernel(function, 1 + launch % 2, 1, 1, 32, 1, 1, 0, stream, nullptr,
                                  nullptr));
             if (waits) CHECK(cuStreamSynchronize(stream));
         }
         if (repeat >= 0) times.push_back((now_ns() - start) / kBurst);
     }
-    return spread_of(times);
 }
 
+constexpr int kRounds = 4;
+
 void measure_launches(int repeats) {
-    for (bool own : {false, true})
-        for (int idle : {0, 1, 8, 32, 64, 256}) {
-            std::vector<CUstream> streams(static_cast<size_t>(idle) + 1);
-            for (CUstream& stream : streams) CHECK(cuStreamCreate(&stream, 0));
-            for (CUstream stream : streams)  // each has been used and is empty now
-                CHECK(cuLaunchKernel(kernel, 3, 1, 1, 32, 1, 1, 0, stream, nullptr, nullptr));
-            for (bool waits : {false, true}) {
-                Spread found = time_launches(own ? streams[0] : nullptr, waits, repeats);
+    const int idles[] = {0, 1, 8, 32, 64, 256};
+    std::vector<double> times[2][std::size(idles)][2];
+    for (int round = 0; round < kRounds; ++round)
+        for (int own : {0, 1})
+            for (size_t index = 0; index < std::size(idles); ++index) {
+                std::vector<CUstream> streams(static_cast<size_t>(idles[index]) + 1);
+                for (CUstream& stream : streams) CHECK(cuStreamCreate(&stream, 0));
+                for (CUstream stream : streams)  // each has been used and is empty now
+                    CHECK(cuLaunchKernel(kernel, 3, 1, 1, 32, 1, 1, 0, stream, nullptr, nullptr));
+                for (int waits : {0, 1})
+                    time_launches(kernel, own ? streams[0] : nullptr, waits, repeats / kRounds,
+                                  times[own][index][waits]);
+                for (CUstream stream : streams) CHECK(cuStreamDestroy_v2(stream));
+            }
+    for (int own : {0, 1})
+        for (size_t index = 0; index < std::size(idles); ++index)
+            for (int waits : {0, 1}) {
+                Spread found = spread_of(times[own][index][waits]);
                 printf("{\"stream\": \"%s\", \"idle\": %d, \"waits\": %s, \"ns\": %.1f, "
                        "\"low_ns\": %.1f, \"high_ns\": %.1f}\n",
-                       own ? "own" : "default", idle, waits ? "true" : "false", found.median,
-                       found.low, found.high);
+                       own ? "own" : "default", idles[index], waits ? "true" : "false",
+                       found.median, found.low, found.high);
             }
-            for (CUstream stream : streams) CHECK(cuStreamDestroy_v2(stream));
-        }
+}
+
+// A kernel belongs to no context and is looked up in the stream's at each launch; a function belongs
+// to one, its primary or the lane's; and either context may be the current one.
+void measure_lanes(int repeats) {
+    CUcontext primary, lane;
+    CUdevResource whole, half, rest;
+    unsigned groups = 1;
+    CUdevResourceDesc description;
+    CUgreenCtx green;
+    CUstream streams[2];
+    CHECK(cuCtxGetCurrent(&primary));
+    CHECK(cuDeviceGetDevResource(0, &whole, CU_DEV_RESOURCE_TYPE_SM));
+    CHECK(cuDevSmResourceSplitByCount(&half, &groups, &whole, &rest, 0, 64));
+    CHECK(cuDevResourceGenerateDesc(&description, &half, 1));
+    CHECK(cuGreenCtxCreate(&green, description, 0, CU_GREEN_CTX_DEFAULT_STREAM));
+    CHECK(cuCtxFromGreenCtx(&lane, green));
+    CHECK(cuStreamCreate(&streams[0], CU_STREAM_NON_BLOCKING));
+    CHECK(cuGreenCtxStreamCreate(&streams[1], green, CU_STREAM_NON_BLOCKING, 0));
+    CUfunction functions[3] = {kernel};
+    CHECK(cuKernelGetFunction(&functions[1], reinterpret_cast<CUkernel>(kernel)));
+    CHECK(cuCtxSetCurrent(lane));
+    CHECK(cuKernelGetFunction(&functions[2], reinterpret_cast<CUkernel>(kernel)));
+    const char* const names[] = {"kernel", "function", "lane's function"};
+    std::vector<double> times[2][2][3];
+    for (int round = 0; round < kRounds; ++round)
+        for (int on_lane : {0, 1})
+            for (int current : {0, 1})
+                for (int way = 0; way < 3; ++way) {
+                    if (!on_lane && (current || way == 2)) continue;
+                    CHECK(cuCtxSetCurrent(current ? lane : primary));
+                    time_launches(functions[way], streams[on_lane], false, repeats / kRounds,
+                                  times[on_lane][current][way]);
+                }
+    for (int on_lane : {0, 1})
+        for (int current : {0, 1})
+            for (int way = 0; way < 3; ++way)
+                if (!times[on_lane][current][way].empty())
+                    printf("{\"stream\": \"%s\", \"current\": \"%s\", \"launched\": \"%s\", "
+                           "\"ns\": %.1f}\n",
+                           on_lane ? "lane" : "plain", current ? "lane" : "primary", names[way],
+                           spread_of(times[on_lane][current][way]).median);
 }
 
 struct Chain {
@@ -182,6 +245,7 @@ int main(int count, char** words) {
     CHECK(cuLibraryGetKernel(&found, library, "empty"));
     kernel = reinterpret_cast<CUfunction>(found);
     if (what == "launch") measure_launches(repeats);
+    if (what == "lane") measure_lanes(repeats);
     if (what == "graph") measure_graphs(repeats);
-    return what == "launch" || what == "graph" ? 0 : 2;
+    return what == "launch" || what == "lane" || what == "graph" ? 0 : 2;
 }

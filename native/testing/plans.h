@@ -15,6 +15,7 @@ struct Step {
     unsigned grid;
 };
 inline std::vector<std::vector<Step>> traces;
+constexpr uint32_t kVariants = 3;
 
 inline void write_table(const std::string& path, Random& random, bool by_thread) {
     std::vector<unsigned char> out;
@@ -43,7 +44,7 @@ inline void write_table(const std::string& path, Random& random, bool by_thread)
     uint32_t kernels = 0;
     for (auto& trace : traces) kernels += static_cast<uint32_t>(trace.size());
     for (uint32_t value : {0u, by_thread ? 0u : 1u, 8u, 0u, 16u, static_cast<uint32_t>(lanes),
-                           static_cast<uint32_t>(workers), kernels})
+                           static_cast<uint32_t>(workers), kernels, kVariants, 0u})
         put(value);
     for (int slice = 0; slice < 16; ++slice) put(slice < 15 ? 8u : 12u);
     for (const Mask& mask : masks) {
@@ -62,10 +63,20 @@ inline void write_table(const std::string& path, Random& random, bool by_thread)
             put(int32_t{lane_of[worker][position]});
             put(uint32_t{0});
         }
+    for (uint32_t active : {1u, 4u, 6u}) {  // kVariants of them
+        put(active);
+        for (int worker = 0, last = 0; worker < workers; ++worker) {
+            int mine = 0;
+            for (const Mask& mask : masks) mine += mask.worker == worker;
+            last += mine;
+            for (size_t position = 0; position < traces[worker].size(); ++position)
+                put(active >> worker & 1 ? int32_t(last - 1 - static_cast<int>(random() % mine)) : -1);
+        }
+    }
     std::vector<unsigned char> body;
     body.swap(out);
     for (char letter : {'E', 'C', 'L', 'I', 'P', 'T', 'B', 'L'}) put(letter);
-    put(uint32_t{1});
+    put(eclip::kTableVersion);
     put(static_cast<uint32_t>(body.size() + 24));
     put(eclip::hash_bytes(body.data(), body.size()));
     out.insert(out.end(), body.begin(), body.end());

@@ -1,11 +1,12 @@
 // An unmodified program for the tests of `eclip exec` and `eclip record`: a server of small models
 // over the driver's interface, and the ways in which programs go wrong.
 //
-//   probe serve [--requests N] [--workers N] [--graph 1] [--mark 1] [--delay-us N]
-//   probe fork | prefork | exec | orphan | many
+//   probe serve [--requests N] [--workers N] [--graph 1] [--foreign N] [--block N] [--mark 1] [--delay-us N]
+//   probe overlap | fork | prefork | exec | orphan | many
 //
 // `serve` has a thread and a stream for each worker. It prints a line per worker: the result, then
-// the slices (in hexadecimal) that each kernel of the last request ran on.
+// the slices (in hexadecimal) that each kernel of the last request ran on. Models may choose other
+// kernels while they are captured: with --foreign a graph has N more after each of its kernels.
 #include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -44,8 +45,9 @@ namespace {
 constexpr int kLength = 24;  // kernels of a request
 constexpr int kFunctions = 5;
 const char* const kNames[kFunctions] = {"conv", "gemm", "norm", "relu", "pool"};
-CUfunction functions[kFunctions];
+CUfunction functions[kFunctions], foreign_function;
 CUcontext context;
+unsigned block = 128;  // of every kernel
 
 void check(CUresult status, const char* what) {
     if (status == CUDA_SUCCESS) return;
@@ -71,13 +73,19 @@ void run(const uint64_t* arguments) {
     model->value = before * 6364136223846793005ull + arguments[1] + 1;
 }
 
-void launch_request(Model& model, int worker, CUstream stream) {
+void run_foreign(const uint64_t* arguments) {
+    reinterpret_cast<Model*>(arguments[0])->value += arguments[1];
+}
+
+void launch_request(Model& model, int worker, CUstream stream, long foreign) {
     for (uint64_t position = 0; position < kLength; ++position) {
         auto address = reinterpret_cast<uint64_t>(&model);
         void* params[2] = {&address, &position};
         unsigned grid = 1 + static_cast<unsigned>((position * 7 + static_cast<uint64_t>(worker)) % 4);
         CUfunction function = functions[(position + static_cast<uint64_t>(worker)) % kFunctions];
-        CHECK(cuLaunchKernel(function, grid, 1, 1, 128, 1, 1, 0, stream, params, nullptr));
+        CHECK(cuLaunchKernel(function, grid, 1, 1, block, 1, 1, 0, stream, params, nullptr));
+        for (long more = 0; more < foreign; ++more)
+            CHECK(cuLaunchKernel(foreign_function, 9, 1, 1, 64, 1, 1, 0, stream, params, nullptr));
     }
 }
 
@@ -87,7 +95,7 @@ long option(int count, char** words, const char* name, long otherwise) {
     return otherwise;
 }
 
-void serve(int worker, long requests, bool graph, bool mark, Model& model) {
+void serve(int worker, long requests, bool graph, long foreign, bool mark, Model& model) {
     CHECK(cuCtxSetCurrent(context));
     // What eclip.request() calls, where libeclip is in the process.
     auto request = reinterpret_cast<void (*)(int)>(dlsym(RTLD_DEFAULT, "eclip_request"));
@@ -97,7 +105,7 @@ void serve(int worker, long requests, bool graph, bool mark, Model& model) {
     if (graph) {
         CUgraph captured;
         CHECK(cuStreamBeginCapture_v2(stream, 2));
-        launch_request(model, worker, stream);
+        launch_request(model, worker, stream, foreign);
         CHECK(cuStreamEndCapture(stream, &captured));
         CHECK(cuGraphInstantiateWithFlags(&exec, captured, 0));
     }
@@ -106,13 +114,14 @@ void serve(int worker, long requests, bool graph, bool mark, Model& model) {
         if (graph)
             CHECK(cuGraphLaunch(exec, stream));
         else
-            launch_request(model, worker, stream);
+            launch_request(model, worker, stream, 0);
         CHECK(cuStreamSynchronize(stream));
     }
 }
 
 int serve_all(int count, char** words) {
     long workers = option(count, words, "--workers", 1);
+    block = static_cast<unsigned>(option(count, words, "--block", block));
     std::vector<Model> models(static_cast<size_t>(workers));
     std::vector<std::thread> threads;
     for (long worker = 0; worker < workers; ++worker) {
@@ -120,6 +129,7 @@ int serve_all(int count, char** words) {
         model.delay_us = static_cast<uint64_t>(option(count, words, "--delay-us", 0));
         threads.emplace_back(serve, static_cast<int>(worker), option(count, words, "--requests", 10),
                              option(count, words, "--graph", 0) != 0,
+                             option(count, words, "--foreign", 0),
                              option(count, words, "--mark", 0) != 0, std::ref(model));
         // So that workers are met in their order.
         if (option(count, words, "--together", 0) == 0) threads.back().join();
@@ -130,6 +140,26 @@ int serve_all(int count, char** words) {
         printf("%016" PRIx64, model.value);
         for (uint64_t mask : model.masks) printf(" %" PRIx64, mask & 0xffff);
         printf("\n");
+    }
+    return 0;
+}
+
+// Requests of two workers: the second's begins before the first's is waited for, and again after;
+// last, the first's. A line each.
+int overlap() {
+    CUstream streams[2];
+    Model models[2];
+    auto show = [&](int worker) {
+        CHECK(cuStreamSynchronize(streams[worker]));
+        for (uint64_t& mask : models[worker].masks) printf("%" PRIx64 " ", mask & 0xffff);
+        printf("\n");
+    };
+    for (CUstream& stream : streams) CHECK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    for (int worker : {0, 1}) launch_request(models[worker], worker, streams[worker], 0);
+    for (int worker : {0, 1}) show(worker);
+    for (int worker : {1, 0}) {
+        launch_request(models[worker], worker, streams[worker], 0);
+        show(worker);
     }
     return 0;
 }
@@ -197,9 +227,11 @@ int main(int count, char** words) {
     CHECK(cuInit(0));
     for (int index = 0; index < kFunctions; ++index)
         functions[index] = standin_function(kNames[index], run, 2, 1);
+    foreign_function = standin_function("mask", run_foreign, 2, 1);
     CHECK(cuDevicePrimaryCtxRetain(&context, 0));
     CHECK(cuCtxSetCurrent(context));
     if (what == "serve") return serve_all(count, words);
+    if (what == "overlap") return overlap();
     if (what == "fork") return fork_and_serve(count, words);
     if (what == "prefork") return serve_in_child(count, words);
     if (what == "orphan") return leave_capture(count, words);

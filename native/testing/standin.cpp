@@ -350,6 +350,10 @@ API cuLibraryGetKernel(CUkernel* kernel, CUlibrary, const char* name) {
         new Function{strdup(name), [](const uint64_t*) {}, 0, true});
     return CUDA_SUCCESS;
 }
+API cuKernelGetFunction(CUfunction* function, CUkernel kernel) {
+    *function = reinterpret_cast<CUfunction>(kernel);
+    return CUDA_SUCCESS;
+}
 API cuFuncGetName(const char** name, CUfunction function) {
     auto known = reinterpret_cast<Function*>(function);
     if (known->library) return CUDA_ERROR_INVALID_HANDLE;

@@ -1,7 +1,8 @@
 """Unmodified programs under ``eclip exec``: the same outputs, on the plan's SMs.
 
 The programs in ``apps/`` are recorded with ``eclip record``, planned (twelve groups and more over
-three lanes of their own for each model), and run with the plan and without.
+three lanes of their own for each model), and run with the plan and without. What does not depend
+on each other runs at once: no time is looked at here, only outputs and places.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,7 @@ from eclip.devices.cuda.lanes import LanePool
 from eclip.devices.cuda.stressors import Stressors
 from eclip.plan import Plan
 from eclip.profile import Profile
-from eclip.topology import Mask
+from eclip.topology import Mask, Topology
 from eclip.trace import Trace
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +40,13 @@ BLOCKS = 600  # what the programs' telling kernel has, and its row on top
 GROUPS = 12
 # Three lanes a worker; the workers overlap in the middle.
 MASKS = (("0-3", "0-7", "0-11"), ("12-15", "8-15", "4-15"))
-REQUESTS = 30
+REQUESTS = 12
+RECORDED = 8
+# What a program is called with to be recorded, and to be run.
+PROGRAMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "two_models.py": (("eager",), ("all",)),
+    "server.py": ((), ()),
+}
 
 Found = dict[str, np.ndarray[Any, Any]]
 PlanOf = Callable[..., Plan]
@@ -92,18 +101,22 @@ def plain(path: Path, name: str, *arguments: object) -> Found:
         return dict(found)
 
 
-class Planned:
-    """A program with its recorded profiles and a plan."""
+def record(folder: Path, name: str) -> Path:
+    """The profiles of a program's models."""
+    folder.mkdir()
+    models = [word for model in MODELS for word in ("--as", model)]
+    command = app(name, folder / "recorded.npz", RECORDED, *PROGRAMS[name][0])
+    eclip("record", "--sizes", "64,132", *models, "-o", folder / "profiles", "--", *command)
+    return folder / "profiles"
 
-    def __init__(
-        self, folder: Path, plan_of: PlanOf, device: CudaDevice, command: Sequence[object]
-    ) -> None:
-        self.profiles = folder / "profiles"
-        names = [word for model in MODELS for word in ("--as", model)]
-        sizes = ("--sizes", "64,132")
-        eclip("record", *sizes, *names, "-o", self.profiles, "--", *command)
+
+class Planned:
+    """A program that was recorded, planned and run with its plan."""
+
+    def __init__(self, name: str, folder: Path, plan_of: PlanOf, topology: Topology) -> None:
+        profiles = record(folder, name)
         self.traces: list[Trace] = [
-            store.load(self.profiles / f"{model.replace(':', '-')}.json.gz", Profile).trace
+            store.load(profiles / f"{model.replace(':', '-')}.json.gz", Profile).trace
             for model in MODELS
         ]
         masks = [[Mask.parse(mask) for mask in masks] for masks in MASKS]
@@ -111,21 +124,19 @@ class Planned:
             [position * GROUPS // len(trace.kernels) % 3 for position in range(len(trace.kernels))]
             for trace in self.traces
         ]
-        self.file = folder / "plan.json"
-        self.plan = plan_of(device.topology, self.traces, masks, self.routes)
-        store.save(self.plan, self.file)
-
-    def run(self, command: Sequence[object]) -> dict[str, int]:
-        done = eclip(
-            *("exec", "--plan", self.file, "--profiles", self.profiles, "--json"),
-            *("--", *command),
-        )
+        file = folder / "plan.json"
+        store.save(plan_of(topology, self.traces, masks, self.routes), file)
+        command = app(name, folder / "planned.npz", REQUESTS, *PROGRAMS[name][1])
+        done = eclip(*("exec", "--plan", file, "--profiles", profiles, "--json", "--", *command))
         report = json.loads(done.stdout[done.stdout.index("{") :])
-        (counts,) = report["processes"].values()
-        return dict(counts)
+        (self.counts,) = report["processes"].values()
+        print(f"\n{name}: {self.counts}\n{done.stderr}")
+        with np.load(folder / "planned.npz") as loaded:
+            self.found: Found = dict(loaded)
 
-    def assert_places(self, counts: Any, slices_sms: Sequence[frozenset[int]]) -> int:
-        """Every place ran on its lane's SMs only; how many were looked at."""
+    def assert_places(self, name: str, slices_sms: Sequence[frozenset[int]]) -> None:
+        """Every place ran on its lane's SMs only."""
+        counts = self.found[name]
         looked = 0
         for trace, route, masks in zip(self.traces, self.routes, MASKS, strict=True):
             for kernel, lane in zip(trace.kernels, route, strict=True):
@@ -136,7 +147,38 @@ class Planned:
                 assert seen
                 assert seen <= allowed, (kernel.grid, masks[lane], sorted(seen - allowed))
                 looked += 1
-        return looked
+        assert looked == 16
+
+    def assert_planned(self) -> None:
+        """Of the launches of requests; making and capturing models launches kernels as well."""
+        requests = (REQUESTS + 1) * sum(len(trace.kernels) for trace in self.traces)
+        assert self.counts["planned"] >= 0.95 * min(requests, self.counts["launches"])
+        assert self.counts["redirected"] > 0
+
+
+@dataclass(frozen=True)
+class Runs:
+    """A program under a plan and by itself, both under way."""
+
+    planned: Future[Planned]
+    plain: Future[Found]
+
+
+@pytest.fixture(scope="module")
+def runs(
+    library: None, device: CudaDevice, plan_of: PlanOf, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Runs]]:
+    folder = tmp_path_factory.mktemp("runs")
+    with ThreadPoolExecutor() as pool:
+        yield {
+            name: Runs(
+                pool.submit(
+                    Planned, name, folder / name.removesuffix(".py"), plan_of, device.topology
+                ),
+                pool.submit(plain, folder / f"{name}.npz", name, REQUESTS, *PROGRAMS[name][1]),
+            )
+            for name in PROGRAMS
+        }
 
 
 def assert_same(found: Found, expected: Found) -> None:
@@ -148,46 +190,21 @@ def assert_same(found: Found, expected: Found) -> None:
 
 
 def test_two_models_in_two_threads(
-    device: CudaDevice,
-    plan_of: PlanOf,
-    slices_sms: Sequence[frozenset[int]],
-    tmp_path: Path,
+    runs: dict[str, Runs], slices_sms: Sequence[frozenset[int]]
 ) -> None:
-    planned = Planned(
-        tmp_path, plan_of, device, app("two_models.py", tmp_path / "recorded.npz", 12, "eager")
-    )
-    expected = plain(tmp_path / "plain.npz", "two_models.py", REQUESTS, "all")
-    counts = planned.run(app("two_models.py", tmp_path / "planned.npz", REQUESTS, "all"))
-    with np.load(tmp_path / "planned.npz") as loaded:
-        found = dict(loaded)
-    print("\ntwo models in two threads:", counts)
-    assert_same(found, expected)
-    assert planned.assert_places(found["eager_where"], slices_sms) == 16
-    assert planned.assert_places(found["graph_where"], slices_sms) == 16
-    # Making the models and capturing them launches kernels too, which no plan knows.
-    assert counts["planned"] >= 0.95 * (counts["launches"] - _setup(planned, counts))
-    assert counts["redirected"] > 0
-    assert counts["graphs"] == 2
+    planned = runs["two_models.py"].planned.result()
+    assert_same(planned.found, runs["two_models.py"].plain.result())
+    planned.assert_places("eager_where", slices_sms)
+    planned.assert_planned()
+    counts = planned.counts
+    assert (counts["graphs"], counts["foreign_graphs"]) == (2, 0)
+    assert counts["graph_launches"] == 2 * REQUESTS
     assert counts["graph_planned"] >= 0.95 * counts["graph_kernels"]
+    planned.assert_places("graph_where", slices_sms)
 
 
-def _setup(planned: Planned, counts: dict[str, int]) -> int:
-    """Launches outside of requests: all that are more than whole requests."""
-    served = (REQUESTS + 1) * sum(len(trace.kernels) for trace in planned.traces)
-    return max(0, counts["launches"] - served)
-
-
-def test_an_aiohttp_server(
-    device: CudaDevice,
-    plan_of: PlanOf,
-    tmp_path: Path,
-) -> None:
-    planned = Planned(tmp_path, plan_of, device, app("server.py", tmp_path / "recorded.npz", 12))
-    expected = plain(tmp_path / "plain.npz", "server.py", REQUESTS)
-    counts = planned.run(app("server.py", tmp_path / "planned.npz", REQUESTS))
-    with np.load(tmp_path / "planned.npz") as loaded:
-        found = dict(loaded)
-    print("\naiohttp server:", counts)
-    assert_same(found, expected)
-    assert counts["planned"] >= 0.95 * (counts["launches"] - _setup(planned, counts))
-    assert counts["redirected"] > 0
+def test_an_aiohttp_server(runs: dict[str, Runs], slices_sms: Sequence[frozenset[int]]) -> None:
+    planned = runs["server.py"].planned.result()
+    assert_same(planned.found, runs["server.py"].plain.result())
+    planned.assert_planned()
+    planned.assert_places("where", slices_sms)

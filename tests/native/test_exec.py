@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from eclip import store
@@ -128,6 +129,17 @@ def test_record_writes_profiles_of_what_was_launched(planned: tuple[Path, Path])
     assert not profile.modelled
 
 
+def test_a_program_that_launches_only_graphs_is_told_how_to_be_recorded(
+    native: Native, tmp_path: Path
+) -> None:
+    probe = native.folder / "plain" / "probe"
+    words = ("--sizes", "132", "--as", "first:1", "-o", tmp_path)
+    done = eclip("record", *words, "--", probe, "serve", "--graph", 1)
+    assert done.returncode == 1
+    assert "10 graphs were launched" in done.stderr
+    assert "without graphs" in done.stderr
+
+
 @pytest.mark.parametrize("words", [(), ("--together", 1), ("--by-thread",), ("--mark", 1)])
 def test_kernels_run_on_the_plans_slices(
     planned: tuple[Path, Path], native: Native, words: tuple[object, ...]
@@ -158,6 +170,79 @@ def test_captured_graphs_run_on_the_plans_slices(
     assert counts["graphs"] == 2
     assert counts["graph_planned"] == counts["graph_kernels"] == 2 * KERNELS
     assert counts["graph_launches"] == 2 * REQUESTS
+
+
+def test_a_graph_with_kernels_that_no_trace_has_is_still_its_workers(
+    planned: tuple[Path, Path], native: Native
+) -> None:
+    """Libraries choose other kernels while they are captured; transformers adds masks."""
+    arguments = ("serve", "--workers", 2, "--requests", 4, "--graph", 1, "--foreign", 2)
+    plain = native.run("plain/probe", *arguments)
+    done = run_planned(planned, native, *arguments)
+    assert done.returncode == 0, done.stderr
+    lines, counts = split_output(done.stdout)
+    for worker, (line, unplanned) in enumerate(zip(lines, plain.stdout.splitlines(), strict=True)):
+        assert line.split()[0] == unplanned.split()[0]
+        assert line.split()[1:] == expected_masks(worker)
+    assert counts["graphs"] == 2
+    assert counts["graph_kernels"] == 2 * 3 * KERNELS
+    assert counts["graph_planned"] == 2 * KERNELS
+    assert counts["graph_launches"] == 2 * 4
+
+
+def test_a_graph_that_is_nobodys_is_left_alone_and_said(
+    planned: tuple[Path, Path], native: Native
+) -> None:
+    arguments = ("serve", "--requests", 4, "--graph", 1, "--block", 64)
+    done = run_planned(planned, native, *arguments)
+    assert done.returncode == 0, done.stderr
+    lines, counts = split_output(done.stdout)
+    assert set(lines[0].split()[1:]) == {f"{FULL:x}"}
+    assert (counts["graphs"], counts["graph_launches"], counts["foreign_graphs"]) == (0, 0, 1)
+    (said,) = done.stderr.splitlines()
+    assert "a graph of 24 kernels" in said
+    assert "whole device" in said
+
+
+def test_a_request_takes_the_variant_of_who_is_active_when_it_begins(
+    planned: tuple[Path, Path], native: Native, tmp_path: Path
+) -> None:
+    plan = store.load(planned[0], Plan)
+    alone = [Lane(worker, Mask.parse(mask)) for worker, mask in enumerate(("0-12", "3-15"))]
+    lanes = (*plan.lanes, *alone)
+    variants = [
+        Variant((worker,), (Assignment(worker, (Group(len(plan.lanes) + worker, KERNELS, 1),)),))
+        for worker in range(2)
+    ]
+    changed = msgspec.structs.replace(plan, lanes=lanes, variants=(*plan.variants, *variants))
+    store.save(changed, tmp_path / "plan.json")
+    done = run_planned((tmp_path / "plan.json", planned[1]), native, "overlap")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    first, second, second_alone, first_alone = (
+        line.split() for line in split_output(done.stdout)[0]
+    )
+    only = [f"{sum(1 << index for index in lane.mask):x}" for lane in alone]
+    assert first == first_alone == [only[0]] * KERNELS
+    assert second == expected_masks(1)
+    assert second_alone == [only[1]] * KERNELS
+
+
+def test_a_missing_driver_function_costs_only_what_needs_it(
+    planned: tuple[Path, Path], native: Native
+) -> None:
+    partial = str(native.folder / "partial")
+    arguments = ("serve", "--workers", 2, "--requests", 4)
+    done = run_planned(planned, native, *arguments, "--graph", 1, LD_LIBRARY_PATH=partial)
+    assert done.returncode == 0, done.stderr
+    for line in done.stdout.splitlines()[:2]:
+        assert set(line.split()[1:]) == {f"{FULL:x}"}
+    (said,) = done.stderr.splitlines()
+    assert "cannot re-home graphs" in said
+    done = run_planned(planned, native, *arguments, LD_LIBRARY_PATH=partial)
+    assert done.stderr == ""
+    for worker, line in enumerate(split_output(done.stdout)[0]):
+        assert line.split()[1:] == expected_masks(worker)
 
 
 def test_stats_are_printed_as_a_table(planned: tuple[Path, Path], native: Native) -> None:

@@ -59,6 +59,11 @@ def test_any_repeated_request_is_found_up_to_its_own_period(
     assert body == found * (len(body) // len(found))
 
 
+def test_an_odd_request_among_the_others_is_left_out() -> None:
+    names = "abc" * 4 + "axc" + "abc" * 5
+    assert request_of(names, set(range(0, len(names), 3))) == "abc"
+
+
 @pytest.mark.parametrize("names", ["", "abcdefgh", "abcabc", "abab"])
 def test_too_few_repeats_are_refused(names: str) -> None:
     with pytest.raises(MismatchError, match="at least 3 times"):
@@ -74,10 +79,41 @@ def test_a_profile_closes_and_keeps_the_kernels(h200: Topology) -> None:
     assert profile.request_ns[0] > profile.request_ns[1]
 
 
-def test_sizes_that_launch_different_kernels_are_refused(h200: Topology) -> None:
-    one, other = find_requests(launches("abc" * 5)), find_requests(launches("abd" * 5))
-    with pytest.raises(MismatchError, match="other kernels on 132"):
+def waited(names: str, gaps: dict[int, int], requests: int = 6) -> Launches:
+    """Requests in which the program waits before these kernels, and for how long."""
+    made = launches(names * requests)
+    for request in range(requests):
+        for place, gap in gaps.items():
+            at = request * len(names) + place
+            made.marks.add(at)
+            made.gap_ns[at] = gap
+    return made
+
+
+def test_a_request_begins_at_the_same_kernel_at_every_size(h200: Topology) -> None:
+    """A server waits before it copies its answer and before the next request; which is longer
+    differs from run to run."""
+    small = find_requests(waited("abcf", {0: 100, 3: 110}))
+    large = find_requests(waited("abcf", {0: 100, 3: 20}))
+    assert small.kernels != large.kernels
+    profile = make_profile("m:4", h200, (64, 132), [small, large], "a test")
+    assert [one.name for one in profile.trace.kernels] == ["a", "b", "c", "f"]
+    # What lies between requests is no part of them; what lies inside is.
+    assert profile.gap_ns[2][0] > 100
+    assert profile.gap_ns[2][1] < 30
+    assert max(profile.gap_ns[3]) < 5
+
+
+def test_sizes_that_launch_different_kernels_are_refused_with_what_differs(h200: Topology) -> None:
+    one = find_requests(launches("abcdefgh" * 5, {0, 8, 16}))
+    other = find_requests(launches("ghabcxxdef" * 5, {0, 10, 20}))
+    with pytest.raises(MismatchError) as raised:
         make_profile("m:4", h200, (64, 132), [one, other], "a test")
+    message = str(raised.value)
+    assert "other kernels on 132 SMs than on 64" in message
+    assert "8 kernels on 64 and 10 on 132" in message
+    assert "first kernel 3: none on 64, x (grid (1, 1, 1)" in message
+    assert "2 of them differ" in message
 
 
 def test_a_recording_is_read_by_worker(tmp_path: Path) -> None:
@@ -88,6 +124,7 @@ def test_a_recording_is_read_by_worker(tmp_path: Path) -> None:
         "K 9 50 3 1 1 1 64 1 1 0 2 8 other\n"
         "S\n"
         "K 7 101 9 1 2 3 32 1 1 16 1 4 first kernel<int, 2>\n"
+        "S 9\n"
     )
     first, other = read_recording(path)
     assert [one.name for one in first.kernels] == ["first kernel<int, 2>"] * 2
@@ -95,7 +132,8 @@ def test_a_recording_is_read_by_worker(tmp_path: Path) -> None:
     assert first.kernels[0].shared_bytes == 16
     assert first.busy_ns == [95, 96]  # without what the events themselves take
     assert first.gap_ns == [0, 9]
-    assert first.marks == {1}
+    assert first.marks == {1}  # and none where only the other worker waited
+    assert other.marks == {1}
     assert other.kernels[0].cluster == 2
     assert other.blocks_per_unit == [8]
 

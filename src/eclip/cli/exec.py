@@ -51,8 +51,6 @@ def exec(
     found = wiring.find_profiles(plan.mix, plan.topology, constants, profiles or [])
     traces = [profile.trace for profile in found]
     table = plan_table(lower(plan, traces), traces, by)
-    if len(plan.variants) > 1:
-        screen.warn("the plan has several variants; the one for all workers active is used")
     outcome = run_under(command, table, gpu)
     if as_json:
         screen.print_json({"code": outcome.code, "processes": outcome.counters})
@@ -81,14 +79,24 @@ def _print_counters(processes: dict[int, dict[str, int]]) -> None:
             for process, counts in processes.items()
         ),
     )
-    if any(counts["graphs"] for counts in processes.values()):
+    if any(counts["graphs"] or counts["foreign_graphs"] for counts in processes.values()):
         screen.print_table(
             "Graphs",
-            ["process", "re-homed", "kernels", "planned", "launches", "updates", "anew"],
+            [
+                "process",
+                "planned",
+                "foreign",
+                "kernels",
+                "of them planned",
+                "launches",
+                "updates",
+                "anew",
+            ],
             (
                 [
                     str(process),
                     str(counts["graphs"]),
+                    str(counts["foreign_graphs"]),
                     str(counts["graph_kernels"]),
                     _share(counts["graph_planned"], counts["graph_kernels"]),
                     str(counts["graph_launches"]),

@@ -91,10 +91,11 @@ def _record(
         if outcome.code != 0:
             raise DeviceError(f"the command ended with status {outcome.code} on {size} units")
         found = read_recording(log)
-    return _busiest(found, models)
+    graphs = sum(counts["graph_launches"] for counts in outcome.counters.values())
+    return _busiest(found, models, graphs)
 
 
-def _busiest(found: list[Launches], models: list[str]) -> list[Requests]:
+def _busiest(found: list[Launches], models: list[str], graphs: int) -> list[Requests]:
     """The workers that launched most as requests, in the order of their first launch."""
     from eclip.frontends.recorded import find_requests
 
@@ -107,6 +108,11 @@ def _busiest(found: list[Launches], models: list[str]) -> list[Requests]:
             reasons.append(str(error))
     if len(requests) < len(models):
         why = f" ({reasons[0]})" if reasons else ""
+        if graphs:
+            why += (
+                f"; {graphs} graphs were launched, whose kernels cannot be told apart: let the "
+                f"program run without graphs to be recorded"
+            )
         raise DeviceError(
             f"{len(found)} workers launched kernels that libeclip saw, {len(requests)} of them "
             f"serve requests, {len(models)} were named with --as{why}"

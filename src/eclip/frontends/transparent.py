@@ -43,6 +43,7 @@ COUNTERS = (
     "graph_launches",
     "updates",
     "reinstantiations",
+    "foreign_graphs",
 )
 
 

@@ -3,7 +3,8 @@
 ``native/table.cpp`` reads it. Barriers are not in it: calls that no plan knows of lie between
 kernels, so libeclip's frontier decides by where a kernel's predecessor really went. A lane that
 all workers own becomes one of each, since libeclip's lanes serve one stream at a time; a lane of
-all slices needs none, because the user's own stream is one.
+all slices needs none, because the user's own stream is one. The variant for all workers active is
+in the kernels themselves, the others follow them.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from collections.abc import Sequence
 
 from eclip.errors import MismatchError, UsageError
 from eclip.plan import Plan
-from eclip.runtime.program import Program
+from eclip.runtime.program import Program, Route
 from eclip.topology import Mask, Topology
 from eclip.trace import Kernel, Trace
 
-VERSION = 1
+VERSION = 2
 MOST_LANES = 64
 MOST_WORKERS = 32
 _MAGIC = b"ECLIPTBL"
@@ -52,31 +53,44 @@ def identity(kernel: Kernel) -> int:
 
 
 def plan_table(program: Program, traces: Sequence[Trace], by: WorkersBy) -> bytes:
-    """The table of the variant for all workers active; traces are those the program is made for."""
+    """The table of a plan; traces are those the program is made for."""
     plan = program.plan
     if plan.turns:
         raise UsageError("time-slicing needs one process per model; choose another policy")
     if len(plan.workers) > MOST_WORKERS:
         raise UsageError(f"libeclip serves at most {MOST_WORKERS} workers, not {len(plan.workers)}")
-    routes = program.routes[plan.variants.index(plan.main)]
-    lanes: list[tuple[int, int]] = []  # worker and lane of the plan
-    kernels = []
-    for route, trace in zip(routes, traces, strict=True):
-        known: dict[str, int] = {}
-        for kernel, lane in zip(trace.kernels, route.lane.tolist(), strict=True):
-            if (route.worker, lane) not in lanes:
-                lanes.append((route.worker, lane))
-            key = f"{kernel.name}{kernel.grid}{kernel.block}"
-            if key not in known:
-                known[key] = identity(kernel)
-            kernels.append((known[key], lanes.index((route.worker, lane))))
+    numbers: dict[tuple[int, int], int] = {}  # of worker and lane of the plan
+
+    def lanes_of(routes: Sequence[Route]) -> list[int]:
+        """Of all kernels, worker after worker; -1 for workers that the variant does not know."""
+        by_worker = {route.worker: route.lane.tolist() for route in routes}
+        return [
+            numbers.setdefault((worker, lane), len(numbers)) if lane >= 0 else -1
+            for worker, trace in enumerate(traces)
+            for lane in by_worker.get(worker, [-1] * len(trace.kernels))
+        ]
+
+    lanes = lanes_of(program.routes[plan.variants.index(plan.main)])
+    others = sorted(
+        (pair for pair in zip(plan.variants, program.routes, strict=True) if pair[0] != plan.main),
+        key=lambda pair: len(pair[0].active),
+    )
+    variants = [(variant.active, lanes_of(routes)) for variant, routes in others]
+    known: dict[Kernel, int] = {}
+    identities = []
+    for trace in traces:
+        for kernel in trace.kernels:
+            if kernel not in known:
+                known[kernel] = identity(kernel)
+            identities.append(known[kernel])
     return _table(
         plan.topology,
         mode=0,
         by=by,
-        lanes=[(worker, _mask_of(plan, lane)) for worker, lane in lanes],
+        lanes=[(worker, _mask_of(plan, lane)) for worker, lane in numbers],
         counts=[len(trace.kernels) for trace in traces],
-        kernels=kernels,
+        kernels=list(zip(identities, lanes, strict=True)),
+        variants=variants,
     )
 
 
@@ -100,6 +114,7 @@ def _table(
     lanes: Sequence[tuple[int, Mask]],
     counts: Sequence[int],
     kernels: Sequence[tuple[int, int]],
+    variants: Sequence[tuple[Sequence[int], Sequence[int]]] = (),
 ) -> bytes:
     if topology.unit_name != "SM":
         raise MismatchError(
@@ -109,7 +124,7 @@ def _table(
         raise UsageError(f"libeclip keeps at most {MOST_LANES} lanes, this plan needs {len(lanes)}")
     split_units = topology.slice_units[0]
     body = struct.pack(
-        "<8I",
+        "<10I",
         mode,
         1 if by is WorkersBy.STREAM else 0,
         split_units,
@@ -118,6 +133,8 @@ def _table(
         len(lanes),
         len(counts),
         len(kernels),
+        len(variants),
+        0,
     )
     body += struct.pack(f"<{len(topology.slice_units)}I", *topology.slice_units)
     for worker, mask in lanes:
@@ -125,5 +142,8 @@ def _table(
         body += struct.pack("<iIQQ", worker, mask == topology.full, bits & _WORD, bits >> 64)
     body += struct.pack(f"<{len(counts)}I", *counts)
     body += b"".join(struct.pack("<QiI", known, lane, 0) for known, lane in kernels)
+    for active, lane_of in variants:
+        bits = sum(1 << worker for worker in active)
+        body += struct.pack(f"<I{len(kernels)}i", bits, *lane_of)
     head = struct.pack("<8sIIQ", _MAGIC, VERSION, len(body) + 24, hash_bytes(body))
     return head + body

@@ -69,6 +69,8 @@ async def serve(out: str, requests: int) -> None:
 
         for name in MODELS:  # one after another, so that they are met in this order
             await ask(name, 0)
+        where.counts.zero_()  # from here on every place is told anew
+        torch.cuda.synchronize()
         await asyncio.gather(*(ask(name, n) for n in range(requests) for name in MODELS))
     await runner.cleanup()
     torch.cuda.synchronize()
