@@ -100,27 +100,26 @@ def _thinned(values: Array) -> Array:
 def _gpu_choices(
     stage: GpuStage, lengths: Lengths, mechanisms: Iterable[Mechanism], price: float
 ) -> list[Choice]:
-    values, weights = np.array(lengths.values), lengths.weights
-    tail = lengths.quantile(TAIL)
+    weights = lengths.weights
+    values = np.array([*lengths.values, lengths.quantile(TAIL)])
     _check_bound(lengths, stage.inputs, stage.largest_ratio)
     found = []
     for mechanism in mechanisms:
         fixed = mechanism in (Mechanism.MAXIMUM, Mechanism.MERGE)  # no capacity to choose
         for capacity in [max(1, lengths.longest)] if fixed else candidates(lengths):
             times = gpu_model.times_ns(stage, mechanism, capacity, values)
-            at_tail = gpu_model.time_ns(stage, mechanism, capacity, tail)
-            if times is None or at_tail is None:
+            if times is None:
                 continue
             memory = gpu_model.buffer_bytes(stage, mechanism, capacity, lengths.longest)
             held = memory // stage.word_bytes
-            expected = float(times @ weights)
+            expected = float(times[:-1] @ weights)
             found.append(
                 Choice(
                     mechanism=mechanism.value,
                     capacity=held if mechanism is Mechanism.MAXIMUM else capacity,
                     expected=expected,
-                    tail=at_tail,
-                    overflow=0.0 if fixed else lengths.overflow(capacity),
+                    tail=float(times[-1]),
+                    overflow=0.0 if fixed else float(weights[values[:-1] > capacity].sum()),
                     memory_bytes=memory,
                     cost=expected + price * memory,
                 )
