@@ -1,25 +1,28 @@
 """Claims of docs/varout.md about an H200: mechanisms against the model, the pick, PyTorch, memory.
 
-One command on a host with a GPU: ``python bench/varout.py [mechanisms|grid|torch|memory]``, all of
-them without an argument; each ends in a short table. Without a GPU it says so and does nothing.
+On a host with a GPU: ``python bench/varout.py [--machine FILE] [PART ...]``, all parts without one;
+each ends in a table and a line that holds it against its claim. FILE is what ``eclip varout
+measure`` wrote; without it the GPU is measured first. Without a GPU it says so and does nothing.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import math
 import os
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from eclip import store
 from eclip.cli import screen
-from eclip.lengths import lengths_of
-from eclip.machine import Machine
+from eclip.lengths import Lengths, lengths_of
+from eclip.machine import GpuStage, Machine
 from eclip.varout import estimate, gpu_model
 from eclip.varout.mechanisms import Mechanism
 
@@ -27,6 +30,11 @@ INPUTS = 1 << 20
 CAPACITY = 1 << 14
 RATES = (0.0, 0.01, 0.1, 0.5, 1.0)
 REQUESTS = 60
+UNMERGED = tuple(one for one in estimate.CHOICES if one is not Mechanism.MERGE)
+BY_CAPACITY = tuple(
+    one for one in UNMERGED if one not in (Mechanism.MAXIMUM, Mechanism.SPILL)
+)  # those whose memory is their capacity and no more
+WORST = 6  # points of the grid that are shown
 
 
 @contextlib.contextmanager
@@ -40,57 +48,33 @@ def stream_of_own() -> Iterator[Any]:
         call(cu.cuStreamDestroy, stream)
 
 
-class Timed:
-    """A stage whose input changes from request to request; only the request is timed."""
+def stage_at(machine: Machine, inputs: int) -> GpuStage:
+    if machine.gpu is None:
+        raise SystemExit("the machine file is not of a GPU")
+    return gpu_model.at_inputs([machine.gpu, *machine.sizes], inputs)
 
-    def __init__(self, mechanism: Mechanism, capacity: int, stream: Any, inputs: int) -> None:
-        import torch
 
-        from eclip.devices.cuda.driver import call, cu
-        from eclip.varout.cuda.stage import Compaction, built
+def data(inputs: int, length: int, seed: int = 0) -> Any:
+    """Written and complete: requests run on another stream."""
+    import torch
 
-        self.x = torch.zeros(inputs, device="cuda")
-        self.y = torch.zeros_like(self.x)
-        self.stage = Compaction(self.x, self.y, mechanism, capacity)
-        self._stream = stream
-        self._torch_stream = torch.cuda.ExternalStream(int(stream))
-        self._stack = contextlib.ExitStack()
-        self._executable = self._stack.enter_context(built(self.stage, stream))
-        self._events = [call(cu.cuEventCreate, 0) for _ in range(2)]
+    from eclip.varout.cuda.measure import data_of
 
-    def request_ns(self, given: Any) -> float:
-        import torch
-
-        from eclip.devices.cuda.driver import call, cu
-
-        with torch.cuda.stream(self._torch_stream):
-            self.x.copy_(given)
-        begin, end = self._events
-        call(cu.cuEventRecord, begin, self._stream)
-        call(cu.cuGraphLaunch, self._executable.handle, self._stream)
-        call(cu.cuEventRecord, end, self._stream)
-        call(cu.cuStreamSynchronize, self._stream)
-        return float(call(cu.cuEventElapsedTime, begin, end)) * 1e6
-
-    def close(self) -> None:
-        from eclip.devices.cuda.driver import call, cu
-
-        self._stack.close()
-        for event in self._events:
-            call(cu.cuEventDestroy, event)
+    given = data_of(inputs, length, seed)
+    torch.cuda.synchronize()
+    return given
 
 
 def mechanisms(machine: Machine, stream: Any) -> None:
     """Mean time of a request when a share of them overflows, beside the prediction."""
-    from eclip.varout.cuda.measure import data_of
+    from eclip.varout.cuda.measure import Timed
 
-    if machine.gpu is None:
-        raise SystemExit("the machine file is not of a GPU")
+    stage = stage_at(machine, INPUTS)
     short, long = CAPACITY // 2, 5 * CAPACITY // 2
-    inputs = {length: data_of(INPUTS, length) for length in (short, long)}
+    inputs = {length: data(INPUTS, length) for length in (short, long)}
     rows, errors = [], []
     for mechanism in estimate.CHOICES:
-        with contextlib.closing(Timed(mechanism, CAPACITY, stream, INPUTS)) as timed:
+        with Timed(mechanism, CAPACITY, INPUTS, stream) as timed:
             for _ in range(5):
                 timed.request_ns(inputs[short])
             for rate in RATES:
@@ -100,7 +84,7 @@ def mechanisms(machine: Machine, stream: Any) -> None:
                 measured = statistics.fmean(timed.request_ns(inputs[length]) for length in lengths)
                 share = float(np.mean(overflows))
                 low, high = (
-                    gpu_model.time_ns(machine.gpu, mechanism, CAPACITY, length) or 0.0
+                    gpu_model.time_ns(stage, mechanism, CAPACITY, length) or 0.0
                     for length in (short, long)
                 )
                 predicted = (1 - share) * low + share * high
@@ -119,89 +103,211 @@ def mechanisms(machine: Machine, stream: Any) -> None:
         ["mechanism", "overflow", "measured µs", "predicted µs", "error"],
         rows,
     )
-    screen.out.print(f"largest error {max(errors):.1%} (claim: at most 15%)\n")
+    screen.out.print(
+        f"largest error {max(errors):.1%}, median {statistics.median(errors):.1%} "
+        f"(claim: at most 15%)\n"
+    )
+
+
+Times = dict[Mechanism, float]
 
 
 def grid(machine: Machine, stream: Any) -> None:
     """The pick against the best, at 100 points."""
     from eclip.varout.cuda.measure import measure
 
-    if machine.gpu is None:
-        raise SystemExit("the machine file is not of a GPU")
+    stage = stage_at(machine, INPUTS)
     capacities = np.unique(np.geomspace(1 << 10, 1 << 19, 10).astype(int)).tolist()
     lengths = np.unique(np.geomspace(1 << 9, INPUTS, 10).astype(int)).tolist()
     # Allocating for the maximum is no answer to a capacity, so it is not among the choices here.
     able = [one for one in estimate.CHOICES if one is not Mechanism.MAXIMUM]
-    points = [(capacity, length) for capacity in capacities for length in lengths]
-    measured = [
-        {one: measure(one, capacity, INPUTS, length, stream).time_ns for one in able}
-        for capacity, length in points
-    ]
-    predicted = [
-        {one: gpu_model.time_ns(machine.gpu, one, capacity, length) or math.inf for one in able}
-        for capacity, length in points
-    ]
-    for allowed in (able, [one for one in able if one is not Mechanism.MERGE]):
-        picks = [min(allowed, key=times.__getitem__) for times in predicted]
-        ratios = [
-            times[pick] / min(times[one] for one in allowed)
-            for pick, times in zip(picks, measured, strict=True)
-        ]
-        good = sum(ratio <= 1.05 for ratio in ratios)
-        names = [pick.value for pick in picks]
-        chosen = ", ".join(f"{name} {names.count(name)}" for name in sorted(set(names)))
-        screen.out.print(
-            f"{'with' if Mechanism.MERGE in allowed else 'without'} merging: the pick is the best "
-            f"or within 5% of it at {good} of {len(points)} points (claim: 90%), at worst "
-            f"{max(ratios):.2f} times it; picked: {chosen}"
+    points: dict[tuple[int, int], tuple[Times, Times]] = {}
+    for length in lengths:
+        given = data(INPUTS, length)
+        for capacity in capacities:
+            points[capacity, length] = (
+                {one: measure(one, capacity, given, length, stream).time_ns for one in able},
+                {one: gpu_model.time_ns(stage, one, capacity, length) or math.inf for one in able},
+            )
+    for title, allowed in (
+        ("everything allowed", able),
+        ("without merging", [one for one in able if one is not Mechanism.MERGE]),
+        ("without merging or an arena", BY_CAPACITY),
+    ):
+        _judge_grid(title, allowed, points)
+
+
+def _judge_grid(
+    title: str, allowed: Sequence[Mechanism], points: dict[tuple[int, int], tuple[Times, Times]]
+) -> None:
+    judged = []
+    for point, (measured, predicted) in points.items():
+        pick = min(allowed, key=predicted.__getitem__)
+        best = min(allowed, key=measured.__getitem__)
+        judged.append((measured[pick] / measured[best], point, pick, best))
+    judged.sort(key=lambda one: -one[0])
+    screen.print_table(
+        f"{title}: the worst points, measured / predicted µs",
+        ["capacity", "length", "pick", "best", "ratio", *(one.value for one in allowed)],
+        [
+            [
+                str(point[0]),
+                str(point[1]),
+                pick.value,
+                best.value,
+                f"{ratio:.2f}",
+                *(
+                    f"{points[point][0][one] / 1e3:.1f} / {points[point][1][one] / 1e3:.1f}"
+                    for one in allowed
+                ),
+            ]
+            for ratio, point, pick, best in judged[:WORST]
+        ],
+    )
+    errors = {
+        one: [abs(predicted[one] / measured[one] - 1) for measured, predicted in points.values()]
+        for one in allowed
+    }
+    picks, bests = ([one.value for one in each] for each in list(zip(*judged, strict=True))[2:])
+    for kind, names in (("picked", picks), ("best", bests)):
+        counted = ", ".join(f"{name} {names.count(name)}" for name in sorted(set(names)))
+        screen.out.print(f"{kind}: {counted}")
+    screen.out.print(
+        "median and largest error of the prediction: "
+        + ", ".join(
+            f"{one.value} {statistics.median(found):.0%} {max(found):.0%}"
+            for one, found in errors.items()
         )
+    )
+    good = sum(one[0] <= 1.05 for one in judged)
+    screen.out.print(
+        f"{title}: the pick is the best or within 5% of it at {good} of {len(judged)} points "
+        f"(claim: 90%), at worst {judged[0][0]:.2f} times it\n"
+    )
+
+
+def sample_around(length: int, inputs: int) -> Lengths:
+    """What a profile of requests with about this length would have seen."""
+    drawn = np.random.default_rng(0).normal(length, 0.1 * length, 16)
+    return lengths_of(np.clip(drawn, 1, inputs).astype(int).tolist())
+
+
+def eager_request(x: Any, y: Any) -> Callable[[], None]:
+    import torch
+
+    def request() -> None:
+        where = torch.nonzero(x).flatten()
+        y[where] = 2 * x[where] + 1
+        torch.cuda.synchronize()
+
+    return request
 
 
 def against_torch(machine: Machine, stream: Any) -> None:
-    """Host time from the call to the end, consumer included."""
+    """Host time from the call to the end, consumer included, of what the model picks."""
     import torch
 
     from eclip.devices.cuda.driver import call, cu
-    from eclip.varout.cuda.measure import data_of
     from eclip.varout.cuda.stage import Compaction, built
 
     rows = []
+    ratios: dict[str, list[tuple[int, float]]] = {"any": [], "unmerged": []}
     for power in (10, 12, 14, 16, 18, 20, 22, 24, 26):
         inputs = 1 << power
         for share in (0.02, 0.5):
-            x = data_of(inputs, max(1, round(share * inputs)))
+            length = max(1, round(share * inputs))
+            x = data(inputs, length)
             y = torch.zeros_like(x)
-
-            def eager(x: torch.Tensor = x, y: torch.Tensor = y) -> None:
-                where = torch.nonzero(x).flatten()
-                y[where] = 2 * x[where] + 1
-                torch.cuda.synchronize()
-
-            times = {"torch": _host_ns(eager)}
-            for mechanism in (Mechanism.SWAP, Mechanism.SPILL, Mechanism.MERGE):
-                stage = Compaction(x, y, mechanism, max(2, round(1.25 * share * inputs)))
+            eager = _host_ns(eager_request(x, y))
+            row = [str(inputs), f"{share:.0%}", f"{eager / 1e3:.1f}"]
+            for kind, allowed in (("any", estimate.CHOICES), ("unmerged", UNMERGED)):
+                lengths = sample_around(length, inputs)
+                choice = estimate.choose(machine, lengths, allowed, inputs=inputs)
+                picked = Mechanism(choice.mechanism)
+                stage = Compaction(x, y, picked, max(2, choice.capacity))
                 with built(stage, stream) as executable:
 
                     def captured(handle: Any = executable.handle) -> None:
                         call(cu.cuGraphLaunch, handle, stream)
                         call(cu.cuStreamSynchronize, stream)
 
-                    times[mechanism.value] = _host_ns(captured)
-            rows.append(
-                [
-                    str(inputs),
-                    f"{share:.0%}",
-                    *(f"{time_ns / 1e3:.1f}" for time_ns in times.values()),
-                    *(f"{times['torch'] / times[one]:.2f}" for one in ("swap", "spill", "merge")),
-                ]
-            )
+                    found = _host_ns(captured)
+                ratios[kind].append((inputs, eager / found))
+                row += [picked.value, f"{choice.expected / 1e3:.1f}", f"{found / 1e3:.1f}",
+                        f"{eager / found:.2f}"]  # fmt: skip
+            rows.append(row)
     screen.print_table(
         "PyTorch's nonzero and indexing against one graph (host time, consumer included)",
-        ["inputs", "set", "torch µs", "swap µs", "spill µs", "merge µs", "torch/swap",
-         "torch/spill", "torch/merge"],
+        ["inputs", "set", "torch µs", "pick", "predicted µs", "host µs", "torch/pick",
+         "unmerged pick", "predicted µs", "host µs", "torch/pick"],
         rows,
     )  # fmt: skip
-    screen.out.print("claim: at least 3 up to 65536 inputs, at least 0.97 at any size\n")
+    for kind, each in ratios.items():
+        small = min(ratio for inputs, ratio in each if inputs <= 1 << 16)
+        screen.out.print(
+            f"{kind} pick: at least {small:.2f} times as fast up to 65536 inputs (claim: 3), at "
+            f"least {min(ratio for _, ratio in each):.2f} at any size (claim: 0.97)"
+        )
+    screen.out.print("")
+
+
+def public(machine: Machine, stream: Any) -> None:
+    """``eclip.varout.nonzero`` and a PyTorch consumer in one graph against the same in eager."""
+    import torch
+
+    rows = []
+    for power in (10, 12, 14, 16, 20, 24, 26):
+        inputs = 1 << power
+        for share in (0.02, 0.5):
+            length = max(1, round(share * inputs))
+            x = data(inputs, length)
+            y = torch.zeros(inputs + 1, device="cuda")  # the last for slots that hold nothing
+            eager = _host_ns(eager_request(x, y))
+            row = [str(inputs), f"{share:.0%}", f"{eager / 1e3:.1f}"]
+            for capacity in (None, math.ceil(1.25 * length)):
+                found = _captured_ns(x, y.zero_(), capacity, stream)
+                wrong = not torch.equal(y[:-1] != 0, x != 0)
+                row += [f"{found / 1e3:.1f}", "WRONG" if wrong else f"{eager / found:.2f}"]
+            rows.append(row)
+    screen.print_table(
+        "eclip.varout.nonzero(x).each(consumer), captured, against eager PyTorch; then with a "
+        "capacity of 1.25 times the length",
+        ["inputs", "set", "torch µs", "captured µs", "torch/captured", "with capacity µs",
+         "torch/captured"],
+        rows,
+    )  # fmt: skip
+
+
+def _captured_ns(x: Any, y: Any, capacity: int | None, stream: Any) -> float:
+    import torch
+
+    from eclip import varout
+    from eclip.devices.cuda.conditional import keeping
+    from eclip.devices.cuda.driver import call, cu
+    from eclip.devices.cuda.graphs import Executable
+
+    def double(places: Any, valid: Any) -> None:
+        y[torch.where(valid, places, len(x))] = 2 * x[places] + 1
+
+    own = torch.cuda.ExternalStream(int(stream))
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    torch.cuda.synchronize()
+    with torch.inference_mode(), torch.cuda.stream(own):
+        varout.nonzero(x, capacity=capacity).each(double)
+        own.synchronize()
+        with keeping() as kept, torch.cuda.graph(graph, stream=own):
+            varout.nonzero(x, capacity=capacity).each(double)
+        executable = Executable(cu.CUgraph(graph.raw_cuda_graph()))
+
+    def request() -> None:
+        call(cu.cuGraphLaunch, executable.handle, stream)
+        call(cu.cuStreamSynchronize, stream)
+
+    try:
+        return _host_ns(request)
+    finally:
+        executable.close()
+        del kept  # the memory of the graph's loop, needed until here
 
 
 def _host_ns(request: Callable[[], None], repeats: int = 30) -> float:
@@ -217,51 +323,59 @@ def _host_ns(request: Callable[[], None], repeats: int = 30) -> float:
 
 def memory(machine: Machine, stream: Any) -> None:
     """Lognormal lengths whose longest is at least 16 times their mean."""
-    for inputs in (INPUTS, 1 << 24):
-        _memory(machine if inputs == INPUTS else measured(inputs), stream, inputs)
-    screen.out.print("claim: at most 0.25 of the memory for at most 1.05 of the time\n")
+    for inputs in (INPUTS, 1 << 22, 1 << 24):
+        _memory(machine, stream, inputs)
 
 
 def _memory(machine: Machine, stream: Any, inputs: int) -> None:
-    from eclip.varout.cuda.measure import data_of
+    from eclip.varout.cuda.measure import Timed
 
     random = np.random.default_rng(1)
     drawn = np.minimum(np.exp(random.normal(np.log(inputs / 90), 0.9, 1000)), inputs)
     sample = [*drawn.astype(int).tolist(), inputs]
     lengths = lengths_of(sample, "lognormal")
-    requests = random.choice(sample, 100).tolist()
-    rows = []
-    base: tuple[float, int] | None = None
-    for mechanism in (Mechanism.MAXIMUM, Mechanism.SWAP, Mechanism.DOUBLE_CONDITIONAL,
-                      Mechanism.RESIDENT, Mechanism.MERGE):  # fmt: skip
-        limit = None if base is None else base[1] // 4
-        choice = estimate.choose(machine, lengths, [mechanism], 0.0, limit)
-        capacity = max(2, choice.capacity)
-        with contextlib.closing(Timed(mechanism, capacity, stream, inputs)) as timed:
-            times = [timed.request_ns(data_of(inputs, length)) for length in requests]
-        mean, used = statistics.fmean(times[10:]), timed.stage.memory_bytes
-        base = base or (mean, used)
+    requests = [data(inputs, length) for length in random.choice(sample, REQUESTS).tolist()]
+    most = 8 * inputs
+    wanted: list[tuple[str, Sequence[Mechanism], int | None]] = [
+        ("", [Mechanism.MAXIMUM], None),
+        *(("", [one], most // 4) for one in (*BY_CAPACITY, Mechanism.MERGE)),
+        ("pick", estimate.CHOICES, most // 4),
+        ("pick unmerged", UNMERGED, most // 4),
+    ]
+    base, rows, verdicts = 0.0, [], []
+    for note, allowed, limit in wanted:
+        choice = estimate.choose(machine, lengths, allowed, 0.0, limit, inputs)
+        with Timed(Mechanism(choice.mechanism), max(2, choice.capacity), inputs, stream) as timed:
+            for given in requests[:5]:
+                timed.request_ns(given)
+            mean = statistics.fmean(timed.request_ns(given) for given in requests)
+        used = timed.stage.memory_bytes
+        base = base or mean
+        if note:
+            verdicts.append(
+                f"{note}: {choice.mechanism} takes {used / most:.2f} of the memory (claim: 0.25) "
+                f"and {mean / base:.3f} of the time (claim: 1.05)"
+            )
         rows.append(
             [
-                mechanism.value,
-                str(capacity),
+                f"{note} ({choice.mechanism})" if note else choice.mechanism,
+                str(choice.capacity),
                 f"{used / 1e6:.3f}",
-                f"{used / base[1]:.2f}",
+                f"{used / most:.2f}",
+                f"{choice.expected / 1e3:.2f}",
                 f"{mean / 1e3:.2f}",
-                f"{mean / base[0]:.3f}",
+                f"{mean / base:.3f}",
             ]
         )
     screen.print_table(
         f"{inputs} inputs, lognormal, longest / mean = {lengths.longest / lengths.mean:.1f}",
-        ["mechanism", "capacity", "buffer MB", "of maximum", "mean µs", "of maximum"],
+        ["mechanism", "capacity", "buffer MB", "of maximum", "predicted µs", "mean µs",
+         "of maximum"],
         rows,
-    )
-
-
-def measured(inputs: int) -> Machine:
-    from eclip.varout.cuda.measure import measure_machine
-
-    return measure_machine(inputs=inputs)
+    )  # fmt: skip
+    for verdict in verdicts:
+        screen.out.print(verdict)
+    screen.out.print("")
 
 
 PARTS: dict[str, Callable[[Machine, Any], None]] = {
@@ -269,11 +383,18 @@ PARTS: dict[str, Callable[[Machine, Any], None]] = {
     "grid": grid,
     "torch": against_torch,
     "memory": memory,
+    "public": public,
 }
 
 
 def main() -> None:
-    wanted = sys.argv[1:] or list(PARTS)
+    parser = argparse.ArgumentParser(
+        description=__doc__, usage="%(prog)s [--machine FILE] [PART ...]"
+    )
+    parser.add_argument("--machine", type=Path)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    given = parser.parse_args()
+    wanted = given.parts or list(PARTS)
     if unknown := [name for name in wanted if name not in PARTS]:
         raise SystemExit(f"unknown part {unknown[0]}; choose from {', '.join(PARTS)}")
     # Before torch initialises the driver, which reads it then.
@@ -286,10 +407,16 @@ def main() -> None:
     if not torch.cuda.is_available():
         screen.out.print("bench/varout.py needs a GPU: nothing was measured")
         return
-    machine = measured(INPUTS)
+    from eclip.varout.cuda.measure import measure_machine
+
+    begin = time.monotonic()
+    machine = store.load(given.machine, Machine) if given.machine else measure_machine()
+    screen.out.print(f"machine: {machine.source} ({time.monotonic() - begin:.0f} s)\n")
     with stream_of_own() as stream:
         for name in wanted:
+            begin = time.monotonic()
             PARTS[name](machine, stream)
+            screen.out.print(f"({name}: {time.monotonic() - begin:.0f} s)\n")
 
 
 if __name__ == "__main__":

@@ -60,6 +60,7 @@ class GpuStage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     produce_ns: float  # per input
     write_ns: float  # per output, by the producer
     consume_ns: float  # per output, by the consumer
+    first_ns: float = 0.0  # of the first output, which waits for memory where others overlap
     touch_ns: float  # per memory sector of the data that the consumer touches
     idle_ns: float  # per allocated word that stays empty
     spill_ns: float  # per word beyond the capacity, through the arena instead of the buffer
@@ -95,12 +96,16 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     fingerprint: Fingerprint | None = None  # of the device they were measured on
     stream: StreamProcessor | None = None
     gpu: GpuStage | None = None
+    sizes: tuple[GpuStage, ...] = ()  # the same GPU's stage at other numbers of inputs
 
     def __post_init__(self) -> None:
         if (self.stream is None) == (self.gpu is None):
             raise ValueError("a machine is either a stream processor or a GPU stage")
         if self.gpu is not None and self.fingerprint is None:
             raise ValueError("a GPU stage needs the fingerprint of its device")
+        inputs = [one.inputs for one in (*self.sizes, *filter(None, [self.gpu]))]
+        if self.sizes and (self.gpu is None or len(set(inputs)) < len(inputs)):
+            raise ValueError("other sizes need a GPU stage, and each its own number of inputs")
 
     @property
     def parameters(self) -> StreamProcessor | GpuStage:

@@ -89,7 +89,7 @@ def test_no_other_capacity_is_cheaper(
     def cost(capacity: int) -> float:
         times = gpu_model.times_ns(stage, mechanism, capacity, lengths.values)
         assert times is not None
-        memory = gpu_model.buffer_bytes(stage, mechanism, capacity)
+        memory = gpu_model.buffer_bytes(stage, mechanism, capacity, lengths.longest)
         return float(times @ lengths.weights) + price * memory
 
     choice = estimate.choose(machine, lengths, [mechanism], price_ns_per_byte=price)
@@ -98,14 +98,16 @@ def test_no_other_capacity_is_cheaper(
     assert choice.cost <= best * 1.01
 
 
-def test_a_long_tail_is_not_allocated_for_when_memory_has_a_price(h200: Machine) -> None:
-    """Lognormal, the longest at least 16 times the mean: a quarter of the memory, 5% of time."""
-    sample = [*lognormal(1, median=8000, sigma=1.0), 1 << 20]
+def test_a_long_tail_is_not_allocated_for_when_memory_is_short(h200: Machine) -> None:
+    """Lognormal, the longest at least 16 times the mean: a quarter of the memory, 5% of time; with
+    so many inputs that a loop's fixed cost is little, since nothing is merged."""
+    inputs = 1 << 26
+    sample = [*(64 * length for length in lognormal(1, median=8000, sigma=1.0)), inputs]
     lengths = lengths_of(sample)
     assert lengths.longest >= 16 * lengths.mean
+    most = estimate.choose(h200, lengths, [Mechanism.MAXIMUM], inputs=inputs)
     unmerged = [one for one in estimate.CHOICES if one is not Mechanism.MERGE]
-    choice = estimate.choose(h200, lengths, unmerged, price_ns_per_byte=1e-3)
-    most = estimate.choose(h200, lengths, [Mechanism.MAXIMUM])
+    choice = estimate.choose(h200, lengths, unmerged, 0.0, most.memory_bytes // 4, inputs)
     assert choice.memory_bytes <= most.memory_bytes / 4
     assert choice.expected <= 1.05 * most.expected
     assert choice.tail >= choice.expected
@@ -121,10 +123,11 @@ def test_memory_without_a_price_is_allocated(h200: Machine) -> None:
 
 def test_a_limit_on_memory_is_kept_or_refused(h200: Machine) -> None:
     lengths = lengths_of([1000, 200_000])
-    found = estimate.choose(h200, lengths, [Mechanism.SPILL], most_bytes=80_000)
+    found = estimate.choose(h200, lengths, [Mechanism.SWAP], most_bytes=80_000)
     assert found.memory_bytes <= 80_000
-    with pytest.raises(PlanningError, match="more memory"):
-        estimate.choose(h200, lengths, [Mechanism.MAXIMUM], most_bytes=80_000)
+    for mechanism in (Mechanism.MAXIMUM, Mechanism.SPILL):  # an arena is memory too
+        with pytest.raises(PlanningError, match="more memory"):
+            estimate.choose(h200, lengths, [mechanism], most_bytes=80_000)
     with pytest.raises(UsageError, match="baseline"):
         estimate.choose(h200, lengths, [Mechanism.EXACT])
     with pytest.raises(UsageError, match="at most"):
@@ -159,7 +162,7 @@ def test_a_fit_stays_within_bounds_where_times_would_leave_them(h200: Machine) -
         for length in (0, 1 << 13, 1 << 16, 1 << 20)
         if (found := gpu_model.time_ns(true, mechanism, capacity, length)) is not None
     ]
-    fitted = gpu_model.fit(samples, true.inputs, 8, true.node_ns, 0.5, 1.0)
+    fitted = gpu_model.fit(samples, true.inputs, 8, true.node_ns, true.merge_base_ns, 0.5, 1.0)
     errors = [
         abs(again / one.time_ns - 1)
         for one in samples
@@ -179,14 +182,78 @@ def test_the_fit_finds_the_constants_that_made_the_times(h200: Machine) -> None:
         if (found := gpu_model.time_ns(true, mechanism, capacity, length)) is not None
     ]
     share = true.consume_ns / (true.consume_ns + true.write_ns)
-    fitted = gpu_model.fit(samples, true.inputs, 8, true.node_ns, share, 1.0)
+    fitted = gpu_model.fit(samples, true.inputs, 8, true.node_ns, true.merge_base_ns, share, 1.0)
     for sample in samples:
         again = gpu_model.time_ns(fitted, sample.mechanism, sample.capacity, sample.length)
         assert again == pytest.approx(sample.time_ns, rel=0.01), sample
     assert fitted.round_ns == pytest.approx(true.round_ns, rel=0.01)
     assert fitted.overlap == pytest.approx(true.overlap, abs=0.05)
     with pytest.raises(UsageError, match="measure more"):
-        gpu_model.fit(samples[:1], true.inputs, 8, true.node_ns, share, 1.0)
+        gpu_model.fit(samples[:1], true.inputs, 8, true.node_ns, true.merge_base_ns, share, 1.0)
+
+
+# Other sizes
+
+
+def test_between_two_sizes_the_time_is_linear_in_the_inputs(h200: Machine) -> None:
+    """At equal shares of outputs and capacity, for every mechanism; beyond them it is in proportion
+    to the inputs apart from what is fixed."""
+    small = stage_of(h200)
+    large = msgspec.structs.replace(
+        small, inputs=1 << 24, produce_ns=0.01, touch_ns=0.1, merge_produce_ns=0.03, round_ns=9000,
+        node_ns=2000, first_ns=700,
+    )  # fmt: skip
+    middle = (small.inputs + large.inputs) // 2
+    between = gpu_model.at_inputs([large, small], middle)
+    assert between.inputs == middle
+    for mechanism in Mechanism:
+        # Beyond the most threads an empty place costs nothing, so that no knee is between sizes.
+        for part, room in ((0.0, 0.5), (0.125, 0.5), (0.75, 0.25)):
+            times = [
+                gpu_model.time_ns(
+                    one, mechanism, round(room * one.inputs), round(part * one.inputs)
+                )
+                for one in (small, between, large)
+            ]
+            low, found, high = (time or 0.0 for time in times)
+            idle = 2 * small.idle_ns * gpu_model.MOST_THREADS
+            assert found == pytest.approx((low + high) / 2, rel=0.01, abs=idle), mechanism
+    for inputs, nearest in ((1 << 10, small), (1 << 28, large), (1 << 20, small)):
+        alone = gpu_model.at_inputs([large, small], inputs)
+        assert alone == msgspec.structs.replace(nearest, inputs=inputs)
+
+
+def test_a_choice_follows_the_inputs(h200: Machine) -> None:
+    """A merged kernel that is quick on little and slow on much, as one bound by atomics is."""
+    small = stage_of(h200)
+    large = msgspec.structs.replace(small, inputs=1 << 24, merge_produce_ns=1.0)
+    machine = msgspec.structs.replace(h200, sizes=(large,))
+    lengths = lengths_of([50_000] * 20)
+    wanted = [Mechanism.MERGE, Mechanism.SWAP]
+    assert estimate.choose(machine, lengths, wanted).mechanism == "merge"
+    assert estimate.choose(machine, lengths, wanted, inputs=1 << 24).mechanism == "swap"
+    with pytest.raises(ValueError, match="own number of inputs"):
+        msgspec.structs.replace(h200, sizes=(small,))
+
+
+# The turns of a loop
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("length", [0, 63, 64, 65, 128, 129, 192, 193, 1000])
+def test_turns_of_a_double_buffer_are_those_its_cursors_take(symmetric: bool, length: int) -> None:
+    """The rules of eclip_resume and eclip_advance, stepped through."""
+    half = 64
+    produced, consumed, turns = min(length, half if symmetric else 2 * half), 0, 0
+    while produced < length:
+        fits = produced - consumed <= half
+        consumed, drained = min(consumed + half, produced), produced
+        produced = min(length, drained + half) if fits else produced
+        turns += 1
+    nothing = dict.fromkeys(GpuStage.__struct_fields__, 0.0) | {"inputs": 1000, "word_bytes": 8}
+    stage = msgspec.convert(nothing | {"largest_ratio": 1.0, "double_round_ns": 1.0}, GpuStage)
+    kind = Mechanism.DOUBLE_SYMMETRIC if symmetric else Mechanism.DOUBLE_CONDITIONAL
+    assert gpu_model.time_ns(stage, kind, 2 * half, length) == turns
 
 
 # The watch

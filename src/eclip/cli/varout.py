@@ -73,6 +73,10 @@ def estimate(
         typer.Argument(metavar="LENGTHS", help="A lengths file, or text with one length a line."),
     ],
     machine: MachineOption = "h200",
+    inputs: Annotated[
+        int | None,
+        typer.Option("--inputs", min=1, help="Elements the stage reads; default: the machine's."),
+    ] = None,
     price: Annotated[
         float, typer.Option("--price", help="What a byte of buffer is worth, in ns of a request.")
     ] = 1e-6,
@@ -100,11 +104,11 @@ def estimate(
             raise unknown_name("mechanism", name, ["all", *names])
     lengths = _read_lengths(file)
     where = find_machine(machine)
-    best = choose(where, lengths, map(Mechanism, wanted), price, most_bytes)
+    best = choose(where, lengths, map(Mechanism, wanted), price, most_bytes, inputs)
     each = []
     for name in wanted:
         try:
-            each.append(choose(where, lengths, [Mechanism(name)], price, most_bytes))
+            each.append(choose(where, lengths, [Mechanism(name)], price, most_bytes, inputs))
         except PlanningError:
             continue  # it cannot serve these lengths; the best one can
     if out is not None:
@@ -142,7 +146,10 @@ def estimate(
 def measure(
     out: Annotated[Path, typer.Option("-o", "--out", help="Where to write the machine file.")],
     inputs: Annotated[
-        int, typer.Option("--inputs", min=1024, help="Elements that the measured stage reads.")
+        int,
+        typer.Option(
+            "--inputs", min=1024, help="Elements that the stage reads; other sizes are added."
+        ),
     ] = 1 << 20,
     gpu: GpuOption = 0,
 ) -> None:
@@ -152,7 +159,7 @@ def measure(
     except ModuleNotFoundError as error:
         raise DeviceError(f"the package {error.name} is missing; see `eclip doctor`") from None
     with screen.progress_bar("measuring mechanisms") as progress:
-        machine = measure_machine(gpu, inputs, progress)
+        machine = measure_machine(gpu, inputs, progress=progress)
     store.save(machine, out)
     screen.out.print(f"Machine: {out}")
 

@@ -46,15 +46,20 @@ def choose(
     mechanisms: Iterable[Mechanism] = CHOICES,
     price_ns_per_byte: float = DEFAULT_PRICE,
     most_bytes: int | None = None,
+    inputs: int | None = None,
 ) -> Choice:
-    """The cheapest mechanism and capacity among those that can serve every length seen."""
+    """The cheapest mechanism and capacity among those that can serve every length seen. ``inputs``
+    is of the stage to choose for, if the machine was measured with another one."""
     wanted = tuple(mechanisms)
     if Mechanism.EXACT in wanted:
         raise UsageError("exact allocation is the baseline and cannot be chosen")
     if machine.stream is not None:
         found = _stream_choices(machine.stream, lengths, wanted)
     elif machine.gpu is not None:
-        found = _gpu_choices(machine.gpu, lengths, wanted, price_ns_per_byte)
+        stage = machine.gpu
+        if inputs is not None:
+            stage = gpu_model.at_inputs([stage, *machine.sizes], inputs)
+        found = _gpu_choices(stage, lengths, wanted, price_ns_per_byte)
     if most_bytes is not None:
         found = [one for one in found if one.memory_bytes <= most_bytes]
     if not found:
@@ -95,27 +100,26 @@ def _thinned(values: Array) -> Array:
 def _gpu_choices(
     stage: GpuStage, lengths: Lengths, mechanisms: Iterable[Mechanism], price: float
 ) -> list[Choice]:
-    values, weights = np.array(lengths.values), lengths.weights
-    tail = lengths.quantile(TAIL)
+    weights = lengths.weights
+    values = np.array([*lengths.values, lengths.quantile(TAIL)])
     _check_bound(lengths, stage.inputs, stage.largest_ratio)
     found = []
     for mechanism in mechanisms:
         fixed = mechanism in (Mechanism.MAXIMUM, Mechanism.MERGE)  # no capacity to choose
         for capacity in [max(1, lengths.longest)] if fixed else candidates(lengths):
             times = gpu_model.times_ns(stage, mechanism, capacity, values)
-            at_tail = gpu_model.time_ns(stage, mechanism, capacity, tail)
-            if times is None or at_tail is None:
+            if times is None:
                 continue
-            memory = gpu_model.buffer_bytes(stage, mechanism, capacity)
+            memory = gpu_model.buffer_bytes(stage, mechanism, capacity, lengths.longest)
             held = memory // stage.word_bytes
-            expected = float(times @ weights)
+            expected = float(times[:-1] @ weights)
             found.append(
                 Choice(
                     mechanism=mechanism.value,
                     capacity=held if mechanism is Mechanism.MAXIMUM else capacity,
                     expected=expected,
-                    tail=at_tail,
-                    overflow=0.0 if fixed else lengths.overflow(capacity),
+                    tail=float(times[-1]),
+                    overflow=0.0 if fixed else float(weights[values[:-1] > capacity].sum()),
                     memory_bytes=memory,
                     cost=expected + price * memory,
                 )

@@ -21,6 +21,7 @@ from eclip.machine import GpuStage
 from eclip.varout.mechanisms import Mechanism
 
 Floats = npt.NDArray[np.float64]
+MOST_THREADS = 1 << 18  # of a kernel that takes outputs; for longer buffers they take turns
 _SECTOR = 8  # words of 4 bytes in what memory moves at once
 
 
@@ -44,12 +45,48 @@ def times_ns(
     return _FORMS[mechanism](stage, float(capacity), words)
 
 
-def buffer_bytes(stage: GpuStage, mechanism: Mechanism, capacity: int) -> int:
-    """What the mechanism keeps allocated for this stage alone."""
+def buffer_bytes(stage: GpuStage, mechanism: Mechanism, capacity: int, longest: int) -> int:
+    """What the mechanism keeps allocated for this stage alone. An arena must hold what exceeds the
+    capacity of the longest output there can be; if nothing bounds that, of the ``longest`` seen."""
+    if mechanism is Mechanism.MERGE:
+        return 0
     words = capacity
-    if mechanism is Mechanism.MAXIMUM and stage.largest_ratio is not None:
-        words = math.ceil(stage.largest_ratio * stage.inputs)
-    return 0 if mechanism is Mechanism.MERGE else words * stage.word_bytes
+    if mechanism in (Mechanism.MAXIMUM, Mechanism.SPILL):
+        bound = stage.largest_ratio
+        most = longest if bound is None else math.ceil(bound * stage.inputs)
+        words = max(capacity, most) if mechanism is Mechanism.SPILL else most
+    return words * stage.word_bytes
+
+
+def at_inputs(stages: Sequence[GpuStage], inputs: int) -> GpuStage:
+    """The stage for so many inputs, from those measured at other sizes.
+
+    Between two sizes the time of a request with the same share of outputs and capacity is taken as
+    linear in the inputs, which makes what is per element a weighted mean; beyond the sizes measured
+    the nearest one's constants hold.
+    """
+    ordered = sorted(stages, key=lambda one: one.inputs)
+    above = next((at for at, one in enumerate(ordered) if one.inputs > inputs), len(ordered))
+    if above in (0, len(ordered)):
+        return msgspec.structs.replace(ordered[max(0, above - 1)], inputs=inputs)
+    low, high = ordered[above - 1 : above + 1]
+    share = (inputs - low.inputs) / (high.inputs - low.inputs)
+    values = {}
+    for name in GpuStage.__struct_fields__:
+        if name in _NOT_TIMES:
+            continue
+        parts = [(1 - share) * getattr(low, name), share * getattr(high, name)]
+        if name in _PER_ELEMENT:
+            parts = [parts[0] * low.inputs / inputs, parts[1] * high.inputs / inputs]
+        values[name] = sum(parts)
+    return msgspec.structs.replace(low, inputs=inputs, **values)
+
+
+_NOT_TIMES = ("inputs", "word_bytes", "largest_ratio")
+_PER_ELEMENT = (
+    "produce_ns", "write_ns", "consume_ns", "touch_ns", "idle_ns", "spill_ns", "resume_ns",
+    "merge_produce_ns", "merge_consume_ns", "merge_touch_ns",
+)  # fmt: skip
 
 
 def _sectors(stage: GpuStage, length: Floats) -> Floats:
@@ -61,9 +98,16 @@ def _sectors(stage: GpuStage, length: Floats) -> Floats:
 
 
 def _work(stage: GpuStage, length: Floats) -> Floats:
-    """Of producer and consumer, each output written and read once."""
-    each = (stage.write_ns + stage.consume_ns) * length
+    """Of producer and consumer, each output written and read once. The first one has the consumer
+    wait for an index, a value and a store, which all others share."""
+    each = (stage.write_ns + stage.consume_ns) * length + stage.first_ns * (length > 0)
     return stage.produce_ns * stage.inputs + each + stage.touch_ns * _sectors(stage, length)
+
+
+def _idle(stage: GpuStage, room: float, length: Floats) -> Floats:
+    """Of the consumer's threads that find nothing to do."""
+    found: Floats = stage.idle_ns * np.maximum(0.0, min(room, MOST_THREADS) - length)
+    return found
 
 
 def _exact(stage: GpuStage, capacity: float, length: Floats) -> Floats | None:
@@ -73,12 +117,13 @@ def _exact(stage: GpuStage, capacity: float, length: Floats) -> Floats | None:
 def _maximum(stage: GpuStage, capacity: float, length: Floats) -> Floats | None:
     if stage.largest_ratio is None:
         return None
-    empty = np.maximum(0.0, stage.largest_ratio * stage.inputs - length)
-    return 2 * stage.node_ns + _work(stage, length) + stage.idle_ns * empty
+    empty = _idle(stage, stage.largest_ratio * stage.inputs, length)
+    return 2 * stage.node_ns + _work(stage, length) + empty
 
 
 def _spill(stage: GpuStage, capacity: float, length: Floats) -> Floats | None:
-    empty: Floats = stage.idle_ns * np.maximum(0.0, capacity - length)
+    room = capacity if stage.largest_ratio is None else stage.largest_ratio * stage.inputs
+    empty = _idle(stage, max(capacity, room), length)
     beyond: Floats = stage.spill_ns * np.maximum(0.0, length - capacity)
     return 2 * stage.node_ns + stage.spill_base_ns + _work(stage, length) + empty + beyond
 
@@ -92,18 +137,20 @@ def _reread(stage: GpuStage, first: float, length: Floats) -> Floats:
 def _swap(stage: GpuStage, capacity: float, length: Floats) -> Floats | None:
     turns: Floats = np.maximum(0.0, np.ceil(length / capacity) - 1)
     base = 2 * stage.node_ns + stage.guard_ns + turns * stage.round_ns
-    empty: Floats = stage.idle_ns * np.maximum(0.0, capacity - length)
+    empty = _idle(stage, capacity, length)
     return base + _work(stage, length) + empty + _reread(stage, capacity, length)
 
 
 def _double(stage: GpuStage, half: float, first: float, length: Floats) -> Floats:
     """The first ``first`` words are produced before the loop; each turn drains what the last one
-    filled while it fills up to ``half`` more; what is filled last is drained after the loop."""
-    turns = np.maximum(0.0, np.ceil((length - first) / half))
+    filled while it fills up to ``half`` more; what is filled last is drained after the loop. Where
+    both halves are full when the loop begins, its first turn can only drain."""
+    fills = np.maximum(0.0, np.ceil((length - first) / half))
+    turns = fills + (fills > 0) if first > half else fills
     base = 2 * stage.node_ns + stage.guard_ns + turns * stage.double_round_ns
-    empty = stage.idle_ns * np.maximum(0.0, first - length)
+    empty = _idle(stage, first, length)
     fill = stage.write_ns * half + stage.resume_ns * stage.inputs * half / np.maximum(length, 1.0)
-    hidden = stage.overlap * turns * np.minimum(fill, stage.consume_ns * half)
+    hidden = stage.overlap * fills * np.minimum(fill, stage.consume_ns * half)
     return base + _work(stage, length) + empty + _reread(stage, first, length) - hidden
 
 
@@ -152,9 +199,10 @@ class Sample:
 
 
 # What each group of samples settles, once what stands before it is known. The producer's time for
-# no output and the node's own cannot be told apart at one size, so ``node_ns`` is measured apart.
+# no output and the node's own cannot be told apart at one size, so ``node_ns`` is measured apart,
+# and so is a merged kernel's.
 _STEPS: tuple[tuple[tuple[Mechanism, ...], tuple[str, ...]], ...] = (
-    ((Mechanism.EXACT,), ("produce_ns", "write_ns", "touch_ns")),
+    ((Mechanism.EXACT,), ("produce_ns", "first_ns", "write_ns", "touch_ns")),
     ((Mechanism.MAXIMUM,), ("idle_ns",)),
     ((Mechanism.SPILL,), ("spill_base_ns", "spill_ns")),
     ((Mechanism.SWAP,), ("guard_ns", "round_ns", "resume_ns")),
@@ -163,7 +211,7 @@ _STEPS: tuple[tuple[tuple[Mechanism, ...], tuple[str, ...]], ...] = (
         ("double_round_ns", "overlap"),
     ),
     ((Mechanism.RESIDENT,), ("resident_base_ns", "resident_switch_ns", "resident_slowdown")),
-    ((Mechanism.MERGE,), ("merge_base_ns", "merge_consume_ns", "merge_touch_ns")),
+    ((Mechanism.MERGE,), ("merge_produce_ns", "merge_consume_ns", "merge_touch_ns")),
 )
 
 
@@ -172,6 +220,7 @@ def fit(
     inputs: int,
     word_bytes: int,
     node_ns: float,
+    merge_base_ns: float,
     consume_share: float,
     largest_ratio: float | None,
 ) -> GpuStage:
@@ -186,6 +235,7 @@ def fit(
         "word_bytes": word_bytes,
         "largest_ratio": largest_ratio,
         "node_ns": node_ns,
+        "merge_base_ns": merge_base_ns,
     }
     stage = msgspec.convert(nothing | known, GpuStage)
     for mechanisms, names in _STEPS:

@@ -68,7 +68,9 @@ class AdaptiveCompaction(Closing):
             stack.callback(self._replanner.close)
 
     def _decide(self, lengths: Lengths) -> Choice:
-        return estimate.choose(self._machine, lengths, self._mechanisms, self._price)
+        return estimate.choose(
+            self._machine, lengths, self._mechanisms, self._price, inputs=len(self._x)
+        )
 
     def _build(self, choice: Choice) -> tuple[Compaction, Executable, contextlib.ExitStack]:
         mechanism = Mechanism(choice.mechanism)

@@ -12,6 +12,7 @@ from eclip.devices.cuda.conditional import units_of
 from eclip.devices.cuda.driver import call, cu
 from eclip.devices.cuda.nvrtc import compile_source
 from eclip.errors import DeviceError
+from eclip.varout.gpu_model import MOST_THREADS
 
 THREADS = 256
 TILE = 16 * THREADS
@@ -20,6 +21,7 @@ COUNT, CONSUMED, PRODUCED = 0, 1, 2
 STATE_WORDS = 16
 EVERYTHING, WINDOW, WINDOW_KEEP, REST = range(4)
 
+_RESIDENT = 4  # blocks a unit: they keep memory busy, and more would only lengthen every barrier
 _WIDTHS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
 
 
@@ -86,7 +88,7 @@ class Kernels:
             THREADS,
             0,
         )
-        blocks = max(1, min(most_blocks, int(held) * units_of(stream)))
+        blocks = max(1, min(most_blocks, min(int(held), _RESIDENT) * units_of(stream)))
         packed = (tuple(value for value, _ in arguments), tuple(kind for _, kind in arguments))
         function = cu.CUfunction(int(kernel))
         shape = (blocks, 1, 1, THREADS, 1, 1, 0)
@@ -116,5 +118,7 @@ def tiles_of(inputs: int) -> int:
     return max(1, -(-inputs // TILE))
 
 
-def blocks_for(items: int, most: int = 4096) -> int:
-    return max(1, min(-(-items // THREADS), most))
+def blocks_for(items: int) -> int:
+    """Of a kernel whose threads take turns beyond ``MOST_THREADS``: an H200 holds about so many at
+    once, and every further block is only one more to start and to end."""
+    return max(1, min(-(-items // THREADS), MOST_THREADS // THREADS))

@@ -1,29 +1,38 @@
-"""Measuring mechanisms on the GPU at hand, and the machine file that is fitted to them."""
+"""Measuring mechanisms on the GPU at hand, and the machine file that is fitted to them.
+
+A request is timed as a user meets it: its input has just been written, and nothing else is queued.
+The host's launch is hidden behind a short wait on the device, so that times are the device's own.
+"""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import msgspec
 import torch
 
+from eclip.devices.base import Closing
 from eclip.devices.cuda.device import CudaDevice
 from eclip.devices.cuda.driver import call, cu
-from eclip.devices.cuda.graphs import Executable
 from eclip.errors import DeviceError
 from eclip.frontends.torch import libraries
-from eclip.machine import Machine
+from eclip.machine import GpuStage, Machine
 from eclip.varout import gpu_model
 from eclip.varout.cuda.stage import Compaction, built
 from eclip.varout.gpu_model import Sample
 from eclip.varout.mechanisms import Mechanism
 
-REPEATS = 30
-_SHARES = (0.0, 0.001, 0.01, 0.05, 0.2, 0.5, 1.0)  # lengths over inputs
+REPEATS = 20
+SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 26)  # inputs: caches, then memory
+_MOST_NS = 20e6  # of all repeats of a point: a loop of a thousand turns needs no twenty
+_HIDING_CYCLES = 60_000  # 30 us: a graph is launched in less
+_SMALLEST = 1024  # inputs of a request that is all fixed cost
+_SHARES = (0.0, 0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0)  # lengths over inputs
 _CAPACITY_SHARES = (1 / 256, 1 / 64, 1 / 16, 1 / 4)
+_ONE_CAPACITY = (Mechanism.EXACT, Mechanism.MAXIMUM, Mechanism.MERGE)  # none to vary
 
 
 def data_of(inputs: int, length: int, seed: int = 0) -> torch.Tensor:
@@ -35,46 +44,95 @@ def data_of(inputs: int, length: int, seed: int = 0) -> torch.Tensor:
     return x
 
 
-def time_graph_ns(executable: Executable, stream: Any, repeats: int = REPEATS) -> float:
-    """The median time of a launch, by events around it; the first ones warm up."""
-    begin, end = (call(cu.cuEventCreate, 0) for _ in range(2))
-    times = []
-    try:
-        for repeat in range(repeats + 5):
-            call(cu.cuEventRecord, begin, stream)
-            call(cu.cuGraphLaunch, executable.handle, stream)
-            call(cu.cuEventRecord, end, stream)
-            call(cu.cuStreamSynchronize, stream)
-            if repeat >= 5:
-                times.append(float(call(cu.cuEventElapsedTime, begin, end)) * 1e6)
-    finally:
-        call(cu.cuEventDestroy, begin)
-        call(cu.cuEventDestroy, end)
-    return statistics.median(times)
+class Timed(Closing):
+    """A stage whose input is written before each request; only the request is timed."""
+
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        capacity: int,
+        inputs: int,
+        stream: Any,
+        apply: str = "2.0f * v + 1.0f",
+    ) -> None:
+        self.x = torch.zeros(inputs, device="cuda")
+        self.y = torch.zeros_like(self.x)
+        self.stage = Compaction(self.x, self.y, mechanism, capacity, apply=apply)
+        self._stream = stream
+        self._torch_stream = torch.cuda.ExternalStream(int(stream))
+        self._owner = ExitStack()
+        self._executable = self._owner.enter_context(built(self.stage, stream))
+        self._begin, self._end = (call(cu.cuEventCreate, 0) for _ in range(2))
+        for event in (self._begin, self._end):
+            self._owner.callback(call, cu.cuEventDestroy, event)
+
+    def request_ns(self, given: torch.Tensor) -> float:
+        with torch.cuda.stream(self._torch_stream):
+            torch.cuda._sleep(_HIDING_CYCLES)
+            self.x.copy_(given)
+        call(cu.cuEventRecord, self._begin, self._stream)
+        call(cu.cuGraphLaunch, self._executable.handle, self._stream)
+        call(cu.cuEventRecord, self._end, self._stream)
+        call(cu.cuStreamSynchronize, self._stream)
+        return float(call(cu.cuEventElapsedTime, self._begin, self._end)) * 1e6
+
+    def median_ns(self, given: torch.Tensor) -> float:
+        for _ in range(3):
+            warm = self.request_ns(given)
+        repeats = max(3, min(REPEATS, round(_MOST_NS / warm)))
+        return statistics.median(self.request_ns(given) for _ in range(repeats))
+
+    def close(self) -> None:
+        self._owner.close()
 
 
 def measure(
     mechanism: Mechanism,
     capacity: int,
-    inputs: int,
+    given: torch.Tensor,
     length: int,
     stream: Any,
     apply: str = "2.0f * v + 1.0f",
 ) -> Sample:
-    """One point: a stage built, checked against the plain result, and timed."""
-    x = data_of(inputs, length)
-    y = torch.zeros_like(x)
+    """One point: a stage built, timed, and checked against the plain result."""
     known = max(1, length) if mechanism is Mechanism.EXACT else capacity
-    stage = Compaction(x, y, mechanism, known, apply=apply)
-    with built(stage, stream) as executable:
-        found = time_graph_ns(executable, stream)
-    if stage.count() != length or not torch.equal(y != 0, x != 0):
+    torch.cuda.synchronize()  # what was given is written
+    with Timed(mechanism, known, len(given), stream, apply) as timed:
+        found = timed.median_ns(given)
+    if timed.stage.count() != length or not torch.equal(timed.y != 0, given != 0):
         raise DeviceError(f"{mechanism.value} gave a wrong result; its time means nothing")
     return Sample(mechanism, capacity, length, found)
 
 
+def measure_stage(inputs: int, stream: Any) -> tuple[GpuStage, int]:
+    """The constants for so many inputs, and the number of points they were fitted to."""
+    samples = []
+    for part in _SHARES:
+        length = round(part * inputs)
+        given = data_of(inputs, length)
+        for mechanism in Mechanism:
+            shares = _CAPACITY_SHARES[:1] if mechanism in _ONE_CAPACITY else _CAPACITY_SHARES
+            for share in shares:
+                capacity = max(2, round(share * inputs))
+                samples.append(measure(mechanism, capacity, given, length, stream))
+    nothing = data_of(_SMALLEST, 0)
+    stage = gpu_model.fit(
+        samples,
+        inputs=inputs,
+        word_bytes=8,
+        node_ns=measure(Mechanism.EXACT, 1, nothing, 0, stream).time_ns / 2,
+        merge_base_ns=measure(Mechanism.MERGE, 1, nothing, 0, stream).time_ns,
+        consume_share=0.5,
+        largest_ratio=1.0,
+    )
+    return stage, len(samples)
+
+
 def measure_machine(
-    gpu: int = 0, inputs: int = 1 << 20, progress: Callable[[float], None] = lambda share: None
+    gpu: int = 0,
+    inputs: int = 1 << 20,
+    sizes: Sequence[int] = SIZES,
+    progress: Callable[[float], None] = lambda share: None,
 ) -> Machine:
     """A machine file for this GPU, from points of every mechanism on all its units."""
     with ExitStack() as stack:
@@ -83,36 +141,22 @@ def measure_machine(
         torch.cuda.set_device(gpu)
         stream = call(cu.cuStreamCreate, cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
         stack.callback(call, cu.cuStreamDestroy, stream)
-        plan = [
-            (mechanism, max(2, round(share * inputs)), round(part * inputs))
-            for mechanism in Mechanism
-            for share in _CAPACITY_SHARES
-            for part in _SHARES
-            # Without a capacity to vary one column is enough.
-            if share == _CAPACITY_SHARES[0]
-            or mechanism not in (Mechanism.EXACT, Mechanism.MAXIMUM, Mechanism.MERGE)
-        ]
-        samples = []
-        for index, (mechanism, capacity, length) in enumerate(plan):
-            samples.append(measure(mechanism, capacity, inputs, length, stream))
-            progress((index + 1) / len(plan))
-        smallest = measure(Mechanism.EXACT, 1, 1024, 0, stream)
-        stage = gpu_model.fit(
-            samples,
-            inputs=inputs,
-            word_bytes=8,
-            node_ns=smallest.time_ns / 2,
-            consume_share=0.5,
-            largest_ratio=1.0,
-        )
+        wanted = sorted({inputs, *sizes})
+        stages, points = {}, 0
+        for index, size in enumerate(wanted):
+            stages[size], count = measure_stage(size, stream)
+            progress((index + 1) / len(wanted))
+            points += count
         topology = device.topology
         return Machine(
             name=topology.name,
             title=f"{topology.title}: compaction of {inputs} elements and a consumer",
             modelled=False,
-            source=f"fitted to {len(samples)} measured points, median of {REPEATS} launches each",
+            source=f"fitted to {points} measured points at {len(wanted)} sizes, median of up to "
+            f"{REPEATS} requests each, their input just written",
             fingerprint=msgspec.structs.replace(
                 topology.fingerprint, device=device.gpu.name, libraries=libraries()
             ),
-            gpu=stage,
+            gpu=stages.pop(inputs),
+            sizes=tuple(stages.values()),
         )

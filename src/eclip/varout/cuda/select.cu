@@ -1,10 +1,6 @@
 // Compaction: its producer, a consumer, and both in one kernel. Follows state.cu.
 
-// Of an output's position: the buffer wraps around, so that a half can be filled again.
-#define SLOT(buffer, position, modulo) (buffer)[(position) % (modulo)]
-
-__device__ inline bool is_set(const FLAG* flags, u64 i) {
-    FLAG bits = flags[i];
+__device__ inline bool is_set(FLAG bits) {
     return FLOATING ? (FLAG)(bits << 1) != 0 : bits != 0;
 }
 
@@ -17,12 +13,17 @@ __device__ inline OUT output_of(const OUT* values, u64 i) {
 __device__ inline u32 rank_tile(const FLAG* flags, u64 n, u64 tile, u32* sums, u32& mine) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     u64 first = tile * TILE + threadIdx.x;
+    FLAG given[ITEMS];  // all asked for before the first vote, which waits for what it votes on
+#pragma unroll
+    for (int item = 0; item < ITEMS; ++item) {
+        u64 i = first + (u64)item * THREADS;
+        given[item] = i < n ? flags[i] : (FLAG)0;
+    }
     mine = 0;
     __syncthreads();  // of the tile before
 #pragma unroll
     for (int item = 0; item < ITEMS; ++item) {
-        u64 i = first + (u64)item * THREADS;
-        bool set = i < n && is_set(flags, i);
+        bool set = is_set(given[item]);
         u32 votes = __ballot_sync(~0u, set);
         if (lane == 0) sums[item * WARPS + warp] = __popc(votes);
         mine |= (u32)set << item;
@@ -49,11 +50,12 @@ __device__ inline u32 rank_tile(const FLAG* flags, u64 n, u64 tile, u32* sums, u
     return sums[ITEMS * WARPS];
 }
 
-// Outputs of a ranked tile whose position lies in [low, high) go to the buffer; with an arena, those
-// from `high` on go there, as far as it reaches.
+// Outputs of a ranked tile whose position lies in [low, high) go to the window; with an arena, those
+// from `high` on go there, as far as it reaches. Windows are halves of a buffer or all of it, so that
+// none crosses its end and one division, of `low`, places all of a window.
 __device__ inline void write_tile(
     const OUT* values, u64 tile, u32 mine, const u32* sums, u64 before, u64 low, u64 high,
-    OUT* buffer, u64 modulo, OUT* arena, u64 arena_words
+    OUT* window, OUT* arena, u64 arena_words
 ) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     u64 first = tile * TILE + threadIdx.x;
@@ -64,7 +66,7 @@ __device__ inline void write_tile(
         if (!set) continue;
         u64 position = before + sums[item * WARPS + warp] + __popc(votes & ((1u << lane) - 1));
         OUT value = output_of(values, first + (u64)item * THREADS);
-        if (position >= low && position < high) SLOT(buffer, position, modulo) = value;
+        if (position >= low && position < high) window[position - low] = value;
         else if (position >= high && position - high < arena_words) arena[position - high] = value;
     }
 }
@@ -116,7 +118,7 @@ __device__ inline void scan_tiles(
     __shared__ u32 before;
     u64 epoch = (u64)((volatile i64*)state)[EPOCH] & 0x3fffffff;
     u64 count = n ? (n + TILE - 1) / TILE : 1;
-    while (true) {
+    do {
         __syncthreads();
         if (threadIdx.x == 0) ticket = atomicAdd((u64*)state + TICKET, 1ull);
         __syncthreads();
@@ -131,8 +133,8 @@ __device__ inline void scan_tiles(
             }
         }
         __syncthreads();
-        write_tile(values, tile, mine, sums, before, 0, capacity, buffer, capacity, arena, arena_words);
-    }
+        write_tile(values, tile, mine, sums, before, 0, capacity, buffer, arena, arena_words);
+    } while (gridDim.x < count);  // with a block for each tile nobody needs to ask for another
 }
 
 // Outputs [low, high) into the buffer: every tile's sum is known, so that only tiles with such
@@ -143,6 +145,7 @@ __device__ inline void resume_tiles(
 ) {
     __shared__ u32 sums[ITEMS * WARPS + 1];
     u64 count = n ? (n + TILE - 1) / TILE : 1;
+    OUT* window = buffer + low % modulo;
     for (u64 tile = first_tile; tile < count; tile += step) {
         u64 end = (u32)read_packed(tiles + tile);
         u64 before = tile ? (u32)read_packed(tiles + tile - 1) : 0;
@@ -150,18 +153,33 @@ __device__ inline void resume_tiles(
         if (before >= high) break;
         u32 mine;
         rank_tile(flags, n, tile, sums, mine);
-        write_tile(values, tile, mine, sums, before, low, high, buffer, modulo, buffer, 0);
+        write_tile(values, tile, mine, sums, before, low, high, window, window, 0);
     }
 }
 
+// Outputs [low, high), of which those from `capacity` on are in the arena. Several a thread at once:
+// an output is an index, a value and a store, each of which waits for the one before.
 __device__ inline void consume_range(
     const float* x, float* y, const i64* buffer, u64 modulo, u64 capacity, const i64* arena, u64 low,
     u64 high
 ) {
-    for (u64 p = low + (u64)blockIdx.x * blockDim.x + threadIdx.x; p < high;
-         p += (u64)gridDim.x * blockDim.x) {
-        i64 i = p < capacity ? SLOT(buffer, p, modulo) : arena[p - capacity];
-        y[i] = APPLY(x[i]);
+    const i64* window = buffer + low % modulo;
+    u64 step = (u64)gridDim.x * blockDim.x;
+    for (u64 p = low + (u64)blockIdx.x * blockDim.x + threadIdx.x; p < high; p += AT_ONCE * step) {
+        i64 index[AT_ONCE];
+        float value[AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k) {
+            u64 at = p + k * step;
+            index[k] = -1;
+            if (at < high) index[k] = at < capacity ? window[at - low] : arena[at - capacity];
+        }
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k)
+            if (index[k] >= 0) value[k] = x[index[k]];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k)
+            if (index[k] >= 0) y[index[k]] = APPLY(value[k]);
     }
 }
 
@@ -253,20 +271,39 @@ extern "C" __global__ void __launch_bounds__(THREADS) eclip_resident(
     if (is_last_block(state + FINISHED) && threadIdx.x == 0) close_request(state, count);
 }
 
-// Every output is consumed where it is found.
+// Every output is consumed where it is found. A block adds what it found and that it has finished in
+// one word: every addition to a word takes its turn, about a nanosecond each.
 extern "C" __global__ void __launch_bounds__(THREADS) eclip_merged(
     const FLAG* flags, u64 n, const float* x, float* y, i64* state
 ) {
+    __shared__ u32 sums[WARPS];
+    u64 step = (u64)gridDim.x * THREADS;
     u32 found = 0;
-    for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < n; i += (u64)gridDim.x * THREADS)
-        if (is_set(flags, i)) {
-            y[i] = APPLY(x[i]);
-            ++found;
-        }
+    for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < n; i += READ_AT_ONCE * step) {
+        FLAG given[READ_AT_ONCE];
+        float value[READ_AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < READ_AT_ONCE; ++k)
+            given[k] = i + k * step < n ? flags[i + k * step] : (FLAG)0;
+#pragma unroll
+        for (int k = 0; k < READ_AT_ONCE; ++k)
+            if (is_set(given[k])) value[k] = x[i + k * step];
+#pragma unroll
+        for (int k = 0; k < READ_AT_ONCE; ++k)
+            if (is_set(given[k])) {
+                y[i + k * step] = APPLY(value[k]);
+                ++found;
+            }
+    }
     found = __reduce_add_sync(~0u, found);
-    if (threadIdx.x % 32 == 0) atomicAdd((u64*)state + SUM, (u64)found);
-    if (is_last_block(state + FINISHED) && threadIdx.x == 0) {
-        state[COUNT] = ((volatile i64*)state)[SUM];
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = found;
+    __syncthreads();
+    if (threadIdx.x) return;
+    u64 mine = 0;
+    for (int warp = 0; warp < WARPS; ++warp) mine += sums[warp];
+    u64 before = atomicAdd((u64*)state + SUM, 1ull << FINISHED_BIT | mine);
+    if (before >> FINISHED_BIT == gridDim.x - 1) {
+        state[COUNT] = (i64)((before & ((1ull << FINISHED_BIT) - 1)) + mine);
         state[SUM] = 0;
         close_request(state, state[COUNT]);
     }

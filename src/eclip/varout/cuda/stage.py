@@ -100,7 +100,7 @@ class Compaction:
             self._kernels.launch_resident(
                 "resident",
                 stream,
-                max(tiles_of(self.inputs), blocks_for(self.capacity)),
+                max(tiles_of(self.inputs), blocks_for(self.capacity // 4)),
                 [
                     pointer(self.x.data_ptr()), pointer(0), word(self.inputs),
                     pointer(self.x.data_ptr()), pointer(self.y.data_ptr()),
@@ -119,7 +119,7 @@ class Compaction:
             self._enqueue_doubled(stream)
         else:
             self._select(stream, self.capacity)
-            self._consume(stream, EVERYTHING, self.capacity)
+            self._consume(stream, EVERYTHING, self.capacity + self.arena_words)
 
     def _enqueue_doubled(self, stream: Any) -> None:
         half = self.capacity // 2

@@ -27,6 +27,8 @@ typedef long long i64;
 
 enum { COUNT, CONSUMED, PRODUCED, EPOCH, TICKET, FINISHED, BARRIER, LONGEST, SUM };
 enum { THREADS = 256, WARPS = THREADS / 32, ITEMS = 16, TILE = THREADS * ITEMS };
+enum { AT_ONCE = 4, READ_AT_ONCE = 8 };  // outputs, inputs a thread has under way
+enum { FINISHED_BIT = 40 };  // of SUM: blocks that have finished, above what they found
 static_assert(ITEMS * WARPS % 32 == 0, "a warp scans the rows of a tile in equal parts");
 enum { EVERYTHING, WINDOW, WINDOW_KEEP, REST };  // what a consumer takes
 
