@@ -40,7 +40,9 @@ BLOCKS = 600  # what the programs' telling kernel has, and its row on top
 GROUPS = 12
 # Three lanes a worker; the workers overlap in the middle.
 MASKS = (("0-3", "0-7", "0-11"), ("12-15", "8-15", "4-15"))
-REQUESTS = 12
+# A recorded request may begin in the middle of what the program calls one: then its first and its
+# last are planned only in part, here one of forty.
+REQUESTS = 40
 RECORDED = 8
 # What a program is called with to be recorded, and to be run.
 PROGRAMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
