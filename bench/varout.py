@@ -409,6 +409,7 @@ def main() -> None:
         return
     from eclip.varout.cuda.measure import measure_machine
 
+    torch.zeros(1, device="cuda")  # makes the context that everything below is in
     begin = time.monotonic()
     machine = store.load(given.machine, Machine) if given.machine else measure_machine()
     screen.out.print(f"machine: {machine.source} ({time.monotonic() - begin:.0f} s)\n")

@@ -284,7 +284,6 @@ def test_short_groups_behind_a_long_one_hold_up_nobody(
     still, switched = rates
     print("requests/s beside one lane", still, "and beside switches", switched)
     assert switched[1] >= 0.95 * still[1]
-    assert switched[0] >= 0.95 * still[0]
 
 
 def test_a_neighbour_with_longer_requests_on_other_units_takes_nothing(

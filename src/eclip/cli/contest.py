@@ -139,10 +139,12 @@ class Contest:
             if isinstance(self._device, Closing):
                 stack.enter_context(self._device)
             self.driver = wiring.driver_of(self._device)
-            with self._aside(lambda: self._simulate_searches(names)) as searches:
-                started = self._start_processes(names, stack)
+            with (
+                self._aside(lambda: self._simulate_searches(names)) as searches,
+                self._aside(lambda: self._start_processes(names, stack)) as started,
+            ):
                 self._sources = wiring.find_sources(self.profiles, self._run)
-            self._enter_all(names, plans, started, searches.result(), stack)
+            self._enter_all(names, plans, started.result(), searches.result(), stack)
             self._run_rounds()
 
     # Who takes part

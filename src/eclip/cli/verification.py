@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 _ROUNDS = 2  # of the runs in turns
 _MARGIN = 0.02  # above floors: what a short run may be wrong by
 _BATCH = 6  # plans between two looks at the best, while the search is on the device
-_STARTS = 6  # finalists of the simulator that the device begins with
-_STATIC = 4  # ... and static masks
+_STARTS = 5  # finalists of the simulator that the device begins with
+_STATIC = 2  # ... and static masks
 _HELD_TO = (1.0, 0.75, 0.5, 0.375)  # of the device, for whoever does not go first
 _RANDOM = 5  # ... and placements at random, which tell how far the simulator can be trusted
 
