@@ -44,7 +44,6 @@ from eclip.trace import Trace
 
 _TRIAL_SECONDS = 0.15  # to decide between one graph and segments
 _TRIAL_REQUESTS = 8
-_MOST_SEGMENTS = 64  # of a worker: with more, a launch for each costs more than switches in a graph
 _TRACE_WARMUP_S = 0.02  # of the run that records kernels; the graphs are warm already
 
 
@@ -153,11 +152,9 @@ class CudaSession(Closing):
         then, beside others, fall into lock-step with them.
         """
         wanted = self._device.execution
-        barriers = [route.barriers for routes in self._program.routes for route in routes]
-        if wanted is not Execution.AUTO or sum(barriers) == 0:
+        barriers = sum(route.barriers for routes in self._program.routes for route in routes)
+        if wanted is not Execution.AUTO or barriers == 0:
             return self._make_loops(wanted, self._stack)
-        if max(barriers) >= _MOST_SEGMENTS:
-            return self._make_loops(Execution.WHOLE, self._stack)
         with contextlib.ExitStack() as whole_stack, contextlib.ExitStack() as segments_stack:
             whole = self._make_loops(Execution.WHOLE, whole_stack)
             segments = self._make_loops(Execution.SEGMENTS, segments_stack)
