@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from eclip import store
@@ -139,11 +140,14 @@ def test_what_was_tried_for_one_objective_is_not_tried_again_for_another(device:
     assert len(device.opened) - before == runs_in_turns
 
 
-def test_only_busy_workers_are_searched_on_the_device(device: Refusing) -> None:
-    searching = verifier(Verification(1, 1.0))
-    found = searching.simulate(Objective(), lambda _: None)
+def test_only_busy_workers_are_searched_on_the_device() -> None:
     with pytest.raises(UsageError, match="--refine"):
-        searching.confirm(found, Objective("latency"), opened_on(device), WINDOW, lambda _: None)
+        verifier(Verification(1, 1.0)).simulate(Objective("latency"), lambda _: None)
+    some = mix_of([("a", 1), ("b", 1)])
+    workers = (msgspec.structs.replace(some.workers[0], rate_rps=50.0), some.workers[1])
+    arriving = msgspec.structs.replace(some, workers=workers)
+    with pytest.raises(UsageError, match="--refine"):
+        verifier(Verification(1, 1.0), arriving).simulate(Objective(), lambda _: None)
 
 
 @pytest.mark.parametrize("wrong", [{"finalists": 0}, {"finalists": 1, "refine_seconds": -1.0}])

@@ -78,11 +78,17 @@ class Verifier:
         self._evaluate = evaluate
         self._options = options
         self._how = how
+        self._busy = all(worker.rate_rps is None for worker in problem.mix.workers)
         self.observed: list[ObservedRun] = []  # on the device, while the search went on there
 
     def simulate(self, objective: Objective, progress: wiring.Progress) -> Found:
         from eclip.planning.search import search
 
+        if self._how.refine_seconds > 0 and (objective.kind == "latency" or not self._busy):
+            raise UsageError(
+                "a search goes on on the device (--refine) for throughput or energy of workers "
+                "that are always busy"
+            )
         return search(
             self._problem,
             self._evaluate,
@@ -116,7 +122,7 @@ class Verifier:
             tried = self._refine(found, known, objective, opened, lambda part: progress(part / 2))
         entries = shortlist(tried or found, self._problem, self._how.finalists)
         plans = [entry.plan for entry in entries]
-        if any(worker.rate_rps is not None for worker in self._problem.mix.workers):
+        if not self._busy:
             # Where requests arrive by themselves, what happens beside idle workers counts.
             plans = [with_variants(one, self._problem, self._evaluate, objective) for one in plans]
         logs = self._in_turns(plans, opened, window, lambda part: progress((1 + part) / 2))
@@ -145,13 +151,6 @@ class Verifier:
     ) -> Found:
         from eclip.planning.search import search
 
-        if objective.kind == "latency" or any(
-            worker.rate_rps is not None for worker in self._problem.mix.workers
-        ):
-            raise UsageError(
-                "a search goes on on the device (--refine) for throughput or energy of workers "
-                "that are always busy"
-            )
         starts = self._starts(found) | dict.fromkeys(known, "static")
         levels = wiring.priority_levels(opened.device)
         if levels > 1:
