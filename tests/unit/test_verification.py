@@ -55,11 +55,14 @@ def device() -> Refusing:
     return Refusing()
 
 
-def opened_on(device: Refusing, mix: Mix = MIX) -> Opened:
-    rates = alone_rates(device, PROFILES, PROFILES)
-    trials = Trials(device, PROFILES, PROFILES, rates, mix, window=WINDOW)
+def opened_on(device: Refusing) -> Opened:
+    opened = Opened(device, PROFILES, PROFILES, alone_rates(device, PROFILES, PROFILES))
     device.opened.clear()
-    return Opened(device, PROFILES, PROFILES, rates, trials)
+    return opened
+
+
+def trials_on(device: Refusing) -> Trials[Any]:
+    return opened_on(device).trials(MIX, window=WINDOW)
 
 
 def verifier(how: Verification, mix: Mix = MIX) -> Verifier:
@@ -74,20 +77,20 @@ def plans_of(*homes: Sequence[Home]) -> list[Plan]:
 
 
 def test_trial_tells_what_a_run_gives_and_a_plan_is_tried_once(device: Refusing) -> None:
-    opened = opened_on(device)
+    trials = trials_on(device)
     whole, half = plans_of([Home(0, 1, 16, 0.0, 0)] * 2, [Home(0, 1, 8, 0.0, 0)] * 2)
-    first, second = opened.trials([whole, half])
+    first, second = trials([whole, half])
     assert first.ratios != second.ratios
-    assert opened.trials([half, whole, half]) == [second, first, second]
+    assert trials([half, whole, half]) == [second, first, second]
     assert len(device.opened) == 2
     assert 0 < min(first.ratios) <= max(first.ratios) <= 1.01
 
 
 def test_plan_that_the_device_refuses_gives_nothing(device: Refusing) -> None:
-    opened = opened_on(device)
-    (score,) = opened.trials(plans_of([Home(0, 1, 1, 0.0, 0), Home(4, 1, 8, 0.0, 0)]))
+    trials = trials_on(device)
+    (score,) = trials(plans_of([Home(0, 1, 1, 0.0, 0), Home(4, 1, 8, 0.0, 0)]))
     assert score.ratios == (0.0, 0.0)
-    assert "clusters" in str(opened.trials.refused)
+    assert "clusters" in str(trials.refused)
 
 
 def test_rates_of_a_short_closed_loop_are_between_completions(device: Refusing) -> None:
@@ -113,7 +116,8 @@ def test_search_goes_on_on_the_device_and_the_best_there_is_the_plan(
     known = (Home(1, 1, 13, 0.0, 0), Home(3, 1, 13, 0.0, 0))
     opened = opened_on(device)
     seen: list[float] = []
-    plan = searching.confirm(found, aim, opened, WINDOW, seen.append, [known])
+    trials = opened.trials(MIX, window=WINDOW)
+    plan = searching.confirm(found, aim, opened, trials, WINDOW, seen.append, [known])
     evidence = plan.evidence
     assert evidence is not None
     assert evidence.tried > 10
@@ -133,9 +137,10 @@ def test_what_was_tried_for_one_objective_is_not_tried_again_for_another(device:
     searching = verifier(Verification(finalists=1, refine_seconds=1e-6))
     opened = opened_on(device)
     found = searching.simulate(Objective(), lambda _: None)
-    searching.confirm(found, Objective(), opened, WINDOW, lambda _: None)
+    trials = opened.trials(MIX, window=WINDOW)
+    searching.confirm(found, Objective(), opened, trials, WINDOW, lambda _: None)
     before = len(device.opened)
-    searching.confirm(found, Objective("energy"), opened, WINDOW, lambda _: None)
+    searching.confirm(found, Objective("energy"), opened, trials, WINDOW, lambda _: None)
     runs_in_turns = 3
     assert len(device.opened) - before == runs_in_turns
 

@@ -1,9 +1,8 @@
 """A contest: the policies of one mix on one device, run in turns under identical arrivals.
 
 Whatever several policies need is made once: the device, its captures, the rates alone, the
-sessions. Swept policies (MPS shares, static masks) try their settings in short runs first, and the
-best one enters. What was measured stays in the contest whatever happens later, so that an interrupt
-or a failure costs only what had not run yet.
+sessions. What is tried before the rounds is in tryouts.py. What was measured stays in the contest
+whatever happens later, so that an interrupt or a failure costs only what had not run yet.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import msgspec
 from eclip.calibration import Calibration
 from eclip.cli import wiring
 from eclip.cli.contest_options import PROCESSES, ContestOptions, known_policies
-from eclip.comparison import Trial, trial_of
+from eclip.comparison import Trial
 from eclip.devices.base import Closing, Window
 from eclip.devices.load import Load, at_rates, load_of_csv, load_of_mix, long_enough
 from eclip.errors import EclipError, UsageError
@@ -33,18 +32,14 @@ from eclip.runlog import RunLog
 from eclip.topology import Topology
 
 if TYPE_CHECKING:
+    from eclip.cli.tryouts import Tryouts
     from eclip.cli.verification import Verifier
     from eclip.devices.base import Device, Session
     from eclip.devices.cuda.processes import ProcessSession, ProcessSets, Sharing
-    from eclip.devices.trials import Trials
     from eclip.observations import ObservedRun
-    from eclip.planning.objective import Objective, Score
-    from eclip.planning.placement import Home
+    from eclip.planning.objective import Objective
     from eclip.planning.policies import PolicyOptions
     from eclip.planning.search import Found
-
-_TRIAL_WARMUP_S = 0.05
-_KNOWN = 4  # of the masks that were swept: a search begins with the best ones
 
 Result = TypeVar("Result")
 
@@ -109,7 +104,6 @@ class Contest:
         self._sources: Sequence[Any] = ()
         self._replayed: Load | None = None
         self._stopped = False
-        self._static: list[tuple[tuple[Home, ...], Score]] = []  # masks that were tried
 
     @property
     def measured(self) -> list[Entrant]:
@@ -235,9 +229,20 @@ class Contest:
                         self._entrant(plan, stack) for plan in self._confirm_searches(searches)
                     ]
                 elif name == "masks":
-                    self.entrants += self._sweep_masks(stack)
+                    self.entrants += [
+                        self._entrant(one.plan, stack, setting=one.label, trials=one.trials)
+                        for one in self._tryouts.sweep_masks()
+                    ]
                 elif name not in self.left_out:
-                    self.entrants += self._sweep_processes(sessions[name])
+                    self.entrants += [
+                        Entrant(
+                            one.plan,
+                            functools.partial(_kept_open, session),
+                            setting=one.label,
+                            trials=one.trials,
+                        )
+                        for one, session in self._tryouts.sweep_processes(sessions[name])
+                    ]
         if not self.entrants:
             raise UsageError(
                 "no policy is left to run: "
@@ -286,37 +291,19 @@ class Contest:
 
     def _confirm_searches(self, searches: Sequence[tuple[Objective, Found]]) -> list[Plan]:
         """A plan for every objective: what the device confirms, or what simulation says."""
-        from eclip.cli.verification import Opened
-
         if self._options.load_part is not None:
             # At part load the search is for that load, which had to be measured first.
             return [self._plan_for_load()]
-        plans = []
-        if self._verifier is None:
-            for aim in self._options.objectives:
-                options = dataclasses.replace(self._policy_options, objective=aim)
-                plans.append(self._named(self._plan("search", options), aim))
-        else:
-            # Trials of its own: a GPU is not equally fast at all times, and what was swept before
-            # would not compare with what is tried now.
-            opened = Opened(
-                self._device, self._sources, self.profiles, self.alone_rps, self._new_trials()
-            )
-            for aim, found in searches:
-                best = sorted(self._static, key=lambda one: -aim.value(one[1], self._plain))
-                known = [homes for homes, _ in best[:_KNOWN]]
-                plan = self._verifier.confirm(
-                    found, aim, opened, self._trial_window, lambda part: None, known
-                )
-                plans.append(self._named(plan, aim))
+        if self._verifier is not None:
+            plans = self._tryouts.confirm(self._verifier, searches)
             self.observed = self._verifier.observed
-        return plans
-
-    def _named(self, plan: Plan, aim: Objective) -> Plan:
-        """With the objective in its policy's name, if that is not the first one."""
-        if aim == self._options.objectives[0]:
-            return plan
-        return msgspec.structs.replace(plan, policy=f"{plan.policy}-{aim.kind}")
+            return plans
+        return self._tryouts.name(
+            [
+                self._plan("search", dataclasses.replace(self._policy_options, objective=aim))
+                for aim in self._options.objectives
+            ]
+        )
 
     @functools.cached_property
     def _verifier(self) -> Verifier | None:
@@ -358,122 +345,19 @@ class Contest:
         program = lower(plan, [profile.trace for profile in self.profiles])
         return self._device.open(program, self._sources)
 
-    # Trials
-
     @functools.cached_property
-    def _trials(self) -> Trials[Any]:
-        return self._new_trials()
-
-    def _new_trials(self) -> Trials[Any]:
-        """Of plans, each opened for it alone."""
-        from eclip.devices.trials import Trials
-
-        return Trials(
-            self._device,
-            self._sources,
-            self.profiles,
-            self.alone_rps,
-            self.mix,
-            window=self._trial_window,
-            seed=self._run.seed,
-            step=self._step,
-        )
-
-    @functools.cached_property
-    def _trial_window(self) -> Window:
-        seconds = self._options.trial_seconds
-        return Window(seconds=seconds, warmup_seconds=_TRIAL_WARMUP_S, trace_ms=0.0)
-
-    def _try(self, session: Session) -> RunLog:
-        window = self._trial_window
-        load = load_of_mix(self.mix, window.seconds, window.warmup_seconds, self._run.seed)
-        log = session.run(load, window, self.alone_rps)
-        self._step()
-        return log
-
-    @functools.cached_property
-    def _plain(self) -> Score:
-        """What plain streams give in a trial: settings are held to their fairness."""
-        (score,) = self._trials([self._plan("shared")])
-        energy = any(aim.kind == "energy" for aim in self._options.objectives)
-        if score.stp == 0 or (energy and score.power_w == 0):
-            raise UsageError(
-                f"a trial of {self._options.trial_seconds:g} s measured nothing; give more "
-                f"--trial-seconds"
-            )
-        return score
-
-    def _best(self, scores: Sequence[Score], aim: Objective) -> int:
-        from eclip.planning.sweep import best_setting
-
-        return best_setting(scores, aim, self._plain)
-
-    def _winners(self, scores: Sequence[Score]) -> dict[int, Objective]:
-        """The best setting for every objective; one that is best for several counts once."""
-        winners: dict[int, Objective] = {}
-        for aim in self._options.objectives:
-            winners.setdefault(self._best(scores, aim), aim)
-        return winners
-
-    def _sweep_masks(self, stack: contextlib.ExitStack) -> list[Entrant]:
+    def _tryouts(self) -> Tryouts:
+        from eclip.cli.tryouts import Tryouts
+        from eclip.cli.verification import Opened
         from eclip.planning.problem import Problem
-        from eclip.planning.sweep import StaticMasks, masks_setting
 
-        problem = Problem(self.mix, self._topology, self.profiles)
-        aims = self._options.objectives
-        trials = self._options.trials * len(aims)
-        masks = StaticMasks(problem, trials, self._run.seed)
-        plans: list[Plan] = []
-        scores: list[Score] = []
-        for number in range(trials):
-            aim = aims[number % len(aims)]
-            homes = masks.propose(self._static[self._best(scores, aim)][0] if scores else None)
-            if homes is None:
-                break
-            plan = masks.plan(homes)
-            (score,) = self._trials([plan])
-            if score.stp > 0:
-                self._static.append((homes, score))
-                plans.append(plan)
-                scores.append(score)
-        if not scores:
-            raise self._trials.refused or UsageError("no static masks could be tried")
-        settings = [masks_setting(plan) for plan in plans]
-        return [
-            self._entrant(
-                self._named(plans[best], aim),
-                stack,
-                setting=settings[best],
-                trials=_trials(settings, scores),
-            )
-            for best, aim in self._winners(scores).items()
-        ]
-
-    def _sweep_processes(self, sessions: Sequence[ProcessSession]) -> list[Entrant]:
-        """The best of these sets of processes; the others leave."""
-        from eclip.devices.trials import score_of
-
-        several = len(sessions) > 1
-        scores = [score_of(self._try(session)) for session in sessions] if several else []
-        winners = self._winners(scores) if several else {0: self._options.objectives[0]}
-        losers = [session for index, session in enumerate(sessions) if index not in winners]
-        for session in losers:
-            session.dismiss()
-        for session in losers:
-            session.close()
-        trials = _trials([session.sharing.label for session in sessions], scores)
-        entrants = []
-        for best, aim in winners.items():
-            sharing = sessions[best].sharing
-            entrants.append(
-                Entrant(
-                    self._named(sharing.plan, aim),
-                    functools.partial(_kept_open, sessions[best]),
-                    setting="" if sharing.shares is None else sharing.label,
-                    trials=trials,
-                )
-            )
-        return entrants
+        return Tryouts(
+            Problem(self.mix, self._topology, self.profiles),
+            Opened(self._device, self._sources, self.profiles, self.alone_rps),
+            self._options,
+            self._run.seed,
+            self._step,
+        )
 
     # The rounds
 
@@ -502,7 +386,7 @@ class Contest:
         """Everybody once, not counted: whoever runs first finds a GPU in another state."""
         for entrant in self.entrants:
             with self._or_leave_out(entrant.policy), entrant.open() as session:
-                self._try(session)
+                self._tryouts.run(session)
 
     def _arrivals(self) -> tuple[Callable[[int], Load], Window]:
         """The load of every repeat, the same for all policies, and the window it is for."""
@@ -558,10 +442,3 @@ class Contest:
 
 def _kept_open(session: Session) -> contextlib.AbstractContextManager[Session]:
     return contextlib.nullcontext(session)
-
-
-def _trials(settings: Sequence[str], scores: Sequence[Score]) -> tuple[Trial, ...]:
-    return tuple(
-        trial_of(setting, score.stp, score.fairness, score.efficiency)
-        for setting, score in zip(settings, scores, strict=bool(scores))
-    )

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from eclip.devices.base import Device
     from eclip.devices.sim.evaluate import Evaluator
     from eclip.devices.trials import Trials
+    from eclip.mix import Mix
     from eclip.plan import Plan
     from eclip.planning.objective import Objective
     from eclip.planning.placement import Home
@@ -65,7 +66,12 @@ class Opened:
     sources: Sequence[Any]
     profiles: tuple[Profile, ...]
     alone_rps: Sequence[float]
-    trials: Trials[Any]
+
+    def trials(self, mix: Mix, **options: Any) -> Trials[Any]:
+        """Short runs of plans, under the mix's load."""
+        from eclip.devices.trials import Trials
+
+        return Trials(self.device, self.sources, self.profiles, self.alone_rps, mix, **options)
 
 
 class Verifier:
@@ -105,6 +111,7 @@ class Verifier:
         found: Found,
         objective: Objective,
         opened: Opened,
+        trials: Trials[Any],
         window: Window,
         progress: wiring.Progress,
         known: Sequence[tuple[Home, ...]] = (),
@@ -119,7 +126,9 @@ class Verifier:
 
         tried = None
         if self._how.refine_seconds > 0:
-            tried = self._refine(found, known, objective, opened, lambda part: progress(part / 2))
+            tried = self._refine(
+                found, known, objective, opened, trials, lambda part: progress(part / 2)
+            )
         entries = shortlist(tried or found, self._problem, self._how.finalists)
         plans = [entry.plan for entry in entries]
         if not self._busy:
@@ -147,6 +156,7 @@ class Verifier:
         known: Sequence[tuple[Home, ...]],
         objective: Objective,
         opened: Opened,
+        trials: Trials[Any],
         progress: wiring.Progress,
     ) -> Found:
         from eclip.planning.search import search
@@ -158,7 +168,7 @@ class Verifier:
         with wiring.quick_opening(opened.device):
             tried = search(
                 self._problem,
-                opened.trials,
+                trials,
                 dataclasses.replace(objective, margin=_MARGIN),
                 seconds=self._how.refine_seconds,
                 seed=self._options.seed,
@@ -168,7 +178,7 @@ class Verifier:
                 priorities=levels,
                 progress=progress,
             )
-        self._note(tried.candidates, starts, opened)
+        self._note(tried.candidates, starts, opened, trials.seconds)
         return tried
 
     def _starts(self, found: Found) -> dict[tuple[Home, ...], str]:
@@ -223,6 +233,7 @@ class Verifier:
         candidates: Sequence[Candidate],
         kinds: Mapping[tuple[Home, ...], str],
         opened: Opened,
+        seconds: float,
     ) -> None:
         for one in candidates:
             if min(one.score.ratios) == 0 or one.score.power_w == 0:
@@ -237,7 +248,7 @@ class Verifier:
                     for ratio, alone in zip(one.score.ratios, opened.alone_rps, strict=True)
                 ),
                 power_w=one.score.power_w,
-                seconds=opened.trials.seconds,
+                seconds=seconds,
             )
             if run not in self.observed:
                 self.observed.append(run)

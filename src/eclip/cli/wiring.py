@@ -136,16 +136,18 @@ def search_and_verify(
     """Search by simulation, try the best plans on the device, and take what did best there."""
     from eclip.cli.verification import Opened
     from eclip.devices.alone import alone_rates
-    from eclip.devices.trials import Trials
 
     verifier = make_verifier(mix, topology, profiles, calibration, options, how)
     found = verifier.simulate(options.objective, lambda part: progress(part / 2))
     device, sources = _open_device(topology, profiles, calibration, run, lambda part: None)
-    rates = alone_rates(device, profiles, sources)
-    trials = Trials(device, sources, profiles, rates, mix)
-    opened = Opened(device, sources, profiles, rates, trials)
+    opened = Opened(device, sources, profiles, alone_rates(device, profiles, sources))
     return verifier.confirm(
-        found, options.objective, opened, run.window, lambda part: progress((1 + part) / 2)
+        found,
+        options.objective,
+        opened,
+        opened.trials(mix),
+        run.window,
+        lambda part: progress((1 + part) / 2),
     )
 
 
