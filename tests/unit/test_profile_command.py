@@ -29,7 +29,9 @@ folder, keys = Path(sys.argv[3]), sys.argv[4:]
 (folder / "children").open("a").write(" ".join(keys) + "\\n")
 if "early" in keys[0]:
     sys.exit("eclip: other processes use GPU 0")
-print("ready", flush=True)
+def tell(word):
+    print(word, os.fstat(2).st_size, flush=True)
+tell("ready")
 for key in keys:
     print("a model's own words", flush=True)
     if "silent" not in key:
@@ -43,7 +45,8 @@ for key in keys:
     if "hangs" in key:
         time.sleep(100)
     (folder / f"{key.replace(':', '-')}.json.gz").write_bytes((folder / "sample").read_bytes())
-    print("done", key, flush=True)
+    sys.stderr.flush()
+    tell(f"done {key}")
 """
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
 import queue
 import signal
 import subprocess
@@ -36,6 +35,7 @@ from eclip.profile import Profile
 _CHILD = (sys.executable, "-m", "eclip.frontends.profiler")
 _START_SECONDS = 120.0  # imports, and a context on the GPU
 _END_SECONDS = 10.0
+_ENDED = -1
 _MOST_WORDS = 500  # characters of a reason
 _NCU_SECONDS = 60.0  # a model, and as long again to start
 
@@ -132,15 +132,16 @@ def _measure(
         lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=_pass_on, args=(child.stdout, lines), daemon=True).start()
         try:
-            if not _said("ready", lines, _START_SECONDS):
+            begin = _said("ready", lines, _START_SECONDS)
+            if begin is None or begin == _ENDED:
                 raise DeviceError(f"no model can be measured: {_why(child, errors, 0)}")
             for key in keys:
-                begin = os.fstat(errors.fileno()).st_size  # what stands before is not of this model
                 said = _said(f"done {key}", lines, limit)
                 if said is None:
                     return f"{key} took more than {limit:g} s and was stopped"
-                if not said:
+                if said == _ENDED:
                     return f"{key}: {_why(child, errors, begin)}"
+                begin = said
                 finished()
             return None
         finally:
@@ -156,10 +157,9 @@ def _pass_on(output: IO[str], lines: queue.SimpleQueue[str | None]) -> None:
     lines.put(None)
 
 
-def _said(word: str, lines: queue.SimpleQueue[str | None], seconds: float) -> bool | None:
-    """Whether the child says the word before it ends; None if neither happens in time.
-
-    What a model's own code prints is passed over.
+def _said(word: str, lines: queue.SimpleQueue[str | None], seconds: float) -> int | None:
+    """How much stood in stderr when the child said the word; _ENDED if it ended before, None if
+    neither happened in time. What a model's own code prints is passed over.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -167,8 +167,11 @@ def _said(word: str, lines: queue.SimpleQueue[str | None], seconds: float) -> bo
             line = lines.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
             return None
-        if line is None or line == word:
-            return line == word
+        if line is None:
+            return _ENDED
+        said, _, size = line.rpartition(" ")
+        if said == word and size.isdecimal():
+            return int(size)
 
 
 def _why(child: subprocess.Popen[str], errors: IO[bytes], begin: int) -> str:

@@ -9,6 +9,7 @@ larger size that can, and marked as illegal there.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -244,7 +245,7 @@ def _main(gpu: int, energy_seconds: float, folder: Path, keys: Sequence[str]) ->
             f"beside them would be wrong. Stop them first"
         )
     Tracer([])  # where CUPTI is missing, that is said now
-    print("ready", flush=True)
+    _tell("ready")
     for key in keys:
         model, batch = split_key(key)
         module, inputs = build(model, batch)
@@ -253,7 +254,13 @@ def _main(gpu: int, energy_seconds: float, folder: Path, keys: Sequence[str]) ->
         del module, inputs, captured
         torch.cuda.empty_cache()
         store.save(profile, file_of(folder, key))
-        print(f"done {key}", flush=True)
+        _tell(f"done {key}")
+
+
+def _tell(word: str) -> None:
+    """To the parent, with how much was said to stderr by now: what follows is of the next model."""
+    sys.stderr.flush()
+    print(word, os.fstat(sys.stderr.fileno()).st_size, flush=True)
 
 
 if __name__ == "__main__":
