@@ -80,8 +80,8 @@ __device__ inline u64 packed(u64 epoch, u64 kind, u64 sum) {
 __device__ inline u64 read_packed(const u64* at) { return *(volatile const u64*)at; }
 
 // By the first warp: how many outputs come before this tile. Earlier tiles were begun earlier, so
-// whoever is waited for runs or has finished. A look is as long as the way to memory, and about a
-// thousand tiles are under way at once: 128 of them are looked at together.
+// whoever is waited for runs or has finished. Hundreds of tiles are under way at once and every look
+// is a way to memory and back, so that 128 of them are looked at together.
 __device__ inline u32 look_back(u64* tiles, u64 tile, u64 epoch, u32 own) {
     int lane = threadIdx.x % 32;
     if (tile == 0) {
