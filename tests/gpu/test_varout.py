@@ -8,17 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy as np
 import pytest
 
 from eclip.devices.cuda import loop as driving
 from eclip.devices.cuda.device import Capture, CudaDevice, CudaSession, Execution
 from eclip.devices.cuda.driver import call, cu
 from eclip.devices.cuda.lanes import GpuLane, LanePool
-from eclip.errors import ArenaError, DeviceError, UsageError
+from eclip.errors import ArenaError, DeviceError
 from eclip.plan import Plan
 from eclip.topology import Mask
 from eclip.varout.mechanisms import Mechanism
+from varout_data import data
 
 torch = pytest.importorskip("torch")
 
@@ -27,19 +27,6 @@ CAPACITY = 4096
 LENGTHS = (0, 1, CAPACITY // 2, CAPACITY - 1, CAPACITY, CAPACITY + 1, 2 * CAPACITY,
            2 * CAPACITY + 1, 5 * CAPACITY + 17, INPUTS)  # fmt: skip
 ALL = [one for one in Mechanism if one is not Mechanism.EXACT]
-
-
-def data(length: int, seed: int, inputs: int = INPUTS, at_end: bool = False) -> Any:
-    random = np.random.default_rng(seed)
-    values = np.zeros(inputs, dtype=np.float32)
-    where = (
-        np.arange(inputs - length, inputs)
-        if at_end
-        else random.choice(inputs, length, replace=False)
-    )
-    values[where] = random.integers(1, 100, length)
-    values[random.random(inputs) < 0.1] *= -1  # minus zero is zero too
-    return torch.from_numpy(values).cuda()
 
 
 def expected(x: Any) -> Any:
@@ -174,86 +161,6 @@ def test_a_drift_builds_another_stage_while_requests_go_on(device: CudaDevice) -
         assert "overflowed" in stage.replanned[0]
         stage.request()
         assert torch.equal(y, expected(x))
-
-
-# PyTorch operations
-
-
-@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16", "int64", "bool", "uint8"])
-@pytest.mark.parametrize("shape", [(1,), (7, 300), (3, 40, 50), (100_000,)])
-def test_nonzero_is_torchs(device: CudaDevice, kind: str, shape: tuple[int, ...]) -> None:
-    from eclip import varout
-
-    dtype = getattr(torch, kind)
-    for share in (0.0, 0.02, 0.5, 1.0):
-        x = (torch.rand(shape, device="cuda") < share).to(dtype)
-        assert torch.equal(varout.nonzero(x).result(), torch.nonzero(x))
-        small = varout.nonzero(x, capacity=100, arena_words=x.numel())
-        assert torch.equal(small.result(), torch.nonzero(x))
-        got: list[Any] = []
-
-        def keep(places: Any, valid: Any, got: list[Any] = got) -> None:
-            got.append(places[valid].clone())
-
-        varout.nonzero(x, capacity=1000).each(keep)
-        assert torch.equal(torch.cat(got), torch.nonzero(x.flatten()).flatten())
-
-
-@pytest.mark.parametrize("kind", ["float32", "float16", "int64", "bool"])
-def test_masked_select_is_torchs(device: CudaDevice, kind: str) -> None:
-    from eclip import varout
-
-    x = torch.randn(300, 70, device="cuda").to(getattr(torch, kind))
-    for share in (0.0, 0.3, 1.0):
-        mask = torch.rand(300, 1, device="cuda") < share
-        found = varout.masked_select(x, mask, capacity=64, arena_words=x.numel())
-        assert torch.equal(found.result(), torch.masked_select(x, mask))
-
-
-def test_expand_is_repeat_interleave(device: CudaDevice) -> None:
-    from eclip import varout
-
-    for lengths in ([0], [5], [0, 100_000, 0], [3, 0, 1] * 500, [0] * 99 + [4097]):
-        given = torch.tensor(lengths, device="cuda")
-        wanted = torch.repeat_interleave(given)
-        found = varout.expand(given, capacity=100, arena_words=len(wanted))
-        assert torch.equal(found.result(), wanted)
-        got: list[Any] = []
-
-        def keep(which: Any, valid: Any, got: list[Any] = got) -> None:
-            got.append(which[valid].clone())
-
-        varout.expand(given, capacity=1024).each(keep)
-        assert torch.equal(torch.cat(got), wanted)
-
-
-@pytest.mark.parametrize("count", [1, 63, 64, 65, 1000])
-def test_nms_is_torchvisions(device: CudaDevice, count: int) -> None:
-    from eclip import varout
-
-    torchvision = pytest.importorskip("torchvision")
-    corner = torch.rand(count, 2, device="cuda") * 20
-    boxes = torch.cat([corner, corner + 1 + 4 * torch.rand(count, 2, device="cuda")], dim=1)
-    scores = torch.rand(count, device="cuda")
-    for threshold in (0.1, 0.5, 0.9):
-        wanted = torchvision.ops.nms(boxes, scores, threshold)
-        assert torch.equal(varout.nms(boxes, scores, threshold).result(), wanted)
-        small = varout.nms(boxes, scores, threshold, capacity=7, arena_words=count)
-        assert torch.equal(small.result(), wanted)
-
-
-def test_what_cannot_be_says_so(device: CudaDevice) -> None:
-    from eclip import varout
-
-    x = torch.ones(100, device="cuda")
-    with pytest.raises(ArenaError, match="needed 90 words"):
-        varout.nonzero(x, capacity=10).result()
-    with pytest.raises(UsageError, match="at least 1"):
-        varout.nonzero(x, capacity=0)
-    with pytest.raises(UsageError, match="CUDA tensors"):
-        varout.nonzero(x.cpu())
-    with pytest.raises(UsageError, match="booleans"):
-        varout.masked_select(x, x)
 
 
 # Models

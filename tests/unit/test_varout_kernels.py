@@ -6,7 +6,8 @@ order, loops while the condition holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from simt import COMPILER, Emulated
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ to compile kernels for the CPU")
 
 TILE = 16 * 64  # inputs a block takes, with the emulation's 64 threads
-COUNT, CONSUMED, EPOCH = 0, 1, 3
+COUNT, CONSUMED, PRODUCED, EPOCH, TICKET, FINISHED, BARRIER = range(7)
 EVERYTHING, WINDOW, WINDOW_KEEP, REST = range(4)
 MECHANISMS = [one for one in Mechanism if one is not Mechanism.EXACT]
 
@@ -46,10 +47,12 @@ class Stage:
         self.buffer, self.arena = words(capacity), words(arena)
         self.sums, self.state = words(self.tiles), words(16)
 
-    def select(self, x: Any, first: int, arena: int = 0, loops: int = 0) -> None:
+    def select(
+        self, x: Any, first: int, arena: int = 0, loops: int = 0, blocks: int | None = None
+    ) -> None:
         self.kernels(
-            "select", self.tiles, x, 0, self.inputs, self.buffer, first, self.arena, arena,
-            self.sums, self.state, 0, loops,
+            "select", blocks or self.tiles, x, 0, self.inputs, self.buffer, first, self.arena,
+            arena, self.sums, self.state, 0, loops,
         )  # fmt: skip
 
     def resume(self, x: Any, window: int) -> None:
@@ -131,11 +134,19 @@ def test_outputs_are_in_the_order_of_the_inputs(kernels: Emulated) -> None:
     assert np.array_equal(got, np.flatnonzero(x))
 
 
-def test_tiles_look_back_further_than_a_warp(kernels: Emulated) -> None:
-    x = data(40 * TILE, 5000, 1)
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_tiles_look_back_further_than_a_warp(
+    kernels: Emulated, tmp_path: Path, at_once: int
+) -> None:
+    """In one look and in several, which so few blocks would not need."""
+    text = build.source()
+    assert "BACK_AT_ONCE = 4" in text
+    if at_once != 4:
+        kernels = Emulated(text.replace("BACK_AT_ONCE = 4", f"BACK_AT_ONCE = {at_once}"), tmp_path)
+    x = data(60 * TILE, 5000, 1)
     stage = Stage(kernels, len(x), len(x), 0)
-    for _ in range(3):
-        stage.select(x, len(x))
+    for blocks in (60, 60, 5, 40):  # fewer blocks find the sums of all tiles before, not each's own
+        stage.select(x, len(x), blocks=blocks)
         assert np.array_equal(stage.buffer[:5000], np.flatnonzero(x))
 
 
@@ -162,26 +173,135 @@ def test_an_arena_that_is_too_small_is_not_written_beyond(kernels: Emulated) -> 
     assert np.count_nonzero(y != -7) == 400
 
 
-def windows(kernels: Emulated, state: Any, window: int, resume: Any) -> Any:
-    """What ``Ragged.each`` does in a graph: a yield is the consumer's turn."""
-    yield
-    kernels("next", 1, window, 0, state, 0, threads=1)
-    while kernels.condition:
-        kernels("next", 1, window, 1, state, 0, threads=1)
+def windows(
+    kernels: Emulated,
+    state: Any,
+    window: int,
+    resume: Callable[[], None] = lambda: None,
+    slots: Any = 0,
+    listed: Any = 0,
+    first: int = build.STAY,
+) -> Iterator[tuple[Any, Any]]:
+    """What ``Ragged.each`` does in a graph: the slots and which are valid, for the consumer's turn.
+    With a list of all outputs, the first window is its beginning and others are copied."""
+    valid = np.full(8 * -(-window // 8), 7, dtype=np.uint8)
+    copied = np.full(window, -5, dtype=np.int64)
+    copies = isinstance(listed, np.ndarray)
+    begin = listed if copies else slots
+
+    def move(where: int, into: Any, source: Any) -> None:
+        kernels("next", 3, where, window, into, source, valid, state, 0, 1)
+        assert set(valid[:window].tolist()) <= {0, 1}
+        assert state[FINISHED] == 0
+
+    move(first, begin, 0)
+    if first == build.REWIND:
         resume()
-        yield
+    yield begin, valid[:window].astype(bool)
+    while kernels.condition:
+        if copies:
+            move(build.ADVANCE, copied, listed)
+            yield copied, valid[:window].astype(bool)
+        else:
+            move(build.ADVANCE, slots, 0)
+            resume()
+            yield slots, valid[:window].astype(bool)
 
 
-@pytest.mark.parametrize("length", [0, 63, 64, 65, 1000])
+LENGTHS = [0, 1, 63, 64, 65, 127, 128, 129, 1000]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
 def test_windows_for_somebody_elses_consumer(kernels: Emulated, length: int) -> None:
     x = data(2 * TILE, length, 2)
     stage = Stage(kernels, len(x), 64, 0)
-    stage.select(x, 64)
-    got: list[int] = []
-    for _ in windows(kernels, stage.state, 64, lambda: stage.resume(x, 64)):
-        left = int(stage.state[COUNT] - stage.state[CONSUMED])
-        got += stage.buffer[: min(64, left)].tolist()
-    assert got == np.flatnonzero(x).tolist()
+    for request in range(4):
+        if request != 1:  # the second consumer of the first request begins again
+            stage.buffer[:] = -5  # what was never written is no position
+            stage.select(x, 64)
+        first = build.REWIND if request == 1 else build.STAY
+        got: list[int] = []
+        turns = 0
+        for slots, valid in windows(
+            kernels, stage.state, 64, lambda: stage.resume(x, 64), stage.buffer, first=first
+        ):
+            left = min(64, length - 64 * turns)
+            assert valid.tolist() == [slot < left for slot in range(64)]
+            assert (slots[~valid] == 0).all()
+            got += slots[valid].tolist()
+            turns += 1
+        assert got == np.flatnonzero(x).tolist()
+        assert turns == max(1, -(-length // 64))
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("window", [61, 64])
+def test_windows_of_a_list_of_all_outputs(kernels: Emulated, length: int, window: int) -> None:
+    """The list stays whole, and what it was selected from may change meanwhile."""
+    given = data(2 * TILE, length, 2)
+    wanted = np.flatnonzero(given).tolist()
+    stage = Stage(kernels, len(given), len(given), 0)
+    stage.buffer[:] = -5
+    x = given.copy()
+    stage.select(x, len(x))
+    for first in (build.STAY, build.REWIND):
+        got: list[int] = []
+        for slots, valid in windows(kernels, stage.state, window, listed=stage.buffer, first=first):
+            held = slots[:window]
+            assert (held[~valid] == 0).all()
+            got += held[valid].tolist()
+            x[held[valid]] = 0
+        assert got == wanted
+        assert stage.buffer[:length].tolist() == wanted
+    kernels("clear", 2, stage.buffer, len(x), stage.state)
+    assert stage.buffer.tolist() == wanted + [0] * (len(x) - length)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.float16, np.float32, np.int64])
+@pytest.mark.parametrize("row", [(), (3,), (2, 5)], ids=str)
+@pytest.mark.parametrize("length", [0, 1, 59, 64, 150])
+def test_rows_are_taken_from_and_put_to_positions(
+    kernels: Emulated, kind: Any, row: tuple[int, ...], length: int
+) -> None:
+    """What ``2 * x[positions] + 1`` is to be, in windows of 64; nothing else is touched."""
+    flags = data(TILE, length, 2)
+    random = np.random.default_rng(length)
+    x = random.integers(1, 50, (TILE, *row)).astype(kind)
+    y = np.full_like(x, 99)
+    stage = Stage(kernels, TILE, 64, 0)
+    stage.select(flags, 64)
+    rows = np.full((64, *row), 77, dtype=kind)
+    words_of = int(np.prod(row, dtype=int))
+    for slots, valid in windows(
+        kernels, stage.state, 64, lambda: stage.resume(flags, 64), stage.buffer
+    ):
+        last = (64, words_of, x.itemsize, stage.state)
+        kernels("take", 3, x, rows, slots, *last)
+        assert np.array_equal(rows[valid], x[slots[valid]])
+        assert (rows[~valid] == 0).all()
+        kernels("put", 3, (2 * rows + 1).astype(kind), y, slots, *last)
+    chosen = (flags != 0).reshape(-1, *(1 for _ in row))
+    assert np.array_equal(y, np.where(chosen, 2 * x + 1, np.full_like(x, 99)))
+
+
+def test_a_request_with_all_kernels_resident_leaves_the_state_for_any_grid(
+    kernels: Emulated,
+) -> None:
+    """Another lane has another number of blocks, and takes over the state as it is."""
+    inputs, capacity = 3 * TILE, 50
+    stage = Stage(kernels, inputs, capacity, 0)
+    for request, (blocks, length) in enumerate(
+        [(1, 0), (3, 50), (2, 51), (5, 500), (3, 7), (1, 120), (4, 0)]
+    ):
+        x = data(inputs, length, request)
+        y = np.full(inputs, -7, dtype=np.float32)
+        kernels(
+            "resident", blocks, x, 0, inputs, x, y, stage.buffer, capacity, stage.sums, stage.state
+        )
+        assert stage.state[[COUNT, CONSUMED, PRODUCED]].tolist() == [length, 0, length]
+        assert stage.state[EPOCH] == request + 1
+        assert stage.state[[TICKET, FINISHED, BARRIER]].tolist() == [0, 0, 0]
+        assert np.array_equal(y, np.where(x != 0, 2 * x + 1, np.float32(-7)))
 
 
 @pytest.mark.parametrize(("count", "capacity"), [(1, 1), (64, 5), (65, 200), (150, 7)])
@@ -208,8 +328,8 @@ def test_suppression(kernels: Emulated, count: int, capacity: int) -> None:
     kept = np.concatenate([buffer[:capacity], arena])[: len(wanted)]
     assert np.array_equal(kept, wanted)
     got: list[int] = []
-    for _ in windows(kernels, state, capacity, lambda: walk(0)):
-        got += buffer[: min(capacity, int(state[COUNT] - state[CONSUMED]))].tolist()
+    for slots, valid in windows(kernels, state, capacity, lambda: walk(0), buffer):
+        got += slots[valid].tolist()
     assert got == wanted.tolist()
 
 
@@ -256,6 +376,6 @@ def test_expansion_without_bound(kernels: Emulated, capacity: int, kind: str) ->
     assert state[COUNT] == len(wanted)
     assert np.array_equal(np.concatenate([buffer, arena])[: len(wanted)], wanted)
     got: list[int] = []
-    for _ in windows(kernels, state, capacity, lambda: fill(0)):
-        got += buffer[: min(capacity, int(state[COUNT] - state[CONSUMED]))].tolist()
+    for slots, valid in windows(kernels, state, capacity, lambda: fill(0), buffer):
+        got += slots[valid].tolist()
     assert got == wanted.tolist()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from eclip.varout.cuda.ops import Ragged, Routed
+    from eclip.varout.cuda.ragged import Ragged, Routed
 
 
 def nonzero(x: Any, capacity: int | None = None, arena_words: int = 0) -> Ragged:
@@ -20,8 +20,7 @@ def nonzero(x: Any, capacity: int | None = None, arena_words: int = 0) -> Ragged
         found = varout.nonzero(scores > 0.5, capacity=4096)
 
         def refine(positions, valid):  # torch code for up to 4096 positions
-            where = torch.where(valid, positions, len(out) - 1)
-            out[where] = head(features[where])
+            found.put(out, head(found.take(features)))  # out[positions] = head(features[positions])
 
         found.each(refine)  # further windows only if there are more
 

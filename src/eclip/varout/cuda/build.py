@@ -20,6 +20,7 @@ TILE = 16 * THREADS
 COUNT, CONSUMED, PRODUCED = 0, 1, 2
 STATE_WORDS = 16
 EVERYTHING, WINDOW, WINDOW_KEEP, REST = range(4)
+STAY, ADVANCE, REWIND = range(3)
 
 _RESIDENT = 4  # blocks a unit: they keep memory busy, and more would only lengthen every barrier
 _WIDTHS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
@@ -78,9 +79,18 @@ class Kernels:
         call(cu.cuLaunchKernel, function, *shape, stream, packed, 0)
 
     def launch_resident(
-        self, name: str, stream: Any, most_blocks: int, arguments: Sequence[tuple[Any, Any]]
+        self,
+        name: str,
+        stream: Any,
+        tiles: int,
+        capacity: int,
+        arguments: Sequence[tuple[Any, Any]],
     ) -> None:
-        """All blocks at once on the stream's lane, which the driver refuses if they do not fit."""
+        """All blocks at once on the stream's lane, which the driver refuses if they do not fit.
+
+        A block for each tile. Where tiles are fewer than units, the consumer gets more blocks;
+        beyond that, blocks without a tile only make every barrier longer (256 more took 2 us).
+        """
         kernel = self._kernel(name)
         held = call(
             cu.cuOccupancyMaxActiveBlocksPerMultiprocessor,
@@ -88,7 +98,9 @@ class Kernels:
             THREADS,
             0,
         )
-        blocks = max(1, min(most_blocks, min(int(held), _RESIDENT) * units_of(stream)))
+        units = units_of(stream)
+        wanted = max(tiles, min(blocks_for(capacity // 4), units))
+        blocks = max(1, min(wanted, min(int(held), _RESIDENT) * units))
         packed = (tuple(value for value, _ in arguments), tuple(kind for _, kind in arguments))
         function = cu.CUfunction(int(kernel))
         shape = (blocks, 1, 1, THREADS, 1, 1, 0)

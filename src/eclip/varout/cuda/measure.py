@@ -2,6 +2,9 @@
 
 A request is timed as a user meets it: its input has just been written, and nothing else is queued.
 The host's launch is hidden behind a short wait on the device, so that times are the device's own.
+
+Two graphs of one stage need not be equally fast: of those with a loop every other one took 2.4 us
+longer on an H200, whatever its capacity. A point is therefore a mean over several graphs.
 """
 
 from __future__ import annotations
@@ -21,11 +24,12 @@ from eclip.errors import DeviceError
 from eclip.frontends.torch import libraries
 from eclip.machine import GpuStage, Machine
 from eclip.varout import gpu_model
-from eclip.varout.cuda.stage import Compaction, built
+from eclip.varout.cuda.stage import DOUBLED, Compaction, built
 from eclip.varout.gpu_model import Sample
 from eclip.varout.mechanisms import Mechanism
 
-REPEATS = 20
+REPEATS = 24  # requests of a point, over all its graphs
+BUILDS = 4  # graphs of a stage with a loop
 SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 26)  # inputs: caches, then memory
 _MOST_NS = 20e6  # of all repeats of a point: a loop of a thousand turns needs no twenty
 _HIDING_CYCLES = 60_000  # 30 us: a graph is launched in less
@@ -33,6 +37,12 @@ _SMALLEST = 1024  # inputs of a request that is all fixed cost
 _SHARES = (0.0, 0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0)  # lengths over inputs
 _CAPACITY_SHARES = (1 / 256, 1 / 64, 1 / 16, 1 / 4)
 _ONE_CAPACITY = (Mechanism.EXACT, Mechanism.MAXIMUM, Mechanism.MERGE)  # none to vary
+# Loops are built often and have few constants that others do not settle: fewer points will do.
+_LOOPING = (*DOUBLED, Mechanism.SWAP)
+_LOOPING_SHARES = (0.0, 0.005, 0.02, 0.05, 0.25, 1.0)
+_LOOPING_CAPACITY_SHARES = (1 / 256, 1 / 64, 1 / 4)
+_BUILDS = {Mechanism.RESIDENT: 2} | dict.fromkeys(_LOOPING, BUILDS)
+_LONG_NS = 200e3  # of a request: what graphs differ by no longer counts
 
 
 def data_of(inputs: int, length: int, seed: int = 0) -> torch.Tensor:
@@ -61,10 +71,16 @@ class Timed(Closing):
         self._stream = stream
         self._torch_stream = torch.cuda.ExternalStream(int(stream))
         self._owner = ExitStack()
-        self._executable = self._owner.enter_context(built(self.stage, stream))
         self._begin, self._end = (call(cu.cuEventCreate, 0) for _ in range(2))
         for event in (self._begin, self._end):
             self._owner.callback(call, cu.cuEventDestroy, event)
+        self._graph = self._owner.enter_context(ExitStack())
+        self.rebuild()
+
+    def rebuild(self) -> None:
+        """Another graph of the same stage."""
+        self._graph.close()
+        self._executable = self._graph.enter_context(built(self.stage, self._stream))
 
     def request_ns(self, given: torch.Tensor) -> float:
         with torch.cuda.stream(self._torch_stream):
@@ -76,10 +92,19 @@ class Timed(Closing):
         call(cu.cuStreamSynchronize, self._stream)
         return float(call(cu.cuEventElapsedTime, self._begin, self._end)) * 1e6
 
-    def median_ns(self, given: torch.Tensor) -> float:
+    def time_ns(self, given: torch.Tensor) -> float:
+        """The median request, mean over as many graphs as the mechanism asks for."""
+        builds = _BUILDS.get(self.stage.mechanism, 1)
+        found = [self._median_ns(given, builds)]
+        while len(found) < builds and found[0] < _LONG_NS:
+            self.rebuild()
+            found.append(self._median_ns(given, builds))
+        return statistics.fmean(found)
+
+    def _median_ns(self, given: torch.Tensor, builds: int) -> float:
         for _ in range(3):
             warm = self.request_ns(given)
-        repeats = max(3, min(REPEATS, round(_MOST_NS / warm)))
+        repeats = max(3, min(REPEATS // builds, round(_MOST_NS / warm)))
         return statistics.median(self.request_ns(given) for _ in range(repeats))
 
     def close(self) -> None:
@@ -98,7 +123,7 @@ def measure(
     known = max(1, length) if mechanism is Mechanism.EXACT else capacity
     torch.cuda.synchronize()  # what was given is written
     with Timed(mechanism, known, len(given), stream, apply) as timed:
-        found = timed.median_ns(given)
+        found = timed.time_ns(given)
     if timed.stage.count() != length or not torch.equal(timed.y != 0, given != 0):
         raise DeviceError(f"{mechanism.value} gave a wrong result; its time means nothing")
     return Sample(mechanism, capacity, length, found)
@@ -111,8 +136,7 @@ def measure_stage(inputs: int, stream: Any) -> tuple[GpuStage, int]:
         length = round(part * inputs)
         given = data_of(inputs, length)
         for mechanism in Mechanism:
-            shares = _CAPACITY_SHARES[:1] if mechanism in _ONE_CAPACITY else _CAPACITY_SHARES
-            for share in shares:
+            for share in _capacity_shares(mechanism, part):
                 capacity = max(2, round(share * inputs))
                 samples.append(measure(mechanism, capacity, given, length, stream))
     nothing = data_of(_SMALLEST, 0)
@@ -126,6 +150,13 @@ def measure_stage(inputs: int, stream: Any) -> tuple[GpuStage, int]:
         largest_ratio=1.0,
     )
     return stage, len(samples)
+
+
+def _capacity_shares(mechanism: Mechanism, part: float) -> Sequence[float]:
+    """The capacities that a mechanism is measured at, if its output is such a part of the input."""
+    if mechanism in _LOOPING:
+        return _LOOPING_CAPACITY_SHARES if part in _LOOPING_SHARES else ()
+    return _CAPACITY_SHARES[:1] if mechanism in _ONE_CAPACITY else _CAPACITY_SHARES
 
 
 def measure_machine(
@@ -153,7 +184,7 @@ def measure_machine(
             title=f"{topology.title}: compaction of {inputs} elements and a consumer",
             modelled=False,
             source=f"fitted to {points} measured points at {len(wanted)} sizes, median of up to "
-            f"{REPEATS} requests each, their input just written",
+            f"{REPEATS} requests each, their input just written, over {BUILDS} graphs of a loop",
             fingerprint=msgspec.structs.replace(
                 topology.fingerprint, device=device.gpu.name, libraries=libraries()
             ),

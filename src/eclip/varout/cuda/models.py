@@ -46,15 +46,13 @@ class Detector(nn.Module):
     def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Kept positions (a buffer), how many, and score and box of every position."""
         features, likely, centres = self._features(image)
-        count = len(likely)
-        found = torch.full((count + 1, 5), float("-inf"), device=image.device)  # one for no place
+        found = torch.full((len(likely), 5), float("-inf"), device=image.device)
+        places = varout.nonzero(likely, capacity=self.capacity)
 
-        def look(places: torch.Tensor, valid: torch.Tensor) -> None:
-            decoded = self._decode(features[places], centres[places])
-            found[torch.where(valid, places, count)] = decoded
+        def look(where: torch.Tensor, valid: torch.Tensor) -> None:
+            places.put(found, self._decode(features[where], centres[where]))
 
-        varout.nonzero(likely, capacity=self.capacity).each(look)
-        found = found[:count]
+        places.each(look)
         kept = varout.nms(found[:, 1:], found[:, 0], iou_threshold=0.5)
         return kept.values, kept.count, found
 

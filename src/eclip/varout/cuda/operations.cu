@@ -1,10 +1,114 @@
 // Windows for other consumers; suppression, routing and expansion. Follows state.cu.
 
-// A loop whose body is somebody else's: before it, and first thing in every turn, where it moves on
-// to the next window. The condition says whether there is one after that.
-extern "C" __global__ void eclip_next(u64 window, int moves, i64* state, u64 handle) {
-    if (moves) state[CONSUMED] = state[PRODUCED] = state[CONSUMED] + (i64)window;
-    cudaGraphSetConditional(handle, state[CONSUMED] + (i64)window < state[COUNT]);
+// The window that somebody else's consumer is about to see. `valid` is a byte for each slot, eight a
+// word; slots that hold nothing become 0, which is a legal position. With a list of all outputs the
+// window is copied from it; without one the producer fills it next. In a graph, the condition says
+// whether there is another window after this one.
+extern "C" __global__ void __launch_bounds__(THREADS) eclip_next(
+    int move, u64 window, OUT* slots, const OUT* list, u64* valid, i64* state, u64 handle, int loops
+) {
+    u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x, step = (u64)gridDim.x * blockDim.x;
+    i64 low = move == REWIND ? 0 : state[CONSUMED] + (move == ADVANCE ? (i64)window : 0);
+    i64 left = state[COUNT] - low;
+    u64 held = left <= 0 ? 0 : ((u64)left < window ? (u64)left : window);
+    const u64 ones = 0x0101010101010101ull;
+    for (u64 at = first; at * 8 < window; at += step) {
+        u64 some = held <= at * 8 ? 0 : held - at * 8;
+        valid[at] = some >= 8 ? ones : (some ? ones >> (64 - 8 * some) : 0);
+    }
+    if (slots)
+        for (u64 slot = (list ? 0 : held) + first; slot < window; slot += step)
+            slots[slot] = slot < held ? list[low + slot] : (OUT)0;
+    if (loops && first == 0) cudaGraphSetConditional(handle, left > (i64)window);
+    if (move == STAY) return;
+    if (is_last_block(state + FINISHED) && threadIdx.x == 0) {
+        state[FINISHED] = 0;
+        state[CONSUMED] = state[PRODUCED] = low;
+    }
+}
+
+// A buffer for the longest output, where this one did not reach.
+extern "C" __global__ void __launch_bounds__(THREADS) eclip_clear(
+    OUT* buffer, u64 capacity, const i64* state
+) {
+    u64 step = (u64)gridDim.x * blockDim.x;
+    for (u64 slot = state[COUNT] + (u64)blockIdx.x * blockDim.x + threadIdx.x; slot < capacity;
+         slot += step)
+        buffer[slot] = (OUT)0;
+}
+
+// How many slots of the current window hold positions.
+__device__ inline u64 held_now(const i64* state, u64 window) {
+    i64 left = state[COUNT] - state[CONSUMED];
+    return left <= 0 ? 0 : ((u64)left < window ? (u64)left : window);
+}
+
+// Word `item` of a window's rows: where it is in the tensor that the slots are positions of.
+__device__ inline u64 place_of(const i64* slots, u64 item, u64 row) {
+    if (row == 1) return (u64)slots[item];
+    u64 slot = item / row;
+    return (u64)slots[slot] * row + (item - slot * row);
+}
+
+template <typename WORD>
+__device__ inline void take_rows(
+    const WORD* from, WORD* to, const i64* slots, u64 window, u64 row, u64 held
+) {
+    u64 step = (u64)gridDim.x * blockDim.x, end = window * row, full = held * row;
+    for (u64 p = (u64)blockIdx.x * blockDim.x + threadIdx.x; p < end; p += AT_ONCE * step) {
+        u64 place[AT_ONCE];
+        WORD taken[AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k)
+            if (p + k * step < full) place[k] = place_of(slots, p + k * step, row);
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k)
+            taken[k] = p + k * step < full ? from[place[k]] : (WORD)0;
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k)
+            if (p + k * step < end) to[p + k * step] = taken[k];
+    }
+}
+
+template <typename WORD>
+__device__ inline void put_rows(const WORD* from, WORD* to, const i64* slots, u64 row, u64 held) {
+    u64 step = (u64)gridDim.x * blockDim.x, full = held * row;
+    for (u64 p = (u64)blockIdx.x * blockDim.x + threadIdx.x; p < full; p += AT_ONCE * step) {
+        u64 place[AT_ONCE];
+        WORD given[AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k)
+            if (p + k * step < full) {
+                place[k] = place_of(slots, p + k * step, row);
+                given[k] = from[p + k * step];
+            }
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k)
+            if (p + k * step < full) to[place[k]] = given[k];
+    }
+}
+
+// Rows of a tensor at the positions of a window, and 0 where a slot holds none. A row is so many
+// words of so many bytes.
+extern "C" __global__ void __launch_bounds__(THREADS) eclip_take(
+    const void* from, void* to, const i64* slots, u64 window, u64 row, int bytes, const i64* state
+) {
+    u64 held = held_now(state, window);
+    if (bytes == 8) take_rows((const u64*)from, (u64*)to, slots, window, row, held);
+    else if (bytes == 4) take_rows((const u32*)from, (u32*)to, slots, window, row, held);
+    else if (bytes == 2) take_rows((const u16*)from, (u16*)to, slots, window, row, held);
+    else take_rows((const u8*)from, (u8*)to, slots, window, row, held);
+}
+
+// A window's rows to their positions in a tensor. Slots that hold none are not read.
+extern "C" __global__ void __launch_bounds__(THREADS) eclip_put(
+    const void* from, void* to, const i64* slots, u64 window, u64 row, int bytes, const i64* state
+) {
+    u64 held = held_now(state, window);
+    if (bytes == 8) put_rows((const u64*)from, (u64*)to, slots, row, held);
+    else if (bytes == 4) put_rows((const u32*)from, (u32*)to, slots, row, held);
+    else if (bytes == 2) put_rows((const u16*)from, (u16*)to, slots, row, held);
+    else put_rows((const u8*)from, (u8*)to, slots, row, held);
 }
 
 // Suppression. Boxes are (x0, y0, x1, y1), already in the order of falling scores.

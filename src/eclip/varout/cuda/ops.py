@@ -1,26 +1,19 @@
 """The operations on PyTorch tensors, on whatever stream is current, captured or not.
 
 A workspace is cleared by the request itself (one memset), so an operation may be captured in any
-number of graphs. In a capture, windows beyond the first are a loop in the graph; outside of one
-they are a Python loop that waits for the device, like PyTorch's own operators.
+number of graphs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from eclip.devices.cuda.conditional import is_capturing, keep_alive, loop, new_condition
-from eclip.errors import ArenaError, UsageError
+from eclip.errors import UsageError
 from eclip.varout.cuda.build import (
-    CONSUMED,
-    COUNT,
-    PRODUCED,
     STATE_WORDS,
-    Kernels,
     blocks_for,
     kernels_for,
     pointer,
@@ -29,117 +22,13 @@ from eclip.varout.cuda.build import (
     tiles_of,
     word,
 )
+from eclip.varout.cuda.ragged import Ragged, Routed
 
-Body = Callable[[torch.Tensor, torch.Tensor], Any]
-Resume = Callable[[Any], None]  # puts the production of the next window onto a stream
 _MOST_BOXES = 1 << 16  # their pairwise overlaps take n²/8 bytes
-
-
-class Ragged:
-    """An output whose length only the device knows.
-
-    ``values`` is the buffer of one window; which of it counts is ``valid()``. ``count`` is the
-    whole length, a tensor on the device.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        values: torch.Tensor,
-        state: torch.Tensor,
-        largest: int | None,
-        resume: Resume,
-        kernels: Kernels,
-        arena: torch.Tensor | None = None,
-        unravel: torch.Size | None = None,
-    ) -> None:
-        self.values = values
-        self.capacity = int(values.shape[-1])
-        self.largest = largest  # the longest output there can be; None: unbounded
-        self.count = state[COUNT]
-        self._name = name
-        self._state = state
-        self._resume = resume
-        self._kernels = kernels
-        self._arena = arena
-        self._unravel = unravel
-        self._slots = torch.arange(self.capacity, device=values.device)
-
-    def valid(self) -> torch.Tensor:
-        """Which slots of the current window hold outputs."""
-        return self._slots < self._state[COUNT] - self._state[CONSUMED]
-
-    def each(self, body: Body) -> None:
-        """Run ``body(values, valid)`` on every window of the output; at least once."""
-        body(self._window(), self.valid())
-        if self.largest is not None and self.largest <= self.capacity:
-            return
-        stream = torch.cuda.current_stream().cuda_stream
-        if not is_capturing(stream):
-            while int(self._state[CONSUMED].item()) + self.capacity < int(self.count.item()):
-                self._state[CONSUMED] += self.capacity
-                self._state[PRODUCED] = self._state[CONSUMED]
-                self._resume(stream)
-                body(self._window(), self.valid())
-            return
-        condition = new_condition(stream)
-        self._next(stream, condition, moves=False)
-        pool = torch.cuda.MemPool()  # the body's own memory: nothing outside the loop may reuse it
-        keep_alive(pool)
-        with loop(stream, condition) as inner:
-            turned = torch.cuda.ExternalStream(int(inner), device=self.values.device)
-            with torch.cuda.stream(turned), torch.cuda.use_mem_pool(pool):
-                self._next(inner, condition, moves=True)
-                self._resume(inner)
-                body(self._window(), self.valid())
-
-    def result(self) -> torch.Tensor:
-        """The whole output as a plain tensor; waits for the request and must not be captured."""
-        found = int(self.count.item())
-        beyond = found - self.capacity
-        held = 0 if self._arena is None else len(self._arena)
-        if beyond > held:
-            raise ArenaError(self._name, beyond, held)
-        if int(self._state[CONSUMED].item()):
-            raise UsageError(
-                f"the windows of {self._name} were consumed by each(), and its buffer holds the "
-                f"last; a plain result needs a larger capacity, or no each()"
-            )
-        values = self.values[: min(found, self.capacity)]
-        if beyond > 0 and self._arena is not None:
-            values = torch.cat([values, self._arena[:beyond]])
-        if self._unravel is None:
-            return values.clone()
-        if not self._unravel:
-            return values.new_empty((found, 0))
-        return torch.stack(torch.unravel_index(values, self._unravel), dim=-1)
-
-    def _window(self) -> torch.Tensor:
-        return self.values
-
-    def _next(self, stream: Any, condition: int, moves: bool) -> None:
-        self._kernels.launch(
-            "next", stream, 1,
-            [word(self.capacity), small(moves), pointer(self._state.data_ptr()), word(condition)],
-            threads=1,
-        )  # fmt: skip
-
-
-class Routed(Ragged):
-    """Pairs of token and choice for every expert, ``values[expert, slot]``, numbered
-    ``token * choices + choice``; empty slots are 0 in windows and not valid."""
-
-    weights: torch.Tensor  # softmax over each token's choices
-    counts: torch.Tensor  # of all pairs of each expert
-
-    def valid(self) -> torch.Tensor:
-        return self.values >= 0
-
-    def _window(self) -> torch.Tensor:
-        return self.values.clamp(min=0)
-
-    def result(self) -> torch.Tensor:
-        raise UsageError("routed tokens are consumed by each(); they have no plain result")
+# Without a capacity a body sees a quarter of the longest output at a time: with all of it, most of
+# its work would be on slots that hold nothing. Up to so many slots a loop costs more than it saves.
+_WINDOWS = 4
+_SMALLEST_WINDOW = 1 << 16
 
 
 def nonzero(x: torch.Tensor, capacity: int | None, arena_words: int) -> Ragged:
@@ -165,6 +54,7 @@ def _select(
     unravel: torch.Size | None,
 ) -> Ragged:
     inputs = flags.numel()
+    window = None if capacity is not None else _window(inputs)
     capacity = _capacity(name, capacity, inputs)
     kernels = kernels_for(
         _compute(flags),
@@ -173,7 +63,7 @@ def _select(
         0 if picked is None else picked.element_size(),
     )
     kind = torch.int64 if picked is None else picked.dtype
-    values = torch.zeros(capacity, dtype=kind, device=flags.device)
+    values = torch.empty(capacity, dtype=kind, device=flags.device)
     arena = torch.empty(max(1, arena_words), dtype=kind, device=flags.device)
     tiles = tiles_of(inputs)
     work = torch.zeros(STATE_WORDS + tiles, dtype=torch.int64, device=flags.device)
@@ -196,7 +86,8 @@ def _select(
         )  # fmt: skip
 
     kept = arena if arena_words else None
-    return Ragged(name, values, state, inputs, resume, kernels, kept, unravel)
+    below = inputs if picked is None else None
+    return Ragged(name, values, state, inputs, resume, kernels, below, kept, unravel, window)
 
 
 def expand(lengths: torch.Tensor, capacity: int, arena_words: int) -> Ragged:
@@ -207,7 +98,7 @@ def expand(lengths: torch.Tensor, capacity: int, arena_words: int) -> Ragged:
     kernels = kernels_for(_compute(lengths), 4, True)
     ends = lengths.to(torch.int64).clamp(min=0).cumsum(0)
     fresh = {"dtype": torch.int64, "device": lengths.device}
-    values = torch.zeros(capacity, **fresh)
+    values = torch.empty(capacity, **fresh)
     arena = torch.empty(max(1, arena_words), **fresh)
     state = torch.zeros(STATE_WORDS, **fresh)
 
@@ -221,7 +112,7 @@ def expand(lengths: torch.Tensor, capacity: int, arena_words: int) -> Ragged:
 
     fill(torch.cuda.current_stream().cuda_stream, opens=True)
     kept = arena if arena_words else None
-    return Ragged("expand", values, state, None, fill, kernels, kept)
+    return Ragged("expand", values, state, None, fill, kernels, len(ends), kept)
 
 
 def nms(
@@ -247,7 +138,7 @@ def nms(
     words = -(-count // 64)
     fresh = {"dtype": torch.int64, "device": boxes.device}
     masks = torch.empty(count * words, **fresh)
-    values = torch.zeros(capacity, **fresh)
+    values = torch.empty(capacity, **fresh)
     arena = torch.empty(max(1, arena_words), **fresh)
     state = torch.zeros(STATE_WORDS, **fresh)
     stream = torch.cuda.current_stream().cuda_stream
@@ -270,7 +161,8 @@ def nms(
         )  # fmt: skip
 
     walk(stream, opens=True)
-    return Ragged("nms", values, state, count, walk, kernels, arena if arena_words else None)
+    kept = arena if arena_words else None
+    return Ragged("nms", values, state, count, walk, kernels, count, kept)
 
 
 def route(logits: torch.Tensor, choices: int, capacity: int) -> Routed:
@@ -309,6 +201,10 @@ def _flags(x: torch.Tensor) -> torch.Tensor:
     if x.numel() >= 1 << 32:
         raise UsageError(f"{x.numel()} elements are too many for one selection; split them")
     return x.contiguous()
+
+
+def _window(largest: int) -> int:
+    return max(1, min(largest, max(_SMALLEST_WINDOW, -(-largest // _WINDOWS))))
 
 
 def _capacity(name: str, capacity: int | None, largest: int) -> int:

@@ -80,7 +80,8 @@ __device__ inline u64 packed(u64 epoch, u64 kind, u64 sum) {
 __device__ inline u64 read_packed(const u64* at) { return *(volatile const u64*)at; }
 
 // By the first warp: how many outputs come before this tile. Earlier tiles were begun earlier, so
-// whoever is waited for runs or has finished.
+// whoever is waited for runs or has finished. Hundreds of tiles are under way at once and every look
+// is a way to memory and back, so that 128 of them are looked at together.
 __device__ inline u32 look_back(u64* tiles, u64 tile, u64 epoch, u32 own) {
     int lane = threadIdx.x % 32;
     if (tile == 0) {
@@ -89,20 +90,28 @@ __device__ inline u32 look_back(u64* tiles, u64 tile, u64 epoch, u32 own) {
     }
     if (lane == 0) *(volatile u64*)(tiles + tile) = packed(epoch, 1, own);
     u32 before = 0;
-    for (i64 at = (i64)tile - 1;; at -= 32) {
-        u64 seen = packed(epoch, 2, 0);  // before the first tile there is nothing
+    u32 totals = 0;
+    for (i64 at = (i64)tile - 1 - lane; !totals; at -= 32 * BACK_AT_ONCE) {
+        u64 seen[BACK_AT_ONCE];
         bool waiting;
         do {
-            if (at - lane >= 0) seen = read_packed(tiles + (at - lane));
-            waiting = seen >> 34 != (epoch & 0x3fffffff) || (seen >> 32 & 3) == 0;
+            waiting = false;
+#pragma unroll
+            for (int k = 0; k < BACK_AT_ONCE; ++k) {
+                i64 other = at - 32 * k;
+                // Before the first tile there is nothing.
+                seen[k] = other < 0 ? packed(epoch, 2, 0) : read_packed(tiles + other);
+                waiting |= seen[k] >> 34 != epoch || (seen[k] >> 32 & 3) == 0;
+            }
         } while (__any_sync(~0u, waiting));
-        u32 totals = __ballot_sync(~0u, (seen >> 32 & 3) == 2);
-        int nearest = totals ? __ffs(totals) - 1 : 31;
-        u32 part = lane <= nearest ? (u32)seen : 0;
-        for (int step = 16; step; step /= 2) part += __shfl_xor_sync(~0u, part, step);
-        before += part;
-        if (totals) break;
+#pragma unroll
+        for (int k = 0; k < BACK_AT_ONCE; ++k) {
+            if (totals) continue;  // nearer tiles had the sum of all that come before these
+            totals = __ballot_sync(~0u, (seen[k] >> 32 & 3) == 2);
+            if (!totals || lane < __ffs(totals)) before += (u32)seen[k];
+        }
     }
+    for (int step = 16; step; step /= 2) before += __shfl_xor_sync(~0u, before, step);
     if (lane == 0) *(volatile u64*)(tiles + tile) = packed(epoch, 2, before + own);
     return before;
 }
@@ -237,14 +246,22 @@ extern "C" __global__ void eclip_advance(u64 modulo, u64 window, i64* state, u64
     cudaGraphSetConditional(handle, state[PRODUCED] < count);
 }
 
-// Waits until all blocks of a cooperative launch have come; `turn` counts the waits of this request.
-__device__ inline void wait_for_all(i64* state, u64& turn) {
+// Waits until all blocks of a cooperative launch have come. The last to come begins the next turn;
+// if it closes the request too, nobody has to at the end.
+__device__ inline void wait_for_all(i64* state, bool closes) {
     __syncthreads();
     if (threadIdx.x == 0) {
+        i64 turn = ((volatile i64*)state)[TURN];
         __threadfence();
-        atomicAdd((u64*)state + BARRIER, 1ull);
-        u64 wanted = ++turn * gridDim.x;
-        while (*(volatile u64*)(state + BARRIER) < wanted) __nanosleep(32);
+        if (atomicAdd((u64*)state + BARRIER, 1ull) == gridDim.x - 1) {
+            __threadfence();
+            if (closes) close_request(state, ~0ull >> 1);
+            state[BARRIER] = 0;
+            __threadfence();
+            ((volatile i64*)state)[TURN] = turn + 1;
+        } else {
+            while (((volatile i64*)state)[TURN] == turn) __nanosleep(32);
+        }
         __threadfence();
     }
     __syncthreads();
@@ -255,20 +272,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) eclip_resident(
     const FLAG* flags, const OUT* values, u64 n, const float* x, float* y, OUT* buffer, u64 capacity,
     u64* tiles, i64* state
 ) {
-    u64 turn = 0;
     scan_tiles(flags, values, n, buffer, capacity, buffer, 0, tiles, state);
-    wait_for_all(state, turn);
+    wait_for_all(state, true);
     u64 count = ((volatile i64*)state)[COUNT];
     for (u64 low = 0; low < count; low += capacity) {
         u64 high = low + capacity < count ? low + capacity : count;
         if (low) {
             resume_tiles(flags, values, n, buffer, capacity, low, high, tiles, blockIdx.x, gridDim.x);
-            wait_for_all(state, turn);
+            wait_for_all(state, false);
         }
         consume_range(x, y, (const i64*)buffer, capacity, ~0ull, 0, low, high);
-        if (high < count) wait_for_all(state, turn);
+        if (high < count) wait_for_all(state, false);
     }
-    if (is_last_block(state + FINISHED) && threadIdx.x == 0) close_request(state, count);
 }
 
 // Every output is consumed where it is found. A block adds what it found and that it has finished in

@@ -100,7 +100,8 @@ class Compaction:
             self._kernels.launch_resident(
                 "resident",
                 stream,
-                max(tiles_of(self.inputs), blocks_for(self.capacity // 4)),
+                tiles_of(self.inputs),
+                self.capacity,
                 [
                     pointer(self.x.data_ptr()), pointer(0), word(self.inputs),
                     pointer(self.x.data_ptr()), pointer(self.y.data_ptr()),

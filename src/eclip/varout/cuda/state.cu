@@ -9,6 +9,8 @@
 // block of the kernel that opens a request leaves the state as the next request needs it, and tile
 // sums carry the request's number, so that those of the last request are seen as not yet there.
 
+typedef unsigned char u8;
+typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
@@ -25,12 +27,13 @@ typedef long long i64;
 #define APPLY(v) (2.0f * (v) + 1.0f)
 #endif
 
-enum { COUNT, CONSUMED, PRODUCED, EPOCH, TICKET, FINISHED, BARRIER, LONGEST, SUM };
+enum { COUNT, CONSUMED, PRODUCED, EPOCH, TICKET, FINISHED, BARRIER, LONGEST, SUM, TURN };
 enum { THREADS = 256, WARPS = THREADS / 32, ITEMS = 16, TILE = THREADS * ITEMS };
-enum { AT_ONCE = 4, READ_AT_ONCE = 8 };  // outputs, inputs a thread has under way
+enum { AT_ONCE = 4, READ_AT_ONCE = 8, BACK_AT_ONCE = 4 };  // outputs, inputs, sums a thread reads
 enum { FINISHED_BIT = 40 };  // of SUM: blocks that have finished, above what they found
 static_assert(ITEMS * WARPS % 32 == 0, "a warp scans the rows of a tile in equal parts");
 enum { EVERYTHING, WINDOW, WINDOW_KEEP, REST };  // what a consumer takes
+enum { STAY, ADVANCE, REWIND };  // where a window goes
 
 extern "C" __device__ void cudaGraphSetConditional(u64 handle, u32 value);
 
@@ -53,6 +56,6 @@ __device__ inline void close_request(i64* state, u64 first) {
     state[CONSUMED] = 0;
     state[PRODUCED] = count < (i64)first ? count : (i64)first;
     if (count > state[LONGEST]) state[LONGEST] = count;
-    state[TICKET] = state[FINISHED] = state[BARRIER] = 0;
+    state[TICKET] = state[FINISHED] = 0;
     state[EPOCH] = (state[EPOCH] + 1) & 0x3fffffff;
 }
