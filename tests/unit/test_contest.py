@@ -200,6 +200,23 @@ def test_load_is_a_part_of_the_rates_under_shared_and_as_long_as_needed(stage: S
         assert worker.rate_rps == pytest.approx(0.5 * plain.rate_rps, rel=0.25)
 
 
+def test_search_for_a_load_is_verified_under_that_load(stage: Stage) -> None:
+    contest = stage.contest(
+        seconds=0.2, load_part=0.5, requests=100, verification=Verification(1, 9.0)
+    )
+    contest.hold(["shared", "search"], {})
+    search = contest.measured[-1]
+    assert search.policy == "search"
+    assert search.plan.mix == contest.mix
+    evidence = search.plan.evidence
+    assert evidence is not None
+    assert evidence.objective == "latency"
+    assert [trial.label for trial in evidence.trials][:1] == ["plain streams"]
+    tried = [log for log in stage.logs if log.duration_ns == 2_000_000_000]
+    assert len(tried) == 2 * len(evidence.trials)
+    assert all("rps" in log.load or "Poisson" in log.load for log in tried)
+
+
 def test_slowest_worker_has_a_tenth_of_the_requests() -> None:
     assert long_enough([100.0, 100.0], 2000) == pytest.approx(11.0)
     assert long_enough([1000.0, 10.0], 2000) == pytest.approx(22.0)

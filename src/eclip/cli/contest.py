@@ -322,14 +322,15 @@ class Contest:
         """What the search finds for the latency of the arrivals that the policies will meet."""
         from eclip.planning.objective import Objective
 
-        plan = wiring.make_plan(
-            "search",
-            at_rates(self.mix, self._rates),
-            self._topology,
-            self.profiles,
-            self._calibration,
-            dataclasses.replace(self._policy_options, objective=Objective("latency")),
-        )
+        arriving, aim = at_rates(self.mix, self._rates), Objective("latency")
+        options = dataclasses.replace(self._policy_options, objective=aim)
+        where = (arriving, self._topology, self.profiles, self._calibration, options)
+        if (wanted := self._options.verification) is None:
+            plan = wiring.make_plan("search", *where)
+        else:
+            verifier = wiring.make_verifier(*where, dataclasses.replace(wanted, refine_seconds=0.0))
+            found = verifier.simulate(aim, self._go_on)
+            plan = self._tryouts.confirm_for_load(verifier, found, aim)
         return msgspec.structs.replace(plan, mix=self.mix)
 
     def _entrant(self, plan: Plan, stack: contextlib.ExitStack, **known: Any) -> Entrant:

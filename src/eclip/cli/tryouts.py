@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from eclip.runlog import RunLog
 
 _WARMUP_S = 0.05
+_TAIL_SECONDS = 2.0  # of a run that is to tell a 99th percentile
 _KNOWN = 4  # of the masks that were swept: a search begins with the best ones
 
 
@@ -142,6 +143,13 @@ class Tryouts:
                 )
             )
         return self.name(plans)
+
+    def confirm_for_load(self, verifier: Verifier, found: Found, aim: Objective) -> Plan:
+        """The same for requests that arrive by themselves, in runs long enough for their tails."""
+        window = Window(seconds=_TAIL_SECONDS, warmup_seconds=_WARMUP_S, trace_ms=0.0)
+        return verifier.confirm(
+            found, aim, self._opened, self._new_trials(), window, lambda part: None
+        )
 
     def _new_trials(self) -> Trials[Any]:
         return self._opened.trials(
