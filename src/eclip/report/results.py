@@ -21,8 +21,8 @@ END = "<!-- end: drawn by `eclip results` -->"
 # What a policy is held against: the best of these, in its own comparison.
 RIVALS = {
     "shared": ("shared",),
-    "best MPS": ("mps", "mps-model"),
-    "best masks": ("masks", "model"),
+    "best MPS": ("mps", "mps-energy", "mps-model"),
+    "best masks": ("masks", "masks-energy", "model"),
 }
 Value = Callable[[Score], float]
 
