@@ -397,6 +397,6 @@ def test_replaced_contention_model_is_used_although_the_old_one_was_compiled_bef
     before = simulate()
     model = package / "devices" / "sim" / "contention.py"
     text = model.read_text()
-    model.write_text(text.replace("= got / (room", "= 0.1 * got / (room"))
+    model.write_text(text.replace("= got / wanted", "= 0.1 * got / wanted"))
     assert model.read_text() != text
     assert simulate() > 2 * before

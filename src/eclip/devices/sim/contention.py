@@ -8,7 +8,8 @@ Units: a GPU hands out room for thread blocks in the order kernels came. While a
 blocks to hand out (all its waves but the last) it keeps every unit of its lane full, and whoever
 came later finds only ``cohabit`` of the room there: that is how a short kernel waits behind a long
 one. In its last wave, or if it never filled its lane, it holds only the part its blocks take, and
-the rest is free for others. A kernel runs as fast as the room it gets compares with the room it
+the rest is free for others. Blocks go where there is room: a kernel that wants less than its lane
+takes it from every slice in proportion to what is free there. A kernel runs as fast as the room it gets compares with the room it
 wants. Kernels resident side by side on one unit also share its pipelines: ``crowding`` is how much
 slower each gets for every whole neighbour. Kernels on disjoint lanes notice nothing of this.
 
@@ -89,15 +90,19 @@ def contend(
         lane = kernel["lane"]
         in_body = kernel["remaining"] > kernel["tail_ns"]
         room = kernel["body_room"] if in_body else kernel["tail_room"]
+        wanted = room * lane_total[lane]
+        free = 0.0
+        for s in range(slices):
+            free += lane_units[lane, s] * max(1.0 - held[s], cohabit)
+        part = min(1.0, wanted / free)  # of what is free: blocks go where there is room
         got = 0.0
         for s in range(slices):
             units = lane_units[lane, s]
             if units > 0.0:
-                free = max(1.0 - held[s], cohabit)
-                taken = min(room, free)
+                taken = part * max(1.0 - held[s], cohabit)
                 got += units * taken / (1.0 + crowding * min(held[s], 1.0))
                 held[s] += taken
-        kernel["speed"] = got / (room * lane_total[lane])
+        kernel["speed"] = got / wanted
         drawn += kernel["l2_rate"] * kernel["speed"]
         running_now += kernel["speed"]
     for i in range(count):
