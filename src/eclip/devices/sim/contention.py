@@ -9,9 +9,10 @@ blocks to hand out (all its waves but the last) it keeps every unit of its lane 
 came later finds only ``cohabit`` of the room there: that is how a short kernel waits behind a long
 one. In its last wave, or if it never filled its lane, it holds only the part its blocks take, and
 the rest is free for others. Blocks go where there is room: a kernel that wants less than its lane
-takes it from every slice in proportion to what is free there. A kernel runs as fast as the room it gets compares with the room it
-wants. Kernels resident side by side on one unit also share its pipelines: ``crowding`` is how much
-slower each gets for every whole neighbour. Kernels on disjoint lanes notice nothing of this.
+takes it from every slice in proportion to what is free there. A kernel runs as fast as the room it
+gets compares with the room it wants. Kernels resident side by side on one unit also share its
+pipelines: ``crowding`` is how much slower each gets for every whole neighbour. Kernels on disjoint
+lanes notice nothing of this.
 
 Memory: whoever runs anywhere makes memory slower to answer for all the others: a kernel takes
 ``presence`` longer for every neighbour and ``pressure`` longer for every byte per ns that they
