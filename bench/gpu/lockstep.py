@@ -33,7 +33,7 @@ from eclip.runtime.program import lower
 
 MIX = "resnext101:8,shufflenet:8"
 NUMBERS = ("8", "32")
-QUEUED = (99, 1, 2, 4)
+QUEUED = (99, 1, 2, 3, 4)
 WINDOW = Window(seconds=0.6, warmup_seconds=0.1, trace_ms=0.0)
 PLACES = {
     "static split, 11 and 5 slices": (Home(0, 1, 11, 0.0, 0), Home(15, -1, 5, 0.0, 0)),

@@ -181,14 +181,18 @@ def test_one_lane_of_all_units_costs_at_most_1_percent_over_replay(
 
 # Real models pay more than a chain of synthetic kernels (0.9 µs): overlap of neighbouring kernels
 # (programmatic dependent launch) ends at a switch. docs/results.md has the numbers.
-# Twelve of sixteen held in one run on an H200, nine in another (docs/results.md).
+# Those that failed in one of two runs on an H200 (docs/results.md); the others must hold.
 missed = pytest.mark.xfail(reason="2.3 to 4.3 µs a switch on an H200, 2026-11-15", strict=False)
+SWITCHING = [
+    pytest.param(
+        name, number, marks=[missed] if number > 5 or (name, number) == ("shufflenet", 5) else []
+    )
+    for name in TIMED
+    for number in (1, 5, 14, 40)
+]
 
 
-@pytest.mark.parametrize(
-    "switches", [1, *(pytest.param(number, marks=missed) for number in (5, 14, 40))]
-)
-@pytest.mark.parametrize("name", TIMED)
+@pytest.mark.parametrize(("name", "switches"), SWITCHING)
 def test_a_plan_alone_takes_its_predicted_time_and_little_per_switch(
     name: str,
     switches: int,

@@ -124,7 +124,7 @@ def test_shipped_constants_are_what_the_source_says_they_are() -> None:
 def test_fit_finds_a_device_that_is_the_model_with_other_constants() -> None:
     truth = replace(
         SHIPPED,
-        sharing=Sharing(cohabit=0.16, crowding=3.0, presence=0.3, pressure=0.5),
+        sharing=Sharing(cohabit=0.16, crowding=3.0, presence=0.3, pressure=0.3),
         power=replace(SHIPPED.power, idle_w=123.4),
         costs=replace(SHIPPED.costs, launch_ns=9_000),
     )
@@ -138,7 +138,7 @@ def test_fit_finds_a_device_that_is_the_model_with_other_constants() -> None:
     assert list(found.left_out) == MIXES
     assert all(one.rate < 0.03 for one in found.left_out.values())
     fitted = found.calibration
-    assert fitted.power.idle_w == pytest.approx(123.4, rel=0.02)
+    assert fitted.power.idle_w == pytest.approx(123.4, abs=1.5)
     assert fitted.costs.launch_ns == 9_000
     assert fitted.sharing.presence == pytest.approx(0.3, rel=0.3)
     assert fitted.source == "a test"

@@ -267,6 +267,31 @@ def test_a_plan_that_measured_worse_than_a_baseline_is_not_deployed(
     assert "measured on a GPU" in plan.why
 
 
+@pytest.mark.parametrize(
+    ("given", "wins"),
+    [
+        # Plain streams are just fair enough: a fairer plan with less throughput does not replace
+        # them, and one that is fair enough only by chance does not either.
+        ([(0.60, 0.85), (0.5, 0.5), (0.65, 0.70)], 0),
+        ([(0.60, 0.85), (0.5, 0.5), (0.66, 0.94)], 0),
+        ([(0.60, 0.85), (0.5, 0.5), (0.70, 0.90)], 2),
+    ],
+)
+def test_margin_above_floors_holds_for_what_a_search_found_not_for_baselines(
+    given: list[tuple[float, float]], wins: int, h200: Topology, make_problem: MakeProblem
+) -> None:
+    problem = make_problem(h200, 2)
+    found = search(problem, likes(40), batches=1)
+    placer = Placer(problem)
+    plans = [placer.plan([Home(0, 1, n, 0.0, 0)] * 2, "x", "") for n in (16, 8, 4)]
+    labels = (PLAIN, STATIC, "search 1")
+    entries = [Entry(label, plan, found.plain) for label, plan in zip(labels, plans, strict=True)]
+    measured = [Score(ratios=ratios, power_w=400.0, p99_ms=(1.0, 1.0)) for ratios in given]
+    aim = Objective(margin=0.02)
+    plan = decide(entries, measured, found, aim, seed=3, device="a GPU", modelled=False)
+    assert plan.main == plans[wins].main
+
+
 def test_shortlist_has_both_baselines_and_the_finalists_once_each(
     h200: Topology, h200_calibration: Calibration, make_problem: MakeProblem
 ) -> None:

@@ -139,7 +139,7 @@ class Contest:
                 self._aside(lambda: self._start_processes(names, stack)) as started,
             ):
                 self._sources = wiring.find_sources(self.profiles, self._run)
-            self._enter_all(names, plans, started.result(), searches.result(), stack)
+            self._enter_all(names, plans, started.result(), searches, stack)
             self._run_rounds()
 
     # Who takes part
@@ -203,7 +203,7 @@ class Contest:
         names: Sequence[str],
         plans: Mapping[str, Plan],
         started: Sequence[_Started],
-        searches: Sequence[tuple[Objective, Found]],
+        searches: Future[list[tuple[Objective, Found]]],
         stack: contextlib.ExitStack,
     ) -> None:
         from eclip.devices.alone import alone_rates
@@ -226,7 +226,8 @@ class Contest:
                     self.entrants.append(self._entrant(made[name], stack))
                 elif name == "search":
                     self.entrants += [
-                        self._entrant(plan, stack) for plan in self._confirm_searches(searches)
+                        self._entrant(plan, stack)
+                        for plan in self._confirm_searches(searches.result())
                     ]
                 elif name == "masks":
                     self.entrants += [

@@ -7,6 +7,7 @@ two is never deployed. Trials may be simulated, or measured on the device that w
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,7 +53,12 @@ def decide(
 ) -> Plan:
     """The plan that did best, with the evidence in it; ``tried``: the search on the device."""
     plain = scores[0]
-    values = [objective.value(score, plain) for score in scores]
+    # What is above a floor by chance must not win, but a baseline is never beaten by the margin.
+    exact = dataclasses.replace(objective, margin=0.0)
+    values = [
+        (exact if entry.label in (PLAIN, STATIC) else objective).value(score, plain)
+        for entry, score in zip(entries, scores, strict=True)
+    ]
     best = values.index(max(values))
     how = f"{entries[best].label}, best of {len(entries)} that were "
     how += "simulated" if modelled else f"measured on {device}"

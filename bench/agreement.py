@@ -1,0 +1,86 @@
+"""Claims of docs/results.md: the simulator against runs on a device that it was not fitted to.
+
+    PYTHONPATH=src python bench/agreement.py [OBSERVATIONS ...]
+
+For every file (those of docs/runs by default): mean absolute error of the workers' rates and of the
+power, with the built-in calibration, for plans without and with switches; then the best runs.
+Runs with stream priorities, which the simulator does not know, are only in the second table.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from eclip import store
+from eclip.calibration import Calibration
+from eclip.cli import screen, wiring
+from eclip.devices.sim.fit import Errors, Replay
+from eclip.mix import parse_mix
+from eclip.observations import Observations
+from eclip.topology import Topology
+
+RUNS = Path(__file__).parents[1] / "docs" / "runs"
+BEST = 16
+
+
+def replay_of(observations: Observations, topology: Topology, calibration: Calibration) -> Replay:
+    profiles = {
+        profile.key: profile
+        for mix in observations.mixes
+        for profile in wiring.find_profiles(parse_mix(mix), topology, calibration, [])
+    }
+    return Replay(observations, topology, profiles)
+
+
+def cells(errors: Errors) -> list[str]:
+    if errors.runs == 0:
+        return ["0", "", ""]
+    return [str(errors.runs), f"{errors.rate:.1%}", f"{errors.power:.1%}"]
+
+
+def main() -> None:
+    files = [Path(name) for name in sys.argv[1:]] or sorted(RUNS.glob("*.json.gz"))
+    topology = wiring.find_topology("h200")
+    calibration = wiring.find_calibration(None, topology)
+    rows, best = [], []
+    for file in files:
+        replay = replay_of(store.load(file, Observations), topology, calibration)
+        still = replay.usable()
+        switching = [
+            index
+            for index, plan in enumerate(replay.plans)
+            if index not in still and not any(lane.priority for lane in plan.lanes)
+        ]
+        parts = (sorted([*still, *switching]), still, switching)
+        errors = [cells(replay.errors(part, calibration)) for part in parts]
+        rows.append([file.name, *(cell for each in errors for cell in each)])
+        scored = []
+        for run, plan in zip(replay.runs, replay.plans, strict=True):
+            ratios = [a / b for a, b in zip(run.rates_rps, run.alone_rps, strict=True)]
+            homes = " ".join(
+                f"{home.first}{'+' if home.step > 0 else '-'}{home.most}"
+                + (f"p{home.priority}" if home.priority else "")
+                for home in run.homes
+            )
+            switches = sum(part.switches for part in plan.main.assignments)
+            fairness = min(ratios) / max(ratios)
+            scored.append((sum(ratios), fairness, run.power_w, switches, run.kind, homes))
+        for stp, fairness, power, switches, kind, homes in sorted(scored, reverse=True)[:BEST]:
+            shown = [f"{stp:.3f}", f"{fairness:.2f}", f"{power:.0f}", str(switches), kind, homes]
+            best.append([file.name, *shown])
+    columns = ["runs", "rates", "power"]
+    screen.print_table(
+        "Simulated against measured: all, without switches, with switches",
+        ["file", *columns, *columns, *columns],
+        rows,
+    )
+    screen.print_table(
+        "The best that were measured; a home is its first slice, direction and largest size",
+        ["file", "STP", "fairness", "W", "switches", "kind", "homes"],
+        best,
+    )
+
+
+if __name__ == "__main__":
+    main()
