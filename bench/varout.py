@@ -215,39 +215,46 @@ def eager_request(x: Any, y: Any) -> Callable[[], None]:
     return request
 
 
-def against_torch(machine: Machine, stream: Any) -> None:
-    """Host time from the call to the end, consumer included, of what the model picks."""
+def eager_cases(
+    powers: Sequence[int],
+) -> Iterator[tuple[int, int, Any, Any, float, list[str]]]:
+    """Inputs, length, data, room for the result, PyTorch's time in ns, and a row that begins so."""
     import torch
 
-    from eclip.devices.cuda.driver import call, cu
-    from eclip.varout.cuda.stage import Compaction, built
-
-    rows = []
-    ratios: dict[str, list[tuple[int, float]]] = {"any": [], "unmerged": []}
-    for power in (10, 12, 14, 16, 18, 20, 22, 24, 26):
+    for power in powers:
         inputs = 1 << power
         for share in (0.02, 0.5):
             length = max(1, round(share * inputs))
             x = data(inputs, length)
             y = torch.zeros_like(x)
             eager = _host_ns(eager_request(x, y))
-            row = [str(inputs), f"{share:.0%}", f"{eager / 1e3:.1f}"]
-            for kind, allowed in (("any", estimate.CHOICES), ("unmerged", UNMERGED)):
-                lengths = sample_around(length, inputs)
-                choice = estimate.choose(machine, lengths, allowed, inputs=inputs)
-                picked = Mechanism(choice.mechanism)
-                stage = Compaction(x, y, picked, max(2, choice.capacity))
-                with built(stage, stream) as executable:
+            yield inputs, length, x, y, eager, [str(inputs), f"{share:.0%}", f"{eager / 1e3:.1f}"]
 
-                    def captured(handle: Any = executable.handle) -> None:
-                        call(cu.cuGraphLaunch, handle, stream)
-                        call(cu.cuStreamSynchronize, stream)
 
-                    found = _host_ns(captured)
-                ratios[kind].append((inputs, eager / found))
-                row += [picked.value, f"{choice.expected / 1e3:.1f}", f"{found / 1e3:.1f}",
-                        f"{eager / found:.2f}"]  # fmt: skip
-            rows.append(row)
+def against_torch(machine: Machine, stream: Any) -> None:
+    """Host time from the call to the end, consumer included, of what the model picks."""
+    from eclip.devices.cuda.driver import call, cu
+    from eclip.varout.cuda.stage import Compaction, built
+
+    rows = []
+    ratios: dict[str, list[tuple[int, float]]] = {"any": [], "unmerged": []}
+    for inputs, length, x, y, eager, row in eager_cases((10, 12, 14, 16, 18, 20, 22, 24, 26)):
+        for kind, allowed in (("any", estimate.CHOICES), ("unmerged", UNMERGED)):
+            lengths = sample_around(length, inputs)
+            choice = estimate.choose(machine, lengths, allowed, inputs=inputs)
+            picked = Mechanism(choice.mechanism)
+            stage = Compaction(x, y, picked, max(2, choice.capacity))
+            with built(stage, stream) as executable:
+
+                def captured(handle: Any = executable.handle) -> None:
+                    call(cu.cuGraphLaunch, handle, stream)
+                    call(cu.cuStreamSynchronize, stream)
+
+                found = _host_ns(captured)
+            ratios[kind].append((inputs, eager / found))
+            row += [picked.value, f"{choice.expected / 1e3:.1f}", f"{found / 1e3:.1f}",
+                    f"{eager / found:.2f}"]  # fmt: skip
+        rows.append(row)
     screen.print_table(
         "PyTorch's nonzero and indexing against one graph (host time, consumer included)",
         ["inputs", "set", "torch µs", "pick", "predicted µs", "host µs", "torch/pick",
@@ -273,20 +280,13 @@ def public(machine: Machine, stream: Any) -> None:
 
     rows = []
     ratios: tuple[list[tuple[int, float]], ...] = ([], [])
-    for power in (10, 12, 14, 16, 20, 24, 26):
-        inputs = 1 << power
-        for share in (0.02, 0.5):
-            length = max(1, round(share * inputs))
-            x = data(inputs, length)
-            y = torch.zeros_like(x)
-            eager = _host_ns(eager_request(x, y))
-            row = [str(inputs), f"{share:.0%}", f"{eager / 1e3:.1f}"]
-            for capacity in (None, math.ceil(1.25 * length)):
-                found = _captured_ns(x, y.zero_(), capacity, stream)
-                ratios[capacity is not None].append((inputs, eager / found))
-                wrong = not torch.equal(y, torch.where(x != 0, 2 * x + 1, 0))
-                row += [f"{found / 1e3:.1f}", "WRONG" if wrong else f"{eager / found:.2f}"]
-            rows.append(row)
+    for inputs, length, x, y, eager, row in eager_cases((10, 12, 14, 16, 20, 24, 26)):
+        for capacity in (None, math.ceil(1.25 * length)):
+            found = _captured_ns(x, y.zero_(), capacity, stream)
+            ratios[capacity is not None].append((inputs, eager / found))
+            wrong = not torch.equal(y, torch.where(x != 0, 2 * x + 1, 0))
+            row += [f"{found / 1e3:.1f}", "WRONG" if wrong else f"{eager / found:.2f}"]
+        rows.append(row)
     screen.print_table(
         "eclip.varout.nonzero(x).each(consumer), captured, against eager PyTorch; then with a "
         "capacity of 1.25 times the length",
