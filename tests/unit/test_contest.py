@@ -22,7 +22,7 @@ from eclip.devices.cuda.processes import Host, ProcessSets, Sharing
 from eclip.devices.load import long_enough
 from eclip.devices.rounds import rotation
 from eclip.devices.sim.device import SimDevice
-from eclip.errors import DeviceError, UsageError
+from eclip.errors import DeviceError, PlanningError, UsageError
 from eclip.measures import measure, measure_together
 from eclip.mix import mix_of
 from eclip.planning.objective import Objective
@@ -309,6 +309,21 @@ def test_policy_that_fails_is_left_out_where_all_run_and_an_error_where_named(
     with pytest.raises(DeviceError, match="kernel: a launch failed"):
         contest.hold(["shared", "kernel"], {})
     assert [len(one.logs) for one in contest.measured] == [1, 1]
+
+
+def test_search_that_fails_before_its_turn_is_left_out_where_all_run(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise PlanningError("nothing fits")
+
+    monkeypatch.setattr("eclip.cli.verification.Verifier.simulate", fail)
+    contest = stage.contest(verification=Verification(1))
+    contest.hold(None, {})
+    assert contest.left_out["search"] == "nothing fits"
+    assert "shared" in [entrant.policy for entrant in contest.measured]
+    with pytest.raises(PlanningError, match="search: nothing fits"):
+        stage.contest(verification=Verification(1)).hold(["shared", "search"], {})
 
 
 def test_simulator_leaves_out_what_it_cannot_show(stage: Stage) -> None:
