@@ -39,10 +39,9 @@ if TYPE_CHECKING:
 
 _ROUNDS = 2  # of the runs in turns
 _MARGIN = 0.02  # above floors: what a short run may be wrong by
-_BATCH = 6  # plans between two looks at the best, while the search is on the device
 _STARTS = 5  # finalists of the simulator that the device begins with
 _STATIC = 2  # ... and static masks
-_HELD_TO = (1.0, 0.75, 0.5, 0.375)  # of the device, for whoever does not go first
+_HELD_TO = (1.0, 0.5)  # of the device, for whoever does not go first
 _RANDOM = 5  # ... and placements at random, which tell how far the simulator can be trusted
 
 
@@ -85,6 +84,7 @@ class Verifier:
         self._options = options
         self._how = how
         self._busy = all(worker.rate_rps is None for worker in problem.mix.workers)
+        self._tried: list[tuple[Home, ...]] = []  # on the device
         self.observed: list[ObservedRun] = []  # on the device, while the search went on there
 
     def simulate(self, objective: Objective, progress: wiring.Progress) -> Found:
@@ -159,25 +159,27 @@ class Verifier:
         trials: Trials[Any],
         progress: wiring.Progress,
     ) -> Found:
-        from eclip.planning.search import search
+        from eclip.planning.refine import refine
 
         starts = self._starts(found) | dict.fromkeys(known, "static")
         levels = wiring.priority_levels(opened.device)
         if levels > 1:
             starts |= dict.fromkeys(self._preferring(found, known), "priorities")
         with wiring.quick_opening(opened.device):
-            tried = search(
+            tried = refine(
                 self._problem,
+                self._evaluate,
                 trials,
                 dataclasses.replace(objective, margin=_MARGIN),
+                # What was tried for another objective is known and takes no time.
+                starts=list(dict.fromkeys([*starts, *self._tried])),
                 seconds=self._how.refine_seconds,
                 seed=self._options.seed,
                 switch_ns=self._options.switch_ns,
-                starts=list(starts),
-                batch=_BATCH,
                 priorities=levels,
                 progress=progress,
             )
+        self._tried += [one.homes for one in tried.candidates]
         self._note(tried.candidates, starts, opened, trials.seconds)
         return tried
 

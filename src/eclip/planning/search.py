@@ -1,11 +1,10 @@
 """The ``search`` policy: exact planning inside, evaluation outside.
 
 A candidate is one home per worker (placement.py); the dynamic programme makes the best plan of it,
-and ``evaluate``, handed in by the caller, says what running that plan gives: a simulator, or the
-device itself, which takes up where the simulator left off (``starts``). The search keeps the
+and ``evaluate``, handed in by the caller, says what running that plan gives. The search keeps the
 best candidates found so far and tries changed and mixed copies of them until its time is over. It
 can be stopped at any moment and has a result from the first batch on; the same seed and the same
-number of batches give the same result.
+number of batches give the same result. On the device it goes on in refine.py.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Found:
         """The best ones that are not all alike: no two give nearly the same to everybody."""
         chosen: list[Candidate] = []
         for one in self.candidates:
-            if all(_apart(one.score, other.score) for other in chosen):
+            if all(apart(one.score, other.score) for other in chosen):
                 chosen.append(one)
             if len(chosen) == count:
                 break
@@ -84,22 +83,15 @@ def search(
     batches: int | None = None,
     seed: int = 0,
     switch_ns: float = 0.0,
-    starts: Sequence[Homes] | None = None,
-    batch: int = _BATCH,
-    priorities: int = 1,
     progress: Callable[[float], None] = lambda _: None,
 ) -> Found:
-    """Search for so many seconds, or exactly so many batches of candidates.
-
-    ``starts`` are all evaluated, however long that takes; None: a grid of them. ``priorities``: so
-    many levels are used; with 1 there are none, for an evaluation that does not know them.
-    """
+    """Search for so many seconds, or exactly so many batches of candidates."""
     objective.check(len(problem.profiles))
     deadline = time.monotonic() + seconds
     (plain,) = evaluate([unpartitioned(problem.topology, problem.profiles, problem.mix)])
     placer = Placer(problem, switch_ns)
-    hunt = _Hunt(placer, evaluate, objective, plain, np.random.default_rng(seed), priorities)
-    hunt.try_all(_starts(len(problem.profiles), hunt.placer.slices) if starts is None else starts)
+    hunt = Hunt(placer, evaluate, objective, plain, np.random.default_rng(seed))
+    hunt.try_all(_starts(len(problem.profiles), placer.slices))
     done = 0
     while True:
         if batches is not None:
@@ -111,13 +103,15 @@ def search(
             progress(1 - max(left, 0.0) / seconds)
             if left <= 0:
                 break
-        if not hunt.try_all(hunt.children(batch)):
+        if not hunt.try_all(hunt.children(_BATCH)):
             break  # everything there is was tried
         done += 1
     return hunt.found(done)
 
 
-class _Hunt:
+class Hunt:
+    """Candidates that were evaluated, and where to look next."""
+
     def __init__(
         self,
         placer: Placer,
@@ -125,7 +119,7 @@ class _Hunt:
         objective: Objective,
         plain: Score,
         random: np.random.Generator,
-        priorities: int,
+        priorities: int = 1,  # levels to use; 1 for an evaluation that does not know them
     ) -> None:
         self.placer = placer
         self._priorities = priorities
@@ -134,17 +128,24 @@ class _Hunt:
         self._plain = plain
         self._random = random
         self._known: dict[Homes, Candidate] = {}
-        self._best: list[Candidate] = []
+        self.best: list[Candidate] = []  # of which the next ones are made
 
-    def try_all(self, wanted: Sequence[Homes]) -> int:
-        """Evaluate those that are new; how many were."""
+    def try_all(self, wanted: Sequence[Homes]) -> list[Candidate]:
+        """Evaluate those that are new."""
         new = [homes for homes in dict.fromkeys(wanted) if homes not in self._known]
         plans = [self._plan(homes) for homes in new]
         for homes, plan, score in zip(new, plans, self._evaluate(plans), strict=True):
             value = self._objective.value(score, self._plain)
             self._known[homes] = Candidate(homes, plan, score, value)
-        self._best = sorted(self._known.values(), key=lambda one: -one.value)[:_PARENTS]
-        return len(new)
+        self.best = self.ranked()[:_PARENTS]
+        return [self._known[homes] for homes in new]
+
+    def knows(self, one: Candidate) -> bool:
+        return one.homes in self._known
+
+    def ranked(self) -> list[Candidate]:
+        """All of them, the best first."""
+        return sorted(self._known.values(), key=lambda one: -one.value)
 
     def _plan(self, homes: Homes) -> Plan:
         plan = self.placer.plan(homes, "search", "")
@@ -173,7 +174,7 @@ class _Hunt:
 
     def _parent(self) -> Homes:
         rank = int(self._random.exponential(_PARENTS / 4))
-        return self._best[min(rank, len(self._best) - 1)].homes
+        return self.best[min(rank, len(self.best) - 1)].homes
 
     def _changed(self, home: Home) -> Home:
         random, slices = self._random, self.placer.slices
@@ -196,7 +197,7 @@ class _Hunt:
         )
 
     def found(self, batches: int) -> Found:
-        everything = sorted(self._known.values(), key=lambda one: -one.value)
+        everything = self.ranked()
         frontier: list[tuple[float, float]] = []
         points = sorted({(one.score.stp, one.score.efficiency) for one in everything}, reverse=True)
         for stp, efficiency in points:
@@ -231,6 +232,7 @@ def _starts(workers: int, slices: int) -> list[Homes]:
     return starts
 
 
-def _apart(one: Score, other: Score) -> bool:
+def apart(one: Score, other: Score) -> bool:
+    """Whether somebody gets more than 2% more or less."""
     pairs = zip(one.ratios, other.ratios, strict=True)
     return max(abs(mine - theirs) / max(theirs, 1e-9) for mine, theirs in pairs) > 0.02

@@ -23,7 +23,7 @@ from eclip.devices.base import Closing, Window, check_load, check_sources
 from eclip.devices.cuda import loop
 from eclip.devices.cuda.driver import CONNECTIONS, Gpu, call, cu
 from eclip.devices.cuda.energy import Nvml, mean_power_w
-from eclip.devices.cuda.graphs import CapturedGraph, Executable, place_segment, place_whole
+from eclip.devices.cuda.graphs import CapturedGraph, Executable, place_segments, place_whole
 from eclip.devices.cuda.lanes import GpuLane, LanePool, Slices
 from eclip.devices.cuda.legality import check_clusters
 from eclip.devices.cuda.recording import (
@@ -229,9 +229,17 @@ class CudaSession(Closing):
         """A graph for every segment; an event for every barrier."""
         if self._captures[route.worker].graph.atomic:
             return self._whole(route, owner)
-        contexts, priorities = self._contexts(route), self._priorities(route)
+        segments = route.segments()
+        executables = place_segments(
+            self._captures[route.worker].graph,
+            self._contexts(route),
+            segments,
+            self._priorities(route),
+        )
+        for kernels, executable in zip(segments, executables, strict=True):
+            self._keep(executable, Placed(route, kernels), owner)
         parts = []
-        for kernels in route.segments():
+        for kernels, executable in zip(segments, executables, strict=True):
             lane = self._pool.lanes[route.lane[kernels.start]]
             waits_on = route.wait_on[kernels.start]
             barrier = None
@@ -239,10 +247,6 @@ class CudaSession(Closing):
                 event = call(cu.cuEventCreate, cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
                 owner.callback(call, cu.cuEventDestroy, event)
                 barrier = (event, self._pool.lanes[waits_on].stream)
-            executable = place_segment(
-                self._captures[route.worker].graph, contexts, kernels, priorities
-            )
-            self._keep(executable, Placed(route, kernels), owner)
             executable.upload(lane.stream)
             parts.append((executable.handle, lane.stream, barrier))
         return loop.chained(parts)

@@ -140,10 +140,22 @@ def place_segment(
     kernels: range,
     priorities: Sequence[int] | None = None,
 ) -> Executable:
-    """Only these consecutive kernels, with the memory nodes that go with them.
+    """Only these consecutive kernels, with the memory nodes that go with them."""
+    (executable,) = place_segments(captured, contexts, [kernels], priorities)
+    return executable
 
-    Consecutive, because the order of two kernels goes by the chain between them. ``priorities`` are
-    CUDA's, one per kernel; a kernel with 0 keeps the one it was captured with, which is the least.
+
+def place_segments(
+    captured: CapturedGraph,
+    contexts: Sequence[Any],
+    segments: Sequence[range],
+    priorities: Sequence[int] | None = None,
+) -> list[Executable]:
+    """One graph for each run of consecutive kernels, with the memory nodes that go with them.
+
+    Consecutive, because the order of two kernels goes by the chain between them; segments are given
+    in that order. ``priorities`` are CUDA's, one per kernel; a kernel with 0 keeps the one it was
+    captured with, which is the least.
     """
     if len(contexts) != captured.kernel_count:
         raise DeviceError(
@@ -151,17 +163,49 @@ def place_segment(
         )
     if captured.atomic:
         raise DeviceError("a graph with a loop cannot be placed on lanes: capture it there")
-    clone = call(cu.cuGraphClone, captured.graph)
+
+    def home(node: Node, twin: Any) -> None:
+        _home(node, twin, contexts[node.kernel])
+        if priorities is not None and node.kind == "KERNEL" and priorities[node.kernel]:
+            _prefer(twin, priorities[node.kernel])
+
+    made: list[Executable] = []
     try:
-        for node in captured.nodes:
-            twin = call(cu.cuGraphNodeFindInClone, node.handle, clone)
-            if node.kernel in kernels:
-                _home(node, twin, contexts[node.kernel])
-                if priorities is not None and node.kind == "KERNEL" and priorities[node.kernel]:
-                    _prefer(twin, priorities[node.kernel])
+        _cut(captured.graph, [(node, node.handle) for node in captured.nodes], segments, home, made)
+    except BaseException:
+        for executable in made:
+            executable.close()
+        raise
+    return made
+
+
+def _cut(
+    graph: Any,
+    nodes: Sequence[tuple[Node, Any]],  # with their handles in this graph
+    segments: Sequence[range],
+    home: Callable[[Node, Any], None],
+    made: list[Executable],
+) -> None:
+    """Halves first, and these again: a clone of everything for each segment would be their number
+    times the graph."""
+    clone = call(cu.cuGraphClone, graph)
+    try:
+        wanted = range(segments[0].start, segments[-1].stop)
+        kept = []
+        for node, handle in nodes:
+            twin = call(cu.cuGraphNodeFindInClone, handle, clone)
+            if node.kernel in wanted:
+                kept.append((node, twin))
             else:
                 call(cu.cuGraphDestroyNode, twin)
-        return Executable(clone)
+        if len(segments) > 1:
+            half = len(segments) // 2
+            _cut(clone, kept, segments[:half], home, made)
+            _cut(clone, kept, segments[half:], home, made)
+            return
+        for node, twin in kept:
+            home(node, twin)
+        made.append(Executable(clone))
     finally:
         call(cu.cuGraphDestroy, clone)
 

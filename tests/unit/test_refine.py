@@ -1,0 +1,171 @@
+"""Trials correct the simulation, and a corrected simulation needs few of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from eclip import store
+from eclip.frontends.synthetic import synthetic_profile
+from eclip.mix import mix_of
+from eclip.plan import Plan
+from eclip.planning import refine as refine_module
+from eclip.planning.objective import Objective, Score
+from eclip.planning.placement import Home, Placer
+from eclip.planning.problem import Problem
+from eclip.planning.refine import Corrected, refine
+from eclip.planning.search import Evaluate, Found, Hunt, search
+from eclip.topology import Topology
+
+H200 = store.load_builtin(Topology, "h200")
+PROFILES = tuple(synthetic_profile(index, 12, H200, name=f"m{index}") for index in range(3))
+PROBLEM = Problem(mix_of((one.trace.model, 1) for one in PROFILES), H200, PROFILES)
+AIM = Objective(least_fairness=0.0)
+
+
+def held_by(plan: Plan, worker: int) -> float:
+    """The part of the device that a worker has, on average."""
+    groups = plan.main.assignments[worker].groups
+    total = sum(group.predicted_ns for group in groups)
+    return sum(plan.units(group.lane) * group.predicted_ns for group in groups) / total / H200.units
+
+
+def wanting(*parts: float) -> Evaluate:
+    """What gives every worker the more, the nearer it is to this part of the device."""
+
+    def evaluate(plans: Sequence[Plan]) -> list[Score]:
+        return [
+            Score(
+                tuple(
+                    0.9 - 0.5 * (held_by(plan, worker) - part) ** 2
+                    for worker, part in enumerate(parts)
+                ),
+                300.0 + 100 * parts[0],
+                (1.0,) * len(parts),
+            )
+            for plan in plans
+        ]
+
+    return evaluate
+
+
+class Device:
+    """Runs plans, noisily, and counts: a run is a second."""
+
+    def __init__(self, truth: Evaluate, refuses_below: int = 0) -> None:
+        self.runs = 0
+        self._truth = truth
+        self._random = np.random.default_rng(3)
+        self._refuses_below = refuses_below
+
+    def __call__(self, plans: Sequence[Plan]) -> list[Score]:
+        self.runs += len(plans)
+        return [
+            self._run(plan, score) for plan, score in zip(plans, self._truth(plans), strict=True)
+        ]
+
+    def _run(self, plan: Plan, score: Score) -> Score:
+        if min(plan.units(lane) for lane in range(len(plan.lanes))) < self._refuses_below:
+            return Score((0.0,) * 3, 0.0, (float("inf"),) * 3)
+        noise = 1 + 0.005 * self._random.standard_normal(3)
+        return dataclasses.replace(score, ratios=tuple((np.array(score.ratios) * noise).tolist()))
+
+
+SIMULATED = wanting(0.5, 0.5, 0.5)
+TRUE = wanting(0.9, 0.2, 0.6)
+STARTS = [tuple(Home(5 * worker, 1, most, 0.0, 0) for worker in range(3)) for most in (8, 9, 16)]
+
+
+@pytest.fixture
+def seconds_are_runs(monkeypatch: pytest.MonkeyPatch) -> Device:
+    device = Device(TRUE)
+
+    class Clock:
+        @staticmethod
+        def monotonic() -> float:
+            return float(device.runs)
+
+    monkeypatch.setattr(refine_module, "time", Clock)
+    return device
+
+
+def refined(device: Device, seconds: float, priorities: int = 1) -> Found:
+    return refine(
+        PROBLEM, SIMULATED, device, AIM, starts=STARTS, seconds=seconds, priorities=priorities
+    )
+
+
+def true_stp(found: Found) -> float:
+    (score,) = TRUE([found.candidates[0].plan])
+    return float(score.stp)
+
+
+def test_simulation_is_corrected_where_plans_were_tried_and_near_them() -> None:
+    placer = Placer(PROBLEM)
+    sizes = (4, 6, 9, 11, 14)
+    plans = [placer.plan(tuple(Home(0, 1, n, 0.0, 0) for _ in range(3)), "", "") for n in sizes]
+    near = [placer.plan(tuple(Home(0, 1, n, 0.0, 0) for _ in range(3)), "", "") for n in (5, 12)]
+    corrected = Corrected(SIMULATED)
+    assert corrected(plans) == SIMULATED(plans)
+    truth = TRUE(plans)
+    corrected.learn(plans[:2], truth[:2])
+    corrected.learn(plans[2:], truth[2:])
+    for found, wanted in zip(corrected(plans), truth, strict=True):
+        assert found.ratios == pytest.approx(wanted.ratios, rel=0.01)
+        assert found.power_w == pytest.approx(wanted.power_w, rel=0.01)
+    for found, raw, wanted in zip(corrected(near), SIMULATED(near), TRUE(near), strict=True):
+        errors = [np.abs(np.subtract(one.ratios, wanted.ratios)).max() for one in (found, raw)]
+        assert errors[0] < 0.25 * errors[1]
+
+
+def test_plan_that_was_refused_says_nothing() -> None:
+    placer = Placer(PROBLEM)
+    plans = [placer.plan(STARTS[0], "", "")]
+    corrected = Corrected(SIMULATED)
+    corrected.learn(plans, [Score((0.0, 0.0, 0.0), 0.0, (float("inf"),) * 3)])
+    assert corrected(plans) == SIMULATED(plans)
+
+
+def test_few_trials_find_what_the_simulation_does_not_know(seconds_are_runs: Device) -> None:
+    device = seconds_are_runs
+    ideal = 3 * 0.9
+    missing = ideal - true_stp(search(PROBLEM, SIMULATED, AIM, batches=20))
+    assert missing > 0.1
+    found = refined(device, seconds=30)
+    assert device.runs <= 30 + 5
+    assert ideal - true_stp(found) < missing / 2
+    # Changing what did well on the device, without thinking in between, gets there more slowly.
+    other = Device(TRUE)
+    hunt = Hunt(Placer(PROBLEM), other, AIM, found.plain, np.random.default_rng(0))
+    hunt.try_all(STARTS)
+    while other.runs < device.runs:
+        hunt.try_all(hunt.children(5))
+    assert true_stp(hunt.found(0)) < true_stp(found)
+
+
+def test_starts_are_tried_however_little_time_there_is(seconds_are_runs: Device) -> None:
+    found = refined(seconds_are_runs, seconds=1)
+    assert {one.homes for one in found.candidates} == set(STARTS)
+    assert found.evaluated == len(STARTS)
+
+
+def test_device_that_refuses_most_plans_still_gives_the_rest(
+    seconds_are_runs: Device,
+) -> None:
+    seconds_are_runs._refuses_below = 100
+    found = refined(seconds_are_runs, seconds=40)
+    assert min(found.candidates[0].score.ratios) > 0
+    assert any(min(one.score.ratios) == 0 for one in found.candidates)
+
+
+def test_same_seed_tries_the_same(seconds_are_runs: Device) -> None:
+    first = refined(seconds_are_runs, seconds=20, priorities=3)
+    again = Device(TRUE)
+    seconds_are_runs.runs = 0
+    seconds_are_runs._random = again._random
+    second = refined(seconds_are_runs, seconds=20, priorities=3)
+    assert [one.homes for one in first.candidates] == [one.homes for one in second.candidates]
+    assert any(home.priority for one in first.candidates for home in one.homes)
