@@ -34,13 +34,15 @@ _SPREAD = 0.08  # of the error over all plans, as a part of the rate
 _NOISE = 0.015  # of a trial
 _REACH = 4.0  # distance at which errors have little in common
 _PRIORITY = 2.0  # how far a level of priority is
+_OPTIMISM = 0.4  # standard deviations that rates not yet known are taken to be better
 
 
 class Corrected:
     """What a simulation says of plans, less the error it has been seen to make.
 
     The logarithms of measured over simulated rates, and of power, are a Gaussian process over
-    plans; 99th percentiles are left as simulated.
+    plans. Rates are a little optimistic where little was tried, so that it is tried; 99th
+    percentiles are left as simulated.
     """
 
     def __init__(self, simulate: Evaluate) -> None:
@@ -48,6 +50,7 @@ class Corrected:
         self._seen: list[tuple[Floats, Floats]] = []  # where a plan lies, and the errors on it
         self._where: Floats = np.empty(0)
         self._mean: Floats = np.empty(0)
+        self._inverse: Floats = np.empty(0)  # of the likeness of what was seen, with noise
         self._weights: Floats = np.empty(0)
 
     def learn(self, plans: Sequence[Plan], scores: Sequence[Score]) -> None:
@@ -65,21 +68,26 @@ class Corrected:
         errors: Floats = np.array([error for _, error in self._seen])
         self._mean = errors.mean(axis=0)
         likeness = _likeness(self._where, self._where) + _NOISE**2 * np.eye(len(errors))
-        self._weights = np.asarray(np.linalg.solve(likeness, errors - self._mean), np.float64)
+        self._inverse = np.asarray(np.linalg.inv(likeness), np.float64)
+        self._weights = self._inverse @ (errors - self._mean)
 
     def __call__(self, plans: Sequence[Plan]) -> list[Score]:
         said = self._simulate(plans)
         if not self._seen:
             return said
         where = np.array([_where(plan) for plan in plans])
-        factors = np.exp(self._mean + _likeness(where, self._where) @ self._weights)
+        likeness = _likeness(where, self._where)
+        errors = self._mean + likeness @ self._weights
+        known = (likeness @ self._inverse * likeness).sum(axis=1)
+        unknown = np.sqrt(np.maximum(0.0, _SPREAD**2 - known))
+        errors[:, :-1] += _OPTIMISM * unknown[:, None]
         return [
             replace(
                 score,
-                ratios=tuple((np.array(score.ratios) * factor[:-1]).tolist()),
-                power_w=score.power_w * float(factor[-1]),
+                ratios=tuple((np.array(score.ratios) * factors[:-1]).tolist()),
+                power_w=score.power_w * float(factors[-1]),
             )
-            for score, factor in zip(said, factors, strict=True)
+            for score, factors in zip(said, np.exp(errors), strict=True)
         ]
 
 
