@@ -225,8 +225,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, SELECTING) eclip_select(
     }
 }
 
-// The producer goes on at PRODUCED, if the place of the next window is free.
-extern "C" __global__ void __launch_bounds__(THREADS) eclip_resume(
+// The producer goes on at PRODUCED, if the place of the next window is free. Four blocks a unit have
+// the registers they need; left to itself the compiler takes more, and three run at once.
+extern "C" __global__ void __launch_bounds__(THREADS, 4) eclip_resume(
     const FLAG* flags, const OUT* values, u64 n, OUT* buffer, u64 modulo, u64 window,
     const u64* tiles, const i64* state
 ) {
