@@ -143,8 +143,10 @@ __device__ inline u64 scan_tile(
     u64 count = tiles_in(n);
     __syncthreads();  // of the tile before
     if (threadIdx.x == 0) {
-        epoch = (u64)((volatile i64*)state)[EPOCH];
-        ticket = atomicAdd((u64*)state + TICKET, 1ull);
+        u64 number = (u64)((volatile i64*)state)[EPOCH];  // on its way while the ticket is
+        u64 taken = atomicAdd((u64*)state + TICKET, 1ull);
+        epoch = number;
+        ticket = taken;
     }
     __syncthreads();
     u64 tile = ticket;
@@ -208,7 +210,7 @@ __device__ inline void consume_range(
     }
 }
 
-// Opens a request: counts everything, writes what fits. `first` is how much of it counts as produced.
+// Opens a request: counts everything, writes what fits, which counts as produced.
 // Launched with a block for each tile, so that the last tile's block can close the request while
 // others still write, and nobody has to count who has finished. When it knows its sum, every earlier
 // tile's was published, by the thread that had read the request's number and taken the ticket before:
