@@ -309,7 +309,7 @@ def _captured_ns(x: Any, y: Any, capacity: int | None, stream: Any) -> float:
 
     def compact() -> None:
         found = varout.nonzero(x, capacity=capacity)
-        found.each(lambda places, valid: found.put(y, 2 * found.take(x) + 1))
+        found.each(lambda window: window.put(y, 2 * window.take(x) + 1))
 
     own = torch.cuda.ExternalStream(int(stream))
     graph = torch.cuda.CUDAGraph(keep_graph=True)

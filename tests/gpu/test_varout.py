@@ -91,6 +91,34 @@ def test_inputs_of_any_size(device: CudaDevice, mechanism: Mechanism, inputs: in
         assert torch.equal(y, expected(x)), length
 
 
+@pytest.mark.parametrize("inputs", [1 << 20, (1 << 23) + 4097])
+def test_many_requests_in_a_row_find_the_state_as_they_need_it(
+    device: CudaDevice, inputs: int
+) -> None:
+    """Nobody waits between them: the next request begins when the last one's blocks are gone, one
+    of which closed it while others still wrote."""
+    from eclip.varout.cuda.build import COUNT
+    from eclip.varout.cuda.stage import Compaction, built
+
+    some = [data(length, length, inputs) for length in (0, 1, inputs // 50, inputs // 2, inputs)]
+    x, y = torch.zeros(inputs, device="cuda"), torch.zeros(inputs, device="cuda")
+    stage = Compaction(x, y, Mechanism.MAXIMUM, inputs)
+    with lane_of(device, masks(device)["all"]) as lane, built(stage, lane.stream) as executable:
+        stream = torch.cuda.ExternalStream(int(lane.stream))
+        wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            for number in range(400):
+                x.copy_(some[number * 7 % len(some)])
+                y.fill_(-7)
+                stage.buffer.fill_(-1)
+                call(cu.cuGraphLaunch, executable.handle, lane.stream)
+                wrong += (y != expected(x)).sum()
+                wrong += stage.state[COUNT] != (x != 0).sum()
+        stream.synchronize()
+    assert int(wrong.item()) == 0
+
+
 def test_an_exhausted_arena_is_an_error_with_the_numbers(device: CudaDevice) -> None:
     from eclip.varout.cuda.stage import Compaction, built
 

@@ -29,8 +29,8 @@ def test_nonzero_is_torchs(device: CudaDevice, kind: str, shape: tuple[int, ...]
         assert torch.equal(small.result(), torch.nonzero(x))
         got: list[Any] = []
 
-        def keep(places: Any, valid: Any, got: list[Any] = got) -> None:
-            got.append(places[valid].clone())
+        def keep(window: Any, got: list[Any] = got) -> None:
+            got.append(window.values[window.valid].clone())
 
         varout.nonzero(x, capacity=1000).each(keep)
         assert torch.equal(torch.cat(got), torch.nonzero(x.flatten()).flatten())
@@ -57,8 +57,8 @@ def test_expand_is_repeat_interleave(device: CudaDevice) -> None:
         assert torch.equal(found.result(), wanted)
         got: list[Any] = []
 
-        def keep(which: Any, valid: Any, got: list[Any] = got) -> None:
-            got.append(which[valid].clone())
+        def keep(window: Any, got: list[Any] = got) -> None:
+            got.append(window.values[window.valid].clone())
 
         varout.expand(given, capacity=1024).each(keep)
         assert torch.equal(torch.cat(got), wanted)
@@ -107,13 +107,23 @@ def captured(work: Callable[[], None]) -> Iterator[Callable[[], None]]:
         del kept
 
 
-WIDE = 300_000  # without a capacity windows are a quarter of it
+WIDE = 300_000
+
+
+@pytest.fixture
+def four_windows(monkeypatch: pytest.MonkeyPatch) -> int:
+    """What a turn is worth, such that without a capacity so few inputs have several windows; they
+    would begin at 1.5 million."""
+    from eclip.varout.cuda import ops
+
+    monkeypatch.setattr(ops, "_TURN_SLOTS", WIDE // 8)
+    return WIDE // 4
 
 
 @pytest.mark.parametrize("capacity", [None, 4096, WIDE // 4, WIDE])
 @pytest.mark.parametrize("row", [(), (3,), (32,)], ids=str)
 def test_a_captured_consumer_takes_and_puts_every_window(
-    device: CudaDevice, capacity: int | None, row: tuple[int, ...]
+    device: CudaDevice, four_windows: int, capacity: int | None, row: tuple[int, ...]
 ) -> None:
     from eclip import varout
 
@@ -124,17 +134,14 @@ def test_a_captured_consumer_takes_and_puts_every_window(
 
     def work() -> None:
         found = varout.nonzero(x, capacity=capacity)
-
-        def body(places: Any, valid: Any) -> None:
-            found.put(y, 2 * found.take(rows) + 1)
-
-        found.each(body)
-        found.each(lambda places, valid: found.put(plain, found.take(rows)))  # a second consumer
+        assert found.window == (capacity or four_windows)
+        found.each(lambda window: window.put(y, 2 * window.take(rows) + 1))
+        found.each(lambda window: window.put(plain, window.take(rows)))  # a second consumer
         count.copy_(found.count)
         if capacity is None:
             values.copy_(found.values)
 
-    window = capacity or WIDE // 4
+    window = capacity or four_windows
     some = {0, 1, window - 1, window, window + 1, 2 * window, 2 * window + 1, WIDE}
     with captured(work) as replay:
         for seed, length in enumerate(sorted(length for length in some if length <= WIDE)):
@@ -151,15 +158,54 @@ def test_a_captured_consumer_takes_and_puts_every_window(
                 assert not values[length:].any()
 
 
-def test_without_a_capacity_a_body_may_change_what_was_selected_from(device: CudaDevice) -> None:
+@pytest.mark.parametrize("capacity", [None, 50_000])
+def test_a_captured_consumer_may_look_at_values_and_valid(
+    device: CudaDevice, four_windows: int, capacity: int | None
+) -> None:
+    """Written inside the graph and its loop, only where a body asks; in any order, and again."""
+    from eclip import varout
+
+    x = torch.zeros(WIDE, device="cuda")
+    seen = torch.zeros(WIDE + 1, device="cuda")
+    turns, held = torch.zeros(1, device="cuda"), torch.zeros(1, device="cuda")
+
+    def work() -> None:
+        found = varout.nonzero(x, capacity=capacity)
+
+        def body(window: Any) -> None:
+            held.add_(window.valid.sum())
+            turns.add_(1)
+            assert window.values is window.values
+            # Empty slots are 0, so that they add to the place before the first.
+            seen.index_add_(0, window.values + window.valid, torch.ones_like(seen[: window.slots]))
+
+        found.each(body)
+
+    with captured(work) as replay:
+        for length in (0, 1, 70_000, 80_000, WIDE):
+            x.copy_(data(length, length, WIDE))
+            for total in (seen, turns, held):
+                total.zero_()
+            replay()
+            size = capacity or four_windows
+            wanted_turns = max(1, -(-length // size))
+            assert int(turns.item()) == wanted_turns
+            assert int(held.item()) == length
+            assert torch.equal(seen[1:], (x != 0).float())
+            assert int(seen[0].item()) == wanted_turns * size - length
+
+
+def test_without_a_capacity_a_body_may_change_what_was_selected_from(
+    device: CudaDevice, four_windows: int
+) -> None:
     from eclip import varout
 
     x = torch.zeros(WIDE, device="cuda")
 
     def work() -> None:
         found = varout.nonzero(x)
-        assert found.window < found.capacity
-        found.each(lambda places, valid: found.put(x, found.take(x) + 0.5))
+        assert found.window == four_windows
+        found.each(lambda window: window.put(x, window.take(x) + 0.5))
 
     with captured(work) as replay:
         x.copy_(torch.where(torch.rand(WIDE, device="cuda") < 0.9, -0.5, 0.0))
@@ -168,26 +214,52 @@ def test_without_a_capacity_a_body_may_change_what_was_selected_from(device: Cud
     x.copy_(data(WIDE // 2, 0, WIDE))
     found = varout.nonzero(x)
     wanted = torch.nonzero(x)
-    found.each(lambda places, valid: found.put(x, found.take(x) * 0))
+    found.each(lambda window: window.put(x, window.take(x) * 0))
     assert torch.equal(found.result(), wanted)  # after the windows were consumed, too
 
 
-def test_slots_that_hold_nothing_are_zero_and_legal(device: CudaDevice) -> None:
+def test_slots_that_hold_nothing_are_zero_and_legal(device: CudaDevice, four_windows: int) -> None:
     from eclip import varout
 
     for capacity in (None, 50_000):
         hostile = torch.full((4 * WIDE,), -1, dtype=torch.int64, device="cuda")
         del hostile  # so that what is allocated next begins as no position
-        found = varout.nonzero(data(70_000, 1, WIDE), capacity=capacity)
+        found = varout.nonzero(data(80_000, 1, WIDE), capacity=capacity)
         held: list[int] = []
 
-        def body(places: Any, valid: Any, held: list[int] = held, found: Any = found) -> None:
-            assert not places[~valid].any()
-            assert torch.equal(valid, found.valid())
-            held.append(int(valid.sum()))
+        def body(window: Any, held: list[int] = held) -> None:
+            assert not window.values[~window.valid].any()
+            held.append(int(window.valid.sum()))
 
         found.each(body)
-        assert held == ([70_000] if capacity is None else [50_000, 20_000])
+        assert held == ([75_000, 5_000] if capacity is None else [50_000, 30_000])
+
+
+@pytest.mark.parametrize("kind", ["float32", "bool", "int64"])
+@pytest.mark.parametrize("off", [-1, 0, 1, 8191, 8192])
+def test_inputs_around_the_size_from_which_tiles_are_larger(
+    device: CudaDevice, kind: str, off: int
+) -> None:
+    from eclip import varout
+    from eclip.varout.cuda import build
+
+    inputs = build._LARGE + off
+    width = torch.empty(0, dtype=getattr(torch, kind)).element_size()
+    larger = off >= 0 and width <= 4
+    assert build.items_for(inputs, width) == (2 if larger else 1) * build.ITEMS
+    for share in (0.0, 0.02, 0.5, 1.0):
+        x = (torch.rand(inputs, device="cuda") < share).to(getattr(torch, kind))
+        x[-1] = 1
+        assert torch.equal(varout.nonzero(x).result(), torch.nonzero(x))
+        y = torch.zeros_like(x)
+
+        def copy(window: Any, x: Any = x, y: Any = y) -> None:
+            window.put(y, window.take(x))
+
+        varout.nonzero(x, capacity=inputs // 3).each(copy)
+        assert torch.equal(x, y)
+        picked = varout.masked_select(x, x != 0).result()
+        assert torch.equal(picked, torch.masked_select(x, x != 0))
 
 
 def test_what_cannot_be_says_so(device: CudaDevice) -> None:
@@ -202,12 +274,21 @@ def test_what_cannot_be_says_so(device: CudaDevice) -> None:
         varout.nonzero(x.cpu())
     with pytest.raises(UsageError, match="booleans"):
         varout.masked_select(x, x)
-    found = varout.nonzero(x, capacity=10)
-    with pytest.raises(UsageError, match="at least 100 rows"):
-        found.take(x[:50])
-    with pytest.raises(UsageError, match=r"\[10\] of torch.float32 here, not \[9\]"):
-        found.put(x, x[:9])
-    with pytest.raises(UsageError, match="gaps"):
-        found.put(torch.zeros(2, 100, device="cuda").T, torch.zeros(10, 2, device="cuda"))
+    windows: list[Any] = []
+
+    def body(window: Any) -> None:
+        windows.append(window)
+        with pytest.raises(UsageError, match="at least 100 rows"):
+            window.take(x[:50])
+        with pytest.raises(UsageError, match=r"\[100\] of torch.float32 here, not \[9\]"):
+            window.put(x, x[:9])
+        with pytest.raises(UsageError, match="gaps"):
+            window.put(torch.zeros(2, 100, device="cuda").T, torch.zeros(100, 2, device="cuda"))
+
+    varout.nonzero(x).each(body)
+    with pytest.raises(UsageError, match="only in the body"):
+        print(windows[0].values)
+    with pytest.raises(UsageError, match="only in the body"):
+        windows[0].take(x)
     with pytest.raises(UsageError, match="no positions"):
-        varout.masked_select(x, x != 0).take(x)
+        varout.masked_select(x, x != 0).each(lambda window: window.take(x))

@@ -1,5 +1,5 @@
 // CUDA kernels on a CPU, for tests: every thread is a fiber, and all blocks of a launch run at once,
-// in an order that changes from turn to turn. A fiber gives way where threads wait: at barriers,
+// in an order that changes from turn to turn; some begin late, when others may have ended. A fiber gives way where threads wait: at barriers,
 // votes and sleeps. Shared memory is kept by block (simt.py rewrites its declarations). What it
 // cannot show is memory that is seen late, and speed.
 
@@ -111,7 +111,13 @@ static void launch(unsigned across, unsigned down, unsigned threads, std::functi
             makecontext(&fiber.context, run_fiber, 0);
         }
     }
-    for (bool left = true; left;) {
+    std::vector<unsigned> begin(count);
+    for (unsigned& turn : begin) {
+        seed = seed * 1664525 + 1013904223;
+        turn = seed >> 30 ? 0 : seed >> 20 & 255;
+    }
+    unsigned turn = 0;
+    for (bool left = true; left; ++turn) {
         left = false;
         seed = seed * 1664525 + 1013904223;
         unsigned first = (seed >> 8) % count, step = seed >> 30 & 1 ? 1 : count - 1;
@@ -121,6 +127,7 @@ static void launch(unsigned across, unsigned down, unsigned threads, std::functi
                 Fiber& fiber = fibers[b * threads + t];
                 if (fiber.done) continue;
                 left = true;
+                if (turn < begin[b]) break;
                 enter(&fiber);
                 swapcontext(&scheduler, &fiber.context);
             }
@@ -130,7 +137,7 @@ static void launch(unsigned across, unsigned down, unsigned threads, std::functi
 
 #define __device__
 #define __global__
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 static void __syncthreads() { wait_at(block->all); }
 static void __threadfence() {}

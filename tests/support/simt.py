@@ -14,7 +14,7 @@ import numpy as np
 
 COMPILER = shutil.which("g++")
 _KERNEL = re.compile(
-    r'extern "C" __global__ void\s+(?:__launch_bounds__\(\w+\)\s+)?(\w+)\((.*?)\)\s*\{', re.S
+    r'extern "C" __global__ void\s+(?:__launch_bounds__\([\w, ]+\)\s+)?(\w+)\((.*?)\)\s*\{', re.S
 )
 
 

@@ -21,7 +21,7 @@ from simt import COMPILER, Emulated
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++ to compile kernels for the CPU")
 
-TILE = 16 * 64  # inputs a block takes, with the emulation's 64 threads
+TILE = build.ITEMS * 64  # inputs a block takes, with the emulation's 64 threads
 COUNT, CONSUMED, PRODUCED, EPOCH, TICKET, FINISHED, BARRIER = range(7)
 EVERYTHING, WINDOW, WINDOW_KEEP, REST = range(4)
 MECHANISMS = [one for one in Mechanism if one is not Mechanism.EXACT]
@@ -32,6 +32,14 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
     return Emulated(build.source(), tmp_path_factory.mktemp("kernels"))
 
 
+@pytest.fixture(scope="module")
+def large_tiles(tmp_path_factory: pytest.TempPathFactory) -> Emulated:
+    """As for large inputs: twice as many items a thread."""
+    items = build.items_for(1 << 26, 4)
+    assert items == 2 * build.ITEMS
+    return Emulated(build.source(), tmp_path_factory.mktemp("large"), [f"-DITEMS={items}"])
+
+
 def words(count: int) -> npt.NDArray[np.int64]:
     return np.zeros(max(1, count), dtype=np.int64)
 
@@ -39,19 +47,19 @@ def words(count: int) -> npt.NDArray[np.int64]:
 class Stage:
     """Buffers that stay from request to request, as on the GPU."""
 
-    def __init__(self, kernels: Emulated, inputs: int, capacity: int, arena: int) -> None:
+    def __init__(
+        self, kernels: Emulated, inputs: int, capacity: int, arena: int, tile: int = TILE
+    ) -> None:
         self.kernels, self.inputs, self.capacity, self.arena_words = (
             kernels, inputs, capacity, arena,
         )  # fmt: skip
-        self.tiles = max(1, -(-inputs // TILE))
+        self.tiles = max(1, -(-inputs // tile))
         self.buffer, self.arena = words(capacity), words(arena)
         self.sums, self.state = words(self.tiles), words(16)
 
-    def select(
-        self, x: Any, first: int, arena: int = 0, loops: int = 0, blocks: int | None = None
-    ) -> None:
+    def select(self, x: Any, first: int, arena: int = 0, loops: int = 0) -> None:
         self.kernels(
-            "select", blocks or self.tiles, x, 0, self.inputs, self.buffer, first, self.arena,
+            "select", self.tiles, x, 0, self.inputs, self.buffer, first, self.arena,
             arena, self.sums, self.state, 0, loops,
         )  # fmt: skip
 
@@ -67,15 +75,18 @@ class Stage:
             self.state, 0,
         )  # fmt: skip
 
+    def resident(self, blocks: int, x: Any, y: Any) -> None:
+        self.kernels(
+            "resident", blocks, x, 0, self.inputs, x, y, self.buffer, self.capacity, self.sums,
+            self.state,
+        )  # fmt: skip
+
     def request(self, mechanism: Mechanism, x: Any, y: Any, backwards: bool) -> None:
         half = self.capacity // 2
         if mechanism is Mechanism.MERGE:
             self.kernels("merged", 3, x, self.inputs, x, y, self.state)
         elif mechanism is Mechanism.RESIDENT:
-            self.kernels(
-                "resident", 3, x, 0, self.inputs, x, y, self.buffer, self.capacity, self.sums,
-                self.state,
-            )  # fmt: skip
+            self.resident(3, x, y)
         elif mechanism is Mechanism.SWAP:
             self.select(x, self.capacity)
             self.consume(x, y, WINDOW, self.capacity)
@@ -112,12 +123,15 @@ def data(inputs: int, length: int, seed: int) -> npt.NDArray[np.float32]:
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda one: one.value)
 @pytest.mark.parametrize(("inputs", "capacity"), [(1, 2), (TILE, 64), (3 * TILE + 77, 500)])
+@pytest.mark.parametrize("large", [False, True], ids=["tiles", "large tiles"])
 def test_every_length_under_every_mechanism(
-    kernels: Emulated, mechanism: Mechanism, inputs: int, capacity: int
+    request: pytest.FixtureRequest, mechanism: Mechanism, inputs: int, capacity: int, large: bool
 ) -> None:
+    kernels = request.getfixturevalue("large_tiles" if large else "kernels")
     wanted = {0, 1, capacity // 2, capacity, capacity + 1, 2 * capacity, 2 * capacity + 1, inputs}
     held = inputs if mechanism is Mechanism.MAXIMUM else capacity
-    stage = Stage(kernels, inputs, held, inputs if mechanism is Mechanism.SPILL else 0)
+    arena = inputs if mechanism is Mechanism.SPILL else 0
+    stage = Stage(kernels, inputs, held, arena, 2 * TILE if large else TILE)
     for seed, length in enumerate(sorted(length for length in wanted if length <= inputs)):
         x = data(inputs, length, seed)
         y = np.full(inputs, -7, dtype=np.float32)
@@ -145,8 +159,12 @@ def test_tiles_look_back_further_than_a_warp(
         kernels = Emulated(text.replace("BACK_AT_ONCE = 4", f"BACK_AT_ONCE = {at_once}"), tmp_path)
     x = data(60 * TILE, 5000, 1)
     stage = Stage(kernels, len(x), len(x), 0)
-    for blocks in (60, 60, 5, 40):  # fewer blocks find the sums of all tiles before, not each's own
-        stage.select(x, len(x), blocks=blocks)
+    for blocks in (None, None, 5, 40):  # fewer find the sums of all tiles before, not each's own
+        stage.buffer[:] = -5
+        if blocks is None:
+            stage.select(x, len(x))
+        else:
+            stage.resident(blocks, x, np.zeros_like(x))
         assert np.array_equal(stage.buffer[:5000], np.flatnonzero(x))
 
 
@@ -161,6 +179,22 @@ def test_sums_carry_the_number_of_their_request(kernels: Emulated) -> None:
         assert int(stage.sums[-1]) & 0xFFFFFFFF == 100 + request
 
 
+def test_the_last_tile_closes_the_request(kernels: Emulated) -> None:
+    """Whatever the order in which blocks get on: every request finds the state as it needs it."""
+    inputs = 20 * TILE + 5
+    stage = Stage(kernels, inputs, 500, 0)
+    for request, length in enumerate([0, 499, 500, 501, inputs] * 3):
+        x = data(inputs, length, request)
+        stage.buffer[:] = -5
+        stage.select(x, 500, loops=1)
+        assert kernels.condition == (length > 500)
+        held = min(length, 500)
+        assert stage.state[[COUNT, CONSUMED, PRODUCED]].tolist() == [length, 0, held]
+        assert stage.state[[EPOCH, TICKET, FINISHED]].tolist() == [request + 1, 0, 0]
+        assert np.array_equal(stage.buffer[:held], np.flatnonzero(x)[:held])
+        assert (stage.buffer[held:] == -5).all()
+
+
 def test_an_arena_that_is_too_small_is_not_written_beyond(kernels: Emulated) -> None:
     x = data(2 * TILE, 900, 1)
     stage = Stage(kernels, len(x), 100, 400)
@@ -173,39 +207,64 @@ def test_an_arena_that_is_too_small_is_not_written_beyond(kernels: Emulated) -> 
     assert np.count_nonzero(y != -7) == 400
 
 
+class Seen:
+    """What ``Window`` hands to a body, written when it is asked for."""
+
+    def __init__(self, kernels: Emulated, state: Any, size: int, slots: Any, listed: int) -> None:
+        self._kernels, self._state, self._size = kernels, state, size
+        self._slots, self._listed = slots, listed
+
+    @property
+    def valid(self) -> Any:
+        valid = np.full(8 * -(-self._size // 8), 7, dtype=np.uint8)
+        self._kernels("valid", 3, self._size, valid, self._state)
+        assert set(valid[: self._size].tolist()) <= {0, 1}
+        return valid[: self._size].astype(bool)
+
+    @property
+    def values(self) -> Any:
+        if not self._listed:
+            self._kernels("values", 3, self._size, self._slots, 0, self._state)
+            return self._slots[: self._size]
+        copied = np.full(self._size, -5, dtype=np.int64)
+        self._kernels("values", 3, self._size, copied, self._slots, self._state)
+        return copied
+
+    def take(self, x: Any, rows: Any) -> None:
+        self._move("take", x, rows, rows)
+
+    def put(self, rows: Any, y: Any) -> None:
+        self._move("put", rows, y, rows)
+
+    def _move(self, name: str, source: Any, target: Any, rows: Any) -> None:
+        row = int(np.prod(rows.shape[1:], dtype=int))
+        self._kernels(
+            name, 3, source, target, self._slots, self._listed, self._size, row, rows.itemsize,
+            self._state,
+        )  # fmt: skip
+
+
 def windows(
     kernels: Emulated,
     state: Any,
-    window: int,
-    resume: Callable[[], None] = lambda: None,
-    slots: Any = 0,
-    listed: Any = 0,
+    size: int,
+    slots: Any,
+    resume: Callable[[], None] | None = None,
     first: int = build.STAY,
-) -> Iterator[tuple[Any, Any]]:
-    """What ``Ragged.each`` does in a graph: the slots and which are valid, for the consumer's turn.
-    With a list of all outputs, the first window is its beginning and others are copied."""
-    valid = np.full(8 * -(-window // 8), 7, dtype=np.uint8)
-    copied = np.full(window, -5, dtype=np.int64)
-    copies = isinstance(listed, np.ndarray)
-    begin = listed if copies else slots
+) -> Iterator[Seen]:
+    """What ``Ragged.each`` does in a graph. Without anything to resume, the slots are a list of all
+    outputs: the first window is its beginning, and others begin where the state says."""
 
-    def move(where: int, into: Any, source: Any) -> None:
-        kernels("next", 3, where, window, into, source, valid, state, 0, 1)
-        assert set(valid[:window].tolist()) <= {0, 1}
-        assert state[FINISHED] == 0
-
-    move(first, begin, 0)
-    if first == build.REWIND:
-        resume()
-    yield begin, valid[:window].astype(bool)
-    while kernels.condition:
-        if copies:
-            move(build.ADVANCE, copied, listed)
-            yield copied, valid[:window].astype(bool)
-        else:
-            move(build.ADVANCE, slots, 0)
+    def move(where: int) -> None:
+        kernels("next", 1, where, size, state, 0, 1, threads=1)
+        if where != build.STAY and resume:
             resume()
-            yield slots, valid[:window].astype(bool)
+
+    move(first)
+    yield Seen(kernels, state, size, slots, 0)
+    while kernels.condition:
+        move(build.ADVANCE)
+        yield Seen(kernels, state, size, slots, int(resume is None))
 
 
 LENGTHS = [0, 1, 63, 64, 65, 127, 128, 129, 1000]
@@ -222,9 +281,10 @@ def test_windows_for_somebody_elses_consumer(kernels: Emulated, length: int) -> 
         first = build.REWIND if request == 1 else build.STAY
         got: list[int] = []
         turns = 0
-        for slots, valid in windows(
-            kernels, stage.state, 64, lambda: stage.resume(x, 64), stage.buffer, first=first
+        for seen in windows(
+            kernels, stage.state, 64, stage.buffer, lambda: stage.resume(x, 64), first
         ):
+            slots, valid = seen.values, seen.valid
             left = min(64, length - 64 * turns)
             assert valid.tolist() == [slot < left for slot in range(64)]
             assert (slots[~valid] == 0).all()
@@ -246,8 +306,8 @@ def test_windows_of_a_list_of_all_outputs(kernels: Emulated, length: int, window
     stage.select(x, len(x))
     for first in (build.STAY, build.REWIND):
         got: list[int] = []
-        for slots, valid in windows(kernels, stage.state, window, listed=stage.buffer, first=first):
-            held = slots[:window]
+        for seen in windows(kernels, stage.state, window, stage.buffer, first=first):
+            held, valid = seen.values, seen.valid
             assert (held[~valid] == 0).all()
             got += held[valid].tolist()
             x[held[valid]] = 0
@@ -260,28 +320,32 @@ def test_windows_of_a_list_of_all_outputs(kernels: Emulated, length: int, window
 @pytest.mark.parametrize("kind", [np.uint8, np.float16, np.float32, np.int64])
 @pytest.mark.parametrize("row", [(), (3,), (2, 5)], ids=str)
 @pytest.mark.parametrize("length", [0, 1, 59, 64, 150])
+@pytest.mark.parametrize("listed", [False, True], ids=["again", "listed"])
 def test_rows_are_taken_from_and_put_to_positions(
-    kernels: Emulated, kind: Any, row: tuple[int, ...], length: int
+    kernels: Emulated, kind: Any, row: tuple[int, ...], length: int, listed: bool
 ) -> None:
-    """What ``2 * x[positions] + 1`` is to be, in windows of 64; nothing else is touched."""
+    """What ``2 * x[positions] + 1`` is to be, in windows of 64; nothing else is touched, and the
+    positions that a body does not look at are written for nobody."""
     flags = data(TILE, length, 2)
     random = np.random.default_rng(length)
     x = random.integers(1, 50, (TILE, *row)).astype(kind)
     y = np.full_like(x, 99)
-    stage = Stage(kernels, TILE, 64, 0)
-    stage.select(flags, 64)
+    stage = Stage(kernels, TILE, TILE if listed else 64, 0)
+    stage.buffer[:] = -(1 << 40)  # what was never written is no position
+    stage.select(flags, stage.capacity)
     rows = np.full((64, *row), 77, dtype=kind)
-    words_of = int(np.prod(row, dtype=int))
-    for slots, valid in windows(
-        kernels, stage.state, 64, lambda: stage.resume(flags, 64), stage.buffer
-    ):
-        last = (64, words_of, x.itemsize, stage.state)
-        kernels("take", 3, x, rows, slots, *last)
-        assert np.array_equal(rows[valid], x[slots[valid]])
-        assert (rows[~valid] == 0).all()
-        kernels("put", 3, (2 * rows + 1).astype(kind), y, slots, *last)
-    chosen = (flags != 0).reshape(-1, *(1 for _ in row))
-    assert np.array_equal(y, np.where(chosen, 2 * x + 1, np.full_like(x, 99)))
+    got = []
+    resume = None if listed else lambda: stage.resume(flags, 64)
+    for seen in windows(kernels, stage.state, 64, stage.buffer, resume):
+        seen.take(x, rows)
+        got.append(rows[seen.valid])
+        assert (rows[~seen.valid] == 0).all()
+        seen.put((2 * rows + 1).astype(kind), y)
+    chosen = flags != 0
+    assert np.array_equal(np.concatenate(got), x[chosen])
+    wide = chosen.reshape(-1, *(1 for _ in row))
+    assert np.array_equal(y, np.where(wide, 2 * x + 1, np.full_like(x, 99)))
+    assert (stage.buffer[min(length, stage.capacity) :] == -(1 << 40)).all()
 
 
 def test_a_request_with_all_kernels_resident_leaves_the_state_for_any_grid(
@@ -295,9 +359,7 @@ def test_a_request_with_all_kernels_resident_leaves_the_state_for_any_grid(
     ):
         x = data(inputs, length, request)
         y = np.full(inputs, -7, dtype=np.float32)
-        kernels(
-            "resident", blocks, x, 0, inputs, x, y, stage.buffer, capacity, stage.sums, stage.state
-        )
+        stage.resident(blocks, x, y)
         assert stage.state[[COUNT, CONSUMED, PRODUCED]].tolist() == [length, 0, length]
         assert stage.state[EPOCH] == request + 1
         assert stage.state[[TICKET, FINISHED, BARRIER]].tolist() == [0, 0, 0]
@@ -328,8 +390,8 @@ def test_suppression(kernels: Emulated, count: int, capacity: int) -> None:
     kept = np.concatenate([buffer[:capacity], arena])[: len(wanted)]
     assert np.array_equal(kept, wanted)
     got: list[int] = []
-    for slots, valid in windows(kernels, state, capacity, lambda: walk(0), buffer):
-        got += slots[valid].tolist()
+    for seen in windows(kernels, state, capacity, buffer, lambda: walk(0)):
+        got += seen.values[seen.valid].tolist()
     assert got == wanted.tolist()
 
 
@@ -347,7 +409,7 @@ def test_routing(kernels: Emulated, tokens: int, experts: int, capacity: int) ->
 
     deal(1)
     got: list[list[int]] = [[] for _ in range(experts)]
-    for _ in windows(kernels, state, capacity, lambda: deal(0)):
+    for _ in windows(kernels, state, capacity, buffer, lambda: deal(0)):
         for expert, row in enumerate(buffer.reshape(experts, capacity)):
             got[expert] += row[row >= 0].tolist()
     assert got == [pairs.tolist() for pairs in wanted]
@@ -376,6 +438,6 @@ def test_expansion_without_bound(kernels: Emulated, capacity: int, kind: str) ->
     assert state[COUNT] == len(wanted)
     assert np.array_equal(np.concatenate([buffer, arena])[: len(wanted)], wanted)
     got: list[int] = []
-    for slots, valid in windows(kernels, state, capacity, lambda: fill(0), buffer):
-        got += slots[valid].tolist()
+    for seen in windows(kernels, state, capacity, buffer, lambda: fill(0)):
+        got += seen.values[seen.valid].tolist()
     assert got == wanted.tolist()

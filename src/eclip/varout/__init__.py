@@ -19,8 +19,8 @@ def nonzero(x: Any, capacity: int | None = None, arena_words: int = 0) -> Ragged
 
         found = varout.nonzero(scores > 0.5, capacity=4096)
 
-        def refine(positions, valid):  # torch code for up to 4096 positions
-            found.put(out, head(found.take(features)))  # out[positions] = head(features[positions])
+        def refine(window):  # torch code for up to 4096 positions, window.values
+            window.put(out, head(window.take(features)))  # out[values] = head(features[values])
 
         found.each(refine)  # further windows only if there are more
 
@@ -37,7 +37,7 @@ def masked_select(x: Any, mask: Any, capacity: int | None = None, arena_words: i
 
     kept = varout.masked_select(logits, logits > 0, capacity=1024)
     total = torch.zeros((), device="cuda")
-    kept.each(lambda values, valid: total.add_(torch.where(valid, values, 0).sum()))
+    kept.each(lambda window: total.add_(window.values.sum()))  # 0 where a slot holds nothing
     """
     from eclip.varout.cuda import ops
 
@@ -50,7 +50,7 @@ def expand(lengths: Any, capacity: int, arena_words: int = 0) -> Ragged:
     Nothing bounds the output: windows begin and end inside an input where they must.
 
         copies = varout.expand(lengths, capacity=65536)
-        copies.each(lambda which, valid: work(tokens[which], valid))
+        copies.each(lambda window: work(window.take(tokens), window.valid))
     """
     from eclip.varout.cuda import ops
 
@@ -81,10 +81,11 @@ def route(logits: Any, choices: int, capacity: int) -> Routed:
 
     routed = varout.route(gate(x), choices=2, capacity=256)
 
-    def experts(pairs, valid):  # [experts, 256] numbers of (token, choice) pairs
+    def experts(window):
+        pairs = window.values  # [experts, 256] numbers of (token, choice) pairs
         token = pairs // 2
-        y = mlp(x[token] * valid.unsqueeze(-1))
-        y *= (routed.weights.view(-1)[pairs] * valid).unsqueeze(-1)
+        y = mlp(x[token] * window.valid.unsqueeze(-1))
+        y *= (routed.weights.view(-1)[pairs] * window.valid).unsqueeze(-1)
         out.index_add_(0, token.view(-1), y.view(-1, x.shape[-1]))
 
     routed.each(experts)  # once more for as long as some expert has tokens left

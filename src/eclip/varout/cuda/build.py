@@ -15,7 +15,11 @@ from eclip.errors import DeviceError
 from eclip.varout.gpu_model import MOST_THREADS
 
 THREADS = 256
-TILE = 16 * THREADS
+ITEMS = 16  # inputs a thread takes of a tile
+_MORE_ITEMS = 32
+# From so many inputs on tiles are larger: every unit has several of them all the same, and a tile's
+# time is mostly ways to memory and back, which do not grow with it.
+_LARGE = 1 << 23
 # Words of a stage's state, as in state.cu.
 COUNT, CONSUMED, PRODUCED = 0, 1, 2
 STATE_WORDS = 16
@@ -53,10 +57,15 @@ def source() -> str:
 class Kernels:
     """One compiled variant; its library stays loaded as long as the process."""
 
-    def __init__(self, compute: str, options: Sequence[str]) -> None:
+    def __init__(self, compute: str, options: Sequence[str], items: int) -> None:
+        self._items = items
         target = f"compute_{compute.replace('.', '')}"
+        options = [*options, f"-DITEMS={items}"]
         code = compile_source(source().encode(), "varout.cu", target, options, ptx=True)
         self._library = call(cu.cuLibraryLoadData, code, [], [], 0, [], [], 0)
+
+    def tiles_of(self, inputs: int) -> int:
+        return max(1, -(-inputs // (self._items * THREADS)))
 
     @functools.cache  # noqa: B019 (variants live as long as the process)
     def _kernel(self, name: str) -> Any:
@@ -109,10 +118,15 @@ class Kernels:
 
 @functools.cache
 def kernels_for(
-    compute: str, flag_bytes: int, floating: bool, value_bytes: int = 0, apply: str = ""
+    compute: str,
+    flag_bytes: int,
+    floating: bool,
+    value_bytes: int = 0,
+    apply: str = "",
+    items: int = ITEMS,
 ) -> Kernels:
     """For flags of a width; outputs are indices, or values of a width; ``apply`` is the consumer's
-    expression of ``v``."""
+    expression of ``v``; ``items`` as ``items_for`` says."""
     for width in (flag_bytes, value_bytes or 8):
         if width not in _WIDTHS:
             raise DeviceError(f"elements of {width} bytes cannot be selected; use 1, 2, 4 or 8")
@@ -123,11 +137,12 @@ def kernels_for(
         options += ["-DOUT=long long", "-DVALUES=0"]
     if apply:
         options.append(f"-DAPPLY(v)=({apply})")
-    return Kernels(compute, options)
+    return Kernels(compute, options, items)
 
 
-def tiles_of(inputs: int) -> int:
-    return max(1, -(-inputs // TILE))
+def items_for(inputs: int, flag_bytes: int) -> int:
+    """Of a thread's items all flags are asked for at once, and so many words have no registers."""
+    return _MORE_ITEMS if inputs >= _LARGE and flag_bytes <= 4 else ITEMS
 
 
 def blocks_for(items: int) -> int:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from eclip import varout
+from eclip.varout.cuda.ragged import Window
 
 
 class Detector(nn.Module):
@@ -49,8 +50,9 @@ class Detector(nn.Module):
         found = torch.full((len(likely), 5), float("-inf"), device=image.device)
         places = varout.nonzero(likely, capacity=self.capacity)
 
-        def look(where: torch.Tensor, valid: torch.Tensor) -> None:
-            places.put(found, self._decode(features[where], centres[where]))
+        def look(window: Window) -> None:
+            where = window.values
+            window.put(found, self._decode(features[where], centres[where]))
 
         places.each(look)
         kept = varout.nms(found[:, 1:], found[:, 0], iou_threshold=0.5)
@@ -94,10 +96,11 @@ class MoeBlock(nn.Module):
         routed = varout.route(self.gate(x), self.choices, self.capacity)
         out = torch.zeros_like(x)
 
-        def experts(pairs: torch.Tensor, valid: torch.Tensor) -> None:
+        def experts(window: Window) -> None:
+            pairs = window.values
             token = pairs // self.choices
             y = torch.bmm(torch.bmm(x[token], self.up).relu(), self.down)
-            share = routed.weights.view(-1)[pairs] * valid
+            share = routed.weights.view(-1)[pairs] * window.valid
             out.index_add_(0, token.view(-1), (y * share.unsqueeze(-1)).view(-1, x.shape[1]))
 
         routed.each(experts)

@@ -1,30 +1,41 @@
 // Windows for other consumers; suppression, routing and expansion. Follows state.cu.
 
-// The window that somebody else's consumer is about to see. `valid` is a byte for each slot, eight a
-// word; slots that hold nothing become 0, which is a legal position. With a list of all outputs the
-// window is copied from it; without one the producer fills it next. In a graph, the condition says
-// whether there is another window after this one.
-extern "C" __global__ void __launch_bounds__(THREADS) eclip_next(
-    int move, u64 window, OUT* slots, const OUT* list, u64* valid, i64* state, u64 handle, int loops
-) {
-    u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x, step = (u64)gridDim.x * blockDim.x;
+// To the window that somebody else's consumer is about to see; by one thread, for everything that
+// follows on the stream. In a graph, the condition says whether there is another window after it.
+extern "C" __global__ void eclip_next(int move, u64 window, i64* state, u64 handle, int loops) {
     i64 low = move == REWIND ? 0 : state[CONSUMED] + (move == ADVANCE ? (i64)window : 0);
-    i64 left = state[COUNT] - low;
-    u64 held = left <= 0 ? 0 : ((u64)left < window ? (u64)left : window);
+    if (loops) cudaGraphSetConditional(handle, state[COUNT] - low > (i64)window);
+    if (move != STAY) state[CONSUMED] = state[PRODUCED] = low;
+}
+
+// How many slots of the current window hold outputs.
+__device__ inline u64 held_now(const i64* state, u64 window) {
+    i64 left = state[COUNT] - state[CONSUMED];
+    return left <= 0 ? 0 : ((u64)left < window ? (u64)left : window);
+}
+
+// Which slots of the current window hold outputs: a byte for each, eight a word.
+extern "C" __global__ void __launch_bounds__(THREADS) eclip_valid(
+    u64 window, u64* valid, const i64* state
+) {
+    u64 step = (u64)gridDim.x * blockDim.x, held = held_now(state, window);
     const u64 ones = 0x0101010101010101ull;
-    for (u64 at = first; at * 8 < window; at += step) {
+    for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at * 8 < window; at += step) {
         u64 some = held <= at * 8 ? 0 : held - at * 8;
         valid[at] = some >= 8 ? ones : (some ? ones >> (64 - 8 * some) : 0);
     }
-    if (slots)
-        for (u64 slot = (list ? 0 : held) + first; slot < window; slot += step)
-            slots[slot] = slot < held ? list[low + slot] : (OUT)0;
-    if (loops && first == 0) cudaGraphSetConditional(handle, left > (i64)window);
-    if (move == STAY) return;
-    if (is_last_block(state + FINISHED) && threadIdx.x == 0) {
-        state[FINISHED] = 0;
-        state[CONSUMED] = state[PRODUCED] = low;
-    }
+}
+
+// The outputs of the current window, where a tensor can hold them: copied from a list of all, or, if
+// the slots are the producer's own, where they are. Slots that hold nothing become 0, which is a legal
+// position.
+extern "C" __global__ void __launch_bounds__(THREADS) eclip_values(
+    u64 window, OUT* slots, const OUT* list, const i64* state
+) {
+    u64 step = (u64)gridDim.x * blockDim.x, held = held_now(state, window);
+    u64 slot = (list ? 0 : held) + (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (list) list += state[CONSUMED];
+    for (; slot < window; slot += step) slots[slot] = slot < held ? list[slot] : (OUT)0;
 }
 
 // A buffer for the longest output, where this one did not reach.
@@ -35,12 +46,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) eclip_clear(
     for (u64 slot = state[COUNT] + (u64)blockIdx.x * blockDim.x + threadIdx.x; slot < capacity;
          slot += step)
         buffer[slot] = (OUT)0;
-}
-
-// How many slots of the current window hold positions.
-__device__ inline u64 held_now(const i64* state, u64 window) {
-    i64 left = state[COUNT] - state[CONSUMED];
-    return left <= 0 ? 0 : ((u64)left < window ? (u64)left : window);
 }
 
 // Word `item` of a window's rows: where it is in the tensor that the slots are positions of.
@@ -89,11 +94,13 @@ __device__ inline void put_rows(const WORD* from, WORD* to, const i64* slots, u6
 }
 
 // Rows of a tensor at the positions of a window, and 0 where a slot holds none. A row is so many
-// words of so many bytes.
+// words of so many bytes. The window is the part of a list that begins at CONSUMED, or all there is.
 extern "C" __global__ void __launch_bounds__(THREADS) eclip_take(
-    const void* from, void* to, const i64* slots, u64 window, u64 row, int bytes, const i64* state
+    const void* from, void* to, const i64* slots, int listed, u64 window, u64 row, int bytes,
+    const i64* state
 ) {
     u64 held = held_now(state, window);
+    if (listed) slots += state[CONSUMED];
     if (bytes == 8) take_rows((const u64*)from, (u64*)to, slots, window, row, held);
     else if (bytes == 4) take_rows((const u32*)from, (u32*)to, slots, window, row, held);
     else if (bytes == 2) take_rows((const u16*)from, (u16*)to, slots, window, row, held);
@@ -102,9 +109,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) eclip_take(
 
 // A window's rows to their positions in a tensor. Slots that hold none are not read.
 extern "C" __global__ void __launch_bounds__(THREADS) eclip_put(
-    const void* from, void* to, const i64* slots, u64 window, u64 row, int bytes, const i64* state
+    const void* from, void* to, const i64* slots, int listed, u64 window, u64 row, int bytes,
+    const i64* state
 ) {
     u64 held = held_now(state, window);
+    if (listed) slots += state[CONSUMED];
     if (bytes == 8) put_rows((const u64*)from, (u64*)to, slots, row, held);
     else if (bytes == 4) put_rows((const u32*)from, (u32*)to, slots, row, held);
     else if (bytes == 2) put_rows((const u16*)from, (u16*)to, slots, row, held);

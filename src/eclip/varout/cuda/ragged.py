@@ -2,11 +2,14 @@
 
 In a capture, windows beyond the first are a loop in the graph; outside of one they are a Python
 loop that waits for the device, like PyTorch's own operators. What a body sees in a slot that holds
-nothing is 0: a legal position, and the same in every run.
+nothing is 0: a legal position, and the same in every run. Nothing is written for a body that does
+not look at it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -28,13 +31,108 @@ from eclip.varout.cuda.build import (
     word,
 )
 
-Body = Callable[[torch.Tensor, torch.Tensor], Any]
 Resume = Callable[[Any], None]  # puts the production of the next window onto a stream
+
+
+class Window:
+    """The part of an output that a body sees in one turn. Its tensors are made on the stream that
+    is current when they are first asked for; ``take`` and ``put`` need neither."""
+
+    def __init__(self, output: Ragged, moved: bool) -> None:
+        self.slots = output.window
+        self._output = output
+        self._listed = moved and output._is_list  # it begins where only the device knows
+        self._open = True
+
+    @functools.cached_property
+    def values(self) -> torch.Tensor:
+        """The outputs, one a slot, and 0 in slots that hold none."""
+        self._check_open()
+        buffer = self._output._buffer
+        first = buffer[: self.slots]
+        values = torch.empty_like(first) if self._listed else first
+        self._launch(
+            "values", self.slots, word(self.slots), pointer(values.data_ptr()),
+            pointer(buffer.data_ptr() if self._listed else 0), self._state,
+        )  # fmt: skip
+        return values
+
+    @functools.cached_property
+    def valid(self) -> torch.Tensor:
+        """Which slots hold outputs."""
+        self._check_open()
+        words = -(-self.slots // 8)  # written eight at a time
+        valid = torch.empty(8 * words, dtype=torch.bool, device=self._output._buffer.device)
+        self._launch("valid", words, word(self.slots), pointer(valid.data_ptr()), self._state)
+        return valid[: self.slots]
+
+    def take(self, x: torch.Tensor) -> torch.Tensor:
+        """The rows of ``x`` at the window's positions, like ``x[values]``, and 0 where a slot holds
+        none."""
+        self._check("take", x)
+        x = x.contiguous()
+        rows = torch.empty((self.slots, *x.shape[1:]), dtype=x.dtype, device=x.device)
+        self._move("take", x, rows, rows)
+        return rows
+
+    def put(self, out: torch.Tensor, rows: torch.Tensor) -> None:
+        """Write a row for each slot to its position in ``out``, like ``out[values] = rows``. Rows
+        of slots that hold nothing go nowhere."""
+        self._check("put", out)
+        wanted = (self.slots, *out.shape[1:])
+        if rows.shape != wanted or rows.dtype != out.dtype:
+            raise UsageError(
+                f"put writes {list(wanted)} of {out.dtype} here, not {list(rows.shape)} of "
+                f"{rows.dtype}"
+            )
+        if not out.is_contiguous():
+            raise UsageError("put writes to a contiguous tensor; this one has gaps between rows")
+        self._move("put", rows.contiguous(), out, rows)
+
+    def close(self) -> None:
+        """After its turn the device has moved on, and nothing can be asked of it any more."""
+        self._open = False
+
+    @property
+    def _state(self) -> tuple[int, Any]:
+        return pointer(self._output._state.data_ptr())
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise UsageError("a window can be used only in the body that each() hands it to")
+
+    def _check(self, what: str, tensor: torch.Tensor) -> None:
+        self._check_open()
+        name, below = self._output._name, self._output._below
+        if below is None:
+            raise UsageError(f"the outputs of {name} are no positions to {what} rows at")
+        if not tensor.is_cuda or tensor.dim() == 0 or len(tensor) < below:
+            raise UsageError(
+                f"{what} needs a CUDA tensor of at least {below} rows, the positions that {name} "
+                f"can have; this one has shape {list(tensor.shape)}"
+            )
+
+    def _move(self, kernel: str, source: torch.Tensor, target: torch.Tensor, rows: Any) -> None:
+        row = math.prod(rows.shape[1:]) * rows.element_size()
+        places = source.data_ptr(), target.data_ptr(), row
+        width = next(width for width in (8, 4, 2, 1) if not any(at % width for at in places))
+        self._launch(
+            kernel, self.slots * row // width,
+            pointer(source.data_ptr()), pointer(target.data_ptr()),
+            pointer(self._output._buffer.data_ptr()), small(self._listed), word(self.slots),
+            word(row // width), small(width), self._state,
+        )  # fmt: skip
+
+    def _launch(self, name: str, items: int, *arguments: tuple[Any, Any]) -> None:
+        stream = torch.cuda.current_stream().cuda_stream
+        self._output._kernels.launch(name, stream, blocks_for(items), arguments)
 
 
 class Ragged:
     """``capacity`` outputs find room in ``values``; a body of ``each`` sees ``window`` of them at a
     time. ``count`` is the whole length, a tensor on the device."""
+
+    _window: type[Window] = Window
 
     def __init__(
         self,
@@ -61,58 +159,31 @@ class Ragged:
         self._below = below  # outputs are positions from 0 to before this; None: they are none
         self._arena = arena
         self._unravel = unravel
-        self._slots = self._first = buffer[..., : self.window]  # of the current window
-        self._seen = False  # by a consumer, which leaves the last window behind
+        self._seen = False  # by a consumer
 
     @property
     def values(self) -> torch.Tensor:
         """The buffer, with 0 in all slots from ``count`` on."""
-        self._launch(
-            "clear", torch.cuda.current_stream().cuda_stream, self.capacity,
-            pointer(self._buffer.data_ptr()), word(self.capacity), pointer(self._state.data_ptr()),
+        self._kernels.launch(
+            "clear", torch.cuda.current_stream().cuda_stream, blocks_for(self.capacity),
+            [pointer(self._buffer.data_ptr()), word(self.capacity),
+             pointer(self._state.data_ptr())],
         )  # fmt: skip
         return self._buffer
 
-    def valid(self) -> torch.Tensor:
-        """Which slots of the current window hold outputs."""
-        return self._next(torch.cuda.current_stream().cuda_stream, STAY)
-
-    def take(self, x: torch.Tensor) -> torch.Tensor:
-        """In a body: the rows of ``x`` at the window's positions, like ``x[positions]``, and 0
-        where a slot holds none."""
-        self._check("take", x)
-        x = x.contiguous()
-        rows = torch.empty((self.window, *x.shape[1:]), dtype=x.dtype, device=x.device)
-        self._move("take", x, rows, rows)
-        return rows
-
-    def put(self, out: torch.Tensor, rows: torch.Tensor) -> None:
-        """In a body: write a row for each slot to its position in ``out``, like ``out[positions] =
-        rows``. Rows of slots that hold nothing go nowhere."""
-        self._check("put", out)
-        wanted = (self.window, *out.shape[1:])
-        if rows.shape != wanted or rows.dtype != out.dtype:
-            raise UsageError(
-                f"put writes {list(wanted)} of {out.dtype} here, not {list(rows.shape)} of "
-                f"{rows.dtype}"
-            )
-        if not out.is_contiguous():
-            raise UsageError("put writes to a contiguous tensor; this one has gaps between rows")
-        self._move("put", rows.contiguous(), out, rows)
-
-    def each(self, body: Body) -> None:
-        """Run ``body(values, valid)`` on every window of the output; at least once."""
+    def each(self, body: Callable[[Window], Any]) -> None:
+        """Run ``body(window)`` on every window of the output; at least once."""
         stream = torch.cuda.current_stream().cuda_stream
         loops = self.largest is None or self.largest > self.window
         condition = new_condition(stream) if loops and is_capturing(stream) else None
-        move, self._seen = REWIND if self._seen else STAY, True
+        # A consumer of several windows leaves the last behind; of one, the same that it found.
+        move, self._seen = REWIND if self._seen and loops else STAY, True
         self._turn(body, stream, move, condition)
         if not loops:
             return
         if condition is None:
             while int(self._state[CONSUMED].item()) + self.window < int(self.count.item()):
                 self._turn(body, stream, ADVANCE)
-            self._slots = self._first
             return
         pool = torch.cuda.MemPool()  # the body's own memory: nothing outside the loop may reuse it
         keep_alive(pool)
@@ -120,7 +191,6 @@ class Ragged:
             turned = torch.cuda.ExternalStream(int(inner), device=self._buffer.device)
             with torch.cuda.stream(turned), torch.cuda.use_mem_pool(pool):
                 self._turn(body, inner, ADVANCE, condition)
-                self._slots = self._first
 
     def result(self) -> torch.Tensor:
         """The whole output as a plain tensor; waits for the request and must not be captured."""
@@ -149,53 +219,34 @@ class Ragged:
         again."""
         return self.window < self.capacity
 
-    def _turn(self, body: Body, stream: Any, move: int, condition: int | None = None) -> None:
-        copies = self._is_list and move == ADVANCE
-        self._slots = torch.empty_like(self._first) if copies else self._first
-        valid = self._next(stream, move, condition, copies)
+    def _turn(
+        self, body: Callable[[Window], Any], stream: Any, move: int, condition: int | None = None
+    ) -> None:
+        if move != STAY or condition is not None:
+            self._kernels.launch(
+                "next", stream, 1,
+                [small(move), word(self.window), pointer(self._state.data_ptr()),
+                 word(condition or 0), small(condition is not None)],
+                threads=1,
+            )  # fmt: skip
         if move != STAY and not self._is_list:
             self._resume(stream)
-        body(*self._handed(valid))
+        with contextlib.closing(self._window(self, move == ADVANCE)) as window:
+            body(window)
 
-    def _handed(self, valid: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._slots, valid
 
-    def _next(
-        self, stream: Any, move: int, condition: int | None = None, copies: bool = False
-    ) -> torch.Tensor:
-        valid = torch.empty(
-            8 * -(-self.window // 8), dtype=torch.bool, device=self._buffer.device
-        )  # written eight at a time
-        slots = self._slots.data_ptr() if self._slots.dim() == 1 else 0
-        self._launch(
-            "next", stream, self.window, small(move), word(self.window), pointer(slots),
-            pointer(self._buffer.data_ptr() if copies else 0), pointer(valid.data_ptr()),
-            pointer(self._state.data_ptr()), word(condition or 0), small(condition is not None),
-        )  # fmt: skip
-        return valid[: self.window]
+class RoutedWindow(Window):
+    @functools.cached_property
+    def values(self) -> torch.Tensor:
+        """Pairs of token and choice, ``values[expert, slot]``; 0 in slots that hold none."""
+        self._check_open()
+        return self._output._buffer.clamp(min=0)
 
-    def _check(self, what: str, tensor: torch.Tensor) -> None:
-        if self._below is None:
-            raise UsageError(f"the outputs of {self._name} are no positions to {what} rows at")
-        if not tensor.is_cuda or tensor.dim() == 0 or len(tensor) < self._below:
-            raise UsageError(
-                f"{what} needs a CUDA tensor of at least {self._below} rows, the positions that "
-                f"{self._name} can have; this one has shape {list(tensor.shape)}"
-            )
-
-    def _move(self, kernel: str, source: torch.Tensor, target: torch.Tensor, rows: Any) -> None:
-        row = math.prod(rows.shape[1:]) * rows.element_size()
-        places = source.data_ptr(), target.data_ptr(), row
-        width = next(width for width in (8, 4, 2, 1) if not any(at % width for at in places))
-        self._launch(
-            kernel, torch.cuda.current_stream().cuda_stream, self.window * row // width,
-            pointer(source.data_ptr()), pointer(target.data_ptr()),
-            pointer(self._slots.data_ptr()), word(self.window), word(row // width), small(width),
-            pointer(self._state.data_ptr()),
-        )  # fmt: skip
-
-    def _launch(self, name: str, stream: Any, items: int, *arguments: tuple[Any, Any]) -> None:
-        self._kernels.launch(name, stream, blocks_for(items), arguments)
+    @functools.cached_property
+    def valid(self) -> torch.Tensor:
+        """Which slots of each expert hold pairs."""
+        self._check_open()
+        return self._output._buffer >= 0
 
 
 class Routed(Ragged):
@@ -204,17 +255,12 @@ class Routed(Ragged):
 
     weights: torch.Tensor  # softmax over each token's choices
     counts: torch.Tensor  # of all pairs of each expert
+    _window = RoutedWindow
 
     @property
     def values(self) -> torch.Tensor:
         """Of the current window; -1 in empty slots."""
         return self._buffer
-
-    def valid(self) -> torch.Tensor:
-        return self._buffer >= 0
-
-    def _handed(self, valid: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._buffer.clamp(min=0), self.valid()
 
     def result(self) -> torch.Tensor:
         raise UsageError("routed tokens are consumed by each(); they have no plain result")

@@ -12,12 +12,17 @@ __device__ inline OUT output_of(const OUT* values, u64 i) {
 // before each row of 32. Rows are in the order of the inputs. Returns how many are set in all.
 __device__ inline u32 rank_tile(const FLAG* flags, u64 n, u64 tile, u32* sums, u32& mine) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    u64 first = tile * TILE + threadIdx.x;
+    u64 begin = tile * TILE;
+    const FLAG* own_flags = flags + begin + threadIdx.x;
     FLAG given[ITEMS];  // all asked for before the first vote, which waits for what it votes on
+    if (begin + TILE <= n) {
 #pragma unroll
-    for (int item = 0; item < ITEMS; ++item) {
-        u64 i = first + (u64)item * THREADS;
-        given[item] = i < n ? flags[i] : (FLAG)0;
+        for (int item = 0; item < ITEMS; ++item) given[item] = own_flags[item * THREADS];
+    } else {
+        int left = n > begin + threadIdx.x ? (int)(n - begin - threadIdx.x) : 0;
+#pragma unroll
+        for (int item = 0; item < ITEMS; ++item)
+            given[item] = item * THREADS < left ? own_flags[item * THREADS] : (FLAG)0;
     }
     mine = 0;
     __syncthreads();  // of the tile before
@@ -31,18 +36,19 @@ __device__ inline u32 rank_tile(const FLAG* flags, u64 n, u64 tile, u32* sums, u
     __syncthreads();
     if (warp == 0) {
         const int each = ITEMS * WARPS / 32;
-        u32 own = 0;
-        for (int k = 0; k < each; ++k) own += sums[lane * each + k];
+        u32 here[each], own = 0;
+#pragma unroll
+        for (int k = 0; k < each; ++k) own += here[k] = sums[lane * each + k];
         u32 up = own;
         for (int step = 1; step < 32; step *= 2) {
             u32 other = __shfl_up_sync(~0u, up, step);
             if (lane >= step) up += other;
         }
         u32 before = up - own;
+#pragma unroll
         for (int k = 0; k < each; ++k) {
-            u32 here = sums[lane * each + k];
             sums[lane * each + k] = before;
-            before += here;
+            before += here[k];
         }
         if (lane == 31) sums[ITEMS * WARPS] = up;
     }
@@ -52,21 +58,26 @@ __device__ inline u32 rank_tile(const FLAG* flags, u64 n, u64 tile, u32* sums, u
 
 // Outputs of a ranked tile whose position lies in [low, high) go to the window; with an arena, those
 // from `high` on go there, as far as it reaches. Windows are halves of a buffer or all of it, so that
-// none crosses its end and one division, of `low`, places all of a window.
+// none crosses its end and one division, of `low`, places all of a window. Most tiles lie in a window
+// as a whole, and nothing has to be asked of each of their outputs.
 __device__ inline void write_tile(
     const OUT* values, u64 tile, u32 mine, const u32* sums, u64 before, u64 low, u64 high,
     OUT* window, OUT* arena, u64 arena_words
 ) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     u64 first = tile * TILE + threadIdx.x;
+    bool inside = before >= low && before + sums[ITEMS * WARPS] <= high;
+    OUT* begin = window + (i64)(before - low);  // used only where it lies in the window
 #pragma unroll
     for (int item = 0; item < ITEMS; ++item) {
         bool set = mine >> item & 1;
         u32 votes = __ballot_sync(~0u, set);
         if (!set) continue;
-        u64 position = before + sums[item * WARPS + warp] + __popc(votes & ((1u << lane) - 1));
+        u32 rank = sums[item * WARPS + warp] + __popc(votes & ((1u << lane) - 1));
         OUT value = output_of(values, first + (u64)item * THREADS);
-        if (position >= low && position < high) window[position - low] = value;
+        u64 position = before + rank;
+        if (inside) begin[rank] = value;
+        else if (position >= low && position < high) window[position - low] = value;
         else if (position >= high && position - high < arena_words) arena[position - high] = value;
     }
 }
@@ -116,34 +127,41 @@ __device__ inline u32 look_back(u64* tiles, u64 tile, u64 epoch, u32 own) {
     return before;
 }
 
-// Every tile once, in the order of the tickets; the first `capacity` outputs are written, and the
-// excess to an arena if there is one. All sums up to each tile stay behind for `resume`.
-__device__ inline void scan_tiles(
+__device__ inline u64 tiles_in(u64 n) { return n ? (n + TILE - 1) / TILE : 1; }
+
+// The tile of the next ticket, if there is one left: its outputs among the first `capacity` are
+// written, and the excess to an arena if there is one. The sum up to it stays behind for `resume`.
+// Returns the ticket.
+__device__ inline u64 scan_tile(
     const FLAG* flags, const OUT* values, u64 n, OUT* buffer, u64 capacity, OUT* arena,
     u64 arena_words, u64* tiles, i64* state
 ) {
     __shared__ u32 sums[ITEMS * WARPS + 1];
     __shared__ u64 ticket;
+    __shared__ u64 epoch;
     __shared__ u32 before;
-    u64 epoch = (u64)((volatile i64*)state)[EPOCH] & 0x3fffffff;
-    u64 count = n ? (n + TILE - 1) / TILE : 1;
-    do {
-        __syncthreads();
-        if (threadIdx.x == 0) ticket = atomicAdd((u64*)state + TICKET, 1ull);
-        __syncthreads();
-        u64 tile = ticket;
-        if (tile >= count) return;
-        u32 mine, own = rank_tile(flags, n, tile, sums, mine);
-        if (threadIdx.x < 32) {
-            u32 found = look_back(tiles, tile, epoch, own);
-            if (threadIdx.x == 0) {
-                before = found;
-                if (tile == count - 1) ((volatile i64*)state)[COUNT] = (i64)found + own;
-            }
+    u64 count = tiles_in(n);
+    __syncthreads();  // of the tile before
+    if (threadIdx.x == 0) {
+        u64 number = (u64)((volatile i64*)state)[EPOCH];  // on its way while the ticket is
+        u64 taken = atomicAdd((u64*)state + TICKET, 1ull);
+        epoch = number;
+        ticket = taken;
+    }
+    __syncthreads();
+    u64 tile = ticket;
+    if (tile >= count) return tile;
+    u32 mine, own = rank_tile(flags, n, tile, sums, mine);
+    if (threadIdx.x < 32) {
+        u32 found = look_back(tiles, tile, epoch, own);
+        if (threadIdx.x == 0) {
+            before = found;
+            if (tile == count - 1) ((volatile i64*)state)[COUNT] = (i64)found + own;
         }
-        __syncthreads();
-        write_tile(values, tile, mine, sums, before, 0, capacity, buffer, arena, arena_words);
-    } while (gridDim.x < count);  // with a block for each tile nobody needs to ask for another
+    }
+    __syncthreads();
+    write_tile(values, tile, mine, sums, before, 0, capacity, buffer, arena, arena_words);
+    return tile;
 }
 
 // Outputs [low, high) into the buffer: every tile's sum is known, so that only tiles with such
@@ -153,7 +171,7 @@ __device__ inline void resume_tiles(
     const u64* tiles, u64 first_tile, u64 step
 ) {
     __shared__ u32 sums[ITEMS * WARPS + 1];
-    u64 count = n ? (n + TILE - 1) / TILE : 1;
+    u64 count = tiles_in(n);
     OUT* window = buffer + low % modulo;
     for (u64 tile = first_tile; tile < count; tile += step) {
         u64 end = (u32)read_packed(tiles + tile);
@@ -192,20 +210,26 @@ __device__ inline void consume_range(
     }
 }
 
-// Opens a request: counts everything, writes what fits. `first` is how much of it counts as produced.
-extern "C" __global__ void __launch_bounds__(THREADS) eclip_select(
+// Opens a request: counts everything, writes what fits, which counts as produced.
+// Launched with a block for each tile, so that the last tile's block can close the request while
+// others still write, and nobody has to count who has finished. When it knows its sum, every earlier
+// tile's was published, by the thread that had read the request's number and taken the ticket before:
+// the sum carries the one and lies at the other. Beyond that, no block looks at the state again, and
+// there is no block that has yet to come.
+extern "C" __global__ void __launch_bounds__(THREADS, SELECTING) eclip_select(
     const FLAG* flags, const OUT* values, u64 n, OUT* buffer, u64 capacity, OUT* arena,
     u64 arena_words, u64* tiles, i64* state, u64 handle, int loops
 ) {
-    scan_tiles(flags, values, n, buffer, capacity, arena, arena_words, tiles, state);
-    if (is_last_block(state + FINISHED) && threadIdx.x == 0) {
+    u64 tile = scan_tile(flags, values, n, buffer, capacity, arena, arena_words, tiles, state);
+    if (tile == tiles_in(n) - 1 && threadIdx.x == 0) {
         close_request(state, capacity);
         if (loops) cudaGraphSetConditional(handle, state[PRODUCED] < state[COUNT]);
     }
 }
 
-// The producer goes on at PRODUCED, if the place of the next window is free.
-extern "C" __global__ void __launch_bounds__(THREADS) eclip_resume(
+// The producer goes on at PRODUCED, if the place of the next window is free. Four blocks a unit have
+// the registers they need; left to itself the compiler takes more, and three run at once.
+extern "C" __global__ void __launch_bounds__(THREADS, 4) eclip_resume(
     const FLAG* flags, const OUT* values, u64 n, OUT* buffer, u64 modulo, u64 window,
     const u64* tiles, const i64* state
 ) {
@@ -272,7 +296,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) eclip_resident(
     const FLAG* flags, const OUT* values, u64 n, const float* x, float* y, OUT* buffer, u64 capacity,
     u64* tiles, i64* state
 ) {
-    scan_tiles(flags, values, n, buffer, capacity, buffer, 0, tiles, state);
+    // With a block for each tile nobody needs to ask for another.
+    while (scan_tile(flags, values, n, buffer, capacity, buffer, 0, tiles, state) < tiles_in(n)
+           && gridDim.x < tiles_in(n)) {}
     wait_for_all(state, true);
     u64 count = ((volatile i64*)state)[COUNT];
     for (u64 low = 0; low < count; low += capacity) {

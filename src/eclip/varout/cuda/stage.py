@@ -25,10 +25,10 @@ from eclip.varout.cuda.build import (
     WINDOW,
     WINDOW_KEEP,
     blocks_for,
+    items_for,
     kernels_for,
     pointer,
     small,
-    tiles_of,
     word,
 )
 from eclip.varout.mechanisms import Mechanism
@@ -70,10 +70,11 @@ class Compaction:
         fresh = {"dtype": torch.int64, "device": x.device}
         self.buffer = torch.zeros(max(1, self.capacity), **fresh)
         self.arena = torch.zeros(max(1, self.arena_words), **fresh)
-        self.tiles = torch.zeros(tiles_of(self.inputs), **fresh)
-        self.state = torch.zeros(STATE_WORDS, **fresh)
         major, minor = torch.cuda.get_device_capability(x.device)
-        self._kernels = kernels_for(f"{major}.{minor}", 4, True, apply=apply)
+        items = items_for(self.inputs, 4)
+        self._kernels = kernels_for(f"{major}.{minor}", 4, True, apply=apply, items=items)
+        self.tiles = torch.zeros(self._kernels.tiles_of(self.inputs), **fresh)
+        self.state = torch.zeros(STATE_WORDS, **fresh)
         torch.cuda.synchronize(x.device)  # the buffers are clear before any other stream uses them
 
     @property
@@ -100,7 +101,7 @@ class Compaction:
             self._kernels.launch_resident(
                 "resident",
                 stream,
-                tiles_of(self.inputs),
+                len(self.tiles),
                 self.capacity,
                 [
                     pointer(self.x.data_ptr()), pointer(0), word(self.inputs),
@@ -141,7 +142,7 @@ class Compaction:
 
     def _select(self, stream: Any, first: int, condition: int | None = None) -> None:
         self._launch(
-            "select", stream, tiles_of(self.inputs),
+            "select", stream, len(self.tiles),
             pointer(self.x.data_ptr()), pointer(0), word(self.inputs),
             pointer(self.buffer.data_ptr()), word(first),
             pointer(self.arena.data_ptr()), word(self.arena_words),
@@ -151,7 +152,7 @@ class Compaction:
 
     def _resume(self, stream: Any, window: int) -> None:
         self._launch(
-            "resume", stream, min(tiles_of(self.inputs), _MOST_BLOCKS),
+            "resume", stream, min(len(self.tiles), _MOST_BLOCKS),
             pointer(self.x.data_ptr()), pointer(0), word(self.inputs),
             pointer(self.buffer.data_ptr()), word(self.capacity), word(window),
             pointer(self.tiles.data_ptr()), pointer(self.state.data_ptr()),
