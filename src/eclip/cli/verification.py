@@ -40,8 +40,7 @@ if TYPE_CHECKING:
 _ROUNDS = 2  # of the runs in turns
 _MARGIN = 0.02  # above floors: what a short run may be wrong by
 _STARTS = 5  # finalists of the simulator that the device begins with
-_STATIC = 2  # ... and static masks
-_HELD_TO = (1.0, 0.5)  # of the device, for whoever does not go first
+_STATIC = 1  # ... static masks
 _RANDOM = 5  # ... and placements at random, which tell how far the simulator can be trusted
 
 
@@ -201,34 +200,20 @@ class Verifier:
     def _preferring(
         self, found: Found, known: Sequence[tuple[Home, ...]]
     ) -> list[tuple[Home, ...]]:
-        """Placements in which whoever gets little under plain streams goes first.
-
-        The others are held to a part of the device, from all of it down; and the best of the known
-        placements with the same preference.
-        """
+        """Placements in which whoever gets little under plain streams goes first: with all of the
+        device for everybody, and in the best of the known placements."""
         from eclip.planning.placement import Home
 
-        slices = len(self._problem.topology.slice_units)
         shares = found.plain.ratios
         first = [share < statistics.fmean(shares) for share in shares]
-        whole = Home(0, 1, slices, 0.0, 0)
-        made = [
-            tuple(
-                dataclasses.replace(whole, priority=1)
-                if preferred
-                else dataclasses.replace(whole, most=round(slices * part))
-                for preferred in first
-            )
-            for part in _HELD_TO
-        ]
-        made += [
+        whole = Home(0, 1, len(self._problem.topology.slice_units), 0.0, 0)
+        return [
             tuple(
                 dataclasses.replace(home, priority=int(preferred))
                 for home, preferred in zip(homes, first, strict=True)
             )
-            for homes in known[:2]
+            for homes in ((whole,) * len(shares), *known[:1])
         ]
-        return made
 
     def _note(
         self,
