@@ -3,21 +3,27 @@
     PYTHONPATH=src python bench/agreement.py [OBSERVATIONS ...]
 
 For every file (those of docs/runs by default): mean absolute error of the workers' rates and of the
-power, with the built-in calibration, for plans without and with switches; then the best runs.
-Runs with stream priorities, which the simulator does not know, are only in the second table.
+power, with the built-in calibration, for plans without and with switches; then the same with the
+errors on all other runs of the file taken off, as a search on the device thinks; then the best ones.
+Runs with stream priorities, which the simulator does not know, are only in the last table.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
 
 from eclip import store
 from eclip.calibration import Calibration
 from eclip.cli import screen, wiring
 from eclip.devices.sim.fit import Errors, Replay
 from eclip.mix import parse_mix
-from eclip.observations import Observations
+from eclip.observations import Observations, ObservedRun
+from eclip.planning.objective import Score
+from eclip.planning.refine import Corrected
 from eclip.topology import Topology
 
 RUNS = Path(__file__).parents[1] / "docs" / "runs"
@@ -33,6 +39,35 @@ def replay_of(observations: Observations, topology: Topology, calibration: Calib
     return Replay(observations, topology, profiles)
 
 
+def left_out_one_by_one(
+    replay: Replay, indices: Sequence[int], calibration: Calibration
+) -> tuple[float, float]:
+    """Mean absolute error of rates and of power, every run predicted from all others."""
+    runs = [replay.runs[index] for index in indices]
+    plans = [replay.plans[index] for index in indices]
+    tails = (0.0,) * len(runs[0].alone_rps)
+    said = {
+        id(plan): Score(_ratios(run, one.rates_rps), one.power_w, tails)
+        for plan, run, one in zip(plans, runs, replay.simulate(indices, calibration), strict=True)
+    }
+    measured = [Score(_ratios(run, run.rates_rps), run.power_w, tails) for run in runs]
+    rates, power = [], []
+    for left in range(len(plans)):
+        corrected = Corrected(lambda wanted: [said[id(plan)] for plan in wanted])
+        corrected.learn(
+            [plan for index, plan in enumerate(plans) if index != left],
+            [score for index, score in enumerate(measured) if index != left],
+        )
+        (found,) = corrected.expected([plans[left]])
+        rates.append(np.abs(np.divide(found.ratios, measured[left].ratios) - 1).mean())
+        power.append(abs(found.power_w / measured[left].power_w - 1))
+    return float(np.mean(rates)), float(np.mean(power))
+
+
+def _ratios(run: ObservedRun, rates_rps: Sequence[float]) -> tuple[float, ...]:
+    return tuple(rate / alone for rate, alone in zip(rates_rps, run.alone_rps, strict=True))
+
+
 def cells(errors: Errors) -> list[str]:
     if errors.runs == 0:
         return ["0", "", ""]
@@ -43,7 +78,7 @@ def main() -> None:
     files = [Path(name) for name in sys.argv[1:]] or sorted(RUNS.glob("*.json.gz"))
     topology = wiring.find_topology("h200")
     calibration = wiring.find_calibration(None, topology)
-    rows, best = [], []
+    rows, corrected, best = [], [], []
     for file in files:
         replay = replay_of(store.load(file, Observations), topology, calibration)
         still = replay.usable()
@@ -55,9 +90,11 @@ def main() -> None:
         parts = (sorted([*still, *switching]), still, switching)
         errors = [cells(replay.errors(part, calibration)) for part in parts]
         rows.append([file.name, *(cell for each in errors for cell in each)])
+        rates, power = left_out_one_by_one(replay, parts[0], calibration)
+        corrected.append([file.name, str(len(parts[0])), f"{rates:.1%}", f"{power:.1%}"])
         scored = []
         for run, plan in zip(replay.runs, replay.plans, strict=True):
-            ratios = [a / b for a, b in zip(run.rates_rps, run.alone_rps, strict=True)]
+            ratios = _ratios(run, run.rates_rps)
             homes = " ".join(
                 f"{home.first}{'+' if home.step > 0 else '-'}{home.most}"
                 + (f"p{home.priority}" if home.priority else "")
@@ -74,6 +111,11 @@ def main() -> None:
         "Simulated against measured: all, without switches, with switches",
         ["file", *columns, *columns, *columns],
         rows,
+    )
+    screen.print_table(
+        "Every run predicted by a simulation that is corrected by the others",
+        ["file", *columns],
+        corrected,
     )
     screen.print_table(
         "The best that were measured; a home is its first slice, direction and largest size",

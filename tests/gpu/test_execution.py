@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import itertools
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -358,6 +360,29 @@ def test_the_driving_loop_holds_no_gil(
         thread.join()
     assert min(rates_of(logs[0])) > 0
     assert beside >= 0.8 * free
+
+
+@pytest.mark.parametrize("execution", [WHOLE, SEGMENTS])
+def test_what_others_do_on_the_gpu_makes_no_run_faster(
+    execution: Execution,
+    device: CudaDevice,
+    zoo: Zoo,
+    plan_of: PlanOf,
+    opened: Opened,
+    run_closed: RunClosed,
+) -> None:
+    """Graphs are 6% slower in a process beside which nothing else has worked (docs/results.md)."""
+    source = zoo("shufflenet").capture
+    half = len(source.trace.kernels) // 2
+    route = [0] * half + [1] * (len(source.trace.kernels) - half)
+    masks = [device.topology.full, Mask(range(12))]
+    plan = plan_of(device.topology, [source.trace], [masks], [route])
+    work = "import torch; torch.zeros(8, device='cuda').add_(1); torch.cuda.synchronize()"
+    with opened(device, plan, [source], execution) as session:
+        (alone,) = rates_of(run_closed(session))
+        subprocess.run([sys.executable, "-c", work], check=True)
+        (after,) = rates_of(run_closed(session))
+    assert after <= 1.02 * alone
 
 
 @pytest.mark.parametrize("rate_rps", [None, 200.0])

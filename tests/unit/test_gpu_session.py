@@ -75,7 +75,7 @@ class Stage(contextlib.ExitStack):
         route = Route(worker=0, lane=lane, wait_on=np.full(self.kernels, -1))
         self.loop = FakeLoop(error)
         self.session = object.__new__(CudaSession)
-        gpu = types.SimpleNamespace(make_current=lambda: None)
+        gpu = types.SimpleNamespace(make_current=lambda: None, quicken=lambda: None)
         vars(self.session).update(
             _device=types.SimpleNamespace(nvml=FakeNvml(), gpu=gpu, title="a GPU"),
             _captures=[],

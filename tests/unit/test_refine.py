@@ -136,6 +136,25 @@ def test_what_is_like_nothing_that_was_tried_is_taken_to_be_a_little_better() ->
     assert untried.power_w == pytest.approx(said.power_w)
 
 
+def test_a_noisy_trial_is_expected_to_be_like_those_beside_it() -> None:
+    """The best of many noisy trials is mostly luck: what is expected of it is nearer the truth."""
+    placer = Placer(PROBLEM)
+    plans = [
+        placer.plan(tuple(Home(first, 1, 8, 0.0, 0) for first in (0, 5, after)), "", "")
+        for after in range(12)
+    ]
+    truth = SIMULATED(plans)
+    lucky = [
+        dataclasses.replace(score, power_w=score.power_w * (0.88 if index == 5 else 1.0))
+        for index, score in enumerate(truth)
+    ]
+    corrected = Corrected(SIMULATED)
+    corrected.learn(plans, lucky)
+    found = corrected.expected(plans)
+    assert 0.95 < found[5].power_w / truth[5].power_w < 1.0
+    assert found[5].ratios == pytest.approx(truth[5].ratios, rel=1e-6)
+
+
 def test_plan_that_was_refused_says_nothing() -> None:
     placer = Placer(PROBLEM)
     plans = [placer.plan(STARTS[0], "", "")]
@@ -164,6 +183,9 @@ def test_few_trials_find_what_the_simulation_does_not_know(seconds_are_runs: Dev
 def test_starts_are_tried_however_little_time_there_is(seconds_are_runs: Device) -> None:
     found = refined(seconds_are_runs, seconds=1)
     assert {one.homes for one in found.candidates} == set(STARTS)
+    measured = Device(TRUE)([one.plan for one in found.candidates])
+    for one, score in zip(found.candidates, measured, strict=True):
+        assert one.score.ratios == pytest.approx(score.ratios, rel=0.02)
     assert found.evaluated == len(STARTS)
 
 

@@ -28,7 +28,7 @@ from eclip.planning.objective import Objective, Score
 from eclip.planning.placement import Home, Placer
 from eclip.planning.policies import PolicyOptions, make_plan
 from eclip.planning.problem import Problem
-from eclip.planning.search import search
+from eclip.planning.search import Candidate, Found, search
 from eclip.planning.variants import with_variants
 from eclip.runtime.program import lower
 from eclip.topology import Topology
@@ -292,13 +292,32 @@ def test_margin_above_floors_holds_for_what_a_search_found_not_for_baselines(
     assert plan.main == plans[wins].main
 
 
+def test_static_masks_just_above_a_floor_are_a_baseline_all_the_same() -> None:
+    problem = _PROBLEMS[2]
+    placer = Placer(problem)
+    aim = Objective(margin=0.02)
+    plain = Score((0.5, 0.5), 300.0, (1.0, 1.0))
+    floor = aim.fairness_floor(plain)
+    candidates = []
+    for first, ratios in ((0, (1.0, floor + 0.01)), (4, (0.8, 0.8))):
+        homes = tuple(Home(first, 1, 8, 0.0, 0) for _ in range(2))
+        score = Score(ratios, 300.0, (1.0, 1.0))
+        plan = placer.plan(homes, "search", "")
+        candidates.append(Candidate(homes, plan, score, aim.value(score, plain)))
+    candidates.sort(key=lambda one: -one.value)
+    assert candidates[0].score.fairness == 1.0
+    found = Found(tuple(candidates), plain, 1, 2, ())
+    (static,) = [one for one in shortlist(found, problem, 1, aim) if one.label == STATIC]
+    assert static.found.stp == pytest.approx(1.01 + floor)
+
+
 def test_shortlist_has_both_baselines_and_the_finalists_once_each(
     h200: Topology, h200_calibration: Calibration, make_problem: MakeProblem
 ) -> None:
     problem = make_problem(h200, 2)
     evaluate = Evaluator(h200, problem.profiles, h200_calibration)
     found = search(problem, evaluate, batches=2)
-    entries = shortlist(found, problem, finalists=3)
+    entries = shortlist(found, problem, 3, Objective())
     assert [entry.label for entry in entries[:2]] == [PLAIN, STATIC]
     assert [entry.label for entry in entries[2:]] == ["search 1", "search 2", "search 3"]
     assert len({entry.plan.main for entry in entries}) == len(entries)
@@ -390,7 +409,7 @@ def test_search_for_latency_at_part_load_beats_plain_streams_for_the_worst_off(
     ratios = np.array(best.score.p99_ms) / np.array(found.plain.p99_ms)
     assert ratios.max() <= 1.05
     assert len(best.plan.variants) == 3
-    entries = shortlist(found, problem, finalists=1)
+    entries = shortlist(found, problem, 1, Objective("latency"))
     assert all(len(entry.plan.variants) == 3 for entry in entries[1:])
 
 

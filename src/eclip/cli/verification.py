@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from eclip.runlog import RunLog
 
 _ROUNDS = 2  # of the runs in turns
+_ENERGY_SECONDS = 1.0  # of such a run, if energy decides: ten ticks of a GPU's counter
 _MARGIN = 0.02  # above floors: what a short run may be wrong by
 _STARTS = 5  # finalists of the simulator that the device begins with
 _STATIC = 1  # ... static masks
@@ -128,11 +129,13 @@ class Verifier:
             tried = self._refine(
                 found, known, objective, opened, trials, lambda part: progress(part / 2)
             )
-        entries = shortlist(tried or found, self._problem, self._how.finalists)
+        entries = shortlist(tried or found, self._problem, self._how.finalists, objective)
         plans = [entry.plan for entry in entries]
         if not self._busy:
             # Where requests arrive by themselves, what happens beside idle workers counts.
             plans = [with_variants(one, self._problem, self._evaluate, objective) for one in plans]
+        if objective.kind == "energy":
+            window = dataclasses.replace(window, seconds=max(window.seconds, _ENERGY_SECONDS))
         logs = self._in_turns(plans, opened, window, lambda part: progress((1 + part) / 2))
         plan = decide(
             [
@@ -179,7 +182,7 @@ class Verifier:
                 progress=progress,
             )
         self._tried += [one.homes for one in tried.candidates]
-        self._note(tried.candidates, starts, opened, trials.seconds)
+        self._note(tried.candidates, starts, opened, trials)
         return tried
 
     def _starts(self, found: Found) -> dict[tuple[Home, ...], str]:
@@ -220,10 +223,12 @@ class Verifier:
         candidates: Sequence[Candidate],
         kinds: Mapping[tuple[Home, ...], str],
         opened: Opened,
-        seconds: float,
+        trials: Trials[Any],
     ) -> None:
-        for one in candidates:
-            if min(one.score.ratios) == 0 or one.score.power_w == 0:
+        """What the trials themselves gave, which are known and take no time."""
+        measured = trials([one.plan for one in candidates])
+        for one, score in zip(candidates, measured, strict=True):
+            if min(score.ratios) == 0 or score.power_w == 0:
                 continue
             run = ObservedRun(
                 mix=self._problem.mix.name,
@@ -232,10 +237,10 @@ class Verifier:
                 alone_rps=tuple(opened.alone_rps),
                 rates_rps=tuple(
                     ratio * alone
-                    for ratio, alone in zip(one.score.ratios, opened.alone_rps, strict=True)
+                    for ratio, alone in zip(score.ratios, opened.alone_rps, strict=True)
                 ),
-                power_w=one.score.power_w,
-                seconds=seconds,
+                power_w=score.power_w,
+                seconds=trials.seconds,
             )
             if run not in self.observed:
                 self.observed.append(run)

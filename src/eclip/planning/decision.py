@@ -29,11 +29,13 @@ class Entry:
     found: Score  # what the search knew of it
 
 
-def shortlist(found: Found, problem: Problem, finalists: int) -> list[Entry]:
+def shortlist(found: Found, problem: Problem, finalists: int, objective: Objective) -> list[Entry]:
     """Plain streams first, then the best static masks, then the finalists."""
     plain = unpartitioned(problem.topology, problem.profiles, problem.mix)
     entries = [Entry(PLAIN, plain, found.plain)]
-    static = found.best_static()
+    # A baseline needs no margin: these masks may be just above a floor.
+    exact = dataclasses.replace(objective, margin=0.0)
+    static = max(found.static, key=lambda one: exact.value(one.score, found.plain), default=None)
     chosen = [(STATIC, static)] if static is not None else []
     best = [one for one in found.finalists(finalists + 1) if one is not static][:finalists]
     chosen += [(f"search {rank}", one) for rank, one in enumerate(best, 1)]

@@ -200,7 +200,7 @@ def _search(problem: Problem, options: PolicyOptions) -> Plan:
         switch_ns=options.switch_ns,
         progress=options.progress,
     )
-    entries = shortlist(found, problem, finalists=1)
+    entries = shortlist(found, problem, 1, options.objective)
     plan = decide(
         entries,
         [entry.found for entry in entries],

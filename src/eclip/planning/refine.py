@@ -31,7 +31,8 @@ _THOUGHT = 32  # candidates of one
 # constants are can be seen by predicting every run of docs/runs from the others: rates are then
 # 1.5 to 3.4% off instead of 4.1 to 7.9, and anything from half to twice of each does as well.
 _SPREAD = 0.08  # of the error over all plans, as a part of the rate
-_NOISE = 0.015  # of a trial
+_RATE_NOISE = 0.015  # of a trial
+_POWER_NOISE = 0.06  # the counter of a GPU's energy moves but a few times in one
 _REACH = 4.0  # distance at which errors have little in common
 _PRIORITY = 2.0  # how far a level of priority is
 _OPTIMISM = 0.4  # standard deviations that rates not yet known are taken to be better
@@ -40,55 +41,77 @@ _OPTIMISM = 0.4  # standard deviations that rates not yet known are taken to be 
 class Corrected:
     """What a simulation says of plans, less the error it has been seen to make.
 
-    The logarithms of measured over simulated rates, and of power, are a Gaussian process over
-    plans. Rates are a little optimistic where little was tried, so that it is tried; 99th
-    percentiles are left as simulated.
+    The logarithms of measured over simulated rates, and of power, are Gaussian processes over
+    plans; 99th percentiles are left as simulated.
     """
 
     def __init__(self, simulate: Evaluate) -> None:
         self._simulate = simulate
-        self._seen: list[tuple[Floats, Floats]] = []  # where a plan lies, and the errors on it
-        self._where: Floats = np.empty(0)
-        self._mean: Floats = np.empty(0)
-        self._inverse: Floats = np.empty(0)  # of the likeness of what was seen, with noise
-        self._weights: Floats = np.empty(0)
+        self._seen: list[tuple[Floats, Floats, Floats]] = []  # where; errors of rates, of power
+        self._rates: _Process | None = None
+        self._power: _Process | None = None
 
     def learn(self, plans: Sequence[Plan], scores: Sequence[Score]) -> None:
         """Of plans that were tried; one that the device refused says nothing."""
         ran = [(plan, score) for plan, score in zip(plans, scores, strict=True) if _ran(score)]
         simulated = self._simulate([plan for plan, _ in ran])
         self._seen += [
-            (_where(plan), np.log(_figures(score) / _figures(said)))
+            (
+                _where(plan),
+                np.log(np.divide(score.ratios, said.ratios)),
+                np.log([score.power_w / said.power_w]),
+            )
             for (plan, score), said in zip(ran, simulated, strict=True)
             if _ran(said)
         ]
-        if not self._seen:
-            return
-        self._where = np.array([where for where, _ in self._seen])
-        errors: Floats = np.array([error for _, error in self._seen])
-        self._mean = errors.mean(axis=0)
-        likeness = _likeness(self._where, self._where) + _NOISE**2 * np.eye(len(errors))
-        self._inverse = np.asarray(np.linalg.inv(likeness), np.float64)
-        self._weights = self._inverse @ (errors - self._mean)
+        if self._seen:
+            where, rates, power = (np.array(part) for part in zip(*self._seen, strict=True))
+            self._rates = _Process(where, rates, _RATE_NOISE)
+            self._power = _Process(where, power, _POWER_NOISE)
 
     def __call__(self, plans: Sequence[Plan]) -> list[Score]:
+        """What can be hoped for: rates are taken to be better where little was tried, so that it
+        is."""
+        return self._correct(plans, _OPTIMISM)
+
+    def expected(self, plans: Sequence[Plan]) -> list[Score]:
+        """Of a plan that was tried, this is less noisy than what its own trial gave."""
+        return self._correct(plans, 0.0)
+
+    def _correct(self, plans: Sequence[Plan], optimism: float) -> list[Score]:
         said = self._simulate(plans)
-        if not self._seen:
+        if self._rates is None or self._power is None:
             return said
         where = np.array([_where(plan) for plan in plans])
-        likeness = _likeness(where, self._where)
-        errors = self._mean + likeness @ self._weights
-        known = (likeness @ self._inverse * likeness).sum(axis=1)
-        unknown = np.sqrt(np.maximum(0.0, _SPREAD**2 - known))
-        errors[:, :-1] += _OPTIMISM * unknown[:, None]
+        rates, unknown = self._rates.predict(where)
+        power, _ = self._power.predict(where)
+        factors = np.exp(rates + optimism * unknown[:, None])
         return [
             replace(
                 score,
-                ratios=tuple((np.array(score.ratios) * factors[:-1]).tolist()),
-                power_w=score.power_w * float(factors[-1]),
+                ratios=tuple((np.array(score.ratios) * factor).tolist()),
+                power_w=score.power_w * float(np.exp(watts[0])),
             )
-            for score, factors in zip(said, np.exp(errors), strict=True)
+            for score, factor, watts in zip(said, factors, power, strict=True)
         ]
+
+
+class _Process:
+    """A Gaussian process through noisy values at known places, several values at each."""
+
+    def __init__(self, where: Floats, values: Floats, noise: float) -> None:
+        self._where = where
+        self._mean: Floats = values.mean(axis=0)
+        likeness = _likeness(where, where) + noise**2 * np.eye(len(where))
+        self._inverse = np.asarray(np.linalg.inv(likeness), np.float64)
+        self._weights: Floats = self._inverse @ (values - self._mean)
+
+    def predict(self, where: Floats) -> tuple[Floats, Floats]:
+        """What is expected at each place, and the standard deviation."""
+        likeness = _likeness(where, self._where)
+        known = (likeness @ self._inverse * likeness).sum(axis=1)
+        unknown: Floats = np.sqrt(np.maximum(0.0, _SPREAD**2 - known))
+        return self._mean + likeness @ self._weights, unknown
 
 
 def refine(
@@ -104,7 +127,7 @@ def refine(
     priorities: int = 1,
     progress: Callable[[float], None] = lambda _: None,
 ) -> Found:
-    """Everything that was tried on the device, the best first.
+    """Everything that was tried on the device, the best first, with what is expected of it.
 
     ``starts`` are all tried, however long that takes, before the first thought. ``priorities``: so
     many levels of stream priorities the device has; with 1 there are none.
@@ -132,7 +155,8 @@ def refine(
             thought.try_all(thought.children(_THOUGHT))
         new = tried.try_all(_most_promising(thought.ranked(), tried))
         rounds += 1
-    return tried.found(rounds)
+    (plain,) = corrected.expected([nobody_masked])
+    return tried.rescored(corrected.expected, plain).found(rounds)
 
 
 def _most_promising(ranked: Sequence[Candidate], tried: Hunt) -> list[Homes]:
@@ -148,10 +172,6 @@ def _most_promising(ranked: Sequence[Candidate], tried: Hunt) -> list[Homes]:
 
 def _ran(score: Score) -> bool:
     return min(score.ratios) > 0 and score.power_w > 0
-
-
-def _figures(score: Score) -> Floats:
-    return np.array([*score.ratios, score.power_w])
 
 
 def _where(plan: Plan) -> Floats:

@@ -60,10 +60,6 @@ class Found:
                 break
         return chosen
 
-    def best_static(self) -> Candidate | None:
-        """The best with one mask per worker, if any was tried."""
-        return next(iter(self.static), None)
-
     @property
     def static(self) -> list[Candidate]:
         """Those with one mask per worker and nothing else."""
@@ -153,6 +149,17 @@ class Hunt:
             return plan
         # Where requests arrive by themselves, most find some of the others idle.
         return plain_when_idle(plan, self.placer.problem)
+
+    def rescored(self, evaluate: Evaluate, plain: Score) -> Hunt:
+        """The same candidates by another evaluation; what gave nothing still gives nothing."""
+        other = Hunt(self.placer, evaluate, self._objective, plain, self._random, self._priorities)
+        ran = [one for one in self._known.values() if min(one.score.ratios) > 0]
+        other._known = {one.homes: one for one in self._known.values()}
+        for one, score in zip(ran, evaluate([each.plan for each in ran]), strict=True):
+            value = self._objective.value(score, plain)
+            other._known[one.homes] = replace(one, score=score, value=value)
+        other.best = other.ranked()[:_PARENTS]
+        return other
 
     def children(self, count: int) -> list[Homes]:
         """Changed copies of good candidates, the best ones more often, and mixtures of two."""

@@ -141,6 +141,7 @@ class CudaSession(Closing):
         except BaseException:
             self._stack.close()
             raise
+        device.gpu.quicken()  # for whoever serves requests without a run
 
     def close(self) -> None:
         self._stack.close()
@@ -279,6 +280,7 @@ class CudaSession(Closing):
         if others:
             warnings.append(f"other processes used the GPU: {', '.join(map(str, others))}")
         duration_ns = round(window.seconds * 1e9)
+        self._device.gpu.quicken()
         zero = _now_ns() + round(window.warmup_seconds * 1e9)
         stop = np.zeros(1, dtype=np.int64)
         runners = self._runners(load, zero, zero + duration_ns, stop)
