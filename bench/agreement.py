@@ -4,7 +4,7 @@
 
 For every file (those of docs/runs by default): mean absolute error of the workers' rates and of the
 power, with the built-in calibration, for plans without and with switches; then the same with the
-errors on all other runs of the file taken off, as a search on the device thinks; then the best ones.
+errors on all other runs of the file taken off, as in a search on the device; then the best runs.
 Runs with stream priorities, which the simulator does not know, are only in the last table.
 """
 
