@@ -92,10 +92,10 @@ class SteadyCounter:
     def __init__(self) -> None:
         self.ours: set[int] = set()
 
-    def next_tick(self) -> Tick:
+    def tick_before(self, end_ns: int) -> Tick | None:
         time.sleep(0.01)
         now = now_ns()
-        return Tick(now, now * POWER_W // 1_000_000)
+        return Tick(now, now * POWER_W // 1_000_000) if now < end_ns else None
 
     def other_processes(self) -> list[int]:
         return []

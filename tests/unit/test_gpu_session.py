@@ -52,9 +52,9 @@ class FakeLoop:
 
 
 class FakeNvml:
-    def next_tick(self) -> Tick:
+    def tick_before(self, end_ns: int) -> Tick | None:
         time.sleep(0.01)
-        return Tick(now_ns(), now_ns() // 10_000)  # 100 W
+        return Tick(now_ns(), now_ns() // 10_000) if now_ns() < end_ns else None  # 100 W
 
     def other_processes(self) -> list[int]:
         return []

@@ -223,6 +223,21 @@ def test_last_comparison_of_a_mix_counts() -> None:
     assert row(table, "eclip")["STP"] == "1.500"
 
 
+def test_what_was_chosen_for_the_same_objective_is_in_one_mean_whatever_else_was_tried() -> None:
+    both = comparison({"shared": 1.0, "search": 1.2, "search-energy": 1.1}, mix="m/1")
+    found = [
+        msgspec.structs.replace(both, objective="throughput,energy"),
+        comparison({"shared": 1.0, "search": 1.3}, mix="m/2"),
+        msgspec.structs.replace(both, objective="energy", mix="m/3"),
+    ]
+    means = [table for table in drawn.tables(found) if table.title.startswith("Means")]
+    (throughput,) = [table for table in means if "settings tried" not in table.title]
+    assert row(throughput, "search")["mixes"] == "2"
+    assert row(throughput, "search-energy")["mixes"] == "1"
+    (energy,) = [table for table in means if "settings tried for energy" in table.title]
+    assert row(energy, "search")["mixes"] == "1"
+
+
 def test_spread_of_the_runs_is_shown_with_the_setting() -> None:
     swept = entry("mps", score(1.1), score(1.0), score(1.2), setting="mps 60%")
     table = table_of([comparison([entry("shared", score(1.0)), swept])], "Policies")

@@ -62,10 +62,10 @@ def replace_section(document: str, section: str) -> str:
 
 
 def _kinds(comparisons: Iterable[Comparison]) -> list[list[Comparison]]:
-    """The last comparison of every mix, by device, load and objective; measured ones first."""
+    """The last comparison of every mix, by device, load and main objective; measured ones first."""
     groups: dict[tuple[object, ...], dict[str, Comparison]] = {}
     for one in comparisons:
-        key = (one.modelled, one.device, one.load_part or 0.0, _load(one), one.objective)
+        key = (one.modelled, one.device, one.load_part or 0.0, _load(one), _main_objective(one))
         groups.setdefault(key, {}).pop(one.mix, None)
         groups[key][one.mix] = one
     return [
@@ -78,9 +78,15 @@ def _load(one: Comparison) -> str:
     return one.load if one.load_part is None else "Poisson"
 
 
+def _main_objective(one: Comparison) -> str:
+    """The first one; what was chosen for another has its name behind the policy's."""
+    return one.objective.partition(",")[0]
+
+
 def _title(what: str, kind: Sequence[Comparison]) -> str:
     first = kind[0]
-    objective = "" if first.objective == "throughput" else f", settings tried for {first.objective}"
+    main = _main_objective(first)
+    objective = "" if main == "throughput" else f", settings tried for {main}"
     modelled = "modelled: " if first.modelled else ""
     return f"{what} ({modelled}{first.device}, {first.load}{objective})"
 

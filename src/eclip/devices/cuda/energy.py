@@ -21,7 +21,8 @@ try:
 except ImportError:
     pynvml = None
 
-_TICK_WAIT_S = 0.5  # five times the counter's period: longer means that it does not move
+_STANDS_STILL = "the GPU's energy counter does not move; NVML cannot measure energy here"
+_TICK_WAIT_NS = 500_000_000  # five times the counter's period: longer means that it does not move
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class Tick:
 class EnergyCounter(Protocol):
     ours: set[int]  # processes that this one started to compute on this GPU
 
-    def next_tick(self) -> Tick:
-        """Wait until the counter moves."""
+    def tick_before(self, end_ns: int) -> Tick | None:
+        """Wait until the counter moves, but no longer than to this time."""
         ...
 
     def other_processes(self) -> list[int]:
@@ -63,14 +64,22 @@ class Nvml:
 
     def next_tick(self) -> Tick:
         """Wait until the counter moves."""
-        first = _ask("nvmlDeviceGetTotalEnergyConsumption", self._handle)
-        deadline = time.monotonic() + _TICK_WAIT_S
-        while time.monotonic() < deadline:
-            energy_mj = _ask("nvmlDeviceGetTotalEnergyConsumption", self._handle)
-            if energy_mj != first:
-                return Tick(time.clock_gettime_ns(time.CLOCK_MONOTONIC), energy_mj)
+        tick = self.tick_before(_now_ns() + _TICK_WAIT_NS)
+        if tick is None:
+            raise DeviceError(_STANDS_STILL)
+        return tick
+
+    def tick_before(self, end_ns: int) -> Tick | None:
+        """Wait until the counter moves, but no longer than to this time."""
+        first = self._energy_mj()
+        while (now_ns := _now_ns()) < end_ns:
+            if (energy_mj := self._energy_mj()) != first:
+                return Tick(now_ns, energy_mj)
             time.sleep(0.0005)
-        raise DeviceError("the GPU's energy counter does not move; NVML cannot measure energy here")
+        return None
+
+    def _energy_mj(self) -> int:
+        return int(_ask("nvmlDeviceGetTotalEnergyConsumption", self._handle))
 
     def other_processes(self) -> list[int]:
         """Processes that compute on this GPU besides this one and ours."""
@@ -107,9 +116,17 @@ def mean_power_w(
     counter: EnergyCounter, begin_ns: int, end_ns: int, stopped: Callable[[], bool]
 ) -> float:
     """Wait until the end, or until it is stopped; the mean power between the ticks inside."""
-    while time.clock_gettime_ns(time.CLOCK_MONOTONIC) < begin_ns and not stopped():
+    while _now_ns() < begin_ns and not stopped():
         time.sleep(0.001)
-    first = last = counter.next_tick()
-    while not stopped() and (tick := counter.next_tick()).time_ns < end_ns:
+    first = last = counter.tick_before(end_ns)
+    while not stopped() and (tick := counter.tick_before(end_ns)) is not None:
         last = tick
-    return power_w(first, last) if last.time_ns > first.time_ns else 0.0
+    if first is None and end_ns - begin_ns >= _TICK_WAIT_NS and not stopped():
+        raise DeviceError(_STANDS_STILL)
+    if first is None or last is None or last.time_ns == first.time_ns:
+        return 0.0  # the window holds no two ticks
+    return power_w(first, last)
+
+
+def _now_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC)

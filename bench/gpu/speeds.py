@@ -1,0 +1,108 @@
+"""Claim of docs/results.md: graphs run faster once another context has worked on the GPU.
+
+    PYTHONPATH=src:.gpu-deps python3 bench/gpu/speeds.py
+
+Requests/s of one captured model in a process that nothing else disturbs, then after a context of
+its own or of another process was made, worked, and went; before anything was captured, and after.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
+import torch
+
+from eclip.devices.cuda.driver import Gpu, call, cu
+from eclip.frontends import models
+from eclip.frontends.torch import CapturedModule, capture
+
+MODEL, BATCH = "shufflenet", 8
+SECONDS = 0.25
+ANOTHER = f"""
+import sys
+sys.path[:0] = {sys.path!r}
+from eclip.devices.cuda.driver import Gpu, call, cu
+gpu = None
+for line in sys.stdin:
+    if line.strip() == "context":
+        gpu = Gpu(0, None)
+    elif line.strip() == "work":
+        call(cu.cuMemsetD8, call(cu.cuMemAlloc, 1 << 20), 1, 1 << 20)
+        call(cu.cuCtxSynchronize)
+    print("done", flush=True)
+"""
+
+
+def captured() -> CapturedModule:
+    torch.cuda.set_device(0)
+    module, inputs = models.build(MODEL, BATCH)
+    return capture(module, inputs, MODEL, BATCH)
+
+
+def rate(model: CapturedModule) -> float:
+    model.graph.replay()
+    torch.cuda.synchronize()
+    begin, requests = time.perf_counter(), 0
+    while time.perf_counter() - begin < SECONDS:
+        model.graph.replay()
+        torch.cuda.synchronize()
+        requests += 1
+    return requests / (time.perf_counter() - begin)
+
+
+def show(what: str, model: CapturedModule) -> None:
+    print(f"{what:48}", *(f"{rate(model):.0f}" for _ in range(3)), flush=True)
+
+
+def own_context() -> None:
+    gpu, model = Gpu(0), captured()
+    show("alone", model)
+    other = call(cu.cuCtxCreate, None, 0, gpu.handle)
+    gpu.make_current()
+    show("a second context of its own", model)
+    call(cu.cuCtxDestroy, other)
+    show("... destroyed", model)
+
+
+def other_process() -> None:
+    Gpu(0)
+    model = captured()
+    child = subprocess.Popen(
+        [sys.executable, "-c", ANOTHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdin is not None and child.stdout is not None
+    show("another process, without CUDA", model)
+    for order in ("context", "work"):
+        print(order, file=child.stdin, flush=True)
+        child.stdout.readline()
+        show(f"another process: {order}", model)
+    child.stdin.close()
+    child.wait()
+    show("... ended", model)
+    time.sleep(8)
+    show("... 8 s later", model)
+
+
+def quickened() -> None:
+    gpu = Gpu(0)
+    gpu.quicken()
+    model = captured()
+    show("quickened before the capture", model)
+    gpu.quicken()
+    show("quickened after it", model)
+
+
+WAYS = {way.__name__: way for way in (own_context, other_process, quickened)}
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        WAYS[sys.argv[1]]()
+    else:  # each in a process of its own: what was done is not undone
+        for name in WAYS:
+            subprocess.run([sys.executable, __file__, name], check=True)
