@@ -27,9 +27,8 @@ _TRIED_AT_ONCE = 5  # between two thoughts
 _THOUGHTS = 5  # batches of simulated candidates before the next trials
 _THOUGHT = 32  # candidates of one
 
-# The error of the simulation on two plans is alike as far as the plans are. How plausible these
-# constants are can be seen by predicting every run of docs/runs from the others: rates are then
-# 1.5 to 3.4% off instead of 4.1 to 7.9, and anything from half to twice of each does as well.
+# The error of the simulation on two plans is alike as far as the plans are. That these constants
+# serve is seen by predicting every run of docs/runs from the others (bench/agreement.py).
 _SPREAD = 0.08  # of the error over all plans, as a part of the rate
 _RATE_NOISE = 0.015  # of a trial
 _POWER_NOISE = 0.06  # the counter of a GPU's energy moves but a few times in one
