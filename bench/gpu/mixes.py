@@ -1,0 +1,82 @@
+"""The comparisons of docs/results.md on a GPU, one after the other in one process.
+
+    PYTHONPATH=src:.gpu-deps python3 bench/gpu/mixes.py FOLDER MIX [MIX ...] [-- OPTIONS]
+
+Each is `eclip compare MIX --device cuda OPTIONS`; modules are imported and models captured once for
+all of them, which saves about half a minute a mix. FOLDER gets the results file, and a folder for
+each mix with what it printed, its plans, runs and observations. A comparison that fails is named
+and the next one begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
+from eclip.cli import main as eclip
+from eclip.cli import wiring
+from eclip.profile import Profile
+
+OPTIONS = (
+    "--policies shared,mps,masks,eclip,search --objective throughput,energy --verify 3 --refine 13 "
+    "--repeats 3 --seconds 0.5 --search-seconds 4 --trials 9 --trial-seconds 0.28 --processes 9 "
+    "--trace-ms 0"
+)
+
+
+class KeptSources:
+    """``wiring.find_sources`` that captures the n-th worker of a model only once."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, int], Any] = {}
+
+    def __call__(self, profiles: tuple[Profile, ...], options: wiring.RunOptions) -> Sequence[Any]:
+        if options.device == "sim":  # to try the options without a GPU
+            return profiles
+        from eclip.frontends.models import capture_workers
+
+        found, seen = [], Counter[str]()
+        for profile in profiles:
+            seen[profile.key] += 1
+            key = profile.key, seen[profile.key]
+            if key not in self._kept:
+                (self._kept[key],) = capture_workers([profile], options.gpu)
+            found.append(self._kept[key])
+        return found
+
+
+def compare(mix: str, folder: Path, options: Sequence[str]) -> int:
+    mine = folder / mix.replace("/", "-").replace(":", "-").replace(",", "-")
+    mine.mkdir(parents=True, exist_ok=True)
+    sys.argv = ["eclip", "compare", mix, "--device", "cuda", *options]
+    sys.argv += ["--results", str(folder / "results.jsonl"), "-o", str(mine)]
+    with (mine / "printed.txt").open("w") as printed, contextlib.redirect_stdout(printed):
+        try:
+            eclip()
+        except SystemExit as left:
+            return int(left.code or 0)
+    return 0
+
+
+def main() -> None:
+    arguments = sys.argv[1:]
+    cut = arguments.index("--") if "--" in arguments else len(arguments)
+    folder, *mixes = arguments[:cut]
+    wiring.find_sources = KeptSources()
+    for mix in mixes:
+        begin = time.monotonic()
+        code = compare(mix, Path(folder), arguments[cut + 1 :] or shlex.split(OPTIONS))
+        print(f"{mix}: exit code {code}, {time.monotonic() - begin:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

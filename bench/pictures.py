@@ -1,0 +1,137 @@
+"""The pictures of docs/results.md.
+
+    PYTHONPATH=src python bench/pictures.py
+
+``throughput.svg``: what every policy gave on the GPU over plain streams, mix by mix, from
+docs/results.jsonl. ``plans.svg``: which slices the workers of the plans in docs/plans hold for how
+much of their time, and their priorities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+import numpy as np
+
+from eclip import store
+from eclip.comparison import Comparison
+from eclip.plan import Plan
+from eclip.report.results import geometric_mean
+
+DOCS = Path(__file__).parents[1] / "docs"
+COLOURS = {"mps": "#9aa5b1", "masks": "#5b8db8", "eclip": "#d9b26f", "search": "#c0392b"}
+SHARES = "#1f4e79"
+FONT = 'font-family="sans-serif" font-size="11"'
+
+
+class Picture:
+    def __init__(self, title: str) -> None:
+        self._parts: list[str] = []
+        self._width = self._height = 0.0
+        self.text(8, 18, title, weight="bold")
+
+    def box(
+        self, x: float, y: float, width: float, height: float, colour: str, alpha: float = 1.0
+    ) -> None:
+        self._parts.append(
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" '
+            f'fill="{colour}" fill-opacity="{alpha:.2f}" stroke="#ccc" stroke-width="0.5"/>'
+        )
+        self._reach(x + width, y + height)
+
+    def text(self, x: float, y: float, words: str, weight: str = "normal") -> None:
+        self._parts.append(
+            f'<text x="{x:.1f}" y="{y:.1f}" {FONT} font-weight="{weight}">{escape(words)}</text>'
+        )
+        self._reach(x + 6.5 * len(words), y)
+
+    def line(self, x: float, y: float, to_x: float, to_y: float) -> None:
+        self._parts.append(
+            f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{to_x:.1f}" y2="{to_y:.1f}" stroke="#333"/>'
+        )
+
+    def save(self, path: Path) -> None:
+        size = f'width="{self._width + 12:.0f}" height="{self._height + 12:.0f}"'
+        body = "\n".join(self._parts)
+        path.write_text(
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n'
+            f'<rect width="100%" height="100%" fill="white"/>\n{body}\n</svg>\n'
+        )
+
+    def _reach(self, x: float, y: float) -> None:
+        self._width, self._height = max(self._width, x), max(self._height, y)
+
+
+def draw_throughput(comparisons: Sequence[Comparison]) -> Picture:
+    last = {one.mix: one for one in comparisons if not one.modelled and one.load_part is None}
+    picture = Picture("Throughput (STP) over plain streams, measured on an H200, closed loop")
+    left, top, scale, height = 330.0, 50.0, 900.0, 12.0
+    zero = left + scale * 0.12
+    for index, (policy, colour) in enumerate(COLOURS.items()):
+        picture.box(left + 110 * index, 28, 12, 10, colour)
+        picture.text(left + 16 + 110 * index, 37, policy)
+    gains: dict[str, list[float]] = {policy: [] for policy in COLOURS}
+    for row, (mix, one) in enumerate(sorted(last.items())):
+        y = top + row * (len(COLOURS) * height + 8)
+        picture.text(8, y + 22, mix if len(mix) < 48 else f"{mix[:45]}…")
+        plain = one.entry("shared")
+        for index, (policy, colour) in enumerate(COLOURS.items()):
+            entry = one.entry(policy)
+            if plain is None or entry is None:
+                continue
+            gains[policy].append(entry.together.stp / plain.together.stp)
+            _bar(picture, zero, y + index * height, gains[policy][-1], scale, height, colour)
+    y = top + len(last) * (len(COLOURS) * height + 8)
+    picture.text(8, y + 22, f"geometric mean of {len(last)} mixes", weight="bold")
+    for index, (policy, colour) in enumerate(COLOURS.items()):
+        mean = geometric_mean(gains[policy])
+        _bar(picture, zero, y + index * height, mean, scale, height, colour)
+    picture.line(zero, top - 4, zero, y + len(COLOURS) * height + 4)
+    return picture
+
+
+def _bar(
+    picture: Picture, zero: float, y: float, gain: float, scale: float, height: float, colour: str
+) -> None:
+    length = scale * (gain - 1)
+    picture.box(min(zero, zero + length), y, abs(length), height - 1, colour)
+    picture.text(max(zero, zero + length) + 4, y + height - 1, f"{gain - 1:+.1%}")
+
+
+def draw_plans(plans: dict[str, Plan]) -> Picture:
+    picture = Picture(
+        "What search deployed: the sixteen slices of an H200, the darker the more of its time a "
+        "worker holds one"
+    )
+    cell, y = 22.0, 34.0
+    for plan in plans.values():
+        switches = sum(part.switches for part in plan.main.assignments)
+        picture.text(8, y + 8, f"{plan.mix.name}   ({switches} switches a request)", weight="bold")
+        y += 14
+        for part, planned in zip(plan.main.assignments, plan.workers, strict=True):
+            held = np.zeros(len(plan.topology.slice_units))
+            for group in part.groups:
+                held[list(plan.lanes[group.lane].mask)] += group.predicted_ns
+            held /= sum(group.predicted_ns for group in part.groups)
+            priority = max(plan.lanes[group.lane].priority for group in part.groups)
+            picture.text(20, y + 12, planned.model)
+            for index, share in enumerate(held.tolist()):
+                picture.box(130 + cell * index, y, cell, 16, SHARES, share)
+            if priority:
+                picture.text(140 + cell * len(held), y + 12, f"priority {priority}")
+            y += 17
+        y += 12
+    return picture
+
+
+def main() -> None:
+    folder = DOCS / "pictures"
+    draw_throughput(store.load_results(DOCS / "results.jsonl")).save(folder / "throughput.svg")
+    plans = {file.stem: store.load(file, Plan) for file in sorted((DOCS / "plans").glob("*.json"))}
+    draw_plans(plans).save(folder / "plans.svg")
+
+
+if __name__ == "__main__":
+    main()
