@@ -1,7 +1,7 @@
 """Tryouts: what a contest tries on the device before its rounds.
 
 Swept policies (MPS shares, static masks) try their settings in short runs, and the best one for
-every objective enters. A search that is to be verified goes on from the masks that were swept.
+every objective enters. A search that is to be verified goes on from all masks that were swept.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,7 +18,7 @@ from eclip.cli.verification import Opened, Verifier
 from eclip.comparison import Trial, trial_of
 from eclip.devices.base import Window
 from eclip.devices.load import load_of_mix
-from eclip.devices.trials import Trials, score_of
+from eclip.devices.trials import score_of
 from eclip.errors import UsageError
 from eclip.plan import Plan, unpartitioned
 from eclip.planning.objective import Objective, Score
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 _WARMUP_S = 0.05
 _TAIL_SECONDS = 2.0  # of a run that is to tell a 99th percentile
-_KNOWN = 4  # of the masks that were swept: a search begins with the best ones
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Tryouts:
         self._seed = seed
         self._step = step
         self._window = Window(seconds=options.trial_seconds, warmup_seconds=_WARMUP_S, trace_ms=0.0)
-        self._trials = self._new_trials()
+        self._trials = opened.trials(problem.mix, window=self._window, seed=seed, step=step)
         self._masks: list[tuple[tuple[Home, ...], Score]] = []  # that were tried
 
     def run(self, session: Session) -> RunLog:
@@ -130,16 +129,13 @@ class Tryouts:
         self, verifier: Verifier, searches: Sequence[tuple[Objective, Found]]
     ) -> list[Plan]:
         """What the device confirms of what was found by simulation, for every objective."""
-        # Trials of its own: a GPU is not equally fast at all times, and what was swept before would
-        # not compare with what is tried now.
-        trials = self._new_trials()
         plans = []
         for aim, found in searches:
             best = sorted(self._masks, key=lambda one: -aim.value(one[1], self._plain))
-            known = [homes for homes, _ in best[:_KNOWN]]
+            known = [homes for homes, _ in best]  # and what they gave, by the same trials
             plans.append(
                 verifier.confirm(
-                    found, aim, self._opened, trials, self._window, lambda part: None, known
+                    found, aim, self._opened, self._trials, self._window, lambda part: None, known
                 )
             )
         return self.name(plans)
@@ -147,14 +143,7 @@ class Tryouts:
     def confirm_for_load(self, verifier: Verifier, found: Found, aim: Objective) -> Plan:
         """The same for requests that arrive by themselves, in runs long enough for their tails."""
         window = Window(seconds=_TAIL_SECONDS, warmup_seconds=_WARMUP_S, trace_ms=0.0)
-        return verifier.confirm(
-            found, aim, self._opened, self._new_trials(), window, lambda part: None
-        )
-
-    def _new_trials(self) -> Trials[Any]:
-        return self._opened.trials(
-            self._problem.mix, window=self._window, seed=self._seed, step=self._step
-        )
+        return verifier.confirm(found, aim, self._opened, self._trials, window, lambda part: None)
 
     @functools.cached_property
     def _plain(self) -> Score:
