@@ -255,8 +255,8 @@ def test_sweeps_and_searches_enter_once_for_every_objective(stage: Stage) -> Non
     swept = {log.plan.lanes for log in stage.trials if log.plan.policy == "masks"}
     searched = [log.plan.lanes for log in stage.trials if log.plan.policy == "search"]
     assert len(swept) == 8
-    assert not swept & set(searched)
-    assert len(set(searched)) == len(searched)
+    # Each of its own was tried once; the finals are two rounds.
+    assert all(searched.count(lanes) % 2 == (lanes not in swept) for lanes in searched)
     assert sum(run.kind == "static" for run in contest.observed) == 8
 
 
