@@ -76,6 +76,7 @@ def measure_profile(
             stack.callback(executable.close)
             executables.append(executable.handle)
         runs = [(handle, lane.stream) for handle, lane in zip(executables, pool.lanes, strict=True)]
+        device.gpu.quicken()
         request_ns = [_request_ns(handle, stream) for handle, stream in runs]
         energy_uj = [
             _energy_uj(device, handle, stream, energy_seconds)
@@ -202,6 +203,7 @@ def _beside_stressors(device: CudaDevice, graph: CapturedGraph) -> dict[str, flo
         stack.callback(executable.close)
         stressors = Stressors(device.gpu)
         stack.callback(stressors.close)
+        device.gpu.quicken()
         alone_ns = _request_ns(executable.handle, mine.stream)
         blocks = 2 * device.topology.units_of(halves[1])
         for name, size in _STRESS_BYTES.items():
