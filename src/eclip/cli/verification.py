@@ -1,8 +1,8 @@
 """Verification: from what a search found by simulation to a plan that the device has confirmed.
 
-The search may go on on the device, from the simulator's best plans and a few random ones. At the
-end the best plans, plain streams and the best static masks run in turns, longer, and what measures
-best is the plan.
+The search may go on on the device, from the simulator's best plans, masks that were swept, a few
+random placements and some with stream priorities. At the end the best plans, plain streams and the
+best static masks run in turns, longer, and what measures best is the plan.
 """
 
 from __future__ import annotations
