@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tracemalloc
 from collections.abc import Sequence
 
 import numpy as np
@@ -196,6 +197,32 @@ def test_device_that_refuses_most_plans_still_gives_the_rest(
     found = refined(seconds_are_runs, seconds=40)
     assert min(found.candidates[0].score.ratios) > 0
     assert any(min(one.score.ratios) == 0 for one in found.candidates)
+
+
+def test_device_that_refuses_everything_but_plain_streams_gives_nothing(
+    seconds_are_runs: Device,
+) -> None:
+    seconds_are_runs._refuses_below = H200.units
+    found = refine(PROBLEM, SIMULATED, seconds_are_runs, AIM, starts=STARTS[:2], seconds=20)
+    assert found.plain.stp > 0
+    assert {min(one.score.ratios) for one in found.candidates} == {0.0}
+
+
+def test_memory_is_that_of_a_few_matrices_of_the_trials() -> None:
+    placer = Placer(PROBLEM)
+    plans = [
+        placer.plan(tuple(Home(first, 1, most, 0.0, 0) for _ in range(3)), "", "")
+        for first in range(16)
+        for most in range(1, 17)
+    ]
+    corrected = Corrected(SIMULATED)
+    tracemalloc.start()
+    try:
+        corrected.learn(plans, TRUE(plans))
+        most_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < 10 * len(plans) ** 2 * 8
 
 
 def test_same_seed_tries_the_same(seconds_are_runs: Device) -> None:
