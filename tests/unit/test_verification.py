@@ -21,7 +21,7 @@ from eclip.errors import DeviceError, UsageError
 from eclip.measures import measure, steady_rates
 from eclip.mix import Mix, mix_of
 from eclip.plan import Plan
-from eclip.planning.decision import PLAIN, STATIC
+from eclip.planning.decision import PLAIN, STATIC, decide, shortlist
 from eclip.planning.objective import Objective, Score
 from eclip.planning.placement import Home, Placer
 from eclip.planning.policies import PolicyOptions, make_plan
@@ -143,6 +143,47 @@ def test_what_was_tried_for_one_objective_is_not_tried_again_for_another(device:
     searching.confirm(found, Objective("energy"), opened, trials, WINDOW, lambda _: None)
     runs_in_turns = 3
     assert len(device.opened) - before == runs_in_turns
+    other = dataclasses.replace(found, candidates=found.candidates[::-1])
+    searching.confirm(other, Objective("energy"), opened, trials, WINDOW, lambda _: None)
+    homes = [run.homes for run in searching.observed]
+    assert len(homes) == len(set(homes)) > 10  # what is noted twice would be predicted from itself
+
+
+def test_device_that_refuses_all_masks_has_plain_streams(
+    device: Refusing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_plain(program: Any, sources: Any) -> Any:
+        if any(lane.mask != H200.full for lane in program.plan.lanes):
+            raise DeviceError("no masks here")
+        return SimDevice.open(device, program, sources)
+
+    searching = verifier(Verification(finalists=2, refine_seconds=1e-6))
+    opened = opened_on(device)
+    found = searching.simulate(Objective(), lambda _: None)
+    monkeypatch.setattr(device, "open", open_plain)
+    trials = opened.trials(MIX, window=WINDOW)
+    plan = searching.confirm(found, Objective(), opened, trials, WINDOW, lambda _: None)
+    assert all(lane.mask == H200.full for lane in plan.lanes)
+
+
+@pytest.mark.parametrize("refine_seconds", [0.0, 0.1])
+def test_runs_too_short_for_anybody_say_so(device: Refusing, refine_seconds: float) -> None:
+    searching = verifier(Verification(1, refine_seconds))
+    opened = opened_on(device)
+    found = searching.simulate(Objective(), lambda _: None)
+    moment = Window(seconds=1e-4, warmup_seconds=0.0, trace_ms=0.0)
+    trials = opened.trials(MIX, window=moment)
+    with pytest.raises(UsageError, match="measured nothing"):
+        searching.confirm(found, Objective(), opened, trials, moment, lambda _: None)
+
+
+def test_plan_that_was_chosen_without_knowing_its_power_says_nothing_of_it() -> None:
+    problem = Problem(MIX, H200, PROFILES)
+    found = verifier(Verification(1)).simulate(Objective(), lambda _: None)
+    entries = shortlist(found, problem, 1, Objective())
+    scores = [dataclasses.replace(entry.found, power_w=0.0) for entry in entries]
+    plan = decide(entries, scores, found, Objective(), seed=0, device="a GPU", modelled=False)
+    assert "STP" in plan.why and "kJ" not in plan.why
 
 
 def test_only_busy_workers_are_searched_on_the_device() -> None:
