@@ -46,7 +46,7 @@ def replay_of(observations: Observations, topology: Topology, calibration: Calib
         for mix in observations.mixes
         for profile in wiring.find_profiles(parse_mix(mix), topology, calibration, [])
     }
-    return Replay(observations, topology, profiles)
+    return Replay(observations, topology, profiles, calibration.costs.barrier_ns)
 
 
 def left_out_one_by_one(
