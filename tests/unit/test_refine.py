@@ -137,6 +137,28 @@ def test_what_is_like_nothing_that_was_tried_is_taken_to_be_a_little_better() ->
     assert untried.power_w == pytest.approx(said.power_w)
 
 
+def test_what_was_learnt_with_priorities_says_little_of_plans_without() -> None:
+    placer = Placer(PROBLEM)
+    first, plain = (
+        placer.plan(tuple(Home(0, 1, 8, 0.0, 0, level) for _ in range(3)), "", "")
+        for level in (2, 0)
+    )
+    corrected = Corrected(SIMULATED)
+    (said,) = SIMULATED([plain])
+    faster = dataclasses.replace(said, ratios=tuple(1.2 * ratio for ratio in said.ratios))
+    corrected.learn([first, plain], [faster, said])
+    found = corrected.expected([first, plain])
+    assert found[0].ratios[0] > 1.05 * found[1].ratios[0]
+
+
+def test_plan_that_is_simulated_to_give_nothing_says_nothing() -> None:
+    plans = [Placer(PROBLEM).plan(STARTS[0], "", "")]
+    nothing = Score((0.9, 0.0, 0.9), 300.0, (1.0,) * 3)
+    corrected = Corrected(lambda wanted: [nothing for _ in wanted])
+    corrected.learn(plans, TRUE(plans))
+    assert corrected(plans) == [nothing]
+
+
 def test_a_noisy_trial_is_expected_to_be_like_those_beside_it() -> None:
     """The best of many noisy trials is mostly luck: what is expected of it is nearer the truth."""
     placer = Placer(PROBLEM)

@@ -15,7 +15,7 @@ from eclip.cli import wiring
 from eclip.cli.verification import Opened, Verification, Verifier
 from eclip.devices.alone import alone_rates
 from eclip.devices.base import Window
-from eclip.devices.sim.device import SimDevice
+from eclip.devices.sim.device import SimDevice, SimSession
 from eclip.devices.trials import Trials, score_of
 from eclip.errors import DeviceError, UsageError
 from eclip.measures import measure, steady_rates
@@ -147,6 +147,48 @@ def test_what_was_tried_for_one_objective_is_not_tried_again_for_another(device:
     searching.confirm(other, Objective("energy"), opened, trials, WINDOW, lambda _: None)
     homes = [run.homes for run in searching.observed]
     assert len(homes) == len(set(homes)) > 10  # what is noted twice would be predicted from itself
+
+
+def test_energy_decides_in_runs_of_many_ticks(
+    device: Refusing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds: list[float] = []
+    run = SimSession.run
+
+    def noting(self: SimSession, load: Any, window: Window, *rest: Any) -> Any:
+        seconds.append(window.seconds)
+        return run(self, load, window, *rest)
+
+    searching = verifier(Verification(finalists=1, refine_seconds=1e-6))
+    opened = opened_on(device)
+    found = searching.simulate(Objective(), lambda _: None)
+    monkeypatch.setattr(SimSession, "run", noting)
+    trials = opened.trials(MIX, window=WINDOW)
+    for kind, wanted in (("throughput", WINDOW.seconds), ("energy", 1.0)):
+        searching.confirm(found, Objective(kind), opened, trials, WINDOW, lambda _: None)
+        assert seconds[-1] == wanted
+
+
+def test_search_on_the_device_begins_with_priorities_for_those_who_get_little(
+    device: Refusing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searching = verifier(Verification(finalists=1, refine_seconds=1e-6))
+    opened = opened_on(device)
+    found = searching.simulate(Objective(), lambda _: None)
+    found = dataclasses.replace(
+        found, plain=dataclasses.replace(found.plain, ratios=(0.3, 0.7)), candidates=()
+    )
+    monkeypatch.setattr(wiring, "priority_levels", lambda _: 3)
+    trials = opened.trials(MIX, window=WINDOW)
+    known = (Home(1, 1, 13, 0.0, 0), Home(3, 1, 13, 0.0, 0))
+    searching.confirm(found, Objective(), opened, trials, WINDOW, lambda _: None, [known])
+    begun = [run for run in searching.observed if run.kind == "priorities"]
+    assert [[home.priority for home in run.homes] for run in begun] == [[1, 0]] * 2
+    assert {run.homes[0].most for run in begun} == {16, 13}
+    for run in searching.observed:  # what was measured, not what is expected
+        (score,) = trials(plans_of([Home(**msgspec.structs.asdict(one)) for one in run.homes]))
+        ratios = [rate / alone for rate, alone in zip(run.rates_rps, run.alone_rps, strict=True)]
+        assert ratios == pytest.approx(score.ratios, rel=1e-12)
 
 
 def test_device_that_refuses_all_masks_has_plain_streams(
