@@ -2,10 +2,10 @@
 
     PYTHONPATH=src python bench/agreement.py [OBSERVATIONS ...]
 
-For every file (those of docs/runs by default): mean absolute error of the workers' rates and of the
-power, with the built-in calibration, for plans without and with switches; then the same with the
-errors on all other runs of the file taken off, as in a search on the device; then the best runs.
-Runs with stream priorities, which the simulator does not know, are only in the last table.
+For every file of one mix (those of docs/runs by default): mean absolute error of the workers' rates
+and of the power, with the built-in calibration, for plans without and with switches; then the same
+with the errors on all other runs of the file taken off, as in a search on the device; then the best
+runs. Runs with stream priorities, which the simulator does not know, are only in the last table.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from eclip import store
@@ -32,12 +33,20 @@ LEAST_FAIRNESS = 0.7
 
 
 def replay_of(observations: Observations, topology: Topology, calibration: Calibration) -> Replay:
+    """Every trial once: docs/runs has some again, from other homes or for another objective, and
+    none may be predicted from itself."""
+    if len(observations.mixes) != 1:
+        sys.exit(
+            "a search on the device has one mix; give observations of `eclip compare --refine`"
+        )
+    once = {(run.rates_rps, run.power_w): run for run in reversed(observations.runs)}
+    observations = msgspec.structs.replace(observations, runs=tuple(reversed(once.values())))
     profiles = {
         profile.key: profile
         for mix in observations.mixes
         for profile in wiring.find_profiles(parse_mix(mix), topology, calibration, [])
     }
-    return Replay(observations, topology, profiles)
+    return Replay(observations, topology, profiles, calibration.costs.barrier_ns)
 
 
 def left_out_one_by_one(
@@ -69,7 +78,7 @@ def best_finalist(runs: Sequence[ObservedRun]) -> float:
     """STP of the best plan that simulation proposed, over that of the best that was measured."""
     fair = [run for run in runs if _fairness(run) >= LEAST_FAIRNESS]
     found = [_stp(run) for run in fair if "finalist" in run.kind]
-    return max(found, default=0.0) / max(map(_stp, fair))
+    return max(found) / max(map(_stp, fair)) if found else 0.0
 
 
 def _stp(run: ObservedRun) -> float:

@@ -228,3 +228,13 @@ def test_prediction_counts_parts_of_requests() -> None:
         assert one.rates_rps == pytest.approx(other.rates_rps, rel=0.05)
         assert one.power_w == pytest.approx(other.power_w, rel=0.03)
         assert np.isfinite(one.power_w)
+
+
+def test_plans_are_replayed_with_what_a_switch_cost_when_they_were_made() -> None:
+    home = ObservedHome(first=0, step=1, most=16, price=2.0, switch_max=14)
+    observations = observations_of([run_of("m0:1,m1:1", (home, home))], MODELS)
+    switches = [
+        sum(part.switches for part in replay.plans[0].main.assignments)
+        for replay in (Replay(observations, H200, MODELS, cost) for cost in (0.0, 1e9))
+    ]
+    assert switches[0] > 0 == switches[1]

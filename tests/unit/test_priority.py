@@ -163,3 +163,47 @@ def test_kernel_nodes_get_the_priority_of_their_lane(
     cuda.nodes.clear()
     graphs.place_whole(captured, ["c"] * 3)
     assert cuda.nodes == {}
+
+
+def test_graph_is_cut_into_its_segments_in_order(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graphs here are lists of their nodes; a node in a clone names the clone it is in."""
+    open_graphs: list[list[str]] = []
+
+    def clone(graph: list[str]) -> tuple[int, list[str]]:
+        open_graphs.append([f"{node}'" for node in graph])
+        return 0, open_graphs[-1]
+
+    def find(node: str, graph: list[str]) -> tuple[int, str]:
+        assert f"{node}'" in graph, "the node is not of the graph that was cloned"
+        return 0, f"{node}'"
+
+    def destroy(node: str) -> tuple[int]:
+        open_graphs[-1].remove(node)
+        return (0,)
+
+    def forget(graph: list[str]) -> tuple[int]:
+        assert open_graphs.pop() is graph
+        return (0,)
+
+    replaced = {"Clone": clone, "NodeFindInClone": find, "DestroyNode": destroy, "Destroy": forget}
+    for name, function in replaced.items():
+        monkeypatch.setattr(cuda, f"cuGraph{name}", function, raising=False)
+    made: list[list[str]] = []
+    monkeypatch.setattr(
+        graphs, "Executable", lambda graph: made.append([one.rstrip("'") for one in graph])
+    )
+    homes: list[tuple[int, str]] = []
+    monkeypatch.setattr(
+        graphs, "_home", lambda node, twin, context: homes.append((node.kernel, context))
+    )
+    nodes = [graphs.Node(f"k{kernel}", "KERNEL", kernel) for kernel in range(7)]
+    captured: Any = SimpleNamespace(
+        graph=[node.handle for node in nodes], nodes=nodes, kernel_count=7, atomic=False
+    )
+    segments = [range(1), range(1, 4), range(4, 5), range(5, 6), range(6, 7)]
+    graphs.place_segments(captured, list("abcdefg"), segments)
+    assert made == [["k0"], ["k1", "k2", "k3"], ["k4"], ["k5"], ["k6"]]
+    assert homes == list(enumerate("abcdefg"))
+    assert open_graphs == []

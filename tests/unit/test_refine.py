@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tracemalloc
 from collections.abc import Sequence
 
 import numpy as np
@@ -136,6 +137,28 @@ def test_what_is_like_nothing_that_was_tried_is_taken_to_be_a_little_better() ->
     assert untried.power_w == pytest.approx(said.power_w)
 
 
+def test_what_was_learnt_with_priorities_says_little_of_plans_without() -> None:
+    placer = Placer(PROBLEM)
+    first, plain = (
+        placer.plan(tuple(Home(0, 1, 8, 0.0, 0, level) for _ in range(3)), "", "")
+        for level in (2, 0)
+    )
+    corrected = Corrected(SIMULATED)
+    (said,) = SIMULATED([plain])
+    faster = dataclasses.replace(said, ratios=tuple(1.2 * ratio for ratio in said.ratios))
+    corrected.learn([first, plain], [faster, said])
+    found = corrected.expected([first, plain])
+    assert found[0].ratios[0] > 1.05 * found[1].ratios[0]
+
+
+def test_plan_that_is_simulated_to_give_nothing_says_nothing() -> None:
+    plans = [Placer(PROBLEM).plan(STARTS[0], "", "")]
+    nothing = Score((0.9, 0.0, 0.9), 300.0, (1.0,) * 3)
+    corrected = Corrected(lambda wanted: [nothing for _ in wanted])
+    corrected.learn(plans, TRUE(plans))
+    assert corrected(plans) == [nothing]
+
+
 def test_a_noisy_trial_is_expected_to_be_like_those_beside_it() -> None:
     """The best of many noisy trials is mostly luck: what is expected of it is nearer the truth."""
     placer = Placer(PROBLEM)
@@ -196,6 +219,32 @@ def test_device_that_refuses_most_plans_still_gives_the_rest(
     found = refined(seconds_are_runs, seconds=40)
     assert min(found.candidates[0].score.ratios) > 0
     assert any(min(one.score.ratios) == 0 for one in found.candidates)
+
+
+def test_device_that_refuses_everything_but_plain_streams_gives_nothing(
+    seconds_are_runs: Device,
+) -> None:
+    seconds_are_runs._refuses_below = H200.units
+    found = refine(PROBLEM, SIMULATED, seconds_are_runs, AIM, starts=STARTS[:2], seconds=20)
+    assert found.plain.stp > 0
+    assert {min(one.score.ratios) for one in found.candidates} == {0.0}
+
+
+def test_memory_is_that_of_a_few_matrices_of_the_trials() -> None:
+    placer = Placer(PROBLEM)
+    plans = [
+        placer.plan(tuple(Home(first, 1, most, 0.0, 0) for _ in range(3)), "", "")
+        for first in range(16)
+        for most in range(1, 17)
+    ]
+    corrected = Corrected(SIMULATED)
+    tracemalloc.start()
+    try:
+        corrected.learn(plans, TRUE(plans))
+        most_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < 10 * len(plans) ** 2 * 8
 
 
 def test_same_seed_tries_the_same(seconds_are_runs: Device) -> None:

@@ -15,13 +15,13 @@ from eclip.cli import wiring
 from eclip.cli.verification import Opened, Verification, Verifier
 from eclip.devices.alone import alone_rates
 from eclip.devices.base import Window
-from eclip.devices.sim.device import SimDevice
+from eclip.devices.sim.device import SimDevice, SimSession
 from eclip.devices.trials import Trials, score_of
 from eclip.errors import DeviceError, UsageError
 from eclip.measures import measure, steady_rates
 from eclip.mix import Mix, mix_of
 from eclip.plan import Plan
-from eclip.planning.decision import PLAIN, STATIC
+from eclip.planning.decision import PLAIN, STATIC, decide, shortlist
 from eclip.planning.objective import Objective, Score
 from eclip.planning.placement import Home, Placer
 from eclip.planning.policies import PolicyOptions, make_plan
@@ -143,6 +143,89 @@ def test_what_was_tried_for_one_objective_is_not_tried_again_for_another(device:
     searching.confirm(found, Objective("energy"), opened, trials, WINDOW, lambda _: None)
     runs_in_turns = 3
     assert len(device.opened) - before == runs_in_turns
+    other = dataclasses.replace(found, candidates=found.candidates[::-1])
+    searching.confirm(other, Objective("energy"), opened, trials, WINDOW, lambda _: None)
+    homes = [run.homes for run in searching.observed]
+    assert len(homes) == len(set(homes)) > 10  # what is noted twice would be predicted from itself
+
+
+def test_energy_decides_in_runs_of_many_ticks(
+    device: Refusing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds: list[float] = []
+    run = SimSession.run
+
+    def noting(self: SimSession, load: Any, window: Window, *rest: Any) -> Any:
+        seconds.append(window.seconds)
+        return run(self, load, window, *rest)
+
+    searching = verifier(Verification(finalists=1, refine_seconds=1e-6))
+    opened = opened_on(device)
+    found = searching.simulate(Objective(), lambda _: None)
+    monkeypatch.setattr(SimSession, "run", noting)
+    trials = opened.trials(MIX, window=WINDOW)
+    for kind, wanted in (("throughput", WINDOW.seconds), ("energy", 1.0)):
+        searching.confirm(found, Objective(kind), opened, trials, WINDOW, lambda _: None)
+        assert seconds[-1] == wanted
+
+
+def test_search_on_the_device_begins_with_priorities_for_those_who_get_little(
+    device: Refusing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searching = verifier(Verification(finalists=1, refine_seconds=1e-6))
+    opened = opened_on(device)
+    found = searching.simulate(Objective(), lambda _: None)
+    found = dataclasses.replace(
+        found, plain=dataclasses.replace(found.plain, ratios=(0.3, 0.7)), candidates=()
+    )
+    monkeypatch.setattr(wiring, "priority_levels", lambda _: 3)
+    trials = opened.trials(MIX, window=WINDOW)
+    known = (Home(1, 1, 13, 0.0, 0), Home(3, 1, 13, 0.0, 0))
+    searching.confirm(found, Objective(), opened, trials, WINDOW, lambda _: None, [known])
+    begun = [run for run in searching.observed if run.kind == "priorities"]
+    assert [[home.priority for home in run.homes] for run in begun] == [[1, 0]] * 2
+    assert {run.homes[0].most for run in begun} == {16, 13}
+    for run in searching.observed:  # what was measured, not what is expected
+        (score,) = trials(plans_of([Home(**msgspec.structs.asdict(one)) for one in run.homes]))
+        ratios = [rate / alone for rate, alone in zip(run.rates_rps, run.alone_rps, strict=True)]
+        assert ratios == pytest.approx(score.ratios, rel=1e-12)
+
+
+def test_device_that_refuses_all_masks_has_plain_streams(
+    device: Refusing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_plain(program: Any, sources: Any) -> Any:
+        if any(lane.mask != H200.full for lane in program.plan.lanes):
+            raise DeviceError("no masks here")
+        return SimDevice.open(device, program, sources)
+
+    searching = verifier(Verification(finalists=2, refine_seconds=1e-6))
+    opened = opened_on(device)
+    found = searching.simulate(Objective(), lambda _: None)
+    monkeypatch.setattr(device, "open", open_plain)
+    trials = opened.trials(MIX, window=WINDOW)
+    plan = searching.confirm(found, Objective(), opened, trials, WINDOW, lambda _: None)
+    assert all(lane.mask == H200.full for lane in plan.lanes)
+
+
+@pytest.mark.parametrize("refine_seconds", [0.0, 0.1])
+def test_runs_too_short_for_anybody_say_so(device: Refusing, refine_seconds: float) -> None:
+    searching = verifier(Verification(1, refine_seconds))
+    opened = opened_on(device)
+    found = searching.simulate(Objective(), lambda _: None)
+    moment = Window(seconds=1e-4, warmup_seconds=0.0, trace_ms=0.0)
+    trials = opened.trials(MIX, window=moment)
+    with pytest.raises(UsageError, match="measured nothing"):
+        searching.confirm(found, Objective(), opened, trials, moment, lambda _: None)
+
+
+def test_plan_that_was_chosen_without_knowing_its_power_says_nothing_of_it() -> None:
+    problem = Problem(MIX, H200, PROFILES)
+    found = verifier(Verification(1)).simulate(Objective(), lambda _: None)
+    entries = shortlist(found, problem, 1, Objective())
+    scores = [dataclasses.replace(entry.found, power_w=0.0) for entry in entries]
+    plan = decide(entries, scores, found, Objective(), seed=0, device="a GPU", modelled=False)
+    assert "STP" in plan.why and "kJ" not in plan.why
 
 
 def test_only_busy_workers_are_searched_on_the_device() -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from eclip.cli.contest_options import ContestOptions
-from eclip.cli.verification import Opened, Verifier
+from eclip.cli.verification import Opened, Verifier, check_measured
 from eclip.comparison import Trial, trial_of
 from eclip.devices.base import Window
 from eclip.devices.load import load_of_mix
@@ -150,12 +150,7 @@ class Tryouts:
         """What plain streams give in a trial: settings are held to their fairness."""
         problem = self._problem
         (score,) = self._trials([unpartitioned(problem.topology, problem.profiles, problem.mix)])
-        energy = any(aim.kind == "energy" for aim in self._options.objectives)
-        if score.stp == 0 or (energy and score.power_w == 0):
-            raise UsageError(
-                f"a trial of {self._options.trial_seconds:g} s measured nothing; give more "
-                f"--trial-seconds"
-            )
+        check_measured(score, self._options.objectives, self._options.trial_seconds)
         return score
 
     def _best(self, scores: Sequence[Score], aim: Objective) -> int:

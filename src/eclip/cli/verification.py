@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from eclip.devices.trials import Trials
     from eclip.mix import Mix
     from eclip.plan import Plan
-    from eclip.planning.objective import Objective
+    from eclip.planning.objective import Objective, Score
     from eclip.planning.placement import Home
     from eclip.planning.policies import PolicyOptions
     from eclip.planning.problem import Problem
@@ -84,7 +84,7 @@ class Verifier:
         self._options = options
         self._how = how
         self._busy = all(worker.rate_rps is None for worker in problem.mix.workers)
-        self._tried: list[tuple[Home, ...]] = []  # on the device
+        self._tried: dict[tuple[Home, ...], None] = {}  # on the device
         self.observed: list[ObservedRun] = []  # on the device, while the search went on there
 
     def simulate(self, objective: Objective, progress: wiring.Progress) -> Found:
@@ -137,12 +137,14 @@ class Verifier:
         if objective.kind == "energy":
             window = dataclasses.replace(window, seconds=max(window.seconds, _ENERGY_SECONDS))
         logs = self._in_turns(plans, opened, window, lambda part: progress((1 + part) / 2))
+        scores = [wiring.mean_score(of_one) for of_one in logs]
+        check_measured(scores[0], [objective], window.seconds)
         plan = decide(
             [
                 dataclasses.replace(entry, plan=plan)
                 for entry, plan in zip(entries, plans, strict=True)
             ],
-            [wiring.mean_score(of_one) for of_one in logs],
+            scores,
             found,
             dataclasses.replace(objective, margin=_MARGIN),
             seed=self._options.seed,
@@ -161,6 +163,7 @@ class Verifier:
         trials: Trials[Any],
         progress: wiring.Progress,
     ) -> Found:
+        from eclip.plan import unpartitioned
         from eclip.planning.refine import refine
 
         starts = self._starts(found) | dict.fromkeys(known, "static")
@@ -168,6 +171,9 @@ class Verifier:
         if levels > 1:
             starts |= dict.fromkeys(self._preferring(found, known), "priorities")
         with wiring.quick_opening(opened.device):
+            plain = unpartitioned(self._problem.topology, self._problem.profiles, self._problem.mix)
+            (score,) = trials([plain])
+            check_measured(score, [objective], trials.seconds)
             tried = refine(
                 self._problem,
                 self._evaluate,
@@ -181,8 +187,9 @@ class Verifier:
                 priorities=levels,
                 progress=progress,
             )
-        self._tried += [one.homes for one in tried.candidates]
-        self._note(tried.candidates, starts, opened, trials)
+        new = [one for one in tried.candidates if one.homes not in self._tried]
+        self._tried |= dict.fromkeys(one.homes for one in new)
+        self._note(new, starts, opened, trials)
         return tried
 
     def _starts(self, found: Found) -> dict[tuple[Home, ...], str]:
@@ -230,20 +237,20 @@ class Verifier:
         for one, score in zip(candidates, measured, strict=True):
             if min(score.ratios) == 0 or score.power_w == 0:
                 continue
-            run = ObservedRun(
-                mix=self._problem.mix.name,
-                kind=kinds.get(one.homes, "refined"),
-                homes=tuple(ObservedHome(**dataclasses.asdict(home)) for home in one.homes),
-                alone_rps=tuple(opened.alone_rps),
-                rates_rps=tuple(
-                    ratio * alone
-                    for ratio, alone in zip(score.ratios, opened.alone_rps, strict=True)
-                ),
-                power_w=score.power_w,
-                seconds=trials.seconds,
+            self.observed.append(
+                ObservedRun(
+                    mix=self._problem.mix.name,
+                    kind=kinds.get(one.homes, "refined"),
+                    homes=tuple(ObservedHome(**dataclasses.asdict(home)) for home in one.homes),
+                    alone_rps=tuple(opened.alone_rps),
+                    rates_rps=tuple(
+                        ratio * alone
+                        for ratio, alone in zip(score.ratios, opened.alone_rps, strict=True)
+                    ),
+                    power_w=score.power_w,
+                    seconds=trials.seconds,
+                )
             )
-            if run not in self.observed:
-                self.observed.append(run)
 
     def _in_turns(
         self, plans: Sequence[Plan], opened: Opened, window: Window, progress: wiring.Progress
@@ -266,3 +273,12 @@ class Verifier:
                 logs[index].append(sessions[index].run(load, window, opened.alone_rps))
                 progress(done / (_ROUNDS * len(plans)))
         return logs
+
+
+def check_measured(plain: Score, objectives: Sequence[Objective], seconds: float) -> None:
+    """Everything is compared with what plain streams gave in a run of so many seconds."""
+    energy = any(aim.kind == "energy" for aim in objectives)
+    if plain.stp == 0 or (energy and plain.power_w == 0):
+        raise UsageError(
+            f"a trial of {seconds:g} s measured nothing; give eclip compare more --trial-seconds"
+        )

@@ -35,7 +35,8 @@ def shortlist(found: Found, problem: Problem, finalists: int, objective: Objecti
     entries = [Entry(PLAIN, plain, found.plain)]
     # A baseline needs no margin: these masks may be just above a floor.
     exact = dataclasses.replace(objective, margin=0.0)
-    static = max(found.static, key=lambda one: exact.value(one.score, found.plain), default=None)
+    ran = [one for one in found.static if one.score.stp > 0]
+    static = max(ran, key=lambda one: exact.value(one.score, found.plain), default=None)
     chosen = [(STATIC, static)] if static is not None else []
     best = [one for one in found.finalists(finalists + 1) if one is not static][:finalists]
     chosen += [(f"search {rank}", one) for rank, one in enumerate(best, 1)]
@@ -99,8 +100,11 @@ def _why(objective: Objective, score: Score, plain: Score, how: str) -> str:
             for mine, theirs in zip(score.p99_ms, plain.p99_ms, strict=True)
         )
         return f"99th percentiles {tails} against plain streams: {how}"
-    return (
+    why = (
         f"STP {score.stp:.3f} ({score.stp / plain.stp - 1:+.1%} against plain streams), fairness "
-        f"{score.fairness:.2f} ({plain.fairness:.2f}), {score.efficiency:.2f} STP·s/kJ "
-        f"({score.efficiency / plain.efficiency - 1:+.1%}): {how}"
+        f"{score.fairness:.2f} ({plain.fairness:.2f})"
     )
+    if plain.power_w > 0:  # a short run may not have measured any
+        gain = score.efficiency / plain.efficiency - 1
+        why += f", {score.efficiency:.2f} STP·s/kJ ({gain:+.1%})"
+    return f"{why}: {how}"

@@ -79,7 +79,7 @@ class Corrected:
 
     def _correct(self, plans: Sequence[Plan], optimism: float) -> list[Score]:
         said = self._simulate(plans)
-        if self._rates is None or self._power is None:
+        if not said or self._rates is None or self._power is None:
             return said
         where = np.array([_where(plan) for plan in plans])
         rates, unknown = self._rates.predict(where)
@@ -189,6 +189,8 @@ def _where(plan: Plan) -> Floats:
 
 
 def _likeness(these: Floats, those: Floats) -> Floats:
-    apart_by: Floats = ((these[:, None, :] - those[None, :, :]) ** 2).sum(axis=2)
+    # Not by differences, which would take so many times the memory as a place has numbers.
+    squares = (these**2).sum(axis=1)[:, None] + (those**2).sum(axis=1)
+    apart_by = np.maximum(0.0, squares - 2 * these @ those.T)
     likeness: Floats = _SPREAD**2 * np.exp(-apart_by / (2 * _REACH**2))
     return likeness

@@ -51,10 +51,11 @@ class Found:
     frontier: tuple[tuple[float, float], ...]  # (STP, efficiency) that nothing else beats in both
 
     def finalists(self, count: int) -> list[Candidate]:
-        """The best ones that are not all alike: no two give nearly the same to everybody."""
+        """The best ones that are not all alike: no two give nearly the same to everybody. What gave
+        nothing, as the device refused it, is none."""
         chosen: list[Candidate] = []
         for one in self.candidates:
-            if all(apart(one.score, other.score) for other in chosen):
+            if one.score.stp > 0 and all(apart(one.score, other.score) for other in chosen):
                 chosen.append(one)
             if len(chosen) == count:
                 break

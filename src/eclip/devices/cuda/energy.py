@@ -118,8 +118,8 @@ def mean_power_w(
     """Wait until the end, or until it is stopped; the mean power between the ticks inside."""
     while _now_ns() < begin_ns and not stopped():
         time.sleep(0.001)
-    first = last = counter.tick_before(end_ns)
-    while not stopped() and (tick := counter.tick_before(end_ns)) is not None:
+    first = last = counter.tick_before(min(end_ns, _now_ns() + _TICK_WAIT_NS))
+    while first and not stopped() and (tick := counter.tick_before(end_ns)) is not None:
         last = tick
     if first is None and end_ns - begin_ns >= _TICK_WAIT_NS and not stopped():
         raise DeviceError(_STANDS_STILL)

@@ -89,9 +89,14 @@ class Replay:
     """Observed runs, ready to be simulated with any constants."""
 
     def __init__(
-        self, observations: Observations, topology: Topology, profiles: Mapping[str, Profile]
+        self,
+        observations: Observations,
+        topology: Topology,
+        profiles: Mapping[str, Profile],
+        switch_ns: float = 0.0,
     ) -> None:
-        """``profiles`` by ``model:batch``, of the traces that were observed."""
+        """``profiles`` by ``model:batch``, of the traces that were observed; ``switch_ns``: what a
+        switch cost when their plans were made, nothing for runs of `eclip calibrate`."""
         observations.fingerprint.check(topology.fingerprint, "the observations", topology.title)
         for profile in profiles.values():
             observations.fingerprint.check(
@@ -105,7 +110,8 @@ class Replay:
         for run in self.runs:
             if run.mix not in placers:
                 workers = tuple(profiles[model] for model in run.models)
-                placers[run.mix] = Placer(Problem(parse_mix(run.mix), topology, workers))
+                problem = Problem(parse_mix(run.mix), topology, workers)
+                placers[run.mix] = Placer(problem, switch_ns)
             self.plans.append(plan_of(run.kind, run.homes, placers[run.mix]))
 
     def usable(self) -> list[int]:
