@@ -14,7 +14,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from eclip import store
@@ -33,20 +32,16 @@ LEAST_FAIRNESS = 0.7
 
 
 def replay_of(observations: Observations, topology: Topology, calibration: Calibration) -> Replay:
-    """Every trial once: docs/runs has some again, from other homes or for another objective, and
-    none may be predicted from itself."""
     if len(observations.mixes) != 1:
         sys.exit(
             "a search on the device has one mix; give observations of `eclip compare --refine`"
         )
-    once = {(run.rates_rps, run.power_w): run for run in reversed(observations.runs)}
-    observations = msgspec.structs.replace(observations, runs=tuple(reversed(once.values())))
     profiles = {
         profile.key: profile
         for mix in observations.mixes
         for profile in wiring.find_profiles(parse_mix(mix), topology, calibration, [])
     }
-    return Replay(observations, topology, profiles, calibration.costs.barrier_ns)
+    return Replay(observations, topology, profiles)
 
 
 def left_out_one_by_one(

@@ -15,6 +15,7 @@ import os
 import shlex
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,6 +65,9 @@ def compare(mix: str, folder: Path, options: Sequence[str]) -> int:
             eclip()
         except SystemExit as left:
             return int(left.code or 0)
+        except Exception:
+            traceback.print_exc()
+            return 1
     return 0
 
 

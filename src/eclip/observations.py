@@ -40,6 +40,7 @@ class ObservedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     rates_rps: tuple[float, ...]  # per worker: in this run
     power_w: float
     seconds: float
+    switch_ns: float = 0.0  # what its planner took a switch to cost
 
     def __post_init__(self) -> None:
         workers = len(self.models)
@@ -50,6 +51,8 @@ class ObservedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         for value in (*self.alone_rps, *self.rates_rps, self.power_w, self.seconds):
             if not 0 < value < float("inf"):
                 raise ValueError("rates, power and seconds must be finite numbers above 0")
+        if not 0 <= self.switch_ns < float("inf"):
+            raise ValueError("the cost of a switch is a finite number of at least 0")
 
     @property
     def models(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -232,9 +233,8 @@ def test_prediction_counts_parts_of_requests() -> None:
 
 def test_plans_are_replayed_with_what_a_switch_cost_when_they_were_made() -> None:
     home = ObservedHome(first=0, step=1, most=16, price=2.0, switch_max=14)
-    observations = observations_of([run_of("m0:1,m1:1", (home, home))], MODELS)
-    switches = [
-        sum(part.switches for part in replay.plans[0].main.assignments)
-        for replay in (Replay(observations, H200, MODELS, cost) for cost in (0.0, 1e9))
-    ]
+    run = run_of("m0:1,m1:1", (home, home))
+    runs = [msgspec.structs.replace(run, switch_ns=cost) for cost in (0.0, 1e9)]
+    replay = Replay(observations_of(runs, MODELS), H200, MODELS)
+    switches = [sum(part.switches for part in plan.main.assignments) for plan in replay.plans]
     assert switches[0] > 0 == switches[1]

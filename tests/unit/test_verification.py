@@ -219,6 +219,25 @@ def test_runs_too_short_for_anybody_say_so(device: Refusing, refine_seconds: flo
         searching.confirm(found, Objective(), opened, trials, moment, lambda _: None)
 
 
+def test_finalist_that_the_device_refuses_is_left_out_of_the_finals(device: Refusing) -> None:
+    searching = verifier(Verification(finalists=3))
+    found = searching.simulate(Objective(), lambda _: None)
+    (narrow,) = plans_of([Home(0, 1, 1, 0.0, 0), Home(4, 1, 8, 0.0, 0)])
+    liked, *others = found.candidates
+    refused = dataclasses.replace(
+        liked, homes=(Home(0, 1, 1, 0.0, 4), liked.homes[1]), plan=narrow, value=liked.value + 1
+    )
+    spoilt = dataclasses.replace(found, candidates=(refused, *others))
+    opened = opened_on(device)
+    trials = opened.trials(MIX, window=WINDOW)
+    plan = searching.confirm(spoilt, Objective(), opened, trials, WINDOW, lambda _: None)
+    assert plan.evidence is not None
+    labels = [trial.label for trial in plan.evidence.trials]
+    assert "search 1" not in labels
+    assert labels[:2] == [PLAIN, STATIC] and "search 2" in labels
+    assert sum(trial.chosen for trial in plan.evidence.trials) == 1
+
+
 def test_plan_that_was_chosen_without_knowing_its_power_says_nothing_of_it() -> None:
     problem = Problem(MIX, H200, PROFILES)
     found = verifier(Verification(1)).simulate(Objective(), lambda _: None)

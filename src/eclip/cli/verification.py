@@ -20,7 +20,7 @@ import msgspec
 from eclip.cli import wiring
 from eclip.devices.base import Window
 from eclip.devices.load import load_of_mix
-from eclip.errors import UsageError
+from eclip.errors import EclipError, UsageError
 from eclip.observations import ObservedHome, ObservedRun
 
 if TYPE_CHECKING:
@@ -136,20 +136,18 @@ class Verifier:
             plans = [with_variants(one, self._problem, self._evaluate, objective) for one in plans]
         if objective.kind == "energy":
             window = dataclasses.replace(window, seconds=max(window.seconds, _ENERGY_SECONDS))
-        logs = self._in_turns(plans, opened, window, lambda part: progress((1 + part) / 2))
-        scores = [wiring.mean_score(of_one) for of_one in logs]
+        ran = self._in_turns(plans, opened, window, lambda part: progress((1 + part) / 2))
+        plain = ran[0]
+        scores = [wiring.mean_score(logs) for logs in ran.values()]
         check_measured(scores[0], [objective], window.seconds)
         plan = decide(
-            [
-                dataclasses.replace(entry, plan=plan)
-                for entry, plan in zip(entries, plans, strict=True)
-            ],
+            [dataclasses.replace(entries[index], plan=plans[index]) for index in ran],
             scores,
             found,
             dataclasses.replace(objective, margin=_MARGIN),
             seed=self._options.seed,
-            device=logs[0][0].device,
-            modelled=logs[0][0].modelled,
+            device=plain[0].device,
+            modelled=plain[0].modelled,
             tried=tried,
         )
         return with_variants(plan, self._problem, self._evaluate, objective)
@@ -249,13 +247,18 @@ class Verifier:
                     ),
                     power_w=score.power_w,
                     seconds=trials.seconds,
+                    switch_ns=self._options.switch_ns,
                 )
             )
 
     def _in_turns(
         self, plans: Sequence[Plan], opened: Opened, window: Window, progress: wiring.Progress
-    ) -> list[list[RunLog]]:
-        """Every plan under the mix's load, several rounds, each beginning with another plan."""
+    ) -> dict[int, list[RunLog]]:
+        """Every plan under the mix's load, several rounds, each beginning with another plan.
+
+        By the plan's place. One that the device refuses, such as for a kernel whose clusters do not
+        fit its slices, is left out; the first, plain streams, must run.
+        """
         from eclip.devices.rounds import rotation
         from eclip.runtime.program import lower
 
@@ -263,15 +266,22 @@ class Verifier:
             self._problem.mix, window.seconds, window.warmup_seconds, self._options.seed
         )
         traces = [profile.trace for profile in opened.profiles]
-        logs: list[list[RunLog]] = [[] for _ in plans]
+        logs: dict[int, list[RunLog]] = {}
         with contextlib.ExitStack() as stack:
-            sessions = [
-                stack.enter_context(opened.device.open(lower(plan, traces), opened.sources))
-                for plan in plans
-            ]
-            for done, (_, index) in enumerate(rotation(len(plans), _ROUNDS), 1):
-                logs[index].append(sessions[index].run(load, window, opened.alone_rps))
-                progress(done / (_ROUNDS * len(plans)))
+            sessions = []
+            for index, plan in enumerate(plans):
+                try:
+                    session = opened.device.open(lower(plan, traces), opened.sources)
+                except EclipError:
+                    if index == 0:
+                        raise
+                    continue
+                sessions.append((index, stack.enter_context(session)))
+                logs[index] = []
+            for done, (_, turn) in enumerate(rotation(len(sessions), _ROUNDS), 1):
+                index, session = sessions[turn]
+                logs[index].append(session.run(load, window, opened.alone_rps))
+                progress(done / (_ROUNDS * len(sessions)))
         return logs
 
 

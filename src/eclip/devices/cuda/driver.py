@@ -91,8 +91,14 @@ class Gpu:
             call(cu.cuCtxSynchronize)
         except DeviceError:  # such as for want of memory: it goes on as fast as it was
             self._quickens = False
+            self._drop_spare()
         finally:
             self.make_current()
+
+    def _drop_spare(self) -> None:
+        if self._spare is not None:
+            cu.cuCtxDestroy(self._spare)  # which may have failed for good: nothing is done with it
+            self._spare = None
 
     def attribute(self, name: str) -> int:
         wanted = getattr(cu.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
@@ -115,9 +121,7 @@ class Gpu:
         return "GPU-" + "-".join(parts)
 
     def close(self) -> None:
-        if self._spare is not None:
-            call(cu.cuCtxDestroy, self._spare)
-            self._spare = None
+        self._drop_spare()
         if self.context is not None:
             self.context = None
             call(cu.cuDevicePrimaryCtxRelease, self.handle)

@@ -89,14 +89,9 @@ class Replay:
     """Observed runs, ready to be simulated with any constants."""
 
     def __init__(
-        self,
-        observations: Observations,
-        topology: Topology,
-        profiles: Mapping[str, Profile],
-        switch_ns: float = 0.0,
+        self, observations: Observations, topology: Topology, profiles: Mapping[str, Profile]
     ) -> None:
-        """``profiles`` by ``model:batch``, of the traces that were observed; ``switch_ns``: what a
-        switch cost when their plans were made, nothing for runs of `eclip calibrate`."""
+        """``profiles`` by ``model:batch``, of the traces that were observed."""
         observations.fingerprint.check(topology.fingerprint, "the observations", topology.title)
         for profile in profiles.values():
             observations.fingerprint.check(
@@ -104,15 +99,16 @@ class Replay:
             )
         self.runs = observations.runs
         self.profiles = profiles
-        placers: dict[str, Placer] = {}
+        placers: dict[tuple[str, float], Placer] = {}
         self.plans: list[Plan] = []
         self._tables: dict[str, KernelTables] = {}  # by mix, as last used
         for run in self.runs:
-            if run.mix not in placers:
+            key = run.mix, run.switch_ns
+            if key not in placers:
                 workers = tuple(profiles[model] for model in run.models)
                 problem = Problem(parse_mix(run.mix), topology, workers)
-                placers[run.mix] = Placer(problem, switch_ns)
-            self.plans.append(plan_of(run.kind, run.homes, placers[run.mix]))
+                placers[key] = Placer(problem, run.switch_ns)
+            self.plans.append(plan_of(run.kind, run.homes, placers[key]))
 
     def usable(self) -> list[int]:
         """The runs without switches: see above; and without priorities, which are not modelled."""
