@@ -86,8 +86,9 @@ def draw_throughput(comparisons: Sequence[Comparison]) -> Picture:
     y = top + len(last) * (len(COLOURS) * height + 8)
     picture.text(8, y + 22, f"geometric mean of {len(last)} mixes", weight="bold")
     for index, (policy, colour) in enumerate(COLOURS.items()):
-        mean = geometric_mean(gains[policy])
-        _bar(picture, zero, y + index * height, mean, scale, height, colour)
+        if gains[policy]:
+            mean = geometric_mean(gains[policy])
+            _bar(picture, zero, y + index * height, mean, scale, height, colour)
     picture.line(zero, top - 4, zero, y + len(COLOURS) * height + 4)
     return picture
 
