@@ -12,7 +12,7 @@ import pytest
 from eclip import store
 from eclip.calibration import Calibration
 from eclip.cli import wiring
-from eclip.cli.verification import Opened, Verification, Verifier
+from eclip.cli.verification import Opened, Verification, Verifier, check_measured
 from eclip.devices.alone import alone_rates
 from eclip.devices.base import Window
 from eclip.devices.sim.device import SimDevice, SimSession
@@ -217,6 +217,13 @@ def test_runs_too_short_for_anybody_say_so(device: Refusing, refine_seconds: flo
     trials = opened.trials(MIX, window=moment)
     with pytest.raises(UsageError, match="measured nothing"):
         searching.confirm(found, Objective(), opened, trials, moment, lambda _: None)
+
+
+def test_objective_that_counts_only_who_completed_nothing_says_so() -> None:
+    plain = Score((0.0, 0.5), 300.0, (float("inf"), 1.0))
+    check_measured(plain, [Objective(weights=(1.0, 1.0))], 0.3)
+    with pytest.raises(UsageError, match="measured nothing"):
+        check_measured(plain, [Objective(), Objective(weights=(1.0, 0.0))], 0.3)
 
 
 def test_finalist_that_the_device_refuses_is_left_out_of_the_finals(device: Refusing) -> None:

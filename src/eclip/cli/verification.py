@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from eclip.cli import wiring
 from eclip.devices.base import Window
@@ -288,7 +289,9 @@ class Verifier:
 def check_measured(plain: Score, objectives: Sequence[Objective], seconds: float) -> None:
     """Everything is compared with what plain streams gave in a run of so many seconds."""
     energy = any(aim.kind == "energy" for aim in objectives)
-    if plain.stp == 0 or (energy and plain.power_w == 0):
+    every = (1.0,) * len(plain.ratios)
+    counted = min(float(np.dot(plain.ratios, aim.weights or every)) for aim in objectives)
+    if counted == 0 or (energy and plain.power_w == 0):
         raise UsageError(
             f"a trial of {seconds:g} s measured nothing; give eclip compare more --trial-seconds"
         )
