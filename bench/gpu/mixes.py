@@ -3,9 +3,9 @@
     PYTHONPATH=src:.gpu-deps python3 bench/gpu/mixes.py FOLDER MIX [MIX ...] [-- OPTIONS]
 
 Each is `eclip compare MIX --device cuda OPTIONS`; modules are imported and models captured once for
-all of them, which saves about half a minute a mix. FOLDER gets the results file, and a folder for
-each mix with what it printed, its plans, runs and observations. A comparison that fails is named
-and the next one begins.
+all of them, since that is most of what happens before the first run. FOLDER gets the results file,
+and a folder for each mix with what it printed, its plans, runs and observations. A comparison that
+fails is named and the next one begins.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@
 
 Requests/s of one captured model in a process that nothing else disturbs, then after a context of
 its own or of another process was made, worked, and went; before anything was captured, and after.
+Beside it the memory that is free, and how long it takes to make the spare context.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ def rate(model: CapturedModule) -> float:
 
 
 def show(what: str, model: CapturedModule) -> None:
-    print(f"{what:48}", *(f"{rate(model):.0f}" for _ in range(3)), flush=True)
+    rates = [f"{rate(model):.0f}" for _ in range(3)]
+    free, _ = call(cu.cuMemGetInfo)
+    print(f"{what:48}", *rates, f"{free >> 20} MiB free", flush=True)
 
 
 def own_context() -> None:
@@ -90,7 +93,9 @@ def other_process() -> None:
 
 def quickened() -> None:
     gpu = Gpu(0)
+    begin = time.perf_counter()
     gpu.quicken()
+    print(f"the spare context took {time.perf_counter() - begin:.2f} s", flush=True)
     model = captured()
     show("quickened before the capture", model)
     gpu.quicken()

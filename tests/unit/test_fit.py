@@ -122,10 +122,22 @@ def test_shipped_constants_are_what_the_source_says_they_are() -> None:
 # --- The fit itself ---------------------------------------------------------------------------
 
 
-def test_fit_finds_a_device_that_is_the_model_with_other_constants() -> None:
+@pytest.mark.parametrize(
+    "pressure",
+    [
+        0.3,
+        pytest.param(
+            0.5,
+            marks=pytest.mark.xfail(
+                strict=True, reason="between two points of the lattice idle_w comes out 2 W low"
+            ),
+        ),
+    ],
+)
+def test_fit_finds_a_device_that_is_the_model_with_other_constants(pressure: float) -> None:
     truth = replace(
         SHIPPED,
-        sharing=Sharing(cohabit=0.16, crowding=3.0, presence=0.3, pressure=0.3),
+        sharing=Sharing(cohabit=0.16, crowding=3.0, presence=0.3, pressure=pressure),
         power=replace(SHIPPED.power, idle_w=123.4),
         costs=replace(SHIPPED.costs, launch_ns=9_000),
     )

@@ -246,21 +246,26 @@ def scores(*stp: float) -> list[Score]:
     return [Score(ratios=(each / 2, each / 2), power_w=400.0, p99_ms=(1.0, 1.0)) for each in stp]
 
 
+def entries_of(problem: Problem, found: Found) -> list[Entry]:
+    """A shortlist of three plans, each with less than the one before."""
+    placer = Placer(problem)
+    plans = [placer.plan([Home(0, 1, n, 0.0, 0)] * 2, "x", "") for n in (16, 8, 4)]
+    labels = (PLAIN, STATIC, "search 1")
+    return [Entry(label, plan, found.plain) for label, plan in zip(labels, plans, strict=True)]
+
+
 @pytest.mark.parametrize(("measured", "wins"), [((1.3, 1.2, 1.25), 0), ((1.2, 1.3, 1.25), 1)])
 def test_a_plan_that_measured_worse_than_a_baseline_is_not_deployed(
     measured: tuple[float, ...], wins: int, h200: Topology, make_problem: MakeProblem
 ) -> None:
     problem = make_problem(h200, 2)
     found = search(problem, likes(40), batches=1)
-    placer = Placer(problem)
-    plans = [placer.plan([Home(0, 1, n, 0.0, 0)] * 2, "x", "") for n in (16, 8, 4)]
-    labels = (PLAIN, STATIC, "search 1")
-    entries = [Entry(label, plan, found.plain) for label, plan in zip(labels, plans, strict=True)]
+    entries = entries_of(problem, found)
     plan = decide(
         entries, scores(*measured), found, Objective(), seed=3, device="a GPU", modelled=False
     )
     assert plan.policy == "search"
-    assert plan.main == plans[wins].main
+    assert plan.main == entries[wins].plan.main
     assert plan.evidence is not None
     assert [trial.chosen for trial in plan.evidence.trials] == [n == wins for n in range(3)]
     assert (plan.evidence.seed, plan.evidence.batches) == (3, found.batches)
@@ -282,14 +287,11 @@ def test_margin_above_floors_holds_for_what_a_search_found_not_for_baselines(
 ) -> None:
     problem = make_problem(h200, 2)
     found = search(problem, likes(40), batches=1)
-    placer = Placer(problem)
-    plans = [placer.plan([Home(0, 1, n, 0.0, 0)] * 2, "x", "") for n in (16, 8, 4)]
-    labels = (PLAIN, STATIC, "search 1")
-    entries = [Entry(label, plan, found.plain) for label, plan in zip(labels, plans, strict=True)]
+    entries = entries_of(problem, found)
     measured = [Score(ratios=ratios, power_w=400.0, p99_ms=(1.0, 1.0)) for ratios in given]
     aim = Objective(margin=0.02)
     plan = decide(entries, measured, found, aim, seed=3, device="a GPU", modelled=False)
-    assert plan.main == plans[wins].main
+    assert plan.main == entries[wins].plan.main
 
 
 def test_static_masks_just_above_a_floor_are_a_baseline_all_the_same() -> None:

@@ -99,12 +99,20 @@ def test_no_other_capacity_is_cheaper(
 
 
 @pytest.mark.parametrize(
-    ("merging", "slower"),
-    # Where merging is not legal, the measured machine misses the promised 5% (docs/results.md).
-    [(True, 1.05), (False, 1.07)],
+    "merging",
+    [
+        True,
+        pytest.param(
+            False,
+            marks=pytest.mark.xfail(
+                strict=True,
+                reason="without merging the machine measured on an H200 says 6% (docs/results.md)",
+            ),
+        ),
+    ],
 )
 def test_a_long_tail_is_not_allocated_for_when_memory_is_short(
-    h200: Machine, merging: bool, slower: float
+    h200: Machine, merging: bool
 ) -> None:
     """Lognormal, the longest at least 16 times the mean, in a quarter of the memory; with so many
     inputs that a loop's fixed cost is little."""
@@ -116,8 +124,8 @@ def test_a_long_tail_is_not_allocated_for_when_memory_is_short(
     allowed = [one for one in estimate.CHOICES if merging or one is not Mechanism.MERGE]
     choice = estimate.choose(h200, lengths, allowed, 0.0, most.memory_bytes // 4, inputs)
     assert choice.memory_bytes <= most.memory_bytes / 4
-    assert choice.expected <= slower * most.expected
     assert choice.tail >= choice.expected
+    assert choice.expected <= 1.05 * most.expected
 
 
 def test_memory_without_a_price_is_allocated(h200: Machine) -> None:

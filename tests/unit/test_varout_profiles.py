@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from importlib import resources
 from pathlib import Path
 
 import msgspec
@@ -20,9 +22,18 @@ from eclip.profile import Profile
 from eclip.topology import Topology
 from eclip.trace import Kernel, KernelLengths, Trace
 from eclip.varout.mechanisms import Mechanism
-from eclip.varout.profiles import annotate, stage_kernels
+from eclip.varout.profiles import STAGE_KERNELS, annotate, stage_kernels
 
 CAPACITY = 10_000
+KERNELS = re.compile(r"__global__[^(]*(?:__launch_bounds__\([^)]*\))?\s*(eclip_\w+)\(")
+
+
+def test_every_kernel_of_the_sources_is_known_as_a_stages() -> None:
+    files = resources.files("eclip.varout.cuda").iterdir()
+    sources = [file.read_text() for file in files if file.name.endswith(".cu")]
+    found = {name for source in sources for name in KERNELS.findall(source)}
+    assert len(found) == sum(source.count("__global__") for source in sources)
+    assert found == STAGE_KERNELS
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from eclip.varout.mechanisms import Mechanism
 STAGE_KERNELS = frozenset(
     f"eclip_{name}"
     for name in (
-        "select", "resume", "consume", "advance", "resident", "merged", "next", "clear",
-        "take", "put", "overlaps", "suppress", "route", "expand",
+        "select", "resume", "consume", "advance", "resident", "merged", "next", "clear", "valid",
+        "values", "take", "put", "overlaps", "suppress", "route", "expand",
     )
 )  # fmt: skip
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from eclip.devices.cuda import loop
 from eclip.devices.cuda.driver import Gpu, call, cu
-from eclip.devices.cuda.graphs import CapturedGraph, place_segment, place_whole
+from eclip.devices.cuda.graphs import CapturedGraph, place_segments, place_whole
 from eclip.devices.cuda.lanes import GpuLane, LanePool, Slices
 from eclip.devices.cuda.stressors import Stressors
 from eclip.errors import DeviceError
@@ -161,8 +161,8 @@ def _switch_cost(gpu: int) -> list[Figure]:
             stack.callback(plain.close)
             contexts = [lane.context for lane in turns]
             segments = []
-            for index in range(_CHAIN):
-                segment = place_segment(captured, contexts, range(index, index + 1))
+            each = [range(index, index + 1) for index in range(_CHAIN)]
+            for segment in place_segments(captured, contexts, each):
                 stack.callback(segment.close)
                 segments.append(segment.handle)
 

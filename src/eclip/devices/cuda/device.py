@@ -238,7 +238,7 @@ class CudaSession(Closing):
             self._priorities(route),
         )
         for kernels, executable in zip(segments, executables, strict=True):
-            self._keep(executable, Placed(route, kernels), owner)
+            self._keep(executable, Placed(route, kernels), owner)  # before anything can fail
         parts = []
         for kernels, executable in zip(segments, executables, strict=True):
             lane = self._pool.lanes[route.lane[kernels.start]]
