@@ -16,10 +16,9 @@ import shlex
 import sys
 import time
 import traceback
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
@@ -34,25 +33,15 @@ OPTIONS = (
 )
 
 
-class KeptSources:
-    """``wiring.find_sources`` that captures the n-th worker of a model only once."""
+class KeptSources(wiring.Sources):
+    """Captures every worker's model only once, for all comparisons."""
 
-    def __init__(self) -> None:
-        self._kept: dict[tuple[str, int], Any] = {}
+    _kept: ClassVar[dict[tuple[int, str], Any]] = {}
 
-    def __call__(self, profiles: tuple[Profile, ...], options: wiring.RunOptions) -> Sequence[Any]:
-        if options.device == "sim":  # to try the options without a GPU
-            return profiles
-        from eclip.frontends.models import capture_workers
-
-        found, seen = [], Counter[str]()
-        for profile in profiles:
-            seen[profile.key] += 1
-            key = profile.key, seen[profile.key]
-            if key not in self._kept:
-                (self._kept[key],) = capture_workers([profile], options.gpu)
-            found.append(self._kept[key])
-        return found
+    def __init__(self, profiles: Iterable[Profile], options: wiring.RunOptions) -> None:
+        super().__init__(profiles, options)
+        if options.device == "cuda":
+            self._made = self._kept
 
 
 def compare(mix: str, folder: Path, options: Sequence[str]) -> int:
@@ -75,7 +64,7 @@ def main() -> None:
     arguments = sys.argv[1:]
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     folder, *mixes = arguments[:cut]
-    wiring.find_sources = KeptSources()
+    wiring.Sources = KeptSources  # type: ignore[misc]
     for mix in mixes:
         begin = time.monotonic()
         code = compare(mix, Path(folder), arguments[cut + 1 :] or shlex.split(OPTIONS))

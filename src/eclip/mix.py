@@ -2,7 +2,9 @@
 
 ``2xalbert:8,densenet201:8@120rps`` is two workers serving albert in batches of 8, back to back,
 and one serving densenet201 at 120 requests a second. A model of one's own is named by its factory,
-``package.module:factory:8``. ``paper/1`` … ``paper/7`` are the mixes of the ECLIP paper's Table I.
+``package.module:factory:8``. ``albert~66:8`` is albert with the kernels that libraries choose when
+they are told that the device has 66 units. ``paper/1`` … ``paper/7`` are the mixes of the ECLIP
+paper's Table I.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ PAPER_MIXES = {
 _Part = tuple[str, int, float | None]  # model, batch, rate
 
 _PART = re.compile(
-    r"(?:(?P<repeat>\d{1,6})x)?(?P<model>[A-Za-z][\w.-]*(?::[A-Za-z_]\w*)?)(?::(?P<batch>\d{1,6}))?"
+    r"(?:(?P<repeat>\d{1,6})x)?(?P<model>[A-Za-z][\w.-]*(?::[A-Za-z_]\w*)?(?:~\d{1,6})?)"
+    r"(?::(?P<batch>\d{1,6}))?"
     r"(?:@(?P<rate>\d{1,9}(?:\.\d{1,9})?)rps)?",
     re.ASCII,
 )
@@ -52,6 +55,11 @@ class MixWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def key(self) -> str:
         return f"{self.model}:{self.batch}"
 
+    @property
+    def service(self) -> str:
+        """What it serves, whatever kernels it does that with."""
+        return f"{split_model(self.model)[0]}:{self.batch}"
+
 
 class Mix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str  # as the user wrote it
@@ -63,6 +71,27 @@ class Mix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         names = [worker.name for worker in self.workers]
         if len(set(names)) != len(names):
             raise ValueError("two workers have one name")
+
+    def as_asked(self) -> Mix:
+        """As its name says: of a plan, a search may have chosen other kernels for its workers."""
+        try:
+            asked = parse_mix(self.name)
+        except UsageError:  # it was not made from a text
+            return self
+        services = [[worker.service for worker in mix.workers] for mix in (self, asked)]
+        return asked if services[0] == services[1] else self
+
+
+def split_model(model: str) -> tuple[str, int]:
+    """``albert~66`` to what it serves and the units that its kernels are chosen for; 0: all."""
+    served, _, units = model.partition("~")
+    return served, int(units or 0)
+
+
+def with_kernels_for(model: str, units: int) -> str:
+    """The same model with its kernels chosen for so many units; 0: for all."""
+    served, _ = split_model(model)
+    return f"{served}~{units}" if units else served
 
 
 def parse_mix(text: str) -> Mix:
@@ -80,6 +109,8 @@ def parse_mix(text: str) -> Mix:
         repeat = int(match["repeat"] or 1)
         batch = int(match["batch"] or DEFAULT_BATCH)
         rate = float(match["rate"]) if match["rate"] else None
+        if "~" in match["model"] and split_model(match["model"])[1] < 1:
+            raise UsageError(f"{part!r} in the mix {text!r}: kernels are chosen for 1 unit or more")
         if repeat < 1 or batch < 1 or rate == 0:
             raise UsageError(f"{part!r} in the mix {text!r}: repeat, batch and rate start above 0")
         if len(parts) + repeat > MAX_WORKERS:
@@ -109,7 +140,7 @@ def _mix(name: str, parts: list[_Part]) -> Mix:
 
 def _names(parts: list[_Part]) -> list[str]:
     """``albert`` where it is the only one, otherwise ``albert.1``, ``albert.2``, …"""
-    models = [model for model, _, _ in parts]
+    models = [split_model(model)[0] for model, _, _ in parts]
     return [
         model if models.count(model) == 1 else f"{model}.{models[: index + 1].count(model)}"
         for index, model in enumerate(models)

@@ -24,12 +24,14 @@ class ObservedHome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     price: float = 0.0
     switch_max: int = 0
     priority: int = 0
+    kernels_for: int = 0
 
     def __post_init__(self) -> None:
         if self.first < 0 or self.step not in (-1, 1) or self.most < 1:
             raise ValueError("a home has a first slice, a step of 1 or -1 and at least 1 slice")
-        if not 0 <= self.price < float("inf") or min(self.switch_max, self.priority) < 0:
-            raise ValueError("the price, switches and priority of a home are at least 0")
+        counts = (self.switch_max, self.priority, self.kernels_for)
+        if not 0 <= self.price < float("inf") or min(counts) < 0:
+            raise ValueError("the price, switches, priority and kernels of a home are at least 0")
 
 
 class ObservedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

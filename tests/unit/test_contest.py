@@ -64,7 +64,7 @@ class Stage:
         self.fail: dict[str, BaseException] = {}  # by policy, from its second run on
         self.counter = SteadyCounter()
         monkeypatch.setattr(wiring, "make_device", lambda *_: StagedDevice(self))
-        monkeypatch.setattr(wiring, "find_sources", lambda profiles, options: profiles)
+        monkeypatch.setattr(wiring.Sources, "_make", lambda _, profile: profile)
         monkeypatch.setattr(wiring, "open_sets", self.open_sets)
 
     def open_sets(self, device: Any, sharings: Sequence[Sharing]) -> ProcessSets:

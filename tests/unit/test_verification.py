@@ -56,12 +56,13 @@ def device() -> Refusing:
 
 
 def opened_on(device: Refusing) -> Opened:
-    opened = Opened(device, PROFILES, PROFILES, alone_rates(device, PROFILES, PROFILES))
+    sources = wiring.Sources(PROFILES, wiring.RunOptions("sim", WINDOW, 0, None))
+    opened = Opened(device, sources, alone_rates(device, PROFILES, PROFILES))
     device.opened.clear()
     return opened
 
 
-def trials_on(device: Refusing) -> Trials[Any]:
+def trials_on(device: Refusing) -> Trials:
     return opened_on(device).trials(MIX, window=WINDOW)
 
 

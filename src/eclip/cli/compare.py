@@ -25,6 +25,7 @@ from eclip.cli.options import (
     GpuOption,
     JsonOption,
     MixArgument,
+    OwnKernelsOption,
     ProfilesOption,
     RefineOption,
     SecondsOption,
@@ -43,6 +44,7 @@ from eclip.measures import measure, measure_together
 from eclip.mix import parse_mix
 from eclip.observations import Observations
 from eclip.plan import Plan
+from eclip.profile import Profile
 
 _NAME = re.compile(r"[A-Za-z][\w.-]{0,40}", re.ASCII)
 
@@ -106,6 +108,7 @@ def compare(
         typer.Option("--verify", min=0, help="search: try so many plans on the device first."),
     ] = 0,
     refine: RefineOption = 0.0,
+    own_kernels: OwnKernelsOption = False,
     processes: Annotated[
         int,
         typer.Option("--processes", help="cuda: at most so many at once; thins the MPS sweep."),
@@ -171,6 +174,9 @@ def compare(
     shape = wiring.find_topology(topology)
     constants = wiring.find_calibration(calibration, shape)
     found = wiring.find_profiles(wanted, shape, constants, profiles or [], tail)
+    others: tuple[Profile, ...] = ()
+    if not own_kernels:
+        others = wiring.find_other_kernels(wanted, shape, profiles or [], tail)
     with screen.progress_bar(f"comparing {wanted.name}") as progress:
         contest = Contest(
             wanted,
@@ -184,6 +190,7 @@ def compare(
                 seconds=search_seconds,
                 batches=batches,
                 seed=seed,
+                others=others,
             ),
             run_options,
             options,
@@ -202,7 +209,9 @@ def compare(
     if folder is not None:
         keep(contest, folder)
     if report_file is not None:
-        report.write_report([one.logs[-1] for one in contest.measured], found, report_file)
+        report.write_report(
+            [one.logs[-1] for one in contest.measured], (*others, *found), report_file
+        )
     show(contest, options, as_json)
     if report_file is not None and not as_json:
         screen.out.print(f"Report: {report_file}")

@@ -101,7 +101,7 @@ class Contest:
         self._done = 0
         self._total = 1
         self._device: Device[Any]
-        self._sources: Sequence[Any] = ()
+        self._sources = wiring.Sources((*policy_options.others, *profiles), run_options)
         self._replayed: Load | None = None
         self._stopped = False
 
@@ -119,8 +119,8 @@ class Contest:
         wanted = known_policies() if policies is None else policies
         names = self._choose(name for name in wanted if name not in plans)
         for name, plan in plans.items():
-            if [(one.name, one.key) for one in plan.mix.workers] != [
-                (one.name, one.key) for one in self.mix.workers
+            if [(one.name, one.service) for one in plan.mix.workers] != [
+                (one.name, one.service) for one in self.mix.workers
             ]:
                 raise UsageError(f"the plan {name} is for {plan.mix.name}, not {self.mix.name}")
         if self._run.arrivals is not None:  # before anything takes time
@@ -138,8 +138,8 @@ class Contest:
                 self._aside(lambda: self._simulate_searches(names)) as searches,
                 self._aside(lambda: self._start_processes(names, stack)) as started,
             ):
-                self._sources = wiring.find_sources(self.profiles, self._run)
-            self._enter_all(names, plans, started.result(), searches, stack)
+                own = self._sources.all(self.profiles)
+            self._enter_all(names, plans, own, started.result(), searches, stack)
             self._run_rounds()
 
     # Who takes part
@@ -202,6 +202,7 @@ class Contest:
         self,
         names: Sequence[str],
         plans: Mapping[str, Plan],
+        own: Sequence[Any],
         started: Sequence[_Started],
         searches: Future[list[tuple[Objective, Found]]],
         stack: contextlib.ExitStack,
@@ -219,7 +220,7 @@ class Contest:
         for one in started:
             with self._or_leave_out(*one.sessions):
                 one.sets.wait()
-        self.alone_rps = alone_rates(self._device, self.profiles, self._sources)
+        self.alone_rps = alone_rates(self._device, self.profiles, own)
         for name in [*names, *plans]:
             with self._or_leave_out(name):
                 if name in made:
@@ -332,7 +333,7 @@ class Contest:
             verifier = wiring.make_verifier(*where, dataclasses.replace(wanted, refine_seconds=0.0))
             found = verifier.simulate(aim, self._go_on)
             plan = self._tryouts.confirm_for_load(verifier, found, aim)
-        return msgspec.structs.replace(plan, mix=self.mix)
+        return msgspec.structs.replace(plan, mix=at_rates(plan.mix, [None] * len(plan.workers)))
 
     def _entrant(self, plan: Plan, stack: contextlib.ExitStack, **known: Any) -> Entrant:
         if self._options.reopen:
@@ -342,10 +343,7 @@ class Contest:
         return Entrant(plan, functools.partial(_kept_open, session), **known)
 
     def _open(self, plan: Plan) -> Session:
-        from eclip.runtime.program import lower
-
-        program = lower(plan, [profile.trace for profile in self.profiles])
-        return self._device.open(program, self._sources)
+        return self._sources.open(self._device, plan)
 
     @functools.cached_property
     def _tryouts(self) -> Tryouts:
@@ -355,7 +353,7 @@ class Contest:
 
         return Tryouts(
             Problem(self.mix, self._topology, self.profiles),
-            Opened(self._device, self._sources, self.profiles, self.alone_rps),
+            Opened(self._device, self._sources, self.alone_rps),
             self._options,
             self._run.seed,
             self._step,

@@ -41,13 +41,14 @@ def demo(
     shape = wiring.find_topology(topology)
     constants = wiring.find_calibration(None, shape)
     profiles = wiring.find_profiles(wanted, shape, constants, [])
+    others = wiring.find_other_kernels(wanted, shape, [])
     with screen.progress_bar(f"comparing {wanted.name}") as progress:
         contest = Contest(
             wanted,
             shape,
             constants,
             profiles,
-            PolicyOptions(batches=_BATCHES),
+            PolicyOptions(batches=_BATCHES, others=others),
             options,
             ContestOptions(),
             progress,
@@ -56,8 +57,8 @@ def demo(
     compare.keep(contest, folder)
     with screen.progress_bar("drawing the report"):
         logs = [entrant.logs[-1] for entrant in contest.measured]
-        report.write_report(logs, profiles, folder / "report.html")
-        report.write_trace(logs[-1], profiles, folder / "search.trace.json.gz")
+        report.write_report(logs, (*others, *profiles), folder / "report.html")
+        report.write_trace(logs[-1], (*others, *profiles), folder / "search.trace.json.gz")
     compare.show(contest, ContestOptions(), as_json)
     if as_json:
         return

@@ -72,6 +72,10 @@ RefineOption = Annotated[
     float,
     typer.Option("--refine", help="search, with --verify: go on for so long on the device first."),
 ]
+OwnKernelsOption = Annotated[
+    bool,
+    typer.Option("--own-kernels", help="search: no kernels that were chosen for fewer units."),
+]
 SearchSeedOption = Annotated[int, typer.Option("--seed", min=0, help="search: seed.")]
 TailOption = Annotated[
     bool,

@@ -18,6 +18,7 @@ from eclip.cli.options import (
     JsonOption,
     MixArgument,
     ObjectiveOption,
+    OwnKernelsOption,
     P99Option,
     ProfilesOption,
     RefineOption,
@@ -32,6 +33,7 @@ from eclip.cli.options import (
 )
 from eclip.errors import UsageError
 from eclip.mix import parse_mix
+from eclip.profile import Profile
 
 
 def plan(
@@ -59,6 +61,7 @@ def plan(
         typer.Option("--verify", min=0, help="search: try so many plans on the device first."),
     ] = 0,
     refine: RefineOption = 0.0,
+    own_kernels: OwnKernelsOption = False,
     device: DeviceOption = "sim",
     gpu: GpuOption = 0,
     tail: TailOption = False,
@@ -73,6 +76,9 @@ def plan(
     layout = wiring.find_topology(topology)
     constants = wiring.find_calibration(calibration, layout)
     found = wiring.find_profiles(wanted, layout, constants, profiles or [], tail)
+    others: tuple[Profile, ...] = ()
+    if policy == "search" and not own_kernels:
+        others = wiring.find_other_kernels(wanted, layout, profiles or [], tail)
     if policy != "search" and verify:
         raise UsageError("--verify goes with --policy search")
     if refine and not verify:
@@ -90,6 +96,7 @@ def plan(
             seconds=seconds,
             batches=batches,
             seed=seed,
+            others=others,
             progress=progress,
         )
         if verify:

@@ -35,7 +35,12 @@ def report(
         logs = [store.load(file, RunLog) for file in files]
         plan = logs[0].plan
         constants = wiring.find_calibration(calibration, plan.topology)
-        found = wiring.find_profiles(plan.mix, plan.topology, constants, profiles or [])
+        # A search may have chosen other kernels than the other policies had.
+        found = [
+            one
+            for log in logs
+            for one in wiring.find_profiles(log.plan.mix, plan.topology, constants, profiles or [])
+        ]
         progress(0.5)
         write_report(logs, found, out)
         if trace is not None:

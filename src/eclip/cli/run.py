@@ -47,9 +47,11 @@ def run(
     plan = store.load(file, Plan)
     constants = wiring.find_calibration(calibration, plan.topology)
     found = wiring.find_profiles(plan.mix, plan.topology, constants, profiles or [], tail)
+    asked = plan.mix.as_asked()
+    alone = wiring.find_profiles(asked, plan.topology, constants, profiles or [], tail)
     options = wiring.run_options(device, gpu, seconds, warmup, trace_ms, seed, arrivals)
     with screen.progress_bar(f"running {plan.policy}") as progress:
-        (log,) = wiring.run_plans([plan], found, constants, options, progress)
+        (log,) = wiring.run_plans([plan], found, constants, options, progress, alone)
     store.save(log, out)
     for warning in log.warnings:
         screen.warn(warning)

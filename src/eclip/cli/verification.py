@@ -25,7 +25,7 @@ from eclip.errors import EclipError, UsageError
 from eclip.observations import ObservedHome, ObservedRun
 
 if TYPE_CHECKING:
-    from eclip.devices.base import Device
+    from eclip.devices.base import Device, Session
     from eclip.devices.sim.evaluate import Evaluator
     from eclip.devices.trials import Trials
     from eclip.mix import Mix
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from eclip.planning.policies import PolicyOptions
     from eclip.planning.problem import Problem
     from eclip.planning.search import Candidate, Found
-    from eclip.profile import Profile
     from eclip.runlog import RunLog
 
 _ROUNDS = 2  # of the runs in turns
@@ -63,15 +62,17 @@ class Opened:
     """A device with its sources, and every worker's rate alone on it."""
 
     device: Device[Any]
-    sources: Sequence[Any]
-    profiles: tuple[Profile, ...]
+    sources: wiring.Sources
     alone_rps: Sequence[float]
 
-    def trials(self, mix: Mix, **options: Any) -> Trials[Any]:
+    def open(self, plan: Plan) -> Session:
+        return self.sources.open(self.device, plan)
+
+    def trials(self, mix: Mix, **options: Any) -> Trials:
         """Short runs of plans, under the mix's load."""
         from eclip.devices.trials import Trials
 
-        return Trials(self.device, self.sources, self.profiles, self.alone_rps, mix, **options)
+        return Trials(self.open, self.alone_rps, mix, **options)
 
 
 class Verifier:
@@ -112,7 +113,7 @@ class Verifier:
         found: Found,
         objective: Objective,
         opened: Opened,
-        trials: Trials[Any],
+        trials: Trials,
         window: Window,
         progress: wiring.Progress,
         known: Sequence[tuple[Home, ...]] = (),
@@ -159,13 +160,14 @@ class Verifier:
         known: Sequence[tuple[Home, ...]],
         objective: Objective,
         opened: Opened,
-        trials: Trials[Any],
+        trials: Trials,
         progress: wiring.Progress,
     ) -> Found:
         from eclip.plan import unpartitioned
         from eclip.planning.refine import refine
 
         starts = self._starts(found) | dict.fromkeys(known, "static")
+        starts |= dict.fromkeys(self._fitting(known), "other kernels")
         levels = wiring.priority_levels(opened.device)
         if levels > 1:
             starts |= dict.fromkeys(self._preferring(found, known), "priorities")
@@ -211,25 +213,38 @@ class Verifier:
     ) -> list[tuple[Home, ...]]:
         """Placements in which whoever gets little under plain streams goes first: with all of the
         device for everybody, and in the best of the known placements."""
-        from eclip.planning.placement import Home
-
         shares = found.plain.ratios
         first = [share < statistics.fmean(shares) for share in shares]
-        whole = Home(0, 1, len(self._problem.topology.slice_units), 0.0, 0)
         return [
             tuple(
                 dataclasses.replace(home, priority=int(preferred))
                 for home, preferred in zip(homes, first, strict=True)
             )
-            for homes in ((whole,) * len(shares), *known[:1])
+            for homes in (self._whole, *known[:1])
         ]
+
+    def _fitting(self, known: Sequence[tuple[Home, ...]]) -> list[tuple[Home, ...]]:
+        """The same with everybody's kernels for the fewest units, where there are such kernels."""
+        from eclip.planning.search import fitted
+
+        if not self._problem.others:
+            return []
+        return [fitted(homes, self._problem) for homes in (self._whole, *known[:2])]
+
+    @property
+    def _whole(self) -> tuple[Home, ...]:
+        """All of the device for everybody."""
+        from eclip.planning.placement import Home
+
+        home = Home(0, 1, len(self._problem.topology.slice_units), 0.0, 0)
+        return (home,) * len(self._problem.profiles)
 
     def _note(
         self,
         candidates: Sequence[Candidate],
         kinds: Mapping[tuple[Home, ...], str],
         opened: Opened,
-        trials: Trials[Any],
+        trials: Trials,
     ) -> None:
         """What the trials themselves gave, which are known and take no time."""
         measured = trials([one.plan for one in candidates])
@@ -261,18 +276,16 @@ class Verifier:
         fit its slices, is left out; the first, plain streams, must run.
         """
         from eclip.devices.rounds import rotation
-        from eclip.runtime.program import lower
 
         load = load_of_mix(
             self._problem.mix, window.seconds, window.warmup_seconds, self._options.seed
         )
-        traces = [profile.trace for profile in opened.profiles]
         logs: dict[int, list[RunLog]] = {}
         with contextlib.ExitStack() as stack:
             sessions = []
             for index, plan in enumerate(plans):
                 try:
-                    session = opened.device.open(lower(plan, traces), opened.sources)
+                    session = opened.open(plan)
                 except EclipError:
                     if index == 0:
                         raise

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from eclip import store
 from eclip.calibration import Calibration
 from eclip.errors import DeviceError, UsageError, unknown_name
-from eclip.frontends.library import find_profile
+from eclip.frontends.library import find_others, find_profile
 from eclip.measures import measure
 from eclip.mix import Mix
 from eclip.plan import Plan
@@ -102,6 +102,15 @@ def find_profiles(
     return tuple(found[worker.key] for worker in mix.workers)
 
 
+def find_other_kernels(
+    mix: Mix, topology: Topology, folders: Sequence[Path], tail: bool = False
+) -> tuple[Profile, ...]:
+    """What a search may choose instead: profiles of the same models with other kernels."""
+    models = dict.fromkeys((worker.model, worker.batch) for worker in mix.workers)
+    found = [one for model in models for one in find_others(*model, topology, folders)]
+    return tuple(one.at_tail() if tail else one for one in found)
+
+
 def make_plan(
     policy: str,
     mix: Mix,
@@ -113,7 +122,7 @@ def make_plan(
     from eclip.planning import policies
     from eclip.planning.problem import Problem
 
-    problem = Problem(mix, topology, profiles)
+    problem = Problem(mix, topology, profiles, options.others)
     if policy == "search":
         options = dataclasses.replace(
             options,
@@ -139,8 +148,9 @@ def search_and_verify(
 
     verifier = make_verifier(mix, topology, profiles, calibration, options, how)
     found = verifier.simulate(options.objective, lambda part: progress(part / 2))
-    device, sources = _open_device(topology, profiles, calibration, run, lambda part: None)
-    opened = Opened(device, sources, profiles, alone_rates(device, profiles, sources))
+    device = make_device(topology, calibration, run, lambda part: None)
+    sources = Sources((*options.others, *profiles), run)
+    opened = Opened(device, sources, alone_rates(device, profiles, sources.all(profiles)))
     return verifier.confirm(
         found,
         options.objective,
@@ -162,7 +172,7 @@ def make_verifier(
     from eclip.cli.verification import Verifier
     from eclip.planning.problem import Problem
 
-    problem = Problem(mix, topology, profiles)
+    problem = Problem(mix, topology, profiles, options.others)
     options = dataclasses.replace(options, switch_ns=calibration.costs.barrier_ns)
     return Verifier(problem, make_evaluator(problem, calibration), options, how)
 
@@ -170,7 +180,7 @@ def make_verifier(
 def make_evaluator(problem: Problem, calibration: Calibration) -> Evaluator:
     from eclip.devices.sim.evaluate import Evaluator
 
-    return Evaluator(problem.topology, problem.profiles, calibration, problem.mix)
+    return Evaluator(problem.topology, problem.profiles, calibration, problem.mix, problem.others)
 
 
 def mean_score(logs: Sequence[RunLog]) -> Score:
@@ -195,6 +205,7 @@ def run_plans(
     calibration: Calibration,
     options: RunOptions,
     progress: Progress,
+    alone: tuple[Profile, ...] | None = None,  # what rates alone are of, if not these profiles
 ) -> list[RunLog]:
     """Run plans of one mix one after another, under identical arrivals."""
     from eclip.devices.alone import alone_rates
@@ -211,25 +222,15 @@ def run_plans(
     def share_done(part: float) -> None:
         progress((len(logs) + part) / len(plans))
 
-    device, sources = _open_device(plans[0].topology, profiles, calibration, options, share_done)
-    rates = alone_rates(device, profiles, sources)
+    device = make_device(plans[0].topology, calibration, options, share_done)
+    alone = alone or profiles
+    sources = Sources((*alone, *profiles), options)
+    rates = alone_rates(device, alone, sources.all(alone))
     for plan in plans:
-        with _open_session(device, plan, profiles, sources) as session:
+        with _open_session(device, plan, sources) as session:
             logs.append(session.run(load, window, rates))
         share_done(0.0)
     return logs
-
-
-def _open_device(
-    topology: Topology,
-    profiles: tuple[Profile, ...],
-    calibration: Calibration,
-    options: RunOptions,
-    progress: Progress,
-) -> tuple[Device[Any], Sequence[Any]]:
-    """The device by its name, and what each worker runs from there."""
-    device = make_device(topology, calibration, options, progress)
-    return device, find_sources(profiles, options)
 
 
 def make_device(
@@ -246,15 +247,45 @@ def make_device(
     raise unknown_name("device", options.device, ["sim", "cuda"])
 
 
-def find_sources(profiles: tuple[Profile, ...], options: RunOptions) -> Sequence[Any]:
-    """What each worker runs from: a capture on a GPU, its profile in the simulator."""
-    if options.device == "sim":
-        return profiles
-    try:
-        from eclip.frontends.models import capture_workers
-    except ModuleNotFoundError as error:
-        raise DeviceError(f"the package {error.name} is missing; see `eclip doctor`") from None
-    return capture_workers(profiles, options.gpu)
+class Sources:
+    """What workers run from, made when first asked for: a capture on a GPU, in the simulator the
+    profile itself. A plan says by its workers' models which ones it needs."""
+
+    def __init__(self, profiles: Iterable[Profile], options: RunOptions) -> None:
+        self._profiles = {profile.key: profile for profile in profiles}
+        self._options = options
+        self._made: dict[tuple[int, str], Any] = {}  # by worker and model
+
+    def all(self, profiles: Sequence[Profile]) -> list[Any]:
+        """One for every worker."""
+        return [self._of(worker, profile) for worker, profile in enumerate(profiles)]
+
+    def open(self, device: Device[Any], plan: Plan) -> Session:
+        from eclip.runtime.program import lower
+
+        missing = [one.model for one in plan.workers if one.model not in self._profiles]
+        if missing:
+            raise UsageError(
+                f"the plan needs the profile of {', '.join(missing)}; give its folder with "
+                f"--profiles"
+            )
+        profiles = [self._profiles[worker.model] for worker in plan.workers]
+        program = lower(plan, [profile.trace for profile in profiles])
+        return device.open(program, self.all(profiles))
+
+    def _of(self, worker: int, profile: Profile) -> Any:
+        if (worker, profile.key) not in self._made:
+            self._made[worker, profile.key] = self._make(profile)
+        return self._made[worker, profile.key]
+
+    def _make(self, profile: Profile) -> Any:
+        if self._options.device == "sim":
+            return profile
+        try:
+            from eclip.frontends.models import capture_worker
+        except ModuleNotFoundError as error:
+            raise DeviceError(f"the package {error.name} is missing; see `eclip doctor`") from None
+        return capture_worker(profile, self._options.gpu)
 
 
 @contextmanager
@@ -301,12 +332,9 @@ def open_sets(device: Device[Any], sharings: Sequence[Sharing]) -> ProcessSets:
 
 
 @contextmanager
-def _open_session(
-    device: Device[Any], plan: Plan, profiles: Sequence[Profile], sources: Sequence[Any]
-) -> Iterator[Session]:
+def _open_session(device: Device[Any], plan: Plan, sources: Sources) -> Iterator[Session]:
     """A plan on the device; one whose workers take turns runs in processes on a GPU."""
     from eclip.devices.cuda.device import CudaDevice
-    from eclip.runtime.program import lower
 
     if plan.turns and isinstance(device, CudaDevice):
         from eclip.devices.cuda.processes import Sharing
@@ -315,7 +343,7 @@ def _open_session(
             sets.wait()
             yield sets.sessions[0]
     else:
-        with device.open(lower(plan, [one.trace for one in profiles]), sources) as session:
+        with sources.open(device, plan) as session:
             yield session
 
 

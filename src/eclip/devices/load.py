@@ -62,8 +62,8 @@ def load_of_mix(mix: Mix, seconds: float, warmup_seconds: float, seed: int) -> L
     return Load(label=label, seed=seed, arrivals=tuple(arrivals))
 
 
-def at_rates(mix: Mix, rates: Sequence[float]) -> Mix:
-    """The mix with Poisson arrivals at these rates, one per worker."""
+def at_rates(mix: Mix, rates: Sequence[float | None]) -> Mix:
+    """The mix with Poisson arrivals at these rates, one per worker; None: closed loop."""
     workers = tuple(
         msgspec.structs.replace(worker, rate_rps=rate)
         for worker, rate in zip(mix.workers, rates, strict=True)

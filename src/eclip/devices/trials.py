@@ -7,31 +7,24 @@ not tried again; a plan that the device refuses gives nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
 
-from eclip.devices.base import Device, Window
+from eclip.devices.base import Session, Window
 from eclip.devices.load import load_of_mix
 from eclip.errors import EclipError
 from eclip.measures import measure, steady_rates
 from eclip.mix import Mix
 from eclip.plan import Plan
 from eclip.planning.objective import Score
-from eclip.profile import Profile
 from eclip.runlog import RunLog
-from eclip.runtime.program import lower
-
-Source = TypeVar("Source")
 
 # Long enough for two ticks of a GPU's energy counter.
 _WINDOW = Window(seconds=0.26, warmup_seconds=0.03, trace_ms=0.0)
 
 
-class Trials(Generic[Source]):
+class Trials:
     def __init__(
         self,
-        device: Device[Source],
-        sources: Sequence[Source],
-        profiles: Sequence[Profile],
+        opened: Callable[[Plan], Session],  # a session of a plan
         alone_rps: Sequence[float],
         mix: Mix,
         *,
@@ -41,9 +34,7 @@ class Trials(Generic[Source]):
     ) -> None:
         self.seconds = window.seconds  # of one run
         self.refused: EclipError | None = None  # why, the last time that a plan was
-        self._device = device
-        self._sources = sources
-        self._traces = [profile.trace for profile in profiles]
+        self._open = opened
         self._alone_rps = alone_rps
         self._load = load_of_mix(mix, window.seconds, window.warmup_seconds, seed)
         self._window = window
@@ -62,7 +53,7 @@ class Trials(Generic[Source]):
     def _try(self, plan: Plan) -> Score:
         workers = len(plan.workers)
         try:
-            opened = self._device.open(lower(plan, self._traces), self._sources)
+            opened = self._open(plan)
         except EclipError as error:  # such as a kernel whose clusters do not fit these slices
             self.refused = error
             return Score((0.0,) * workers, 0.0, (float("inf"),) * workers)

@@ -15,6 +15,7 @@ from eclip import store
 from eclip.calibration import Calibration
 from eclip.errors import MismatchError, UsageError, unknown_name
 from eclip.frontends.modelled import model_names, model_profile
+from eclip.mix import split_model
 from eclip.profile import Profile
 from eclip.topology import Topology
 
@@ -28,25 +29,40 @@ def find_profile(
     calibration: Calibration,
     folders: Sequence[Path],
 ) -> Profile:
-    for folder in folders:
-        if not folder.is_dir():
-            raise UsageError(f"there is no folder {folder} to take profiles from")
-    pack = Path(str(resources.files("eclip") / "data" / "profiles" / topology.name))
-    searched = [*folders, pack] if pack.is_dir() else list(folders)
-    for folder in searched:
-        for suffix in _SUFFIXES:
-            path = folder / f"{model}-{batch}{suffix}"
-            if path.is_file():
-                return _load(path, f"{model}:{batch}", topology)
+    searched = _searched(topology, folders)
+    if path := _file_in(searched, model, batch):
+        return _load(path, f"{model}:{batch}", topology)
+    served, units = split_model(model)
+    if units and served in model_names():
+        raise UsageError(
+            f"there is no profile of {model}:{batch}; measure it: eclip profile {model}:{batch} "
+            f"-o profiles, then add --profiles profiles"
+        )
     if model not in model_names():
         names = [
             name
             for folder in searched
             for name in _names_in(folder)
-            if name.rpartition(":")[0] not in model_names()
+            if split_model(name.rpartition(":")[0])[0] not in model_names()
         ]
         raise unknown_name("model", model, [*model_names(), *dict.fromkeys(names)])
     return model_profile(model, batch, topology, calibration)
+
+
+def find_others(
+    model: str, batch: int, topology: Topology, folders: Sequence[Path]
+) -> list[Profile]:
+    """The profiles of a model with its kernels chosen for fewer units, from the same folder as its
+    own; for one that names its kernels there are none."""
+    own = _file_in(_searched(topology, folders), model, batch)
+    if own is None or split_model(model)[1]:
+        return []
+    found = {
+        path.name.removesuffix(suffix).removesuffix(f"-{batch}"): path
+        for suffix in _SUFFIXES[::-1]
+        for path in sorted(own.parent.glob(f"{model}~*-{batch}{suffix}"))
+    }
+    return [_load(path, f"{other}:{batch}", topology) for other, path in found.items()]
 
 
 def split_key(key: str) -> tuple[str, int]:
@@ -61,6 +77,24 @@ def file_of(folder: Path, key: str) -> Path:
     """Where the profile of ``model:batch`` is kept in a folder."""
     model, batch = split_key(key)
     return folder / f"{model}-{batch}{_SUFFIXES[0]}"
+
+
+def _searched(topology: Topology, folders: Sequence[Path]) -> list[Path]:
+    """The user's folders and the package's own, if it has one for this device."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise UsageError(f"there is no folder {folder} to take profiles from")
+    pack = Path(str(resources.files("eclip") / "data" / "profiles" / topology.name))
+    return [*folders, pack] if pack.is_dir() else list(folders)
+
+
+def _file_in(folders: Sequence[Path], model: str, batch: int) -> Path | None:
+    for folder in folders:
+        for suffix in _SUFFIXES:
+            path = folder / f"{model}-{batch}{suffix}"
+            if path.is_file():
+                return path
+    return None
 
 
 def _load(path: Path, key: str, topology: Topology) -> Profile:

@@ -1,7 +1,8 @@
 """Models by name: one of the zoo, or a factory of the user's.
 
 ``albert`` is the zoo's; ``package.module:factory`` is a function that takes the batch size and
-gives a module and its example inputs, both on the GPU.
+gives a module and its example inputs, both on the GPU. What follows a ``~`` says which kernels a
+capture takes, not which module it is of.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from eclip.devices.cuda.device import Capture
 from eclip.errors import MismatchError, UsageError
 from eclip.frontends import torch_zoo
 from eclip.frontends.torch import capture
+from eclip.mix import split_model
 from eclip.profile import Profile
 
 
 def build(name: str, batch: int) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    name, _ = split_model(name)
     if ":" not in name:
         return torch_zoo.build(name, batch)
     path, _, function = name.partition(":")
@@ -34,19 +37,21 @@ def build(name: str, batch: int) -> tuple[torch.nn.Module, tuple[torch.Tensor, .
     return module, tuple(inputs)
 
 
-def capture_workers(profiles: Sequence[Profile], gpu: int) -> list[Capture]:
-    """One capture per worker, with buffers of its own; its kernels must be the profiled ones."""
+def capture_worker(profile: Profile, gpu: int) -> Capture:
+    """A capture with buffers of its own; its kernels must be the profiled ones."""
     torch.cuda.set_device(gpu)
-    captures = []
-    for profile in profiles:
-        name, batch = profile.trace.model, profile.trace.batch
-        module, inputs = build(name, batch)
-        made = capture(module, inputs, name, batch).capture
-        if made.trace.digest != profile.trace.digest:
-            raise MismatchError(
-                f"{profile.key} launches other kernels here than in its profile "
-                f"({'modelled' if profile.modelled else profile.source}); measure it on this host: "
-                f"eclip profile {profile.key} -o profiles, then add --profiles profiles"
-            )
-        captures.append(made)
-    return captures
+    name, batch = profile.trace.model, profile.trace.batch
+    module, inputs = build(name, batch)
+    made = capture(module, inputs, name, batch).capture
+    if made.trace.digest != profile.trace.digest:
+        raise MismatchError(
+            f"{profile.key} launches other kernels here than in its profile "
+            f"({'modelled' if profile.modelled else profile.source}); measure it on this host: "
+            f"eclip profile {profile.key} -o profiles, then add --profiles profiles"
+        )
+    return made
+
+
+def capture_workers(profiles: Sequence[Profile], gpu: int) -> list[Capture]:
+    """One capture per worker."""
+    return [capture_worker(profile, gpu) for profile in profiles]

@@ -3,11 +3,15 @@
 The module is warmed up, then captured once with ``torch.cuda.graph``. Inputs live in static
 buffers, into which ``CapturedModule.load`` copies new ones. The capture keeps its nodes, so that
 they can be re-homed to lanes. A module from ``torch.compile`` is compiled by the warm-up.
+
+Libraries choose a kernel for the units that they believe to have. A model named ``albert~66`` is
+captured with cuBLASLt told of 66: the smaller tiles it takes then leave more room to others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +24,7 @@ from eclip.devices.cuda.device import Capture
 from eclip.devices.cuda.graphs import CapturedGraph
 from eclip.errors import DeviceError
 from eclip.frontends.compiled import Binaries
+from eclip.mix import split_model
 from eclip.trace import Trace
 
 _WARMUPS = 3
@@ -71,9 +76,10 @@ def capture(
     stream = torch.cuda.Stream()
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     state = generator.clone_state()  # a capture that fails leaves the generator in capture mode
+    _, units = split_model(model)
     try:
         static = tuple(given.detach().clone() for given in inputs)
-        with torch.inference_mode(), torch.cuda.stream(stream):
+        with torch.inference_mode(), torch.cuda.stream(stream), _kernels_for(units):
             for _ in range(_WARMUPS):
                 module(*static)
             stream.synchronize()
@@ -99,7 +105,8 @@ def capture(
     )
 
     def recapture(lane_stream: Any) -> tuple[int, Any]:
-        return _capture_again(module, static, outputs, lane_stream)
+        with _kernels_for(units):
+            return _capture_again(module, static, outputs, lane_stream)
 
     keep = (module, graph, static, outputs, kept, binaries)
     placed = Capture(captured, trace, keep, recapture if captured.atomic else None)
@@ -122,6 +129,31 @@ def _capture_again(
             for target, source in zip(wanted, made, strict=True):
                 target.copy_(source)
     return graph.raw_cuda_graph(), (graph, made, kept)
+
+
+@contextlib.contextmanager
+def _kernels_for(units: int) -> Iterator[None]:
+    """Libraries choose kernels as for so many units; 0: for all."""
+    if units == 0:
+        yield
+        return
+    device = torch.cuda.get_device_properties(torch.cuda.current_device())
+    if units >= device.multi_processor_count:
+        raise DeviceError(
+            f"kernels cannot be chosen for {units} of {device.multi_processor_count} SMs; give a "
+            f"smaller number after ~, or none"
+        )
+    try:  # an experimental part of torch
+        set_carveout = torch._C._set_sm_carveout_experimental
+    except AttributeError:
+        raise DeviceError(
+            f"torch {torch.__version__} cannot choose kernels for {units} SMs; leave ~{units} out"
+        ) from None
+    set_carveout(device.multi_processor_count - units)
+    try:
+        yield
+    finally:
+        set_carveout(None)
 
 
 def libraries() -> dict[str, str]:

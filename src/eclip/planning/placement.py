@@ -1,10 +1,11 @@
 """Placement: a plan from a few numbers per worker, with exact planning inside.
 
 A worker has a home slice from which its lanes grow in one direction, a largest size, a price for
-units and a budget of switches. Given these, the dynamic programme finds the assignment of kernels
-to sizes with the least cost, where a kernel of t ns on n of N units costs t·(1 + price·n/N): time
-plus what the units it holds are worth to others; a switch costs its time. Where the lanes lie does
-not change that, so routes are kept by (worker, largest size, price, budget).
+units, a budget of switches, and kernels that libraries chose for so many units. Given these, the
+dynamic programme finds the assignment of kernels to sizes with the least cost, where a kernel of t
+ns on n of N units costs t·(1 + price·n/N): time plus what the units it holds are worth to others; a
+switch costs its time. Where the lanes lie does not change that, so routes are kept by (worker,
+kernels, largest size, price, budget).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Home:
     price: float  # of all units, as a part of the time they are held
     switch_max: int
     priority: int = 0  # of all its lanes; more goes first where kernels compete
+    kernels_for: int = 0  # units that its kernels are chosen for; 0: all, its own kernels
 
 
 class Placer:
@@ -44,7 +46,7 @@ class Placer:
         # One queue stays with the default stream, one per worker for a lane of the whole device.
         queues = problem.topology.hardware_queues - 1
         self._sizes = max(1, min(_MOST_SIZES, queues // len(problem.profiles) - 1))
-        self._routes: dict[tuple[int, int, float, int], tuple[tuple[int, ...], Choice]] = {}
+        self._routes: dict[tuple[int, int, int, float, int], tuple[tuple[int, ...], Choice]] = {}
 
     def plan(self, homes: Sequence[Home], policy: str, why: str) -> Plan:
         topology = self.problem.topology
@@ -62,8 +64,10 @@ class Placer:
                 f"{'up' if home.step > 0 else 'down'}, {count_switches(choice)} switches; units "
                 f"priced at {home.price:g}"
                 + (f"; priority {home.priority}" if home.priority else "")
+                + (f"; kernels chosen for {home.kernels_for}" if home.kernels_for else "")
             )
-        return self.problem.plan(policy=policy, lanes=lanes, choices=choices, whys=whys, why=why)
+        problem = self.problem.choosing([home.kernels_for for home in homes])
+        return problem.plan(policy=policy, lanes=lanes, choices=choices, whys=whys, why=why)
 
     def mask(self, home: Home, count: int) -> Mask:
         """So many slices, or one more where these alone could not hold a cluster."""
@@ -73,28 +77,30 @@ class Placer:
 
     def route(self, worker: int, home: Home) -> tuple[tuple[int, ...], Choice]:
         """The sizes offered, in slices, and the index of one of them for every kernel."""
-        key = (worker, home.most, home.price, home.switch_max)
+        key = (worker, home.kernels_for, home.most, home.price, home.switch_max)
         if key not in self._routes:
             self._routes[key] = self._best(*key)
         return self._routes[key]
 
     def _best(
-        self, worker: int, most: int, price: float, switch_max: int
+        self, worker: int, kernels_for: int, most: int, price: float, switch_max: int
     ) -> tuple[tuple[int, ...], Choice]:
         sizes = 1 if switch_max == 0 else min(self._sizes, most)
         counts = sorted({-(-most * (index + 1) // sizes) for index in range(sizes)})
         units = self.problem.topology.units
         smallest = min(self.problem.topology.slice_units)
-        times = self._times(worker, counts)
+        times = self._times(worker, kernels_for, counts)
         if np.isinf(times[:, -1]).any():  # a kernel whose clusters do not fit there
             counts.append(self.slices)
-            times = self._times(worker, counts)
+            times = self._times(worker, kernels_for, counts)
             switch_max = max(switch_max, 2 * int(np.isinf(times[:, -2]).sum()))
         held = np.array([units if n == self.slices else smallest * n for n in counts]) / units
         return tuple(counts), best_route(times * (1 + price * held), switch_max, self._switch_ns)
 
-    def _times(self, worker: int, counts: Sequence[int]) -> np.ndarray:
+    def _times(self, worker: int, kernels_for: int, counts: Sequence[int]) -> np.ndarray:
         topology = self.problem.topology
+        choice = [0] * len(self.problem.profiles)
+        choice[worker] = kernels_for
         smallest = min(topology.slice_units)
         sizes = [topology.units if n == self.slices else smallest * n for n in counts]
-        return self.problem.times(worker, sizes)
+        return self.problem.choosing(choice).times(worker, sizes)

@@ -22,6 +22,7 @@ from eclip.planning.pool import build_pool
 from eclip.planning.problem import Problem
 from eclip.planning.search import DEFAULT_SECONDS, MOST_SECONDS, search
 from eclip.planning.variants import with_variants
+from eclip.profile import Profile
 from eclip.topology import Mask
 
 PRIORITY_LEVELS = 6  # of an H200's streams; a device with fewer refuses what it does not have
@@ -41,6 +42,7 @@ class PolicyOptions:
     tolerance: float = 0.05  # model, kernel: how much slower than on all units is still right-sized
     # The rest is for search; without ``batches`` it takes the seconds.
     evaluator: Evaluator | None = None
+    others: tuple[Profile, ...] = ()  # of the workers' models, with other kernels to choose from
     objective: Objective = THROUGHPUT
     seconds: float = DEFAULT_SECONDS
     batches: int | None = None

@@ -2,6 +2,9 @@
 
 ``times(w, sizes)[k, c]`` is what kernel k of worker w takes on a lane of ``sizes[c]`` units, its
 gap included, so that a worker's times add up to its request; infinite where it cannot run.
+
+A worker may have several profiles to choose from: libraries that are told of fewer units choose
+other kernels, which often run better beside others though they are slower alone.
 """
 
 from __future__ import annotations
@@ -11,10 +14,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from eclip.errors import MismatchError
 from eclip.fingerprint import Fingerprint
-from eclip.mix import Mix
+from eclip.mix import Mix, split_model, with_kernels_for
 from eclip.plan import Assignment, Group, Lane, Plan, PlannedWorker, Variant, fingerprint_of
 from eclip.profile import Profile, Times
 from eclip.topology import Topology
@@ -27,8 +31,10 @@ class Problem:
     mix: Mix
     topology: Topology
     profiles: tuple[Profile, ...]
+    others: tuple[Profile, ...] = ()  # of the same models, with other kernels
     fingerprint: Fingerprint = field(init=False)  # of every plan for it
     _columns: dict[tuple[int, int], Times] = field(init=False, repr=False, compare=False)
+    _chosen: dict[tuple[int, ...], Problem] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for worker, profile in zip(self.mix.workers, self.profiles, strict=True):
@@ -37,8 +43,47 @@ class Problem:
                     f"{worker.name} needs a profile of {worker.key}, not {profile.key}"
                 )
         object.__setattr__(self, "_columns", {})
+        object.__setattr__(self, "_chosen", {})
         # Once: it hashes every kernel. Refuses profiles of another device.
         object.__setattr__(self, "fingerprint", fingerprint_of(self.topology, self.profiles))
+
+    def kernels_for(self, worker: int) -> list[int]:
+        """The numbers of units that a worker can have its kernels chosen for; 0: all, its own."""
+        served = self.mix.workers[worker].service
+        found = (split_model(one.trace.model)[1] for one in self.others if _serves(one) == served)
+        return [0, *found]
+
+    def choosing(self, units: Sequence[int]) -> Problem:
+        """The same with every worker's kernels chosen for so many units; 0: its own ones."""
+        wanted = tuple(units)
+        if not any(wanted):
+            return self
+        if wanted not in self._chosen:
+            self._chosen[wanted] = self._choose(wanted)
+        return self._chosen[wanted]
+
+    def of(self, plan: Plan) -> Problem:
+        """The same with the kernels that a plan for it has chosen."""
+        workers = zip(self.mix.workers, plan.mix.workers, strict=True)
+        return self.choosing(
+            [
+                0 if own.model == other.model else split_model(other.model)[1]
+                for own, other in workers
+            ]
+        )
+
+    def _choose(self, units: tuple[int, ...]) -> Problem:
+        known = {profile.key: profile for profile in self.others}
+        workers, profiles = [], []
+        for worker, own, count in zip(self.mix.workers, self.profiles, units, strict=True):
+            if count:
+                worker = replace(worker, model=with_kernels_for(worker.model, count))
+                if worker.key not in known:
+                    raise MismatchError(f"{worker.name} needs a profile of {worker.key}")
+                own = known[worker.key]
+            workers.append(worker)
+            profiles.append(own)
+        return Problem(replace(self.mix, workers=tuple(workers)), self.topology, tuple(profiles))
 
     def times(self, worker: int, sizes: Sequence[int]) -> Times:
         for size in sizes:
@@ -120,3 +165,7 @@ class Problem:
                 for start, end in zip(starts, ends, strict=True)
             ),
         )
+
+
+def _serves(profile: Profile) -> str:
+    return f"{split_model(profile.trace.model)[0]}:{profile.trace.batch}"

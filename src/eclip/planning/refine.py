@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from eclip.mix import split_model
 from eclip.plan import Plan, unpartitioned
 from eclip.planning.objective import Objective, Score
 from eclip.planning.placement import Placer
@@ -34,6 +35,7 @@ _RATE_NOISE = 0.015  # of a trial
 _POWER_NOISE = 0.06  # the counter of a GPU's energy moves but a few times in one
 _REACH = 4.0  # distance at which errors have little in common
 _PRIORITY = 2.0  # how far a level of priority is
+_KERNELS = 8.0  # ... kernels for no unit are from those for all
 _OPTIMISM = 0.4  # standard deviations that rates not yet known are taken to be better
 
 
@@ -175,16 +177,19 @@ def _ran(score: Score) -> bool:
 
 def _where(plan: Plan) -> Floats:
     """Where a plan lies among all: for every worker the part of its time for which it has each
-    slice, and its priority."""
+    slice, its priority, and which kernels it has."""
     slices = len(plan.topology.slice_units)
     parts = []
-    for part in plan.main.assignments:
+    for part, worker in zip(plan.main.assignments, plan.mix.workers, strict=True):
         held = np.zeros(slices + 1)
         for group in part.groups:
             lane = plan.lanes[group.lane]
             held[list(lane.mask)] += group.predicted_ns
             held[-1] += _PRIORITY * lane.priority * group.predicted_ns
+        units = plan.topology.units
+        missing = _KERNELS * (1 - (split_model(worker.model)[1] or units) / units)
         parts.append(held / max(1, sum(group.predicted_ns for group in part.groups)))
+        parts.append(np.array([missing]))
     return np.concatenate(parts)
 
 

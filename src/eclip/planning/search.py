@@ -67,7 +67,7 @@ class Found:
         return [
             one
             for one in self.candidates
-            if all(home.switch_max == 0 and home.priority == 0 for home in one.homes)
+            if not any(home.switch_max or home.priority or home.kernels_for for home in one.homes)
         ]
 
 
@@ -88,7 +88,7 @@ def search(
     (plain,) = evaluate([unpartitioned(problem.topology, problem.profiles, problem.mix)])
     placer = Placer(problem, switch_ns)
     hunt = Hunt(placer, evaluate, objective, plain, np.random.default_rng(seed))
-    hunt.try_all(_starts(len(problem.profiles), placer.slices))
+    hunt.try_all(_starts(problem, placer.slices))
     done = 0
     while True:
         if batches is not None:
@@ -175,7 +175,7 @@ class Hunt:
                     child[worker] = other[worker]
             for _ in range(1 + int(self._random.random() < 0.4)):
                 worker = int(self._random.integers(len(child)))
-                child[worker] = self._changed(child[worker])
+                child[worker] = self._changed(child[worker], worker)
             if tuple(child) not in self._known:
                 made[tuple(child)] = None
         return list(made)
@@ -184,22 +184,28 @@ class Hunt:
         rank = int(self._random.exponential(_PARENTS / 4))
         return self.best[min(rank, len(self.best) - 1)].homes
 
-    def _changed(self, home: Home) -> Home:
+    def _changed(self, home: Home, worker: int) -> Home:
         random, slices = self._random, self.placer.slices
         step = int(random.choice([-3, -2, -1, 1, 2, 3]))
-        kind = int(random.integers(6 if self._priorities == 1 else 8))
-        if kind <= 1:
+        kernels = self.placer.problem.kernels_for(worker)
+        ways = ["most", "most", "first", "turn", "budget", "price"]
+        ways += ["priority"] * 2 if self._priorities > 1 else []
+        ways += ["kernels"] * 2 if len(kernels) > 1 else []
+        way = ways[int(random.integers(len(ways)))]
+        if way == "most":
             return replace(home, most=int(np.clip(home.most + step, 1, slices)))
-        if kind == 2:
+        if way == "first":
             return replace(home, first=(home.first + step) % slices)
-        if kind == 3:
+        if way == "turn":
             # Turned round on the spot: the same largest mask, grown from its other end.
             last = (home.first + home.step * (home.most - 1)) % slices
             return replace(home, first=last, step=-home.step)
-        if kind == 4:
+        if way == "budget":
             return replace(home, switch_max=int(random.choice(_BUDGETS)))
-        if kind >= 6:
+        if way == "priority":
             return replace(home, priority=int(random.integers(self._priorities)))
+        if way == "kernels":
+            return replace(home, kernels_for=int(random.choice(kernels)))
         return replace(
             home, price=float(random.choice(_PRICES)), switch_max=max(home.switch_max, 4)
         )
@@ -214,12 +220,14 @@ class Hunt:
         return Found(tuple(everything), self._plain, batches, len(everything), tuple(frontier))
 
 
-def _starts(workers: int, slices: int) -> list[Homes]:
+def _starts(problem: Problem, slices: int) -> list[Homes]:
     """Where the search sets out: everybody everywhere, equal parts, and parts that overlap.
 
     Homes are spread evenly and grow up, or in turns up and down from the same places; once as one
-    mask each, and once with lanes to choose from at two prices.
+    mask each, and once with lanes to choose from at two prices. All that with everybody's own
+    kernels, and again with those for the fewest units.
     """
+    workers = len(problem.profiles)
     starts: list[Homes] = []
     for most in sorted({slices, *(min(slices, -(-slices * part // 8)) for part in range(1, 9))}):
         for turned in (False, True):
@@ -237,7 +245,15 @@ def _starts(workers: int, slices: int) -> list[Homes]:
                         for first, step in zip(firsts, steps, strict=True)
                     )
                 )
-    return starts
+    return [*starts, *(fitted(homes, problem) for homes in starts)]
+
+
+def fitted(homes: Homes, problem: Problem) -> Homes:
+    """The same with every worker's kernels for the fewest units, where it has others at all."""
+    return tuple(
+        replace(home, kernels_for=min((n for n in problem.kernels_for(worker) if n), default=0))
+        for worker, home in enumerate(homes)
+    )
 
 
 def apart(one: Score, other: Score) -> bool:

@@ -32,6 +32,7 @@ def with_variants(
     """
     if len(plan.variants) > 1 or all(lane.mask == plan.topology.full for lane in plan.lanes):
         return plan
+    problem = problem.of(plan)
     workers = len(plan.workers)
     room = plan.topology.hardware_queues - 1 - len(plan.lanes)
     missing = [worker for worker in plan.everyone if _whole_lane(plan, worker) is None]
@@ -52,6 +53,7 @@ def plain_when_idle(plan: Plan, problem: Problem) -> Plan:
     """The plan with plain streams for every set of workers but all: nothing has to be evaluated."""
     if len(plan.workers) == 1:
         return plan
+    problem = problem.of(plan)
     lanes = list(plan.lanes)
     whole = {}
     for worker in plan.everyone:

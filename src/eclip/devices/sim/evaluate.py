@@ -39,9 +39,12 @@ class Evaluator:
         profiles: Sequence[Profile],
         calibration: Calibration,
         mix: Mix | None = None,  # with its rates; without: everybody back to back
+        others: Sequence[Profile] = (),  # that plans may choose instead
     ) -> None:
-        self._profiles = profiles
-        self._tables = KernelTables(profiles, calibration)
+        self._workers = len(profiles)
+        self._calibration = calibration
+        self._profiles = {profile.key: profile for profile in (*others, *profiles)}
+        self._tables: dict[tuple[str, ...], KernelTables] = {}  # by the workers' models
         self._alone_rps = alone_rates(SimDevice(topology, calibration), profiles, profiles)
         self._window_ns = _REQUESTS * 1e9 / min(self._alone_rps)
         self._load: Load | None = None
@@ -56,7 +59,12 @@ class Evaluator:
 
         A score has an entry for each of them.
         """
-        chosen = tuple(range(len(self._profiles))) if active is None else active
+        chosen = tuple(range(self._workers)) if active is None else active
+        for plan in plans:
+            models = _models(plan)
+            if models not in self._tables:
+                used = [self._profiles[model] for model in models]
+                self._tables[models] = KernelTables(used, self._calibration)
         # Compiled code holds no GIL, so threads do.
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             load = self._load if active is None else None
@@ -71,9 +79,11 @@ class Evaluator:
                 arrivals=tuple(CLOSED_LOOP if w in active else nothing for w in plan.everyone),
             )
         program = Program(plan, routes_of(plan))
-        machine = build_machine(program, self._tables, load, 0)
+        tables = self._tables[_models(plan)]
+        machine = build_machine(program, tables, load, 0)
         begin_ns = -_WARMUP * self._window_ns
-        state = initial_state(machine, plan, load, begin_ns, self._profiles)
+        used = [self._profiles[model] for model in _models(plan)]
+        state = initial_state(machine, plan, load, begin_ns, used)
         rows = []
         while core.advance(machine, state, self._window_ns, True) == core.BUFFER_FULL:
             rows.append(state.request_rows[: state.clock[0]["requests"]].copy())
@@ -90,6 +100,10 @@ class Evaluator:
             power_w=float(state.clock[0]["energy_nj"]) / self._window_ns,
             p99_ms=tuple(_p99_ms(requests[requests[:, 0] == worker]) for worker in active),
         )
+
+
+def _models(plan: Plan) -> tuple[str, ...]:
+    return tuple(worker.model for worker in plan.workers)
 
 
 def _p99_ms(requests: Ints) -> float:
