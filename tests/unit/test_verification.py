@@ -118,7 +118,8 @@ def test_search_goes_on_on_the_device_and_the_best_there_is_the_plan(
     opened = opened_on(device)
     seen: list[float] = []
     trials = opened.trials(MIX, window=WINDOW)
-    plan = searching.confirm(found, aim, opened, trials, WINDOW, seen.append, [known])
+    searching.explore(found, aim, opened, trials, lambda part: seen.append(part - 1), [known])
+    plan = searching.confirm(found, aim, opened, trials, WINDOW, seen.append)
     evidence = plan.evidence
     assert evidence is not None
     assert evidence.tried > 10
@@ -139,15 +140,36 @@ def test_what_was_tried_for_one_objective_is_not_tried_again_for_another(device:
     opened = opened_on(device)
     found = searching.simulate(Objective(), lambda _: None)
     trials = opened.trials(MIX, window=WINDOW)
-    searching.confirm(found, Objective(), opened, trials, WINDOW, lambda _: None)
+    searching.explore(found, Objective(), opened, trials, lambda _: None)
     before = len(device.opened)
-    searching.confirm(found, Objective("energy"), opened, trials, WINDOW, lambda _: None)
+    searching.explore(found, Objective("energy"), opened, trials, lambda _: None)
+    assert len(device.opened) == before
+    searching.confirm(found, Objective(), opened, trials, WINDOW, lambda _: None)
     runs_in_turns = 3
     assert len(device.opened) - before == runs_in_turns
     other = dataclasses.replace(found, candidates=found.candidates[::-1])
-    searching.confirm(other, Objective("energy"), opened, trials, WINDOW, lambda _: None)
+    searching.explore(other, Objective("energy"), opened, trials, lambda _: None)
     homes = [run.homes for run in searching.observed]
     assert len(homes) == len(set(homes)) > 10  # what is noted twice would be predicted from itself
+
+
+def test_what_was_tried_for_one_objective_may_win_for_another(device: Refusing) -> None:
+    searching = verifier(Verification(finalists=1, refine_seconds=1e-6))
+    opened = opened_on(device)
+    found = searching.simulate(Objective(), lambda _: None)
+    trials = opened.trials(MIX, window=WINDOW)
+    # For throughput only one mask each of a few slices is tried, for energy the good ones.
+    poor = [one for one in found.candidates if max(home.most for home in one.homes) <= 4]
+    worse = dataclasses.replace(found, candidates=tuple(poor))
+    searching.explore(worse, Objective(), opened, trials, lambda _: None)
+    first = searching.confirm(worse, Objective(), opened, trials, WINDOW, lambda _: None)
+    searching.explore(found, Objective("energy"), opened, trials, lambda _: None)
+    second = searching.confirm(worse, Objective(), opened, trials, WINDOW, lambda _: None)
+    stp = []
+    for plan in (first, second):
+        assert plan.evidence is not None
+        stp += [sum(one.ratios) for one in plan.evidence.trials if one.label == "search 1"]
+    assert stp[1] > stp[0]
 
 
 def test_energy_decides_in_runs_of_many_ticks(
@@ -182,7 +204,7 @@ def test_search_on_the_device_begins_with_priorities_for_those_who_get_little(
     monkeypatch.setattr(wiring, "priority_levels", lambda _: 3)
     trials = opened.trials(MIX, window=WINDOW)
     known = (Home(1, 1, 13, 0.0, 0), Home(3, 1, 13, 0.0, 0))
-    searching.confirm(found, Objective(), opened, trials, WINDOW, lambda _: None, [known])
+    searching.explore(found, Objective(), opened, trials, lambda _: None, [known])
     begun = [run for run in searching.observed if run.kind == "priorities"]
     assert [[home.priority for home in run.homes] for run in begun] == [[1, 0]] * 2
     assert {run.homes[0].most for run in begun} == {16, 13}
@@ -205,6 +227,7 @@ def test_device_that_refuses_all_masks_has_plain_streams(
     found = searching.simulate(Objective(), lambda _: None)
     monkeypatch.setattr(device, "open", open_plain)
     trials = opened.trials(MIX, window=WINDOW)
+    searching.explore(found, Objective(), opened, trials, lambda _: None)
     plan = searching.confirm(found, Objective(), opened, trials, WINDOW, lambda _: None)
     assert all(lane.mask == H200.full for lane in plan.lanes)
 
@@ -217,6 +240,7 @@ def test_runs_too_short_for_anybody_say_so(device: Refusing, refine_seconds: flo
     moment = Window(seconds=1e-4, warmup_seconds=0.0, trace_ms=0.0)
     trials = opened.trials(MIX, window=moment)
     with pytest.raises(UsageError, match="measured nothing"):
+        searching.explore(found, Objective(), opened, trials, lambda _: None)
         searching.confirm(found, Objective(), opened, trials, moment, lambda _: None)
 
 

@@ -43,7 +43,7 @@ from eclip.errors import EclipError, UsageError, unknown_name
 from eclip.measures import measure, measure_together
 from eclip.mix import parse_mix
 from eclip.observations import Observations
-from eclip.plan import Plan
+from eclip.plan import Plan, fingerprint_of
 from eclip.profile import Profile
 
 _NAME = re.compile(r"[A-Za-z][\w.-]{0,40}", re.ASCII)
@@ -234,10 +234,10 @@ def keep(contest: Contest, folder: Path) -> None:
 
 def observations_of(contest: Contest) -> Observations:
     """What a search tried on the device, as ``eclip calibrate`` reads it."""
-    plan = contest.measured[0].plan
+    topology = contest.measured[0].plan.topology
     now = datetime.datetime.now(datetime.UTC)
     return Observations(
-        fingerprint=plan.fingerprint,
+        fingerprint=fingerprint_of(topology, (*contest.profiles, *contest.others)),
         source=f"eclip compare {contest.mix.name}: what a search tried on the device",
         date=now.date(),
         runs=tuple(contest.observed),

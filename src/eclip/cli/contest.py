@@ -86,6 +86,7 @@ class Contest:
             raise UsageError("--load draws the arrivals; leave --arrivals and rates (@rps) out")
         self.mix = mix
         self.profiles = profiles
+        self.others = policy_options.others  # that a search may choose instead
         self.entrants: list[Entrant] = []
         self.left_out: dict[str, str] = {}  # by policy: why
         self.alone_rps: tuple[float, ...] = ()

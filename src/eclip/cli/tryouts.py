@@ -129,15 +129,17 @@ class Tryouts:
         self, verifier: Verifier, searches: Sequence[tuple[Objective, Found]]
     ) -> list[Plan]:
         """What the device confirms of what was found by simulation, for every objective."""
-        plans = []
+        # All of it first: what is tried for one objective may serve another.
         for aim, found in searches:
             best = sorted(self._masks, key=lambda one: -aim.value(one[1], self._plain))
             known = [homes for homes, _ in best]  # and what they gave, by the same trials
-            plans.append(
-                verifier.confirm(
-                    found, aim, self._opened, self._trials, self._window, lambda part: None, known
-                )
+            verifier.explore(found, aim, self._opened, self._trials, lambda part: None, known)
+        plans = [
+            verifier.confirm(
+                found, aim, self._opened, self._trials, self._window, lambda part: None
             )
+            for aim, found in searches
+        ]
         return self.name(plans)
 
     def confirm_for_load(self, verifier: Verifier, found: Found, aim: Objective) -> Plan:

@@ -108,6 +108,32 @@ class Verifier:
             progress=progress,
         )
 
+    def explore(
+        self,
+        found: Found,
+        objective: Objective,
+        opened: Opened,
+        trials: Trials,
+        progress: wiring.Progress,
+        known: Sequence[tuple[Home, ...]] = (),
+    ) -> None:
+        """Go on with the search on the device, if that is wanted.
+
+        ``known``: further placements to begin with, such as have been tried before, the best first.
+        """
+        if self._how.refine_seconds == 0:
+            return
+        starts = self._starts(found) | dict.fromkeys(known, "static")
+        starts |= dict.fromkeys(self._fitting(known), "other kernels")
+        levels = wiring.priority_levels(opened.device)
+        if levels > 1:
+            starts |= dict.fromkeys(self._preferring(found, known), "priorities")
+        seconds = self._how.refine_seconds
+        tried = self._refine([*starts], objective, opened, trials, seconds, progress)
+        new = [one for one in tried.candidates if one.homes not in self._tried]
+        self._tried |= dict.fromkeys(one.homes for one in new)
+        self._note(new, starts, opened, trials)
+
     def confirm(
         self,
         found: Found,
@@ -116,21 +142,15 @@ class Verifier:
         trials: Trials,
         window: Window,
         progress: wiring.Progress,
-        known: Sequence[tuple[Home, ...]] = (),
     ) -> Plan:
-        """The plan that measures best, with its evidence and its variants.
-
-        ``known``: further placements to begin with on the device, such as have been tried before,
-        the best first.
-        """
+        """The plan that measures best, with its evidence and its variants: of what was explored,
+        for whatever objective, or of what simulation found."""
         from eclip.planning.decision import decide, shortlist
         from eclip.planning.variants import with_variants
 
         tried = None
-        if self._how.refine_seconds > 0:
-            tried = self._refine(
-                found, known, objective, opened, trials, lambda part: progress(part / 2)
-            )
+        if self._tried:  # which is known, and takes no time
+            tried = self._refine([], objective, opened, trials, 0.0, lambda part: None)
         entries = shortlist(tried or found, self._problem, self._how.finalists, objective)
         plans = [entry.plan for entry in entries]
         if not self._busy:
@@ -138,7 +158,7 @@ class Verifier:
             plans = [with_variants(one, self._problem, self._evaluate, objective) for one in plans]
         if objective.kind == "energy":
             window = dataclasses.replace(window, seconds=max(window.seconds, _ENERGY_SECONDS))
-        ran = self._in_turns(plans, opened, window, lambda part: progress((1 + part) / 2))
+        ran = self._in_turns(plans, opened, window, progress)
         plain = ran[0]
         scores = [wiring.mean_score(logs) for logs in ran.values()]
         check_measured(scores[0], [objective], window.seconds)
@@ -156,42 +176,35 @@ class Verifier:
 
     def _refine(
         self,
-        found: Found,
-        known: Sequence[tuple[Home, ...]],
+        starts: Sequence[tuple[Home, ...]],
         objective: Objective,
         opened: Opened,
         trials: Trials,
+        seconds: float,
         progress: wiring.Progress,
     ) -> Found:
+        """Everything that was tried on the device and what is tried now, ranked for the
+        objective."""
         from eclip.plan import unpartitioned
         from eclip.planning.refine import refine
 
-        starts = self._starts(found) | dict.fromkeys(known, "static")
-        starts |= dict.fromkeys(self._fitting(known), "other kernels")
-        levels = wiring.priority_levels(opened.device)
-        if levels > 1:
-            starts |= dict.fromkeys(self._preferring(found, known), "priorities")
         with wiring.quick_opening(opened.device):
             plain = unpartitioned(self._problem.topology, self._problem.profiles, self._problem.mix)
             (score,) = trials([plain])
             check_measured(score, [objective], trials.seconds)
-            tried = refine(
+            return refine(
                 self._problem,
                 self._evaluate,
                 trials,
                 dataclasses.replace(objective, margin=_MARGIN),
                 # What was tried for another objective is known and takes no time.
                 starts=list(dict.fromkeys([*starts, *self._tried])),
-                seconds=self._how.refine_seconds,
+                seconds=seconds,
                 seed=self._options.seed,
                 switch_ns=self._options.switch_ns,
-                priorities=levels,
+                priorities=wiring.priority_levels(opened.device),
                 progress=progress,
             )
-        new = [one for one in tried.candidates if one.homes not in self._tried]
-        self._tried |= dict.fromkeys(one.homes for one in new)
-        self._note(new, starts, opened, trials)
-        return tried
 
     def _starts(self, found: Found) -> dict[tuple[Home, ...], str]:
         """Where the device begins, and why there."""

@@ -151,13 +151,17 @@ def search_and_verify(
     device = make_device(topology, calibration, run, lambda part: None)
     sources = Sources((*options.others, *profiles), run)
     opened = Opened(device, sources, alone_rates(device, profiles, sources.all(profiles)))
+    trials = opened.trials(mix)
+    verifier.explore(
+        found, options.objective, opened, trials, lambda part: progress(0.5 + part / 4)
+    )
     return verifier.confirm(
         found,
         options.objective,
         opened,
-        opened.trials(mix),
+        trials,
         run.window,
-        lambda part: progress((1 + part) / 2),
+        lambda part: progress(0.75 + part / 4),
     )
 
 

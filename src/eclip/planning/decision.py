@@ -1,8 +1,9 @@
 """Decision: from what a search found to the one plan that is deployed.
 
-The shortlist always holds plain streams and the best static masks beside the finalists, and
-whatever gave the best value in the trials is taken: a plan that came out worse than one of those
-two is never deployed. Trials may be simulated, or measured on the device that will run the plan.
+The shortlist always holds plain streams and the best static masks beside the finalists, and plain
+streams with other kernels where there are such, since simulation knows little of them. Whatever
+gave the best value in the trials is taken: a plan that came out worse than plain streams or static
+masks is never deployed. Trials may be simulated, or measured on the device that will run the plan.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from eclip.planning.search import Found
 
 PLAIN = "plain streams"
 STATIC = "best static masks"
+OTHER_KERNELS = "plain streams with other kernels"
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Entry:
 
 
 def shortlist(found: Found, problem: Problem, finalists: int, objective: Objective) -> list[Entry]:
-    """Plain streams first, then the best static masks, then the finalists."""
+    """Plain streams first, then the best static masks, the finalists, and other kernels."""
     plain = unpartitioned(problem.topology, problem.profiles, problem.mix)
     entries = [Entry(PLAIN, plain, found.plain)]
     # A baseline needs no margin: these masks may be just above a floor.
@@ -40,6 +42,9 @@ def shortlist(found: Found, problem: Problem, finalists: int, objective: Objecti
     chosen = [(STATIC, static)] if static is not None else []
     best = [one for one in found.finalists(finalists + 1) if one is not static][:finalists]
     chosen += [(f"search {rank}", one) for rank, one in enumerate(best, 1)]
+    plainly = next((one for one in found.unmasked if one.score.stp > 0), None)
+    if plainly is not None and plainly not in best:
+        chosen.append((OTHER_KERNELS, plainly))
     return [*entries, *(Entry(label, one.plan, one.score) for label, one in chosen)]
 
 

@@ -31,7 +31,7 @@ _THOUGHT = 32  # candidates of one
 # The error of the simulation on two plans is alike as far as the plans are. That these constants
 # serve is seen by predicting every run of docs/runs from the others (bench/agreement.py).
 _SPREAD = 0.08  # of the error over all plans, as a part of the rate
-_RATE_NOISE = 0.015  # of a trial
+_RATE_NOISE = 0.008  # of a trial
 _POWER_NOISE = 0.06  # the counter of a GPU's energy moves but a few times in one
 _REACH = 4.0  # distance at which errors have little in common
 _PRIORITY = 2.0  # how far a level of priority is
@@ -147,9 +147,10 @@ def refine(
     while new:
         corrected.learn([one.plan for one in new], [one.score for one in new])
         left = deadline - time.monotonic()
-        progress(1 - max(left, 0.0) / seconds)
         if left <= 0:
+            progress(1.0)
             break
+        progress(1 - left / seconds)
         thought = Hunt(placer, corrected, objective, plain, random, priorities)
         thought.try_all([one.homes for one in tried.best])
         for _ in range(_THOUGHTS):

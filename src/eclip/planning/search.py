@@ -70,6 +70,16 @@ class Found:
             if not any(home.switch_max or home.priority or home.kernels_for for home in one.homes)
         ]
 
+    @property
+    def unmasked(self) -> list[Candidate]:
+        """Those in which everybody has all units and some have other kernels than their own."""
+        return [
+            one
+            for one in self.candidates
+            if any(home.kernels_for for home in one.homes)
+            and all(lane.mask == one.plan.topology.full for lane in one.plan.lanes)
+        ]
+
 
 def search(
     problem: Problem,
