@@ -20,7 +20,6 @@ from eclip import store
 from eclip.calibration import Calibration
 from eclip.cli import screen, wiring
 from eclip.devices.sim.fit import Errors, Replay
-from eclip.mix import parse_mix
 from eclip.observations import Observations, ObservedRun
 from eclip.planning.objective import Score
 from eclip.planning.refine import Corrected
@@ -36,11 +35,7 @@ def replay_of(observations: Observations, topology: Topology, calibration: Calib
         sys.exit(
             "a search on the device has one mix; give observations of `eclip compare --refine`"
         )
-    profiles = {
-        profile.key: profile
-        for mix in observations.mixes
-        for profile in wiring.find_profiles(parse_mix(mix), topology, calibration, [])
-    }
+    profiles = wiring.find_observed(observations, topology, calibration, [])
     return Replay(observations, topology, profiles)
 
 
@@ -123,6 +118,7 @@ def main() -> None:
             homes = " ".join(
                 f"{home.first}{'+' if home.step > 0 else '-'}{home.most}"
                 + (f"p{home.priority}" if home.priority else "")
+                + (f"~{home.kernels_for}" if home.kernels_for else "")
                 for home in run.homes
             )
             switches = sum(part.switches for part in plan.main.assignments)
@@ -143,7 +139,8 @@ def main() -> None:
         corrected,
     )
     screen.print_table(
-        "The best that were measured; a home is its first slice, direction and largest size",
+        "The best that were measured; a home is its first slice, direction and largest size, its "
+        "priority (p) and the units its kernels are chosen for (~)",
         ["file", "STP", "fairness", "W", "switches", "kind", "homes"],
         best,
     )

@@ -46,6 +46,9 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     dram_bytes_per_s: float
     l2_bytes_per_s: float
     l2_bytes: int
+    # What a kernel is taken to move while it is busy, if its profile has no counts of any.
+    usual_dram_bytes_per_s: float = 0.0
+    usual_l2_bytes_per_s: float = 0.0
 
 
 class Power(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -34,11 +34,12 @@ PAPER_MIXES = {
 _Part = tuple[str, int, float | None]  # model, batch, rate
 
 _PART = re.compile(
-    r"(?:(?P<repeat>\d{1,6})x)?(?P<model>[A-Za-z][\w.-]*(?::[A-Za-z_]\w*)?(?:~\d{1,6})?)"
+    r"(?:(?P<repeat>\d{1,6})x)?(?P<model>[A-Za-z][\w.-]*(?::[A-Za-z_]\w*)?(?:~\w*)?)"
     r"(?::(?P<batch>\d{1,6}))?"
     r"(?:@(?P<rate>\d{1,9}(?:\.\d{1,9})?)rps)?",
     re.ASCII,
 )
+_UNITS = re.compile(r"[1-9]\d{0,5}", re.ASCII)
 
 
 class MixWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,6 +51,10 @@ class MixWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def __post_init__(self) -> None:
         if self.batch < 1 or not (self.rate_rps is None or 0 < self.rate_rps < float("inf")):
             raise ValueError(f"worker {self.name!r}: batch and rate start above 0")
+        try:
+            split_model(self.model)
+        except UsageError as error:
+            raise ValueError(f"worker {self.name!r}: {error}") from None
 
     @property
     def key(self) -> str:
@@ -84,7 +89,12 @@ class Mix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 def split_model(model: str) -> tuple[str, int]:
     """``albert~66`` to what it serves and the units that its kernels are chosen for; 0: all."""
-    served, _, units = model.partition("~")
+    served, tilde, units = model.partition("~")
+    if tilde and not (served and _UNITS.fullmatch(units)):
+        raise UsageError(
+            f"{model!r} is no model: before ~ stands its name, and behind it the units that "
+            f"kernels are chosen for, from 1, as in albert~66"
+        )
     return served, int(units or 0)
 
 
@@ -109,8 +119,7 @@ def parse_mix(text: str) -> Mix:
         repeat = int(match["repeat"] or 1)
         batch = int(match["batch"] or DEFAULT_BATCH)
         rate = float(match["rate"]) if match["rate"] else None
-        if "~" in match["model"] and split_model(match["model"])[1] < 1:
-            raise UsageError(f"{part!r} in the mix {text!r}: kernels are chosen for 1 unit or more")
+        split_model(match["model"])
         if repeat < 1 or batch < 1 or rate == 0:
             raise UsageError(f"{part!r} in the mix {text!r}: repeat, batch and rate start above 0")
         if len(parts) + repeat > MAX_WORKERS:

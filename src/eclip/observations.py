@@ -12,7 +12,7 @@ import msgspec
 
 from eclip.errors import UsageError
 from eclip.fingerprint import Fingerprint
-from eclip.mix import parse_mix
+from eclip.mix import Mix, parse_mix, with_kernels_for
 
 
 class ObservedHome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,11 +58,25 @@ class ObservedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def models(self) -> tuple[str, ...]:
-        """``model:batch`` of every worker."""
+        """``model:batch`` of every worker, with its own kernels: ``alone_rps`` are of these."""
         try:
             return tuple(worker.key for worker in parse_mix(self.mix).workers)
         except UsageError as error:
             raise ValueError(str(error)) from None
+
+    @property
+    def ran(self) -> Mix:
+        """The mix with the kernels that its workers had in this run."""
+        mix = parse_mix(self.mix)
+        if not self.homes:
+            return mix
+        workers = (
+            msgspec.structs.replace(one, model=with_kernels_for(one.model, home.kernels_for))
+            if home.kernels_for
+            else one
+            for one, home in zip(mix.workers, self.homes, strict=True)
+        )
+        return msgspec.structs.replace(mix, workers=tuple(workers))
 
 
 class Observations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

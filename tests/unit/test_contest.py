@@ -14,6 +14,7 @@ import pytest
 from eclip import store
 from eclip.calibration import Calibration
 from eclip.cli import wiring
+from eclip.cli.compare import observations_of
 from eclip.cli.contest import Contest
 from eclip.cli.contest_options import ContestOptions, known_policies
 from eclip.cli.verification import Verification
@@ -22,11 +23,13 @@ from eclip.devices.cuda.processes import Host, ProcessSets, Sharing
 from eclip.devices.load import long_enough
 from eclip.devices.rounds import rotation
 from eclip.devices.sim.device import SimDevice
+from eclip.devices.sim.fit import Replay
 from eclip.errors import DeviceError, PlanningError, UsageError
 from eclip.measures import measure, measure_together
 from eclip.mix import mix_of
 from eclip.planning.objective import Objective
 from eclip.planning.policies import PolicyOptions, make_plan
+from eclip.planning.problem import Problem
 from eclip.profile import Profile
 from eclip.runlog import RunLog
 from eclip.topology import Topology
@@ -38,10 +41,10 @@ CALIBRATION = store.load_builtin(Calibration, "h200")
 UUID = f"GPU-of-contest-{os.getpid()}"
 
 
-def steady(batch: int) -> Profile:
+def steady(batch: int, model: str = "steady", kernel_ns: int = 300_000) -> Profile:
     """What a stand-in process of this batch serves, as a profile for the simulator."""
-    flat = flat_profile("steady", [batch * 300_000] * 3, H200)
-    trace = trace_of("steady", batch)
+    flat = flat_profile(model, [batch * kernel_ns] * 3, H200)
+    trace = trace_of(model, batch)
     return msgspec.structs.replace(
         flat,
         trace=trace,
@@ -54,6 +57,8 @@ class Stage:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.profiles = (steady(2), steady(5))
+        self.others: tuple[Profile, ...] = ()  # that a search may choose
+        self.planned: tuple[Profile, ...] = ()  # of plans from files
         self.ran: list[str] = []
         self.loads: list[Any] = []
         self.logs: list[RunLog] = []
@@ -87,10 +92,11 @@ class Stage:
             H200,
             CALIBRATION,
             self.profiles,
-            PolicyOptions(batches=0),
+            PolicyOptions(batches=0, others=self.others),
             run,
             ContestOptions(**given),
             lambda _: None,
+            self.planned,
         )
 
 
@@ -283,6 +289,63 @@ def test_plan_for_other_workers_is_refused(stage: Stage) -> None:
     plan = make_plan("model", problem_of((steady(2),), H200))
     with pytest.raises(UsageError, match=r"the plan mine is for steady:2"):
         stage.contest().hold(["shared"], {"mine": plan})
+
+
+QUICK = (steady(2, "steady~66", 100_000), steady(5, "steady~66", 100_000))
+
+
+def test_plan_with_other_kernels_takes_part_and_its_rates_are_of_the_own_alone(
+    stage: Stage,
+) -> None:
+    chosen = Problem(mix_of([("steady", 2), ("steady", 5)]), H200, stage.profiles, QUICK)
+    plan = make_plan("shared", chosen.choosing([66, 66]))
+    stage.planned = QUICK
+    contest = stage.contest()
+    contest.hold(["shared"], {"mine": plan})
+    plain, mine = (measure(entrant.logs[0]) for entrant in contest.measured)
+    assert mine.stp > 2 * plain.stp
+    assert contest.measured[0].logs[0].alone_rps == contest.measured[1].logs[0].alone_rps
+    stage.planned = ()
+    with pytest.raises(UsageError, match="mine: the plan needs the profile of steady~66:2"):
+        stage.contest().hold(["shared"], {"mine": plan})
+
+
+@pytest.mark.parametrize("verification", [None, Verification(1, 0.1)])
+def test_search_enters_with_the_kernels_it_chose(
+    stage: Stage, verification: Verification | None
+) -> None:
+    stage.others = QUICK
+    contest = stage.contest(verification=verification)
+    contest.hold(["search"], {})
+    (search,) = contest.measured
+    models = [worker.model for worker in search.plan.workers]
+    assert models == ["steady~66:2", "steady~66:5"]
+    assert search.plan.mix.as_asked() == contest.mix
+    assert measure(search.logs[0]).stp > 2
+    # The only plan has other kernels; what was tried was with these and with the own ones.
+    assert set(contest.fingerprint.traces) == {"steady:2", "steady:5", *models}
+    if verification is not None:
+        observed = observations_of(contest)
+        assert {run.mix for run in observed.runs} == {contest.mix.name}
+        begun = [run for run in observed.runs if run.kind == "other kernels"]
+        assert [home.kernels_for for run in begun for home in run.homes] == [66, 66]
+        profiles = {one.key: one for one in (*stage.profiles, *QUICK)}
+        replay = Replay(observed, H200, profiles)
+        for run, found in zip(
+            observed.runs, replay.simulate(range(len(observed.runs)), CALIBRATION), strict=True
+        ):
+            assert run.rates_rps == pytest.approx(found.rates_rps, rel=0.1)
+
+
+def test_search_for_a_load_keeps_the_kernels_it_chose(stage: Stage) -> None:
+    stage.others = QUICK
+    contest = stage.contest(seconds=0.2, load_part=0.5, requests=100)
+    contest.hold(["shared", "search"], {})
+    plan = contest.measured[-1].plan
+    assert [worker.model for worker in plan.workers] == ["steady~66:2", "steady~66:5"]
+    assert [worker.rate_rps for worker in plan.mix.workers] == [None, None]
+    plain, search = (measure_together(entrant.logs) for entrant in contest.measured)
+    assert (search.workers[0].p50_ms or 0) < 0.6 * (plain.workers[0].p50_ms or 0)
 
 
 def test_interrupt_between_rounds_keeps_what_was_measured(stage: Stage) -> None:

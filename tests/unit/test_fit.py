@@ -250,3 +250,39 @@ def test_plans_are_replayed_with_what_a_switch_cost_when_they_were_made() -> Non
     replay = Replay(observations_of(runs, MODELS), H200, MODELS)
     switches = [sum(part.switches for part in plan.main.assignments) for plan in replay.plans]
     assert switches[0] > 0 == switches[1]
+
+
+def test_runs_with_other_kernels_are_replayed_with_their_profiles() -> None:
+    """And are usable: they are runs like any other."""
+    other = synthetic_profile(9, 12, H200, name="m0~66")
+    profiles = {**MODELS, other.key: other}
+    plain = ObservedHome(first=0, step=1, most=8)
+    runs = [
+        run_of(MIXES[0], (replace(plain, kernels_for=units), replace(plain, first=8)))
+        for units in (0, 66, 0)
+    ]
+    assert [[w.key for w in run.ran.workers] for run in runs[:2]] == [
+        ["m0:1", "m1:1"],
+        ["m0~66:1", "m1:1"],
+    ]
+    assert runs[1].models == ("m0:1", "m1:1")
+    replay = Replay(observations_of(runs, profiles), H200, profiles)
+    assert replay.usable() == [0, 1, 2]
+    assert [plan.workers[0].model for plan in replay.plans] == ["m0:1", "m0~66:1", "m0:1"]
+    first, second, third = replay.simulate([0, 1, 2], SHIPPED)
+    assert first == third
+    assert second.rates_rps[0] > 1.5 * first.rates_rps[0]  # 12 kernels instead of 30
+    (again,) = replay.simulate([1], SHIPPED)
+    assert again == second
+    assert replay.errors([0, 1, 2], SHIPPED).runs == 3
+
+
+def test_runs_with_kernels_of_another_trace_are_refused() -> None:
+    names = ("m0~66", "m0~66")
+    seen, there = (synthetic_profile(s, 12, H200, name=n) for s, n in enumerate(names))
+    run = run_of(MIXES[0], (ObservedHome(0, 1, 8, kernels_for=66), ObservedHome(8, 1, 8)))
+    observations = observations_of([run], {**MODELS, seen.key: seen})
+    with pytest.raises(MismatchError, match="different kernels for m0~66:1"):
+        Replay(observations, H200, {**MODELS, there.key: there})
+    with pytest.raises(MismatchError, match="m0 needs a profile of m0~66:1"):
+        Replay(observations, H200, MODELS)

@@ -9,7 +9,7 @@ import pytest
 from eclip import store
 from eclip.calibration import Calibration
 from eclip.errors import ArtefactError, MismatchError, UsageError
-from eclip.frontends.library import find_profile
+from eclip.frontends.library import find_others, find_profile, split_key
 from eclip.frontends.modelled import model_names, model_profile
 from eclip.frontends.synthetic import synthetic_profile
 from eclip.profile import Profile
@@ -109,3 +109,97 @@ def test_unknown_model_is_refused_with_all_that_is_there(tmp_path: Path) -> None
     (tmp_path / "notes.txt").write_text("not a profile")
     with pytest.raises(UsageError, match=r"unknown model 'my-net'.*vit_b_16, my-net:4$"):
         find("my-net", tmp_path)
+
+
+# --- Kernels chosen for fewer units
+
+
+def others(model: str, *folders: Path, batch: int = 8) -> list[Profile]:
+    return find_others(model, batch, H200, folders)
+
+
+def test_other_kernels_are_those_of_the_folder_that_has_the_own_ones(tmp_path: Path) -> None:
+    mine, more = tmp_path / "mine", tmp_path / "more"
+    for folder in (mine, more):
+        folder.mkdir()
+    save_synthetic(mine / "alexnet-8.json.gz", seed=1)
+    save_synthetic(more / "alexnet-8.json.gz", seed=2)
+    save_synthetic(more / "alexnet~66-8.json.gz", seed=3, model="alexnet~66")
+    assert others("alexnet", mine, more) == []
+    (found,) = others("alexnet", more, mine)
+    assert found.key == "alexnet~66:8"
+
+
+def test_pack_has_other_kernels_that_differ_from_the_own_ones() -> None:
+    for model in ("albert", "bert", "gpt2", "vit_b_16"):
+        (other,) = others(model)
+        assert other.key == f"{model}~66:8" and not other.modelled
+        assert other.trace.digest != find(model).trace.digest
+    assert others("alexnet") == []
+
+
+def test_own_profile_of_the_user_hides_the_other_kernels_of_the_pack(tmp_path: Path) -> None:
+    save_synthetic(tmp_path / "albert-8.json.gz", seed=1, model="albert")
+    assert others("albert", tmp_path) == []
+    assert [one.key for one in others("bert", tmp_path)] == ["bert~66:8"]
+
+
+def test_all_numbers_of_units_are_found_in_order_and_nothing_else(tmp_path: Path) -> None:
+    save_synthetic(tmp_path / "alexnet-8.json.gz", seed=0)
+    for seed, units in enumerate((100, 66, 8), 1):
+        save_synthetic(tmp_path / f"alexnet~{units}-8.json", seed, model=f"alexnet~{units}")
+    newer = save_synthetic(tmp_path / "alexnet~66-8.json.gz", seed=9, model="alexnet~66")
+    for name in ("alexnet~66-4", "alexnet~old-8", "alexnet~066-8", "alexnet~-8", "alexnet~66-1-8"):
+        (tmp_path / f"{name}.json.gz").write_text("not looked into")
+    (tmp_path / "xalexnet~66-8.json").write_text("not looked into")
+    found = others("alexnet", tmp_path)
+    assert [one.key for one in found] == ["alexnet~8:8", "alexnet~66:8", "alexnet~100:8"]
+    assert found[1] == newer  # .json.gz comes first, as for a model's own
+
+
+def test_model_that_names_its_kernels_or_is_modelled_has_no_others(tmp_path: Path) -> None:
+    assert others("albert~66") == []
+    save_synthetic(tmp_path / "alexnet~66-3.json.gz", seed=1, model="alexnet~66", batch=3)
+    assert others("alexnet", tmp_path, batch=3) == []
+
+
+def test_other_kernels_in_a_damaged_or_wrong_file_are_refused(tmp_path: Path) -> None:
+    save_synthetic(tmp_path / "albert-8.json.gz", seed=1, model="albert")
+    path = tmp_path / "albert~66-8.json.gz"
+    path.write_bytes(b"not gzip")
+    with pytest.raises(ArtefactError, match=r"albert~66-8\.json\.gz"):
+        others("albert", tmp_path)
+    path.unlink()
+    save_synthetic(path, seed=2, model="albert~33")
+    with pytest.raises(MismatchError, match="albert~33:8, not of albert~66:8"):
+        others("albert", tmp_path)
+    mi50 = store.load_builtin(Topology, "mi50")
+    store.save(synthetic_profile(1, 3, mi50, name="albert~66", batch=8), path)
+    with pytest.raises(MismatchError, match="different devices"):
+        others("albert", tmp_path)
+
+
+def test_kernels_without_a_profile_are_not_modelled(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"measure it: eclip profile alexnet~66:8 -o profiles"):
+        find("alexnet~66", tmp_path)
+    saved = save_synthetic(tmp_path / "alexnet~66-8.json.gz", seed=1, model="alexnet~66")
+    assert find("alexnet~66", tmp_path) == saved
+
+
+@pytest.mark.parametrize("units", [132, 999999])
+def test_kernels_for_as_many_units_as_there_are_or_more_are_refused(units: int) -> None:
+    with pytest.raises(UsageError, match=rf"albert~{units}: .* has 132 SMs; give a smaller"):
+        find(f"albert~{units}")
+
+
+def test_unknown_model_is_not_answered_with_other_kernels_of_known_ones(tmp_path: Path) -> None:
+    (tmp_path / "albert~old-8.json.gz").touch()
+    with pytest.raises(UsageError, match=r"unknown model 'my-net~66'.*vit_b_16$"):
+        find("my-net~66", tmp_path)
+
+
+@pytest.mark.parametrize("key", ["albert~:8", "albert~x:8", "~66:8"])
+def test_key_with_a_senseless_number_of_units_is_refused(key: str) -> None:
+    assert split_key("albert~66:8") == ("albert~66", 8)
+    with pytest.raises(UsageError, match="as in albert~66"):
+        split_key(key)

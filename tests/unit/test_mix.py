@@ -8,7 +8,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from eclip.errors import UsageError
-from eclip.mix import DEFAULT_BATCH, MAX_WORKERS, PAPER_MIXES, Mix, MixWorker, mix_of, parse_mix
+from eclip.mix import (
+    DEFAULT_BATCH,
+    MAX_WORKERS,
+    PAPER_MIXES,
+    Mix,
+    MixWorker,
+    mix_of,
+    parse_mix,
+    split_model,
+    with_kernels_for,
+)
 
 
 def read(text: str) -> list[tuple[str, str, float | None]]:
@@ -53,6 +63,65 @@ def test_repeated_models_are_numbered_across_parts_and_batches() -> None:
 def test_mix_of_models_is_the_mix_that_its_name_means() -> None:
     mix = mix_of([("albert", 8), ("albert", 8), ("vgg19", 4)])
     assert mix == parse_mix("albert:8,albert:8,vgg19:4")
+
+
+def test_kernels_for_fewer_units_are_part_of_a_model_but_not_of_what_it_serves() -> None:
+    mix = parse_mix("2xalbert~66:8,albert:8@30rps,package.module:factory~40:2")
+    assert [(worker.name, worker.key) for worker in mix.workers] == [
+        ("albert.1", "albert~66:8"),
+        ("albert.2", "albert~66:8"),
+        ("albert.3", "albert:8"),
+        ("package.module:factory", "package.module:factory~40:2"),
+    ]
+    assert [worker.service for worker in mix.workers] == [
+        *["albert:8"] * 3,
+        "package.module:factory:2",
+    ]
+
+
+def test_model_is_split_into_what_it_serves_and_its_units_and_put_together_again() -> None:
+    assert [split_model(model) for model in ("albert", "a:f~7")] == [("albert", 0), ("a:f", 7)]
+    assert with_kernels_for("albert", 66) == with_kernels_for("albert~33", 66) == "albert~66"
+    assert with_kernels_for("albert~33", 0) == "albert"
+
+
+@pytest.mark.parametrize(
+    "model", ["albert~", "albert~x", "albert~0", "albert~066", "albert~1000000", "albert~6_6"]
+)
+def test_what_follows_a_tilde_is_a_number_of_units_or_refused(model: str) -> None:
+    with pytest.raises(UsageError, match=rf"'{model}' is no model: .* as in albert~66"):
+        parse_mix(f"vgg19,2x{model}:8@30rps")
+    with pytest.raises(UsageError, match="as in albert~66"):
+        mix_of([(model, 8)])
+
+
+@pytest.mark.parametrize(
+    "text", ["~66:8", "albert~66~33", "albert:8~66", "albert~-1", "albert~66-"]
+)
+def test_tilde_stands_between_a_model_and_its_units(text: str) -> None:
+    with pytest.raises(UsageError, match="write it like 2xalbert:8"):
+        parse_mix(text)
+
+
+@pytest.mark.parametrize("model", ["~66", "albert~66~33", "albert~٦٦", "albert~-1"])
+def test_model_that_no_mix_can_have_is_refused_where_it_is_split(model: str) -> None:
+    with pytest.raises(UsageError, match="as in albert~66"):
+        split_model(model)
+
+
+def test_mix_with_other_kernels_is_as_asked_by_its_name() -> None:
+    asked = parse_mix("paper/2")
+    chosen = [msgspec.structs.replace(asked.workers[0], model="albert~66"), asked.workers[1]]
+    assert Mix(name="paper/2", workers=tuple(chosen)).as_asked() == asked
+    named = parse_mix("albert~66:8,vgg19:8")
+    assert named.as_asked() == named
+
+
+def test_mix_whose_name_does_not_say_what_it_serves_is_as_it_is() -> None:
+    workers = parse_mix("albert~66:8,vgg19:8").workers
+    for name in ("by hand", "albert:8", "albert:4,vgg19:8", "vgg19:8,albert:8"):
+        mix = Mix(name=name, workers=workers)
+        assert mix.as_asked() is mix
 
 
 @pytest.mark.parametrize(
@@ -141,7 +210,7 @@ def test_name_that_a_repeat_would_give_too_is_refused() -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(text=st.text(max_size=30) | st.text("0123456789xal:@rps.,-/ ", max_size=30))
+@given(text=st.text(max_size=30) | st.text("0123456789xal:@rps.,-/~ ", max_size=30))
 @example("2xa,a.2")
 @example("x" * 100_000)
 def test_any_text_is_a_mix_or_a_usage_error(text: str) -> None:
@@ -169,6 +238,7 @@ def test_mix_without_workers_or_with_one_name_twice_is_refused() -> None:
         {"name": "a", "model": "a", "batch": 0},
         {"name": "a", "model": "a", "batch": 1, "rate_rps": 0},
         {"name": "a", "model": "a", "batch": 1, "rate_rps": -3},
+        {"name": "a", "model": "a~x", "batch": 1},
     ],
 )
 def test_worker_in_a_file_keeps_the_limits_of_the_grammar(worker: dict[str, object]) -> None:

@@ -132,6 +132,35 @@ def test_a_mixture_names_the_modelled_runs() -> None:
     assert "they differ in device" in text
 
 
+def test_runs_with_kernels_that_a_search_chose_are_in_one_report_with_the_others() -> None:
+    asked = make_mix(2)
+    chosen = msgspec.structs.replace(
+        asked,
+        workers=(msgspec.structs.replace(asked.workers[0], model="albert~66"), asked.workers[1]),
+    )
+    logs = [make_log("shared", sizes=(132,), mix=asked), make_log("search", mix=chosen)]
+    profiles = {one.key: one for one in map(make_profile, ("albert", "albert~66"))}
+    reader = Reader(page.render(logs, profiles))
+    assert "albert:8, albert~66:8" in reader.text
+    assert "No heat map" not in reader.text
+    (names,) = (data for data in reader.data if "albert~66:8" in data)
+    assert names.keys() == profiles.keys()
+    assert "No heat map: The profile of albert~66:8 was not given" in (
+        Reader(page.render(logs, {"albert:8": profiles["albert:8"]})).text
+    )
+
+
+def test_profile_of_other_kernels_than_a_later_run_had_is_not_drawn() -> None:
+    log = make_log("shared")
+    traces = {"albert:8": "0" * 64}
+    other = msgspec.structs.replace(
+        log.plan, fingerprint=msgspec.structs.replace(log.plan.fingerprint, traces=traces)
+    )
+    logs = [log, msgspec.structs.replace(log, plan=other)]
+    text = Reader(page.render(logs, {"albert:8": make_profile()})).text
+    assert "No heat map: the plan and profile albert:8 hold different kernels" in text
+
+
 def test_logs_that_do_not_compare_are_refused() -> None:
     with pytest.raises(UsageError, match="at least one run log"):
         page.render([], {})

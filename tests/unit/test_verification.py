@@ -21,17 +21,19 @@ from eclip.errors import DeviceError, UsageError
 from eclip.measures import measure, steady_rates
 from eclip.mix import Mix, mix_of
 from eclip.plan import Plan
-from eclip.planning.decision import PLAIN, STATIC, decide, shortlist
+from eclip.planning.decision import OTHER_KERNELS, PLAIN, STATIC, decide, shortlist
 from eclip.planning.objective import Objective, Score
 from eclip.planning.placement import Home, Placer
 from eclip.planning.policies import PolicyOptions, make_plan
 from eclip.planning.problem import Problem
+from eclip.profile import Profile
 from eclip.topology import Topology
 from simulations import flat_profile
 
 H200 = store.load_builtin(Topology, "h200")
 CALIBRATION = store.load_builtin(Calibration, "h200")
 PROFILES = (flat_profile("a", [400_000] * 4, H200), flat_profile("b", [150_000] * 6, H200))
+OTHERS = (flat_profile("a~66", [150_000] * 5, H200), flat_profile("b~66", [50_000] * 6, H200))
 MIX = mix_of([("a", 1), ("b", 1)])
 WINDOW = Window(seconds=0.05, warmup_seconds=0.01, trace_ms=0.0)
 
@@ -56,7 +58,7 @@ def device() -> Refusing:
 
 
 def opened_on(device: Refusing) -> Opened:
-    sources = wiring.Sources(PROFILES, wiring.RunOptions("sim", WINDOW, 0, None))
+    sources = wiring.Sources((*OTHERS, *PROFILES), wiring.RunOptions("sim", WINDOW, 0, None))
     opened = Opened(device, sources, alone_rates(device, PROFILES, PROFILES))
     device.opened.clear()
     return opened
@@ -66,8 +68,8 @@ def trials_on(device: Refusing) -> Trials:
     return opened_on(device).trials(MIX, window=WINDOW)
 
 
-def verifier(how: Verification, mix: Mix = MIX) -> Verifier:
-    problem = Problem(mix, H200, PROFILES)
+def verifier(how: Verification, mix: Mix = MIX, others: tuple[Profile, ...] = ()) -> Verifier:
+    problem = Problem(mix, H200, PROFILES, others)
     evaluate = wiring.make_evaluator(problem, CALIBRATION)
     return Verifier(problem, evaluate, PolicyOptions(batches=1), how)
 
@@ -212,6 +214,53 @@ def test_search_on_the_device_begins_with_priorities_for_those_who_get_little(
         (score,) = trials(plans_of([Home(**msgspec.structs.asdict(one)) for one in run.homes]))
         ratios = [rate / alone for rate, alone in zip(run.rates_rps, run.alone_rps, strict=True)]
         assert ratios == pytest.approx(score.ratios, rel=1e-12)
+
+
+@pytest.mark.parametrize("refine_seconds", [0.0, 1e-6])
+def test_search_on_the_device_begins_with_other_kernels_and_may_deploy_them(
+    device: Refusing, refine_seconds: float
+) -> None:
+    searching = verifier(Verification(finalists=1, refine_seconds=refine_seconds), others=OTHERS)
+    opened = opened_on(device)
+    found = searching.simulate(Objective(), lambda _: None)
+    trials = opened.trials(MIX, window=WINDOW)
+    known = [(Home(0, 1, most, 0.0, 0), Home(15, -1, most, 0.0, 0)) for most in (13, 12, 11)]
+    searching.explore(found, Objective(), opened, trials, lambda _: None, known)
+    plan = searching.confirm(found, Objective(), opened, trials, WINDOW, lambda _: None)
+    assert [worker.model for worker in plan.workers] == ["a~66:1", "b~66:1"]
+    assert plan.evidence is not None
+    (chosen,) = [trial for trial in plan.evidence.trials if trial.chosen]
+    assert sum(chosen.ratios) > 2  # of the rates alone with the own kernels
+    begun = [run for run in searching.observed if run.kind == "other kernels"]
+    if refine_seconds:
+        assert [[home.kernels_for for home in run.homes] for run in begun] == [[66, 66]] * 3
+        assert {run.homes[0].most for run in begun} == {16, 13, 12}  # the best two, and all
+
+
+def test_plain_streams_with_other_kernels_are_in_the_finals_once() -> None:
+    searching = verifier(Verification(finalists=1), others=OTHERS)
+    problem = Problem(MIX, H200, PROFILES, OTHERS)
+    found = searching.simulate(Objective(), lambda _: None)
+    unmasked = found.unmasked
+    assert unmasked and all(lane.mask == H200.full for lane in unmasked[0].plan.lanes)
+    masked = [one for one in found.candidates if one not in unmasked]
+    own = dataclasses.replace(found, candidates=(*masked, *unmasked))
+    (*others, last) = shortlist(own, problem, 1, Objective())
+    assert (last.label, last.plan) == (OTHER_KERNELS, unmasked[0].plan)
+    assert [entry.label for entry in others] == [PLAIN, STATIC, "search 1"]
+    first = dataclasses.replace(found, candidates=(*unmasked, *masked))
+    labels = [entry.label for entry in shortlist(first, problem, 1, Objective())]
+    assert labels == [PLAIN, STATIC, "search 1"]  # it is the finalist
+
+
+def test_search_without_other_kernels_begins_with_none(device: Refusing) -> None:
+    searching = verifier(Verification(finalists=1, refine_seconds=1e-6))
+    opened = opened_on(device)
+    found = searching.simulate(Objective(), lambda _: None)
+    trials = opened.trials(MIX, window=WINDOW)
+    searching.explore(found, Objective(), opened, trials, lambda _: None)
+    assert searching.observed
+    assert not any(home.kernels_for for run in searching.observed for home in run.homes)
 
 
 def test_device_that_refuses_all_masks_has_plain_streams(

@@ -228,12 +228,7 @@ def _fit(
 
     if not found.runs:
         raise UsageError("there are no runs to fit; measure longer: --budget")
-    profiles = {
-        profile.key: profile
-        for name in found.mixes
-        for profile in wiring.find_profiles(parse_mix(name), topology, base, folders)
-    }
-    replay = Replay(found, topology, profiles)
+    replay = Replay(found, topology, wiring.find_observed(found, topology, base, folders))
     count = len(replay.usable())
     source = (
         f"Sharing, idle_w and launch_ns fitted by `eclip calibrate` to {count} runs of "

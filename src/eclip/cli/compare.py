@@ -43,7 +43,7 @@ from eclip.errors import EclipError, UsageError, unknown_name
 from eclip.measures import measure, measure_together
 from eclip.mix import parse_mix
 from eclip.observations import Observations
-from eclip.plan import Plan, fingerprint_of
+from eclip.plan import Plan
 from eclip.profile import Profile
 
 _NAME = re.compile(r"[A-Za-z][\w.-]{0,40}", re.ASCII)
@@ -175,8 +175,13 @@ def compare(
     constants = wiring.find_calibration(calibration, shape)
     found = wiring.find_profiles(wanted, shape, constants, profiles or [], tail)
     others: tuple[Profile, ...] = ()
-    if not own_kernels:
+    if not own_kernels and (names is None or "search" in names):
         others = wiring.find_other_kernels(wanted, shape, profiles or [], tail)
+    planned = [
+        one
+        for given in plans.values()
+        for one in wiring.find_profiles(given.mix, shape, constants, profiles or [], tail)
+    ]
     with screen.progress_bar(f"comparing {wanted.name}") as progress:
         contest = Contest(
             wanted,
@@ -195,6 +200,7 @@ def compare(
             run_options,
             options,
             progress,
+            planned,
         )
         try:
             contest.hold(names, plans)
@@ -209,9 +215,8 @@ def compare(
     if folder is not None:
         keep(contest, folder)
     if report_file is not None:
-        report.write_report(
-            [one.logs[-1] for one in contest.measured], (*others, *found), report_file
-        )
+        logs = [one.logs[-1] for one in contest.measured]
+        report.write_report(logs, (*planned, *others, *found), report_file)
     show(contest, options, as_json)
     if report_file is not None and not as_json:
         screen.out.print(f"Report: {report_file}")
@@ -234,10 +239,9 @@ def keep(contest: Contest, folder: Path) -> None:
 
 def observations_of(contest: Contest) -> Observations:
     """What a search tried on the device, as ``eclip calibrate`` reads it."""
-    topology = contest.measured[0].plan.topology
     now = datetime.datetime.now(datetime.UTC)
     return Observations(
-        fingerprint=fingerprint_of(topology, (*contest.profiles, *contest.others)),
+        fingerprint=contest.fingerprint,
         source=f"eclip compare {contest.mix.name}: what a search tried on the device",
         date=now.date(),
         runs=tuple(contest.observed),

@@ -24,9 +24,10 @@ from eclip.comparison import Trial
 from eclip.devices.base import Closing, Window
 from eclip.devices.load import Load, at_rates, load_of_csv, load_of_mix, long_enough
 from eclip.errors import EclipError, UsageError
+from eclip.fingerprint import Fingerprint
 from eclip.measures import measure
 from eclip.mix import Mix
-from eclip.plan import Plan
+from eclip.plan import Plan, fingerprint_of
 from eclip.profile import Profile
 from eclip.runlog import RunLog
 from eclip.topology import Topology
@@ -78,6 +79,7 @@ class Contest:
         run_options: wiring.RunOptions,
         options: ContestOptions,
         progress: wiring.Progress,
+        planned: Sequence[Profile] = (),  # of plans from files, which may have other kernels
     ) -> None:
         if options.load_part is not None and (
             run_options.arrivals is not None
@@ -86,7 +88,6 @@ class Contest:
             raise UsageError("--load draws the arrivals; leave --arrivals and rates (@rps) out")
         self.mix = mix
         self.profiles = profiles
-        self.others = policy_options.others  # that a search may choose instead
         self.entrants: list[Entrant] = []
         self.left_out: dict[str, str] = {}  # by policy: why
         self.alone_rps: tuple[float, ...] = ()
@@ -102,13 +103,18 @@ class Contest:
         self._done = 0
         self._total = 1
         self._device: Device[Any]
-        self._sources = wiring.Sources((*policy_options.others, *profiles), run_options)
+        self._sources = wiring.Sources((*planned, *policy_options.others, *profiles), run_options)
         self._replayed: Load | None = None
         self._stopped = False
 
     @property
     def measured(self) -> list[Entrant]:
         return [entrant for entrant in self.entrants if entrant.logs]
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """Of all that a search could choose from."""
+        return fingerprint_of(self._topology, (*self.profiles, *self._policy_options.others))
 
     def hold(self, policies: Sequence[str] | None, plans: Mapping[str, Plan]) -> None:
         """Run these policies, or all of them if None, and these plans under their names, which

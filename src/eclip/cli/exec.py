@@ -47,6 +47,12 @@ def exec(
             f"{file} was made from modelled profiles, whose kernels are made up; measure the "
             f"command first with `eclip record` and plan again"
         )
+    asked = plan.mix.as_asked()
+    if [one.model for one in plan.mix.workers] != [one.model for one in asked.workers]:
+        raise UsageError(
+            f"{file} is for kernels that a search chose for fewer {plan.topology.unit_name}s, and "
+            f"a command launches its own; plan again with --own-kernels"
+        )
     constants = wiring.find_calibration(calibration, plan.topology)
     found = wiring.find_profiles(plan.mix, plan.topology, constants, profiles or [])
     traces = [profile.trace for profile in found]

@@ -20,7 +20,8 @@ from eclip.calibration import Calibration
 from eclip.errors import DeviceError, UsageError, unknown_name
 from eclip.frontends.library import find_others, find_profile
 from eclip.measures import measure
-from eclip.mix import Mix
+from eclip.mix import Mix, parse_mix
+from eclip.observations import Observations
 from eclip.plan import Plan
 from eclip.profile import Profile
 from eclip.runlog import RunLog
@@ -109,6 +110,22 @@ def find_other_kernels(
     models = dict.fromkeys((worker.model, worker.batch) for worker in mix.workers)
     found = [one for model in models for one in find_others(*model, topology, folders)]
     return tuple(one.at_tail() if tail else one for one in found)
+
+
+def find_observed(
+    observations: Observations,
+    topology: Topology,
+    calibration: Calibration,
+    folders: Sequence[Path],
+) -> dict[str, Profile]:
+    """All profiles that observed runs are replayed with, by ``model:batch``."""
+    mixes = [parse_mix(mix) for mix in observations.mixes]
+    mixes += dict.fromkeys(run.ran for run in observations.runs)
+    return {
+        profile.key: profile
+        for mix in mixes
+        for profile in find_profiles(mix, topology, calibration, folders)
+    }
 
 
 def make_plan(

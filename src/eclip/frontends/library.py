@@ -7,6 +7,7 @@ refused.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -15,7 +16,7 @@ from eclip import store
 from eclip.calibration import Calibration
 from eclip.errors import MismatchError, UsageError, unknown_name
 from eclip.frontends.modelled import model_names, model_profile
-from eclip.mix import split_model
+from eclip.mix import split_model, with_kernels_for
 from eclip.profile import Profile
 from eclip.topology import Topology
 
@@ -34,6 +35,11 @@ def find_profile(
         return _load(path, f"{model}:{batch}", topology)
     served, units = split_model(model)
     if units and served in model_names():
+        if units >= topology.units:
+            raise UsageError(
+                f"{model}: kernels are chosen for fewer units than all, and {topology.title} has "
+                f"{topology.units} {topology.unit_name}s; give a smaller number after ~, or none"
+            )
         raise UsageError(
             f"there is no profile of {model}:{batch}; measure it: eclip profile {model}:{batch} "
             f"-o profiles, then add --profiles profiles"
@@ -43,7 +49,7 @@ def find_profile(
             name
             for folder in searched
             for name in _names_in(folder)
-            if split_model(name.rpartition(":")[0])[0] not in model_names()
+            if name.rpartition(":")[0].partition("~")[0] not in model_names()
         ]
         raise unknown_name("model", model, [*model_names(), *dict.fromkeys(names)])
     return model_profile(model, batch, topology, calibration)
@@ -57,12 +63,16 @@ def find_others(
     own = _file_in(_searched(topology, folders), model, batch)
     if own is None or split_model(model)[1]:
         return []
-    found = {
-        path.name.removesuffix(suffix).removesuffix(f"-{batch}"): path
-        for suffix in _SUFFIXES[::-1]
-        for path in sorted(own.parent.glob(f"{model}~*-{batch}{suffix}"))
-    }
-    return [_load(path, f"{other}:{batch}", topology) for other, path in found.items()]
+    found: dict[int, Path] = {}
+    for suffix in _SUFFIXES[::-1]:
+        name = re.compile(rf"{re.escape(model)}~([1-9]\d{{0,5}})-{batch}{re.escape(suffix)}")
+        for path in own.parent.iterdir():
+            if match := name.fullmatch(path.name):
+                found[int(match[1])] = path
+    return [
+        _load(path, f"{with_kernels_for(model, units)}:{batch}", topology)
+        for units, path in sorted(found.items())
+    ]
 
 
 def split_key(key: str) -> tuple[str, int]:
@@ -70,6 +80,7 @@ def split_key(key: str) -> tuple[str, int]:
     name, _, batch = key.rpartition(":")
     if not name or not batch.isascii() or not batch.isdigit() or int(batch) < 1:
         raise UsageError(f"{key!r} is not model:batch, like albert:8 or package.module:factory:8")
+    split_model(name)
     return name, int(batch)
 
 

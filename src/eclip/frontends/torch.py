@@ -145,6 +145,7 @@ def _kernels_for(units: int) -> Iterator[None]:
         )
     try:  # an experimental part of torch
         set_carveout = torch._C._set_sm_carveout_experimental
+        before = torch._C._get_sm_carveout_experimental()
     except AttributeError:
         raise DeviceError(
             f"torch {torch.__version__} cannot choose kernels for {units} SMs; leave ~{units} out"
@@ -153,7 +154,7 @@ def _kernels_for(units: int) -> Iterator[None]:
     try:
         yield
     finally:
-        set_carveout(None)
+        set_carveout(before)
 
 
 def libraries() -> dict[str, str]:

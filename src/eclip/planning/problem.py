@@ -48,7 +48,10 @@ class Problem:
         object.__setattr__(self, "fingerprint", fingerprint_of(self.topology, self.profiles))
 
     def kernels_for(self, worker: int) -> list[int]:
-        """The numbers of units that a worker can have its kernels chosen for; 0: all, its own."""
+        """The numbers of units that a worker can have its kernels chosen for; 0: all, its own.
+        One whose model names its kernels has no others."""
+        if split_model(self.mix.workers[worker].model)[1]:
+            return [0]
         served = self.mix.workers[worker].service
         found = (split_model(one.trace.model)[1] for one in self.others if _serves(one) == served)
         return [0, *found]

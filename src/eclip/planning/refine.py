@@ -35,7 +35,7 @@ _RATE_NOISE = 0.008  # of a trial
 _POWER_NOISE = 0.06  # the counter of a GPU's energy moves but a few times in one
 _REACH = 4.0  # distance at which errors have little in common
 _PRIORITY = 2.0  # how far a level of priority is
-_KERNELS = 8.0  # ... kernels for no unit are from those for all
+_KERNELS = 16.0  # ... kernels for no unit are from those for all
 _OPTIMISM = 0.4  # standard deviations that rates not yet known are taken to be better
 
 

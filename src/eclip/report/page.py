@@ -56,7 +56,7 @@ def render(logs: Sequence[RunLog], profiles: Mapping[str, Profile]) -> str:
     labels = run_labels(logs)
     all_measures = [measures.measure(log) for log in logs]
     modelled = modelled_words(labels, [log.modelled for log in logs])
-    usable, refused = _usable_profiles(plan, profiles)
+    usable, refused = _usable_profiles([log.plan for log in logs], profiles)
     return template().render(
         plan=plan,
         labels=labels,
@@ -64,7 +64,7 @@ def render(logs: Sequence[RunLog], profiles: Mapping[str, Profile]) -> str:
         modelled=modelled,
         warnings=_warnings(labels, logs),
         workers=[
-            (worker.name, worker.model, worker_colour(index))
+            (worker.name, ", ".join(_models(logs, index)), worker_colour(index))
             for index, worker in enumerate(plan.workers)
         ],
         summary=tables.summary(labels, all_measures),
@@ -73,7 +73,7 @@ def render(logs: Sequence[RunLog], profiles: Mapping[str, Profile]) -> str:
         panels=[_panel(label, log) for label, log in zip(labels, logs, strict=True)],
         heat_maps=[
             _heat_map(model, plan, usable, refused)
-            for model in sorted({worker.model for worker in plan.workers})
+            for model in sorted({worker.model for log in logs for worker in log.plan.workers})
         ],
         names={model: kernel_names(profile.trace) for model, profile in usable.items()},
         plotly_script=plotly_script(),
@@ -85,7 +85,7 @@ def _check_alike(logs: Sequence[RunLog]) -> None:
         raise UsageError("a report needs at least one run log")
     first = logs[0].plan
     for log in logs[1:]:
-        if log.plan.mix.workers != first.mix.workers:
+        if _asked(log.plan) != _asked(first):
             raise UsageError(
                 f"the run logs are of different mixes, {first.mix.name!r} and "
                 f"{log.plan.mix.name!r}; make one report for each"
@@ -97,19 +97,31 @@ def _check_alike(logs: Sequence[RunLog]) -> None:
             )
 
 
+def _asked(plan: Plan) -> list[tuple[str, str, float | None]]:
+    """What was asked of it; a search may have chosen other kernels for that."""
+    return [(worker.name, worker.service, worker.rate_rps) for worker in plan.mix.workers]
+
+
+def _models(logs: Sequence[RunLog], worker: int) -> list[str]:
+    """A worker's models in the runs: the same, with other kernels where a search chose them."""
+    return list(dict.fromkeys(log.plan.workers[worker].model for log in logs))
+
+
 def _usable_profiles(
-    plan: Plan, profiles: Mapping[str, Profile]
+    plans: Sequence[Plan], profiles: Mapping[str, Profile]
 ) -> tuple[dict[str, Profile], dict[str, str]]:
-    """The profiles of the mix's models that belong to this plan, and why others do not."""
+    """The profiles of the mix's models that belong to these plans, and why others do not."""
     usable: dict[str, Profile] = {}
     refused: dict[str, str] = {}
-    for model in {worker.model for worker in plan.workers} & profiles.keys():
-        try:
-            plan.fingerprint.check(profiles[model].fingerprint, "the plan", f"profile {model}")
-        except MismatchError as error:
-            refused[model] = str(error)
-        else:
-            usable[model] = profiles[model]
+    for plan in plans:
+        for model in {worker.model for worker in plan.workers} & profiles.keys() - refused.keys():
+            try:
+                plan.fingerprint.check(profiles[model].fingerprint, "the plan", f"profile {model}")
+            except MismatchError as error:
+                refused[model] = str(error)
+                usable.pop(model, None)
+            else:
+                usable[model] = profiles[model]
     return usable, refused
 
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from eclip.calibration import Calibration, Costs, Power
+from eclip.calibration import Calibration, Costs, Memory
 from eclip.devices.base import Closing, Window, check_load, check_sources
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.devices.sim import core
-from eclip.devices.sim.contention import LIMITS, Ints, Records
+from eclip.devices.sim.contention import LIMITS, Floats, Ints, Records
 from eclip.plan import Plan
 from eclip.profile import Profile
 from eclip.runlog import KernelRecords, Requests, RunLog, WorkerCounters
@@ -197,19 +197,22 @@ class KernelTables:
     def at(self, worker: int, units: int) -> Records:
         key = (worker, units)
         if key not in self._tables:
-            self._tables[key] = _table(self.profiles[worker], units, self.calibration.power)
+            self._tables[key] = _table(self.profiles[worker], units, self.calibration)
         return self._tables[key]
 
     def under(self, calibration: Calibration) -> KernelTables:
-        """The same kernels under other constants; a table depends on those of power only."""
+        """The same kernels under other constants; a table depends on few of them."""
         other = KernelTables(self.profiles, calibration)
-        if calibration.power == self.calibration.power:
+        mine, theirs = self.calibration, calibration
+        if (mine.power, mine.memory) == (theirs.power, theirs.memory):
             other._tables = self._tables
         return other
 
 
-def _table(profile: Profile, units: int, power: Power) -> Records:
+def _table(profile: Profile, units: int, calibration: Calibration) -> Records:
     """All kernels of a request on a lane of so many units."""
+    power = calibration.power
+    dram_bytes, l2_bytes = _traffic(profile, calibration.memory)
     blocks = np.array([kernel.blocks for kernel in profile.trace.kernels], dtype=np.float64)
     busy, gap = profile.busy_at(units), profile.gap_at(units)
     waves = blocks / (units * np.maximum(profile.blocks_per_unit, 1))
@@ -220,8 +223,8 @@ def _table(profile: Profile, units: int, power: Power) -> Records:
     rows["tail_ns"] = busy / last
     rows["body_room"] = np.minimum(waves, 1.0)
     rows["tail_room"] = waves - last + 1
-    rows["dram_rate"] = np.array(profile.dram_bytes) / busy
-    rows["l2_rate"] = np.array(profile.l2_bytes) / busy
+    rows["dram_rate"] = dram_bytes / busy
+    rows["l2_rate"] = l2_bytes / busy
     if profile.energy_uj:
         # All kernels alike: energy was measured for whole requests.
         mean_w = np.array(profile.energy_uj) * 1e3 / np.array(profile.request_ns)
@@ -234,6 +237,14 @@ def _table(profile: Profile, units: int, power: Power) -> Records:
             + rows["dram_rate"] * power.dram_pj_per_byte * 1e-3
         )
     return rows
+
+
+def _traffic(profile: Profile, memory: Memory) -> tuple[Floats, Floats]:
+    """DRAM and L2 bytes of every kernel: as counted, or as kernels usually have."""
+    if any(profile.l2_bytes) or any(profile.dram_bytes):
+        return np.array(profile.dram_bytes, float), np.array(profile.l2_bytes, float)
+    busy_s = profile.busy_at(profile.sizes[-1]) / 1e9
+    return busy_s * memory.usual_dram_bytes_per_s, busy_s * memory.usual_l2_bytes_per_s
 
 
 def _kernels(plan: Plan, route: Route, tables: KernelTables) -> Records:

@@ -7,7 +7,8 @@ What is fitted: the four constants of ``Sharing`` to the workers' rates, by a pa
 ``idle_w`` to the power, and ``launch_ns`` to the rates alone, both exactly. Barrier and switch
 costs are not: only plans without switches are used. The runs with switches in the H200's file were
 measured while workers still fell into lock-step (docs/results.md), which the model does not know;
-fitted to them, its constants would stand for that.
+fitted to them, its constants would stand for that. A run whose workers had kernels for fewer units
+is one like any other: these kernels have profiles of their own.
 
 Everything is deterministic. The search walks a lattice in log space that always begins at the same
 point, so fits to different runs meet at the same points, whose simulations are kept; and no fit
@@ -34,7 +35,7 @@ from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.devices.sim import core
 from eclip.devices.sim.device import KernelTables, build_machine, initial_state
 from eclip.errors import UsageError
-from eclip.mix import parse_mix
+from eclip.mix import parse_mix, split_model
 from eclip.observations import Observations, ObservedHome, ObservedRun
 from eclip.plan import Plan, unpartitioned
 from eclip.planning.placement import Home, Placer
@@ -91,7 +92,8 @@ class Replay:
     def __init__(
         self, observations: Observations, topology: Topology, profiles: Mapping[str, Profile]
     ) -> None:
-        """``profiles`` by ``model:batch``, of the traces that were observed."""
+        """``profiles`` by ``model:batch``, of the traces that were observed: of every worker's own
+        kernels, and of others where it had them."""
         observations.fingerprint.check(topology.fingerprint, "the observations", topology.title)
         for profile in profiles.values():
             observations.fingerprint.check(
@@ -101,12 +103,13 @@ class Replay:
         self.profiles = profiles
         placers: dict[tuple[str, float], Placer] = {}
         self.plans: list[Plan] = []
-        self._tables: dict[str, KernelTables] = {}  # by mix, as last used
+        self._tables: dict[tuple[str, ...], KernelTables] = {}  # by workers' models, as last used
+        others = tuple(one for one in profiles.values() if split_model(one.trace.model)[1])
         for run in self.runs:
             key = run.mix, run.switch_ns
             if key not in placers:
                 workers = tuple(profiles[model] for model in run.models)
-                problem = Problem(parse_mix(run.mix), topology, workers)
+                problem = Problem(parse_mix(run.mix), topology, workers, others)
                 placers[key] = Placer(problem, run.switch_ns)
             self.plans.append(plan_of(run.kind, run.homes, placers[key]))
 
@@ -119,21 +122,17 @@ class Replay:
         ]
 
     def simulate(self, indices: Sequence[int], calibration: Calibration) -> list[Prediction]:
-        for mix, models in {(self.runs[i].mix, self.runs[i].models) for i in indices}:
-            tables = self._tables.get(mix)
-            self._tables[mix] = (
+        for models in {_models(self.plans[i]) for i in indices}:
+            tables = self._tables.get(models)
+            self._tables[models] = (
                 KernelTables([self.profiles[model] for model in models], calibration)
                 if tables is None
                 else tables.under(calibration)
             )
         # Compiled code holds no GIL, so threads do.
         with ThreadPoolExecutor(os.cpu_count()) as threads:
-            return list(
-                threads.map(
-                    lambda index: _simulate(self.plans[index], self._tables[self.runs[index].mix]),
-                    indices,
-                )
-            )
+            plans = [self.plans[index] for index in indices]
+            return list(threads.map(lambda one: _simulate(one, self._tables[_models(one)]), plans))
 
     def errors(self, indices: Sequence[int], calibration: Calibration) -> Errors:
         return errors([self.runs[i] for i in indices], self.simulate(indices, calibration))
@@ -330,6 +329,10 @@ def _simulate(plan: Plan, tables: KernelTables) -> Prediction:
         ),
         power_w=float(state.clock[0]["energy_nj"]) / window_ns,
     )
+
+
+def _models(plan: Plan) -> tuple[str, ...]:
+    return tuple(worker.model for worker in plan.workers)
 
 
 def _switches(plan: Plan) -> int:
