@@ -2,21 +2,22 @@
 
     PYTHONPATH=src python bench/pictures.py
 
-``throughput.svg``: what every policy gave on the GPU over plain streams, mix by mix, from
-docs/results.jsonl. ``plans.svg``: which slices the workers of the plans in docs/plans hold for how
-much of their time, and their priorities.
+``throughput.svg`` and ``efficiency.svg``: what every policy gave on the GPU over plain streams, mix
+by mix, from docs/results.jsonl; its entry for that objective, where it has one of its own.
+``plans.svg``: which slices the workers of the plans in docs/plans hold for how much of their time,
+and their priorities; ``~66`` stands for kernels that were chosen for 66 SMs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 
 import numpy as np
 
 from eclip import store
-from eclip.comparison import Comparison
+from eclip.comparison import Comparison, Entry
 from eclip.plan import Plan
 from eclip.report.results import geometric_mean
 
@@ -64,9 +65,15 @@ class Picture:
         self._width, self._height = max(self._width, x), max(self._height, y)
 
 
-def draw_throughput(comparisons: Sequence[Comparison]) -> Picture:
-    last = {one.mix: one for one in comparisons if not one.modelled and one.load_part is None}
-    picture = Picture("Throughput (STP) over plain streams, measured on an H200, closed loop")
+def draw_gains(
+    title: str, comparisons: Sequence[Comparison], objective: str, gain: Callable[[Entry], float]
+) -> Picture:
+    last = {
+        one.mix: one
+        for one in comparisons
+        if not one.modelled and one.load_part is None and objective in one.objective.split(",")
+    }
+    picture = Picture(f"{title} over plain streams, measured on an H200, closed loop")
     left, top, scale, height = 330.0, 50.0, 900.0, 12.0
     zero = left + scale * 0.12
     for index, (policy, colour) in enumerate(COLOURS.items()):
@@ -78,10 +85,10 @@ def draw_throughput(comparisons: Sequence[Comparison]) -> Picture:
         picture.text(8, y + 22, mix if len(mix) < 48 else f"{mix[:45]}…")
         plain = one.entry("shared")
         for index, (policy, colour) in enumerate(COLOURS.items()):
-            entry = one.entry(policy)
+            entry = one.entry(f"{policy}-{objective}") or one.entry(policy)
             if plain is None or entry is None:
                 continue
-            gains[policy].append(entry.together.stp / plain.together.stp)
+            gains[policy].append(gain(entry) / gain(plain))
             _bar(picture, zero, y + index * height, gains[policy][-1], scale, height, colour)
     y = top + len(last) * (len(COLOURS) * height + 8)
     picture.text(8, y + 22, f"geometric mean of {len(last)} mixes", weight="bold")
@@ -129,8 +136,22 @@ def draw_plans(plans: dict[str, Plan]) -> Picture:
 
 def main() -> None:
     folder = DOCS / "pictures"
-    draw_throughput(store.load_results(DOCS / "results.jsonl")).save(folder / "throughput.svg")
-    plans = {file.stem: store.load(file, Plan) for file in sorted((DOCS / "plans").glob("*.json"))}
+    comparisons = store.load_results(DOCS / "results.jsonl")
+    for name, title, objective, gain in (
+        ("throughput", "Throughput (STP)", "throughput", lambda entry: entry.together.stp),
+        (
+            "efficiency",
+            "Efficiency (STP·s/kJ)",
+            "energy",
+            lambda entry: entry.together.efficiency_per_kj,
+        ),
+    ):
+        draw_gains(title, comparisons, objective, gain).save(folder / f"{name}.svg")
+    plans = {
+        file.stem: store.load(file, Plan)
+        for file in sorted((DOCS / "plans").glob("*.json"))
+        if not file.stem.endswith("-energy")
+    }
     draw_plans(plans).save(folder / "plans.svg")
 
 

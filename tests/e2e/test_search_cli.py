@@ -56,7 +56,9 @@ def test_verify_tries_baselines_and_finalists_and_keeps_the_best(tmp_path: Path)
     assert evidence.objective == "energy"
     labels = [trial.label for trial in evidence.trials]
     assert labels[:2] == ["plain streams", "best static masks"]
-    assert 1 <= len(labels[2:]) <= 2
+    finalists = [label for label in labels if label.startswith("search")]
+    assert 1 <= len(finalists) <= 2
+    assert set(labels[2:]) <= {*finalists, "plain streams with other kernels"}
     assert [trial.chosen for trial in evidence.trials].count(True) == 1
 
 

@@ -135,7 +135,7 @@ def test_pack_has_other_kernels_that_differ_from_the_own_ones() -> None:
         (other,) = others(model)
         assert other.key == f"{model}~66:8" and not other.modelled
         assert other.trace.digest != find(model).trace.digest
-    assert others("alexnet") == []
+    assert others("densenet201") == []  # it multiplies no matrices to speak of
 
 
 def test_own_profile_of_the_user_hides_the_other_kernels_of_the_pack(tmp_path: Path) -> None:
@@ -180,10 +180,10 @@ def test_other_kernels_in_a_damaged_or_wrong_file_are_refused(tmp_path: Path) ->
 
 
 def test_kernels_without_a_profile_are_not_modelled(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"measure it: eclip profile alexnet~66:8 -o profiles"):
-        find("alexnet~66", tmp_path)
-    saved = save_synthetic(tmp_path / "alexnet~66-8.json.gz", seed=1, model="alexnet~66")
-    assert find("alexnet~66", tmp_path) == saved
+    with pytest.raises(UsageError, match=r"measure it: eclip profile alexnet~40:8 -o profiles"):
+        find("alexnet~40", tmp_path)
+    saved = save_synthetic(tmp_path / "alexnet~40-8.json.gz", seed=1, model="alexnet~40")
+    assert find("alexnet~40", tmp_path) == saved
 
 
 @pytest.mark.parametrize("units", [132, 999999])

@@ -289,7 +289,7 @@ def test_margin_above_floors_holds_for_what_a_search_found_not_for_baselines(
     found = search(problem, likes(40), batches=1)
     entries = entries_of(problem, found)
     measured = [Score(ratios=ratios, power_w=400.0, p99_ms=(1.0, 1.0)) for ratios in given]
-    aim = Objective(margin=0.02)
+    aim = Objective(rough=True)
     plan = decide(entries, measured, found, aim, seed=3, device="a GPU", modelled=False)
     assert plan.main == entries[wins].plan.main
 
@@ -297,7 +297,7 @@ def test_margin_above_floors_holds_for_what_a_search_found_not_for_baselines(
 def test_static_masks_just_above_a_floor_are_a_baseline_all_the_same() -> None:
     problem = _PROBLEMS[2]
     placer = Placer(problem)
-    aim = Objective(margin=0.02)
+    aim = Objective(rough=True)
     plain = Score((0.5, 0.5), 300.0, (1.0, 1.0))
     floor = aim.fairness_floor(plain)
     candidates = []

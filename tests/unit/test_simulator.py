@@ -368,3 +368,20 @@ assert len(log.requests.worker) == 600, len(log.requests.worker)
 def test_longest_run_allowed_comes_to_its_end() -> None:
     """In a process of its own: compiled code that does not end cannot be interrupted."""
     subprocess.run([sys.executable, "-c", LONG_RUN], check=True, timeout=20)
+
+
+def test_kernels_without_counted_traffic_have_the_usual_one() -> None:
+    calibration = CALIBRATIONS[H200.name]
+    memory = calibration.memory
+    assert memory.usual_l2_bytes_per_s > memory.usual_dram_bytes_per_s > 0
+    silent = synthetic_profile(1, 40, H200)
+    nothing = (0,) * len(silent.trace.kernels)
+    silent = msgspec.structs.replace(silent, dram_bytes=nothing, l2_bytes=nothing)
+    few = msgspec.structs.replace(silent, l2_bytes=(1, *nothing[1:]))
+    tables = sim.KernelTables([silent, few], calibration)
+    whole, half = tables.at(0, H200.units), tables.at(0, 64)
+    assert whole["l2_rate"] == pytest.approx(memory.usual_l2_bytes_per_s / 1e9)
+    assert whole["dram_rate"] == pytest.approx(memory.usual_dram_bytes_per_s / 1e9)
+    # The same bytes, in the longer time that they take on fewer units.
+    assert half["l2_rate"] * half["busy_ns"] == pytest.approx(whole["l2_rate"] * whole["busy_ns"])
+    assert tables.at(1, H200.units)["l2_rate"][1:].max() == 0  # counted, and there was none

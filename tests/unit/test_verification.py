@@ -349,8 +349,10 @@ def test_margin_lies_above_the_floors() -> None:
     close = Score((0.705, 1.0), 400.0, (1.0, 1.0))
     aim = Objective(least_fairness=0.7)
     assert aim.value(close, Score((0.3, 0.9), 400.0, (1.0, 1.0))) > 0
-    careful = dataclasses.replace(aim, margin=0.02)
+    careful = dataclasses.replace(aim, rough=True)
     assert careful.value(close, Score((0.3, 0.9), 400.0, (1.0, 1.0))) < 0
-    energy = dataclasses.replace(Objective("energy"), margin=0.02)
-    same = Score((0.606, 0.606), 300.0, (1.0, 1.0))
-    assert energy.value(same, plain) < Objective("energy").value(same, plain) - 0.5
+    energy = dataclasses.replace(Objective("energy"), rough=True)
+    same = Score((0.601, 0.601), 300.0, (1.0, 1.0))
+    assert energy.value(same, plain) < Objective("energy").value(same, plain) - 0.2
+    more = Score((0.606, 0.606), 300.0, (1.0, 1.0))
+    assert energy.value(more, plain) == Objective("energy").value(more, plain)

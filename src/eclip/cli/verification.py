@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 _ROUNDS = 2  # of the runs in turns
 _ENERGY_SECONDS = 1.0  # of such a run, if energy decides: ten ticks of a GPU's counter
-_MARGIN = 0.02  # above floors: what a short run may be wrong by
 _STARTS = 5  # finalists of the simulator that the device begins with
 _STATIC = 1  # ... static masks
 _RANDOM = 5  # ... and placements at random, which tell how far the simulator can be trusted
@@ -166,7 +165,7 @@ class Verifier:
             [dataclasses.replace(entries[index], plan=plans[index]) for index in ran],
             scores,
             found,
-            dataclasses.replace(objective, margin=_MARGIN),
+            dataclasses.replace(objective, rough=True),
             seed=self._options.seed,
             device=plain[0].device,
             modelled=plain[0].modelled,
@@ -196,7 +195,7 @@ class Verifier:
                 self._problem,
                 self._evaluate,
                 trials,
-                dataclasses.replace(objective, margin=_MARGIN),
+                dataclasses.replace(objective, rough=True),
                 # What was tried for another objective is known and takes no time.
                 starts=list(dict.fromkeys([*starts, *self._tried])),
                 seconds=seconds,

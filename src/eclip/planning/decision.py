@@ -36,7 +36,7 @@ def shortlist(found: Found, problem: Problem, finalists: int, objective: Objecti
     plain = unpartitioned(problem.topology, problem.profiles, problem.mix)
     entries = [Entry(PLAIN, plain, found.plain)]
     # A baseline needs no margin: these masks may be just above a floor.
-    exact = dataclasses.replace(objective, margin=0.0)
+    exact = dataclasses.replace(objective, rough=False)
     ran = [one for one in found.static if one.score.stp > 0]
     static = max(ran, key=lambda one: exact.value(one.score, found.plain), default=None)
     chosen = [(STATIC, static)] if static is not None else []
@@ -62,7 +62,7 @@ def decide(
     """The plan that did best, with the evidence in it; ``tried``: the search on the device."""
     plain = scores[0]
     # What is above a floor by chance must not win, but a baseline is never beaten by the margin.
-    exact = dataclasses.replace(objective, margin=0.0)
+    exact = dataclasses.replace(objective, rough=False)
     values = [
         (exact if entry.label in (PLAIN, STATIC) else objective).value(score, plain)
         for entry, score in zip(entries, scores, strict=True)

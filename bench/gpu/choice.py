@@ -1,0 +1,104 @@
+"""Claim of docs/results.md: kernels that were chosen for fewer SMs run better side by side.
+
+    PYTHONPATH=src:.gpu-deps python3 bench/gpu/choice.py [MODEL:BATCH,MODEL:BATCH ...]
+
+Every pair of models on all SMs, on halves and on overlapping three quarters, with the kernels that
+libraries choose for all SMs, for three quarters and for half of them. STP is over the rates alone
+of the own kernels.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import msgspec
+import torch
+
+from eclip.cli import screen
+from eclip.devices.base import Window
+from eclip.devices.cuda.device import Capture, CudaDevice
+from eclip.devices.load import CLOSED_LOOP, Load
+from eclip.frontends.library import split_key
+from eclip.frontends.models import build
+from eclip.frontends.torch import capture
+from eclip.measures import Measures, measure
+from eclip.mix import mix_of, with_kernels_for
+from eclip.plan import Assignment, Group, Lane, Plan, PlannedWorker, Variant
+from eclip.runtime.program import lower
+from eclip.topology import Mask
+
+PAIRS = ("gpt2:8,vit_b_16:8", "bert:8,albert:8")
+WINDOW = Window(seconds=0.6, warmup_seconds=0.1, trace_ms=0.0)
+
+
+def captured(key: str, units: int) -> Capture:
+    name, batch = split_key(key)
+    module, inputs = build(name, batch)
+    return capture(module, inputs, with_kernels_for(name, units), batch).capture
+
+
+def run(device: CudaDevice, sources: Sequence[Capture], masks: Sequence[Mask]) -> Measures:
+    traces = [source.trace for source in sources]
+    mix = mix_of((trace.model, trace.batch) for trace in traces)
+    everyone = tuple(range(len(traces)))
+    whole = [Group(index, len(trace.kernels), 1) for index, trace in enumerate(traces)]
+    plan = Plan(
+        mix=mix,
+        policy="choice",
+        topology=device.topology,
+        fingerprint=msgspec.structs.replace(
+            device.topology.fingerprint, traces={trace.key: trace.digest for trace in traces}
+        ),
+        modelled=False,
+        workers=tuple(
+            PlannedWorker(name=worker.name, model=worker.key, kernels=group.kernels, why="")
+            for worker, group in zip(mix.workers, whole, strict=True)
+        ),
+        lanes=tuple(Lane(index, mask) for index, mask in enumerate(masks)),
+        variants=(
+            Variant(everyone, tuple(Assignment(index, (whole[index],)) for index in everyone)),
+        ),
+        why="",
+    )
+    load = Load(label="closed loop", seed=0, arrivals=(CLOSED_LOOP,) * len(traces))
+    with device.open(lower(plan, traces), sources) as session:
+        return measure(session.run(load, WINDOW, [1.0] * len(traces)))
+
+
+def main(pairs: Sequence[str]) -> None:
+    device = CudaDevice()
+    torch.cuda.set_device(0)
+    units, slices = device.topology.units, len(device.topology.slice_units)
+    full = device.topology.full
+    lanes = {
+        "all": (full, full),
+        "halves": (Mask(range(slices // 2)), Mask(range(slices // 2, slices))),
+        "three quarters": (Mask(range(3 * slices // 4)), Mask(range(slices // 4, slices))),
+    }
+    for pair in pairs:
+        keys = pair.split(",")
+        own = [captured(key, 0) for key in keys]
+        alone = [run(device, [source], [full]).workers[0].rate_rps for source in own]
+        rows = []
+        for chosen in (0, 3 * units // 4, units // 2):
+            sources = [captured(key, chosen) for key in keys] if chosen else own
+            for title, masks in lanes.items():
+                found = run(device, sources, masks)
+                shares = [
+                    worker.rate_rps / rate
+                    for worker, rate in zip(found.workers, alone, strict=True)
+                ]
+                rows.append(
+                    [
+                        str(chosen or units), title, f"{sum(shares):.3f}",
+                        f"{min(shares) / max(shares):.2f}", f"{found.power_w:.0f}",
+                        f"{1000 * sum(shares) / found.power_w:.2f}",
+                    ]
+                )  # fmt: skip
+        columns = ["kernels for", "SMs of each", "STP", "fairness", "W", "STP·s/kJ"]
+        screen.print_table(pair, columns, rows)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or PAIRS)
