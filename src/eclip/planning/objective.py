@@ -19,7 +19,7 @@ from eclip.errors import UsageError, unknown_name
 KINDS = ("throughput", "energy", "latency")
 _SLACK = 0.02  # how much longer than under plain streams a tail may be
 # How far above a floor something must be that is known from short runs. Sums of rates come out the
-# same within 0.3% (docs/results.md), the least of them over the largest less so.
+# same within 0.5% (docs/results.md), the least of them over the largest less so.
 _STP_MARGIN = 0.005
 _FAIRNESS_MARGIN = 0.02
 _PENALTY = 100.0  # for missing a floor altogether, in units of the largest value there is
