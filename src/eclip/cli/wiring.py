@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -302,6 +303,9 @@ class Sources:
     def _make(self, profile: Profile) -> Any:
         if self._options.device == "sim":
             return profile
+        # Read when torch is imported, which warns that choosing kernels for fewer units is
+        # experimental. Not for the whole command line: `exec` would pass it on.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         try:
             from eclip.frontends.models import capture_worker
         except ModuleNotFoundError as error:
