@@ -11,7 +11,7 @@ import pytest
 
 from eclip import store
 from eclip.calibration import Calibration
-from eclip.cli import wiring
+from eclip.cli import verification, wiring
 from eclip.cli.verification import Opened, Verification, Verifier, check_measured
 from eclip.devices.alone import alone_rates
 from eclip.devices.base import Window
@@ -174,7 +174,7 @@ def test_what_was_tried_for_one_objective_may_win_for_another(device: Refusing) 
     assert stp[1] > stp[0]
 
 
-def test_energy_decides_in_runs_of_many_ticks(
+def test_decision_falls_in_runs_beyond_short_bursts_and_of_many_ticks(
     device: Refusing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds: list[float] = []
@@ -189,7 +189,7 @@ def test_energy_decides_in_runs_of_many_ticks(
     found = searching.simulate(Objective(), lambda _: None)
     monkeypatch.setattr(SimSession, "run", noting)
     trials = opened.trials(MIX, window=WINDOW)
-    for kind, wanted in (("throughput", WINDOW.seconds), ("energy", 1.0)):
+    for kind, wanted in (("throughput", 0.5), ("energy", 1.0)):
         searching.confirm(found, Objective(kind), opened, trials, WINDOW, lambda _: None)
         assert seconds[-1] == wanted
 
@@ -282,7 +282,10 @@ def test_device_that_refuses_all_masks_has_plain_streams(
 
 
 @pytest.mark.parametrize("refine_seconds", [0.0, 0.1])
-def test_runs_too_short_for_anybody_say_so(device: Refusing, refine_seconds: float) -> None:
+def test_runs_too_short_for_anybody_say_so(
+    device: Refusing, refine_seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(verification._SECONDS, "throughput", 0.0)
     searching = verifier(Verification(1, refine_seconds))
     opened = opened_on(device)
     found = searching.simulate(Objective(), lambda _: None)
