@@ -15,6 +15,7 @@ from eclip.cli import verification, wiring
 from eclip.cli.verification import Opened, Verification, Verifier, check_measured
 from eclip.devices.alone import alone_rates
 from eclip.devices.base import Window
+from eclip.devices.load import at_rates
 from eclip.devices.sim.device import SimDevice, SimSession
 from eclip.devices.trials import Trials, score_of
 from eclip.errors import DeviceError, UsageError
@@ -251,6 +252,31 @@ def test_plain_streams_with_other_kernels_are_in_the_finals_once() -> None:
     first = dataclasses.replace(found, candidates=(*unmasked, *masked))
     labels = [entry.label for entry in shortlist(first, problem, 1, Objective())]
     assert labels == [PLAIN, STATIC, "search 1"]  # it is the finalist
+
+
+@pytest.mark.parametrize(("levels", "others"), [(3, ()), (3, OTHERS), (1, OTHERS)])
+def test_who_waits_longest_goes_first_in_finals_for_latency(
+    levels: int, others: tuple[Profile, ...], device: Refusing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arriving = at_rates(MIX, [150.0, 300.0])
+    searching = verifier(Verification(finalists=1), arriving, others)
+    aim = Objective("latency")
+    found = searching.simulate(aim, lambda _: None)
+    opened = opened_on(device)
+    # Against their lengths the second waits longer, though its tail is the shorter.
+    tails = tuple(wait / rate for wait, rate in zip((3.0, 4.0), opened.alone_rps, strict=True))
+    found = dataclasses.replace(found, plain=dataclasses.replace(found.plain, p99_ms=tails))
+    monkeypatch.setattr(wiring, "priority_levels", lambda _: levels)
+    trials = opened.trials(arriving, window=WINDOW)
+    plan = searching.confirm(found, aim, opened, trials, WINDOW, lambda _: None)
+    assert plan.evidence is not None
+    labels = [trial.label for trial in plan.evidence.trials if trial.label.endswith("first")]
+    plain = [PLAIN, OTHER_KERNELS] if others else [PLAIN]
+    assert labels == ([f"{label}, b first" for label in plain] if levels > 1 else [])
+    tried = [one for one in device.opened if any(lane.priority for lane in one.lanes)]
+    assert len(tried) == len(labels)
+    for one in tried:
+        assert [lane.priority for lane in one.lanes] == [0, 1]
 
 
 def test_search_without_other_kernels_begins_with_none(device: Refusing) -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from eclip.devices.trials import Trials
     from eclip.mix import Mix
     from eclip.plan import Plan
+    from eclip.planning.decision import Entry
     from eclip.planning.objective import Objective, Score
     from eclip.planning.placement import Home
     from eclip.planning.policies import PolicyOptions
@@ -153,6 +154,8 @@ class Verifier:
         if self._tried:  # which is known, and takes no time
             tried = self._refine([], objective, opened, trials, 0.0, lambda part: None)
         entries = shortlist(tried or found, self._problem, self._how.finalists, objective)
+        if objective.kind == "latency" and wiring.priority_levels(opened.device) > 1:
+            entries += self._preferring_who_waits(entries, opened.alone_rps)
         plans = [entry.plan for entry in entries]
         if not self._busy:
             # Where requests arrive by themselves, what happens beside idle workers counts.
@@ -235,6 +238,32 @@ class Verifier:
                 for home, preferred in zip(homes, first, strict=True)
             )
             for homes in (self._whole, *known[:1])
+        ]
+
+    @staticmethod
+    def _preferring_who_waits(entries: Sequence[Entry], alone_rps: Sequence[float]) -> list[Entry]:
+        """Those without masks once more, whoever waits longest for its length going first: of
+        priorities simulation knows nothing."""
+        from eclip.planning.decision import OTHER_KERNELS, PLAIN
+
+        plain = entries[0].found
+        waits = [p99 * rate for p99, rate in zip(plain.p99_ms, alone_rps, strict=True)]
+        first = waits.index(max(waits))
+        name = entries[0].plan.workers[first].name
+        return [
+            dataclasses.replace(
+                entry,
+                label=f"{entry.label}, {name} first",
+                plan=msgspec.structs.replace(
+                    entry.plan,
+                    lanes=tuple(
+                        msgspec.structs.replace(lane, priority=int(lane.owner == first))
+                        for lane in entry.plan.lanes
+                    ),
+                ),
+            )
+            for entry in entries
+            if entry.label in (PLAIN, OTHER_KERNELS)
         ]
 
     def _fitting(self, known: Sequence[tuple[Home, ...]]) -> list[tuple[Home, ...]]:
