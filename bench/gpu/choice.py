@@ -3,8 +3,8 @@
     PYTHONPATH=src:.gpu-deps python3 bench/gpu/choice.py [MODEL:BATCH,MODEL:BATCH ...]
 
 Every pair of models on all SMs, on halves and on overlapping three quarters, with the kernels that
-libraries choose for all SMs, for three quarters, for half and for a quarter of them. STP is over the rates alone
-of the own kernels.
+libraries choose for all SMs, for three quarters, for half and for a quarter of them. STP is over
+the rates alone of the own kernels.
 """
 
 from __future__ import annotations
