@@ -1,7 +1,7 @@
 """Decision: from what a search found to the one plan that is deployed.
 
 The shortlist always holds plain streams and the best static masks beside the finalists, and plain
-streams with other kernels where there are such, since simulation knows little of them. Whatever
+streams with other kernels where there are such, the least change that often helps. Whatever
 gave the best value in the trials is taken: a plan that came out worse than plain streams or static
 masks is never deployed. Trials may be simulated, or measured on the device that will run the plan.
 """

@@ -94,8 +94,8 @@ def search(
 ) -> Found:
     """Search for so many seconds, or exactly so many batches of candidates."""
     objective.check(len(problem.profiles))
-    deadline = time.monotonic() + seconds
     (plain,) = evaluate([unpartitioned(problem.topology, problem.profiles, problem.mix)])
+    deadline = time.monotonic() + seconds  # the first evaluation may compile for as long as that
     placer = Placer(problem, switch_ns)
     hunt = Hunt(placer, evaluate, objective, plain, np.random.default_rng(seed))
     hunt.try_all(_starts(problem, placer.slices))
