@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -217,6 +218,22 @@ def test_search_without_time_still_has_a_result_and_progress_rises_to_one(
     search(make_problem(h200, 2), likes(40), seconds=0.2, progress=seen.append)
     assert seen == sorted(seen)
     assert seen[-1] == pytest.approx(1.0)
+
+
+def test_what_the_first_evaluation_compiles_is_not_taken_from_the_time(
+    h200: Topology, make_problem: MakeProblem
+) -> None:
+    known = likes(40)
+    compiled = False
+
+    def evaluate(plans: Sequence[Plan]) -> list[Score]:
+        nonlocal compiled
+        if not compiled:
+            time.sleep(1.1)
+            compiled = True
+        return known(plans)
+
+    assert search(make_problem(h200, 2), evaluate, seconds=1.0).batches > 0
 
 
 def test_frontier_holds_what_nothing_beats_in_both(
