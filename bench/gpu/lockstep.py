@@ -23,7 +23,7 @@ from eclip.devices.cuda import loop
 from eclip.devices.cuda.device import CudaDevice, Execution
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.frontends.library import find_profile
-from eclip.frontends.models import capture_workers
+from eclip.frontends.models import capture_worker
 from eclip.measures import measure
 from eclip.mix import parse_mix
 from eclip.planning.placement import Home, Placer
@@ -54,7 +54,7 @@ def measure_with(connections: int) -> None:
         find_profile(worker.model, worker.batch, device.topology, calibration, [])
         for worker in mix.workers
     )
-    sources = capture_workers(profiles, 0)
+    sources = [capture_worker(profile, 0) for profile in profiles]
     alone = alone_rates(device, profiles, sources)
     problem = Problem(mix, device.topology, profiles)
     placer = Placer(problem)

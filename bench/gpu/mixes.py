@@ -38,9 +38,9 @@ class KeptSources(wiring.Sources):
 
     _kept: ClassVar[dict[tuple[int, str], Any]] = {}
 
-    def __init__(self, profiles: Iterable[Profile], options: wiring.RunOptions) -> None:
-        super().__init__(profiles, options)
-        if options.device == "cuda":
+    def __init__(self, profiles: Iterable[Profile], device: str, gpu: int = 0) -> None:
+        super().__init__(profiles, device, gpu)
+        if device == "cuda":
             self._made = self._kept
 
 

@@ -241,7 +241,7 @@ def test_plans_that_differ_only_in_their_kernels_are_tried_apart() -> None:
     assert (first.lanes, first.variants) == (second.lanes, second.variants)
     tried: list[list[str]] = []
     device = SimDevice(H200, CALIBRATION)
-    sources = wiring.Sources((*OWN, twin), OPTIONS)
+    sources = wiring.Sources((*OWN, twin), "sim")
 
     def open_noting(plan: Plan) -> Any:
         tried.append(models_of(plan))
@@ -260,7 +260,7 @@ def test_sources_are_made_once_for_every_worker_and_model(monkeypatch: pytest.Mo
         return profile
 
     monkeypatch.setattr(wiring.Sources, "_make", make)
-    sources = wiring.Sources((*OTHERS, *OWN), OPTIONS)
+    sources = wiring.Sources((*OTHERS, *OWN), "sim")
     assert sources.all(OWN) == [*OWN]
     device = SimDevice(H200, CALIBRATION)
     for units in ((0, 0), (66, 0), (66, 66), (0, 0)):
@@ -272,7 +272,7 @@ def test_sources_are_made_once_for_every_worker_and_model(monkeypatch: pytest.Mo
 
 def test_plan_whose_profile_is_not_there_says_which() -> None:
     with pytest.raises(UsageError, match=r"needs the profile of a~66:1; .*--profiles"):
-        wiring.Sources(OWN, OPTIONS).open(SimDevice(H200, CALIBRATION), plan_for(66, 0))
+        wiring.Sources(OWN, "sim").open(SimDevice(H200, CALIBRATION), plan_for(66, 0))
 
 
 def test_policy_search_may_choose_other_kernels_if_it_is_given_any() -> None:

@@ -59,7 +59,7 @@ def device() -> Refusing:
 
 
 def opened_on(device: Refusing) -> Opened:
-    sources = wiring.Sources((*OTHERS, *PROFILES), wiring.RunOptions("sim", WINDOW, 0, None))
+    sources = wiring.Sources((*OTHERS, *PROFILES), "sim")
     opened = Opened(device, sources, alone_rates(device, PROFILES, PROFILES))
     device.opened.clear()
     return opened

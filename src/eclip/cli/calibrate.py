@@ -44,7 +44,7 @@ MIXES = (
 _MOST_FAILURES = 3  # in a row: then it is not the placement
 _NOT_FITTED = "Not fitted: "
 
-Sources = Callable[[tuple[Profile, ...]], Sequence[Any]]
+FindSources = Callable[[tuple[Profile, ...]], Sequence[Any]]
 
 
 def calibrate(
@@ -92,7 +92,7 @@ def calibrate(
             base = wiring.find_calibration(calibration, where)
             found = measure(
                 opened,
-                lambda needed: _captures(needed, gpu),
+                lambda needed: wiring.Sources(needed, "cuda", gpu).all(needed),
                 {mix.name: wiring.find_profiles(mix, where, base, folders) for mix in wanted},
                 wanted,
                 observations,
@@ -125,17 +125,9 @@ def _open_gpu(gpu: int) -> Any:
         raise DeviceError(f"{error}; runs measured elsewhere can be fitted with --from") from None
 
 
-def _captures(profiles: tuple[Profile, ...], gpu: int) -> Sequence[Any]:
-    try:
-        from eclip.frontends.models import capture_workers
-    except ModuleNotFoundError as error:
-        raise DeviceError(f"the package {error.name} is missing; see `eclip doctor`") from None
-    return capture_workers(profiles, gpu)
-
-
 def measure(
     device: Device[Any],
-    sources: Sources,
+    sources: FindSources,
     profiles: dict[str, tuple[Profile, ...]],  # by mix
     mixes: Sequence[Mix],
     path: Path,

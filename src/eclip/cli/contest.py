@@ -103,7 +103,9 @@ class Contest:
         self._done = 0
         self._total = 1
         self._device: Device[Any]
-        self._sources = wiring.Sources((*planned, *policy_options.others, *profiles), run_options)
+        self._sources = wiring.Sources(
+            (*planned, *policy_options.others, *profiles), run_options.device, run_options.gpu
+        )
         self._replayed: Load | None = None
         self._stopped = False
 

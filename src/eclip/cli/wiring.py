@@ -167,7 +167,7 @@ def search_and_verify(
     verifier = make_verifier(mix, topology, profiles, calibration, options, how)
     found = verifier.simulate(options.objective, lambda part: progress(part / 2))
     device = make_device(topology, calibration, run, lambda part: None)
-    sources = Sources((*options.others, *profiles), run)
+    sources = Sources((*options.others, *profiles), run.device, run.gpu)
     opened = Opened(device, sources, alone_rates(device, profiles, sources.all(profiles)))
     trials = opened.trials(mix)
     verifier.explore(
@@ -246,7 +246,7 @@ def run_plans(
 
     device = make_device(plans[0].topology, calibration, options, share_done)
     alone = alone or profiles
-    sources = Sources((*alone, *profiles), options)
+    sources = Sources((*alone, *profiles), options.device, options.gpu)
     rates = alone_rates(device, alone, sources.all(alone))
     for plan in plans:
         with _open_session(device, plan, sources) as session:
@@ -273,9 +273,10 @@ class Sources:
     """What workers run from, made when first asked for: a capture on a GPU, in the simulator the
     profile itself. A plan says by its workers' models which ones it needs."""
 
-    def __init__(self, profiles: Iterable[Profile], options: RunOptions) -> None:
+    def __init__(self, profiles: Iterable[Profile], device: str, gpu: int = 0) -> None:
         self._profiles = {profile.key: profile for profile in profiles}
-        self._options = options
+        self._device = device
+        self._gpu = gpu
         self._made: dict[tuple[int, str], Any] = {}  # by worker and model
 
     def all(self, profiles: Sequence[Profile]) -> list[Any]:
@@ -301,7 +302,7 @@ class Sources:
         return self._made[worker, profile.key]
 
     def _make(self, profile: Profile) -> Any:
-        if self._options.device == "sim":
+        if self._device == "sim":
             return profile
         # Read when torch is imported, which warns that choosing kernels for fewer units is
         # experimental. Not for the whole command line: `exec` would pass it on.
@@ -310,7 +311,7 @@ class Sources:
             from eclip.frontends.models import capture_worker
         except ModuleNotFoundError as error:
             raise DeviceError(f"the package {error.name} is missing; see `eclip doctor`") from None
-        return capture_worker(profile, self._options.gpu)
+        return capture_worker(profile, self._gpu)
 
 
 @contextmanager

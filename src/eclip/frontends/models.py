@@ -8,7 +8,6 @@ capture takes, not which module it is of.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -50,8 +49,3 @@ def capture_worker(profile: Profile, gpu: int) -> Capture:
             f"eclip profile {profile.key} -o profiles, then add --profiles profiles"
         )
     return made
-
-
-def capture_workers(profiles: Sequence[Profile], gpu: int) -> list[Capture]:
-    """One capture per worker."""
-    return [capture_worker(profile, gpu) for profile in profiles]
