@@ -5,7 +5,8 @@ buffers, into which ``CapturedModule.load`` copies new ones. The capture keeps i
 they can be re-homed to lanes. A module from ``torch.compile`` is compiled by the warm-up.
 
 Libraries choose a kernel for the units that they believe to have. A model named ``albert~66`` is
-captured with cuBLASLt told of 66: the smaller tiles it takes then leave more room to others.
+captured with cuBLASLt told of 66: it then starts half as many thread blocks with more work each,
+and leaves the other half of the units to others.
 """
 
 from __future__ import annotations
