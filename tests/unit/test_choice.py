@@ -171,10 +171,10 @@ def test_search_finds_the_kernels_that_the_evaluation_likes(wanted: tuple[int, i
     assert PROBLEM.of(best.plan) is PROBLEM.choosing(wanted)
 
 
-def test_search_begins_with_own_kernels_and_with_those_for_the_fewest_units() -> None:
+def test_search_begins_with_own_kernels_and_with_those_that_fit_the_lanes() -> None:
     found = search(PROBLEM, liking(0, 0), AIM, batches=0)
     begun = [tuple(home.kernels_for for home in one.homes) for one in found.candidates]
-    assert set(begun) == {(0, 0), (33, 66)}
+    assert set(begun) == {(0, 0), (33, 66), (66, 66)}
     assert begun.count((0, 0)) == begun.count((33, 66)) == len(begun) / 2
     own = search(Problem(MIX, H200, OWN), liking(0, 0), AIM, batches=0)
     assert len(own.candidates) == len(begun) / 2
@@ -182,7 +182,18 @@ def test_search_begins_with_own_kernels_and_with_those_for_the_fewest_units() ->
 
 def test_fitted_leaves_those_who_have_no_others() -> None:
     problem = Problem(MIX, H200, OWN, OTHERS[:2])
-    assert fitted((WHOLE, WHOLE), problem) == homes_for(33, 0)
+    assert fitted((WHOLE, WHOLE), problem) == homes_for(66, 0)
+
+
+@pytest.mark.parametrize(("most", "kernels"), [(1, 33), (6, 33), (7, 66), (15, 66), (16, 66)])
+def test_fitted_takes_the_kernels_nearest_to_the_largest_lane(most: int, kernels: int) -> None:
+    mine, other = fitted(homes_for(0, 0, most=most), PROBLEM)
+    assert (mine.kernels_for, other.kernels_for) == (kernels, 66)
+
+
+def test_fitted_takes_a_share_where_everybody_has_everything() -> None:
+    four = Problem(mix_of([("a", 1)] * 4), H200, OWN[:1] * 4, OTHERS)
+    assert [home.kernels_for for home in fitted((WHOLE,) * 4, four)] == [33] * 4
 
 
 def test_masks_with_other_kernels_are_no_static_masks() -> None:

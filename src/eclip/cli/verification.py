@@ -267,7 +267,8 @@ class Verifier:
         ]
 
     def _fitting(self, known: Sequence[tuple[Home, ...]]) -> list[tuple[Home, ...]]:
-        """The same with everybody's kernels for the fewest units, where there are such kernels."""
+        """All of the device for everybody and the best known placements, with kernels that fit
+        them."""
         from eclip.planning.search import fitted
 
         if not self._problem.others:

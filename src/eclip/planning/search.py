@@ -235,7 +235,7 @@ def _starts(problem: Problem, slices: int) -> list[Homes]:
 
     Homes are spread evenly and grow up, or in turns up and down from the same places; once as one
     mask each, and once with lanes to choose from at two prices. All that with everybody's own
-    kernels, and again with those for the fewest units.
+    kernels, and again with others that fit.
     """
     workers = len(problem.profiles)
     starts: list[Homes] = []
@@ -259,11 +259,18 @@ def _starts(problem: Problem, slices: int) -> list[Homes]:
 
 
 def fitted(homes: Homes, problem: Problem) -> Homes:
-    """The same with every worker's kernels for the fewest units, where it has others at all."""
-    return tuple(
-        replace(home, kernels_for=min((n for n in problem.kernels_for(worker) if n), default=0))
-        for worker, home in enumerate(homes)
-    )
+    """The same with every worker's kernels chosen for about the units of its largest lane, or for
+    its share of the device where it has all of it; a worker without others keeps its own."""
+    topology = problem.topology
+    chosen = []
+    for worker, home in enumerate(homes):
+        units = min(topology.slice_units) * home.most
+        if home.most == len(topology.slice_units):
+            units = topology.units // max(2, len(homes))
+        others = [number for number in problem.kernels_for(worker) if number]
+        nearest = min(others, key=lambda number: abs(number - units), default=0)
+        chosen.append(replace(home, kernels_for=nearest))
+    return tuple(chosen)
 
 
 def apart(one: Score, other: Score) -> bool:
