@@ -175,7 +175,7 @@ def test_search_begins_with_own_kernels_and_with_those_that_fit_the_lanes() -> N
     found = search(PROBLEM, liking(0, 0), AIM, batches=0)
     begun = [tuple(home.kernels_for for home in one.homes) for one in found.candidates]
     assert set(begun) == {(0, 0), (33, 66), (66, 66)}
-    assert begun.count((0, 0)) == begun.count((33, 66)) == len(begun) / 2
+    assert begun.count((0, 0)) == len(begun) / 2
     own = search(Problem(MIX, H200, OWN), liking(0, 0), AIM, batches=0)
     assert len(own.candidates) == len(begun) / 2
 
