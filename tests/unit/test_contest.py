@@ -14,9 +14,9 @@ import pytest
 from eclip import store
 from eclip.calibration import Calibration
 from eclip.cli import wiring
-from eclip.cli.compare import observations_of
 from eclip.cli.contest import Contest
 from eclip.cli.contest_options import ContestOptions, known_policies
+from eclip.cli.outcome import observations_of
 from eclip.cli.verification import Verification
 from eclip.devices.base import Window
 from eclip.devices.cuda.processes import Host, ProcessSets, Sharing

@@ -20,6 +20,7 @@ import msgspec
 from eclip.calibration import Calibration
 from eclip.cli import wiring
 from eclip.cli.contest_options import PROCESSES, ContestOptions, known_policies
+from eclip.cli.contest_processes import Started, start_processes
 from eclip.comparison import Trial
 from eclip.devices.base import Closing, Window
 from eclip.devices.load import Load, at_rates, load_of_csv, load_of_mix, long_enough
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from eclip.cli.tryouts import Tryouts
     from eclip.cli.verification import Verifier
     from eclip.devices.base import Device, Session
-    from eclip.devices.cuda.processes import ProcessSession, ProcessSets, Sharing
     from eclip.observations import ObservedRun
     from eclip.planning.objective import Objective
     from eclip.planning.policies import PolicyOptions
@@ -58,14 +58,6 @@ class Entrant:
     @property
     def policy(self) -> str:
         return self.plan.policy
-
-
-@dataclass(frozen=True)
-class _Started:
-    """Processes that were started together, and whose they are."""
-
-    sets: ProcessSets
-    sessions: dict[str, list[ProcessSession]]
 
 
 class Contest:
@@ -170,49 +162,24 @@ class Contest:
             raise type(error)(f"{policy}: {error}")
         self.left_out[policy] = str(error)
 
-    def _start_processes(self, names: Sequence[str], stack: contextlib.ExitStack) -> list[_Started]:
-        """The processes of these policies, not waited for yet.
-
-        All that run under MPS have one daemon, so that one of them failing takes the others along.
-        """
+    def _start_processes(self, names: Sequence[str], stack: contextlib.ExitStack) -> list[Started]:
         if self._run.device == "sim":
             return []
-        started = []
-        others = sum(name in names for name in PROCESSES if name != "mps")
-        for group in (PROCESSES[:1], PROCESSES[1:]):
-            sharings = {name: self._sharings(name, others) for name in group if name in names}
-            if not sharings:
-                continue
-            with self._or_leave_out(*sharings):
-                every = [one for mine in sharings.values() for one in mine]
-                sets = wiring.open_sets(self._device, every)
-                stack.callback(sets.close)
-                sessions = iter(sets.sessions)
-                mine = {name: [next(sessions) for _ in part] for name, part in sharings.items()}
-                started.append(_Started(sets, mine))
-        return started
-
-    def _sharings(self, name: str, others: int) -> list[Sharing]:
-        from eclip.devices.cuda.mps import MOST_CLIENTS, equal_shares
-        from eclip.devices.cuda.processes import Sharing, mps_sharing, shares_of
-
-        if name == "timeslice":
-            return [Sharing(self._plan("timeslice"))]
-        shared = self._plan("shared")
-        if name == "mps-model":
-            return [mps_sharing(shared, shares_of(self._plan("model")), policy="mps-model")]
-        workers = len(self.mix.workers)
-        # The others have a set each, and one of them is under MPS, too.
-        sets = min(self._options.processes // workers - others, MOST_CLIENTS // workers - 1)
-        shares = equal_shares(workers, max(1, sets))
-        return [mps_sharing(shared, (share,) * workers) for share in shares]
+        return start_processes(
+            self._device,
+            [name for name in PROCESSES if name in names],
+            self._plan,
+            self._options.processes,
+            self._or_leave_out,
+            stack,
+        )
 
     def _enter_all(
         self,
         names: Sequence[str],
         plans: Mapping[str, Plan],
         own: Sequence[Any],
-        started: Sequence[_Started],
+        started: Sequence[Started],
         searches: Future[list[tuple[Objective, Found]]],
         stack: contextlib.ExitStack,
     ) -> None:

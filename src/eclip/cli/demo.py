@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from eclip.cli import compare, report, screen, wiring
+from eclip.cli import outcome, report, screen, wiring
 from eclip.cli.contest import Contest
 from eclip.cli.contest_options import ContestOptions
 from eclip.cli.options import DeviceOption, GpuOption, JsonOption, SeedOption, TopologyOption
@@ -54,12 +54,12 @@ def demo(
             progress,
         )
         contest.hold(_POLICIES, {})
-    compare.keep(contest, folder)
+    outcome.keep(contest, folder)
     with screen.progress_bar("drawing the report"):
         logs = [entrant.logs[-1] for entrant in contest.measured]
         report.write_report(logs, (*others, *profiles), folder / "report.html")
         report.write_trace(logs[-1], (*others, *profiles), folder / "search.trace.json.gz")
-    compare.show(contest, ContestOptions(), as_json)
+    outcome.show(contest, ContestOptions(), as_json)
     if as_json:
         return
     screen.print_facts(
