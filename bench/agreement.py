@@ -1,15 +1,17 @@
 """Claims of docs/results.md: the simulator against runs on a device that it was not fitted to.
 
-    PYTHONPATH=src python bench/agreement.py [OBSERVATIONS ...]
+    PYTHONPATH=src python bench/agreement.py [--calibration FILE] [OBSERVATIONS ...]
 
 For every file of one mix (those of docs/runs by default): mean absolute error of the workers' rates
-and of the power, with the built-in calibration, for plans without and with switches; then the same
-with the errors on all other runs of the file taken off, as in a search on the device; then the best
-runs. Runs with stream priorities, which the simulator does not know, are only in the last table.
+and of the power, with this calibration or the built-in one, for plans without and with switches;
+then the same with the errors on all other runs of the file taken off, as in a search on the device;
+then the best runs. Runs with stream priorities, which the simulator does not know, are only in the
+last table.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -91,9 +93,13 @@ def cells(errors: Errors) -> list[str]:
 
 
 def main() -> None:
-    files = [Path(name) for name in sys.argv[1:]] or sorted(RUNS.glob("*.json.gz"))
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("files", nargs="*", type=Path)
+    arguments.add_argument("--calibration", type=Path)
+    given = arguments.parse_args()
+    files = given.files or sorted(RUNS.glob("*.json.gz"))
     topology = wiring.find_topology("h200")
-    calibration = wiring.find_calibration(None, topology)
+    calibration = wiring.find_calibration(given.calibration, topology)
     rows, corrected, best = [], [], []
     for file in files:
         replay = replay_of(store.load(file, Observations), topology, calibration)

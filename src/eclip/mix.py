@@ -63,7 +63,7 @@ class MixWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     @property
     def service(self) -> str:
         """What it serves, whatever kernels it does that with."""
-        return f"{split_model(self.model)[0]}:{self.batch}"
+        return service_of(self.model, self.batch)
 
 
 class Mix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -96,6 +96,11 @@ def split_model(model: str) -> tuple[str, int]:
             f"kernels are chosen for, from 1, as in albert~66"
         )
     return served, int(units or 0)
+
+
+def service_of(model: str, batch: int) -> str:
+    """``albert:8`` of ``albert~66`` and 8, too."""
+    return f"{split_model(model)[0]}:{batch}"
 
 
 def with_kernels_for(model: str, units: int) -> str:

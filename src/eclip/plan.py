@@ -161,6 +161,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return tuple(range(len(self.workers)))
 
     @property
+    def models(self) -> tuple[str, ...]:
+        """``model:batch`` of every worker: which profiles, traces and sources it needs."""
+        return tuple(worker.model for worker in self.workers)
+
+    @property
     def main(self) -> Variant:
         """The variant for all workers active."""
         return next(variant for variant in self.variants if variant.active == self.everyone)
@@ -175,14 +180,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def fingerprint_of(topology: Topology, profiles: Sequence[Profile]) -> Fingerprint:
-    """What a plan for these profiles must find again where it runs."""
+    """What a plan for these profiles must find again where it runs. Digests are taken from the
+    profiles, which hold those of their own traces: hashing kernels again takes milliseconds."""
     for profile in profiles:
         profile.fingerprint.check(
             topology.fingerprint, f"the profile of {profile.key}", topology.title
         )
     return msgspec.structs.replace(
         topology.fingerprint,
-        traces={profile.key: profile.trace.digest for profile in profiles},
+        traces={key: own for one in profiles for key, own in one.fingerprint.traces.items()},
         driver=profiles[0].fingerprint.driver,
         libraries=profiles[0].fingerprint.libraries,
     )

@@ -12,6 +12,7 @@ import math
 import msgspec
 
 from eclip.lengths import Lengths
+from eclip.mix import service_of
 
 Dim3 = tuple[int, int, int]
 
@@ -61,6 +62,11 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     @property
     def key(self) -> str:
         return f"{self.model}:{self.batch}"
+
+    @property
+    def service(self) -> str:
+        """What its model serves, whatever kernels it does that with."""
+        return service_of(self.model, self.batch)
 
     @property
     def digest(self) -> str:

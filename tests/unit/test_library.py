@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,21 @@ def test_pack_has_other_kernels_that_differ_from_the_own_ones() -> None:
         assert other.key == f"{model}~66:8" and not other.modelled
         assert other.trace.digest != find(model).trace.digest
     assert others("densenet201") == []  # it multiplies no matrices to speak of
+
+
+def test_usual_traffic_is_the_mean_of_the_models_that_were_counted() -> None:
+    """In every moment that a kernel is busy, of the pack's models at batch 8 on all units."""
+    dram, l2 = [], []
+    for model in model_names():
+        profile = find(model)
+        assert any(profile.l2_bytes) and not profile.modelled
+        busy_s = profile.busy_at(H200.units).sum() / 1e9
+        dram.append(sum(profile.dram_bytes) / busy_s)
+        l2.append(sum(profile.l2_bytes) / busy_s)
+    assert len(l2) == 16
+    memory = CALIBRATION.memory
+    assert memory.usual_dram_bytes_per_s == pytest.approx(statistics.fmean(dram), rel=0.01)
+    assert memory.usual_l2_bytes_per_s == pytest.approx(statistics.fmean(l2), rel=0.01)
 
 
 def test_own_profile_of_the_user_hides_the_other_kernels_of_the_pack(tmp_path: Path) -> None:

@@ -139,8 +139,8 @@ class Contest:
                 self._aside(lambda: self._simulate_searches(names)) as searches,
                 self._aside(lambda: self._start_processes(names, stack)) as started,
             ):
-                own = self._sources.all(self.profiles)
-            self._enter_all(names, plans, own, started.result(), searches, stack)
+                self._sources.all(self.profiles)  # which the alone rates and most plans need
+            self._enter_all(names, plans, started.result(), searches, stack)
             self._run_rounds()
 
     # Who takes part
@@ -178,7 +178,6 @@ class Contest:
         self,
         names: Sequence[str],
         plans: Mapping[str, Plan],
-        own: Sequence[Any],
         started: Sequence[Started],
         searches: Future[list[tuple[Objective, Found]]],
         stack: contextlib.ExitStack,
@@ -196,6 +195,7 @@ class Contest:
         for one in started:
             with self._or_leave_out(*one.sessions):
                 one.sets.wait()
+        own = self._sources.all(self.profiles)
         self.alone_rps = alone_rates(self._device, self.profiles, own)
         for name in [*names, *plans]:
             with self._or_leave_out(name):

@@ -286,13 +286,13 @@ class Sources:
     def open(self, device: Device[Any], plan: Plan) -> Session:
         from eclip.runtime.program import lower
 
-        missing = [one.model for one in plan.workers if one.model not in self._profiles]
+        missing = [model for model in plan.models if model not in self._profiles]
         if missing:
             raise UsageError(
                 f"the plan needs the profile of {', '.join(missing)}; give its folder with "
                 f"--profiles"
             )
-        profiles = [self._profiles[worker.model] for worker in plan.workers]
+        profiles = [self._profiles[model] for model in plan.models]
         program = lower(plan, [profile.trace for profile in profiles])
         return device.open(program, self.all(profiles))
 

@@ -45,7 +45,7 @@ class Trials:
         return [self._score(plan) for plan in plans]
 
     def _score(self, plan: Plan) -> Score:
-        key = (tuple(worker.model for worker in plan.workers), plan.lanes, plan.variants)
+        key = (plan.models, plan.lanes, plan.variants)
         if key not in self._known:
             self._known[key] = self._try(plan)
         return self._known[key]

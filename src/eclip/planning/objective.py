@@ -17,7 +17,7 @@ import numpy as np
 from eclip.errors import UsageError, unknown_name
 
 KINDS = ("throughput", "energy", "latency")
-_SLACK = 0.03  # how much longer than under plain streams a tail may be
+_SLACK = 0.02  # how much longer than under plain streams a tail may be
 # How far above a floor something must be that is known from short runs. Sums of rates come out the
 # same within 0.5% (docs/results.md), the least of them over the largest less so.
 _STP_MARGIN = 0.005

@@ -44,7 +44,7 @@ class Problem:
                 )
         object.__setattr__(self, "_columns", {})
         object.__setattr__(self, "_chosen", {})
-        # Once: it hashes every kernel. Refuses profiles of another device.
+        # Refuses profiles of another device.
         object.__setattr__(self, "fingerprint", fingerprint_of(self.topology, self.profiles))
 
     def kernels_for(self, worker: int) -> list[int]:
@@ -53,7 +53,9 @@ class Problem:
         if split_model(self.mix.workers[worker].model)[1]:
             return [0]
         served = self.mix.workers[worker].service
-        found = (split_model(one.trace.model)[1] for one in self.others if _serves(one) == served)
+        found = (
+            split_model(one.trace.model)[1] for one in self.others if one.trace.service == served
+        )
         return [0, *found]
 
     def choosing(self, units: Sequence[int]) -> Problem:
@@ -168,7 +170,3 @@ class Problem:
                 for start, end in zip(starts, ends, strict=True)
             ),
         )
-
-
-def _serves(profile: Profile) -> str:
-    return f"{split_model(profile.trace.model)[0]}:{profile.trace.batch}"

@@ -130,6 +130,8 @@ class Hunt:
     ) -> None:
         self.placer = placer
         self._priorities = priorities
+        problem = placer.problem
+        self._kernels = [problem.kernels_for(worker) for worker in range(len(problem.profiles))]
         self._evaluate = evaluate
         self._objective = objective
         self._plain = plain
@@ -197,7 +199,7 @@ class Hunt:
     def _changed(self, home: Home, worker: int) -> Home:
         random, slices = self._random, self.placer.slices
         step = int(random.choice([-3, -2, -1, 1, 2, 3]))
-        kernels = self.placer.problem.kernels_for(worker)
+        kernels = self._kernels[worker]
         ways = ["most", "most", "first", "turn", "budget", "price"]
         ways += ["priority"] * 2 if self._priorities > 1 else []
         ways += ["kernels"] * 2 if len(kernels) > 1 else []

@@ -73,7 +73,7 @@ def render(logs: Sequence[RunLog], profiles: Mapping[str, Profile]) -> str:
         panels=[_panel(label, log) for label, log in zip(labels, logs, strict=True)],
         heat_maps=[
             _heat_map(model, plan, usable, refused)
-            for model in sorted({worker.model for log in logs for worker in log.plan.workers})
+            for model in sorted({model for log in logs for model in log.plan.models})
         ],
         names={model: kernel_names(profile.trace) for model, profile in usable.items()},
         plotly_script=plotly_script(),
@@ -104,7 +104,7 @@ def _asked(plan: Plan) -> list[tuple[str, str, float | None]]:
 
 def _models(logs: Sequence[RunLog], worker: int) -> list[str]:
     """A worker's models in the runs: the same, with other kernels where a search chose them."""
-    return list(dict.fromkeys(log.plan.workers[worker].model for log in logs))
+    return list(dict.fromkeys(log.plan.models[worker] for log in logs))
 
 
 def _usable_profiles(
@@ -114,7 +114,7 @@ def _usable_profiles(
     usable: dict[str, Profile] = {}
     refused: dict[str, str] = {}
     for plan in plans:
-        for model in {worker.model for worker in plan.workers} & profiles.keys() - refused.keys():
+        for model in set(plan.models) & profiles.keys() - refused.keys():
             try:
                 plan.fingerprint.check(profiles[model].fingerprint, "the plan", f"profile {model}")
             except MismatchError as error:

@@ -61,10 +61,9 @@ class Evaluator:
         """
         chosen = tuple(range(self._workers)) if active is None else active
         for plan in plans:
-            models = _models(plan)
-            if models not in self._tables:
-                used = [self._profiles[model] for model in models]
-                self._tables[models] = KernelTables(used, self._calibration)
+            if plan.models not in self._tables:
+                used = [self._profiles[model] for model in plan.models]
+                self._tables[plan.models] = KernelTables(used, self._calibration)
         # Compiled code holds no GIL, so threads do.
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             load = self._load if active is None else None
@@ -79,11 +78,10 @@ class Evaluator:
                 arrivals=tuple(CLOSED_LOOP if w in active else nothing for w in plan.everyone),
             )
         program = Program(plan, routes_of(plan))
-        tables = self._tables[_models(plan)]
+        tables = self._tables[plan.models]
         machine = build_machine(program, tables, load, 0)
         begin_ns = -_WARMUP * self._window_ns
-        used = [self._profiles[model] for model in _models(plan)]
-        state = initial_state(machine, plan, load, begin_ns, used)
+        state = initial_state(machine, plan, load, begin_ns, tables.profiles)
         rows = []
         while core.advance(machine, state, self._window_ns, True) == core.BUFFER_FULL:
             rows.append(state.request_rows[: state.clock[0]["requests"]].copy())
@@ -100,10 +98,6 @@ class Evaluator:
             power_w=float(state.clock[0]["energy_nj"]) / self._window_ns,
             p99_ms=tuple(_p99_ms(requests[requests[:, 0] == worker]) for worker in active),
         )
-
-
-def _models(plan: Plan) -> tuple[str, ...]:
-    return tuple(worker.model for worker in plan.workers)
 
 
 def _p99_ms(requests: Ints) -> float:

@@ -122,7 +122,7 @@ class Replay:
         ]
 
     def simulate(self, indices: Sequence[int], calibration: Calibration) -> list[Prediction]:
-        for models in {_models(self.plans[i]) for i in indices}:
+        for models in {self.plans[i].models for i in indices}:
             tables = self._tables.get(models)
             self._tables[models] = (
                 KernelTables([self.profiles[model] for model in models], calibration)
@@ -132,7 +132,7 @@ class Replay:
         # Compiled code holds no GIL, so threads do.
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             plans = [self.plans[index] for index in indices]
-            return list(threads.map(lambda one: _simulate(one, self._tables[_models(one)]), plans))
+            return list(threads.map(lambda one: _simulate(one, self._tables[one.models]), plans))
 
     def errors(self, indices: Sequence[int], calibration: Calibration) -> Errors:
         return errors([self.runs[i] for i in indices], self.simulate(indices, calibration))
@@ -329,10 +329,6 @@ def _simulate(plan: Plan, tables: KernelTables) -> Prediction:
         ),
         power_w=float(state.clock[0]["energy_nj"]) / window_ns,
     )
-
-
-def _models(plan: Plan) -> tuple[str, ...]:
-    return tuple(worker.model for worker in plan.workers)
 
 
 def _switches(plan: Plan) -> int:
