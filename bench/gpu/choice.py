@@ -3,7 +3,7 @@
     PYTHONPATH=src:.gpu-deps python3 bench/gpu/choice.py [MODEL:BATCH,MODEL:BATCH ...]
 
 Every pair of models on all SMs, on halves and on overlapping three quarters, with the kernels that
-libraries choose for all SMs, for three quarters, for half and for a quarter of them. STP is over
+libraries choose for all SMs, for two thirds, for half and for a third of them. STP is over
 the rates alone of the own kernels.
 """
 
@@ -81,7 +81,7 @@ def main(pairs: Sequence[str]) -> None:
         own = [captured(key, 0) for key in keys]
         alone = [run(device, [source], [full]).workers[0].rate_rps for source in own]
         rows = []
-        for chosen in (0, 3 * units // 4, units // 2, units // 4):
+        for chosen in (0, 2 * units // 3, units // 2, units // 3):
             sources = [captured(key, chosen) for key in keys] if chosen else own
             for title, masks in lanes.items():
                 found = run(device, sources, masks)

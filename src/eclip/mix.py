@@ -77,6 +77,11 @@ class Mix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         if len(set(names)) != len(names):
             raise ValueError("two workers have one name")
 
+    @property
+    def models(self) -> tuple[str, ...]:
+        """``model:batch`` of every worker."""
+        return tuple(worker.key for worker in self.workers)
+
     def as_asked(self) -> Mix:
         """As its name says: of a plan, a search may have chosen other kernels for its workers."""
         try:

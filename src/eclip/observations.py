@@ -60,7 +60,7 @@ class ObservedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def models(self) -> tuple[str, ...]:
         """``model:batch`` of every worker, with its own kernels: ``alone_rps`` are of these."""
         try:
-            return tuple(worker.key for worker in parse_mix(self.mix).workers)
+            return parse_mix(self.mix).models
         except UsageError as error:
             raise ValueError(str(error)) from None
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from eclip import store
+from eclip.observations import Observations, ObservedRun
 from eclip.plan import Plan
 
 MIX = "vgg19:8,squeezenet:8"
@@ -111,3 +112,44 @@ def test_interrupted_search_leaves_the_plan_that_was_there(tmp_path: Path) -> No
     assert child.returncode == 130
     assert b"Traceback" not in errors
     assert (tmp_path / "plan.json").read_bytes() == before
+
+
+def compare(folder: Path, mix: str, *more: str) -> subprocess.CompletedProcess[str]:
+    rounds = ("--seconds", "0.1", "--trials", "2", "--trial-seconds", "0.1", "--trace-ms", "0")
+    searching = ("--policies", "shared,search", "--batches", "2", "--verify", "1")
+    return eclip(folder, "compare", mix, *rounds, *searching, *more)
+
+
+def test_search_goes_on_from_an_earlier_one_and_says_what_it_cannot_go_on_from(
+    tmp_path: Path,
+) -> None:
+    first = compare(tmp_path, MIX, "--refine", "1", "-o", "first")
+    assert first.returncode == 0, first.stderr
+    earlier = ("--refine", "0.1", "--earlier", "first/observations.json.gz")
+    second = compare(tmp_path, MIX, *earlier, "-o", "second")
+    assert second.returncode == 0, second.stderr
+    before, after = (
+        store.load(tmp_path / folder / "observations.json.gz", Observations)
+        for folder in ("first", "second")
+    )
+    begun = {run.homes for run in after.runs}
+    best = max(before.runs, key=lambda run: sum(fair_shares(run)))
+    assert best.homes in begun
+    (tmp_path / "broken.json.gz").write_bytes(b"no gzip")
+    for mix, more, words in (
+        (MIX, earlier[2:], "--earlier goes with --refine"),
+        ("albert:8,alexnet:8", earlier, f"albert:8,alexnet:8 to go on from, only of {MIX}"),
+        (MIX, (*earlier[:3], "none.json.gz"), "none.json.gz"),
+        (MIX, (*earlier[:3], "broken.json.gz"), "broken.json.gz"),
+        (MIX, (*earlier[:3], "second/search.plan.json"), "search.plan.json"),
+    ):  # fmt: skip
+        wrong = compare(tmp_path, mix, *more)
+        assert (wrong.returncode, wrong.stdout) == (2, ""), wrong.stderr
+        (line,) = (line for line in wrong.stderr.splitlines() if line.strip())
+        assert words in line
+
+
+def fair_shares(run: ObservedRun) -> list[float]:
+    """What every worker got, or nothing if that was not shared fairly."""
+    shares = [rate / own for rate, own in zip(run.rates_rps, run.alone_rps, strict=True)]
+    return shares if min(shares) > 0.75 * max(shares) else [0.0]

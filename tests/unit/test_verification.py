@@ -21,6 +21,7 @@ from eclip.devices.trials import Trials, score_of
 from eclip.errors import DeviceError, UsageError
 from eclip.measures import measure, steady_rates
 from eclip.mix import Mix, mix_of
+from eclip.observations import ObservedHome, ObservedRun
 from eclip.plan import Plan
 from eclip.planning.decision import OTHER_KERNELS, PLAIN, STATIC, decide, shortlist
 from eclip.planning.objective import Objective, Score
@@ -277,6 +278,36 @@ def test_who_waits_longest_goes_first_in_finals_for_latency(
     assert len(tried) == len(labels)
     for one in tried:
         assert [lane.priority for lane in one.lanes] == [0, 1]
+
+
+def test_search_on_the_device_goes_on_from_an_earlier_one(device: Refusing) -> None:
+    """The best of it that are fair enough are tried first; the same file serves every objective."""
+
+    def run(first: int, rates: tuple[float, float], power_w: float) -> ObservedRun:
+        return ObservedRun(
+            mix="a:1,b:1",
+            kind="refined",
+            homes=(ObservedHome(first, 1, 11), ObservedHome(first, -1, 5)),
+            alone_rps=(100.0, 100.0),
+            rates_rps=rates,
+            power_w=power_w,
+            seconds=0.2,
+        )
+
+    good = [run(first, (80.0, 78.0), 400.0) for first in range(4)]
+    unfair = [run(first, (99.0, 20.0), 400.0) for first in range(4, 8)]
+    frugal = [run(first, (70.0, 69.0), 200.0) for first in range(8, 12)]
+    earlier = (*unfair, *good, *frugal, *good)  # some of them twice
+    for kind, wanted in (("throughput", good), ("energy", frugal)):
+        searching = verifier(Verification(2, refine_seconds=0.01, earlier=earlier))
+        aim = Objective(kind)
+        found = searching.simulate(aim, lambda _: None)
+        opened = opened_on(device)
+        trials = opened.trials(MIX, window=WINDOW)
+        searching.explore(found, aim, opened, trials, lambda _: None)
+        begun = [run.homes for run in searching.observed if run.kind == "earlier"]
+        assert set(begun) == {run.homes for run in wanted}
+        assert searching.confirm(found, aim, opened, trials, WINDOW, lambda _: None).evidence
 
 
 def test_search_without_other_kernels_begins_with_none(device: Refusing) -> None:

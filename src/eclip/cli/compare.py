@@ -18,6 +18,7 @@ from eclip.cli.options import (
     BatchesOption,
     CalibrationOption,
     DeviceOption,
+    EarlierOption,
     GpuOption,
     JsonOption,
     MixArgument,
@@ -33,7 +34,6 @@ from eclip.cli.options import (
     TraceOption,
     WarmupOption,
 )
-from eclip.cli.verification import Verification
 from eclip.errors import EclipError, UsageError, unknown_name
 from eclip.mix import parse_mix
 from eclip.plan import Plan
@@ -101,6 +101,7 @@ def compare(
         typer.Option("--verify", min=0, help="search: try so many plans on the device first."),
     ] = 0,
     refine: RefineOption = 0.0,
+    earlier: EarlierOption = None,
     own_kernels: OwnKernelsOption = False,
     processes: Annotated[
         int,
@@ -147,19 +148,6 @@ def compare(
     )
     if len(set(aims)) != len(aims):
         raise UsageError(f"--objective {objective} names one twice")
-    if refine and not verify:
-        raise UsageError("--refine goes with --verify, which decides at the end")
-    options = ContestOptions(
-        repeats=repeats,
-        trials=trials,
-        trial_seconds=trial_seconds,
-        objectives=aims,
-        verification=Verification(verify, refine) if verify else None,
-        processes=processes,
-        load_part=load,
-        requests=requests,
-        reopen=reopen,
-    )
     if results is not None:
         store.check_results(results)
     names, plans = _policy_names(policies), _plans(plan or [])
@@ -175,6 +163,19 @@ def compare(
         for given in plans.values()
         for one in wiring.find_profiles(given.mix, shape, constants, profiles or [], tail)
     ]
+    options = ContestOptions(
+        repeats=repeats,
+        trials=trials,
+        trial_seconds=trial_seconds,
+        objectives=aims,
+        verification=wiring.make_verification(
+            verify, refine, earlier, wanted, shape, (*others, *found)
+        ),
+        processes=processes,
+        load_part=load,
+        requests=requests,
+        reopen=reopen,
+    )
     with screen.progress_bar(f"comparing {wanted.name}") as progress:
         contest = Contest(
             wanted,

@@ -72,6 +72,13 @@ RefineOption = Annotated[
     float,
     typer.Option("--refine", help="search, with --verify: go on for so long on the device first."),
 ]
+EarlierOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--earlier",
+        help="search, with --refine: go on from an earlier search, its observations.json.gz.",
+    ),
+]
 OwnKernelsOption = Annotated[
     bool,
     typer.Option("--own-kernels", help="search: no kernels that were chosen for fewer units."),

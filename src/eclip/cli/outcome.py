@@ -50,7 +50,7 @@ def comparison_of(contest: Contest, options: ContestOptions) -> Comparison:
     return Comparison(
         mix=contest.mix.name,
         workers=tuple(worker.name for worker in contest.mix.workers),
-        models=tuple(worker.key for worker in contest.mix.workers),
+        models=contest.mix.models,
         topology=first.plan.topology.name,
         device=first.device,
         driver=contest.driver,

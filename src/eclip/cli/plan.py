@@ -13,6 +13,7 @@ from eclip.cli.options import (
     BatchesOption,
     CalibrationOption,
     DeviceOption,
+    EarlierOption,
     FairnessOption,
     GpuOption,
     JsonOption,
@@ -61,6 +62,7 @@ def plan(
         typer.Option("--verify", min=0, help="search: try so many plans on the device first."),
     ] = 0,
     refine: RefineOption = 0.0,
+    earlier: EarlierOption = None,
     own_kernels: OwnKernelsOption = False,
     device: DeviceOption = "sim",
     gpu: GpuOption = 0,
@@ -68,7 +70,6 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Decide which lane every kernel of a mix takes, and write the plan."""
-    from eclip.cli.verification import Verification
     from eclip.planning.objective import Objective
     from eclip.planning.policies import PolicyOptions
 
@@ -81,8 +82,7 @@ def plan(
         others = wiring.find_other_kernels(wanted, layout, profiles or [], tail)
     if policy != "search" and verify:
         raise UsageError("--verify goes with --policy search")
-    if refine and not verify:
-        raise UsageError("--refine goes with --verify, which decides at the end")
+    how = wiring.make_verification(verify, refine, earlier, wanted, layout, (*others, *found))
     with screen.progress_bar(f"planning {wanted.name}") as progress:
         options = PolicyOptions(
             switch_max=switch_max,
@@ -99,7 +99,7 @@ def plan(
             others=others,
             progress=progress,
         )
-        if verify:
+        if how is not None:
             trials = wiring.run_options(device, gpu, 1.0, 0.1, 0.0, seed, None)
             made = wiring.search_and_verify(
                 wanted,
@@ -107,7 +107,7 @@ def plan(
                 found,
                 constants,
                 options,
-                Verification(verify, refine),
+                how,
                 trials,
                 progress,
             )

@@ -44,13 +44,15 @@ _ROUNDS = 2  # of the runs in turns
 _SECONDS = {"throughput": 0.5, "energy": 1.0, "latency": 0.5}
 _STARTS = 5  # finalists of the simulator that the device begins with
 _STATIC = 1  # ... static masks
-_RANDOM = 5  # ... and placements at random, which tell how far the simulator can be trusted
+_RANDOM = 5  # ... placements at random, which tell how far the simulator can be trusted
+_EARLIER = 4  # ... and the best that an earlier search has tried
 
 
 @dataclass(frozen=True)
 class Verification:
     finalists: int  # plans that run in turns at the end
     refine_seconds: float = 0.0  # how long the search goes on on the device before
+    earlier: tuple[ObservedRun, ...] = ()  # what an earlier search of the mix has tried there
 
     def __post_init__(self) -> None:
         if self.finalists < 1:
@@ -125,7 +127,8 @@ class Verifier:
         """
         if self._how.refine_seconds == 0:
             return
-        starts = self._starts(found) | dict.fromkeys(known, "static")
+        starts = dict.fromkeys(self._best_earlier(objective, trials), "earlier")
+        starts |= self._starts(found) | dict.fromkeys(known, "static")
         starts |= dict.fromkeys(self._fitting(known), "other kernels")
         levels = wiring.priority_levels(opened.device)
         if levels > 1:
@@ -189,13 +192,10 @@ class Verifier:
     ) -> Found:
         """Everything that was tried on the device and what is tried now, ranked for the
         objective."""
-        from eclip.plan import unpartitioned
         from eclip.planning.refine import refine
 
         with wiring.quick_opening(opened.device):
-            plain = unpartitioned(self._problem.topology, self._problem.profiles, self._problem.mix)
-            (score,) = trials([plain])
-            check_measured(score, [objective], trials.seconds)
+            check_measured(self._plain(trials), [objective], trials.seconds)
             return refine(
                 self._problem,
                 self._evaluate,
@@ -209,6 +209,31 @@ class Verifier:
                 priorities=wiring.priority_levels(opened.device),
                 progress=progress,
             )
+
+    def _plain(self, trials: Trials) -> Score:
+        """What plain streams give in a trial, which takes no time once it is known."""
+        from eclip.plan import unpartitioned
+
+        problem = self._problem
+        (score,) = trials([unpartitioned(problem.topology, problem.profiles, problem.mix)])
+        return score
+
+    def _best_earlier(self, objective: Objective, trials: Trials) -> list[tuple[Home, ...]]:
+        """The best placements of an earlier search, which says where to begin and no more: what a
+        plan gives differs by up to 7% from one day to another, for all plans alike."""
+        from eclip.planning.objective import Score
+        from eclip.planning.placement import Home
+
+        if not self._how.earlier:
+            return []
+        plain = self._plain(trials)
+        gave: dict[tuple[Home, ...], float] = {}
+        for run in self._how.earlier:
+            shares = [rate / own for rate, own in zip(run.rates_rps, run.alone_rps, strict=True)]
+            score = Score(tuple(shares), run.power_w, plain.p99_ms)
+            homes = tuple(Home(**msgspec.structs.asdict(home)) for home in run.homes)
+            gave[homes] = objective.value(score, plain)
+        return sorted(gave, key=lambda homes: -gave[homes])[:_EARLIER]
 
     def _starts(self, found: Found) -> dict[tuple[Home, ...], str]:
         """Where the device begins, and why there."""

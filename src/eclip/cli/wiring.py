@@ -22,8 +22,8 @@ from eclip.errors import DeviceError, UsageError, unknown_name
 from eclip.frontends.library import find_others, find_profile
 from eclip.measures import measure
 from eclip.mix import Mix, parse_mix
-from eclip.observations import Observations
-from eclip.plan import Plan
+from eclip.observations import Observations, ObservedRun
+from eclip.plan import Plan, fingerprint_of
 from eclip.profile import Profile
 from eclip.runlog import RunLog
 from eclip.topology import Topology
@@ -113,6 +113,26 @@ def find_other_kernels(
     return tuple(one.at_tail() if tail else one for one in found)
 
 
+def find_earlier(
+    path: Path, mix: Mix, topology: Topology, profiles: Sequence[Profile]
+) -> tuple[ObservedRun, ...]:
+    """Placements of the mix that an earlier search has tried, with kernels of these profiles."""
+    kept = store.load(path, Observations)
+    kept.fingerprint.check(fingerprint_of(topology, profiles), str(path), "the profiles")
+    models, known = mix.models, {profile.key for profile in profiles}
+    found = tuple(
+        run
+        for run in kept.runs
+        if run.homes and run.models == models and known.issuperset(run.ran.models)
+    )
+    if not found:
+        raise UsageError(
+            f"{path} has no runs of {mix.name} to go on from, only of "
+            f"{', '.join(kept.mixes) or 'nothing'}"
+        )
+    return found
+
+
 def find_observed(
     observations: Observations,
     topology: Topology,
@@ -148,6 +168,27 @@ def make_plan(
             switch_ns=calibration.costs.barrier_ns,
         )
     return policies.make_plan(policy, problem, options)
+
+
+def make_verification(
+    finalists: int,
+    refine_seconds: float,
+    earlier: Path | None,
+    mix: Mix,
+    topology: Topology,
+    profiles: Sequence[Profile],  # those with other kernels, too
+) -> Verification | None:
+    """How a search is to be verified, as options ask for it; None: not at all."""
+    from eclip.cli.verification import Verification
+
+    if refine_seconds and not finalists:
+        raise UsageError("--refine goes with --verify, which decides at the end")
+    if earlier is not None and not refine_seconds:
+        raise UsageError("--earlier goes with --refine, which goes on from there")
+    if not finalists:
+        return None
+    tried = () if earlier is None else find_earlier(earlier, mix, topology, profiles)
+    return Verification(finalists, refine_seconds, tried)
 
 
 def search_and_verify(
