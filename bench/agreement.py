@@ -27,7 +27,9 @@ from eclip.planning.objective import Score
 from eclip.planning.refine import Corrected
 from eclip.topology import Topology
 
-RUNS = Path(__file__).parents[1] / "docs" / "runs"
+DOCS = Path(__file__).parents[1] / "docs"
+RUNS = DOCS / "runs"
+PROFILES = DOCS / "profiles"  # of kernels that were tried there and serve nobody
 BEST = 8
 LEAST_FAIRNESS = 0.7
 
@@ -37,7 +39,7 @@ def replay_of(observations: Observations, topology: Topology, calibration: Calib
         sys.exit(
             "a search on the device has one mix; give observations of `eclip compare --refine`"
         )
-    profiles = wiring.find_observed(observations, topology, calibration, [])
+    profiles = wiring.find_observed(observations, topology, calibration, [PROFILES])
     return Replay(observations, topology, profiles)
 
 

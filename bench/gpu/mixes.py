@@ -27,9 +27,8 @@ from eclip.cli import wiring
 from eclip.profile import Profile
 
 OPTIONS = (
-    "--policies shared,mps,masks,eclip,search --objective throughput,energy --verify 3 --refine 10 "
-    "--repeats 3 --seconds 0.5 --search-seconds 4 --trials 9 --trial-seconds 0.25 --processes 9 "
-    "--trace-ms 0"
+    "--policies all --objective throughput,energy --verify 3 --refine 10 --repeats 3 --seconds 0.5 "
+    "--search-seconds 4 --trials 9 --trial-seconds 0.25 --processes 15 --trace-ms 0"
 )
 
 
