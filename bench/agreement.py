@@ -3,10 +3,10 @@
     PYTHONPATH=src python bench/agreement.py [--calibration FILE] [OBSERVATIONS ...]
 
 For every file of one mix (those of docs/runs by default): mean absolute error of the workers' rates
-and of the power, with this calibration or the built-in one, for plans without and with switches;
-then the same with the errors on all other runs of the file taken off, as in a search on the device;
-then the best runs. Runs with stream priorities, which the simulator does not know, are only in the
-last table.
+and of the power, with this calibration or the built-in one, for plans without and with switches,
+and the rank correlation of simulated with measured STP; then the errors once more with those on all
+other runs of the file taken off, as in a search on the device; then the best runs. Runs with stream
+priorities, which the simulator does not know, are only in the last table.
 """
 
 from __future__ import annotations
@@ -68,6 +68,17 @@ def left_out_one_by_one(
     return float(np.mean(rates)), float(np.mean(power))
 
 
+def rank_correlation(replay: Replay, indices: Sequence[int], calibration: Calibration) -> float:
+    """Of simulated with measured STP."""
+    runs = [replay.runs[index] for index in indices]
+    said = [
+        sum(_ratios(run, one.rates_rps))
+        for run, one in zip(runs, replay.simulate(indices, calibration), strict=True)
+    ]
+    given = [_stp(run) for run in runs]
+    return float(np.corrcoef(np.argsort(np.argsort(said)), np.argsort(np.argsort(given)))[0, 1])
+
+
 def best_finalist(runs: Sequence[ObservedRun]) -> float:
     """STP of the best plan that simulation proposed, over that of the best that was measured."""
     fair = [run for run in runs if _fairness(run) >= LEAST_FAIRNESS]
@@ -113,7 +124,8 @@ def main() -> None:
         ]
         parts = (sorted([*still, *switching]), still, switching)
         errors = [cells(replay.errors(part, calibration)) for part in parts]
-        rows.append([file.name, *(cell for each in errors for cell in each)])
+        ranks = rank_correlation(replay, parts[0], calibration)
+        rows.append([file.name, *(cell for each in errors for cell in each), f"{ranks:.2f}"])
         rates, power = left_out_one_by_one(replay, parts[0], calibration)
         corrected.append(
             [
@@ -136,8 +148,8 @@ def main() -> None:
             best.append([file.name, *shown])
     columns = ["runs", "rates", "power"]
     screen.print_table(
-        "Simulated against measured: all, without switches, with switches",
-        ["file", *columns, *columns, *columns],
+        "Simulated against measured: all, without switches, with switches; rank correlation of all",
+        ["file", *columns, *columns, *columns, "ranks"],
         rows,
     )
     screen.print_table(

@@ -1,7 +1,8 @@
 """Observations: runs measured on a device, which the simulator's constants are fitted to.
 
-A run names its mix and where its workers were, so that its plan can be made again from profiles of
-the same traces; the fingerprint holds the digests of these. All workers ran back to back.
+A run names its mix, where its workers were and which lanes their kernels took, so that its plan can
+be made again from profiles of the same traces, whatever a planner would make of it by now; the
+fingerprint holds the digests of these. All workers ran back to back.
 """
 
 from __future__ import annotations
@@ -34,10 +35,14 @@ class ObservedHome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("the price, switches, priority and kernels of a home are at least 0")
 
 
+Groups = tuple[tuple[int, int], ...]  # one after the other: slices of the lane, kernels on it
+
+
 class ObservedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mix: str  # as parse_mix reads it
     kind: str  # for a person: shared, split, …
     homes: tuple[ObservedHome, ...]  # one per worker; none: plain streams on all units
+    routes: tuple[Groups, ...] = ()  # one per home; none: as a planner finds them
     alone_rps: tuple[float, ...]  # per worker: with the whole device to itself
     rates_rps: tuple[float, ...]  # per worker: in this run
     power_w: float
@@ -50,6 +55,10 @@ class ObservedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError(f"{self.mix} has {workers} workers, and needs as many rates")
         if self.homes and len(self.homes) != workers:
             raise ValueError(f"{self.mix} has {workers} workers, and needs as many homes or none")
+        if self.routes and len(self.routes) != len(self.homes):
+            raise ValueError(f"{self.mix} needs as many routes as homes, or none")
+        if any(not route or min(map(min, route)) < 1 for route in self.routes):
+            raise ValueError("a route has groups of at least 1 kernel on at least 1 slice")
         for value in (*self.alone_rps, *self.rates_rps, self.power_w, self.seconds):
             if not 0 < value < float("inf"):
                 raise ValueError("rates, power and seconds must be finite numbers above 0")
@@ -91,7 +100,9 @@ class Observations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             for model in run.models:
                 if model not in self.fingerprint.traces:
                     raise ValueError(f"the fingerprint lacks the trace of {model}")
-            if any(home.first >= slices or home.most > slices for home in run.homes):
+            sizes = [home.most for home in run.homes]
+            sizes += [size for route in run.routes for size, _ in route]
+            if any(home.first >= slices for home in run.homes) or max(sizes, default=0) > slices:
                 raise ValueError(f"a home lies outside the device's {slices} slices")
 
     @property

@@ -6,6 +6,8 @@ was measured without tracing. Whoever makes a profile puts what is left over int
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +18,8 @@ from eclip.trace import Trace
 
 Table = tuple[tuple[int, ...], ...]  # kernel × size
 Times = npt.NDArray[np.float64]
+
+_WHOLE = 0.75  # how far a last wave counts as a full one, however few blocks it has
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -108,18 +112,30 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def busy_at(self, units: int) -> Times:
         """Busy time of every kernel on a lane of any size."""
-        return self._at(units, np.asarray(self.busy_ns, dtype=np.float64))
+        return self._at(units, self.busy_ns, self._waves)
 
     def gap_at(self, units: int) -> Times:
-        return self._at(units, np.asarray(self.gap_ns, dtype=np.float64))
+        return self._at(units, self.gap_ns, lambda size: np.float64(1 / size))
 
-    def _at(self, units: int, table: Times) -> Times:
-        """The column for a size that was profiled, otherwise linear in 1/units between neighbours.
+    def _waves(self, units: int) -> Times:
+        """How often every kernel fills so many units, which its time is a straight line in.
 
-        Time is close to a + b/units for kernels that scale, and constant for those that do not;
-        both are straight lines in 1/units. Below the smallest size the last line goes on, but
-        never down.
+        Its last wave may leave units idle and takes nearly as long as a full one: 66 blocks of one
+        per unit take on 64 units twice what they take on 68. It counts as three quarters whole,
+        which predicts every profiled size from its neighbours best (bench/profiles.py).
         """
+        blocks = np.array([kernel.blocks for kernel in self.trace.kernels], dtype=np.float64)
+        waves = blocks / (units * np.maximum(self.blocks_per_unit, 1))
+        mixed: Times = _WHOLE * np.ceil(waves) + (1 - _WHOLE) * waves
+        return mixed
+
+    def _at(
+        self, units: int, rows: Sequence[Sequence[int]], along: Callable[[int], Times | np.float64]
+    ) -> Times:
+        """The column for a size that was profiled, otherwise on the straight line through its
+        neighbours. Below the smallest size the last line goes on, but never down.
+        """
+        table = np.asarray(rows, dtype=np.float64)
         if units > self.sizes[-1]:
             raise ValueError(f"{self.key} was profiled up to {self.sizes[-1]} units, not {units}")
         if units in self.sizes:
@@ -131,7 +147,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             )
         above = max(1, int(np.searchsorted(self.sizes, units)))
         low, high = above - 1, above
-        x, x_low, x_high = 1 / units, 1 / self.sizes[low], 1 / self.sizes[high]
+        x, x_low, x_high = along(units), along(self.sizes[low]), along(self.sizes[high])
         weight = (x - x_high) / (x_low - x_high)
         mixed: Times = table[:, low] * weight + table[:, high] * (1 - weight)
         return np.maximum(mixed, table[:, 0]) if units < self.sizes[0] else mixed

@@ -90,6 +90,7 @@ OBSERVATIONS = Observations(
             mix="2xm:2",
             kind="lanes",
             homes=(ObservedHome(0, 1, 1), ObservedHome(2, -1, 3, 0.5, 14)),
+            routes=(((1, 2),), ((3, 1), (1, 1))),
             alone_rps=(10.5, 10.5),
             rates_rps=(3.25, 1e-3),
             power_w=99.5,

@@ -56,6 +56,7 @@ def flat_profile(
     gap_ns: int = 0,
     dram_bytes: int = 0,
     blocks: int = 60_000,
+    per_unit: int = 1,
 ) -> Profile:
     """Kernels that take the same time on any lane, and by default fill every unit to the end."""
     sizes = topology.lane_sizes
@@ -73,7 +74,7 @@ def flat_profile(
         spread_ns=((0,) * len(sizes),) * len(busy_ns),
         dram_bytes=(dram_bytes,) * len(busy_ns),
         l2_bytes=(dram_bytes,) * len(busy_ns),
-        blocks_per_unit=(1,) * len(busy_ns),
+        blocks_per_unit=(per_unit,) * len(busy_ns),
     )
 
 

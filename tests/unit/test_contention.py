@@ -39,13 +39,14 @@ def ends(
     *,
     calibration: Calibration | None = None,
     dram_bytes: int = 0,
-    blocks: Sequence[int] | None = None,  # 60 fill the MI50 once
+    blocks: Sequence[int] | None = None,  # 60 fill the MI50 once, where a unit has room for one
     busy_ns: Sequence[int] | None = None,
+    per_unit: int = 1,
 ) -> list[int]:
     """When one kernel, of 1 ms unless told, ends on each of these lanes; all begin at 0 in turn."""
     count = len(masks)
     profiles = [
-        flat_profile(f"m{n}", [busy], dram_bytes=dram_bytes, blocks=grid)
+        flat_profile(f"m{n}", [busy], dram_bytes=dram_bytes, blocks=grid, per_unit=per_unit)
         for n, (busy, grid) in enumerate(
             zip(busy_ns or [MS] * count, blocks or [60_000] * count, strict=True)
         )
@@ -105,8 +106,14 @@ def test_cohabiting_kernel_gets_that_much_room_from_one_that_fills_the_units() -
 
 def test_crowded_kernel_is_slower_by_its_neighbours_on_the_unit() -> None:
     calibration = free(sharing=sharing(crowding=1.0))
-    found = ends(["0-3", "0-3"], blocks=[30, 30], calibration=calibration)
-    assert found == [MS, pytest.approx(MS + MS / 3, abs=1)]  # 1.5 × as long while it has company
+    found = ends(["0-3", "0-3"], blocks=[120, 120], per_unit=4, calibration=calibration)
+    # Half of the room is taken, three quarters of that on units with room for others.
+    assert found == [MS, pytest.approx(MS + MS * (1 - 1 / 1.375), abs=1)]
+
+
+def test_kernel_whose_blocks_fill_a_unit_has_nobody_beside_it() -> None:
+    calibration = free(sharing=sharing(crowding=1.0))
+    assert ends(["0-3", "0-3"], blocks=[30, 30], calibration=calibration) == [MS, MS]
 
 
 @pytest.mark.parametrize("workers", [2, 3])
@@ -163,6 +170,7 @@ class Running:
     in_body: bool = True
     dram: float = 0.0
     l2: float = 0.0
+    open: float = 1.0  # part of its room on units where others can be beside it
 
 
 def speeds(
@@ -180,6 +188,7 @@ def speeds(
             (kernel.room, np.nan) if kernel.in_body else (np.nan, kernel.room)
         )
         row["dram_rate"], row["l2_rate"] = kernel.dram, kernel.l2
+        row["open"] = kernel.open
     lane_units = np.array(
         [[float(u) * (s in kernel.mask) for s, u in enumerate(units)] for kernel in kernels]
     )
@@ -194,7 +203,7 @@ def speeds(
         lane_units,
         lane_units.sum(axis=1),
         limits,
-        np.zeros(len(units)),
+        np.zeros((2, len(units))),
     )
     return [float(speed) for speed in running["speed"]]
 
@@ -205,7 +214,9 @@ MASKS = st.frozensets(st.integers(0, 3), min_size=1)
 ROOMS = st.floats(0.01, 1.0) | st.just(1.0)
 ON_UNITS = st.lists(st.builds(Running, MASKS, ROOMS, st.booleans()), min_size=1, max_size=5)
 ANYTHING = st.lists(
-    st.builds(Running, MASKS, ROOMS, st.booleans(), RATES, RATES), min_size=1, max_size=5
+    st.builds(Running, MASKS, ROOMS, st.booleans(), RATES, RATES, st.floats(0.0, 1.0)),
+    min_size=1,
+    max_size=5,
 )
 CONSTANTS = st.builds(
     sharing, st.floats(0.0, 1.0), st.floats(0.0, 3.0), st.floats(0.0, 0.2), st.floats(0.0, 0.01)

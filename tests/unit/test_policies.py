@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from importlib import resources
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -17,6 +19,7 @@ from eclip.planning.exact import allocate
 from eclip.planning.policies import POLICIES, PolicyOptions, make_plan
 from eclip.planning.pool import build_pool
 from eclip.planning.problem import Problem
+from eclip.profile import Profile, Times
 from eclip.runtime.program import lower
 from eclip.topology import Topology
 from simulations import options_for
@@ -25,6 +28,7 @@ TOPOLOGIES = {name: store.load_builtin(Topology, name) for name in store.builtin
 every_policy = pytest.mark.parametrize("policy", POLICIES)
 every_device = pytest.mark.parametrize("device", TOPOLOGIES)
 UNLIMITED = 1_000_000
+PACK = Path(str(resources.files("eclip") / "data" / "profiles" / "h200"))
 
 
 def problem_of(device: str, workers: int, kernels: int = 25, seed: int = 0) -> Problem:
@@ -279,7 +283,7 @@ def test_profile_of_another_device_is_refused(policy: str, made_on: str, used_on
 
 
 @pytest.mark.parametrize("rising", [False, True])
-def test_size_that_was_not_profiled_is_linear_in_1_over_units(rising: bool) -> None:
+def test_size_that_was_not_profiled_is_on_the_line_through_its_neighbours(rising: bool) -> None:
     """A model's lane may have any number of slices; profiles have the sizes lanes come in."""
     profile = problem_of("h200", 1).profiles[0]
     if rising:  # as measured gaps may be
@@ -292,14 +296,40 @@ def test_size_that_was_not_profiled_is_linear_in_1_over_units(rising: bool) -> N
             ),
         )
     low, between, high = (profile.busy_at(units) for units in (32, 40, 48))
-    weight = (1 / 40 - 1 / 48) / (1 / 32 - 1 / 48)
+    x32, x40, x48 = (counted_waves(profile, units) for units in (32, 40, 48))
+    weight = (x40 - x48) / (x32 - x48)
     assert low.tolist() == [row[profile.sizes.index(32)] for row in profile.busy_ns]
     assert between == pytest.approx(low * weight + high * (1 - weight))
+    low, between, high = (profile.gap_at(units) for units in (32, 40, 48))
+    part = (1 / 40 - 1 / 48) / (1 / 32 - 1 / 48)
+    assert between == pytest.approx(low * part + high * (1 - part))
+
+
+def counted_waves(profile: Profile, units: int) -> Times:
+    """A last wave counts three quarters as a full one, and one quarter by its blocks."""
+    blocks = np.array([kernel.blocks for kernel in profile.trace.kernels])
+    waves = blocks / np.array(profile.blocks_per_unit) / units
+    counted: Times = (3 * np.ceil(waves) + waves) / 4
+    return counted
+
+
+def test_kernel_takes_a_step_where_it_needs_one_wave_more() -> None:
+    """66 blocks of one per unit: two waves on 64 units, one on 68, as on 80 and more."""
+    profile = store.load(PACK / "vit_b_16~66-8.json.gz", Profile)
+    step = [
+        index
+        for index, kernel in enumerate(profile.trace.kernels)
+        if (kernel.blocks, profile.blocks_per_unit[index]) == (66, 1)
+    ]
+    assert len(step) > 20
+    at64, at68, at72, at80 = (profile.busy_at(units)[step].sum() for units in (64, 68, 72, 80))
+    assert at64 > 1.7 * at80
+    assert at80 < at72 < at68 < 1.12 * at80
 
 
 def test_lane_smaller_than_any_profiled_goes_on_along_the_line_and_is_never_free() -> None:
     profile = problem_of("h200", 1).profiles[0]
-    x8, x16, x32 = (1 / units for units in (8, 16, 32))
+    x8, x16, x32 = (counted_waves(profile, units) for units in (8, 16, 32))
     at16, at32 = profile.busy_at(16), profile.busy_at(32)
     assert profile.busy_at(8) == pytest.approx(at16 + (at16 - at32) * (x8 - x16) / (x16 - x32))
     assert (profile.busy_at(8) >= at16 * (1 - 1e-12)).all()

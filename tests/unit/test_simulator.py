@@ -77,6 +77,7 @@ def integrate(log: RunLog, profiles: Sequence[Profile], calibration: Calibration
         row["lane"], row["remaining"] = lane, busy
         row["tail_ns"] = busy / math.ceil(waves)
         row["body_room"], row["tail_room"] = min(waves, 1.0), waves - math.ceil(waves) + 1
+        row["open"] = 1 - 1 / profile.blocks_per_unit[position]
         row["dram_rate"] = profile.dram_bytes[position] / busy
         row["l2_rate"] = profile.l2_bytes[position] / busy
         row["power_w"] = (
@@ -86,7 +87,7 @@ def integrate(log: RunLog, profiles: Sequence[Profile], calibration: Calibration
     profiled = running["remaining"].copy()
     slack, before = np.ones(len(start)), np.zeros(len(start))
     energy = 0.0
-    scratch = np.zeros(len(topology.slice_units))
+    scratch = np.zeros((2, len(topology.slice_units)))
     events = np.unique(np.concatenate([start, end, [0, log.duration_ns]]))
     for begin, then in itertools.pairwise(events.astype(float).tolist()):
         now = begin

@@ -25,7 +25,7 @@ from eclip.observations import ObservedHome, ObservedRun
 from eclip.plan import Plan
 from eclip.planning.decision import OTHER_KERNELS, PLAIN, STATIC, decide, shortlist
 from eclip.planning.objective import Objective, Score
-from eclip.planning.placement import Home, Placer
+from eclip.planning.placement import Home, Placer, groups_of
 from eclip.planning.policies import PolicyOptions, make_plan
 from eclip.planning.problem import Problem
 from eclip.profile import Profile
@@ -137,6 +137,8 @@ def test_search_goes_on_on_the_device_and_the_best_there_is_the_plan(
     assert {"finalist", "random", "static"} <= set(kinds)
     assert sum(one == "static" for one in kinds) == 1
     assert all(min(run.rates_rps) > 0 for run in searching.observed)
+    ran = {groups_of(plan) for plan in device.opened}
+    assert {run.routes for run in searching.observed} <= ran
 
 
 def test_what_was_tried_for_one_objective_is_not_tried_again_for_another(device: Refusing) -> None:

@@ -316,6 +316,8 @@ class Verifier:
         trials: Trials,
     ) -> None:
         """What the trials themselves gave, which are known and take no time."""
+        from eclip.planning.placement import groups_of
+
         measured = trials([one.plan for one in candidates])
         for one, score in zip(candidates, measured, strict=True):
             if min(score.ratios) == 0 or score.power_w == 0:
@@ -325,6 +327,7 @@ class Verifier:
                     mix=self._problem.mix.name,
                     kind=kinds.get(one.homes, "refined"),
                     homes=tuple(ObservedHome(**dataclasses.asdict(home)) for home in one.homes),
+                    routes=groups_of(one.plan),
                     alone_rps=tuple(opened.alone_rps),
                     rates_rps=tuple(
                         ratio * alone

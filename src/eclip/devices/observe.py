@@ -17,7 +17,7 @@ from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.devices.sim.fit import plan_of
 from eclip.measures import steady_rates
 from eclip.observations import ObservedHome, ObservedRun
-from eclip.planning.placement import Placer
+from eclip.planning.placement import Placer, groups_of
 from eclip.runtime.program import lower
 
 Source = TypeVar("Source")
@@ -100,6 +100,7 @@ def observe(
         mix=problem.mix.name,
         kind=kind,
         homes=homes,
+        routes=groups_of(plan) if homes else (),
         alone_rps=tuple(alone_rps),
         rates_rps=rates,
         power_w=log.energy_uj * 1e3 / log.duration_ns,

@@ -4,17 +4,20 @@ A worker has a home slice from which its lanes grow in one direction, a largest 
 units, a budget of switches, and kernels that libraries chose for so many units. Given these, the
 dynamic programme finds the assignment of kernels to sizes with the least cost, where a kernel of t
 ns on n of N units costs t·(1 + price·n/N): time plus what the units it holds are worth to others; a
-switch costs its time. Where the lanes lie does not change that, so routes are kept by (worker,
-kernels, largest size, price, budget).
+switch costs its time. Where the lanes lie does not change that beyond how many units they have, so
+routes are kept by (worker, kernels, units of the lanes, price, budget).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from eclip.errors import MismatchError
+from eclip.observations import Groups
 from eclip.plan import Lane, Plan
 from eclip.planning.exact import best_route, count_switches
 from eclip.planning.problem import Choice, Problem
@@ -36,6 +39,13 @@ class Home:
     kernels_for: int = 0  # units that its kernels are chosen for; 0: all, its own kernels
 
 
+class Route(NamedTuple):
+    """A size for every kernel; the last may be all of the device, beyond those offered."""
+
+    choice: Choice
+    needs_all: bool
+
+
 class Placer:
     """Plans for one problem; what they have in common is computed once."""
 
@@ -46,15 +56,19 @@ class Placer:
         # One queue stays with the default stream, one per worker for a lane of the whole device.
         queues = problem.topology.hardware_queues - 1
         self._sizes = max(1, min(_MOST_SIZES, queues // len(problem.profiles) - 1))
-        self._routes: dict[tuple[int, int, int, float, int], tuple[tuple[int, ...], Choice]] = {}
+        self._lanes: dict[tuple[int, int, int], tuple[Mask, int]] = {}
+        self._routes: dict[tuple[int, int, tuple[int, ...], float, int], Route] = {}
 
-    def plan(self, homes: Sequence[Home], policy: str, why: str) -> Plan:
+    def plan(
+        self, homes: Sequence[Home], policy: str, why: str, routes: Sequence[Groups] = ()
+    ) -> Plan:
+        """The best plan of these homes, or the one along given routes."""
         topology = self.problem.topology
         lanes: list[Lane] = []
         choices: list[Choice] = []
         whys = []
         for worker, home in enumerate(homes):
-            counts, choice = self.route(worker, home)
+            counts, choice = _along(routes[worker]) if routes else self.route(worker, home)
             masks = [self.mask(home, count) for count in counts]
             choices.append(choice + len(lanes))
             lanes += [Lane(worker, mask, home.priority) for mask in masks]
@@ -67,40 +81,71 @@ class Placer:
                 + (f"; kernels chosen for {home.kernels_for}" if home.kernels_for else "")
             )
         problem = self.problem.choosing([home.kernels_for for home in homes])
+        for choice, profile in zip(choices, problem.profiles, strict=True):
+            if len(choice) != len(profile.trace.kernels):
+                raise MismatchError(
+                    f"a route of {len(choice)} kernels is none for {profile.key}, which has "
+                    f"{len(profile.trace.kernels)}"
+                )
         return problem.plan(policy=policy, lanes=lanes, choices=choices, whys=whys, why=why)
 
     def mask(self, home: Home, count: int) -> Mask:
         """So many slices, or one more where these alone could not hold a cluster."""
-        order = [(home.first + home.step * index) % self.slices for index in range(self.slices)]
-        mask = Mask(order[:count])
-        return mask if self.problem.topology.holds_clusters(mask) else Mask(order[: count + 1])
+        return self._lane(home, count)[0]
+
+    def _lane(self, home: Home, count: int) -> tuple[Mask, int]:
+        """A mask and its units."""
+        key = (home.first, home.step, count)
+        if key not in self._lanes:
+            order = [(home.first + home.step * index) % self.slices for index in range(self.slices)]
+            mask = Mask(order[:count])
+            if not self.problem.topology.holds_clusters(mask):
+                mask = Mask(order[: count + 1])
+            self._lanes[key] = mask, self.problem.topology.units_of(mask)
+        return self._lanes[key]
 
     def route(self, worker: int, home: Home) -> tuple[tuple[int, ...], Choice]:
         """The sizes offered, in slices, and the index of one of them for every kernel."""
-        key = (worker, home.kernels_for, home.most, home.price, home.switch_max)
+        sizes = 1 if home.switch_max == 0 else min(self._sizes, home.most)
+        counts = sorted({-(-home.most * (index + 1) // sizes) for index in range(sizes)})
+        units = tuple(self._lane(home, count)[1] for count in counts)
+        key = (worker, home.kernels_for, units, home.price, home.switch_max)
         if key not in self._routes:
             self._routes[key] = self._best(*key)
-        return self._routes[key]
+        route = self._routes[key]
+        return (*counts, self.slices) if route.needs_all else tuple(counts), route.choice
 
     def _best(
-        self, worker: int, kernels_for: int, most: int, price: float, switch_max: int
-    ) -> tuple[tuple[int, ...], Choice]:
-        sizes = 1 if switch_max == 0 else min(self._sizes, most)
-        counts = sorted({-(-most * (index + 1) // sizes) for index in range(sizes)})
-        units = self.problem.topology.units
-        smallest = min(self.problem.topology.slice_units)
-        times = self._times(worker, kernels_for, counts)
-        if np.isinf(times[:, -1]).any():  # a kernel whose clusters do not fit there
-            counts.append(self.slices)
-            times = self._times(worker, kernels_for, counts)
-            switch_max = max(switch_max, 2 * int(np.isinf(times[:, -2]).sum()))
-        held = np.array([units if n == self.slices else smallest * n for n in counts]) / units
-        return tuple(counts), best_route(times * (1 + price * held), switch_max, self._switch_ns)
-
-    def _times(self, worker: int, kernels_for: int, counts: Sequence[int]) -> np.ndarray:
-        topology = self.problem.topology
+        self,
+        worker: int,
+        kernels_for: int,
+        units: tuple[int, ...],
+        price: float,
+        switch_max: int,
+    ) -> Route:
         choice = [0] * len(self.problem.profiles)
         choice[worker] = kernels_for
-        smallest = min(topology.slice_units)
-        sizes = [topology.units if n == self.slices else smallest * n for n in counts]
-        return self.problem.choosing(choice).times(worker, sizes)
+        problem = self.problem.choosing(choice)
+        everything = self.problem.topology.units
+        times = problem.times(worker, units)
+        refused = int(np.isinf(times[:, -1]).sum())  # kernels whose clusters do not fit there
+        if refused:
+            units = (*units, everything)
+            times = problem.times(worker, units)
+            switch_max = max(switch_max, 2 * refused)
+        cost = times * (1 + price * np.array(units) / everything)
+        return Route(best_route(cost, switch_max, self._switch_ns), needs_all=refused > 0)
+
+
+def groups_of(plan: Plan) -> tuple[Groups, ...]:
+    """The routes of a plan that has one home per worker."""
+    return tuple(
+        tuple((len(plan.lanes[group.lane].mask), group.kernels) for group in part.groups)
+        for part in plan.main.assignments
+    )
+
+
+def _along(route: Groups) -> tuple[tuple[int, ...], Choice]:
+    counts = tuple(sorted({slices for slices, _ in route}))
+    lanes = [counts.index(slices) for slices, _ in route]
+    return counts, np.repeat(lanes, [kernels for _, kernels in route])

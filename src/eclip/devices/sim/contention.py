@@ -11,8 +11,9 @@ one. In its last wave, or if it never filled its lane, it holds only the part it
 the rest is free for others. Blocks go where there is room: a kernel that wants less than its lane
 takes it from every slice in proportion to what is free there. A kernel runs as fast as the room it
 gets compares with the room it wants. Kernels resident side by side on one unit also share its
-pipelines: ``crowding`` is how much slower each gets for every whole neighbour. Kernels on disjoint
-lanes notice nothing of this.
+pipelines: ``crowding`` is how much slower the later one gets for every whole neighbour. A kernel of
+which one block fills a unit has nobody beside it: later blocks go to other units. Kernels on
+disjoint lanes notice nothing of this.
 
 Memory: whoever runs anywhere makes memory slower to answer for all the others: a kernel takes
 ``presence`` longer for every neighbour and ``pressure`` longer for every byte per ns that they
@@ -40,6 +41,7 @@ RUNNING_KERNEL = [
     ("tail_ns", np.float64),  # of those the last wave, in which no block waits for room
     ("body_room", np.float64),  # part of its lane's room that it holds before the last wave ...
     ("tail_room", np.float64),  # ... and in it
+    ("open", np.float64),  # part of that room on units where others can be beside it
     ("dram_rate", np.float64),
     ("l2_rate", np.float64),
     ("power_w", np.float64),  # above idle, at full speed
@@ -68,7 +70,7 @@ def contend(
     lane_units: Floats,  # lane × slice: units of the slice if the lane has it, else 0
     lane_total: Floats,
     limits: Records,  # one entry
-    held: Floats,  # scratch, one entry per slice
+    scratch: Floats,  # 2 × slices
 ) -> None:
     """Set the speed of every active kernel."""
     if count == 1:
@@ -81,10 +83,11 @@ def contend(
             active[j + 1] = active[j]
             j -= 1
         active[j + 1] = moved
+    held, crowd = scratch[0], scratch[1]
     slices = held.shape[0]
     cohabit, crowding = limits[0]["cohabit"], limits[0]["crowding"]
     for s in range(slices):
-        held[s] = 0.0
+        held[s] = crowd[s] = 0.0
     drawn = running_now = 0.0
     for i in range(count):
         kernel = running[active[i]]
@@ -101,8 +104,9 @@ def contend(
             units = lane_units[lane, s]
             if units > 0.0:
                 taken = part * max(1.0 - held[s], cohabit)
-                got += units * taken / (1.0 + crowding * min(held[s], 1.0))
+                got += units * taken / (1.0 + crowding * min(crowd[s], 1.0))
                 held[s] += taken
+                crowd[s] += taken * kernel["open"]
         kernel["speed"] = got / wanted
         drawn += kernel["l2_rate"] * kernel["speed"]
         running_now += kernel["speed"]

@@ -45,6 +45,7 @@ KERNEL = np.dtype(
         ("tail_ns", np.float64),
         ("body_room", np.float64),
         ("tail_room", np.float64),
+        ("open", np.float64),
         ("dram_rate", np.float64),
         ("l2_rate", np.float64),
         ("power_w", np.float64),
@@ -110,7 +111,7 @@ class State(NamedTuple):
     clock: Records  # CLOCK, one entry
     queue_holder: Ints  # per hardware queue: the worker whose kernel is in it
     active: Ints  # scratch, per worker
-    scratch: Floats  # per slice
+    scratch: Floats  # 2 × slices
     request_rows: Ints  # buffer of (worker, arrival, start, end)
     kernel_rows: Ints  # buffer of (worker, position, lane, start, end)
 
@@ -320,6 +321,7 @@ def _start_kernel(worker: np.void, kernel: np.void, clock: np.void) -> None:
     worker["tail_ns"] = kernel["tail_ns"]
     worker["body_room"] = kernel["body_room"]
     worker["tail_room"] = kernel["tail_room"]
+    worker["open"] = kernel["open"]
     worker["dram_rate"] = kernel["dram_rate"]
     worker["l2_rate"] = kernel["l2_rate"]
     worker["power_w"] = kernel["power_w"]

@@ -215,7 +215,8 @@ def _table(profile: Profile, units: int, calibration: Calibration) -> Records:
     dram_bytes, l2_bytes = _traffic(profile, calibration.memory)
     blocks = np.array([kernel.blocks for kernel in profile.trace.kernels], dtype=np.float64)
     busy, gap = profile.busy_at(units), profile.gap_at(units)
-    waves = blocks / (units * np.maximum(profile.blocks_per_unit, 1))
+    per_unit = np.maximum(profile.blocks_per_unit, 1)
+    waves = blocks / (units * per_unit)
     last = np.ceil(waves)
     rows = np.zeros(len(blocks), dtype=core.KERNEL)
     rows["busy_ns"] = busy
@@ -223,6 +224,7 @@ def _table(profile: Profile, units: int, calibration: Calibration) -> Records:
     rows["tail_ns"] = busy / last
     rows["body_room"] = np.minimum(waves, 1.0)
     rows["tail_room"] = waves - last + 1
+    rows["open"] = 1 - 1 / per_unit
     rows["dram_rate"] = dram_bytes / busy
     rows["l2_rate"] = l2_bytes / busy
     if profile.energy_uj:
@@ -305,7 +307,7 @@ def initial_state(
         clock=clock,
         queue_holder=np.full(int(machine.queue.max()) + 1, core.NOBODY, dtype=np.int64),
         active=np.zeros(len(workers), dtype=np.int64),
-        scratch=np.zeros(machine.lane_units.shape[1]),
+        scratch=np.zeros((2, machine.lane_units.shape[1])),
         request_rows=np.zeros((_BUFFER_ROWS, 4), dtype=np.int64),
         kernel_rows=np.zeros((_BUFFER_ROWS, 5), dtype=np.int64),
     )

@@ -36,7 +36,7 @@ from eclip.devices.sim import core
 from eclip.devices.sim.device import KernelTables, build_machine, initial_state
 from eclip.errors import UsageError
 from eclip.mix import parse_mix, split_model
-from eclip.observations import Observations, ObservedHome, ObservedRun
+from eclip.observations import Groups, Observations, ObservedHome, ObservedRun
 from eclip.plan import Plan, unpartitioned
 from eclip.planning.placement import Home, Placer
 from eclip.planning.problem import Problem
@@ -111,7 +111,7 @@ class Replay:
                 workers = tuple(profiles[model] for model in run.models)
                 problem = Problem(parse_mix(run.mix), topology, workers, others)
                 placers[key] = Placer(problem, run.switch_ns)
-            self.plans.append(plan_of(run.kind, run.homes, placers[key]))
+            self.plans.append(plan_of(run.kind, run.homes, placers[key], run.routes))
 
     def usable(self) -> list[int]:
         """The runs without switches: see above; and without priorities, which are not modelled."""
@@ -138,12 +138,14 @@ class Replay:
         return errors([self.runs[i] for i in indices], self.simulate(indices, calibration))
 
 
-def plan_of(kind: str, homes: Sequence[ObservedHome], placer: Placer) -> Plan:
-    """The plan of an observed run."""
+def plan_of(
+    kind: str, homes: Sequence[ObservedHome], placer: Placer, routes: Sequence[Groups] = ()
+) -> Plan:
+    """The plan of an observed run, or for one."""
     problem = placer.problem
     if not homes:
         return unpartitioned(problem.topology, problem.profiles, problem.mix)
-    return placer.plan([Home(**asdict(home)) for home in homes], kind, "observed")
+    return placer.plan([Home(**asdict(home)) for home in homes], kind, "observed", routes)
 
 
 def errors(runs: Sequence[ObservedRun], found: Sequence[Prediction]) -> Errors:
