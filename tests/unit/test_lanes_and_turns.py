@@ -155,14 +155,24 @@ def test_time_sliced_workers_never_progress_together(seed: int) -> None:
 
 
 def test_time_sliced_workers_get_equal_shares_and_no_more_than_the_device() -> None:
-    profiles = [synthetic_profile(seed, 30, H200, name=f"m{seed}") for seed in range(3)]
+    """Those whose requests take several turns."""
+    profiles = [flat_profile(f"m{n}", [100_000] * n, H200) for n in (70, 90, 120)]
     plan = make_plan("timeslice", problem_of(profiles, H200))
     device = sim.SimDevice(H200, CALIBRATIONS["h200"])
-    log = run(plan, profiles, closed(plan), seconds=0.5, trace_ms=0.0)
+    log = run(plan, profiles, closed(plan), seconds=2.0, trace_ms=0.0)
     rates = alone_rates(device, profiles, profiles)
     measures = measure(msgspec.structs.replace(log, alone_rps=rates))
     assert 0.85 < measures.stp <= 1.0
-    assert measures.fairness > 0.95
+    assert measures.fairness > 0.9
+
+
+def test_turn_ends_with_a_request_so_that_short_ones_get_little() -> None:
+    profiles = [flat_profile("short", [100_000]), flat_profile("long", [100_000] * 90)]
+    plan = make_plan("timeslice", problem_of(profiles, MI50))
+    log = run(plan, profiles, closed(plan), free(turn_ns=900_000), seconds=2.0, trace_ms=0.0)
+    short, long = (worker.rate_rps for worker in measure(log).workers)
+    assert short == pytest.approx(1000, rel=0.02)  # one in every 0.1 + 0.9 ms
+    assert long == pytest.approx(100, rel=0.02)
 
 
 def test_time_sliced_workers_do_not_share_hardware_queues() -> None:

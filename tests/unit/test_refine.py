@@ -203,6 +203,27 @@ def test_few_trials_find_what_the_simulation_does_not_know(seconds_are_runs: Dev
     assert true_stp(hunt.found(0)) < true_stp(found)
 
 
+def test_what_was_tried_earlier_is_learnt_from_and_not_tried_again(
+    seconds_are_runs: Device,
+) -> None:
+    device = seconds_are_runs
+    placer, random = Placer(PROBLEM), np.random.default_rng(1)
+    drawn = [
+        tuple(Home(int(random.integers(16)), 1, int(random.integers(2, 17)), 0.0, 0) for _ in "abc")
+        for _ in range(40)
+    ]
+    plans = [placer.plan(homes, "", "") for homes in drawn]
+    earlier = list(zip(plans, Device(TRUE)(plans), strict=True))
+    short = 12.0  # the starts, and one round of trials
+    ideal = 3 * 0.9
+    without = ideal - true_stp(refined(device, short))
+    device.runs = 0
+    found = refine(PROBLEM, SIMULATED, device, AIM, starts=STARTS, seconds=short, earlier=earlier)
+    assert ideal - true_stp(found) < 0.7 * without
+    assert {one.homes for one in found.candidates}.isdisjoint(drawn)
+    assert device.runs <= short + 5
+
+
 def test_starts_are_tried_however_little_time_there_is(seconds_are_runs: Device) -> None:
     found = refined(seconds_are_runs, seconds=1)
     assert {one.homes for one in found.candidates} == set(STARTS)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -204,6 +206,7 @@ class Verifier:
                 # What was tried for another objective is known and takes no time.
                 starts=list(dict.fromkeys([*starts, *self._tried])),
                 seconds=seconds,
+                earlier=[(plan, score) for _, plan, score in self._earlier],
                 seed=self._options.seed,
                 switch_ns=self._options.switch_ns,
                 priorities=wiring.priority_levels(opened.device),
@@ -218,21 +221,28 @@ class Verifier:
         (score,) = trials([unpartitioned(problem.topology, problem.profiles, problem.mix)])
         return score
 
-    def _best_earlier(self, objective: Objective, trials: Trials) -> list[tuple[Home, ...]]:
-        """The best placements of an earlier search, which says where to begin and no more: what a
-        plan gives differs by up to 7% from one day to another, for all plans alike."""
+    @functools.cached_property
+    def _earlier(self) -> list[tuple[tuple[Home, ...], Plan, Score]]:
+        """What an earlier search has tried, with the plans as they ran and what they gave."""
         from eclip.planning.objective import Score
-        from eclip.planning.placement import Home
+        from eclip.planning.placement import Home, Placer
 
-        if not self._how.earlier:
+        placer = Placer(self._problem, self._options.switch_ns)
+        found = []
+        for run in self._how.earlier:
+            homes = tuple(Home(**msgspec.structs.asdict(home)) for home in run.homes)
+            shares = [rate / own for rate, own in zip(run.rates_rps, run.alone_rps, strict=True)]
+            score = Score(tuple(shares), run.power_w, (math.inf,) * len(shares))
+            found.append((homes, placer.plan(homes, "search", "", run.routes), score))
+        return found
+
+    def _best_earlier(self, objective: Objective, trials: Trials) -> list[tuple[Home, ...]]:
+        """Where an earlier search did best. What a plan gives differs between two days by a few
+        percent, so that it has to be tried again."""
+        if not self._earlier:
             return []
         plain = self._plain(trials)
-        gave: dict[tuple[Home, ...], float] = {}
-        for run in self._how.earlier:
-            shares = [rate / own for rate, own in zip(run.rates_rps, run.alone_rps, strict=True)]
-            score = Score(tuple(shares), run.power_w, plain.p99_ms)
-            homes = tuple(Home(**msgspec.structs.asdict(home)) for home in run.homes)
-            gave[homes] = objective.value(score, plain)
+        gave = {homes: objective.value(score, plain) for homes, _, score in self._earlier}
         return sorted(gave, key=lambda homes: -gave[homes])[:_EARLIER]
 
     def _starts(self, found: Found) -> dict[tuple[Home, ...], str]:

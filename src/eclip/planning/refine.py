@@ -123,6 +123,7 @@ def refine(
     *,
     starts: Sequence[Homes],
     seconds: float,
+    earlier: Sequence[tuple[Plan, Score]] = (),
     seed: int = 0,
     switch_ns: float = 0.0,
     priorities: int = 1,
@@ -130,8 +131,9 @@ def refine(
 ) -> Found:
     """Everything that was tried on the device, the best first, with what is expected of it.
 
-    ``starts`` are all tried, however long that takes, before the first thought. ``priorities``: so
-    many levels of stream priorities the device has; with 1 there are none.
+    ``starts`` are all tried, however long that takes, before the first thought. ``earlier`` is what
+    another search has tried; it is learnt from, and tried again only if it is a start.
+    ``priorities``: so many levels of stream priorities the device has; with 1 there are none.
     """
     objective.check(len(problem.profiles))
     deadline = time.monotonic() + seconds
@@ -141,7 +143,9 @@ def refine(
     random = np.random.default_rng(seed)
     tried = Hunt(placer, trials, objective, plain, random, priorities)
     corrected = Corrected(simulate)
-    corrected.learn([nobody_masked], [plain])
+    corrected.learn(
+        [nobody_masked, *(plan for plan, _ in earlier)], [plain, *(s for _, s in earlier)]
+    )
     new = tried.try_all(starts)
     rounds = 0
     while new:

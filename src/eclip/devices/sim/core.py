@@ -218,7 +218,8 @@ def _elapse(
 
 @inlined
 def _pass_turn(workers: Records, clock: np.void, turn_ns: float, turn_switch_ns: float) -> None:
-    """Time-slicing: who holds the device, and until when; an idle holder gives it up at once."""
+    """Time-slicing: who holds the device, and until when; a holder that has nothing queued, as
+    between two of its requests, gives it up at once."""
     holder = clock["holder"]
     kept = (
         holder != NOBODY
@@ -370,6 +371,8 @@ def _finish_request(
         rows[row, 3] = round(now)
         clock["requests"] += 1
     worker["phase"] = IDLE
+    if clock["holder"] == index:
+        clock["turn_end"] = now
     if worker["closed"]:
         worker["due"] = now
     elif worker["next_arrival"] < worker["arrival_end"]:
