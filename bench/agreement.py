@@ -54,7 +54,7 @@ def left_out_one_by_one(
         id(plan): Score(_ratios(run, one.rates_rps), one.power_w, tails)
         for plan, run, one in zip(plans, runs, replay.simulate(indices, calibration), strict=True)
     }
-    measured = [Score(_ratios(run, run.rates_rps), run.power_w, tails) for run in runs]
+    measured = [_score(run) for run in runs]
     rates, power = [], []
     for left in range(len(plans)):
         corrected = Corrected(lambda wanted: [said[id(plan)] for plan in wanted])
@@ -75,24 +75,19 @@ def rank_correlation(replay: Replay, indices: Sequence[int], calibration: Calibr
         sum(_ratios(run, one.rates_rps))
         for run, one in zip(runs, replay.simulate(indices, calibration), strict=True)
     ]
-    given = [_stp(run) for run in runs]
+    given = [_score(run).stp for run in runs]
     return float(np.corrcoef(np.argsort(np.argsort(said)), np.argsort(np.argsort(given)))[0, 1])
 
 
 def best_finalist(runs: Sequence[ObservedRun]) -> float:
     """STP of the best plan that simulation proposed, over that of the best that was measured."""
-    fair = [run for run in runs if _fairness(run) >= LEAST_FAIRNESS]
-    found = [_stp(run) for run in fair if "finalist" in run.kind]
-    return max(found) / max(map(_stp, fair)) if found else 0.0
+    fair = {run: _score(run).stp for run in runs if _score(run).fairness >= LEAST_FAIRNESS}
+    found = [stp for run, stp in fair.items() if "finalist" in run.kind]
+    return max(found) / max(fair.values()) if found else 0.0
 
 
-def _stp(run: ObservedRun) -> float:
-    return sum(_ratios(run, run.rates_rps))
-
-
-def _fairness(run: ObservedRun) -> float:
-    ratios = _ratios(run, run.rates_rps)
-    return min(ratios) / max(ratios)
+def _score(run: ObservedRun) -> Score:
+    return Score(run.ratios, run.power_w, (0.0,) * len(run.ratios))
 
 
 def _ratios(run: ObservedRun, rates_rps: Sequence[float]) -> tuple[float, ...]:
@@ -142,7 +137,8 @@ def main() -> None:
                 for home in run.homes
             )
             switches = sum(part.switches for part in plan.main.assignments)
-            scored.append((_stp(run), _fairness(run), run.power_w, switches, run.kind, homes))
+            gave = _score(run)
+            scored.append((gave.stp, gave.fairness, run.power_w, switches, run.kind, homes))
         for stp, fairness, power, switches, kind, homes in sorted(scored, reverse=True)[:BEST]:
             shown = [f"{stp:.3f}", f"{fairness:.2f}", f"{power:.0f}", str(switches), kind, homes]
             best.append([file.name, *shown])

@@ -19,21 +19,12 @@ from eclip import store
 from eclip.cli import screen, wiring
 from eclip.comparison import Comparison
 from eclip.devices.sim.fit import Replay
-from eclip.observations import Observations, ObservedRun
+from eclip.observations import Observations
 from eclip.report.results import geometric_mean
 
 DOCS = Path(__file__).parents[1] / "docs"
 PROFILES = DOCS / "profiles"  # of kernels that were tried there and serve nobody
 LEAST_FAIRNESS = 0.7
-
-
-def stp(run: ObservedRun) -> float:
-    return sum(rate / alone for rate, alone in zip(run.rates_rps, run.alone_rps, strict=True))
-
-
-def fairness(run: ObservedRun) -> float:
-    shares = [rate / alone for rate, alone in zip(run.rates_rps, run.alone_rps, strict=True)]
-    return min(shares) / max(shares)
 
 
 def with_other_kernels(observed: Observations) -> tuple[float, float] | None:
@@ -46,9 +37,9 @@ def with_other_kernels(observed: Observations) -> tuple[float, float] | None:
         if not any(home.kernels_for for home in run.homes):
             continue
         if min(home.most for home in run.homes) == slices:
-            whole.append(stp(run))
-        elif fairness(run) >= LEAST_FAIRNESS:
-            masked.append(stp(run))
+            whole.append(sum(run.ratios))
+        elif min(run.ratios) / max(run.ratios) >= LEAST_FAIRNESS:
+            masked.append(sum(run.ratios))
     return (max(whole), max(masked)) if max(whole) and max(masked) else None
 
 
@@ -84,7 +75,8 @@ def gains(observed: Observations) -> list[tuple[str, float, float]]:
         ]
         units = {home.kernels_for for home in runs[0].homes if home.kernels_for}
         title = " and ".join(map(str, sorted(units)))
-        found.append((title, stp(runs[0]) / stp(runs[1]), stp(said[0]) / stp(said[1])))
+        given, simulated = ([sum(one.ratios) for one in pair_of] for pair_of in (runs, said))
+        found.append((title, given[0] / given[1], simulated[0] / simulated[1]))
     return found
 
 

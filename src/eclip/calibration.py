@@ -35,7 +35,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """How kernels get on with each other."""
 
     cohabit: float  # part of its lane's room that later ones find while its own blocks still wait
-    crowding: float  # how much slower a kernel gets for every whole neighbour on its units
+    crowding: float  # how much slower a later kernel gets for every whole neighbour on its units
     presence: float  # the same for every neighbour that runs, wherever it does
     pressure: float  # the same for every TB/s that neighbours draw from L2
 

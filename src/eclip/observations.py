@@ -74,6 +74,12 @@ class ObservedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError(str(error)) from None
 
     @property
+    def ratios(self) -> tuple[float, ...]:
+        """Per worker: its rate in this run over that alone."""
+        pairs = zip(self.rates_rps, self.alone_rps, strict=True)
+        return tuple(rate / alone for rate, alone in pairs)
+
+    @property
     def ran(self) -> Mix:
         """The mix with the kernels that its workers had in this run."""
         mix = parse_mix(self.mix)
@@ -93,6 +99,7 @@ class Observations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     source: str  # how they were measured, for a person
     date: datetime.date  # of the first run
     runs: tuple[ObservedRun, ...]
+    modelled: bool = False  # by a simulator
 
     def __post_init__(self) -> None:
         slices = len(self.fingerprint.slice_units)

@@ -120,9 +120,10 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def _waves(self, units: int) -> Times:
         """How often every kernel fills so many units, which its time is a straight line in.
 
-        Its last wave may leave units idle and takes nearly as long as a full one: 66 blocks of one
-        per unit take on 64 units twice what they take on 68. It counts as three quarters whole,
-        which predicts every profiled size from its neighbours best (bench/profiles.py).
+        Its last wave may leave units idle and takes nearly as long as a full one: 66 blocks that
+        fill a unit each take on 64 units twice what they take on 80, and need one wave from 66 on.
+        It counts as three quarters whole, which predicts profiled sizes from others best
+        (bench/profiles.py).
         """
         blocks = np.array([kernel.blocks for kernel in self.trace.kernels], dtype=np.float64)
         waves = blocks / (units * np.maximum(self.blocks_per_unit, 1))
@@ -133,7 +134,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         self, units: int, rows: Sequence[Sequence[int]], along: Callable[[int], Times | np.float64]
     ) -> Times:
         """The column for a size that was profiled, otherwise on the straight line through its
-        neighbours. Below the smallest size the last line goes on, but never down.
+        neighbours. Below the smallest size the last line goes on, but never down, and never up by
+        more than there are fewer units.
         """
         table = np.asarray(rows, dtype=np.float64)
         if units > self.sizes[-1]:
@@ -150,4 +152,6 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         x, x_low, x_high = along(units), along(self.sizes[low]), along(self.sizes[high])
         weight = (x - x_high) / (x_low - x_high)
         mixed: Times = table[:, low] * weight + table[:, high] * (1 - weight)
-        return np.maximum(mixed, table[:, 0]) if units < self.sizes[0] else mixed
+        if units < self.sizes[0]:
+            return np.clip(mixed, table[:, 0], table[:, 0] * self.sizes[0] / units)
+        return mixed

@@ -139,6 +139,7 @@ def test_search_goes_on_from_an_earlier_one_and_says_what_it_cannot_go_on_from(
     for mix, more, words in (
         (MIX, earlier[2:], "--earlier goes with --refine"),
         ("albert:8,alexnet:8", earlier, f"albert:8,alexnet:8 to go on from, only of {MIX}"),
+        (MIX, (*earlier, "--device", "cuda"), "was simulated"),
         (MIX, (*earlier[:3], "none.json.gz"), "none.json.gz"),
         (MIX, (*earlier[:3], "broken.json.gz"), "broken.json.gz"),
         (MIX, (*earlier[:3], "second/search.plan.json"), "search.plan.json"),

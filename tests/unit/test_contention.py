@@ -112,8 +112,11 @@ def test_crowded_kernel_is_slower_by_its_neighbours_on_the_unit() -> None:
 
 
 def test_kernel_whose_blocks_fill_a_unit_has_nobody_beside_it() -> None:
-    calibration = free(sharing=sharing(crowding=1.0))
-    assert ends(["0-3", "0-3"], blocks=[30, 30], calibration=calibration) == [MS, MS]
+    crowded = sharing(crowding=1.0)
+    filling, small = (Running(frozenset({0}), room=0.5, open=part) for part in (0.0, 0.75))
+    for pair in ([filling, filling], [filling, small], [small, filling]):
+        assert speeds(pair, [10], crowded) == [1.0, 1.0]
+    assert speeds([small, small], [10], crowded) == [1.0, pytest.approx(1 / 1.375)]
 
 
 @pytest.mark.parametrize("workers", [2, 3])

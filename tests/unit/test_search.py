@@ -26,7 +26,7 @@ from eclip.mix import mix_of
 from eclip.plan import MOST_VARIANTS, Plan
 from eclip.planning.decision import PLAIN, STATIC, Entry, decide, shortlist
 from eclip.planning.objective import Objective, Score
-from eclip.planning.placement import Home, Placer
+from eclip.planning.placement import Home, Placer, groups_of
 from eclip.planning.policies import PolicyOptions, make_plan
 from eclip.planning.problem import Problem
 from eclip.planning.search import Candidate, Found, search
@@ -339,7 +339,8 @@ def test_shortlist_has_both_baselines_and_the_finalists_once_each(
     entries = shortlist(found, problem, 3, Objective())
     assert [entry.label for entry in entries[:2]] == [PLAIN, STATIC]
     assert [entry.label for entry in entries[2:]] == ["search 1", "search 2", "search 3"]
-    assert len({entry.plan.main for entry in entries}) == len(entries)
+    ran = {(entry.plan.lanes, groups_of(entry.plan)) for entry in entries}
+    assert len(ran) == len(entries)
     assert all(part.switches == 0 for part in entries[1].plan.main.assignments)
 
 
@@ -381,7 +382,7 @@ def test_plan_without_room_for_more_lanes_stays_as_it_is(h200: Topology) -> None
 def test_at_low_load_variants_keep_the_tail_near_plain_streams(
     h200: Topology, h200_calibration: Calibration, make_problem: MakeProblem
 ) -> None:
-    """A third of the device each at 20% load: most requests find nobody else there."""
+    """A third of the device each at 15% load: most requests find nobody else there."""
     problem = make_problem(h200, 3, kernels=60)
     evaluate = Evaluator(h200, problem.profiles, h200_calibration)
     narrow = Placer(problem).plan([Home(5 * w, 1, 5, 0.0, 0) for w in range(3)], "search", "")
@@ -390,7 +391,7 @@ def test_at_low_load_variants_keep_the_tail_near_plain_streams(
         "narrow": narrow,
         "variants": with_variants(narrow, problem, evaluate),
     }
-    rates = [0.2e9 / profile.request_ns[-1] for profile in problem.profiles]
+    rates = [0.15e9 / profile.request_ns[-1] for profile in problem.profiles]
     mix = msgspec.structs.replace(
         problem.mix,
         workers=tuple(

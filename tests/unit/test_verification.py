@@ -290,6 +290,7 @@ def test_search_on_the_device_goes_on_from_an_earlier_one(device: Refusing) -> N
             mix="a:1,b:1",
             kind="refined",
             homes=(ObservedHome(first, 1, 11), ObservedHome(first, -1, 5)),
+            routes=(((11, 2), (4, 2)), ((5, 6),)),
             alone_rps=(100.0, 100.0),
             rates_rps=rates,
             power_w=power_w,
@@ -309,7 +310,29 @@ def test_search_on_the_device_goes_on_from_an_earlier_one(device: Refusing) -> N
         searching.explore(found, aim, opened, trials, lambda _: None)
         begun = [run.homes for run in searching.observed if run.kind == "earlier"]
         assert set(begun) == {run.homes for run in wanted}
+        # It learns from the plans as they ran, and plans their homes anew.
+        assert {groups_of(plan) for _, plan, _ in searching._earlier} == {good[0].routes}
+        assert all(len(route) == 1 for run in searching.observed for route in run.routes)
         assert searching.confirm(found, aim, opened, trials, WINDOW, lambda _: None).evidence
+
+
+def test_earlier_search_and_trials_that_measure_nothing_say_so(device: Refusing) -> None:
+    """And do not divide by what plain streams gave."""
+    run = ObservedRun(
+        mix="a:1,b:1",
+        kind="static",
+        homes=(ObservedHome(0, 1, 11), ObservedHome(4, -1, 5)),
+        alone_rps=(100.0, 100.0),
+        rates_rps=(50.0, 50.0),
+        power_w=400.0,
+        seconds=0.2,
+    )
+    searching = verifier(Verification(2, refine_seconds=0.01, earlier=(run,)))
+    found = searching.simulate(Objective(), lambda _: None)
+    opened = opened_on(device)
+    trials = opened.trials(MIX, window=Window(seconds=1e-4, warmup_seconds=0.0, trace_ms=0.0))
+    with pytest.raises(UsageError, match="measured nothing"):
+        searching.explore(found, Objective(), opened, trials, lambda _: None)
 
 
 def test_search_without_other_kernels_begins_with_none(device: Refusing) -> None:

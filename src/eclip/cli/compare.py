@@ -169,7 +169,7 @@ def compare(
         trial_seconds=trial_seconds,
         objectives=aims,
         verification=wiring.make_verification(
-            verify, refine, earlier, wanted, shape, (*others, *found)
+            verify, refine, earlier, wanted, shape, (*others, *found), device
         ),
         processes=processes,
         load_part=load,

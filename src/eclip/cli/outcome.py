@@ -42,6 +42,7 @@ def observations_of(contest: Contest) -> Observations:
         source=f"eclip compare {contest.mix.name}: what a search tried on the device",
         date=now.date(),
         runs=tuple(contest.observed),
+        modelled=contest.measured[0].logs[0].modelled,
     )
 
 

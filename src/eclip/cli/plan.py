@@ -82,7 +82,9 @@ def plan(
         others = wiring.find_other_kernels(wanted, layout, profiles or [], tail)
     if policy != "search" and verify:
         raise UsageError("--verify goes with --policy search")
-    how = wiring.make_verification(verify, refine, earlier, wanted, layout, (*others, *found))
+    how = wiring.make_verification(
+        verify, refine, earlier, wanted, layout, (*others, *found), device
+    )
     with screen.progress_bar(f"planning {wanted.name}") as progress:
         options = PolicyOptions(
             switch_max=switch_max,

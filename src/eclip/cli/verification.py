@@ -44,10 +44,11 @@ _ROUNDS = 2  # of the runs in turns
 # Of such a run, at least: a GPU may go above its power limit for a quarter of a second, and its
 # energy counter ticks ten times in one.
 _SECONDS = {"throughput": 0.5, "energy": 1.0, "latency": 0.5}
-_STARTS = 5  # finalists of the simulator that the device begins with
-_STATIC = 1  # ... static masks
-_RANDOM = 5  # ... placements at random, which tell how far the simulator can be trusted
-_EARLIER = 4  # ... and the best that an earlier search has tried
+# Placements that the device begins with, besides those it is told of:
+_STARTS = 5  # finalists of the simulator
+_STATIC = 1  # static masks of the simulator
+_RANDOM = 5  # at random, which tell how far the simulator can be trusted
+_EARLIER = 4  # the best that an earlier search has tried
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,7 @@ class Verifier:
         from eclip.planning.refine import refine
 
         with wiring.quick_opening(opened.device):
-            check_measured(self._plain(trials), [objective], trials.seconds)
+            self._plain(objective, trials)
             return refine(
                 self._problem,
                 self._evaluate,
@@ -213,12 +214,14 @@ class Verifier:
                 progress=progress,
             )
 
-    def _plain(self, trials: Trials) -> Score:
-        """What plain streams give in a trial, which takes no time once it is known."""
+    def _plain(self, objective: Objective, trials: Trials) -> Score:
+        """What plain streams give in a trial, which must be something; once it is known it takes no
+        time."""
         from eclip.plan import unpartitioned
 
         problem = self._problem
         (score,) = trials([unpartitioned(problem.topology, problem.profiles, problem.mix)])
+        check_measured(score, [objective], trials.seconds)
         return score
 
     @functools.cached_property
@@ -227,21 +230,19 @@ class Verifier:
         from eclip.planning.objective import Score
         from eclip.planning.placement import Home, Placer
 
-        placer = Placer(self._problem, self._options.switch_ns)
         found = []
         for run in self._how.earlier:
             homes = tuple(Home(**msgspec.structs.asdict(home)) for home in run.homes)
-            shares = [rate / own for rate, own in zip(run.rates_rps, run.alone_rps, strict=True)]
-            score = Score(tuple(shares), run.power_w, (math.inf,) * len(shares))
-            found.append((homes, placer.plan(homes, "search", "", run.routes), score))
+            plan = Placer(self._problem, run.switch_ns).plan(homes, "search", "", run.routes)
+            found.append((homes, plan, Score(run.ratios, run.power_w, (math.inf,) * len(homes))))
         return found
 
     def _best_earlier(self, objective: Objective, trials: Trials) -> list[tuple[Home, ...]]:
-        """Where an earlier search did best. What a plan gives differs between two days by a few
-        percent, so that it has to be tried again."""
+        """The placements with which an earlier search did best, to be planned anew and tried again:
+        what a plan gives differs between two days by a few percent."""
         if not self._earlier:
             return []
-        plain = self._plain(trials)
+        plain = self._plain(objective, trials)
         gave = {homes: objective.value(score, plain) for homes, _, score in self._earlier}
         return sorted(gave, key=lambda homes: -gave[homes])[:_EARLIER]
 

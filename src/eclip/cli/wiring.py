@@ -114,21 +114,25 @@ def find_other_kernels(
 
 
 def find_earlier(
-    path: Path, mix: Mix, topology: Topology, profiles: Sequence[Profile]
+    path: Path, mix: Mix, topology: Topology, profiles: Sequence[Profile], device: str
 ) -> tuple[ObservedRun, ...]:
     """Placements of the mix that an earlier search has tried, with kernels of these profiles."""
     kept = store.load(path, Observations)
     kept.fingerprint.check(fingerprint_of(topology, profiles), str(path), "the profiles")
-    models, known = mix.models, {profile.key for profile in profiles}
-    found = tuple(
-        run
-        for run in kept.runs
-        if run.homes and run.models == models and known.issuperset(run.ran.models)
-    )
+    if kept.modelled and device != "sim":
+        raise UsageError(f"{path} was simulated; a search on a GPU goes on from one on a GPU")
+    ours = [run for run in kept.runs if run.homes and run.models == mix.models]
+    if not ours:
+        raise UsageError(
+            f"{path} has no placements of {mix.name} to go on from, only of "
+            f"{', '.join(kept.mixes) or 'nothing'}"
+        )
+    known = {profile.key for profile in profiles}
+    found = tuple(run for run in ours if known.issuperset(run.ran.models))
     if not found:
         raise UsageError(
-            f"{path} has no runs of {mix.name} to go on from, only of "
-            f"{', '.join(kept.mixes) or 'nothing'}"
+            f"{path} has placements of {mix.name} only with other kernels, which have no profile "
+            f"here or may not be chosen (--own-kernels)"
         )
     return found
 
@@ -177,6 +181,7 @@ def make_verification(
     mix: Mix,
     topology: Topology,
     profiles: Sequence[Profile],  # those with other kernels, too
+    device: str,
 ) -> Verification | None:
     """How a search is to be verified, as options ask for it; None: not at all."""
     from eclip.cli.verification import Verification
@@ -187,7 +192,7 @@ def make_verification(
         raise UsageError("--earlier goes with --refine, which goes on from there")
     if not finalists:
         return None
-    tried = () if earlier is None else find_earlier(earlier, mix, topology, profiles)
+    tried = () if earlier is None else find_earlier(earlier, mix, topology, profiles, device)
     return Verification(finalists, refine_seconds, tried)
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from eclip.plan import Evidence, Plan, Trial, unpartitioned
 from eclip.planning.objective import Objective, Score
+from eclip.planning.placement import groups_of
 from eclip.planning.problem import Problem
 from eclip.planning.search import Found
 
@@ -40,12 +41,19 @@ def shortlist(found: Found, problem: Problem, finalists: int, objective: Objecti
     ran = [one for one in found.static if one.score.stp > 0]
     static = max(ran, key=lambda one: exact.value(one.score, found.plain), default=None)
     chosen = [(STATIC, static)] if static is not None else []
-    best = [one for one in found.finalists(finalists + 1) if one is not static][:finalists]
+    # A search may arrive at what is there already, by homes that say something else.
+    taken = {_what_runs(plain), *(_what_runs(one.plan) for _, one in chosen)}
+    best = [one for one in found.finalists(finalists + 2) if _what_runs(one.plan) not in taken]
+    best = best[:finalists]
     chosen += [(f"search {rank}", one) for rank, one in enumerate(best, 1)]
     plainly = next((one for one in found.unmasked if one.score.stp > 0), None)
     if plainly is not None and plainly not in best:
         chosen.append((OTHER_KERNELS, plainly))
     return [*entries, *(Entry(label, one.plan, one.score) for label, one in chosen)]
+
+
+def _what_runs(plan: Plan) -> tuple[object, ...]:
+    return plan.models, plan.lanes, groups_of(plan)
 
 
 def decide(

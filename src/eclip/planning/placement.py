@@ -56,7 +56,7 @@ class Placer:
         # One queue stays with the default stream, one per worker for a lane of the whole device.
         queues = problem.topology.hardware_queues - 1
         self._sizes = max(1, min(_MOST_SIZES, queues // len(problem.profiles) - 1))
-        self._lanes: dict[tuple[int, int, int], tuple[Mask, int]] = {}
+        self._masks: dict[tuple[int, int, int], tuple[Mask, int]] = {}
         self._routes: dict[tuple[int, int, tuple[int, ...], float, int], Route] = {}
 
     def plan(
@@ -68,7 +68,10 @@ class Placer:
         choices: list[Choice] = []
         whys = []
         for worker, home in enumerate(homes):
-            counts, choice = _along(routes[worker]) if routes else self.route(worker, home)
+            if routes:
+                counts, choice = self._along(routes[worker], worker, home)
+            else:
+                counts, choice = self.route(worker, home)
             masks = [self.mask(home, count) for count in counts]
             choices.append(choice + len(lanes))
             lanes += [Lane(worker, mask, home.priority) for mask in masks]
@@ -81,39 +84,51 @@ class Placer:
                 + (f"; kernels chosen for {home.kernels_for}" if home.kernels_for else "")
             )
         problem = self.problem.choosing([home.kernels_for for home in homes])
-        for choice, profile in zip(choices, problem.profiles, strict=True):
-            if len(choice) != len(profile.trace.kernels):
-                raise MismatchError(
-                    f"a route of {len(choice)} kernels is none for {profile.key}, which has "
-                    f"{len(profile.trace.kernels)}"
-                )
         return problem.plan(policy=policy, lanes=lanes, choices=choices, whys=whys, why=why)
 
     def mask(self, home: Home, count: int) -> Mask:
         """So many slices, or one more where these alone could not hold a cluster."""
-        return self._lane(home, count)[0]
+        return self._sized(home, count)[0]
 
-    def _lane(self, home: Home, count: int) -> tuple[Mask, int]:
+    def _sized(self, home: Home, count: int) -> tuple[Mask, int]:
         """A mask and its units."""
         key = (home.first, home.step, count)
-        if key not in self._lanes:
+        if key not in self._masks:
             order = [(home.first + home.step * index) % self.slices for index in range(self.slices)]
             mask = Mask(order[:count])
             if not self.problem.topology.holds_clusters(mask):
                 mask = Mask(order[: count + 1])
-            self._lanes[key] = mask, self.problem.topology.units_of(mask)
-        return self._lanes[key]
+            self._masks[key] = mask, self.problem.topology.units_of(mask)
+        return self._masks[key]
 
     def route(self, worker: int, home: Home) -> tuple[tuple[int, ...], Choice]:
         """The sizes offered, in slices, and the index of one of them for every kernel."""
         sizes = 1 if home.switch_max == 0 else min(self._sizes, home.most)
         counts = sorted({-(-home.most * (index + 1) // sizes) for index in range(sizes)})
-        units = tuple(self._lane(home, count)[1] for count in counts)
+        units = tuple(self._sized(home, count)[1] for count in counts)
         key = (worker, home.kernels_for, units, home.price, home.switch_max)
         if key not in self._routes:
             self._routes[key] = self._best(*key)
         route = self._routes[key]
         return (*counts, self.slices) if route.needs_all else tuple(counts), route.choice
+
+    def _along(self, route: Groups, worker: int, home: Home) -> tuple[tuple[int, ...], Choice]:
+        """The same of a given route."""
+        counts = tuple(sorted({slices for slices, _ in route}))
+        lanes = [counts.index(slices) for slices, _ in route]
+        choice = np.repeat(lanes, [kernels for _, kernels in route])
+        profile = self._choosing(worker, home.kernels_for).profiles[worker]
+        if len(choice) != len(profile.trace.kernels):
+            raise MismatchError(
+                f"a route of {len(choice)} kernels is none for {profile.key}, which has "
+                f"{len(profile.trace.kernels)}"
+            )
+        return counts, choice
+
+    def _choosing(self, worker: int, kernels_for: int) -> Problem:
+        choice = [0] * len(self.problem.profiles)
+        choice[worker] = kernels_for
+        return self.problem.choosing(choice)
 
     def _best(
         self,
@@ -123,9 +138,7 @@ class Placer:
         price: float,
         switch_max: int,
     ) -> Route:
-        choice = [0] * len(self.problem.profiles)
-        choice[worker] = kernels_for
-        problem = self.problem.choosing(choice)
+        problem = self._choosing(worker, kernels_for)
         everything = self.problem.topology.units
         times = problem.times(worker, units)
         refused = int(np.isinf(times[:, -1]).sum())  # kernels whose clusters do not fit there
@@ -143,9 +156,3 @@ def groups_of(plan: Plan) -> tuple[Groups, ...]:
         tuple((len(plan.lanes[group.lane].mask), group.kernels) for group in part.groups)
         for part in plan.main.assignments
     )
-
-
-def _along(route: Groups) -> tuple[tuple[int, ...], Choice]:
-    counts = tuple(sorted({slices for slices, _ in route}))
-    lanes = [counts.index(slices) for slices, _ in route]
-    return counts, np.repeat(lanes, [kernels for _, kernels in route])

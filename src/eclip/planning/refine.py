@@ -32,6 +32,7 @@ _THOUGHT = 32  # candidates of one
 # serve is seen by predicting every run of docs/runs from the others (bench/agreement.py).
 _SPREAD = 0.08  # of the error over all plans, as a part of the rate
 _RATE_NOISE = 0.008  # of a trial
+_EARLIER_NOISE = 0.03  # of another day's, which may have been faster or slower as a whole
 _POWER_NOISE = 0.06  # the counter of a GPU's energy moves but a few times in one
 _REACH = 4.0  # distance at which errors have little in common
 _PRIORITY = 2.0  # how far a level of priority is
@@ -48,11 +49,14 @@ class Corrected:
 
     def __init__(self, simulate: Evaluate) -> None:
         self._simulate = simulate
-        self._seen: list[tuple[Floats, Floats, Floats]] = []  # where; errors of rates, of power
+        # Where, errors of rates and of power, and how noisy the rates are.
+        self._seen: list[tuple[Floats, Floats, Floats, float]] = []
         self._rates: _Process | None = None
         self._power: _Process | None = None
 
-    def learn(self, plans: Sequence[Plan], scores: Sequence[Score]) -> None:
+    def learn(
+        self, plans: Sequence[Plan], scores: Sequence[Score], noise: float = _RATE_NOISE
+    ) -> None:
         """Of plans that were tried; one that the device refused says nothing."""
         ran = [(plan, score) for plan, score in zip(plans, scores, strict=True) if _ran(score)]
         simulated = self._simulate([plan for plan, _ in ran])
@@ -61,14 +65,15 @@ class Corrected:
                 _where(plan),
                 np.log(np.divide(score.ratios, said.ratios)),
                 np.log([score.power_w / said.power_w]),
+                noise,
             )
             for (plan, score), said in zip(ran, simulated, strict=True)
             if _ran(said)
         ]
         if self._seen:
-            where, rates, power = (np.array(part) for part in zip(*self._seen, strict=True))
-            self._rates = _Process(where, rates, _RATE_NOISE)
-            self._power = _Process(where, power, _POWER_NOISE)
+            where, rates, power, noises = (np.array(part) for part in zip(*self._seen, strict=True))
+            self._rates = _Process(where, rates, noises)
+            self._power = _Process(where, power, np.full(len(power), _POWER_NOISE))
 
     def __call__(self, plans: Sequence[Plan]) -> list[Score]:
         """What can be hoped for: rates are taken to be better where little was tried, so that it
@@ -100,10 +105,10 @@ class Corrected:
 class _Process:
     """A Gaussian process through noisy values at known places, several values at each."""
 
-    def __init__(self, where: Floats, values: Floats, noise: float) -> None:
+    def __init__(self, where: Floats, values: Floats, noise: Floats) -> None:
         self._where = where
         self._mean: Floats = values.mean(axis=0)
-        likeness = _likeness(where, where) + noise**2 * np.eye(len(where))
+        likeness = _likeness(where, where) + np.diag(noise**2)
         self._inverse = np.asarray(np.linalg.inv(likeness), np.float64)
         self._weights: Floats = self._inverse @ (values - self._mean)
 
@@ -143,9 +148,8 @@ def refine(
     random = np.random.default_rng(seed)
     tried = Hunt(placer, trials, objective, plain, random, priorities)
     corrected = Corrected(simulate)
-    corrected.learn(
-        [nobody_masked, *(plan for plan, _ in earlier)], [plain, *(s for _, s in earlier)]
-    )
+    corrected.learn([nobody_masked], [plain])
+    corrected.learn([plan for plan, _ in earlier], [gave for _, gave in earlier], _EARLIER_NOISE)
     new = tried.try_all(starts)
     rounds = 0
     while new:

@@ -12,8 +12,8 @@ the rest is free for others. Blocks go where there is room: a kernel that wants 
 takes it from every slice in proportion to what is free there. A kernel runs as fast as the room it
 gets compares with the room it wants. Kernels resident side by side on one unit also share its
 pipelines: ``crowding`` is how much slower the later one gets for every whole neighbour. A kernel of
-which one block fills a unit has nobody beside it: later blocks go to other units. Kernels on
-disjoint lanes notice nothing of this.
+which one block fills a unit is beside nobody, whoever came first. Kernels on disjoint lanes notice
+nothing of this.
 
 Memory: whoever runs anywhere makes memory slower to answer for all the others: a kernel takes
 ``presence`` longer for every neighbour and ``pressure`` longer for every byte per ns that they
@@ -99,12 +99,13 @@ def contend(
         for s in range(slices):
             free += lane_units[lane, s] * max(1.0 - held[s], cohabit)
         part = min(1.0, wanted / free)  # of what is free: blocks go where there is room
+        slower = crowding if kernel["open"] > 0.0 else 0.0
         got = 0.0
         for s in range(slices):
             units = lane_units[lane, s]
             if units > 0.0:
                 taken = part * max(1.0 - held[s], cohabit)
-                got += units * taken / (1.0 + crowding * min(crowd[s], 1.0))
+                got += units * taken / (1.0 + slower * min(crowd[s], 1.0))
                 held[s] += taken
                 crowd[s] += taken * kernel["open"]
         kernel["speed"] = got / wanted
