@@ -206,7 +206,7 @@ def speeds(
         lane_units,
         lane_units.sum(axis=1),
         limits,
-        np.zeros((2, len(units))),
+        *np.zeros((2, len(units))),
     )
     return [float(speed) for speed in running["speed"]]
 

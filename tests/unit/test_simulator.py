@@ -95,7 +95,7 @@ def integrate(log: RunLog, profiles: Sequence[Profile], calibration: Calibration
         while now < then:
             if len(active):
                 contend(
-                    active, len(active), running, lane_units, lane_units.sum(1), limits, scratch
+                    active, len(active), running, lane_units, lane_units.sum(1), limits, *scratch
                 )
             speed = np.zeros(len(start))
             speed[active] = running["speed"][active]

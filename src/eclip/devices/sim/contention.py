@@ -70,7 +70,8 @@ def contend(
     lane_units: Floats,  # lane × slice: units of the slice if the lane has it, else 0
     lane_total: Floats,
     limits: Records,  # one entry
-    scratch: Floats,  # 2 × slices
+    held: Floats,  # scratch, one entry per slice
+    crowd: Floats,  # the same
 ) -> None:
     """Set the speed of every active kernel."""
     if count == 1:
@@ -83,7 +84,6 @@ def contend(
             active[j + 1] = active[j]
             j -= 1
         active[j + 1] = moved
-    held, crowd = scratch[0], scratch[1]
     slices = held.shape[0]
     cohabit, crowding = limits[0]["cohabit"], limits[0]["crowding"]
     for s in range(slices):
@@ -99,7 +99,8 @@ def contend(
         for s in range(slices):
             free += lane_units[lane, s] * max(1.0 - held[s], cohabit)
         part = min(1.0, wanted / free)  # of what is free: blocks go where there is room
-        slower = crowding if kernel["open"] > 0.0 else 0.0
+        beside = kernel["open"]
+        slower = crowding if beside > 0.0 else 0.0
         got = 0.0
         for s in range(slices):
             units = lane_units[lane, s]
@@ -107,7 +108,7 @@ def contend(
                 taken = part * max(1.0 - held[s], cohabit)
                 got += units * taken / (1.0 + slower * min(crowd[s], 1.0))
                 held[s] += taken
-                crowd[s] += taken * kernel["open"]
+                crowd[s] += taken * beside
         kernel["speed"] = got / wanted
         drawn += kernel["l2_rate"] * kernel["speed"]
         running_now += kernel["speed"]

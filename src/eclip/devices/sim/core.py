@@ -128,7 +128,7 @@ def advance(m: Machine, s: State, until: float, finish: bool) -> int:
     queue, arrivals = m.queue, m.arrivals
     lane_units, lane_total, limits = m.lane_units, m.lane_total, m.limits
     workers, queue_holder = s.workers, s.queue_holder
-    active, scratch = s.active, s.scratch
+    active, held, crowd = s.active, s.scratch[0], s.scratch[1]
     request_rows, kernel_rows = s.request_rows, s.kernel_rows
     clock = s.clock[0]
     count = workers.shape[0]
@@ -142,7 +142,7 @@ def advance(m: Machine, s: State, until: float, finish: bool) -> int:
             _pass_turn(workers, clock, m.turn_ns, m.turn_switch_ns)
         running = _find_running(workers, clock, active, m.turns)
         if running > 0:
-            contend(active, running, workers, lane_units, lane_total, limits, scratch)
+            contend(active, running, workers, lane_units, lane_total, limits, held, crowd)
         power_w = draw_w(active, running, workers, limits)
         now = _next_event(workers, clock, active, running, m.turns)
         if now >= until:
