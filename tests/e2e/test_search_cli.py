@@ -132,6 +132,7 @@ def test_search_goes_on_from_an_earlier_one_and_says_what_it_cannot_go_on_from(
         store.load(tmp_path / folder / "observations.json.gz", Observations)
         for folder in ("first", "second")
     )
+    assert "modelled" in eclip(tmp_path, "inspect", "first/observations.json.gz").stdout
     begun = {run.homes for run in after.runs}
     best = max(before.runs, key=lambda run: sum(fair_shares(run)))
     assert best.homes in begun

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import truediv
 from pathlib import Path
 from typing import Annotated
 
@@ -215,13 +214,13 @@ def _show_observations(observations: Observations) -> None:
         ]
     )
     screen.print_table(
-        "Runs",
+        f"Runs{screen.modelled_note(observations.modelled)}",
         ["mix", "kind", "STP", "power W", "seconds"],
         (
             [
                 run.mix,
                 run.kind,
-                f"{sum(map(truediv, run.rates_rps, run.alone_rps)):.3f}",
+                f"{sum(run.ratios):.3f}",
                 f"{run.power_w:.0f}",
                 f"{run.seconds:g}",
             ]

@@ -227,15 +227,20 @@ class Verifier:
     @functools.cached_property
     def _earlier(self) -> list[tuple[tuple[Home, ...], Plan, Score]]:
         """What an earlier search has tried, with the plans as they ran and what they gave."""
+        from eclip.devices.sim.fit import plan_of
         from eclip.planning.objective import Score
         from eclip.planning.placement import Home, Placer
 
-        found = []
-        for run in self._how.earlier:
-            homes = tuple(Home(**msgspec.structs.asdict(home)) for home in run.homes)
-            plan = Placer(self._problem, run.switch_ns).plan(homes, "search", "", run.routes)
-            found.append((homes, plan, Score(run.ratios, run.power_w, (math.inf,) * len(homes))))
-        return found
+        runs = self._how.earlier
+        placers = {cost: Placer(self._problem, cost) for cost in {run.switch_ns for run in runs}}
+        return [
+            (
+                tuple(Home(**msgspec.structs.asdict(home)) for home in run.homes),
+                plan_of(run.kind, run.homes, placers[run.switch_ns], run.routes),
+                Score(run.ratios, run.power_w, (math.inf,) * len(run.homes)),
+            )
+            for run in runs
+        ]
 
     def _best_earlier(self, objective: Objective, trials: Trials) -> list[tuple[Home, ...]]:
         """The placements with which an earlier search did best, to be planned anew and tried again:
