@@ -68,7 +68,11 @@ def measure_together(logs: Sequence[RunLog]) -> Measures:
     """Several runs of one plan, with the same rates alone, as if they had been one."""
     first = logs[0]
     seconds = sum(log.duration_ns for log in logs) / 1e9
-    joules = sum(log.energy_uj for log in logs) / 1e6
+    # A run too short for the energy counter has none; it used as much as the others.
+    metered = [log for log in logs if log.energy_uj > 0]
+    metered_ns = sum(log.duration_ns for log in metered)
+    power_w = sum(log.energy_uj for log in metered) * 1e3 / metered_ns if metered else 0.0
+    joules = power_w * seconds
     owner = np.concatenate([np.asarray(log.requests.worker, dtype=np.int64) for log in logs])
     latency_ns = [np.subtract(log.requests.end_ns, log.requests.arrival_ns) for log in logs]
     latency_ms = np.concatenate(latency_ns) / 1e6
@@ -101,7 +105,7 @@ def measure_together(logs: Sequence[RunLog]) -> Measures:
         seconds=seconds,
         stp=stp,
         fairness=min(ratios) / max(ratios) if max(ratios) > 0 else 0.0,
-        power_w=joules / seconds,
+        power_w=power_w,
         energy_j=joules,
         joules_per_request=joules / len(owner) if len(owner) else None,
         efficiency_per_kj=1000 * stp * seconds / joules if joules > 0 else 0.0,

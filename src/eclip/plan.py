@@ -68,8 +68,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     label: str
     ratios: tuple[float, ...]  # per worker: rate in the mix over rate alone
-    power_w: float
-    p99_ms: tuple[float, ...]
+    power_w: float  # 0: too short for the energy counter
+    p99_ms: tuple[float | None, ...]  # None: no request completed
     chosen: bool
 
 

@@ -49,6 +49,21 @@ def test_search_says_why_it_won_and_can_be_repeated(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+def test_worker_that_nobody_asks_anything_does_not_stop_a_search(
+    tmp_path: Path, objective: str
+) -> None:
+    mix = "vgg19:8@300rps,squeezenet:8@0.01rps"
+    arguments = ("--policy", "search", "--batches", "2", "--verify", "2", "--objective", objective)
+    done = eclip(tmp_path, "plan", mix, *arguments, "-o", "plan.json")
+    assert done.returncode == 0, done.stderr
+    shown = eclip(tmp_path, "explain", "plan.json")
+    assert shown.returncode == 0, shown.stderr
+    if objective == "latency":
+        assert "none (no request)" in " ".join(done.stdout.split())
+        assert "inf" not in done.stdout
+
+
 def test_verify_tries_baselines_and_finalists_and_keeps_the_best(tmp_path: Path) -> None:
     done = search(tmp_path, "--verify", "2", "--objective", "energy")
     assert done.returncode == 0, done.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -159,11 +161,22 @@ def mps_control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
 
 
-def test_over_as_many_rounds_as_sessions_each_has_every_place_once() -> None:
-    order = list(rotation(4, 4))
-    assert [session for round_, session in order if round_ == 1] == [1, 2, 3, 0]
-    places = [[order[4 * r + p][1] for r in range(4)] for p in range(4)]
-    assert all(sorted(mine) == [0, 1, 2, 3] for mine in places)
+@pytest.mark.parametrize("sessions", range(1, 14))
+def test_over_as_many_rounds_as_sessions_each_has_every_place_once(sessions: int) -> None:
+    order = np.array([session for _, session in rotation(sessions, sessions)])
+    rounds = order.reshape(sessions, sessions)
+    everybody = np.arange(sessions)
+    assert (np.sort(rounds, axis=0) == everybody[:, None]).all(), "every place once"
+    assert (np.sort(rounds, axis=1) == everybody).all(), "once a round"
+
+
+@pytest.mark.parametrize("sessions", range(2, 14))
+def test_nobody_keeps_running_after_the_same_one(sessions: int) -> None:
+    order = [session for _, session in rotation(sessions, sessions)]
+    after = collections.Counter(
+        pair for place, pair in enumerate(itertools.pairwise(order), 1) if place % sessions
+    )
+    assert max(after.values()) == (2 if sessions % 2 else 1)
 
 
 def test_policies_take_turns_and_every_round_begins_with_another(stage: Stage) -> None:

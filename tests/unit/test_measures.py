@@ -8,7 +8,7 @@ import pytest
 
 from eclip import store
 from eclip.frontends.synthetic import synthetic_profile
-from eclip.measures import measure
+from eclip.measures import measure, measure_together
 from eclip.plan import Plan, unpartitioned
 from eclip.planning.policies import make_plan
 from eclip.planning.problem import Problem
@@ -107,6 +107,16 @@ def test_starved_worker_makes_a_run_unfair() -> None:
 
 def test_run_without_energy_claims_no_efficiency() -> None:
     assert measure(log_of([(0, 0, 10)], energy_uj=0)).efficiency_per_kj == 0
+
+
+def test_a_run_without_energy_does_not_make_the_others_cheaper() -> None:
+    requests = [(0, 0, 10)] * 60 + [(1, 0, 20)] * 20
+    logs = [log_of(requests, energy_uj=joules * 1_000_000) for joules in (0, 300, 500)]
+    found = measure_together(logs)
+    assert found.power_w == pytest.approx(400)
+    assert found.energy_j == pytest.approx(400 * 3)
+    assert found.joules_per_request == pytest.approx(400 * 3 / 240)
+    assert found.efficiency_per_kj == pytest.approx(1000 * found.stp / 400)
 
 
 def test_switches_are_those_of_the_plan_and_sum_up_over_the_workers() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -258,8 +259,13 @@ def test_plain_streams_with_other_kernels_are_in_the_finals_once() -> None:
 
 
 @pytest.mark.parametrize(("levels", "others"), [(3, ()), (3, OTHERS), (1, OTHERS)])
+@pytest.mark.parametrize("short", [3.0, math.inf])  # infinite: nobody asked it anything
 def test_who_waits_longest_goes_first_in_finals_for_latency(
-    levels: int, others: tuple[Profile, ...], device: Refusing, monkeypatch: pytest.MonkeyPatch
+    levels: int,
+    others: tuple[Profile, ...],
+    short: float,
+    device: Refusing,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     arriving = at_rates(MIX, [150.0, 300.0])
     searching = verifier(Verification(finalists=1), arriving, others)
@@ -267,7 +273,7 @@ def test_who_waits_longest_goes_first_in_finals_for_latency(
     found = searching.simulate(aim, lambda _: None)
     opened = opened_on(device)
     # Against their lengths the second waits longer, though its tail is the shorter.
-    tails = tuple(wait / rate for wait, rate in zip((3.0, 4.0), opened.alone_rps, strict=True))
+    tails = tuple(wait / rate for wait, rate in zip((short, 4.0), opened.alone_rps, strict=True))
     found = dataclasses.replace(found, plain=dataclasses.replace(found.plain, p99_ms=tails))
     monkeypatch.setattr(wiring, "priority_levels", lambda _: levels)
     trials = opened.trials(arriving, window=WINDOW)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,9 @@ from eclip import store
 from eclip.cli import screen
 from eclip.cli.options import JsonOption
 from eclip.plan import Assignment, Evidence, Plan, Trial
+
+if TYPE_CHECKING:
+    from eclip.planning.objective import Score
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 64
@@ -128,12 +131,12 @@ def _print_evidence(plan: Plan, evidence: Evidence) -> None:
         (
             [
                 ("→ " if trial.chosen else "  ") + trial.label,
-                f"{sum(trial.ratios):.3f}",
-                f"{min(trial.ratios) / max(trial.ratios):.2f}",
+                f"{_score(trial).stp:.3f}",
+                f"{_score(trial).fairness:.2f}",
                 f"{trial.power_w:.0f}",
-                f"{1000 * sum(trial.ratios) / trial.power_w:.2f}",
+                f"{_score(trial).efficiency:.2f}",
                 *(
-                    [f"{p99:.2f}" for p99 in trial.p99_ms]
+                    [screen.number(tail, 2) for tail in trial.p99_ms]
                     if tails
                     else [f"{ratio:.0%}" for ratio in trial.ratios]
                 ),
@@ -149,10 +152,16 @@ def _print_evidence(plan: Plan, evidence: Evidence) -> None:
     )
 
 
+def _score(trial: Trial) -> Score:
+    from eclip.planning.objective import Score
+
+    return Score(trial.ratios, trial.power_w, ())
+
+
 def _frontier_picture(evidence: Evidence, chosen: Trial) -> str:
     """Throughput (across) against efficiency (up) of what nothing beats in both, simulated."""
     points = sorted(evidence.frontier)
-    mine = (sum(chosen.ratios), 1000 * sum(chosen.ratios) / chosen.power_w)
+    mine = (_score(chosen).stp, _score(chosen).efficiency)
     across = [point[0] for point in (*points, mine)]
     up = [point[1] for point in (*points, mine)]
     width, height = 48, 8

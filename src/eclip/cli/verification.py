@@ -288,7 +288,10 @@ class Verifier:
         from eclip.planning.decision import OTHER_KERNELS, PLAIN
 
         plain = entries[0].found
-        waits = [p99 * rate for p99, rate in zip(plain.p99_ms, alone_rps, strict=True)]
+        waits = [
+            0.0 if math.isinf(p99) else p99 * rate
+            for p99, rate in zip(plain.p99_ms, alone_rps, strict=True)
+        ]
         first = waits.index(max(waits))
         name = entries[0].plan.workers[first].name
         return [

@@ -20,7 +20,7 @@ from eclip import store
 from eclip.calibration import Calibration
 from eclip.errors import DeviceError, UsageError, unknown_name
 from eclip.frontends.library import find_others, find_profile
-from eclip.measures import measure
+from eclip.measures import measure, measure_together
 from eclip.mix import Mix, parse_mix
 from eclip.observations import Observations, ObservedRun
 from eclip.plan import Plan, fingerprint_of
@@ -262,7 +262,7 @@ def mean_score(logs: Sequence[RunLog]) -> Score:
 
     return Score(
         ratios=tuple(mean(one.workers[w].ratio for one in found) for w in workers),
-        power_w=mean(one.power_w for one in found),
+        power_w=measure_together(logs).power_w,
         p99_ms=tuple(mean(one.workers[w].p99_ms for one in found) for w in workers),
     )
 

@@ -9,6 +9,7 @@ masks is never deployed. Trials may be simulated, or measured on the device that
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -92,7 +93,7 @@ def decide(
                 label=entry.label,
                 ratios=score.ratios,
                 power_w=score.power_w,
-                p99_ms=score.p99_ms,
+                p99_ms=tuple(None if math.isinf(tail) else tail for tail in score.p99_ms),
                 chosen=index == best,
             )
             for index, (entry, score) in enumerate(zip(entries, scores, strict=True))
@@ -109,15 +110,21 @@ def decide(
 def _why(objective: Objective, score: Score, plain: Score, how: str) -> str:
     if objective.kind == "latency":
         tails = ", ".join(
-            f"{mine:.2f} ms ({mine / theirs - 1:+.1%})"
-            for mine, theirs in zip(score.p99_ms, plain.p99_ms, strict=True)
+            _tail(mine, theirs) for mine, theirs in zip(score.p99_ms, plain.p99_ms, strict=True)
         )
         return f"99th percentiles {tails} against plain streams: {how}"
     why = (
         f"STP {score.stp:.3f} ({score.stp / plain.stp - 1:+.1%} against plain streams), fairness "
         f"{score.fairness:.2f} ({plain.fairness:.2f})"
     )
-    if plain.power_w > 0:  # a short run may not have measured any
+    if min(score.power_w, plain.power_w) > 0:  # a short run may not have measured any
         gain = score.efficiency / plain.efficiency - 1
         why += f", {score.efficiency:.2f} STP·s/kJ ({gain:+.1%})"
     return f"{why}: {how}"
+
+
+def _tail(mine_ms: float, plain_ms: float) -> str:
+    if math.isinf(mine_ms):
+        return "none (no request)"
+    change = "none there" if math.isinf(plain_ms) else f"{mine_ms / plain_ms - 1:+.1%}"
+    return f"{mine_ms:.2f} ms ({change})"

@@ -27,6 +27,7 @@ from eclip.topology import Topology
 
 _REQUESTS = 12  # of the worker with the longest, were it alone
 _ARRIVALS = 60  # of the worker with the fewest, where requests arrive by themselves
+_MOST = 6_000  # requests of all: nobody waits hours for a model that is asked once a minute
 _WARMUP = 0.25  # of the window
 
 
@@ -50,7 +51,10 @@ class Evaluator:
         self._load: Load | None = None
         rates = [worker.rate_rps for worker in mix.workers if worker.rate_rps] if mix else []
         if mix is not None and rates:
-            self._window_ns = max(self._window_ns, _ARRIVALS * 1e9 / min(rates))
+            pairs = zip(mix.workers, self._alone_rps, strict=True)
+            most_rps = sum(worker.rate_rps or alone for worker, alone in pairs)
+            wanted = min(_ARRIVALS / min(rates), _MOST / most_rps)
+            self._window_ns = max(self._window_ns, wanted * 1e9)
             seconds = self._window_ns / 1e9
             self._load = load_of_mix(mix, seconds, _WARMUP * seconds, seed=0)
 
