@@ -79,11 +79,13 @@ def rank_correlation(replay: Replay, indices: Sequence[int], calibration: Calibr
     return float(np.corrcoef(np.argsort(np.argsort(said)), np.argsort(np.argsort(given)))[0, 1])
 
 
-def best_finalist(runs: Sequence[ObservedRun]) -> float:
-    """STP of the best plan that simulation proposed, over that of the best that was measured."""
+def best_finalist(runs: Sequence[ObservedRun]) -> tuple[float, str]:
+    """STP of the best plan that simulation proposed, over that of the best that was measured; and
+    of what kind this was."""
     fair = {run: _score(run).stp for run in runs if _score(run).fairness >= LEAST_FAIRNESS}
     found = [stp for run, stp in fair.items() if "finalist" in run.kind]
-    return max(found) / max(fair.values()) if found else 0.0
+    best = max(fair, key=lambda run: fair[run])
+    return (max(found) if found else 0.0) / fair[best], best.kind
 
 
 def _score(run: ObservedRun) -> Score:
@@ -108,7 +110,7 @@ def main() -> None:
     files = given.files or sorted(RUNS.glob("*.json.gz"))
     topology = wiring.find_topology("h200")
     calibration = wiring.find_calibration(given.calibration, topology)
-    rows, corrected, best = [], [], []
+    rows, corrected, best, figures = [], [], [], []
     for file in files:
         replay = replay_of(store.load(file, Observations), topology, calibration)
         still = replay.usable()
@@ -121,13 +123,16 @@ def main() -> None:
         errors = [cells(replay.errors(part, calibration)) for part in parts]
         ranks = rank_correlation(replay, parts[0], calibration)
         rows.append([file.name, *(cell for each in errors for cell in each), f"{ranks:.2f}"])
+        finalist, kind = best_finalist(replay.runs)
         rates, power = left_out_one_by_one(replay, parts[0], calibration)
         corrected.append(
             [
                 file.name, str(len(parts[0])), f"{rates:.1%}", f"{power:.1%}",
-                f"{best_finalist(replay.runs):.3f}",
+                f"{finalist:.3f}", kind,
             ]
         )  # fmt: skip
+        of_all = replay.errors(parts[0], calibration)
+        figures.append((of_all.runs, of_all.rate, of_all.power, ranks, rates, power))
         scored = []
         for run, plan in zip(replay.runs, replay.plans, strict=True):
             homes = " ".join(
@@ -142,6 +147,11 @@ def main() -> None:
         for stp, fairness, power, switches, kind, homes in sorted(scored, reverse=True)[:BEST]:
             shown = [f"{stp:.3f}", f"{fairness:.2f}", f"{power:.0f}", str(switches), kind, homes]
             best.append([file.name, *shown])
+    runs = str(sum(each[0] for each in figures))
+    _, *means = np.mean(figures, axis=0)
+    simulated, expected = ([f"{mean:.1%}" for mean in means[at : at + 2]] for at in (0, 3))
+    rows.append(["mean", runs, *simulated, *[""] * 6, f"{means[2]:.2f}"])
+    corrected.append(["mean", runs, *expected, "", ""])
     columns = ["runs", "rates", "power"]
     screen.print_table(
         "Simulated against measured: all, without switches, with switches; rank correlation of all",
@@ -151,7 +161,7 @@ def main() -> None:
     screen.print_table(
         "Every run predicted by a simulation that is corrected by the others; STP of the best plan "
         f"of the simulation over the best that was measured, fairness at least {LEAST_FAIRNESS}",
-        ["file", *columns, "best finalist"],
+        ["file", *columns, "best finalist", "the best was"],
         corrected,
     )
     screen.print_table(

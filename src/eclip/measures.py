@@ -60,6 +60,13 @@ def steady_rates(log: RunLog) -> tuple[float, ...]:
     return tuple(rates)
 
 
+def waits_longest(p99_ms: Sequence[float | None], alone_rps: Sequence[float]) -> int:
+    """The worker with the longest tail against its time alone; None or infinite: no request."""
+    pairs = zip(p99_ms, alone_rps, strict=True)
+    waits = [0.0 if tail is None or np.isinf(tail) else tail * rate for tail, rate in pairs]
+    return waits.index(max(waits))
+
+
 def measure(log: RunLog) -> Measures:
     return measure_together([log])
 

@@ -117,16 +117,21 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def gap_at(self, units: int) -> Times:
         return self._at(units, self.gap_ns, lambda size: np.float64(1 / size))
 
+    def waves_at(self, units: int) -> Times:
+        """How often every kernel's blocks fill a lane of this size."""
+        blocks = np.array([kernel.blocks for kernel in self.trace.kernels], dtype=np.float64)
+        waves: Times = blocks / (units * np.maximum(self.blocks_per_unit, 1))
+        return waves
+
     def _waves(self, units: int) -> Times:
-        """How often every kernel fills so many units, which its time is a straight line in.
+        """The waves that every kernel's time is a straight line in.
 
         Its last wave may leave units idle and takes nearly as long as a full one: 66 blocks that
         fill a unit each take on 64 units twice what they take on 80, and need one wave from 66 on.
         It counts as three quarters whole, which predicts profiled sizes from others best
         (bench/profiles.py).
         """
-        blocks = np.array([kernel.blocks for kernel in self.trace.kernels], dtype=np.float64)
-        waves = blocks / (units * np.maximum(self.blocks_per_unit, 1))
+        waves = self.waves_at(units)
         mixed: Times = _WHOLE * np.ceil(waves) + (1 - _WHOLE) * waves
         return mixed
 

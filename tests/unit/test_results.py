@@ -267,7 +267,7 @@ def test_simulator_is_held_against_hardware_for_equal_plans_only() -> None:
         device="simulator of a GPU",
     )
     table = table_of([measured, modelled], "Simulator against hardware")
-    assert [cells[1] for cells in table.rows] == ["shared", ""]
+    assert [cells[:2] for cells in table.rows[1:]] == [("mean", "shared"), ("mean", "all")]
     assert row(table, "shared")["rates: mean absolute error"] == "10.0%"
     assert row(table, "shared")["power: error"] == "-10.0%"
     assert table.rows[-1][-1] == "10.0%"
@@ -283,6 +283,18 @@ def test_latency_table_has_the_ratio_to_shared_of_every_worker() -> None:
     assert row(table, "search")["÷ shared"] == "0.50, 1.10"
     assert row(table, "search")["worst"] == "1.10"
     assert row(table, "kernel")["÷ shared"] == f"{ABSENT}, 1.00"
+
+
+@pytest.mark.parametrize(("alone", "ratio"), [((100.0, 10.0), "0.50"), ((10.0, 100.0), "1.10")])
+def test_latency_table_says_how_whoever_waits_longest_for_its_length_fares(
+    alone: tuple[float, ...], ratio: str
+) -> None:
+    mine = entry("search", score(1.0, p99_ms=(1.5, 4.4)))
+    loaded = comparison([entry("shared", score(1.0)), mine], load_part=0.6, load="Poisson")
+    loaded = msgspec.structs.replace(loaded, alone_rps=alone)
+    table = table_of([loaded], "Latency")
+    assert row(table, "search")["who waits longest"] == ratio
+    assert row(table, "shared")["who waits longest"] == "1.00"
 
 
 def test_section_between_the_marks_is_replaced_and_nothing_else() -> None:

@@ -24,6 +24,7 @@ from eclip.cli import wiring
 from eclip.devices.base import Window
 from eclip.devices.load import load_of_mix
 from eclip.errors import EclipError, UsageError
+from eclip.measures import waits_longest
 from eclip.observations import ObservedHome, ObservedRun
 
 if TYPE_CHECKING:
@@ -287,12 +288,7 @@ class Verifier:
         priorities simulation knows nothing."""
         from eclip.planning.decision import OTHER_KERNELS, PLAIN
 
-        plain = entries[0].found
-        waits = [
-            0.0 if math.isinf(p99) else p99 * rate
-            for p99, rate in zip(plain.p99_ms, alone_rps, strict=True)
-        ]
-        first = waits.index(max(waits))
+        first = waits_longest(entries[0].found.p99_ms, alone_rps)
         name = entries[0].plan.workers[first].name
         return [
             dataclasses.replace(

@@ -11,8 +11,10 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from eclip.comparison import Comparison, Entry, Score
+from eclip.measures import waits_longest
 from eclip.report.labels import ABSENT, number
 
 BEGIN = "<!-- begin: drawn by `eclip results`, do not edit -->"
@@ -189,6 +191,7 @@ def _tails(kind: Sequence[Comparison]) -> Table:
         for entry in one.entries:
             ratios = [] if plain is None else _ratios(entry.together.p99_ms, plain.together.p99_ms)
             known = [ratio for ratio in ratios if ratio is not None]
+            theirs = ratios[waits_longest(plain.together.p99_ms, one.alone_rps)] if plain else None
             rows.append(
                 (
                     one.mix if entry is one.entries[0] else "",
@@ -198,12 +201,13 @@ def _tails(kind: Sequence[Comparison]) -> Table:
                     ", ".join(number(tail) for tail in entry.together.p99_ms),
                     ", ".join(ABSENT if r is None else f"{r:.2f}" for r in ratios) or ABSENT,
                     f"{max(known):.2f}" if known else ABSENT,
+                    ABSENT if theirs is None else f"{theirs:.2f}",
                     _milli(entry.together.joules_per_request),
                 )
             )
     columns = (
         "mix", "policy", "setting", "requests", "p99 per worker, ms", "÷ shared", "worst",
-        "mJ/request",
+        "who waits longest", "mJ/request",
     )  # fmt: skip
     return Table(_title("Latency", kind), columns, tuple(rows), _note(kind))
 
@@ -225,9 +229,9 @@ def _model_errors(comparisons: Sequence[Comparison]) -> list[Table]:
         if one.modelled
         for entry in one.entries
     }
-    rows = []
-    errors: list[float] = []
-    powers: list[float] = []
+    rows: list[tuple[str, ...]] = []
+    errors: dict[str, list[float]] = {}  # by policy
+    powers: dict[str, list[float]] = {}
     for one in (one for kind in kinds for one in kind if not one.modelled):
         for entry in one.entries:
             key = (one.mix, one.topology, one.load, entry.policy, entry.plan)
@@ -241,8 +245,8 @@ def _model_errors(comparisons: Sequence[Comparison]) -> list[Table]:
             if not mine or not entry.together.power_w:
                 continue
             power = 100 * (guess.together.power_w / entry.together.power_w - 1)
-            errors += mine
-            powers.append(abs(power))
+            errors.setdefault(entry.policy, []).extend(mine)
+            powers.setdefault(entry.policy, []).append(abs(power))
             rows.append(
                 (
                     one.mix,
@@ -255,14 +259,20 @@ def _model_errors(comparisons: Sequence[Comparison]) -> list[Table]:
             )
     if not rows:
         return []
-    means = (f"{statistics.fmean(errors):.1f}%", f"{statistics.fmean(powers):.1f}%")
-    rows.append(("mean of all", "", "", "", *means))
+    rows += [_mean_error(policy, errors[policy], powers[policy]) for policy in errors]
+    rows.append(_mean_error("all", [*chain(*errors.values())], [*chain(*powers.values())]))
     columns = (
         "mix", "policy", "STP measured", "STP modelled", "rates: mean absolute error",
         "power: error",
     )  # fmt: skip
-    note = "Only plans that both ran. The last row has means of absolute errors."
+    note = "Only plans that both ran. The last rows have means of absolute errors."
     return [Table("Simulator against hardware", columns, tuple(rows), note)]
+
+
+def _mean_error(what: str, errors: Sequence[float], powers: Sequence[float]) -> tuple[str, ...]:
+    return (
+        "mean", what, "", "", f"{statistics.fmean(errors):.1f}%", f"{statistics.fmean(powers):.1f}%"
+    )  # fmt: skip
 
 
 def _milli(joules: float | None) -> str:

@@ -215,8 +215,7 @@ def _table(profile: Profile, units: int, calibration: Calibration) -> Records:
     dram_bytes, l2_bytes = _traffic(profile, calibration.memory)
     blocks = np.array([kernel.blocks for kernel in profile.trace.kernels], dtype=np.float64)
     busy, gap = profile.busy_at(units), profile.gap_at(units)
-    per_unit = np.maximum(profile.blocks_per_unit, 1)
-    waves = blocks / (units * per_unit)
+    waves = profile.waves_at(units)
     last = np.ceil(waves)
     rows = np.zeros(len(blocks), dtype=core.KERNEL)
     rows["busy_ns"] = busy
@@ -224,7 +223,7 @@ def _table(profile: Profile, units: int, calibration: Calibration) -> Records:
     rows["tail_ns"] = busy / last
     rows["body_room"] = np.minimum(waves, 1.0)
     rows["tail_room"] = waves - last + 1
-    rows["open"] = 1 - 1 / per_unit
+    rows["open"] = 1 - 1 / np.maximum(profile.blocks_per_unit, 1)
     rows["dram_rate"] = dram_bytes / busy
     rows["l2_rate"] = l2_bytes / busy
     if profile.energy_uj:
