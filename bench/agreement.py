@@ -18,14 +18,14 @@ from pathlib import Path
 
 import numpy as np
 
-from eclip import store
-from eclip.calibration import Calibration
+from eclip.artefacts import store
+from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.observations import Observations, ObservedRun
+from eclip.artefacts.topology import Topology
 from eclip.cli import screen, wiring
-from eclip.devices.sim.fit import Errors, Replay
-from eclip.observations import Observations, ObservedRun
-from eclip.planning.objective import Score
-from eclip.planning.refine import Corrected
-from eclip.topology import Topology
+from eclip.lab.fit import Errors, Replay
+from eclip.planning.search.objective import Score
+from eclip.planning.search.refine import Corrected
 
 DOCS = Path(__file__).parents[1] / "docs"
 RUNS = DOCS / "runs"

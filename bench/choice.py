@@ -15,11 +15,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from eclip import store
+from eclip.artefacts import store
+from eclip.artefacts.comparison import Comparison
+from eclip.artefacts.observations import Observations
 from eclip.cli import screen, wiring
-from eclip.comparison import Comparison
-from eclip.devices.sim.fit import Replay
-from eclip.observations import Observations
+from eclip.lab.fit import Replay
 from eclip.report.results import geometric_mean
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from eclip import store
-from eclip.comparison import Comparison, Entry
-from eclip.plan import Plan
+from eclip.artefacts import store
+from eclip.artefacts.comparison import Comparison, Entry
+from eclip.artefacts.plan import Plan
 from eclip.report.results import geometric_mean
 
 DOCS = Path(__file__).parents[1] / "docs"

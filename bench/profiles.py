@@ -16,10 +16,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from eclip import profile as profiles
-from eclip import store
+from eclip.artefacts import profile as profiles
+from eclip.artefacts import store
+from eclip.artefacts.profile import Profile
 from eclip.cli import screen
-from eclip.profile import Profile
 
 PACK = Path(str(resources.files("eclip") / "data" / "profiles" / "h200"))
 PARTS = (0.0, 0.25, 0.5, 0.75, 0.9)

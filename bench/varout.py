@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from eclip import store
+from eclip.artefacts import store
+from eclip.artefacts.lengths import Lengths, lengths_of
+from eclip.artefacts.machine import GpuStage, Machine
 from eclip.cli import screen
-from eclip.lengths import Lengths, lengths_of
-from eclip.machine import GpuStage, Machine
 from eclip.varout import estimate, gpu_model
 from eclip.varout.mechanisms import Mechanism
 

@@ -10,7 +10,7 @@
 // a call on the legacy stream waits for the lanes that blocking streams used since its last call, and
 // the first call on a blocking stream after it waits for its lane. Nothing is done for idle streams.
 //
-// runtime/frontier.py makes the same decisions; a test drives both with the same programs.
+// tests/oracles/frontier.py makes the same decisions; a test drives both with the same programs.
 #pragma once
 
 #include <atomic>

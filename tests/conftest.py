@@ -8,12 +8,12 @@ from collections.abc import Callable
 import pytest
 from hypothesis import settings
 
-from eclip import store
-from eclip.calibration import Calibration
+from eclip.artefacts import store
+from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.mix import mix_of
+from eclip.artefacts.topology import Topology
 from eclip.frontends.synthetic import synthetic_profile
-from eclip.mix import mix_of
 from eclip.planning.problem import Problem
-from eclip.topology import Topology
 
 # The first call of compiled code may compile it, which no deadline foresees.
 settings.register_profile("eclip", deadline=None, derandomize="CI" in os.environ)

@@ -15,6 +15,10 @@ from collections.abc import Sequence
 import msgspec
 import torch
 
+from eclip.artefacts.measures import Measures, measure
+from eclip.artefacts.mix import mix_of, with_kernels_for
+from eclip.artefacts.plan import Assignment, Group, Lane, Plan, PlannedWorker, Variant
+from eclip.artefacts.topology import Mask
 from eclip.cli import screen
 from eclip.devices.base import Window
 from eclip.devices.cuda.device import Capture, CudaDevice
@@ -22,11 +26,7 @@ from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.frontends.library import split_key
 from eclip.frontends.models import build
 from eclip.frontends.torch import capture
-from eclip.measures import Measures, measure
-from eclip.mix import mix_of, with_kernels_for
-from eclip.plan import Assignment, Group, Lane, Plan, PlannedWorker, Variant
 from eclip.runtime.program import lower
-from eclip.topology import Mask
 
 PAIRS = ("gpt2:8,vit_b_16:8", "bert:8,albert:8")
 WINDOW = Window(seconds=0.6, warmup_seconds=0.1, trace_ms=0.0)

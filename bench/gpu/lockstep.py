@@ -15,20 +15,20 @@ import sys
 
 import torch
 
-from eclip import store
-from eclip.calibration import Calibration
-from eclip.devices.alone import alone_rates
+from eclip.artefacts import store
+from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.measures import measure
+from eclip.artefacts.mix import parse_mix
 from eclip.devices.base import Window
-from eclip.devices.cuda import loop
 from eclip.devices.cuda.device import CudaDevice, Execution
+from eclip.devices.gpu import loop
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.frontends.library import find_profile
 from eclip.frontends.models import capture_worker
-from eclip.measures import measure
-from eclip.mix import parse_mix
-from eclip.planning.placement import Home, Placer
+from eclip.lab.alone import alone_rates
 from eclip.planning.policies import make_plan
 from eclip.planning.problem import Problem
+from eclip.planning.search.placement import Home, Placer
 from eclip.runtime.program import lower
 
 MIX = "resnext101:8,shufflenet:8"

@@ -22,9 +22,9 @@ from typing import Any, ClassVar
 
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
+from eclip.artefacts.profile import Profile
 from eclip.cli import main as eclip
 from eclip.cli import wiring
-from eclip.profile import Profile
 
 OPTIONS = (
     "--policies all --objective throughput,energy --verify 3 --refine 10 --repeats 3 --seconds 0.5 "

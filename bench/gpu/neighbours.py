@@ -16,15 +16,15 @@ import numpy as np
 import pynvml
 import torch
 
+from eclip.artefacts.topology import Mask
 from eclip.cli import screen
 from eclip.devices.cuda.device import Capture, CudaDevice
 from eclip.devices.cuda.graphs import Executable, place_whole
 from eclip.devices.cuda.lanes import GpuLane, LanePool
-from eclip.devices.cuda.loop import Repeater
+from eclip.devices.gpu.loop import Repeater
 from eclip.frontends.library import split_key
 from eclip.frontends.models import build
 from eclip.frontends.torch import capture
-from eclip.topology import Mask
 
 MODELS = ("albert:8", "shufflenet:8", "gpt2:8", "vgg19:8", "densenet121:8")
 SECONDS = 0.2

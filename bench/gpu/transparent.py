@@ -23,13 +23,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from eclip import store
-from eclip.mix import mix_of
-from eclip.plan import Assignment, Group, Lane, Plan, PlannedWorker, Variant
+from eclip.artefacts import store
+from eclip.artefacts.mix import mix_of
+from eclip.artefacts.plan import Assignment, Group, Lane, Plan, PlannedWorker, Variant
+from eclip.artefacts.topology import Mask, Topology
+from eclip.artefacts.trace import Kernel, Trace
 from eclip.runtime.program import lower
 from eclip.runtime.table import WorkersBy, plan_table
-from eclip.topology import Mask, Topology
-from eclip.trace import Kernel, Trace
 
 ROOT = Path(__file__).parents[2]
 LIBRARY = ROOT / "src" / "eclip" / "lib" / "libeclip.so"

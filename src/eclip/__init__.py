@@ -13,19 +13,19 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from eclip.calibration import Calibration
+from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.measures import Measures, measure
+from eclip.artefacts.mix import Mix, parse_mix
+from eclip.artefacts.plan import Plan
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.runlog import RunLog
+from eclip.artefacts.store import load, load_any, load_builtin, save
+from eclip.artefacts.topology import Mask, Topology
+from eclip.artefacts.trace import Trace
 from eclip.errors import EclipError
-from eclip.measures import Measures, measure
-from eclip.mix import Mix, parse_mix
-from eclip.plan import Plan
-from eclip.profile import Profile
-from eclip.runlog import RunLog
-from eclip.store import load, load_any, load_builtin, save
-from eclip.topology import Mask, Topology
-from eclip.trace import Trace
 
 if TYPE_CHECKING:
-    from eclip.frontends.colocate import Colocation
+    from eclip.lab.colocate import Colocation
 
 try:
     __version__ = version("eclip")
@@ -35,7 +35,7 @@ except PackageNotFoundError:  # run from a checkout through PYTHONPATH
 
 def colocate(models: Mapping[str, Any], policy: str = "eclip", gpu: int = 0) -> Colocation:
     """Several PyTorch models, each ``name: (module, inputs)``, on one GPU under a policy."""
-    from eclip.frontends.colocate import Colocation
+    from eclip.lab.colocate import Colocation
 
     return Colocation(models, policy, gpu)
 

@@ -17,22 +17,22 @@ import numpy as np
 import pytest
 
 import gpu_host
-from eclip import store
-from eclip.calibration import Calibration
-from eclip.devices.alone import alone_rates
+from eclip.artefacts import store
+from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.mix import mix_of
+from eclip.artefacts.plan import Plan
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.runlog import RunLog
+from eclip.artefacts.topology import Topology
+from eclip.artefacts.trace import Trace
 from eclip.devices.base import Device, Window
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.devices.sim.device import SimDevice
 from eclip.errors import EclipError, MismatchError, UsageError
-from eclip.mix import mix_of
-from eclip.plan import Plan
+from eclip.lab.alone import alone_rates
 from eclip.planning.policies import POLICIES, make_plan
 from eclip.planning.problem import Problem
-from eclip.profile import Profile
-from eclip.runlog import RunLog
 from eclip.runtime.program import Program, lower
-from eclip.topology import Topology
-from eclip.trace import Trace
 from simulations import options_for
 
 MakeProblem = Callable[..., Problem]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from commands import Cli
-from eclip.profile import Profile
-from eclip.runlog import RunLog
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.runlog import RunLog
 from logs import make_log, make_mix, make_profile
 
 

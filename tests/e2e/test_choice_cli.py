@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from commands import Cli, assert_refused
-from eclip import store
-from eclip.observations import Observations
-from eclip.plan import Plan
-from eclip.profile import Profile
-from eclip.runlog import RunLog
+from eclip.artefacts import store
+from eclip.artefacts.observations import Observations
+from eclip.artefacts.plan import Plan
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.runlog import RunLog
 
 MIX = "gpt2:8,vit_b_16:8"
 CHOSEN = ["gpt2~66:8", "vit_b_16~66:8"]

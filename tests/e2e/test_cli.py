@@ -15,10 +15,10 @@ import msgspec
 import pytest
 
 from commands import Cli, assert_refused
-from eclip import store
-from eclip.calibration import Calibration
-from eclip.devices.sim import fit
-from eclip.observations import Observations
+from eclip.artefacts import store
+from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.observations import Observations
+from eclip.lab import fit
 
 # The main paths
 
@@ -101,10 +101,10 @@ def test_arrivals_from_a_csv_are_all_served(cli: Cli) -> None:
 
 
 def test_a_model_of_ones_own_is_planned_from_its_profile(cli: Cli) -> None:
-    from eclip import store
+    from eclip.artefacts import store
+    from eclip.artefacts.topology import Topology
     from eclip.frontends.library import file_of
     from eclip.frontends.synthetic import synthetic_profile
-    from eclip.topology import Topology
 
     h200 = store.load_builtin(Topology, "h200")
     mine = synthetic_profile(1, 30, h200, "my.package:factory", 4)
@@ -271,9 +271,9 @@ def test_a_file_of_the_wrong_kind_is_named(cli: Cli) -> None:
 
 
 def test_a_plan_for_other_kernels_is_refused(cli: Cli) -> None:
-    from eclip import store
+    from eclip.artefacts import store
+    from eclip.artefacts.topology import Topology
     from eclip.frontends.synthetic import synthetic_profile
-    from eclip.topology import Topology
 
     cli("plan", "alexnet:8", "-o", "plan.json")
     other = synthetic_profile(1, 50, store.load_builtin(Topology, "h200"), "alexnet", 8)

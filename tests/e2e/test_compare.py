@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from commands import Cli, assert_refused
-from eclip import store
+from eclip.artefacts import store
 from eclip.report.results import BEGIN, END
 
 QUICK = ("--seconds", 0.1, "--trials", 4, "--trial-seconds", 0.05, "--batches", 0)

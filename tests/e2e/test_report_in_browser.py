@@ -12,9 +12,9 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from eclip.profile import Profile
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.runlog import KernelRecords, Requests, RunLog
 from eclip.report import page
-from eclip.runlog import KernelRecords, Requests, RunLog
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # Milliseconds of the page's own clock, which runs as fast as the page lets it.

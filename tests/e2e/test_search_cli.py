@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from eclip import store
-from eclip.observations import Observations, ObservedRun
-from eclip.plan import Plan
+from eclip.artefacts import store
+from eclip.artefacts.observations import Observations, ObservedRun
+from eclip.artefacts.plan import Plan
 
 MIX = "vgg19:8,squeezenet:8"
 

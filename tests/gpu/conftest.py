@@ -11,20 +11,20 @@ import msgspec
 import numpy as np
 import pytest
 
+from eclip.artefacts.mix import mix_of
+from eclip.artefacts.plan import Assignment, Group, Lane, Plan, PlannedWorker, Variant
+from eclip.artefacts.runlog import RunLog
+from eclip.artefacts.topology import Mask, Topology
+from eclip.artefacts.trace import Trace
 from eclip.devices.base import Window
-from eclip.devices.cuda import loop
 from eclip.devices.cuda.device import Capture, CudaDevice, CudaSession, Execution
 from eclip.devices.cuda.driver import call, cu
 from eclip.devices.cuda.graphs import CapturedGraph, fits
 from eclip.devices.cuda.lanes import LanePool
 from eclip.devices.cuda.stressors import Stressors
+from eclip.devices.gpu import loop
 from eclip.devices.load import CLOSED_LOOP, Load
-from eclip.mix import mix_of
-from eclip.plan import Assignment, Group, Lane, Plan, PlannedWorker, Variant
-from eclip.runlog import RunLog
 from eclip.runtime.program import lower
-from eclip.topology import Mask, Topology
-from eclip.trace import Trace
 from gpu_host import captured_from, missing
 
 # Libraries' own warnings; ours are still errors.

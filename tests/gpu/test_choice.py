@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from eclip.artefacts.plan import Plan
+from eclip.artefacts.topology import Mask
 from eclip.devices.cuda.device import CudaDevice, CudaSession, Execution
 from eclip.errors import DeviceError
-from eclip.plan import Plan
-from eclip.topology import Mask
 
 if TYPE_CHECKING:
     from eclip.frontends.torch import CapturedModule

@@ -8,13 +8,13 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from eclip.artefacts.measures import Measures, measure
+from eclip.artefacts.plan import Plan
+from eclip.artefacts.topology import Mask
 from eclip.devices.base import Window
 from eclip.devices.cuda.device import Capture, CudaDevice
 from eclip.devices.load import CLOSED_LOOP, Load
-from eclip.measures import Measures, measure
-from eclip.plan import Plan
 from eclip.runtime.program import lower
-from eclip.topology import Mask
 
 torch = pytest.importorskip("torch", reason="tests/gpu needs the Python package torch")
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from eclip.artefacts.plan import Plan
+from eclip.artefacts.topology import Mask
 from eclip.devices.cuda.device import CudaDevice, CudaSession, Execution
-from eclip.plan import Plan
-from eclip.topology import Mask
 
 torch = pytest.importorskip("torch", reason="tests on a GPU need the Python package torch")
 pytest.importorskip("triton", reason="compiled modules need the Python package triton")

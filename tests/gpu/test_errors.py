@@ -18,7 +18,11 @@ from typing import Any
 import pytest
 
 import eclip
-from eclip import store
+from eclip.artefacts import store
+from eclip.artefacts.plan import Plan
+from eclip.artefacts.runlog import RunLog
+from eclip.artefacts.topology import Mask, Topology
+from eclip.artefacts.trace import Kernel, Trace
 from eclip.devices.cuda import device as device_module
 from eclip.devices.cuda import graphs, lanes
 from eclip.devices.cuda.device import CudaDevice, CudaSession, Execution
@@ -26,11 +30,7 @@ from eclip.devices.cuda.driver import call, cu
 from eclip.devices.cuda.lanes import LanePool, Slices
 from eclip.devices.cuda.stressors import Stressors
 from eclip.errors import DeviceError, MismatchError
-from eclip.plan import Plan
-from eclip.runlog import RunLog
 from eclip.runtime.program import lower
-from eclip.topology import Mask, Topology
-from eclip.trace import Kernel, Trace
 
 torch = pytest.importorskip("torch", reason="tests/gpu needs the Python package torch")
 
@@ -300,7 +300,7 @@ import runpy, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 import torch
 from eclip.devices.cuda.device import CudaDevice, Execution
-from eclip.topology import Mask
+from eclip.artefacts.topology import Mask
 tools = runpy.run_path(sys.argv[1])
 device = CudaDevice()
 from eclip.frontends.torch import capture

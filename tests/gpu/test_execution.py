@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from eclip.artefacts.measures import measure
+from eclip.artefacts.plan import Plan
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.runlog import RunLog
+from eclip.artefacts.topology import Mask
+from eclip.artefacts.trace import Trace
 from eclip.devices.base import Window
 from eclip.devices.cuda.device import Capture, CudaDevice, CudaSession, Execution
 from eclip.devices.cuda.graphs import CapturedGraph
 from eclip.devices.cuda.stressors import Stressors
 from eclip.devices.load import Load
-from eclip.measures import measure
-from eclip.plan import Plan
-from eclip.profile import Profile
-from eclip.runlog import RunLog
-from eclip.topology import Mask
-from eclip.trace import Trace
 
 if TYPE_CHECKING:
     from eclip.frontends.torch import CapturedModule

@@ -13,14 +13,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from eclip.artefacts.measures import measure
+from eclip.artefacts.plan import Plan
+from eclip.artefacts.runlog import RunLog
 from eclip.devices.base import Window
 from eclip.devices.cuda.device import Capture, CudaDevice
 from eclip.devices.cuda.processes import ProcessSets, Sharing, host_of, mps_sharing
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.errors import DeviceError
-from eclip.measures import measure
-from eclip.plan import Plan
-from eclip.runlog import RunLog
 from eclip.runtime.program import lower
 
 torch = pytest.importorskip("torch", reason="tests/gpu needs the Python package torch")

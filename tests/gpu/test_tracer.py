@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eclip.artefacts.plan import Plan
+from eclip.artefacts.topology import Mask
+from eclip.artefacts.trace import Trace
 from eclip.devices.base import Window
 from eclip.devices.cuda.device import Capture, CudaDevice, CudaSession, Execution
 from eclip.devices.cuda.driver import call, cu
@@ -18,9 +21,6 @@ from eclip.devices.cuda.lanes import LanePool
 from eclip.devices.cuda.stressors import Stressors
 from eclip.devices.cuda.tracer import Tracer
 from eclip.devices.load import CLOSED_LOOP, Load
-from eclip.plan import Plan
-from eclip.topology import Mask
-from eclip.trace import Trace
 
 KERNELS = 40
 TRACE_MS = 20.0

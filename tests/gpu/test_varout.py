@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from eclip.devices.cuda import loop as driving
+from eclip.artefacts.plan import Plan
+from eclip.artefacts.topology import Mask
 from eclip.devices.cuda.device import Capture, CudaDevice, CudaSession, Execution
 from eclip.devices.cuda.driver import call, cu
 from eclip.devices.cuda.lanes import GpuLane, LanePool
+from eclip.devices.gpu import loop as driving
 from eclip.errors import ArenaError, DeviceError
-from eclip.plan import Plan
-from eclip.topology import Mask
 from eclip.varout.mechanisms import Mechanism
 from varout_data import data
 
@@ -159,9 +159,9 @@ def test_a_stage_built_and_closed_many_times_leaks_nothing(
 
 
 def test_a_drift_builds_another_stage_while_requests_go_on(device: CudaDevice) -> None:
-    from eclip import store
-    from eclip.lengths import lengths_of
-    from eclip.machine import Machine
+    from eclip.artefacts import store
+    from eclip.artefacts.lengths import lengths_of
+    from eclip.artefacts.machine import Machine
     from eclip.varout.cuda.adaptive import AdaptiveCompaction
 
     machine = store.load_builtin(Machine, "h200")

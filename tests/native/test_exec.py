@@ -13,11 +13,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from eclip import store
-from eclip.mix import mix_of
-from eclip.plan import Assignment, Group, Lane, Plan, PlannedWorker, Variant, fingerprint_of
-from eclip.profile import Profile
-from eclip.topology import Mask, Topology
+from eclip.artefacts import store
+from eclip.artefacts.mix import mix_of
+from eclip.artefacts.plan import (
+    Assignment,
+    Group,
+    Lane,
+    Plan,
+    PlannedWorker,
+    Variant,
+    fingerprint_of,
+)
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.topology import Mask, Topology
 from native_build import Native
 
 REQUESTS = 40

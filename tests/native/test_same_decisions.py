@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from eclip.runtime.commands import Recorder
-from eclip.runtime.frontier import FOLLOW, HOME, Frontier
+from frontier import FOLLOW, HOME, Frontier
 from native_build import Native
 
 PROGRAMS = 3000

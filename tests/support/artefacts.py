@@ -10,18 +10,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from eclip import store
-from eclip.calibration import Calibration
+from eclip.artefacts import store
+from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.mix import mix_of
+from eclip.artefacts.observations import Observations, ObservedHome, ObservedRun
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.runlog import KernelRecords, Requests, RunLog, WorkerCounters
+from eclip.artefacts.store import Artefact
+from eclip.artefacts.topology import Topology
+from eclip.artefacts.trace import Kernel, Trace
 from eclip.errors import ArtefactError
-from eclip.mix import mix_of
-from eclip.observations import Observations, ObservedHome, ObservedRun
 from eclip.planning.policies import make_plan
 from eclip.planning.problem import Problem
-from eclip.profile import Profile
-from eclip.runlog import KernelRecords, Requests, RunLog, WorkerCounters
-from eclip.store import Artefact
-from eclip.topology import Topology
-from eclip.trace import Kernel, Trace
 
 TOPOLOGY = Topology(
     name="toy",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eclip.comparison import Comparison, Entry, Score
+from eclip.artefacts.comparison import Comparison, Entry, Score
 
 WORKERS = ("a", "b")
 

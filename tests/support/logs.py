@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from eclip import store
-from eclip.mix import Mix, MixWorker
-from eclip.plan import Assignment, Group, Lane, Plan, PlannedWorker, Variant
-from eclip.profile import Profile
-from eclip.runlog import KernelRecords, Requests, RunLog, WorkerCounters
-from eclip.topology import Topology
-from eclip.trace import Kernel, Trace
+from eclip.artefacts import store
+from eclip.artefacts.mix import Mix, MixWorker
+from eclip.artefacts.plan import Assignment, Group, Lane, Plan, PlannedWorker, Variant
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.runlog import KernelRecords, Requests, RunLog, WorkerCounters
+from eclip.artefacts.topology import Topology
+from eclip.artefacts.trace import Kernel, Trace
 
 H200 = store.load_builtin(Topology, "h200")
 KERNELS = 60

@@ -8,22 +8,22 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from eclip import store
-from eclip.calibration import Calibration, Sharing
+from eclip.artefacts import store
+from eclip.artefacts.calibration import Calibration, Sharing
+from eclip.artefacts.mix import mix_of
+from eclip.artefacts.plan import ALL_WORKERS, Lane, Plan
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.runlog import RunLog
+from eclip.artefacts.topology import Mask, Topology
+from eclip.artefacts.trace import Kernel, Trace
 from eclip.devices.base import Window
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.devices.sim import device as sim
-from eclip.devices.sim.evaluate import Evaluator
 from eclip.frontends.synthetic import synthetic_profile
-from eclip.mix import mix_of
-from eclip.plan import ALL_WORKERS, Lane, Plan
+from eclip.lab.evaluate import Evaluator
 from eclip.planning.policies import PolicyOptions
 from eclip.planning.problem import Problem
-from eclip.profile import Profile
-from eclip.runlog import RunLog
 from eclip.runtime.program import lower
-from eclip.topology import Mask, Topology
-from eclip.trace import Kernel, Trace
 
 H200 = store.load_builtin(Topology, "h200")
 MI50 = store.load_builtin(Topology, "mi50")

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
+from eclip.artefacts.trace import Kernel, Trace
 from eclip.devices.cuda.child import Facts, now_ns
 from eclip.devices.cuda.energy import Tick
-from eclip.devices.cuda.loop import Ints
+from eclip.devices.gpu.loop import Ints
 from eclip.errors import DeviceError
-from eclip.trace import Kernel, Trace
 
 ENTRY = f"{__name__}:open_standin"
 KERNELS = 3

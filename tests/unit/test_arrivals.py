@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eclip.artefacts.mix import parse_mix
 from eclip.devices.base import Window
 from eclip.devices.load import CLOSED_LOOP, load_of_csv, load_of_mix
 from eclip.errors import ArtefactError, UsageError
 from eclip.frontends.synthetic import synthetic_profile
-from eclip.mix import parse_mix
 from eclip.planning.policies import make_plan
 from simulations import H200, MI50, arrivals, closed, flat_profile, free, pinned, problem_of, run
 

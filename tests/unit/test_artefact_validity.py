@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from artefacts import ARTEFACTS, PLAN, refusal, with_value, write
-from eclip import store
+from eclip.artefacts import store
 
 
 @pytest.mark.parametrize(

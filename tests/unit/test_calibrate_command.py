@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from eclip import store
+from eclip.artefacts import store
+from eclip.artefacts.mix import parse_mix
+from eclip.artefacts.observations import Observations, ObservedHome
+from eclip.artefacts.profile import Profile
 from eclip.cli import calibrate
-from eclip.devices import observe as observing
 from eclip.devices.base import Window
-from eclip.devices.observe import observe, placements
 from eclip.devices.sim.device import SimDevice
 from eclip.errors import DeviceError, MismatchError
 from eclip.frontends.synthetic import synthetic_profile
-from eclip.mix import parse_mix
-from eclip.observations import Observations, ObservedHome
-from eclip.planning.placement import Placer
+from eclip.lab import observe as observing
+from eclip.lab.observe import observe, placements
 from eclip.planning.problem import Problem
-from eclip.profile import Profile
+from eclip.planning.search.placement import Placer
 from simulations import CALIBRATIONS, H200
 
 PROFILES = {name: synthetic_profile(n, 20, H200, name=name) for n, name in enumerate("abc")}

@@ -14,27 +14,27 @@ import msgspec
 import numpy as np
 import pytest
 
-from eclip import store
-from eclip.calibration import Calibration
+from eclip.artefacts import store
+from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.measures import measure
+from eclip.artefacts.mix import mix_of, parse_mix
+from eclip.artefacts.plan import Plan
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.topology import Topology
 from eclip.cli import wiring
 from eclip.devices.base import Window
 from eclip.devices.sim.device import SimDevice
-from eclip.devices.sim.evaluate import Evaluator
-from eclip.devices.trials import Trials
 from eclip.errors import MismatchError, UsageError
 from eclip.frontends.synthetic import synthetic_profile
-from eclip.measures import measure
-from eclip.mix import mix_of, parse_mix
-from eclip.plan import Plan
-from eclip.planning.objective import Objective, Score
-from eclip.planning.placement import Home, Placer
+from eclip.lab.evaluate import Evaluator
+from eclip.lab.trials import Trials
 from eclip.planning.policies import PolicyOptions
 from eclip.planning.problem import Problem
-from eclip.planning.refine import Corrected, refine
-from eclip.planning.search import fitted, search
-from eclip.planning.variants import plain_when_idle, with_variants
-from eclip.profile import Profile
-from eclip.topology import Topology
+from eclip.planning.search.candidates import fitted, search
+from eclip.planning.search.objective import Objective, Score
+from eclip.planning.search.placement import Home, Placer
+from eclip.planning.search.refine import Corrected, refine
+from eclip.planning.search.variants import plain_when_idle, with_variants
 from simulations import flat_profile
 
 H200 = store.load_builtin(Topology, "h200")
@@ -330,7 +330,7 @@ def test_search_on_the_device_changes_kernels_too(monkeypatch: pytest.MonkeyPatc
         def monotonic() -> float:
             return float(runs)
 
-    monkeypatch.setattr("eclip.planning.refine.time", Clock)
+    monkeypatch.setattr("eclip.planning.search.refine.time", Clock)
     starts = [homes_for(0, 0), homes_for(0, 0, most=8)]
     found = refine(PROBLEM, simulated, trials, AIM, starts=starts, seconds=60)
     assert tuple(home.kernels_for for home in found.candidates[0].homes) == (66, 0)

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eclip.calibration import Calibration, Sharing
+from eclip.artefacts.calibration import Calibration, Sharing
 from eclip.devices.sim import device as sim
 from eclip.devices.sim.contention import LIMITS, RUNNING_KERNEL, contend, draw_w
 from simulations import (
@@ -370,15 +370,15 @@ def test_measured_energy_of_a_request_is_what_it_draws_alone() -> None:
 
 REPLACED_MODEL = """
 import numpy as np
-from eclip import store
-from eclip.calibration import Calibration
+from eclip.artefacts import store
+from eclip.artefacts.calibration import Calibration
 from eclip.devices.base import Window
 from eclip.devices.load import Load
 from eclip.devices.sim.device import SimDevice
 from eclip.frontends.synthetic import synthetic_profile
-from eclip.plan import unpartitioned
+from eclip.artefacts.plan import unpartitioned
 from eclip.runtime.program import lower
-from eclip.topology import Topology
+from eclip.artefacts.topology import Topology
 
 mi50 = store.load_builtin(Topology, "mi50")
 profiles = [synthetic_profile(0, 1, mi50, name=name) for name in "ab"]

@@ -13,8 +13,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from eclip import store
-from eclip.calibration import Calibration
+from eclip.artefacts import store
+from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.measures import measure, measure_together
+from eclip.artefacts.mix import mix_of
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.runlog import RunLog
+from eclip.artefacts.topology import Topology
 from eclip.cli import wiring
 from eclip.cli.contest import Contest
 from eclip.cli.contest_options import ContestOptions, known_policies
@@ -23,18 +28,13 @@ from eclip.cli.verification import Verification
 from eclip.devices.base import Window
 from eclip.devices.cuda.processes import Host, ProcessSets, Sharing
 from eclip.devices.load import long_enough
-from eclip.devices.rounds import rotation
 from eclip.devices.sim.device import SimDevice
-from eclip.devices.sim.fit import Replay
 from eclip.errors import DeviceError, PlanningError, UsageError
-from eclip.measures import measure, measure_together
-from eclip.mix import mix_of
-from eclip.planning.objective import Objective
+from eclip.lab.fit import Replay
+from eclip.lab.rounds import rotation
 from eclip.planning.policies import PolicyOptions, make_plan
 from eclip.planning.problem import Problem
-from eclip.profile import Profile
-from eclip.runlog import RunLog
-from eclip.topology import Topology
+from eclip.planning.search.objective import Objective
 from simulations import flat_profile, problem_of
 from standins import ENTRY, SteadyCounter, install_control, processes_with, trace_of
 

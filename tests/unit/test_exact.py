@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eclip.artefacts.profile import Times
 from eclip.errors import PlanningError
 from eclip.planning.exact import Allocation, allocate, best_route, count_switches
 from eclip.planning.ilp import allocate_by_ilp
 from eclip.planning.problem import Choice
-from eclip.profile import Times
 
 SIZES = (15, 30, 45, 60)
 # The seed's worked example: µs at 15, 30, 45 and 60 CUs.

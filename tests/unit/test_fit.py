@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from eclip import store
-from eclip.calibration import Calibration, Sharing
-from eclip.devices.observe import placements
-from eclip.devices.sim import fit as fitting
-from eclip.devices.sim.fit import Prediction, Replay, errors, fit, split
+from eclip.artefacts import store
+from eclip.artefacts.calibration import Calibration, Sharing
+from eclip.artefacts.observations import Observations, ObservedHome, ObservedRun
+from eclip.artefacts.profile import Profile
 from eclip.errors import MismatchError, UsageError
 from eclip.frontends.library import find_profile, split_key
 from eclip.frontends.synthetic import synthetic_profile
-from eclip.observations import Observations, ObservedHome, ObservedRun
-from eclip.planning.placement import groups_of
-from eclip.profile import Profile
+from eclip.lab import fit as fitting
+from eclip.lab.fit import Prediction, Replay, errors, fit, split
+from eclip.lab.observe import placements
+from eclip.planning.search.placement import groups_of
 from simulations import CALIBRATIONS, H200, NO_SHARING, flat_profile
 
 SHIPPED = CALIBRATIONS["h200"]

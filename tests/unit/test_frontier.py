@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eclip.runtime.frontier import BLOCKING, FOLLOW, HOME, NONBLOCKING, Frontier
+from frontier import BLOCKING, FOLLOW, HOME, NONBLOCKING, Frontier
 
 LANE_A, LANE_B = 0, 1
 

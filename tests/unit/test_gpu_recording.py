@@ -13,13 +13,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from eclip.artefacts.trace import Kernel, Trace
 from eclip.devices.cuda import legality, tracer
-from eclip.devices.cuda.recording import Placed, record_kernels, record_requests
 from eclip.devices.cuda.tracer import Span, Tracer
+from eclip.devices.gpu.recording import Placed, record_kernels, record_requests
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.errors import DeviceError, TracingError
 from eclip.runtime.program import Program, Route, lower
-from eclip.trace import Kernel, Trace
 from logs import make_mix, make_plan
 
 WAIT = np.full(4, -1)

@@ -13,11 +13,11 @@ import pytest
 
 from eclip.devices.base import Window
 from eclip.devices.cuda import device as device_module
-from eclip.devices.cuda import loop
 from eclip.devices.cuda.device import CudaSession
 from eclip.devices.cuda.energy import Tick
-from eclip.devices.cuda.recording import Placed
 from eclip.devices.cuda.tracer import Span
+from eclip.devices.gpu import loop
+from eclip.devices.gpu.recording import Placed
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.errors import DeviceError, TracingError
 from eclip.runtime.program import Program, Route

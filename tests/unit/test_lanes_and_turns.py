@@ -9,13 +9,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from eclip.devices.alone import alone_rates
+from eclip.artefacts.measures import measure
+from eclip.artefacts.plan import ALL_WORKERS, Lane
+from eclip.artefacts.runlog import RunLog
 from eclip.devices.sim import device as sim
 from eclip.frontends.synthetic import synthetic_profile
-from eclip.measures import measure
-from eclip.plan import ALL_WORKERS, Lane
+from eclip.lab.alone import alone_rates
 from eclip.planning.policies import make_plan
-from eclip.runlog import RunLog
 from simulations import (
     CALIBRATIONS,
     H200,

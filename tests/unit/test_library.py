@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from eclip import store
-from eclip.calibration import Calibration
+from eclip.artefacts import store
+from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.topology import Topology
 from eclip.errors import ArtefactError, MismatchError, UsageError
 from eclip.frontends.library import find_others, find_profile, split_key
 from eclip.frontends.modelled import model_names, model_profile
 from eclip.frontends.synthetic import synthetic_profile
-from eclip.profile import Profile
-from eclip.topology import Topology
 
 H200 = store.load_builtin(Topology, "h200")
 CALIBRATION = store.load_builtin(Calibration, "h200")

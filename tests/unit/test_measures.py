@@ -6,14 +6,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from eclip import store
+from eclip.artefacts import store
+from eclip.artefacts.measures import measure, measure_together
+from eclip.artefacts.plan import Plan, unpartitioned
+from eclip.artefacts.runlog import KernelRecords, Requests, RunLog, WorkerCounters
+from eclip.artefacts.topology import Topology
 from eclip.frontends.synthetic import synthetic_profile
-from eclip.measures import measure, measure_together
-from eclip.plan import Plan, unpartitioned
 from eclip.planning.policies import make_plan
 from eclip.planning.problem import Problem
-from eclip.runlog import KernelRecords, Requests, RunLog, WorkerCounters
-from eclip.topology import Topology
 
 H200 = store.load_builtin(Topology, "h200")
 PROFILES = tuple(synthetic_profile(seed, 30, H200, name=name) for seed, name in enumerate("ab"))

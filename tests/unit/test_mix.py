@@ -7,8 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from eclip.errors import UsageError
-from eclip.mix import (
+from eclip.artefacts.mix import (
     DEFAULT_BATCH,
     MAX_WORKERS,
     PAPER_MIXES,
@@ -19,6 +18,7 @@ from eclip.mix import (
     split_model,
     with_kernels_for,
 )
+from eclip.errors import UsageError
 
 
 def read(text: str) -> list[tuple[str, str, float | None]]:

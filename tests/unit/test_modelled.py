@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eclip import store
-from eclip.calibration import Calibration
+from eclip.artefacts import store
+from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.mix import PAPER_MIXES, parse_mix
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.topology import Topology
 from eclip.errors import UsageError
 from eclip.frontends.modelled import model_names, model_profile
-from eclip.mix import PAPER_MIXES, parse_mix
-from eclip.profile import Profile
-from eclip.topology import Topology
 
 DEVICES = {
     name: (store.load_builtin(Topology, name), store.load_builtin(Calibration, name))

@@ -10,18 +10,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from eclip import store
+from eclip.artefacts import store
+from eclip.artefacts.mix import mix_of
+from eclip.artefacts.plan import ALL_WORKERS, Plan
+from eclip.artefacts.profile import Profile, Times
+from eclip.artefacts.topology import Topology
 from eclip.errors import MismatchError, PlanningError, UsageError
 from eclip.frontends.synthetic import synthetic_profile
-from eclip.mix import mix_of
-from eclip.plan import ALL_WORKERS, Plan
 from eclip.planning.exact import allocate
 from eclip.planning.policies import POLICIES, PolicyOptions, make_plan
 from eclip.planning.pool import build_pool
 from eclip.planning.problem import Problem
-from eclip.profile import Profile, Times
 from eclip.runtime.program import lower
-from eclip.topology import Topology
 from simulations import options_for
 
 TOPOLOGIES = {name: store.load_builtin(Topology, name) for name in store.builtin_names(Topology)}

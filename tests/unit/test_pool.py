@@ -7,10 +7,10 @@ import itertools
 import msgspec
 import pytest
 
-from eclip import store
-from eclip.plan import ALL_WORKERS
+from eclip.artefacts import store
+from eclip.artefacts.plan import ALL_WORKERS
+from eclip.artefacts.topology import Mask, Topology
 from eclip.planning.pool import build_pool, slice_orders
-from eclip.topology import Mask, Topology
 
 MI50 = store.load_builtin(Topology, "mi50")
 TOPOLOGIES = [store.load_builtin(Topology, name) for name in store.builtin_names(Topology)]

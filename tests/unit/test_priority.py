@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from eclip import store
+from eclip.artefacts import store
+from eclip.artefacts.plan import Plan
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.topology import Mask
 from eclip.devices.cuda import driver, graphs, lanes
 from eclip.errors import DeviceError
-from eclip.plan import Plan
 from eclip.planning.policies import make_plan
-from eclip.profile import Profile
-from eclip.topology import Mask
 from simulations import MI50, flat_profile, problem_of
 
 

@@ -16,17 +16,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from eclip import store
+from eclip.artefacts import store
+from eclip.artefacts.measures import measure
+from eclip.artefacts.mix import mix_of
+from eclip.artefacts.plan import Assignment, Group, Lane, Plan, PlannedWorker, Variant
+from eclip.artefacts.topology import Mask, Topology
 from eclip.devices.base import Window
 from eclip.devices.cuda import processes
 from eclip.devices.cuda.mps import python_path
 from eclip.devices.cuda.processes import Host, ProcessSets, Sharing, mps_sharing, shares_of
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.errors import DeviceError, MismatchError, UsageError
-from eclip.measures import measure
-from eclip.mix import mix_of
-from eclip.plan import Assignment, Group, Lane, Plan, PlannedWorker, Variant
-from eclip.topology import Mask, Topology
 from standins import (
     ENTRY,
     KERNELS,

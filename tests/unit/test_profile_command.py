@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from eclip import store
+from eclip.artefacts import store
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.topology import Topology
 from eclip.cli import profile as command
 from eclip.cli import screen
 from eclip.errors import DeviceError
 from eclip.frontends.library import file_of
 from eclip.frontends.synthetic import synthetic_profile
-from eclip.profile import Profile
-from eclip.topology import Topology
 
 # As eclip.frontends.profiler, each model with a fate of its own. Its arguments: GPU, seconds of
 # energy, folder, models.

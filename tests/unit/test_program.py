@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eclip import store
-from eclip.errors import MismatchError
-from eclip.mix import mix_of
-from eclip.plan import (
+from eclip.artefacts import store
+from eclip.artefacts.mix import mix_of
+from eclip.artefacts.plan import (
     ALL_WORKERS,
     Assignment,
     Group,
@@ -24,9 +23,10 @@ from eclip.plan import (
     PlannedWorker,
     Variant,
 )
+from eclip.artefacts.topology import Mask, Topology
+from eclip.artefacts.trace import Kernel, Trace
+from eclip.errors import MismatchError
 from eclip.runtime.program import NO_WAIT, Program, Route, lower
-from eclip.topology import Mask, Topology
-from eclip.trace import Kernel, Trace
 
 MI50 = store.load_builtin(Topology, "mi50")
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from eclip.artefacts.topology import Topology
+from eclip.artefacts.trace import Kernel
 from eclip.errors import ArtefactError, MismatchError
 from eclip.frontends.recorded import Launches, find_requests, make_profile, read_recording
-from eclip.topology import Topology
-from eclip.trace import Kernel
 
 
 def kernel(name: str) -> Kernel:

@@ -9,17 +9,17 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from eclip import store
+from eclip.artefacts import store
+from eclip.artefacts.mix import mix_of
+from eclip.artefacts.plan import Plan
+from eclip.artefacts.topology import Topology
 from eclip.frontends.synthetic import synthetic_profile
-from eclip.mix import mix_of
-from eclip.plan import Plan
-from eclip.planning import refine as refine_module
-from eclip.planning.objective import Objective, Score
-from eclip.planning.placement import Home, Placer
 from eclip.planning.problem import Problem
-from eclip.planning.refine import Corrected, refine
-from eclip.planning.search import Evaluate, Found, Hunt, search
-from eclip.topology import Topology
+from eclip.planning.search import refine as refine_module
+from eclip.planning.search.candidates import Evaluate, Found, Hunt, search
+from eclip.planning.search.objective import Objective, Score
+from eclip.planning.search.placement import Home, Placer
+from eclip.planning.search.refine import Corrected, refine
 
 H200 = store.load_builtin(Topology, "h200")
 PROFILES = tuple(synthetic_profile(index, 12, H200, name=f"m{index}") for index in range(3))

@@ -13,10 +13,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from eclip import store
+from eclip.artefacts import store
+from eclip.artefacts.measures import measure
+from eclip.artefacts.plan import ALL_WORKERS, Lane
+from eclip.artefacts.runlog import KernelRecords, Requests
+from eclip.artefacts.topology import Mask, Topology
 from eclip.errors import UsageError
-from eclip.measures import measure
-from eclip.plan import ALL_WORKERS, Lane
 from eclip.report import lanes, page, tables
 from eclip.report.labels import (
     duration,
@@ -26,8 +28,6 @@ from eclip.report.labels import (
     run_labels,
     worker_colour,
 )
-from eclip.runlog import KernelRecords, Requests
-from eclip.topology import Mask, Topology
 from logs import H200, make_log, make_mix, make_profile, without_records
 
 EVIL = "</script><script>throw 1</script><b>ä→日本"

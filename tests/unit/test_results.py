@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from comparisons import comparison, entry, score
-from eclip import store
-from eclip.comparison import Comparison, plan_digest
+from eclip.artefacts import store
+from eclip.artefacts.comparison import Comparison, plan_digest
 from eclip.errors import ArtefactError
 from eclip.planning.policies import make_plan
 from eclip.report import results as drawn
@@ -31,7 +31,7 @@ _WRITER = """
 import sys
 from pathlib import Path
 from comparisons import comparison
-from eclip import store
+from eclip.artefacts import store
 for number in range(int(sys.argv[2])):
     store.append(comparison({"shared": 1.0}, mix=f"{sys.argv[1]} {number}"), Path(sys.argv[3]))
 """

@@ -13,26 +13,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eclip import store
-from eclip.calibration import Calibration
+from eclip.artefacts import store
+from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.measures import measure
+from eclip.artefacts.mix import mix_of
+from eclip.artefacts.plan import MOST_VARIANTS, Plan
+from eclip.artefacts.topology import Topology
 from eclip.devices.base import Window
 from eclip.devices.load import load_of_mix
 from eclip.devices.sim.device import SimDevice
-from eclip.devices.sim.evaluate import Evaluator
 from eclip.errors import EclipError, UsageError
 from eclip.frontends.synthetic import synthetic_profile
-from eclip.measures import measure
-from eclip.mix import mix_of
-from eclip.plan import MOST_VARIANTS, Plan
-from eclip.planning.decision import PLAIN, STATIC, Entry, decide, shortlist
-from eclip.planning.objective import Objective, Score
-from eclip.planning.placement import Home, Placer, groups_of
+from eclip.lab.evaluate import Evaluator
 from eclip.planning.policies import PolicyOptions, make_plan
 from eclip.planning.problem import Problem
-from eclip.planning.search import Candidate, Found, search
-from eclip.planning.variants import with_variants
+from eclip.planning.search.candidates import Candidate, Found, search
+from eclip.planning.search.decision import PLAIN, STATIC, Entry, decide, shortlist
+from eclip.planning.search.objective import Objective, Score
+from eclip.planning.search.placement import Home, Placer, groups_of
+from eclip.planning.search.variants import with_variants
 from eclip.runtime.program import lower
-from eclip.topology import Topology
 from simulations import options_for
 
 MakeProblem = Callable[..., Problem]

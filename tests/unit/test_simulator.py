@@ -14,20 +14,20 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from eclip import store
-from eclip.calibration import Calibration
-from eclip.devices.alone import alone_rates
+from eclip.artefacts import store
+from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.plan import Assignment, Group, Lane, Plan, Variant
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.runlog import RunLog
+from eclip.artefacts.topology import Mask, Topology
 from eclip.devices.base import Window
 from eclip.devices.sim import device as sim
 from eclip.devices.sim.contention import LIMITS, RUNNING_KERNEL, contend, draw_w
 from eclip.errors import MismatchError
 from eclip.frontends.synthetic import synthetic_profile
-from eclip.plan import Assignment, Group, Lane, Plan, Variant
+from eclip.lab.alone import alone_rates
 from eclip.planning.policies import make_plan
-from eclip.profile import Profile
-from eclip.runlog import RunLog
 from eclip.runtime.program import lower
-from eclip.topology import Mask, Topology
 from simulations import (
     CALIBRATIONS,
     H200,
@@ -344,15 +344,15 @@ def test_request_keeps_the_variant_it_began_with() -> None:
 
 LONG_RUN = """
 import numpy as np
-from eclip import store
-from eclip.calibration import Calibration
+from eclip.artefacts import store
+from eclip.artefacts.calibration import Calibration
 from eclip.devices.base import MAX_SECONDS, Window
 from eclip.devices.load import Load
 from eclip.devices.sim import device as sim
 from eclip.frontends.synthetic import synthetic_profile
-from eclip.plan import unpartitioned
+from eclip.artefacts.plan import unpartitioned
 from eclip.runtime.program import lower
-from eclip.topology import Topology
+from eclip.artefacts.topology import Topology
 
 h200 = store.load_builtin(Topology, "h200")
 profiles = [synthetic_profile(seed, 20, h200, name=f"m{seed}") for seed in range(3)]

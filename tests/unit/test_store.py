@@ -28,12 +28,12 @@ from artefacts import (
     with_value,
     write,
 )
-from eclip import store
-from eclip.calibration import Calibration
+from eclip.artefacts import store
+from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.plan import Plan
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.topology import Topology
 from eclip.errors import ArtefactError, UsageError
-from eclip.plan import Plan
-from eclip.profile import Profile
-from eclip.topology import Topology
 
 
 @every_kind

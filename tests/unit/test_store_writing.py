@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from artefacts import ARTEFACTS, PLAN, RUN, TOPOLOGY, TRACE, every_suffix, saved, write
-from eclip import store
+from eclip.artefacts import store
+from eclip.artefacts.topology import Topology
 from eclip.errors import ArtefactError
-from eclip.topology import Topology
 
 KILLED_WHILE_WRITING = """
 import os, signal, sys
 from pathlib import Path
-from eclip import store
-from eclip.topology import Topology
+from eclip.artefacts import store
+from eclip.artefacts.topology import Topology
 
 os.{call} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 store.save(store.load_builtin(Topology, "h200"), Path(sys.argv[1]))
@@ -130,8 +130,8 @@ def test_file_has_the_permissions_that_others_expect(tmp_path: Path) -> None:
 WRITE_OFTEN = """
 import sys
 from pathlib import Path
-from eclip import store
-from eclip.topology import Topology
+from eclip.artefacts import store
+from eclip.artefacts.topology import Topology
 
 topology = store.load_builtin(Topology, sys.argv[2])
 for _ in range(150):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from eclip.artefacts.topology import Topology
 from eclip.devices.cuda.mps import MOST_CLIENTS, equal_shares
-from eclip.planning.objective import Objective, Score
 from eclip.planning.policies import make_plan
-from eclip.planning.sweep import StaticMasks, best_setting, masks_setting
-from eclip.topology import Topology
+from eclip.planning.search.masks import StaticMasks, best_setting, masks_setting
+from eclip.planning.search.objective import Objective, Score
 from simulations import H200, MI50, flat_profile, problem_of
 
 

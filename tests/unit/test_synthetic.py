@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eclip import store
+from eclip.artefacts import store
+from eclip.artefacts.topology import Topology
 from eclip.errors import UsageError
 from eclip.frontends.synthetic import synthetic_profile
-from eclip.topology import Topology
 
 H200 = store.load_builtin(Topology, "h200")
 SIXTEEN_SIZES = (*range(8, 128, 8), 132)

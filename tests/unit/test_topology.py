@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eclip import store
-from eclip.topology import Mask, Topology
+from eclip.artefacts import store
+from eclip.artefacts.topology import Mask, Topology
 
 SLICES = st.frozensets(st.integers(0, 70))
 H200 = store.load_builtin(Topology, "h200")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from eclip.artefacts.trace import Kernel, Trace
 from eclip.errors import DeviceError
 from eclip.frontends.traffic import _parse, distinct_kernels
-from eclip.trace import Kernel, Trace
 
 CSV = """==PROF== Connected to process 7
 some output of the program

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eclip import store
+from eclip.artefacts import store
+from eclip.artefacts.lengths import Lengths, lengths_of
+from eclip.artefacts.machine import GpuStage, Machine
 from eclip.errors import PlanningError, UsageError
-from eclip.lengths import Lengths, lengths_of
-from eclip.machine import GpuStage, Machine
 from eclip.varout import estimate, gpu_model
 from eclip.varout.estimate import Choice
 from eclip.varout.gpu_model import Sample

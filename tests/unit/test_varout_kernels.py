@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from eclip.varout import reference_ops
+import varout_reference_ops as reference_ops
 from eclip.varout.cuda import build
 from eclip.varout.mechanisms import Mechanism
 from simt import COMPILER, Emulated

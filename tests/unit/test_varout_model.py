@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eclip import store
+from eclip.artefacts import store
+from eclip.artefacts.machine import Machine, StreamProcessor
 from eclip.errors import UsageError
-from eclip.machine import Machine, StreamProcessor
 from eclip.varout import growth, model
 from eclip.varout.mechanisms import Mechanism, StreamKernel, possible, why_not_merge
-from eclip.varout.simulate import simulate
+from varout_cycles import simulate
 
 TOLERANCE = 0.02
 

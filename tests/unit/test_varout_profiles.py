@@ -10,17 +10,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from eclip import store
+from eclip.artefacts import store
+from eclip.artefacts.lengths import Lengths, lengths_of
+from eclip.artefacts.machine import Machine
+from eclip.artefacts.mix import mix_of
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.topology import Topology
+from eclip.artefacts.trace import Kernel, KernelLengths, Trace
 from eclip.errors import UsageError
 from eclip.frontends.synthetic import synthetic_profile
-from eclip.lengths import Lengths, lengths_of
-from eclip.machine import Machine
-from eclip.mix import mix_of
 from eclip.planning.policies import make_plan
 from eclip.planning.problem import Problem
-from eclip.profile import Profile
-from eclip.topology import Topology
-from eclip.trace import Kernel, KernelLengths, Trace
 from eclip.varout.mechanisms import Mechanism
 from eclip.varout.profiles import STAGE_KERNELS, annotate, stage_kernels
 
@@ -53,7 +53,7 @@ def lengths() -> Lengths:
 
 def test_traces_without_lengths_are_what_they_were(profile: Profile) -> None:
     """Files of before are read, and digests do not change."""
-    shipped = sorted((Path(store.__file__).parent / "data" / "profiles" / "h200").glob("*.gz"))
+    shipped = sorted((Path(store.__file__).parents[1] / "data" / "profiles" / "h200").glob("*.gz"))
     assert store.load(shipped[0], Profile).trace.lengths == ()
     with_lengths = msgspec.structs.replace(
         profile.trace, lengths=(KernelLengths(kernel=3, lengths=lengths_of([1])),)

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import varout_reference as reference
+import varout_reference_ops as reference_ops
 from eclip.errors import ArenaError, UsageError
-from eclip.varout import reference, reference_ops
 from eclip.varout.mechanisms import Mechanism
-from eclip.varout.reference import Cursor
+from varout_reference import Cursor
 
 GENERAL = [one for one in Mechanism if one is not Mechanism.MAXIMUM]  # serve any bound
 Ints = npt.NDArray[np.int64]

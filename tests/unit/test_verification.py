@@ -10,27 +10,27 @@ from typing import Any
 import msgspec
 import pytest
 
-from eclip import store
-from eclip.calibration import Calibration
+from eclip.artefacts import store
+from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.measures import measure, steady_rates
+from eclip.artefacts.mix import Mix, mix_of
+from eclip.artefacts.observations import ObservedHome, ObservedRun
+from eclip.artefacts.plan import Plan
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.topology import Topology
 from eclip.cli import verification, wiring
 from eclip.cli.verification import Opened, Verification, Verifier, check_measured
-from eclip.devices.alone import alone_rates
 from eclip.devices.base import Window
 from eclip.devices.load import at_rates
 from eclip.devices.sim.device import SimDevice, SimSession
-from eclip.devices.trials import Trials, score_of
 from eclip.errors import DeviceError, UsageError
-from eclip.measures import measure, steady_rates
-from eclip.mix import Mix, mix_of
-from eclip.observations import ObservedHome, ObservedRun
-from eclip.plan import Plan
-from eclip.planning.decision import OTHER_KERNELS, PLAIN, STATIC, decide, shortlist
-from eclip.planning.objective import Objective, Score
-from eclip.planning.placement import Home, Placer, groups_of
+from eclip.lab.alone import alone_rates
+from eclip.lab.trials import Trials, score_of
 from eclip.planning.policies import PolicyOptions, make_plan
 from eclip.planning.problem import Problem
-from eclip.profile import Profile
-from eclip.topology import Topology
+from eclip.planning.search.decision import OTHER_KERNELS, PLAIN, STATIC, decide, shortlist
+from eclip.planning.search.objective import Objective, Score
+from eclip.planning.search.placement import Home, Placer, groups_of
 from simulations import flat_profile
 
 H200 = store.load_builtin(Topology, "h200")

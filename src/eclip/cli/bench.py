@@ -12,13 +12,13 @@ import msgspec
 import numpy as np
 import typer
 
-from eclip import store
-from eclip.calibration import Calibration
+from eclip.artefacts import store
+from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.topology import Topology
 from eclip.cli import screen
 from eclip.cli.options import GpuOption, JsonOption
 from eclip.errors import unknown_name
 from eclip.frontends.synthetic import synthetic_profile
-from eclip.topology import Topology
 
 _REPEATS = 5
 
@@ -133,10 +133,10 @@ def bench_solver() -> list[Figure]:
 
 def bench_search() -> list[Figure]:
     """What one candidate of a search costs: exact planning, the plan, its simulation."""
-    from eclip.devices.sim.evaluate import Evaluator
-    from eclip.mix import mix_of
-    from eclip.planning.placement import Home, Placer
+    from eclip.artefacts.mix import mix_of
+    from eclip.lab.evaluate import Evaluator
     from eclip.planning.problem import Problem
+    from eclip.planning.search.placement import Home, Placer
 
     device = store.load_builtin(Topology, "h200")
     calibration = store.load_builtin(Calibration, "h200")
@@ -176,10 +176,10 @@ def bench_search() -> list[Figure]:
 
 
 def bench_simulator() -> list[Figure]:
+    from eclip.artefacts.mix import mix_of
     from eclip.devices.base import Window
     from eclip.devices.load import CLOSED_LOOP, Load
     from eclip.devices.sim.device import SimDevice
-    from eclip.mix import mix_of
     from eclip.planning.policies import make_plan
     from eclip.planning.problem import Problem
     from eclip.runtime.program import lower

@@ -16,19 +16,19 @@ import msgspec
 import typer
 from msgspec.structs import asdict, replace
 
-from eclip import store
-from eclip.calibration import Calibration
+from eclip.artefacts import store
+from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.mix import Mix, parse_mix
+from eclip.artefacts.observations import Observations
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.topology import Topology
 from eclip.cli import screen, wiring
 from eclip.cli.options import CalibrationOption, GpuOption, JsonOption, ProfilesOption
 from eclip.errors import DeviceError, MismatchError, UsageError, unknown_name
-from eclip.mix import Mix, parse_mix
-from eclip.observations import Observations
-from eclip.profile import Profile
-from eclip.topology import Topology
 
 if TYPE_CHECKING:
     from eclip.devices.base import Device
-    from eclip.devices.sim.fit import Errors, Fit
+    from eclip.lab.fit import Errors, Fit
 
 # Two to six workers, long and short kernels, transformers and CNNs, all with measured profiles.
 MIXES = (
@@ -141,10 +141,10 @@ def measure(
 
     The time is dealt out evenly: what a mix leaves goes to those after it.
     """
-    from eclip.devices.alone import alone_rates
-    from eclip.devices.observe import WINDOW, observe, placements
-    from eclip.planning.placement import Placer
+    from eclip.lab.alone import alone_rates
+    from eclip.lab.observe import WINDOW, observe, placements
     from eclip.planning.problem import Problem
+    from eclip.planning.search.placement import Placer
 
     kept = _begin(device.topology, profiles, path, driver)
     begin = time.monotonic()
@@ -216,7 +216,7 @@ def _fit(
     folders: Sequence[Path],
     seed: int,
 ) -> Fit:
-    from eclip.devices.sim.fit import Replay, fit
+    from eclip.lab.fit import Replay, fit
 
     if not found.runs:
         raise UsageError("there are no runs to fit; measure longer: --budget")

@@ -9,7 +9,10 @@ from typing import Annotated
 
 import typer
 
-from eclip import store
+from eclip.artefacts import store
+from eclip.artefacts.mix import parse_mix
+from eclip.artefacts.plan import Plan
+from eclip.artefacts.profile import Profile
 from eclip.cli import outcome, report, screen, wiring
 from eclip.cli.contest import Contest
 from eclip.cli.contest_options import ContestOptions, known_policies
@@ -35,9 +38,6 @@ from eclip.cli.options import (
     WarmupOption,
 )
 from eclip.errors import EclipError, UsageError, unknown_name
-from eclip.mix import parse_mix
-from eclip.plan import Plan
-from eclip.profile import Profile
 
 _NAME = re.compile(r"[A-Za-z][\w.-]{0,40}", re.ASCII)
 
@@ -137,8 +137,8 @@ def compare(
 
     Kernels are recorded only if they are kept (--report, --out).
     """
-    from eclip.planning.objective import Objective
     from eclip.planning.policies import PolicyOptions
+    from eclip.planning.search.objective import Objective
 
     run_options = wiring.run_options(device, gpu, seconds, warmup, trace_ms, seed, arrivals)
     if report_file is None and folder is None:

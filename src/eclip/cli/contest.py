@@ -17,30 +17,30 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from eclip.calibration import Calibration
+from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.comparison import Trial
+from eclip.artefacts.fingerprint import Fingerprint
+from eclip.artefacts.measures import measure
+from eclip.artefacts.mix import Mix
+from eclip.artefacts.plan import Plan, fingerprint_of
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.runlog import RunLog
+from eclip.artefacts.topology import Topology
 from eclip.cli import wiring
 from eclip.cli.contest_options import PROCESSES, ContestOptions, known_policies
 from eclip.cli.contest_processes import Started, start_processes
-from eclip.comparison import Trial
 from eclip.devices.base import Closing, Window
 from eclip.devices.load import Load, at_rates, load_of_csv, load_of_mix, long_enough
 from eclip.errors import EclipError, UsageError
-from eclip.fingerprint import Fingerprint
-from eclip.measures import measure
-from eclip.mix import Mix
-from eclip.plan import Plan, fingerprint_of
-from eclip.profile import Profile
-from eclip.runlog import RunLog
-from eclip.topology import Topology
 
 if TYPE_CHECKING:
+    from eclip.artefacts.observations import ObservedRun
     from eclip.cli.tryouts import Tryouts
     from eclip.cli.verification import Verifier
     from eclip.devices.base import Device, Session
-    from eclip.observations import ObservedRun
-    from eclip.planning.objective import Objective
     from eclip.planning.policies import PolicyOptions
-    from eclip.planning.search import Found
+    from eclip.planning.search.candidates import Found
+    from eclip.planning.search.objective import Objective
 
 Result = TypeVar("Result")
 
@@ -182,7 +182,7 @@ class Contest:
         searches: Future[list[tuple[Objective, Found]]],
         stack: contextlib.ExitStack,
     ) -> None:
-        from eclip.devices.alone import alone_rates
+        from eclip.lab.alone import alone_rates
 
         made: dict[str, Plan] = {}
         sessions = {name: mine for one in started for name, mine in one.sessions.items()}
@@ -298,7 +298,7 @@ class Contest:
 
     def _plan_for_load(self) -> Plan:
         """What the search finds for the latency of the arrivals that the policies will meet."""
-        from eclip.planning.objective import Objective
+        from eclip.planning.search.objective import Objective
 
         arriving, aim = at_rates(self.mix, self._rates), Objective("latency")
         options = dataclasses.replace(self._policy_options, objective=aim)
@@ -338,7 +338,7 @@ class Contest:
     # The rounds
 
     def _run_rounds(self) -> None:
-        from eclip.devices.rounds import rotation
+        from eclip.lab.rounds import rotation
 
         load_of, window = self._arrivals()
         repeats = self._options.repeats

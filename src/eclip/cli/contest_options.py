@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from eclip.cli.verification import Verification
 from eclip.errors import UsageError
-from eclip.planning.objective import THROUGHPUT, Objective
+from eclip.planning.search.objective import THROUGHPUT, Objective
 
 # Baselines first, each before what it is a baseline for.
 PROCESSES = ("timeslice", "mps", "mps-model")  # on a GPU

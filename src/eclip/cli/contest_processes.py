@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from eclip.artefacts.plan import Plan
 from eclip.cli import wiring
-from eclip.plan import Plan
 
 if TYPE_CHECKING:
     from eclip.devices.base import Device

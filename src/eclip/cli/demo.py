@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
+from eclip.artefacts.mix import parse_mix
 from eclip.cli import outcome, report, screen, wiring
 from eclip.cli.contest import Contest
 from eclip.cli.contest_options import ContestOptions
 from eclip.cli.options import DeviceOption, GpuOption, JsonOption, SeedOption, TopologyOption
-from eclip.mix import parse_mix
 
 _POLICIES = ("shared", "timeslice", "model", "kernel", "eclip", "search")  # one of every kind
 _BATCHES = 12  # of the search: some seconds, and the same plan every time

@@ -72,11 +72,11 @@ def _packages() -> list[Finding]:
 
 
 def _device(index: int) -> list[Finding]:
+    from eclip.artefacts.topology import Mask
     from eclip.devices.cuda.driver import CONNECTIONS, Gpu, call, cu
     from eclip.devices.cuda.energy import Nvml
     from eclip.devices.cuda.lanes import LanePool, Slices
     from eclip.devices.cuda.tracer import Tracer
-    from eclip.topology import Mask
 
     findings: list[Finding] = []
 

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from eclip import store
+from eclip.artefacts import store
+from eclip.artefacts.plan import Plan
 from eclip.cli import screen, wiring
 from eclip.cli.options import (
     CalibrationOption,
@@ -18,7 +19,6 @@ from eclip.cli.options import (
     WorkersOption,
 )
 from eclip.errors import UsageError
-from eclip.plan import Plan
 
 
 def exec(

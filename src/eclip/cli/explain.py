@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from eclip import store
+from eclip.artefacts import store
+from eclip.artefacts.plan import Assignment, Evidence, Plan, Trial
 from eclip.cli import screen
 from eclip.cli.options import JsonOption
-from eclip.plan import Assignment, Evidence, Plan, Trial
 
 if TYPE_CHECKING:
-    from eclip.planning.objective import Score
+    from eclip.planning.search.objective import Score
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 64
@@ -153,7 +153,7 @@ def _print_evidence(plan: Plan, evidence: Evidence) -> None:
 
 
 def _score(trial: Trial) -> Score:
-    from eclip.planning.objective import Score
+    from eclip.planning.search.objective import Score
 
     return Score(trial.ratios, trial.power_w, ())
 

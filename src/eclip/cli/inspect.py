@@ -8,22 +8,22 @@ from typing import Annotated
 import msgspec
 import typer
 
-from eclip import store
-from eclip.calibration import Calibration
+from eclip.artefacts import store
+from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.comparison import Comparison
+from eclip.artefacts.fingerprint import Fingerprint
+from eclip.artefacts.lengths import Lengths
+from eclip.artefacts.machine import Machine
+from eclip.artefacts.measures import measure
+from eclip.artefacts.observations import Observations
+from eclip.artefacts.plan import Plan
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.runlog import RunLog
+from eclip.artefacts.store import Artefact
+from eclip.artefacts.topology import Topology
+from eclip.artefacts.trace import Kernel, Trace
 from eclip.cli import explain, screen
 from eclip.cli.options import JsonOption
-from eclip.comparison import Comparison
-from eclip.fingerprint import Fingerprint
-from eclip.lengths import Lengths
-from eclip.machine import Machine
-from eclip.measures import measure
-from eclip.observations import Observations
-from eclip.plan import Plan
-from eclip.profile import Profile
-from eclip.runlog import RunLog
-from eclip.store import Artefact
-from eclip.topology import Topology
-from eclip.trace import Kernel, Trace
 
 _ROWS = 12  # of the longest kernels
 

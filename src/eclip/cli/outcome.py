@@ -9,14 +9,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from eclip import __version__, store
+from eclip import __version__
+from eclip.artefacts import store
+from eclip.artefacts.comparison import Comparison, Entry, plan_digest, score_of
+from eclip.artefacts.measures import measure, measure_together
+from eclip.artefacts.observations import Observations
 from eclip.cli import screen
 from eclip.cli.contest import Contest
 from eclip.cli.contest_options import ContestOptions
-from eclip.comparison import Comparison, Entry, plan_digest, score_of
 from eclip.errors import UsageError
-from eclip.measures import measure, measure_together
-from eclip.observations import Observations
 
 
 def keep(contest: Contest, folder: Path) -> None:

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from eclip import store
+from eclip.artefacts import store
+from eclip.artefacts.mix import parse_mix
+from eclip.artefacts.profile import Profile
 from eclip.cli import explain, screen, wiring
 from eclip.cli.options import (
     BatchesOption,
@@ -33,8 +35,6 @@ from eclip.cli.options import (
     numbers,
 )
 from eclip.errors import UsageError
-from eclip.mix import parse_mix
-from eclip.profile import Profile
 
 
 def plan(
@@ -70,8 +70,8 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Decide which lane every kernel of a mix takes, and write the plan."""
-    from eclip.planning.objective import Objective
     from eclip.planning.policies import PolicyOptions
+    from eclip.planning.search.objective import Objective
 
     wanted = parse_mix(mix)
     layout = wiring.find_topology(topology)

@@ -24,13 +24,13 @@ from typing import IO, Annotated
 
 import typer
 
-from eclip import store
+from eclip.artefacts import store
+from eclip.artefacts.profile import Profile
 from eclip.cli import screen
 from eclip.cli.options import GpuOption
 from eclip.errors import DeviceError, UsageError
 from eclip.frontends.library import file_of
 from eclip.frontends.traffic import with_traffic
-from eclip.profile import Profile
 
 _CHILD = (sys.executable, "-m", "eclip.frontends.profiler")
 _START_SECONDS = 120.0  # imports, and a context on the GPU

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eclip import store
+from eclip.artefacts import store
 from eclip.cli import screen, wiring
 from eclip.cli.options import GpuOption, TopologyOption, WorkersOption
 from eclip.errors import DeviceError, MismatchError, UsageError
 from eclip.frontends.library import file_of, split_key
 
 if TYPE_CHECKING:
+    from eclip.artefacts.topology import Topology
     from eclip.frontends.recorded import Launches, Requests
-    from eclip.topology import Topology
 
 
 def record(

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from eclip import store
+from eclip.artefacts import store
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.runlog import RunLog
 from eclip.cli import screen, wiring
 from eclip.cli.options import CalibrationOption, ProfilesOption
 from eclip.errors import UsageError
-from eclip.profile import Profile
-from eclip.runlog import RunLog
 
 
 def report(

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from eclip import store
+from eclip.artefacts import store
 from eclip.cli import screen
 from eclip.cli.options import JsonOption
 from eclip.errors import ArtefactError

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from eclip import store
+from eclip.artefacts import store
+from eclip.artefacts.measures import measure
+from eclip.artefacts.plan import Plan
 from eclip.cli import screen, wiring
 from eclip.cli.options import (
     ArrivalsOption,
@@ -22,8 +24,6 @@ from eclip.cli.options import (
     TraceOption,
     WarmupOption,
 )
-from eclip.measures import measure
-from eclip.plan import Plan
 
 
 def run(

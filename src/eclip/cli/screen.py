@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from eclip.measures import Measures
+from eclip.artefacts.measures import Measures
 
 _PIPE_WIDTH = 160  # a table cut at 80 columns is of no use in a file
 

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from eclip import store
+from eclip.artefacts import store
+from eclip.artefacts.topology import Topology
 from eclip.cli import inspect, screen, wiring
 from eclip.cli.options import JsonOption
-from eclip.topology import Topology
 
 
 def topology(

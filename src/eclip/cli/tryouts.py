@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from eclip.artefacts.comparison import Trial, trial_of
+from eclip.artefacts.plan import Plan, unpartitioned
 from eclip.cli.contest_options import ContestOptions
 from eclip.cli.verification import Opened, Verifier, check_measured
-from eclip.comparison import Trial, trial_of
 from eclip.devices.base import Window
 from eclip.devices.load import load_of_mix
-from eclip.devices.trials import score_of
 from eclip.errors import UsageError
-from eclip.plan import Plan, unpartitioned
-from eclip.planning.objective import Objective, Score
+from eclip.lab.trials import score_of
 from eclip.planning.problem import Problem
-from eclip.planning.sweep import StaticMasks, best_setting, masks_setting
+from eclip.planning.search.masks import StaticMasks, best_setting, masks_setting
+from eclip.planning.search.objective import Objective, Score
 
 if TYPE_CHECKING:
+    from eclip.artefacts.runlog import RunLog
     from eclip.devices.base import Session
     from eclip.devices.cuda.processes import ProcessSession
-    from eclip.planning.placement import Home
-    from eclip.planning.search import Found
-    from eclip.runlog import RunLog
+    from eclip.planning.search.candidates import Found
+    from eclip.planning.search.placement import Home
 
 _WARMUP_S = 0.05
 _TAIL_SECONDS = 2.0  # of a run that is to tell a 99th percentile

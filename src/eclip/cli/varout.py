@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eclip import store
+from eclip.artefacts import store
+from eclip.artefacts.lengths import Lengths, lengths_of
+from eclip.artefacts.machine import Machine
 from eclip.cli import screen
 from eclip.cli.options import GpuOption, JsonOption
 from eclip.errors import DeviceError, PlanningError, UsageError, unknown_name
-from eclip.lengths import Lengths, lengths_of
-from eclip.machine import Machine
 
 if TYPE_CHECKING:
     from eclip.varout.growth import Growth
@@ -184,7 +184,7 @@ def annotate(
     machine: MachineOption = "h200",
 ) -> None:
     """Give a profile the length distribution of its stage, and expected and tail times with it."""
-    from eclip.profile import Profile
+    from eclip.artefacts.profile import Profile
     from eclip.varout.estimate import CHOICES
     from eclip.varout.mechanisms import Mechanism
     from eclip.varout.profiles import annotate as annotated

@@ -20,26 +20,26 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from eclip.artefacts.measures import waits_longest
+from eclip.artefacts.observations import ObservedHome, ObservedRun
 from eclip.cli import wiring
 from eclip.devices.base import Window
 from eclip.devices.load import load_of_mix
 from eclip.errors import EclipError, UsageError
-from eclip.measures import waits_longest
-from eclip.observations import ObservedHome, ObservedRun
 
 if TYPE_CHECKING:
+    from eclip.artefacts.mix import Mix
+    from eclip.artefacts.plan import Plan
+    from eclip.artefacts.runlog import RunLog
     from eclip.devices.base import Device, Session
-    from eclip.devices.sim.evaluate import Evaluator
-    from eclip.devices.trials import Trials
-    from eclip.mix import Mix
-    from eclip.plan import Plan
-    from eclip.planning.decision import Entry
-    from eclip.planning.objective import Objective, Score
-    from eclip.planning.placement import Home
+    from eclip.lab.evaluate import Evaluator
+    from eclip.lab.trials import Trials
     from eclip.planning.policies import PolicyOptions
     from eclip.planning.problem import Problem
-    from eclip.planning.search import Candidate, Found
-    from eclip.runlog import RunLog
+    from eclip.planning.search.candidates import Candidate, Found
+    from eclip.planning.search.decision import Entry
+    from eclip.planning.search.objective import Objective, Score
+    from eclip.planning.search.placement import Home
 
 _ROUNDS = 2  # of the runs in turns
 # Of such a run, at least: a GPU may go above its power limit for a quarter of a second, and its
@@ -78,7 +78,7 @@ class Opened:
 
     def trials(self, mix: Mix, **options: Any) -> Trials:
         """Short runs of plans, under the mix's load."""
-        from eclip.devices.trials import Trials
+        from eclip.lab.trials import Trials
 
         return Trials(self.open, self.alone_rps, mix, **options)
 
@@ -98,7 +98,7 @@ class Verifier:
         self.observed: list[ObservedRun] = []  # on the device, while the search went on there
 
     def simulate(self, objective: Objective, progress: wiring.Progress) -> Found:
-        from eclip.planning.search import search
+        from eclip.planning.search.candidates import search
 
         if self._how.refine_seconds > 0 and (objective.kind == "latency" or not self._busy):
             raise UsageError(
@@ -154,8 +154,8 @@ class Verifier:
     ) -> Plan:
         """The plan that measures best, with its evidence and its variants: of what was explored,
         for whatever objective, or of what simulation found."""
-        from eclip.planning.decision import decide, shortlist
-        from eclip.planning.variants import with_variants
+        from eclip.planning.search.decision import decide, shortlist
+        from eclip.planning.search.variants import with_variants
 
         tried = None
         if self._tried:  # which is known, and takes no time
@@ -196,7 +196,7 @@ class Verifier:
     ) -> Found:
         """Everything that was tried on the device and what is tried now, ranked for the
         objective."""
-        from eclip.planning.refine import refine
+        from eclip.planning.search.refine import refine
 
         with wiring.quick_opening(opened.device):
             self._plain(objective, trials)
@@ -218,7 +218,7 @@ class Verifier:
     def _plain(self, objective: Objective, trials: Trials) -> Score:
         """What plain streams give in a trial, which must be something; once it is known it takes no
         time."""
-        from eclip.plan import unpartitioned
+        from eclip.artefacts.plan import unpartitioned
 
         problem = self._problem
         (score,) = trials([unpartitioned(problem.topology, problem.profiles, problem.mix)])
@@ -228,9 +228,9 @@ class Verifier:
     @functools.cached_property
     def _earlier(self) -> list[tuple[tuple[Home, ...], Plan, Score]]:
         """What an earlier search has tried, with the plans as they ran and what they gave."""
-        from eclip.devices.sim.fit import plan_of
-        from eclip.planning.objective import Score
-        from eclip.planning.placement import Home, Placer
+        from eclip.lab.fit import plan_of
+        from eclip.planning.search.objective import Score
+        from eclip.planning.search.placement import Home, Placer
 
         runs = self._how.earlier
         placers = {cost: Placer(self._problem, cost) for cost in {run.switch_ns for run in runs}}
@@ -254,8 +254,8 @@ class Verifier:
 
     def _starts(self, found: Found) -> dict[tuple[Home, ...], str]:
         """Where the device begins, and why there."""
-        from eclip.devices.observe import placements
-        from eclip.planning.placement import Home
+        from eclip.lab.observe import placements
+        from eclip.planning.search.placement import Home
 
         starts = {one.homes: "finalist" for one in found.finalists(_STARTS)}
         starts |= {one.homes: "static finalist" for one in found.static[:_STATIC]}
@@ -286,7 +286,7 @@ class Verifier:
     def _preferring_who_waits(entries: Sequence[Entry], alone_rps: Sequence[float]) -> list[Entry]:
         """Those without masks once more, whoever waits longest for its length going first: of
         priorities simulation knows nothing."""
-        from eclip.planning.decision import OTHER_KERNELS, PLAIN
+        from eclip.planning.search.decision import OTHER_KERNELS, PLAIN
 
         first = waits_longest(entries[0].found.p99_ms, alone_rps)
         name = entries[0].plan.workers[first].name
@@ -309,7 +309,7 @@ class Verifier:
     def _fitting(self, known: Sequence[tuple[Home, ...]]) -> list[tuple[Home, ...]]:
         """All of the device for everybody and the best known placements, with kernels that fit
         them."""
-        from eclip.planning.search import fitted
+        from eclip.planning.search.candidates import fitted
 
         if not self._problem.others:
             return []
@@ -318,7 +318,7 @@ class Verifier:
     @property
     def _whole(self) -> tuple[Home, ...]:
         """All of the device for everybody."""
-        from eclip.planning.placement import Home
+        from eclip.planning.search.placement import Home
 
         home = Home(0, 1, len(self._problem.topology.slice_units), 0.0, 0)
         return (home,) * len(self._problem.profiles)
@@ -331,7 +331,7 @@ class Verifier:
         trials: Trials,
     ) -> None:
         """What the trials themselves gave, which are known and take no time."""
-        from eclip.planning.placement import groups_of
+        from eclip.planning.search.placement import groups_of
 
         measured = trials([one.plan for one in candidates])
         for one, score in zip(candidates, measured, strict=True):
@@ -362,7 +362,7 @@ class Verifier:
         By the plan's place. One that the device refuses, such as for a kernel whose clusters do not
         fit its slices, is left out; the first, plain streams, must run.
         """
-        from eclip.devices.rounds import rotation
+        from eclip.lab.rounds import rotation
 
         load = load_of_mix(
             self._problem.mix, window.seconds, window.warmup_seconds, self._options.seed

@@ -16,26 +16,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eclip import store
-from eclip.calibration import Calibration
+from eclip.artefacts import store
+from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.measures import measure, measure_together
+from eclip.artefacts.mix import Mix, parse_mix
+from eclip.artefacts.observations import Observations, ObservedRun
+from eclip.artefacts.plan import Plan, fingerprint_of
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.runlog import RunLog
+from eclip.artefacts.topology import Topology
 from eclip.errors import DeviceError, UsageError, unknown_name
 from eclip.frontends.library import find_others, find_profile
-from eclip.measures import measure, measure_together
-from eclip.mix import Mix, parse_mix
-from eclip.observations import Observations, ObservedRun
-from eclip.plan import Plan, fingerprint_of
-from eclip.profile import Profile
-from eclip.runlog import RunLog
-from eclip.topology import Topology
 
 if TYPE_CHECKING:
     from eclip.cli.verification import Verification, Verifier
     from eclip.devices.base import Device, Session, Window
     from eclip.devices.cuda.processes import ProcessSets, Sharing
-    from eclip.devices.sim.evaluate import Evaluator
-    from eclip.planning.objective import Score
+    from eclip.lab.evaluate import Evaluator
     from eclip.planning.policies import PolicyOptions
     from eclip.planning.problem import Problem
+    from eclip.planning.search.objective import Score
     from eclip.runtime.table import WorkersBy
 
 Progress = Callable[[float], None]
@@ -208,7 +208,7 @@ def search_and_verify(
 ) -> Plan:
     """Search by simulation, try the best plans on the device, and take what did best there."""
     from eclip.cli.verification import Opened
-    from eclip.devices.alone import alone_rates
+    from eclip.lab.alone import alone_rates
 
     verifier = make_verifier(mix, topology, profiles, calibration, options, how)
     found = verifier.simulate(options.objective, lambda part: progress(part / 2))
@@ -246,13 +246,13 @@ def make_verifier(
 
 
 def make_evaluator(problem: Problem, calibration: Calibration) -> Evaluator:
-    from eclip.devices.sim.evaluate import Evaluator
+    from eclip.lab.evaluate import Evaluator
 
     return Evaluator(problem.topology, problem.profiles, calibration, problem.mix, problem.others)
 
 
 def mean_score(logs: Sequence[RunLog]) -> Score:
-    from eclip.planning.objective import Score
+    from eclip.planning.search.objective import Score
 
     found = [measure(log) for log in logs]
     workers = range(len(found[0].workers))
@@ -276,8 +276,8 @@ def run_plans(
     alone: tuple[Profile, ...] | None = None,  # what rates alone are of, if not these profiles
 ) -> list[RunLog]:
     """Run plans of one mix one after another, under identical arrivals."""
-    from eclip.devices.alone import alone_rates
     from eclip.devices.load import load_of_csv, load_of_mix
+    from eclip.lab.alone import alone_rates
 
     mix, window = plans[0].mix, options.window
     if options.arrivals is None:

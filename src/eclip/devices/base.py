@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self, TypeVar
 
+from eclip.artefacts.plan import Plan
+from eclip.artefacts.runlog import RunLog
+from eclip.artefacts.topology import Topology
+from eclip.artefacts.trace import Trace
 from eclip.devices.load import MAX_SECONDS, Load
 from eclip.errors import MismatchError, UsageError
-from eclip.plan import Plan
-from eclip.runlog import RunLog
 from eclip.runtime.program import Program
-from eclip.topology import Topology
-from eclip.trace import Trace
 
 Source = TypeVar("Source", contravariant=True)  # what a worker runs from: a Profile, a capture
 

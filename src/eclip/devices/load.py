@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from eclip.artefacts.mix import Mix
 from eclip.errors import ArtefactError, UsageError, unknown_name
-from eclip.mix import Mix
 
 MAX_ARRIVALS = 50_000_000
 MAX_SECONDS = 24 * 3600.0  # of a run

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-from eclip import store
-from eclip.calibration import Calibration
+from eclip.artefacts import store
+from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.mix import split_model, with_kernels_for
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.topology import Topology
 from eclip.errors import MismatchError, UsageError, unknown_name
 from eclip.frontends.modelled import model_names, model_profile
-from eclip.mix import split_model, with_kernels_for
-from eclip.profile import Profile
-from eclip.topology import Topology
 
 _SUFFIXES = (".json.gz", ".json")
 

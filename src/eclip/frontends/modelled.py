@@ -16,13 +16,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from eclip.calibration import Calibration
+from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.profile import Profile, Times
+from eclip.artefacts.topology import Topology
+from eclip.artefacts.trace import Kernel, Trace
 from eclip.errors import UsageError
 from eclip.frontends import zoo
 from eclip.frontends.zoo.ops import Kind, Op
-from eclip.profile import Profile, Times
-from eclip.topology import Topology
-from eclip.trace import Kernel, Trace
 
 
 class _Class(msgspec.Struct, frozen=True):

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
+from eclip.artefacts.mix import split_model
+from eclip.artefacts.profile import Profile
 from eclip.devices.cuda.device import Capture
 from eclip.errors import MismatchError, UsageError
 from eclip.frontends import torch_zoo
 from eclip.frontends.torch import capture
-from eclip.mix import split_model
-from eclip.profile import Profile
 
 
 def build(name: str, batch: int) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:

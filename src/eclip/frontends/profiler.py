@@ -22,7 +22,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from eclip import store
+from eclip.artefacts import store
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.topology import Mask
 from eclip.devices.cuda.device import CudaDevice
 from eclip.devices.cuda.driver import call, cu
 from eclip.devices.cuda.graphs import (
@@ -33,16 +35,14 @@ from eclip.devices.cuda.graphs import (
     place_whole,
 )
 from eclip.devices.cuda.lanes import GpuLane, LanePool
-from eclip.devices.cuda.loop import Repeater
 from eclip.devices.cuda.stressors import Stressors
 from eclip.devices.cuda.tracer import Tracer
+from eclip.devices.gpu.loop import Repeater
 from eclip.errors import DeviceError, EclipError
 from eclip.frontends.library import file_of, split_key
 from eclip.frontends.models import build
 from eclip.frontends.spans import Table, close_spans, even_shares
 from eclip.frontends.torch import CapturedModule, capture
-from eclip.profile import Profile
-from eclip.topology import Mask
 
 _WARMUPS = 3
 _UNTRACED = 15

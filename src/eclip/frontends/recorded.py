@@ -19,12 +19,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.topology import Topology
+from eclip.artefacts.trace import Kernel, Trace
 from eclip.errors import ArtefactError, MismatchError
 from eclip.frontends.library import split_key
 from eclip.frontends.spans import close_spans
-from eclip.profile import Profile
-from eclip.topology import Topology
-from eclip.trace import Kernel, Trace
 
 _LEAST_REQUESTS = 3  # one to begin with, which is left out, and two to compare
 # Of a worker's launches that must repeat without a break. Layers repeat inside a request too, but

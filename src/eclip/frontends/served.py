@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from eclip.devices.cuda import loop
 from eclip.devices.cuda.child import Facts
 from eclip.devices.cuda.driver import Gpu, call, cu
 from eclip.devices.cuda.graphs import Executable
+from eclip.devices.gpu import loop
 from eclip.frontends.models import build
 from eclip.frontends.torch import capture
 

@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from eclip.artefacts.profile import Profile, Table
+from eclip.artefacts.topology import Topology
+from eclip.artefacts.trace import Kernel, Trace
 from eclip.errors import UsageError
 from eclip.frontends.modelled import profiled_sizes
-from eclip.profile import Profile, Table
-from eclip.topology import Topology
-from eclip.trace import Kernel, Trace
 
 _CLASSES = ("scaling", "saturating", "flat", "memory")
 _SHARES = (0.35, 0.30, 0.20, 0.15)

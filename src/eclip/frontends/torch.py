@@ -20,13 +20,13 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from eclip.artefacts.mix import split_model
+from eclip.artefacts.trace import Trace
 from eclip.devices.cuda.conditional import keeping
 from eclip.devices.cuda.device import Capture
 from eclip.devices.cuda.graphs import CapturedGraph
 from eclip.errors import DeviceError
 from eclip.frontends.compiled import Binaries
-from eclip.mix import split_model
-from eclip.trace import Trace
 
 _WARMUPS = 3
 

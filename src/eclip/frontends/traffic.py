@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.trace import Kernel, Trace
 from eclip.errors import DeviceError
-from eclip.profile import Profile
-from eclip.trace import Kernel, Trace
 
 _METRICS = ("dram__bytes.sum", "lts__t_bytes.sum")
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from eclip.artefacts.profile import Times
 from eclip.errors import PlanningError
 from eclip.jit import compiled
 from eclip.planning.problem import Choice
-from eclip.profile import Times
 
 # Objectives closer than this, relatively, are equal: above rounding, far below a nanosecond.
 _EQUAL = 1e-12

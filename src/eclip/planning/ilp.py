@@ -17,9 +17,9 @@ from itertools import pairwise
 import highspy
 import numpy as np
 
+from eclip.artefacts.profile import Times
 from eclip.errors import PlanningError
 from eclip.planning.problem import Choice
-from eclip.profile import Times
 
 _BINS = 48
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from eclip.plan import Plan
+from eclip.artefacts.plan import Plan
 from eclip.planning.exact import allocate, count_switches
 from eclip.planning.pool import build_pool
 from eclip.planning.problem import Problem

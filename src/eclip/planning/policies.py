@@ -13,17 +13,17 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from eclip.artefacts.plan import Lane, Plan, unpartitioned
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.topology import Mask
 from eclip.errors import PlanningError, UsageError, unknown_name
-from eclip.plan import Lane, Plan, unpartitioned
-from eclip.planning.decision import decide, shortlist
-from eclip.planning.objective import THROUGHPUT, Objective, Score
 from eclip.planning.paper import DEFAULT_SWITCH_MAX, plan_as_the_paper
 from eclip.planning.pool import build_pool
 from eclip.planning.problem import Problem
-from eclip.planning.search import DEFAULT_SECONDS, MOST_SECONDS, search
-from eclip.planning.variants import with_variants
-from eclip.profile import Profile
-from eclip.topology import Mask
+from eclip.planning.search.candidates import DEFAULT_SECONDS, MOST_SECONDS, search
+from eclip.planning.search.decision import decide, shortlist
+from eclip.planning.search.objective import THROUGHPUT, Objective, Score
+from eclip.planning.search.variants import with_variants
 
 PRIORITY_LEVELS = 6  # of an H200's streams; a device with fewer refuses what it does not have
 

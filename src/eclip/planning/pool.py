@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eclip.plan import ALL_WORKERS, Lane
-from eclip.topology import Topology
+from eclip.artefacts.plan import ALL_WORKERS, Lane
+from eclip.artefacts.topology import Topology
 
 
 @dataclass(frozen=True)

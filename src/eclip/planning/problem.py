@@ -16,12 +16,20 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
+from eclip.artefacts.fingerprint import Fingerprint
+from eclip.artefacts.mix import Mix, split_model, with_kernels_for
+from eclip.artefacts.plan import (
+    Assignment,
+    Group,
+    Lane,
+    Plan,
+    PlannedWorker,
+    Variant,
+    fingerprint_of,
+)
+from eclip.artefacts.profile import Profile, Times
+from eclip.artefacts.topology import Topology
 from eclip.errors import MismatchError
-from eclip.fingerprint import Fingerprint
-from eclip.mix import Mix, split_model, with_kernels_for
-from eclip.plan import Assignment, Group, Lane, Plan, PlannedWorker, Variant, fingerprint_of
-from eclip.profile import Profile, Times
-from eclip.topology import Topology
 
 Choice = npt.NDArray[np.int64]  # per kernel: an index, of a size or of a lane
 

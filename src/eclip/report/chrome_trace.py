@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
+from eclip.artefacts.runlog import RunLog
+from eclip.artefacts.trace import Trace
 from eclip.report.labels import lane_title
-from eclip.runlog import RunLog
-from eclip.trace import Trace
 
 Event = dict[str, Any]
 Request = tuple[int, int, int, int]  # worker, arrival, start, end

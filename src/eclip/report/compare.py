@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from eclip.measures import Measures
-from eclip.profile import Profile
+from eclip.artefacts.measures import Measures
+from eclip.artefacts.profile import Profile
 from eclip.report.labels import GRID, INK, NEUTRAL, TIMES, number, plain, worker_colour
 from eclip.report.tables import energy_per_request
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
-from eclip.plan import ALL_WORKERS, Plan
-from eclip.runlog import RunLog
-from eclip.trace import Trace
+from eclip.artefacts.plan import ALL_WORKERS, Plan
+from eclip.artefacts.runlog import RunLog
+from eclip.artefacts.trace import Trace
 
 ABSENT = "\N{EN DASH}"
 TIMES = "\N{MULTIPLICATION SIGN}"

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from eclip.plan import Assignment, Plan
+from eclip.artefacts.plan import Assignment, Plan
+from eclip.artefacts.runlog import RunLog
 from eclip.report.compare import Figure, axis, layout
 from eclip.report.labels import (
     count,
@@ -21,7 +22,6 @@ from eclip.report.labels import (
     units_title,
     worker_colour,
 )
-from eclip.runlog import RunLog
 
 MAX_BARS = 4000
 BINS = 400

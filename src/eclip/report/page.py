@@ -13,10 +13,11 @@ import jinja2
 import markupsafe
 import msgspec
 
-from eclip import measures
+from eclip.artefacts import measures
+from eclip.artefacts.plan import Plan
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.runlog import RunLog
 from eclip.errors import MismatchError, UsageError
-from eclip.plan import Plan
-from eclip.profile import Profile
 from eclip.report import compare, lanes, tables
 from eclip.report.labels import (
     count,
@@ -27,7 +28,6 @@ from eclip.report.labels import (
     units_title,
     worker_colour,
 )
-from eclip.runlog import RunLog
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from eclip.comparison import Comparison, Entry, Score
-from eclip.measures import waits_longest
+from eclip.artefacts.comparison import Comparison, Entry, Score
+from eclip.artefacts.measures import waits_longest
 from eclip.report.labels import ABSENT, number
 
 BEGIN = "<!-- begin: drawn by `eclip results`, do not edit -->"

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from eclip.measures import Measures, WorkerMeasures
+from eclip.artefacts.measures import Measures, WorkerMeasures
+from eclip.artefacts.runlog import RunLog
 from eclip.report.labels import number
-from eclip.runlog import RunLog
 
 Better = Callable[[Sequence[float]], float]  # min or max
 Values = Sequence[float | None]

@@ -15,9 +15,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from eclip.artefacts.plan import Assignment, Plan
+from eclip.artefacts.trace import Trace
 from eclip.errors import MismatchError
-from eclip.plan import Assignment, Plan
-from eclip.trace import Trace
 
 NO_WAIT = -1
 Lanes = npt.NDArray[np.int64]

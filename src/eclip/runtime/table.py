@@ -13,11 +13,11 @@ import enum
 import struct
 from collections.abc import Sequence
 
+from eclip.artefacts.plan import Plan
+from eclip.artefacts.topology import Mask, Topology
+from eclip.artefacts.trace import Kernel, Trace
 from eclip.errors import MismatchError, UsageError
-from eclip.plan import Plan
 from eclip.runtime.program import Program, Route
-from eclip.topology import Mask, Topology
-from eclip.trace import Kernel, Trace
 
 VERSION = 2
 MOST_LANES = 64

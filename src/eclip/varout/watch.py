@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from eclip.artefacts.lengths import Lengths, lengths_of
 from eclip.errors import UsageError
-from eclip.lengths import Lengths, lengths_of
 from eclip.varout.estimate import Choice, Decide
 
 _CHANCE = 1e-6  # of a false alarm at one look; there are many looks

@@ -19,13 +19,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from eclip.devices.cuda import loop
+from eclip.artefacts.topology import Mask
 from eclip.devices.cuda.driver import Gpu, call, cu
 from eclip.devices.cuda.graphs import CapturedGraph, place_segments, place_whole
 from eclip.devices.cuda.lanes import GpuLane, LanePool, Slices
 from eclip.devices.cuda.stressors import Stressors
+from eclip.devices.gpu import loop
 from eclip.errors import DeviceError
-from eclip.topology import Mask
 
 _CHAIN = 100  # kernels
 _SHORT_ROUNDS = 20

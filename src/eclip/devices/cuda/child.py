@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from eclip.devices.cuda.loop import Ints, Runner
+from eclip.devices.gpu.loop import Ints, Runner
 from eclip.errors import DeviceError, EclipError
 
 _LOOK_S = 0.05  # how often a child that serves looks whether its parent is still there

@@ -19,28 +19,28 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from eclip.artefacts.plan import MOST_VARIANTS, Plan
+from eclip.artefacts.runlog import KernelRecords, RunLog
+from eclip.artefacts.topology import Topology
+from eclip.artefacts.trace import Trace
 from eclip.devices.base import Closing, Window, check_load, check_sources
-from eclip.devices.cuda import loop
 from eclip.devices.cuda.driver import CONNECTIONS, Gpu, call, cu
 from eclip.devices.cuda.energy import Nvml, mean_power_w
 from eclip.devices.cuda.graphs import CapturedGraph, Executable, place_segments, place_whole
 from eclip.devices.cuda.lanes import GpuLane, LanePool, Slices
 from eclip.devices.cuda.legality import check_clusters
-from eclip.devices.cuda.recording import (
+from eclip.devices.cuda.tracer import Tracer
+from eclip.devices.gpu import loop
+from eclip.devices.gpu.recording import (
     NO_KERNELS,
     Placed,
     make_log,
     record_kernels,
     window_warnings,
 )
-from eclip.devices.cuda.tracer import Tracer
 from eclip.devices.load import CLOSED_LOOP, Arrivals, Load
 from eclip.errors import DeviceError, TracingError, UsageError
-from eclip.plan import MOST_VARIANTS, Plan
-from eclip.runlog import KernelRecords, RunLog
 from eclip.runtime.program import NO_WAIT, Program, Route
-from eclip.topology import Topology
-from eclip.trace import Trace
 
 _TRIAL_SECONDS = 0.15  # to decide between one graph and segments
 _TRIAL_REQUESTS = 8

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from eclip.artefacts.trace import Kernel
 from eclip.devices.cuda.driver import call, cu
 from eclip.errors import DeviceError
-from eclip.trace import Kernel
 
 # What can be moved between contexts, and loops, which cannot: a graph with one runs whole on the
 # lane it was captured on. A graph with any other kind of node is refused.

@@ -12,9 +12,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from eclip.artefacts.topology import Mask, Topology
 from eclip.devices.cuda.driver import CONNECTIONS, Gpu, call, cu
 from eclip.errors import DeviceError
-from eclip.topology import Mask, Topology
 
 _COARSE_UNITS = 8  # Hopper's smallest slice whose SMs are scheduled together
 _FINE_UNITS = 2

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from eclip.artefacts.trace import Kernel, Trace
 from eclip.devices.cuda.graphs import CapturedGraph, fits
 from eclip.devices.cuda.lanes import GpuLane
 from eclip.errors import DeviceError
 from eclip.runtime.program import Program
-from eclip.trace import Kernel, Trace
 
 _MOST_NAME = 60  # characters; names of templates are longer than a line
 

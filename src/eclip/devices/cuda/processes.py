@@ -24,17 +24,17 @@ from typing import Any
 
 import msgspec
 
+from eclip.artefacts.plan import Plan
+from eclip.artefacts.runlog import RunLog
+from eclip.artefacts.topology import Topology
 from eclip.devices.base import Closing, Window, check_load
 from eclip.devices.cuda.child import Facts, Failure, Job, Order, Served, now_ns
 from eclip.devices.cuda.device import CudaDevice
 from eclip.devices.cuda.energy import EnergyCounter, mean_power_w
 from eclip.devices.cuda.mps import PIPES, SHARE, MpsDaemon, python_path
-from eclip.devices.cuda.recording import NO_KERNELS, make_log, window_warnings
+from eclip.devices.gpu.recording import NO_KERNELS, make_log, window_warnings
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.errors import DeviceError, MismatchError, UsageError
-from eclip.plan import Plan
-from eclip.runlog import RunLog
-from eclip.topology import Topology
 
 _BUILD_SECONDS = 300.0
 _LEAD_S = 0.02  # from sending orders to the instant at which all begin

@@ -10,16 +10,16 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from eclip.calibration import Calibration, Costs, Memory
+from eclip.artefacts.calibration import Calibration, Costs, Memory
+from eclip.artefacts.plan import Plan
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.runlog import KernelRecords, Requests, RunLog, WorkerCounters
+from eclip.artefacts.topology import Mask, Topology
 from eclip.devices.base import Closing, Window, check_load, check_sources
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.devices.sim import core
 from eclip.devices.sim.contention import LIMITS, Floats, Ints, Records
-from eclip.plan import Plan
-from eclip.profile import Profile
-from eclip.runlog import KernelRecords, Requests, RunLog, WorkerCounters
 from eclip.runtime.program import NO_WAIT, Program, Route
-from eclip.topology import Mask, Topology
 
 _CHUNK_NS = 50e6
 _BUFFER_ROWS = 1 << 16

@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from eclip.trace import Dim3
+from eclip.artefacts.trace import Dim3
 
 Kind = Literal["gemm", "conv", "depthwise", "attention", "pointwise", "reduction", "transpose"]
 

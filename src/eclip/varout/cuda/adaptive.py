@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
+from eclip.artefacts.lengths import Lengths
+from eclip.artefacts.machine import Machine
 from eclip.devices.base import Closing
 from eclip.devices.cuda.conditional import neighbour
 from eclip.devices.cuda.driver import call, cu
 from eclip.devices.cuda.graphs import Executable
-from eclip.lengths import Lengths
-from eclip.machine import Machine
 from eclip.varout import estimate
 from eclip.varout.cuda.stage import DOUBLED, Compaction, built
 from eclip.varout.estimate import Choice

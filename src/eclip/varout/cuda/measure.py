@@ -17,12 +17,12 @@ from typing import Any
 import msgspec
 import torch
 
+from eclip.artefacts.machine import GpuStage, Machine
 from eclip.devices.base import Closing
 from eclip.devices.cuda.device import CudaDevice
 from eclip.devices.cuda.driver import call, cu
 from eclip.errors import DeviceError
 from eclip.frontends.torch import libraries
-from eclip.machine import GpuStage, Machine
 from eclip.varout import gpu_model
 from eclip.varout.cuda.stage import DOUBLED, Compaction, built
 from eclip.varout.gpu_model import Sample

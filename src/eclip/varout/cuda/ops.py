@@ -222,8 +222,6 @@ def _capacity(name: str, capacity: int | None, largest: int) -> int:
 
 def _compute(tensor: torch.Tensor) -> str:
     if not tensor.is_cuda:
-        raise UsageError(
-            "this operation works on CUDA tensors; eclip.varout.reference_ops on NumPy"
-        )
+        raise UsageError("this operation works on CUDA tensors; varout_reference_ops on NumPy")
     major, minor = torch.cuda.get_device_capability(tensor.device)
     return f"{major}.{minor}"

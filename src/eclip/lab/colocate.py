@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from eclip.artefacts.mix import mix_of
+from eclip.artefacts.plan import Plan
 from eclip.devices.base import Closing
 from eclip.devices.cuda.device import CudaDevice, CudaSession
 from eclip.errors import UsageError, unknown_name
 from eclip.frontends.profiler import measure_profile
 from eclip.frontends.torch import CapturedModule, capture
-from eclip.mix import mix_of
-from eclip.plan import Plan
 from eclip.planning.policies import make_plan
 from eclip.planning.problem import Problem
 from eclip.runtime.program import lower

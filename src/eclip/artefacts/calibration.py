@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from eclip.fingerprint import Fingerprint
+from eclip.artefacts.fingerprint import Fingerprint
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

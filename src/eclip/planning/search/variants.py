@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from eclip.plan import MOST_VARIANTS, Assignment, Group, Lane, Plan, Variant
-from eclip.planning.objective import THROUGHPUT, Objective, Score
+from eclip.artefacts.plan import MOST_VARIANTS, Assignment, Group, Lane, Plan, Variant
 from eclip.planning.problem import Problem
+from eclip.planning.search.objective import THROUGHPUT, Objective, Score
 
 _ALL_SETS_UP_TO = 5  # workers: with five, each is in 16 sets
 

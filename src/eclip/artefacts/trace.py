@@ -11,8 +11,8 @@ import math
 
 import msgspec
 
-from eclip.lengths import Lengths
-from eclip.mix import service_of
+from eclip.artefacts.lengths import Lengths
+from eclip.artefacts.mix import service_of
 
 Dim3 = tuple[int, int, int]
 

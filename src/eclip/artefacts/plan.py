@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 import msgspec
 
+from eclip.artefacts.fingerprint import Fingerprint
+from eclip.artefacts.mix import Mix, mix_of
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.topology import Mask, Topology
 from eclip.errors import MismatchError
-from eclip.fingerprint import Fingerprint
-from eclip.mix import Mix, mix_of
-from eclip.profile import Profile
-from eclip.topology import Mask, Topology
 
 ALL_WORKERS = -1
 MOST_VARIANTS = 16  # of one worker: a device keeps an executable for each

@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from eclip.artefacts.fingerprint import Fingerprint
+from eclip.artefacts.trace import Trace
 from eclip.errors import MismatchError
-from eclip.fingerprint import Fingerprint
-from eclip.trace import Trace
 
 Table = tuple[tuple[int, ...], ...]  # kernel × size
 Times = npt.NDArray[np.float64]

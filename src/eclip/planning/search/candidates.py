@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from eclip.plan import Plan, unpartitioned
-from eclip.planning.objective import THROUGHPUT, Objective, Score
-from eclip.planning.placement import Home, Placer
+from eclip.artefacts.plan import Plan, unpartitioned
 from eclip.planning.problem import Problem
-from eclip.planning.variants import plain_when_idle
+from eclip.planning.search.objective import THROUGHPUT, Objective, Score
+from eclip.planning.search.placement import Home, Placer
+from eclip.planning.search.variants import plain_when_idle
 
 Evaluate = Callable[[Sequence[Plan]], list[Score]]
 Homes = tuple[Home, ...]

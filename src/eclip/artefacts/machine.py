@@ -12,7 +12,7 @@ import math
 
 import msgspec
 
-from eclip.fingerprint import Fingerprint
+from eclip.artefacts.fingerprint import Fingerprint
 
 
 class StreamProcessor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+from eclip.artefacts.plan import unpartitioned
+from eclip.artefacts.profile import Profile
 from eclip.devices.base import Device, Window
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.errors import DeviceError
-from eclip.plan import unpartitioned
-from eclip.profile import Profile
 from eclip.runtime.program import lower
 
 Source = TypeVar("Source")

@@ -14,13 +14,13 @@ from operator import attrgetter
 
 import numpy as np
 
+from eclip.artefacts.plan import Plan
+from eclip.artefacts.runlog import KernelRecords, Requests, RunLog, WorkerCounters
 from eclip.devices.base import Window
-from eclip.devices.cuda.loop import Ints
 from eclip.devices.cuda.tracer import Span
+from eclip.devices.gpu.loop import Ints
 from eclip.devices.load import Load
 from eclip.errors import TracingError
-from eclip.plan import Plan
-from eclip.runlog import KernelRecords, Requests, RunLog, WorkerCounters
 from eclip.runtime.program import Route
 
 _ENERGY_SECONDS = 3.0  # that a figure to report needs

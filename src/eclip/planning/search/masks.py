@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from eclip.plan import Plan
-from eclip.planning.objective import Objective, Score
-from eclip.planning.placement import Home, Placer
+from eclip.artefacts.plan import Plan
+from eclip.artefacts.topology import Mask
 from eclip.planning.policies import make_plan
 from eclip.planning.problem import Problem
-from eclip.topology import Mask
+from eclip.planning.search.objective import Objective, Score
+from eclip.planning.search.placement import Home, Placer
 
 _SHARES = (0.5, 0.625, 0.75, 0.875)  # of the slices, for everybody
 _STRETCHES = (1.0, 1.25, 1.5, 1.75, 2.0)  # of the right size

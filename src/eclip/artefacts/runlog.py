@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from eclip.plan import Plan
+from eclip.artefacts.plan import Plan
 
 
 class Requests(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -12,12 +12,12 @@ from typing import TypeVar
 
 import numpy as np
 
+from eclip.artefacts.measures import steady_rates
+from eclip.artefacts.observations import ObservedHome, ObservedRun
 from eclip.devices.base import Device, Window
 from eclip.devices.load import CLOSED_LOOP, Load
-from eclip.devices.sim.fit import plan_of
-from eclip.measures import steady_rates
-from eclip.observations import ObservedHome, ObservedRun
-from eclip.planning.placement import Placer, groups_of
+from eclip.lab.fit import plan_of
+from eclip.planning.search.placement import Placer, groups_of
 from eclip.runtime.program import lower
 
 Source = TypeVar("Source")

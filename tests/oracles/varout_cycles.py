@@ -10,8 +10,8 @@ import math
 
 import numpy as np
 
+from eclip.artefacts.machine import StreamProcessor
 from eclip.jit import compiled, inlined
-from eclip.machine import StreamProcessor
 from eclip.varout.mechanisms import Mechanism
 
 # How the producer's output is held.

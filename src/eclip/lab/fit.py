@@ -30,19 +30,19 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import asdict, replace
 
-from eclip.calibration import Calibration, Sharing
+from eclip.artefacts.calibration import Calibration, Sharing
+from eclip.artefacts.mix import parse_mix, split_model
+from eclip.artefacts.observations import Groups, Observations, ObservedHome, ObservedRun
+from eclip.artefacts.plan import Plan, unpartitioned
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.topology import Topology
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.devices.sim import core
 from eclip.devices.sim.device import KernelTables, build_machine, initial_state
 from eclip.errors import UsageError
-from eclip.mix import parse_mix, split_model
-from eclip.observations import Groups, Observations, ObservedHome, ObservedRun
-from eclip.plan import Plan, unpartitioned
-from eclip.planning.placement import Home, Placer
 from eclip.planning.problem import Problem
-from eclip.profile import Profile
+from eclip.planning.search.placement import Home, Placer
 from eclip.runtime.program import Program, routes_of
-from eclip.topology import Topology
 
 Floats = npt.NDArray[np.float64]
 Point = tuple[int, ...]  # on the lattice, one exponent per constant of Sharing

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from eclip.artefacts.measures import measure, steady_rates
+from eclip.artefacts.mix import Mix
+from eclip.artefacts.plan import Plan
+from eclip.artefacts.runlog import RunLog
 from eclip.devices.base import Session, Window
 from eclip.devices.load import load_of_mix
 from eclip.errors import EclipError
-from eclip.measures import measure, steady_rates
-from eclip.mix import Mix
-from eclip.plan import Plan
-from eclip.planning.objective import Score
-from eclip.runlog import RunLog
+from eclip.planning.search.objective import Score
 
 # Long enough for two ticks of a GPU's energy counter.
 _WINDOW = Window(seconds=0.26, warmup_seconds=0.03, trace_ms=0.0)

@@ -13,8 +13,8 @@ from typing import TypeVar
 
 import msgspec
 
-from eclip.measures import Measures
-from eclip.plan import Plan
+from eclip.artefacts.measures import Measures
+from eclip.artefacts.plan import Plan
 
 _DIGITS = 5  # significant ones; no run is that exact, and files are to be read and compared
 

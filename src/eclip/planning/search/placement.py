@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from eclip.artefacts.observations import Groups
+from eclip.artefacts.plan import Lane, Plan
+from eclip.artefacts.topology import Mask
 from eclip.errors import MismatchError
-from eclip.observations import Groups
-from eclip.plan import Lane, Plan
 from eclip.planning.exact import best_route, count_switches
 from eclip.planning.problem import Choice, Problem
-from eclip.topology import Mask
 
 _MOST_SIZES = 8  # of one worker's lanes; more gain little and cost hardware queues
 

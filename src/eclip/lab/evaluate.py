@@ -12,18 +12,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from eclip.calibration import Calibration
-from eclip.devices.alone import alone_rates
+from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.mix import Mix
+from eclip.artefacts.plan import Plan
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.topology import Topology
 from eclip.devices.load import CLOSED_LOOP, Load, load_of_mix
 from eclip.devices.sim import core
 from eclip.devices.sim.contention import Ints
 from eclip.devices.sim.device import KernelTables, SimDevice, build_machine, initial_state
-from eclip.mix import Mix
-from eclip.plan import Plan
-from eclip.planning.objective import Score
-from eclip.profile import Profile
+from eclip.lab.alone import alone_rates
+from eclip.planning.search.objective import Score
 from eclip.runtime.program import Program, routes_of
-from eclip.topology import Topology
 
 _REQUESTS = 12  # of the worker with the longest, were it alone
 _ARRIVALS = 60  # of the worker with the fewest, where requests arrive by themselves

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from eclip.plan import Evidence, Plan, Trial, unpartitioned
-from eclip.planning.objective import Objective, Score
-from eclip.planning.placement import groups_of
+from eclip.artefacts.plan import Evidence, Plan, Trial, unpartitioned
 from eclip.planning.problem import Problem
-from eclip.planning.search import Found
+from eclip.planning.search.candidates import Found
+from eclip.planning.search.objective import Objective, Score
+from eclip.planning.search.placement import groups_of
 
 PLAIN = "plain streams"
 STATIC = "best static masks"

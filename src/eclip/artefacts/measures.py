@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from eclip.runlog import RunLog
+from eclip.artefacts.runlog import RunLog
 
 _STEADY = 3  # completions, at least
 

@@ -15,12 +15,12 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from eclip.mix import split_model
-from eclip.plan import Plan, unpartitioned
-from eclip.planning.objective import Objective, Score
-from eclip.planning.placement import Placer
+from eclip.artefacts.mix import split_model
+from eclip.artefacts.plan import Plan, unpartitioned
 from eclip.planning.problem import Problem
-from eclip.planning.search import Candidate, Evaluate, Found, Homes, Hunt, apart
+from eclip.planning.search.candidates import Candidate, Evaluate, Found, Homes, Hunt, apart
+from eclip.planning.search.objective import Objective, Score
+from eclip.planning.search.placement import Placer
 
 Floats = npt.NDArray[np.float64]
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from eclip.errors import UsageError
 from eclip.varout.mechanisms import Mechanism
-from eclip.varout.reference import Array, Ints, Producer, Run, run
+from varout_reference import Array, Ints, Producer, Run, run
 
 
 class Select(Producer):

@@ -11,9 +11,9 @@ import datetime
 
 import msgspec
 
+from eclip.artefacts.fingerprint import Fingerprint
+from eclip.artefacts.mix import Mix, parse_mix, with_kernels_for
 from eclip.errors import UsageError
-from eclip.fingerprint import Fingerprint
-from eclip.mix import Mix, parse_mix, with_kernels_for
 
 
 class ObservedHome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -25,17 +25,17 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from eclip.calibration import Calibration
-from eclip.comparison import Comparison
+from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.comparison import Comparison
+from eclip.artefacts.lengths import Lengths
+from eclip.artefacts.machine import Machine
+from eclip.artefacts.observations import Observations
+from eclip.artefacts.plan import Plan
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.runlog import RunLog
+from eclip.artefacts.topology import Mask, Topology
+from eclip.artefacts.trace import Trace
 from eclip.errors import ArtefactError, unknown_name
-from eclip.lengths import Lengths
-from eclip.machine import Machine
-from eclip.observations import Observations
-from eclip.plan import Plan
-from eclip.profile import Profile
-from eclip.runlog import RunLog
-from eclip.topology import Mask, Topology
-from eclip.trace import Trace
 
 Artefact = (
     Topology

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from eclip.fingerprint import Fingerprint
+from eclip.artefacts.fingerprint import Fingerprint
 
 _RANGE = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?", re.ASCII)
 _MAX_UNITS = 1 << 16  # far above any device; keeps sums of slices countable

@@ -1,0 +1,1 @@
+"""What is done with devices and plans: cases, runs, searches, comparisons, calibration."""

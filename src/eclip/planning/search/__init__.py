@@ -1,0 +1,1 @@
+"""The ``search`` policy and everything it is made of."""
