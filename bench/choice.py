@@ -20,7 +20,7 @@ from eclip.artefacts.comparison import Comparison
 from eclip.artefacts.observations import Observations
 from eclip.cli import screen, wiring
 from eclip.lab.fit import Replay
-from eclip.report.results import geometric_mean
+from eclip.reports.results import geometric_mean
 
 DOCS = Path(__file__).parents[1] / "docs"
 PROFILES = DOCS / "profiles"  # of kernels that were tried there and serve nobody

@@ -19,7 +19,7 @@ import numpy as np
 from eclip.artefacts import store
 from eclip.artefacts.comparison import Comparison, Entry
 from eclip.artefacts.plan import Plan
-from eclip.report.results import geometric_mean
+from eclip.reports.results import geometric_mean
 
 DOCS = Path(__file__).parents[1] / "docs"
 COLOURS = {"mps": "#9aa5b1", "masks": "#5b8db8", "eclip": "#d9b26f", "search": "#c0392b"}

@@ -22,22 +22,22 @@ settings.load_profile("eclip")
 
 @pytest.fixture(scope="session")
 def h200() -> Topology:
-    return store.load_builtin(Topology, "h200")
+    return store.load_builtin("h200", Topology)
 
 
 @pytest.fixture(scope="session")
 def mi50() -> Topology:
-    return store.load_builtin(Topology, "mi50")
+    return store.load_builtin("mi50", Topology)
 
 
 @pytest.fixture(scope="session")
 def h200_calibration() -> Calibration:
-    return store.load_builtin(Calibration, "h200")
+    return store.load_builtin("h200", Calibration)
 
 
 @pytest.fixture(scope="session")
 def mi50_calibration() -> Calibration:
-    return store.load_builtin(Calibration, "mi50")
+    return store.load_builtin("mi50", Calibration)
 
 
 @pytest.fixture(scope="session")

@@ -49,7 +49,7 @@ def measure_with(connections: int) -> None:
     device = CudaDevice(connections=connections)
     torch.cuda.set_device(0)
     mix = parse_mix(MIX)
-    calibration = store.load_builtin(Calibration, "h200")
+    calibration = store.load_builtin("h200", Calibration)
     profiles = tuple(
         find_profile(worker.model, worker.batch, device.topology, calibration, [])
         for worker in mix.workers

@@ -171,7 +171,7 @@ def print_graphs(found: dict[str, list[Row]]) -> None:
 def main() -> None:
     standin = "--standin" in sys.argv
     repeats = 12 if standin else 120
-    topology = store.load_builtin(Topology, "h200")
+    topology = store.load_builtin("h200", Topology)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         program = build(folder, standin)

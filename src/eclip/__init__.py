@@ -1,73 +1,104 @@
 """eclip: several ML models on one GPU at once, each kernel group on its own compute units.
 
-This is the public API; everything else may change without notice. The command line makes the files,
-Python reads them:
+    plan = eclip.plan("albert:8,vgg19:8", policy="search", seconds=10)
+    log = eclip.run(plan)  # on the built-in simulator; device="cuda" runs it on a GPU
+    eclip.report([log], "report.html")
 
-    log = load(Path("run.json"), RunLog)
-    print(measure(log).stp, log.plan.why)
+This is the public API; everything else may change without notice. Names are imported when they are
+first used, so that ``import eclip`` takes no time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from eclip.artefacts.calibration import Calibration
-from eclip.artefacts.measures import Measures, measure
-from eclip.artefacts.mix import Mix, parse_mix
-from eclip.artefacts.plan import Plan
-from eclip.artefacts.profile import Profile
-from eclip.artefacts.runlog import RunLog
-from eclip.artefacts.store import load, load_any, load_builtin, save
-from eclip.artefacts.topology import Mask, Topology
-from eclip.artefacts.trace import Trace
-from eclip.errors import EclipError
-
 if TYPE_CHECKING:
-    from eclip.lab.colocate import Colocation
+    from eclip.api import case as case
+    from eclip.api import colocate as colocate
+    from eclip.api import compare as compare
+    from eclip.api import plan as plan
+    from eclip.api import report as report
+    from eclip.api import request as request
+    from eclip.api import run as run
+    from eclip.api import search as search
+    from eclip.artefacts.calibration import Calibration as Calibration
+    from eclip.artefacts.comparison import Comparison as Comparison
+    from eclip.artefacts.measures import Measures as Measures
+    from eclip.artefacts.measures import measure as measure
+    from eclip.artefacts.mix import Mix as Mix
+    from eclip.artefacts.mix import parse_mix as parse_mix
+    from eclip.artefacts.model_key import ModelKey as ModelKey
+    from eclip.artefacts.observations import Observations as Observations
+    from eclip.artefacts.plan import Plan as Plan
+    from eclip.artefacts.profile import Profile as Profile
+    from eclip.artefacts.runlog import RunLog as RunLog
+    from eclip.artefacts.store import load as load
+    from eclip.artefacts.store import load_builtin as load_builtin
+    from eclip.artefacts.store import save as save
+    from eclip.artefacts.topology import Topology as Topology
+    from eclip.artefacts.trace import Trace as Trace
+    from eclip.errors import ArtefactError as ArtefactError
+    from eclip.errors import DeviceError as DeviceError
+    from eclip.errors import EclipError as EclipError
+    from eclip.errors import MismatchError as MismatchError
+    from eclip.errors import PlanningError as PlanningError
+    from eclip.errors import StoppedError as StoppedError
+    from eclip.errors import UsageError as UsageError
+    from eclip.lab.case import Case as Case
+    from eclip.lab.compare import CompareOptions as CompareOptions
+    from eclip.lab.outcome import Outcome as Outcome
+    from eclip.planning.policies import PolicyOptions as PolicyOptions
+    from eclip.planning.search.objective import Objective as Objective
+    from eclip.progress import Progress as Progress
 
-try:
-    __version__ = version("eclip")
-except PackageNotFoundError:  # run from a checkout through PYTHONPATH
-    __version__ = "0+checkout"
+_ROOMS = {
+    "api": ("case", "colocate", "compare", "plan", "report", "request", "run", "search"),
+    "artefacts.calibration": ("Calibration",),
+    "artefacts.comparison": ("Comparison",),
+    "artefacts.measures": ("Measures", "measure"),
+    "artefacts.mix": ("Mix", "parse_mix"),
+    "artefacts.model_key": ("ModelKey",),
+    "artefacts.observations": ("Observations",),
+    "artefacts.plan": ("Plan",),
+    "artefacts.profile": ("Profile",),
+    "artefacts.runlog": ("RunLog",),
+    "artefacts.store": ("load", "load_builtin", "save"),
+    "artefacts.topology": ("Topology",),
+    "artefacts.trace": ("Trace",),
+    "errors": (
+        "ArtefactError",
+        "DeviceError",
+        "EclipError",
+        "MismatchError",
+        "PlanningError",
+        "StoppedError",
+        "UsageError",
+    ),
+    "lab.case": ("Case",),
+    "lab.compare": ("CompareOptions",),
+    "lab.outcome": ("Outcome",),
+    "planning.policies": ("PolicyOptions",),
+    "planning.search.objective": ("Objective",),
+    "progress": ("Progress",),
+}
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+__all__ = sorted(_ROOM_OF)
 
 
-def colocate(models: Mapping[str, Any], policy: str = "eclip", gpu: int = 0) -> Colocation:
-    """Several PyTorch models, each ``name: (module, inputs)``, on one GPU under a policy."""
-    from eclip.lab.colocate import Colocation
-
-    return Colocation(models, policy, gpu)
-
-
-def request(worker: int = -1) -> None:
-    """Mark, for ``eclip exec``, that this thread's next launch begins a request.
-
-    ``worker`` is its number in the plan, or -1 to let libeclip find out. Outside of ``eclip exec``
-    this does nothing.
-    """
-    from eclip.frontends.transparent import mark_request
-
-    mark_request(worker)
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        try:
+            return version("eclip")
+        except PackageNotFoundError:  # run from a checkout through PYTHONPATH
+            return "0+checkout"
+    if name not in _ROOM_OF:
+        raise AttributeError(f"module 'eclip' has no attribute {name!r}")
+    value = getattr(import_module(f"eclip.{_ROOM_OF[name]}"), name)
+    globals()[name] = value
+    return value
 
 
-__all__ = [
-    "Calibration",
-    "EclipError",
-    "Mask",
-    "Measures",
-    "Mix",
-    "Plan",
-    "Profile",
-    "RunLog",
-    "Topology",
-    "Trace",
-    "colocate",
-    "load",
-    "load_any",
-    "load_builtin",
-    "measure",
-    "parse_mix",
-    "request",
-    "save",
-]
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -5,6 +5,7 @@
     ├── ArtefactError           a file that is missing, damaged, newer or foreign
     ├── MismatchError           artefacts, or an artefact and a device, that do not fit
     ├── PlanningError           no plan satisfies what was asked
+    ├── StoppedError            a stop was asked for before there was a result
     └── DeviceError             a device that cannot do what was asked of it
         ├── TracingError        kernels cannot be recorded; what was measured still counts
         └── ArenaError          a variable-output stage that found no room for what it wrote
@@ -17,6 +18,8 @@ from collections.abc import Iterable
 
 
 class EclipError(Exception):
+    """Whatever eclip raises on purpose; its text is one line for a person."""
+
     exit_code = 1
 
 
@@ -34,6 +37,10 @@ class MismatchError(EclipError):
 
 class PlanningError(EclipError):
     exit_code = 1
+
+
+class StoppedError(EclipError):
+    exit_code = 130
 
 
 class DeviceError(EclipError):

@@ -13,8 +13,10 @@ import threading
 class Progress:
     """Shows nothing. What shows something overrides ``phase``, ``part`` and ``warn``."""
 
-    def __init__(self) -> None:
+    def __init__(self, parent: Progress | None = None) -> None:
+        """``parent``: whose stop requests count here, too."""
         self._stop = threading.Event()
+        self._parent = parent
 
     def phase(self, name: str) -> None:
         """Another part of the work begins; the share done starts again at 0."""
@@ -31,4 +33,4 @@ class Progress:
 
     @property
     def stopped(self) -> bool:
-        return self._stop.is_set()
+        return self._stop.is_set() or (self._parent is not None and self._parent.stopped)

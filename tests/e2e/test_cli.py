@@ -106,7 +106,7 @@ def test_a_model_of_ones_own_is_planned_from_its_profile(cli: Cli) -> None:
     from eclip.frontends.library import file_of
     from eclip.frontends.synthetic import synthetic_profile
 
-    h200 = store.load_builtin(Topology, "h200")
+    h200 = store.load_builtin("h200", Topology)
     mine = synthetic_profile(1, 30, h200, "my.package:factory", 4)
     Path("mine").mkdir()
     store.save(mine, file_of(Path("mine"), mine.key))
@@ -122,7 +122,7 @@ def test_a_model_of_ones_own_is_planned_from_its_profile(cli: Cli) -> None:
 def test_calibrate_fits_stored_runs_without_a_gpu(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = store.load_builtin(Observations, "h200")
+    whole = store.load_builtin("h200", Observations)
     mixes = ("paper/7", "gpt2:8,vit_b_16:8")  # the cheapest to simulate
     few = [run for run in whole.runs if run.mix in mixes][::4]
     store.save(msgspec.structs.replace(whole, runs=tuple(few)), Path("few.json"))
@@ -276,7 +276,7 @@ def test_a_plan_for_other_kernels_is_refused(cli: Cli) -> None:
     from eclip.frontends.synthetic import synthetic_profile
 
     cli("plan", "alexnet:8", "-o", "plan.json")
-    other = synthetic_profile(1, 50, store.load_builtin(Topology, "h200"), "alexnet", 8)
+    other = synthetic_profile(1, 50, store.load_builtin("h200", Topology), "alexnet", 8)
     Path("mine").mkdir()
     store.save(other, Path("mine/alexnet-8.json.gz"))
     assert_refused(cli("run", "plan.json", "--profiles", "mine"), "alexnet", "plan again")

@@ -14,7 +14,7 @@ import pytest
 
 from commands import Cli, assert_refused
 from eclip.artefacts import store
-from eclip.report.results import BEGIN, END
+from eclip.reports.results import BEGIN, END
 
 QUICK = ("--seconds", 0.1, "--trials", 4, "--trial-seconds", 0.05, "--batches", 0)
 

@@ -14,7 +14,7 @@ import pytest
 
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import KernelRecords, Requests, RunLog
-from eclip.report import page
+from eclip.reports import page
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # Milliseconds of the page's own clock, which runs as fast as the page lets it.

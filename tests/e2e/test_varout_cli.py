@@ -80,7 +80,7 @@ def test_the_page_needs_nothing_else_and_is_replaced_only_by_its_like(cli: Cli) 
 
 
 def test_a_machine_of_ones_own(cli: Cli) -> None:
-    machine = store.load_builtin(Machine, "imagine")
+    machine = store.load_builtin("imagine", Machine)
     store.save(machine, Path("mine.json"))
     (found,) = cli.data("compare", "--machine", "mine.json")
     assert found["machine"] == "imagine"
@@ -150,7 +150,7 @@ def test_new_artefacts_are_inspected(cli: Cli, monkeypatch: pytest.MonkeyPatch) 
     from eclip.cli import inspect
 
     for name in store.builtin_names(Machine):
-        inspect.show(store.load_builtin(Machine, name), as_json=False)
+        inspect.show(store.load_builtin(name, Machine), as_json=False)
     inspect.show(Lengths(values=(1, 9), times=(3, 1)), as_json=False)
 
 
@@ -159,7 +159,7 @@ def test_annotate_writes_expected_and_tail_times(cli: Cli) -> None:
     from eclip.artefacts.topology import Topology
     from eclip.frontends.synthetic import synthetic_profile
 
-    store.save(synthetic_profile(0, 6, store.load_builtin(Topology, "h200")), Path("p.json"))
+    store.save(synthetic_profile(0, 6, store.load_builtin("h200", Topology)), Path("p.json"))
     Path("l.txt").write_text("100 " * 50 + "90000")
     text = cli(
         "annotate", "p.json", "--lengths", "l.txt", "--kernels", "1,2", "--capacity", 1000,

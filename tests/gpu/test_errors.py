@@ -124,7 +124,7 @@ def test_a_plan_for_another_gpu_is_refused_before_anything_is_made(
     topology = (
         Slices(device.gpu, fine=True).topology()
         if other == "fine"
-        else store.load_builtin(Topology, other)
+        else store.load_builtin(other, Topology)
     )
 
     def make_nothing(*arguments: Any) -> None:

@@ -130,7 +130,7 @@ def test_topology_of_an_h200_is_15_slices_of_8_and_one_of_12(device: CudaDevice)
 
 def test_topology_read_from_the_driver_is_the_built_in_one(device: CudaDevice) -> None:
     on_h200(device)
-    built_in = store.load_builtin(Topology, "h200")
+    built_in = store.load_builtin("h200", Topology)
     device.topology.fingerprint.check(built_in.fingerprint, "the driver's", "the built-in")
     assert device.topology.name == built_in.name
     assert device.topology.lane_sizes == built_in.lane_sizes

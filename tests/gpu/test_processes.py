@@ -18,7 +18,7 @@ from eclip.artefacts.plan import Plan
 from eclip.artefacts.runlog import RunLog
 from eclip.devices.base import Window
 from eclip.devices.cuda.device import Capture, CudaDevice
-from eclip.devices.cuda.processes import ProcessSets, Sharing, host_of, mps_sharing
+from eclip.devices.remote import ProcessSets, Sharing, host_of, mps_sharing
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.errors import DeviceError
 from eclip.runtime.program import lower

@@ -164,7 +164,7 @@ def test_a_drift_builds_another_stage_while_requests_go_on(device: CudaDevice) -
     from eclip.artefacts.machine import Machine
     from eclip.varout.cuda.adaptive import AdaptiveCompaction
 
-    machine = store.load_builtin(Machine, "h200")
+    machine = store.load_builtin("h200", Machine)
     x = data(1000, 0, 1 << 20)
     y = torch.zeros_like(x)
     with (

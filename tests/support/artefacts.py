@@ -58,7 +58,7 @@ PROFILE = Profile(
     blocks_per_unit=(2, 1),
 )
 CALIBRATION = msgspec.structs.replace(
-    store.load_builtin(Calibration, "h200"), fingerprint=TOPOLOGY.fingerprint, source="by hand"
+    store.load_builtin("h200", Calibration), fingerprint=TOPOLOGY.fingerprint, source="by hand"
 )
 PLAN = make_plan("eclip", Problem(mix_of([("m", 2)] * 2), TOPOLOGY, (PROFILE, PROFILE)))
 RUN = RunLog(
@@ -130,7 +130,7 @@ def saved(folder: Path, artefact: Artefact, suffix: str = ".json") -> Path:
 def refusal(path: Path) -> str:
     """The one line that a damaged file is refused with."""
     with pytest.raises(ArtefactError) as caught:
-        store.load_any(path)
+        store.load(path)
     text = str(caught.value)
     assert str(path) in text
     assert "\n" not in text

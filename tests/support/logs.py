@@ -13,7 +13,7 @@ from eclip.artefacts.runlog import KernelRecords, Requests, RunLog, WorkerCounte
 from eclip.artefacts.topology import Topology
 from eclip.artefacts.trace import Kernel, Trace
 
-H200 = store.load_builtin(Topology, "h200")
+H200 = store.load_builtin("h200", Topology)
 KERNELS = 60
 
 

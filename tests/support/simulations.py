@@ -25,8 +25,8 @@ from eclip.planning.policies import PolicyOptions
 from eclip.planning.problem import Problem
 from eclip.runtime.program import lower
 
-H200 = store.load_builtin(Topology, "h200")
-MI50 = store.load_builtin(Topology, "mi50")
+H200 = store.load_builtin("h200", Topology)
+MI50 = store.load_builtin("mi50", Topology)
 CALIBRATIONS = {
     topology.name: store.load_builtin(Calibration, topology.name) for topology in (H200, MI50)
 }

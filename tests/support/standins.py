@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from eclip.artefacts.trace import Kernel, Trace
-from eclip.devices.cuda.child import Facts, now_ns
+from eclip.devices.remote_child import Facts, now_ns
 from eclip.devices.cuda.energy import Tick
 from eclip.devices.gpu.loop import Ints
 from eclip.errors import DeviceError

@@ -37,8 +37,8 @@ from eclip.planning.search.refine import Corrected, refine
 from eclip.planning.search.variants import plain_when_idle, with_variants
 from simulations import flat_profile
 
-H200 = store.load_builtin(Topology, "h200")
-CALIBRATION = store.load_builtin(Calibration, "h200")
+H200 = store.load_builtin("h200", Topology)
+CALIBRATION = store.load_builtin("h200", Calibration)
 OWN = (flat_profile("a", [400_000] * 4, H200), flat_profile("b", [200_000] * 6, H200))
 OTHERS = (
     flat_profile("a~33", [250_000] * 4, H200),

@@ -10,7 +10,7 @@ from collections import defaultdict
 import msgspec
 import pytest
 
-from eclip.report import chrome_trace
+from eclip.reports import chrome_trace
 from logs import make_log, make_profile, without_records
 
 

@@ -26,7 +26,7 @@ from eclip.cli.contest_options import ContestOptions, known_policies
 from eclip.cli.outcome import observations_of
 from eclip.cli.verification import Verification
 from eclip.devices.base import Window
-from eclip.devices.cuda.processes import Host, ProcessSets, Sharing
+from eclip.devices.remote import Host, ProcessSets, Sharing
 from eclip.devices.load import long_enough
 from eclip.devices.sim.device import SimDevice
 from eclip.errors import DeviceError, PlanningError, UsageError
@@ -38,8 +38,8 @@ from eclip.planning.search.objective import Objective
 from simulations import flat_profile, problem_of
 from standins import ENTRY, SteadyCounter, install_control, processes_with, trace_of
 
-H200 = store.load_builtin(Topology, "h200")
-CALIBRATION = store.load_builtin(Calibration, "h200")
+H200 = store.load_builtin("h200", Topology)
+CALIBRATION = store.load_builtin("h200", Calibration)
 UUID = f"GPU-of-contest-{os.getpid()}"
 
 

@@ -29,7 +29,7 @@ SHIPPED = CALIBRATIONS["h200"]
 @functools.cache
 def shipped() -> Replay:
     """The H200's observations with the measured profiles they belong to."""
-    observations = store.load_builtin(Observations, "h200")
+    observations = store.load_builtin("h200", Observations)
     models = {model for run in observations.runs for model in run.models}
     profiles = {key: find_profile(*split_key(key), H200, SHIPPED, []) for key in models}
     return Replay(observations, H200, profiles)
@@ -114,7 +114,7 @@ def test_fit_to_a_part_of_the_shipped_runs_predicts_the_others(
 
 
 def test_shipped_constants_are_what_the_source_says_they_are() -> None:
-    observations = store.load_builtin(Observations, "h200")
+    observations = store.load_builtin("h200", Observations)
     assert f"{len(observations.runs)} runs of {len(observations.mixes)} mixes" in SHIPPED.source
     assert observations.fingerprint.driver in SHIPPED.source
     assert SHIPPED.costs.launch_ns == fitting._launch_ns(shipped())

@@ -16,7 +16,8 @@ ORDER = [
     {"devices"},
     {"frontends"},
     {"varout", "lab"},
-    {"report"},
+    {"reports"},
+    {"api"},
     {"cli"},
 ]
 

@@ -16,8 +16,8 @@ from eclip.frontends.library import find_others, find_profile, split_key
 from eclip.frontends.modelled import model_names, model_profile
 from eclip.frontends.synthetic import synthetic_profile
 
-H200 = store.load_builtin(Topology, "h200")
-CALIBRATION = store.load_builtin(Calibration, "h200")
+H200 = store.load_builtin("h200", Topology)
+CALIBRATION = store.load_builtin("h200", Calibration)
 
 
 def find(model: str, *folders: Path, batch: int = 8) -> Profile:
@@ -88,7 +88,7 @@ def test_file_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_file_for_another_device_is_refused(tmp_path: Path) -> None:
-    mi50 = store.load_builtin(Topology, "mi50")
+    mi50 = store.load_builtin("mi50", Topology)
     store.save(synthetic_profile(1, 3, mi50, name="alexnet", batch=8), tmp_path / "alexnet-8.json")
     with pytest.raises(MismatchError, match="different devices: units 60 against 132"):
         find("alexnet", tmp_path)
@@ -189,7 +189,7 @@ def test_other_kernels_in_a_damaged_or_wrong_file_are_refused(tmp_path: Path) ->
     save_synthetic(path, seed=2, model="albert~33")
     with pytest.raises(MismatchError, match="albert~33:8, not of albert~66:8"):
         others("albert", tmp_path)
-    mi50 = store.load_builtin(Topology, "mi50")
+    mi50 = store.load_builtin("mi50", Topology)
     store.save(synthetic_profile(1, 3, mi50, name="albert~66", batch=8), path)
     with pytest.raises(MismatchError, match="different devices"):
         others("albert", tmp_path)

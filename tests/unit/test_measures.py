@@ -15,7 +15,7 @@ from eclip.frontends.synthetic import synthetic_profile
 from eclip.planning.policies import make_plan
 from eclip.planning.problem import Problem
 
-H200 = store.load_builtin(Topology, "h200")
+H200 = store.load_builtin("h200", Topology)
 PROFILES = tuple(synthetic_profile(seed, 30, H200, name=name) for seed, name in enumerate("ab"))
 PLAN = unpartitioned(H200, PROFILES)
 

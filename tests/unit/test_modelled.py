@@ -19,7 +19,7 @@ from eclip.errors import UsageError
 from eclip.frontends.modelled import model_names, model_profile
 
 DEVICES = {
-    name: (store.load_builtin(Topology, name), store.load_builtin(Calibration, name))
+    name: (store.load_builtin(name, Topology), store.load_builtin(name, Calibration))
     for name in store.builtin_names(Topology)
 }
 

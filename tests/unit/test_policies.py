@@ -24,7 +24,7 @@ from eclip.planning.problem import Problem
 from eclip.runtime.program import lower
 from simulations import options_for
 
-TOPOLOGIES = {name: store.load_builtin(Topology, name) for name in store.builtin_names(Topology)}
+TOPOLOGIES = {name: store.load_builtin(name, Topology) for name in store.builtin_names(Topology)}
 every_policy = pytest.mark.parametrize("policy", POLICIES)
 every_device = pytest.mark.parametrize("device", TOPOLOGIES)
 UNLIMITED = 1_000_000

@@ -12,8 +12,8 @@ from eclip.artefacts.plan import ALL_WORKERS
 from eclip.artefacts.topology import Mask, Topology
 from eclip.planning.pool import build_pool, slice_orders
 
-MI50 = store.load_builtin(Topology, "mi50")
-TOPOLOGIES = [store.load_builtin(Topology, name) for name in store.builtin_names(Topology)]
+MI50 = store.load_builtin("mi50", Topology)
+TOPOLOGIES = [store.load_builtin(name, Topology) for name in store.builtin_names(Topology)]
 every_topology = pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: topology.name)
 
 

@@ -24,7 +24,7 @@ from eclip.artefacts.topology import Mask, Topology
 from eclip.devices.base import Window
 from eclip.devices.cuda import processes
 from eclip.devices.cuda.mps import python_path
-from eclip.devices.cuda.processes import Host, ProcessSets, Sharing, mps_sharing, shares_of
+from eclip.devices.remote import Host, ProcessSets, Sharing, mps_sharing, shares_of
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.errors import DeviceError, MismatchError, UsageError
 from standins import (
@@ -37,7 +37,7 @@ from standins import (
     trace_of,
 )
 
-H200 = store.load_builtin(Topology, "h200")
+H200 = store.load_builtin("h200", Topology)
 UUID = f"GPU-of-test-{os.getpid()}"
 WINDOW = Window(seconds=0.4, warmup_seconds=0.1, trace_ms=0.0)
 

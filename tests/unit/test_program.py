@@ -28,7 +28,7 @@ from eclip.artefacts.trace import Kernel, Trace
 from eclip.errors import MismatchError
 from eclip.runtime.program import NO_WAIT, Program, Route, lower
 
-MI50 = store.load_builtin(Topology, "mi50")
+MI50 = store.load_builtin("mi50", Topology)
 
 
 def trace_of(model: str, kernels: int) -> Trace:

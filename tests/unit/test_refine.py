@@ -21,7 +21,7 @@ from eclip.planning.search.objective import Objective, Score
 from eclip.planning.search.placement import Home, Placer
 from eclip.planning.search.refine import Corrected, refine
 
-H200 = store.load_builtin(Topology, "h200")
+H200 = store.load_builtin("h200", Topology)
 PROFILES = tuple(synthetic_profile(index, 12, H200, name=f"m{index}") for index in range(3))
 PROBLEM = Problem(mix_of((one.trace.model, 1) for one in PROFILES), H200, PROFILES)
 AIM = Objective(least_fairness=0.0)

@@ -19,8 +19,8 @@ from eclip.artefacts.plan import ALL_WORKERS, Lane
 from eclip.artefacts.runlog import KernelRecords, Requests
 from eclip.artefacts.topology import Mask, Topology
 from eclip.errors import UsageError
-from eclip.report import lanes, page, tables
-from eclip.report.labels import (
+from eclip.reports import lanes, page, tables
+from eclip.reports.labels import (
     duration,
     modelled_words,
     number,
@@ -166,7 +166,7 @@ def test_logs_that_do_not_compare_are_refused() -> None:
         page.render([], {})
     with pytest.raises(UsageError, match="different mixes"):
         page.render([make_log("shared"), make_log("eclip", workers=2)], {})
-    mi50 = store.load_builtin(Topology, "mi50")
+    mi50 = store.load_builtin("mi50", Topology)
     other = make_log("eclip", sizes=(mi50.units,), topology=mi50)
     with pytest.raises(UsageError, match="different topologies"):
         page.render([make_log("shared"), other], {})
@@ -175,7 +175,7 @@ def test_logs_that_do_not_compare_are_refused() -> None:
 def test_a_missing_profile_and_one_of_another_device_are_explained() -> None:
     log = make_log("eclip")
     assert "The profile of albert:8 was not given" in Reader(page.render([log], {})).text
-    foreign = make_profile(topology=store.load_builtin(Topology, "mi50"))
+    foreign = make_profile(topology=store.load_builtin("mi50", Topology))
     assert "are for different devices" in Reader(page.render([log], {"albert:8": foreign})).text
 
 
@@ -237,7 +237,7 @@ def test_the_page_loads_nothing() -> None:
 
 
 def test_importing_the_report_leaves_plotly_alone() -> None:
-    code = "import sys, eclip.report.page; sys.exit('plotly' in sys.modules)"
+    code = "import sys, eclip.reports.page; sys.exit('plotly' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

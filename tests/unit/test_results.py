@@ -20,8 +20,8 @@ from eclip.artefacts import store
 from eclip.artefacts.comparison import Comparison, plan_digest
 from eclip.errors import ArtefactError
 from eclip.planning.policies import make_plan
-from eclip.report import results as drawn
-from eclip.report.labels import ABSENT
+from eclip.reports import results as drawn
+from eclip.reports.labels import ABSENT
 from simulations import H200, flat_profile, problem_of
 
 ROOT = Path(__file__).parents[2]

@@ -36,7 +36,7 @@ from eclip.runtime.program import lower
 from simulations import options_for
 
 MakeProblem = Callable[..., Problem]
-H200 = store.load_builtin(Topology, "h200")
+H200 = store.load_builtin("h200", Topology)
 
 
 def problem_of(workers: int) -> Problem:

@@ -225,7 +225,7 @@ def test_entering_other_units_costs_a_switch_and_nested_lanes_only_a_barrier() -
 
 def test_calibration_of_a_twin_of_the_device_is_used_with_a_warning() -> None:
     profile = flat_profile("a", [1000], H200)
-    twin = store.load_builtin(Calibration, "h100")
+    twin = store.load_builtin("h100", Calibration)
     log = run(pinned([profile], ["0"], H200), [profile], arrivals([0]), twin)
     assert any("H100" in warning for warning in log.warnings)
 
@@ -354,10 +354,10 @@ from eclip.artefacts.plan import unpartitioned
 from eclip.runtime.program import lower
 from eclip.artefacts.topology import Topology
 
-h200 = store.load_builtin(Topology, "h200")
+h200 = store.load_builtin("h200", Topology)
 profiles = [synthetic_profile(seed, 20, h200, name=f"m{seed}") for seed in range(3)]
 sim._CHUNK_NS = 1e13
-device = sim.SimDevice(h200, store.load_builtin(Calibration, "h200"))
+device = sim.SimDevice(h200, store.load_builtin("h200", Calibration))
 session = device.open(lower(unpartitioned(h200, profiles), [p.trace for p in profiles]), profiles)
 late = np.full(200, round((MAX_SECONDS - 1) * 1e9))
 window = Window(seconds=MAX_SECONDS, warmup_seconds=0.0, trace_ms=0.0)

@@ -24,7 +24,7 @@ from eclip.artefacts import store
 from eclip.artefacts.topology import Topology
 
 os.{call} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-store.save(store.load_builtin(Topology, "h200"), Path(sys.argv[1]))
+store.save(store.load_builtin("h200", Topology), Path(sys.argv[1]))
 """
 
 
@@ -34,12 +34,12 @@ def test_crash_while_writing_leaves_the_old_file(tmp_path: Path, call: str) -> N
     script = KILLED_WHILE_WRITING.format(call=call)
     done = subprocess.run([sys.executable, "-c", script, str(path)], check=False, timeout=60)
     if call == "rename" and done.returncode == 0:
-        assert store.load_any(path) == store.load_builtin(Topology, "h200")
+        assert store.load(path) == store.load_builtin("h200", Topology)
         return
     assert done.returncode == -signal.SIGKILL
-    assert store.load_any(path) == TOPOLOGY
-    store.save(store.load_builtin(Topology, "mi50"), path)
-    assert store.load_any(path) == store.load_builtin(Topology, "mi50")
+    assert store.load(path) == TOPOLOGY
+    store.save(store.load_builtin("mi50", Topology), path)
+    assert store.load(path) == store.load_builtin("mi50", Topology)
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace", "chmod"])
@@ -55,10 +55,10 @@ def test_failed_write_leaves_the_old_file_and_nothing_else(
 
     monkeypatch.setattr(os, call, full)
     with pytest.raises(ArtefactError, match="No space left on device") as caught:
-        store.save(store.load_builtin(Topology, "h200"), path)
+        store.save(store.load_builtin("h200", Topology), path)
     assert str(path) in str(caught.value)
     assert sorted(tmp_path.iterdir()) == before
-    assert not existing or store.load_any(path) == TOPOLOGY
+    assert not existing or store.load(path) == TOPOLOGY
 
 
 def test_interrupted_write_leaves_nothing_behind(
@@ -90,13 +90,13 @@ def test_artefact_of_another_kind_is_never_replaced(tmp_path: Path, existing: st
     path = saved(tmp_path, ARTEFACTS[existing])
     with pytest.raises(ArtefactError, match=f"is {existing}, so a plan will not replace it"):
         store.save(PLAN, path)
-    assert store.load_any(path) == ARTEFACTS[existing]
+    assert store.load(path) == ARTEFACTS[existing]
 
 
 def test_artefact_of_the_same_kind_is_replaced_even_if_damaged_or_older(tmp_path: Path) -> None:
     path = write(tmp_path / "old.json", "plan", {"not": "a plan"}, version=0)
     store.save(PLAN, path)
-    assert store.load_any(path) == PLAN
+    assert store.load(path) == PLAN
 
 
 def test_path_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ for _ in range(150):
 
 
 def test_two_writers_leave_one_whole_file_at_every_moment(tmp_path: Path) -> None:
-    topologies = [store.load_builtin(Topology, name) for name in ("h200", "mi50")]
+    topologies = [store.load_builtin(name, Topology) for name in ("h200", "mi50")]
     path = saved(tmp_path, topologies[0])
     writers = [
         subprocess.Popen([sys.executable, "-c", WRITE_OFTEN, str(path), topology.name])
@@ -148,7 +148,7 @@ def test_two_writers_leave_one_whole_file_at_every_moment(tmp_path: Path) -> Non
     ]
     reads = 0
     while any(writer.poll() is None for writer in writers):
-        assert store.load_any(path) in topologies
+        assert store.load(path) in topologies
         reads += 1
     assert [writer.returncode for writer in writers] == [0, 0]
     assert reads > 10

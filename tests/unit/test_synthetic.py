@@ -14,7 +14,7 @@ from eclip.artefacts.topology import Topology
 from eclip.errors import UsageError
 from eclip.frontends.synthetic import synthetic_profile
 
-H200 = store.load_builtin(Topology, "h200")
+H200 = store.load_builtin("h200", Topology)
 SIXTEEN_SIZES = (*range(8, 128, 8), 132)
 
 
@@ -25,7 +25,7 @@ SIXTEEN_SIZES = (*range(8, 128, 8), 132)
     device=st.sampled_from(store.builtin_names(Topology)),
 )
 def test_more_units_never_make_a_kernel_slower(seed: int, kernels: int, device: str) -> None:
-    profile = synthetic_profile(seed, kernels, store.load_builtin(Topology, device))
+    profile = synthetic_profile(seed, kernels, store.load_builtin(device, Topology))
     assert len(profile.trace.kernels) == kernels
     assert (np.diff(np.array(profile.busy_ns), axis=1) <= 0).all()
     assert all(d <= l2 for d, l2 in zip(profile.dram_bytes, profile.l2_bytes, strict=True))

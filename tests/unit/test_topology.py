@@ -13,8 +13,8 @@ from eclip.artefacts import store
 from eclip.artefacts.topology import Mask, Topology
 
 SLICES = st.frozensets(st.integers(0, 70))
-H200 = store.load_builtin(Topology, "h200")
-MI50 = store.load_builtin(Topology, "mi50")
+H200 = store.load_builtin("h200", Topology)
+MI50 = store.load_builtin("mi50", Topology)
 
 
 def topology_of(slice_units: list[int], changes: dict[str, object] | None = None) -> Topology:
@@ -162,7 +162,7 @@ def test_units_of_a_mask_are_those_of_its_slices() -> None:
 def test_built_in_topologies_have_the_documented_numbers(
     name: str, slice_units: tuple[int, ...], queues: int
 ) -> None:
-    topology = store.load_builtin(Topology, name)
+    topology = store.load_builtin(name, Topology)
     assert topology.name == name
     assert topology.slice_units == slice_units
     assert topology.hardware_queues == queues

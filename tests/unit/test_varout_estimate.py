@@ -24,7 +24,7 @@ from eclip.varout.watch import Replanner, Watch
 
 @pytest.fixture(scope="module")
 def h200() -> Machine:
-    return store.load_builtin(Machine, "h200")
+    return store.load_builtin("h200", Machine)
 
 
 def stage_of(machine: Machine) -> GpuStage:
@@ -81,7 +81,7 @@ def test_lengths_that_cannot_be_are_refused() -> None:
 def test_no_other_capacity_is_cheaper(
     sample: list[int], price: float, mechanism: Mechanism
 ) -> None:
-    machine = store.load_builtin(Machine, "h200")
+    machine = store.load_builtin("h200", Machine)
     stage = msgspec.structs.replace(stage_of(machine), inputs=300, idle_ns=2.0, spill_ns=9.0)
     machine = msgspec.structs.replace(machine, gpu=stage)
     lengths = lengths_of(sample)
@@ -150,7 +150,7 @@ def test_a_limit_on_memory_is_kept_or_refused(h200: Machine) -> None:
 
 
 def test_a_stream_processor_trades_strip_length_against_overflow() -> None:
-    machine = store.load_builtin(Machine, "imagine")
+    machine = store.load_builtin("imagine", Machine)
     assert machine.stream is not None
     dear = msgspec.structs.replace(machine.stream, suspend=400, resume=400)
     machine = msgspec.structs.replace(machine, stream=dear)

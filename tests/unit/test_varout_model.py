@@ -67,7 +67,7 @@ def test_closed_forms_agree_with_the_simulation(drawn: tuple[StreamProcessor, fl
 
 @pytest.fixture(scope="module")
 def imagine() -> StreamProcessor:
-    stream = store.load_builtin(Machine, "imagine").stream
+    stream = store.load_builtin("imagine", Machine).stream
     assert stream is not None
     return stream
 
@@ -133,7 +133,7 @@ def test_ratios_that_cannot_be_are_refused(imagine: StreamProcessor, ratio: floa
 
 
 def test_growth_names_the_best_that_can_serve() -> None:
-    machine = store.load_builtin(Machine, "imagine")
+    machine = store.load_builtin("imagine", Machine)
     found = growth.compare(machine, ratios=[1.0, 6.0, 19.0])
     assert [point.ratio for point in found.points] == [1.0, 6.0, 19.0]
     for point in found.points:
@@ -144,7 +144,7 @@ def test_growth_names_the_best_that_can_serve() -> None:
 
 def test_growth_of_every_built_in_machine_is_there() -> None:
     for name in store.builtin_names(Machine):
-        found = growth.compare(store.load_builtin(Machine, name))
+        found = growth.compare(store.load_builtin(name, Machine))
         assert len(found.points) == growth.RATIOS
         assert found.points[-1].ratio >= 4 * found.allocated_ratio * (1 - 1e-9)
 

@@ -43,7 +43,7 @@ def profile(h200: Topology) -> Profile:
 
 @pytest.fixture(scope="module")
 def machine() -> Machine:
-    return store.load_builtin(Machine, "h200")
+    return store.load_builtin("h200", Machine)
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def test_what_cannot_be_annotated_says_so(
     with pytest.raises(UsageError, match="name their positions"):
         attempt(profile, machine, None)
     with pytest.raises(UsageError, match="no GPU"):
-        attempt(profile, store.load_builtin(Machine, "imagine"), [1])
+        attempt(profile, store.load_builtin("imagine", Machine), [1])
     with pytest.raises(UsageError, match="already"):
         attempt(attempt(profile, machine, [1]), machine, [1])
 

@@ -33,8 +33,8 @@ from eclip.planning.search.objective import Objective, Score
 from eclip.planning.search.placement import Home, Placer, groups_of
 from simulations import flat_profile
 
-H200 = store.load_builtin(Topology, "h200")
-CALIBRATION = store.load_builtin(Calibration, "h200")
+H200 = store.load_builtin("h200", Topology)
+CALIBRATION = store.load_builtin("h200", Calibration)
 PROFILES = (flat_profile("a", [400_000] * 4, H200), flat_profile("b", [150_000] * 6, H200))
 OTHERS = (flat_profile("a~66", [150_000] * 5, H200), flat_profile("b~66", [50_000] * 6, H200))
 MIX = mix_of([("a", 1), ("b", 1)])

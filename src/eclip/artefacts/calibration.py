@@ -31,7 +31,7 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     gap_ns: int  # between two kernels of one lane
 
 
-class Sharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Interference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How kernels get on with each other."""
 
     cohabit: float  # part of its lane's room that later ones find while its own blocks still wait
@@ -40,7 +40,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     pressure: float  # the same for every TB/s that neighbours draw from L2
 
 
-class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Bandwidth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What all lanes share."""
 
     dram_bytes_per_s: float
@@ -69,19 +69,19 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     source: str
     costs: Costs
     compute: Compute
-    sharing: Sharing
-    memory: Memory
+    interference: Interference
+    memory: Bandwidth
     power: Power
 
     def __post_init__(self) -> None:
-        for part in (self.costs, self.compute, self.sharing, self.memory, self.power):
+        for part in (self.costs, self.compute, self.interference, self.memory, self.power):
             for name in part.__struct_fields__:
                 if not 0 <= getattr(part, name) < float("inf"):
                     raise ValueError(f"{name} must be a finite number of at least 0")
         for name in ("dram_bytes_per_s", "l2_bytes_per_s"):
             if getattr(self.memory, name) <= 0:
                 raise ValueError(f"{name} must be more than 0")
-        if self.sharing.cohabit > 1:
+        if self.interference.cohabit > 1:
             raise ValueError("cohabit is a part of the room there is, at most 1")
         if self.costs.turn_ns == 0:
             raise ValueError("turn_ns must be more than 0")

@@ -9,11 +9,14 @@ order.
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import TypeVar
 
 import msgspec
 
+from eclip.artefacts.display import html_table, number
 from eclip.artefacts.measures import Measures
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Plan
 
 _DIGITS = 5  # significant ones; no run is that exact, and files are to be read and compared
@@ -21,7 +24,7 @@ _DIGITS = 5  # significant ones; no run is that exact, and files are to be read 
 Number = TypeVar("Number", float, "float | None")
 
 
-class Score(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The measures of one run, or of several runs of one policy together."""
 
     seconds: float
@@ -34,9 +37,10 @@ class Score(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     rate_rps: tuple[float, ...]
     p50_ms: tuple[float | None, ...]
     p99_ms: tuple[float | None, ...]
+    offered_rps: tuple[float | None, ...]  # None: closed loop
 
 
-class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SettingTrial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A setting of a swept policy and what a short run of it gave."""
 
     setting: str
@@ -50,15 +54,15 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     setting: str  # the one that won its trials; empty where there is nothing to set
     plan: str  # a digest of what ran: equal plans have equal ones
     switches: tuple[int, ...]  # per worker and request
-    runs: tuple[Score, ...]  # in the order of the repeats
-    together: Score
-    trials: tuple[Trial, ...] = ()
+    runs: tuple[Summary, ...]  # in the order of the repeats
+    together: Summary
+    trials: tuple[SettingTrial, ...] = ()
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mix: str  # as the user wrote it
     workers: tuple[str, ...]
-    models: tuple[str, ...]
+    models: tuple[ModelKey, ...]
     topology: str
     device: str
     driver: str | None  # None: a simulator
@@ -74,6 +78,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     alone_rps: tuple[float, ...]
     entries: tuple[Entry, ...]
     left_out: tuple[str, ...] = ()  # policies and why
+    missed: tuple[str, ...] = ()  # overload and bounds not kept, by policy, in words
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -89,18 +94,64 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                     f"{entry.policy} has {len(entry.runs)} runs of {self.repeats} repeats"
                 )
             for score in (*entry.runs, entry.together):
-                columns = (score.requests, score.rate_rps, score.p50_ms, score.p99_ms)
+                columns = (
+                    score.requests,
+                    score.rate_rps,
+                    score.p50_ms,
+                    score.p99_ms,
+                    score.offered_rps,
+                )
                 if {len(column) for column in columns} != {workers}:
                     raise ValueError(f"a score of {entry.policy} is not for {workers} workers")
             if len(entry.switches) != workers:
                 raise ValueError(f"{entry.policy} needs the switches of {workers} workers")
 
+    def __repr__(self) -> str:
+        found = ", ".join(f"{entry.policy} {entry.together.stp:.3f}" for entry in self.entries)
+        return f"Comparison({self.mix} on {self.device}: STP {found})"
+
+    def _repr_html_(self) -> str:
+        plain = self.entry("shared")
+        note = " (modelled)" if self.modelled else ""
+        return html_table(
+            f"{self.mix} on {self.device}, {self.load}{note}",
+            ["policy", "STP", "vs shared", "fairness", "power W", "STP·s/kJ", "worst p99 ms"],
+            (
+                [
+                    entry.policy,
+                    number(entry.together.stp, 3),
+                    "" if plain is None else f"{entry.together.stp / plain.together.stp - 1:+.1%}",
+                    number(entry.together.fairness),
+                    number(entry.together.power_w, 0),
+                    number(entry.together.efficiency_per_kj),
+                    number(max((p99 for p99 in entry.together.p99_ms if p99), default=None)),
+                ]
+                for entry in self.entries
+            ),
+        )
+
     def entry(self, policy: str) -> Entry | None:
         return next((entry for entry in self.entries if entry.policy == policy), None)
 
 
-def score_of(measures: Measures) -> Score:
-    return Score(
+def best_policy(comparison: Comparison) -> str:
+    """The policy with the most throughput or, where requests arrive by themselves, with the
+    shortest 99th percentiles, in the geometric mean of the workers."""
+    arrivals = any(
+        rate is not None for entry in comparison.entries for rate in entry.together.offered_rps
+    )
+
+    def value(entry: Entry) -> float:
+        if not arrivals:
+            return entry.together.stp
+        tails = [math.inf if p99 is None else p99 for p99 in entry.together.p99_ms]
+        return -sum(math.log(tail) for tail in tails)
+
+    return max(comparison.entries, key=value).policy
+
+
+def summary_of(measures: Measures) -> Summary:
+    return Summary(
         seconds=measures.seconds,
         stp=_rounded(measures.stp),
         fairness=_rounded(measures.fairness),
@@ -111,11 +162,12 @@ def score_of(measures: Measures) -> Score:
         rate_rps=tuple(_rounded(worker.rate_rps) for worker in measures.workers),
         p50_ms=tuple(_rounded(worker.p50_ms) for worker in measures.workers),
         p99_ms=tuple(_rounded(worker.p99_ms) for worker in measures.workers),
+        offered_rps=tuple(_rounded(worker.offered_rps) for worker in measures.workers),
     )
 
 
-def trial_of(setting: str, stp: float, fairness: float, efficiency_per_kj: float) -> Trial:
-    return Trial(
+def trial_of(setting: str, stp: float, fairness: float, efficiency_per_kj: float) -> SettingTrial:
+    return SettingTrial(
         setting=setting,
         stp=_rounded(stp),
         fairness=_rounded(fairness),
@@ -131,7 +183,7 @@ def plan_digest(plan: Plan) -> str:
             (variant.active, [[(g.lane, g.kernels) for g in p.groups] for p in variant.assignments])
             for variant in plan.variants
         ],
-        plan.turns,
+        plan.sharing,
         plan.fingerprint.traces,
     )
     return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()[:12]

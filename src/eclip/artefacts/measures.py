@@ -14,14 +14,17 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from eclip.artefacts.model_key import ModelKey
+from eclip.artefacts.plan import Evidence
 from eclip.artefacts.runlog import RunLog
 
 _STEADY = 3  # completions, at least
+_KEEPS_UP = 0.95  # of what is offered: the rest may be under way when the run ends
 
 
 class WorkerMeasures(msgspec.Struct, frozen=True, kw_only=True):
     name: str
-    model: str
+    model: ModelKey
     requests: int
     rate_rps: float
     alone_rps: float
@@ -30,6 +33,12 @@ class WorkerMeasures(msgspec.Struct, frozen=True, kw_only=True):
     p95_ms: float | None
     p99_ms: float | None
     switches_per_request: int
+    offered_rps: float | None = None  # None: closed loop, as many as it can serve
+
+    @property
+    def overloaded(self) -> bool:
+        """More arrives than it serves, so that its queue grows for as long as that lasts."""
+        return self.offered_rps is not None and self.rate_rps < _KEEPS_UP * self.offered_rps
 
 
 class Measures(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +54,7 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
     efficiency_per_kj: float
     switches_per_request: int  # summed over the workers, as in the paper's Table I
     workers: tuple[WorkerMeasures, ...]
+    missed: tuple[str, ...] = ()  # overload and bounds not kept, in words
 
 
 def steady_rates(log: RunLog) -> tuple[float, ...]:
@@ -60,8 +70,8 @@ def steady_rates(log: RunLog) -> tuple[float, ...]:
     return tuple(rates)
 
 
-def waits_longest(p99_ms: Sequence[float | None], alone_rps: Sequence[float]) -> int:
-    """The worker with the longest tail against its time alone; None or infinite: no request."""
+def worst_off(p99_ms: Sequence[float | None], alone_rps: Sequence[float]) -> int:
+    """The worker whose p99 is longest against its time alone; None or infinite: no request."""
     pairs = zip(p99_ms, alone_rps, strict=True)
     waits = [0.0 if tail is None or np.isinf(tail) else tail * rate for tail, rate in pairs]
     return waits.index(max(waits))
@@ -74,6 +84,8 @@ def measure(log: RunLog) -> Measures:
 def measure_together(logs: Sequence[RunLog]) -> Measures:
     """Several runs of one plan, with the same rates alone, as if they had been one."""
     first = logs[0]
+    if not first.alone_rps:
+        raise ValueError("the run log has no rates alone, so nothing can be measured against them")
     seconds = sum(log.duration_ns for log in logs) / 1e9
     # A run too short for the energy counter has none; it used as much as the others.
     metered = [log for log in logs if log.energy_uj > 0]
@@ -101,6 +113,7 @@ def measure_together(logs: Sequence[RunLog]) -> Measures:
                 p95_ms=p95,
                 p99_ms=p99,
                 switches_per_request=part.switches,
+                offered_rps=_offered_rps(logs, part.worker, seconds),
             )
         )
     ratios = [worker.ratio for worker in workers]
@@ -118,4 +131,27 @@ def measure_together(logs: Sequence[RunLog]) -> Measures:
         efficiency_per_kj=1000 * stp * seconds / joules if joules > 0 else 0.0,
         switches_per_request=sum(worker.switches_per_request for worker in workers),
         workers=tuple(workers),
+        missed=missed(workers, first.plan.evidence),
     )
+
+
+def missed(workers: Sequence[WorkerMeasures], evidence: Evidence | None) -> tuple[str, ...]:
+    """Which workers are overloaded, and whose p99 is above its bound, a sentence each."""
+    words = [
+        f"{worker.name} is overloaded: {worker.offered_rps:.0f} requests/s are offered and "
+        f"{worker.rate_rps:.0f} served, so its queue grows"
+        for worker in workers
+        if worker.overloaded
+    ]
+    bounds = () if evidence is None else evidence.bounds_ms
+    for worker, bound in zip(workers, bounds, strict=False):
+        if worker.p99_ms is None or worker.p99_ms > bound:
+            tail = "none completed" if worker.p99_ms is None else f"{worker.p99_ms:.2f} ms"
+            words.append(f"{worker.name} misses its bound: p99 {tail}, at most {bound:g} ms wanted")
+    return tuple(words)
+
+
+def _offered_rps(logs: Sequence[RunLog], worker: int, seconds: float) -> float | None:
+    offered = [log.offered[worker] for log in logs]
+    known = [count for count in offered if count is not None]
+    return sum(known) / seconds if len(known) == len(offered) else None

@@ -12,7 +12,8 @@ import datetime
 import msgspec
 
 from eclip.artefacts.fingerprint import Fingerprint
-from eclip.artefacts.mix import Mix, parse_mix, with_kernels_for
+from eclip.artefacts.mix import Mix, parse_mix
+from eclip.artefacts.model_key import ModelKey
 from eclip.errors import UsageError
 
 
@@ -66,8 +67,8 @@ class ObservedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError("the cost of a switch is a finite number of at least 0")
 
     @property
-    def models(self) -> tuple[str, ...]:
-        """``model:batch`` of every worker, with its own kernels: ``alone_rps`` are of these."""
+    def models(self) -> tuple[ModelKey, ...]:
+        """Of every worker, with its usual kernels: ``alone_rps`` are of these."""
         try:
             return parse_mix(self.mix).models
         except UsageError as error:
@@ -86,7 +87,7 @@ class ObservedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if not self.homes:
             return mix
         workers = (
-            msgspec.structs.replace(one, model=with_kernels_for(one.model, home.kernels_for))
+            msgspec.structs.replace(one, model=one.model.with_kernels_for(home.kernels_for))
             if home.kernels_for
             else one
             for one, home in zip(mix.workers, self.homes, strict=True)
@@ -105,7 +106,7 @@ class Observations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         slices = len(self.fingerprint.slice_units)
         for run in self.runs:
             for model in run.models:
-                if model not in self.fingerprint.traces:
+                if str(model) not in self.fingerprint.traces:
                     raise ValueError(f"the fingerprint lacks the trace of {model}")
             sizes = [home.most for home in run.homes]
             sizes += [size for route in run.routes for size, _ in route]

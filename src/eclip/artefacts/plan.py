@@ -12,13 +12,16 @@ from collections.abc import Sequence
 
 import msgspec
 
+from eclip.artefacts.display import html_table, number
 from eclip.artefacts.fingerprint import Fingerprint
 from eclip.artefacts.mix import Mix, mix_of
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Mask, Topology
 from eclip.errors import MismatchError
 
 ALL_WORKERS = -1
+EVERYTHING = 100  # percent
 MOST_VARIANTS = 16  # of one worker: a device keeps an executable for each
 
 
@@ -58,7 +61,7 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class PlannedWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
-    model: str  # model:batch, the key of its trace and profile
+    model: ModelKey  # of its trace and profile
     kernels: int
     why: str  # in words, for ``eclip explain``
 
@@ -71,6 +74,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     power_w: float  # 0: too short for the energy counter
     p99_ms: tuple[float | None, ...]  # None: no request completed
     chosen: bool
+    refused: tuple[str, ...] = ()  # floors and bounds that it missed, in words
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,6 +91,35 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     device: str  # where the trials ran
     modelled: bool  # ... which was a simulator
     trials: tuple[Trial, ...]
+    bounds_ms: tuple[float, ...] = ()  # on the p99, one per worker; empty: none were given
+    missed: tuple[str, ...] = ()  # promises that the plan does not keep, in words
+
+
+class Lanes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="lanes"):
+    """All workers run at once in one process, every kernel group on its lane."""
+
+
+class Turns(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="turns"):
+    """Workers take turns of the whole device, as separate processes do."""
+
+
+class Processes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="processes"):
+    """A process for every worker, each on at most its share of the units: NVIDIA's MPS."""
+
+    shares: tuple[int, ...]  # percent, one per worker
+
+    def __post_init__(self) -> None:
+        if not all(1 <= share <= EVERYTHING for share in self.shares):
+            raise ValueError(f"a share is 1 to 100 percent, not {self.label}")
+
+    @property
+    def label(self) -> str:
+        """``60%`` or ``60/30/10%``"""
+        distinct = self.shares[:1] if len(set(self.shares)) == 1 else self.shares
+        return f"{'/'.join(map(str, distinct))}%"
+
+
+Sharing = Lanes | Turns | Processes
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -99,7 +132,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     lanes: tuple[Lane, ...]
     variants: tuple[Variant, ...]
     why: str
-    turns: bool = False  # workers take turns of the whole device (time-slicing)
+    sharing: Sharing = Lanes()
     evidence: Evidence | None = None  # of a search
 
     def __post_init__(self) -> None:
@@ -108,10 +141,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if len(self.workers) != len(self.mix.workers):
             raise ValueError("a plan needs one entry for every worker of its mix")
         for worker, wanted in zip(self.workers, self.mix.workers, strict=True):
-            if (worker.name, worker.model) != (wanted.name, wanted.key):
+            if (worker.name, worker.model) != (wanted.name, wanted.model):
                 raise ValueError(
                     f"worker {worker.name} ({worker.model}) is not the mix's {wanted.name} "
-                    f"({wanted.key})"
+                    f"({wanted.model})"
                 )
         try:
             self.fingerprint.check(self.topology.fingerprint, "the plan", "its topology")
@@ -125,6 +158,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             if lane.priority < 0:
                 raise ValueError(f"lane {index} has the priority {lane.priority}; 0 is the lowest")
             self.topology.units_of(lane.mask)
+        if isinstance(self.sharing, Processes) and len(self.sharing.shares) != len(self.workers):
+            raise ValueError(
+                f"{len(self.sharing.shares)} shares given for {len(self.workers)} workers"
+            )
         keys = [variant.active for variant in self.variants]
         if len(set(keys)) != len(keys):
             raise ValueError("two variants are keyed by the same workers")
@@ -161,8 +198,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return tuple(range(len(self.workers)))
 
     @property
-    def models(self) -> tuple[str, ...]:
-        """``model:batch`` of every worker: which profiles, traces and sources it needs."""
+    def models(self) -> tuple[ModelKey, ...]:
+        """Of every worker: which profiles, traces and sources it needs."""
         return tuple(worker.model for worker in self.workers)
 
     @property
@@ -173,7 +210,32 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def aliased(self) -> bool:
         """More lanes than hardware queues: some will wait on each other for no reason."""
-        return not self.turns and len(self.lanes) > self.topology.hardware_queues
+        apart = not isinstance(self.sharing, Lanes)  # every process has all queues to itself
+        return not apart and len(self.lanes) > self.topology.hardware_queues
+
+    def __repr__(self) -> str:
+        return (
+            f"Plan({self.policy} for {self.mix.name} on {self.topology.name}, "
+            f"{len(self.workers)} workers, {len(self.lanes)} lanes, "
+            f"{sum(part.switches for part in self.main.assignments)} switches)"
+        )
+
+    def _repr_html_(self) -> str:
+        unit = self.topology.unit_name
+        return html_table(
+            f"{self.policy} for {self.mix.name} on {self.topology.title}: {self.why}",
+            ["worker", "kernels", "groups", f"{unit}s", "ms undisturbed"],
+            (
+                [
+                    self.workers[part.worker].name,
+                    str(self.workers[part.worker].kernels),
+                    str(len(part.groups)),
+                    "/".join(map(str, sorted({self.units(group.lane) for group in part.groups}))),
+                    number(sum(group.predicted_ns for group in part.groups) / 1e6, 3),
+                ]
+                for part in self.main.assignments
+            ),
+        )
 
     def units(self, lane: int) -> int:
         return self.topology.units_of(self.lanes[lane].mask)
@@ -184,7 +246,7 @@ def fingerprint_of(topology: Topology, profiles: Sequence[Profile]) -> Fingerpri
     profiles, which hold those of their own traces: hashing kernels again takes milliseconds."""
     for profile in profiles:
         profile.fingerprint.check(
-            topology.fingerprint, f"the profile of {profile.key}", topology.title
+            topology.fingerprint, f"the profile of {profile.model}", topology.title
         )
     return msgspec.structs.replace(
         topology.fingerprint,
@@ -196,7 +258,7 @@ def fingerprint_of(topology: Topology, profiles: Sequence[Profile]) -> Fingerpri
 
 def unpartitioned(topology: Topology, profiles: Sequence[Profile], mix: Mix | None = None) -> Plan:
     """Every worker on a lane of its own with all units: plain streams, and what "alone" means."""
-    mix = mix or mix_of((profile.trace.model, profile.trace.batch) for profile in profiles)
+    mix = mix or mix_of(profile.model for profile in profiles)
     return Plan(
         mix=mix,
         policy="shared",
@@ -206,7 +268,7 @@ def unpartitioned(topology: Topology, profiles: Sequence[Profile], mix: Mix | No
         workers=tuple(
             PlannedWorker(
                 name=worker.name,
-                model=profile.key,
+                model=profile.model,
                 kernels=len(profile.trace.kernels),
                 why=f"every kernel may use all {topology.units} {topology.unit_name}s",
             )

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eclip.artefacts.fingerprint import Fingerprint
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.trace import Trace
 from eclip.errors import MismatchError
 
@@ -48,7 +49,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ValueError("sizes must rise from at least 1 unit")
         if sum(self.fingerprint.slice_units) != self.fingerprint.units:
             raise ValueError("the fingerprint's slices do not add up to its units")
-        if self.fingerprint.traces != {self.trace.key: self.trace.digest}:
+        if self.fingerprint.traces != {str(self.model): self.trace.digest}:
             raise ValueError("the fingerprint is not that of the profile's own trace")
         if self.sizes[-1] != self.fingerprint.units:
             raise ValueError(f"the last size must be the whole device, {self.fingerprint.units}")
@@ -87,8 +88,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 )
 
     @property
-    def key(self) -> str:
-        return self.trace.key
+    def model(self) -> ModelKey:
+        return self.trace.model
 
     def at_tail(self) -> Profile:
         """The same model with its variable-output kernels at their tail times."""
@@ -144,13 +145,13 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """
         table = np.asarray(rows, dtype=np.float64)
         if units > self.sizes[-1]:
-            raise ValueError(f"{self.key} was profiled up to {self.sizes[-1]} units, not {units}")
+            raise ValueError(f"{self.model} was profiled up to {self.sizes[-1]} units, not {units}")
         if units in self.sizes:
             return table[:, self.sizes.index(units)]
         if len(self.sizes) == 1:  # nothing is known of smaller lanes
             raise MismatchError(
-                f"{self.key} was profiled at {self.sizes[0]} units only, so its time at {units} is "
-                f"not known; profile it at more sizes"
+                f"{self.model} was profiled at {self.sizes[0]} units only, so its time at {units} "
+                f"is not known; profile it at more sizes"
             )
         above = max(1, int(np.searchsorted(self.sizes, units)))
         low, high = above - 1, above

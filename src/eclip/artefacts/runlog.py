@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import msgspec
 
+from eclip.artefacts.display import html_table, number
 from eclip.artefacts.plan import Plan
+
+MOST_LAG_NS = 1_000_000  # of a generator that is on time
 
 
 class Requests(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,25 +71,69 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     kernels: KernelRecords
     counters: tuple[WorkerCounters, ...]  # one per worker
     unfinished: tuple[int, ...]  # per worker: requests begun or waiting when the run ended
-    alone_rps: tuple[float, ...]  # per worker: rate with the whole device to itself
+    # Per worker: requests that arrived in the measured part; None: closed loop, as many as it can.
+    offered: tuple[int | None, ...]
+    # Per worker: the longest that a request whose turn it was waited for the load generator.
+    lag_ns: tuple[int, ...]
+    # Per worker: its rate with all others present but idle; empty: not measured.
+    alone_rps: tuple[float, ...] = ()
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         workers = len(self.plan.workers)
-        if {len(self.counters), len(self.unfinished), len(self.alone_rps)} != {workers}:
-            raise ValueError(f"counters, unfinished and alone_rps need {workers} entries each")
+        columns = (self.counters, self.unfinished, self.offered, self.lag_ns)
+        if {len(column) for column in columns} != {workers}:
+            raise ValueError(
+                f"counters, unfinished, offered and lag_ns need {workers} entries each"
+            )
+        if len(self.alone_rps) not in (0, workers):
+            raise ValueError(f"alone_rps needs {workers} entries, or none")
         if self.duration_ns < 1 or self.energy_uj < 0:
             raise ValueError("a run lasts at least 1 ns and takes no negative energy")
         if not all(0 < rate < float("inf") for rate in self.alone_rps):
             raise ValueError("every alone_rps must be a finite number above 0")
-        for columns in (self.requests, self.kernels):
-            if any(not 0 <= worker < workers for worker in columns.worker):
+        for records in (self.requests, self.kernels):
+            if any(not 0 <= worker < workers for worker in records.worker):
                 raise ValueError("a record belongs to a worker that does not exist")
         if any(not 0 <= lane < len(self.plan.lanes) for lane in self.kernels.lane):
             raise ValueError("a kernel ran on a lane that does not exist")
         for worker, position in zip(self.kernels.worker, self.kernels.position, strict=True):
             if not 0 <= position < self.plan.workers[worker].kernels:
                 raise ValueError(f"worker {worker} has no kernel {position}")
+
+    @property
+    def lagged(self) -> bool:
+        """The load generator was late: latencies hold time that is no policy's."""
+        return max(self.lag_ns) > MOST_LAG_NS
+
+    def __repr__(self) -> str:
+        kind = "modelled" if self.modelled else "measured"
+        return (
+            f"RunLog({self.plan.policy} on {self.plan.mix.name}, {self.device}, {kind}, "
+            f"{self.duration_ns / 1e9:g} s, {len(self.requests.worker)} requests)"
+        )
+
+    def _repr_html_(self) -> str:
+        from eclip.artefacts.measures import measure  # which reads logs
+
+        if not self.alone_rps:
+            return html_table(repr(self), ["worker"], ([one.name] for one in self.plan.workers))
+        found = measure(self)
+        return html_table(
+            f"{self!r}: STP {found.stp:.3f}, fairness {found.fairness:.2f}, {found.power_w:.0f} W",
+            ["worker", "offered/s", "served/s", "of alone", "p50 ms", "p99 ms"],
+            (
+                [
+                    worker.name,
+                    "closed loop" if worker.offered_rps is None else number(worker.offered_rps, 1),
+                    number(worker.rate_rps, 1),
+                    f"{worker.ratio:.0%}",
+                    number(worker.p50_ms),
+                    number(worker.p99_ms),
+                ]
+                for worker in found.workers
+            ),
+        )
 
 
 def _check_columns(name: str, columns: Requests | KernelRecords) -> None:

@@ -21,7 +21,7 @@ import tempfile
 import zlib
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import msgspec
 
@@ -35,7 +35,7 @@ from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import RunLog
 from eclip.artefacts.topology import Mask, Topology
 from eclip.artefacts.trace import Trace
-from eclip.errors import ArtefactError, unknown_name
+from eclip.errors import ArtefactError, UsageError, unknown_name
 
 Artefact = (
     Topology
@@ -66,15 +66,15 @@ A = TypeVar(
 # A change that older readers would misread raises the version here.
 _KINDS: dict[str, tuple[type[Artefact], int]] = {
     "topology": (Topology, 1),
-    "trace": (Trace, 1),
-    "profile": (Profile, 1),
-    "calibration": (Calibration, 2),
+    "trace": (Trace, 2),
+    "profile": (Profile, 2),
+    "calibration": (Calibration, 3),
     "observations": (Observations, 1),
-    "plan": (Plan, 1),
-    "run": (RunLog, 1),
+    "plan": (Plan, 2),
+    "run": (RunLog, 2),
     "lengths": (Lengths, 1),
     "machine": (Machine, 1),
-    "comparison": (Comparison, 1),
+    "comparison": (Comparison, 2),
 }
 # Far above any real artefact; keeps a wrong file (or a gzip bomb) from filling the memory.
 MAX_BYTES = 512 * 1024 * 1024
@@ -87,8 +87,17 @@ class _Envelope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     body: msgspec.Raw
 
 
-def save(artefact: Artefact, path: Path) -> None:
-    """Write atomically. A file that is not an artefact of the same kind is never replaced."""
+def save(artefact: Artefact, path: str | Path) -> None:
+    """Write an artefact to a file, all of it or nothing.
+
+    A file that is not an artefact of the same kind is never replaced. A name that ends in ``.gz``
+    is compressed::
+
+        eclip.save(plan, "plan.json")
+    """
+    if not any(isinstance(artefact, cls) for cls, _ in _KINDS.values()):
+        raise UsageError(f"save takes an artefact and a file name, not a {type(artefact).__name__}")
+    path = Path(path)
     kind = _kind_of(type(artefact))
     if _exists(path) and (found := kind_at(path)) != kind:
         raise ArtefactError(
@@ -105,6 +114,16 @@ def save(artefact: Artefact, path: Path) -> None:
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
     _write_atomically(path, data)
+
+
+def make_folder(path: str | Path) -> Path:
+    """A folder to write into, made if it is missing."""
+    place = Path(path)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot use the folder {place}: {error.strerror or error}") from None
+    return place
 
 
 def append(comparison: Comparison, path: Path) -> None:
@@ -163,17 +182,32 @@ def check_results(path: Path) -> None:
         raise ArtefactError(f"cannot write {path}: permission denied")
 
 
-def load(path: Path, kind: type[A]) -> A:
-    """The artefact of this kind in the file."""
-    artefact = load_any(path)
-    if not isinstance(artefact, kind):
+@overload
+def load(path: str | Path) -> Artefact: ...
+
+
+@overload
+def load(path: str | Path, kind: type[A]) -> A: ...
+
+
+def load(path: str | Path, kind: type[A] | None = None) -> A | Artefact:
+    """The artefact in a file, of whatever kind or of the kind given; damaged or older files are
+    refused::
+
+        plan = eclip.load("plan.json")
+        plan = eclip.load("plan.json", eclip.Plan)  # refused if it is something else
+    """
+    if not isinstance(path, str | Path) or not (kind is None or isinstance(kind, type)):
+        raise UsageError("load takes a file name and then, if at all, a kind such as eclip.Plan")
+    artefact = _load_any(Path(path))
+    if kind is not None and not isinstance(artefact, kind):
         raise ArtefactError(
             f"{path} holds {_a(_kind_of(type(artefact)))}, but {_a(_kind_of(kind))} is needed here"
         )
     return artefact
 
 
-def load_any(path: Path) -> Artefact:
+def _load_any(path: Path) -> Artefact:
     try:
         data = _read(path)
     except OSError as error:
@@ -181,8 +215,11 @@ def load_any(path: Path) -> Artefact:
     return _decode(data, str(path))
 
 
-def load_builtin(kind: type[A], name: str) -> A:
-    """A topology, calibration, machine or observations that ship with the package."""
+def load_builtin(name: str, kind: type[A]) -> A:
+    """A topology, calibration, machine or observations that ship with the package::
+
+    h200 = eclip.load_builtin("h200", eclip.Topology)
+    """
     files = _builtin_files(kind)
     if name not in files:
         raise unknown_name(_kind_of(kind), name, builtin_names(kind))

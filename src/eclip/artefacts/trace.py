@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterable
 
 import msgspec
 
+from eclip.artefacts.fingerprint import Fingerprint
 from eclip.artefacts.lengths import Lengths
-from eclip.artefacts.mix import service_of
+from eclip.artefacts.model_key import ModelKey
 
 Dim3 = tuple[int, int, int]
 
@@ -42,9 +44,14 @@ class KernelLengths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     lengths: Lengths
 
 
+def with_traces(fingerprint: Fingerprint, traces: Iterable[Trace]) -> Fingerprint:
+    """A device's fingerprint with the digests of these traces."""
+    digests = {str(trace.model): trace.digest for trace in traces}
+    return msgspec.structs.replace(fingerprint, traces=digests)
+
+
 class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    model: str
-    batch: int
+    model: ModelKey
     kernels: tuple[Kernel, ...]
     inputs: tuple[str, ...] = ()  # shapes and types a person can read, one per input
     libraries: dict[str, str] = {}
@@ -56,17 +63,6 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError("lengths must name kernels of the trace, each once, in order")
         if not self.kernels:
             raise ValueError("a trace needs at least one kernel")
-        if self.batch < 1:
-            raise ValueError(f"batch must be at least 1, not {self.batch}")
-
-    @property
-    def key(self) -> str:
-        return f"{self.model}:{self.batch}"
-
-    @property
-    def service(self) -> str:
-        """What its model serves, whatever kernels it does that with."""
-        return service_of(self.model, self.batch)
 
     @property
     def digest(self) -> str:

@@ -138,8 +138,8 @@ def bench_search() -> list[Figure]:
     from eclip.planning.problem import Problem
     from eclip.planning.search.placement import Home, Placer
 
-    device = store.load_builtin(Topology, "h200")
-    calibration = store.load_builtin(Calibration, "h200")
+    device = store.load_builtin("h200", Topology)
+    calibration = store.load_builtin("h200", Calibration)
 
     def candidate(workers: int, kernels: int) -> Callable[[], float]:
         profiles = tuple(
@@ -184,7 +184,7 @@ def bench_simulator() -> list[Figure]:
     from eclip.planning.problem import Problem
     from eclip.runtime.program import lower
 
-    device = store.load_builtin(Topology, "h200")
+    device = store.load_builtin("h200", Topology)
     models = [(f"model{index}", 300 + 100 * index) for index in range(4)]
     profiles = tuple(
         synthetic_profile(seed, kernels, device, name=name)
@@ -192,7 +192,7 @@ def bench_simulator() -> list[Figure]:
     )
     problem = Problem(mix_of((name, 1) for name, _ in models), device, profiles)
     load = Load(label="closed loop", seed=0, arrivals=(CLOSED_LOOP,) * 4)
-    simulator = SimDevice(device, store.load_builtin(Calibration, "h200"))
+    simulator = SimDevice(device, store.load_builtin("h200", Calibration))
 
     def rate(policy: str, seconds: float) -> float:
         program = lower(make_plan(policy, problem), [profile.trace for profile in profiles])

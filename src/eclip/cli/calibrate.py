@@ -112,7 +112,7 @@ def calibrate(
 
 def _find_observations(name: str) -> Observations:
     if name in store.builtin_names(Observations):
-        return store.load_builtin(Observations, name)
+        return store.load_builtin(name, Observations)
     return store.load(Path(name), Observations)
 
 

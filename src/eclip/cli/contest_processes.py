@@ -12,7 +12,7 @@ from eclip.cli import wiring
 
 if TYPE_CHECKING:
     from eclip.devices.base import Device
-    from eclip.devices.cuda.processes import ProcessSession, ProcessSets, Sharing
+    from eclip.devices.remote import ProcessSession, ProcessSets, Sharing
 
 PlanOf = Callable[[str], Plan]  # by policy
 
@@ -59,7 +59,7 @@ def start_processes(
 
 def _sharings(name: str, plan_of: PlanOf, most: int, others: int) -> list[Sharing]:
     from eclip.devices.cuda.mps import MOST_CLIENTS, equal_shares
-    from eclip.devices.cuda.processes import Sharing, mps_sharing, shares_of
+    from eclip.devices.remote import Sharing, mps_sharing, shares_of
 
     if name == "timeslice":
         return [Sharing(plan_of("timeslice"))]

@@ -33,7 +33,7 @@ def inspect(
     as_json: JsonOption = False,
 ) -> None:
     """Show what is in a topology, trace, profile, calibration, plan, run log or any other file."""
-    show(store.load_any(file), as_json)
+    show(store.load(file), as_json)
 
 
 def show(artefact: Artefact, as_json: bool) -> None:
@@ -53,7 +53,7 @@ def show(artefact: Artefact, as_json: bool) -> None:
         explain.print_plan(artefact)
         _show_fingerprint(artefact.fingerprint)
     elif isinstance(artefact, Comparison):
-        from eclip.report.results import tables
+        from eclip.reports.results import tables
 
         for table in tables([artefact]):
             screen.print_table(table.title, table.columns, table.rows, names=2)

@@ -51,14 +51,14 @@ def report(
 
 
 def write_report(logs: Sequence[RunLog], profiles: Sequence[Profile], path: Path) -> None:
-    from eclip.report import page
+    from eclip.reports import page
 
     text = page.render(logs, {profile.key: profile for profile in profiles})
     store.save_export(path, text.encode(), b"eclip report")
 
 
 def write_trace(log: RunLog, profiles: Sequence[Profile], path: Path) -> None:
-    from eclip.report import chrome_trace
+    from eclip.reports import chrome_trace
 
     data = chrome_trace.export(log, {profile.key: profile.trace for profile in profiles})
     store.save_export(path, data, b"traceEvents")

@@ -30,7 +30,7 @@ def results(
     if as_json:
         screen.print_json(comparisons)
         return
-    from eclip.report import results as drawn
+    from eclip.reports import results as drawn
 
     if into is not None:
         document = _read(into)

@@ -22,7 +22,7 @@ def topology(
     if name is not None:
         inspect.show(wiring.find_topology(name), as_json)
         return
-    known = [store.load_builtin(Topology, each) for each in store.builtin_names(Topology)]
+    known = [store.load_builtin(each, Topology) for each in store.builtin_names(Topology)]
     if as_json:
         screen.print_json(known)
         return

@@ -28,7 +28,7 @@ from eclip.planning.search.objective import Objective, Score
 if TYPE_CHECKING:
     from eclip.artefacts.runlog import RunLog
     from eclip.devices.base import Session
-    from eclip.devices.cuda.processes import ProcessSession
+    from eclip.devices.remote import ProcessSession
     from eclip.planning.search.candidates import Found
     from eclip.planning.search.placement import Home
 

@@ -54,7 +54,7 @@ def compare(
         chosen.sort(key=lambda one: one.gpu is not None)  # the document's first
     found = [growth.compare(one, allocated, wanted) for one in chosen]
     if report_file is not None:
-        from eclip.report import growth as page
+        from eclip.reports import growth as page
 
         store.save_export(report_file, page.render(found).encode(), b"eclip report")
     if as_json:
@@ -219,7 +219,7 @@ def annotate(
 def find_machine(name: str) -> Machine:
     """A built-in machine by name, or one from a file."""
     if name in store.builtin_names(Machine) or not ("/" in name or name.endswith(".json")):
-        return store.load_builtin(Machine, name)
+        return store.load_builtin(name, Machine)
     return store.load(Path(name), Machine)
 
 
@@ -246,7 +246,7 @@ def _numbers(text: str) -> list[float]:
 
 
 def _print_growth(growth: Growth) -> None:
-    from eclip.report.growth import percent
+    from eclip.reports.growth import percent
 
     mechanisms = list(growth.points[0].interval)
     columns = [growth.percent(name) for name in mechanisms]

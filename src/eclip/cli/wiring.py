@@ -31,7 +31,7 @@ from eclip.frontends.library import find_others, find_profile
 if TYPE_CHECKING:
     from eclip.cli.verification import Verification, Verifier
     from eclip.devices.base import Device, Session, Window
-    from eclip.devices.cuda.processes import ProcessSets, Sharing
+    from eclip.devices.remote import ProcessSets, Sharing
     from eclip.lab.evaluate import Evaluator
     from eclip.planning.policies import PolicyOptions
     from eclip.planning.problem import Problem
@@ -73,7 +73,7 @@ def without_trace(options: RunOptions) -> RunOptions:
 def find_topology(name: str) -> Topology:
     """A built-in topology by name, or one from a file."""
     if name in store.builtin_names(Topology) or not _is_file_name(name):
-        return store.load_builtin(Topology, name)
+        return store.load_builtin(name, Topology)
     return store.load(Path(name), Topology)
 
 
@@ -392,7 +392,7 @@ def driver_of(device: Device[Any]) -> str | None:
 def open_sets(device: Device[Any], sharings: Sequence[Sharing]) -> ProcessSets:
     """A process for every worker of every sharing; they are starting, not ready."""
     from eclip.devices.cuda.device import CudaDevice
-    from eclip.devices.cuda.processes import ProcessSets, host_of
+    from eclip.devices.remote import ProcessSets, host_of
 
     if not isinstance(device, CudaDevice):
         raise DeviceError("only a GPU runs workers in processes of their own")
@@ -409,7 +409,7 @@ def _open_session(device: Device[Any], plan: Plan, sources: Sources) -> Iterator
     from eclip.devices.cuda.device import CudaDevice
 
     if plan.turns and isinstance(device, CudaDevice):
-        from eclip.devices.cuda.processes import Sharing
+        from eclip.devices.remote import Sharing
 
         with open_sets(device, [Sharing(plan)]) as sets:
             sets.wait()

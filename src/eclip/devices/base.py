@@ -2,16 +2,18 @@
 
 A device opens a program with one source per worker and gives a session that owns lanes and
 executables. A session runs a load and returns a run log; nothing steps through kernels in Python.
-Every device passes ``tests/conformance``.
+What a device can do beyond that is asked (``capabilities``), never guessed from its type. Every
+device passes ``tests/conformance``, which has a tag for each capability.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self
 
-from eclip.artefacts.plan import Plan
+from eclip.artefacts.plan import Plan, Sharing
 from eclip.artefacts.runlog import RunLog
 from eclip.artefacts.topology import Topology
 from eclip.artefacts.trace import Trace
@@ -19,7 +21,27 @@ from eclip.devices.load import MAX_SECONDS, Load
 from eclip.errors import MismatchError, UsageError
 from eclip.runtime.program import Program
 
-Source = TypeVar("Source", contravariant=True)  # what a worker runs from: a Profile, a capture
+LEAST_SECONDS = 0.001  # of a run: shorter ones hold no request
+
+
+class Capability(enum.Enum):
+    """What a device may be able to do. Plans that need it are refused where it is missing."""
+
+    PRIORITIES = "priorities"  # kernels of one lane go before those of another
+    TURNS = "turns"  # workers take turns of the whole device
+    PROCESSES = "processes"  # a process for every worker, with shares
+    TRACE = "trace"  # the kernels of a run are recorded
+    ENERGY = "energy"  # a run's energy is known
+    CLUSTERS = "clusters"  # kernels whose thread blocks must be resident together
+    JOINTS = "joints"  # workers give way while they run
+
+
+class SourceKind(enum.Enum):
+    """What a worker of a session runs from."""
+
+    PROFILE = "profile"  # its profile: time is modelled
+    CAPTURE = "capture"  # a capture of its model in this process
+    JOB = "job"  # the name of its model, which another process builds
 
 
 @dataclass(frozen=True)
@@ -31,8 +53,10 @@ class Window:
     trace_ms: float = 20.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.seconds <= MAX_SECONDS:
-            raise UsageError(f"seconds must be above 0 and at most {MAX_SECONDS:.0f}")
+        if not LEAST_SECONDS <= self.seconds <= MAX_SECONDS:
+            raise UsageError(
+                f"a run takes {LEAST_SECONDS:g} to {MAX_SECONDS:.0f} seconds, not {self.seconds:g}"
+            )
         if not 0 <= self.warmup_seconds <= MAX_SECONDS:
             raise UsageError(f"warm-up seconds must be 0 to {MAX_SECONDS:.0f}")
         # A hair of room: 1000 × seconds may round below the same time given in ms.
@@ -47,7 +71,7 @@ def check_sources(plan: Plan, traces: Sequence[Trace]) -> None:
             f"the plan has {len(plan.workers)} workers, {len(traces)} sources given"
         )
     for worker, trace in zip(plan.workers, traces, strict=True):
-        if trace.digest != plan.fingerprint.traces[worker.model]:
+        if trace.digest != plan.fingerprint.traces[str(worker.model)]:
             raise MismatchError(
                 f"the source of worker {worker.name} launches other kernels than its plan was made "
                 f"for; plan again from its profile"
@@ -73,8 +97,8 @@ class Closing:
 
 
 class Session(Protocol):
-    def run(self, load: Load, window: Window, alone_rps: Sequence[float]) -> RunLog:
-        """Run the load for the window. ``alone_rps`` (see alone.py) goes into the log as it is."""
+    def run(self, load: Load, window: Window) -> RunLog:
+        """Run the load for the window. The log has no rates alone: who runs knows them."""
         ...
 
     def close(self) -> None: ...
@@ -84,8 +108,55 @@ class Session(Protocol):
     def __exit__(self, *error: object) -> None: ...
 
 
-class Device(Protocol[Source]):
+class StartedSessions(Protocol):
+    """Sessions whose workers are processes, all starting at once."""
+
+    @property
+    def sessions(self) -> Sequence[Session]: ...
+
+    def wait(self) -> None:
+        """Until every process is ready to run."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Device(Protocol):
     @property
     def topology(self) -> Topology: ...
 
-    def open(self, program: Program, sources: Sequence[Source]) -> Session: ...
+    @property
+    def capabilities(self) -> frozenset[Capability]: ...
+
+    @property
+    def title(self) -> str:
+        """The device and its driver, for a person."""
+        ...
+
+    @property
+    def driver(self) -> str | None:
+        """The driver's version; None: a simulator."""
+        ...
+
+    @property
+    def index(self) -> int:
+        """Which of the host's devices it is."""
+        ...
+
+    def source_kind(self, sharing: Sharing) -> SourceKind:
+        """What workers run from in a session of a plan that shares the device like this."""
+        ...
+
+    def open(self, program: Program, sources: Sequence[Any], *, brief: bool = False) -> Session:
+        """A session of the program; ``brief``: for runs so short that to open it fast counts."""
+        ...
+
+    def start(self, plans: Sequence[Plan], jobs: Sequence[Sequence[Any]]) -> StartedSessions:
+        """Sessions of plans whose workers are processes, not waited for yet."""
+        ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *error: object) -> None: ...

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -21,8 +20,6 @@ from eclip.errors import ArtefactError, UsageError, unknown_name
 MAX_ARRIVALS = 50_000_000
 MAX_SECONDS = 24 * 3600.0  # of a run
 CLOSED_LOOP = None
-_FEWEST_PER_WORKER = 0.1  # of all requests: a p99 of a few requests says nothing
-_ROOM = 1.1  # so that chance, and requests unfinished at the end, leave at least as many as asked
 
 Arrivals = npt.NDArray[np.int64]  # rising, nanoseconds; 0 is where the measured part begins
 
@@ -32,6 +29,27 @@ class Load:
     label: str
     seed: int
     arrivals: tuple[Arrivals | None, ...]  # per worker; CLOSED_LOOP or its arrivals
+
+    def offered(self, duration_ns: int) -> tuple[int | None, ...]:
+        """Per worker: requests that arrive in the measured part; None: closed loop."""
+        return tuple(
+            None
+            if times is CLOSED_LOOP
+            else int(np.count_nonzero((times >= 0) & (times < duration_ns)))
+            for times in self.arrivals
+        )
+
+
+def closed_loop(workers: int, only: int | None = None) -> Load:
+    """Everybody back to back, or one worker while the others are idle."""
+    nothing = np.empty(0, dtype=np.int64)
+    return Load(
+        label="closed loop",
+        seed=0,
+        arrivals=tuple(
+            CLOSED_LOOP if only in (None, worker) else nothing for worker in range(workers)
+        ),
+    )
 
 
 def load_of_mix(mix: Mix, seconds: float, warmup_seconds: float, seed: int) -> Load:
@@ -60,20 +78,6 @@ def load_of_mix(mix: Mix, seconds: float, warmup_seconds: float, seed: int) -> L
     ]
     label = kinds[0].partition(" ")[2] if len(kinds) == 1 else "workers: " + ", ".join(kinds)
     return Load(label=label, seed=seed, arrivals=tuple(arrivals))
-
-
-def at_rates(mix: Mix, rates: Sequence[float | None]) -> Mix:
-    """The mix with Poisson arrivals at these rates, one per worker; None: closed loop."""
-    workers = tuple(
-        msgspec.structs.replace(worker, rate_rps=rate)
-        for worker, rate in zip(mix.workers, rates, strict=True)
-    )
-    return msgspec.structs.replace(mix, workers=workers)
-
-
-def long_enough(rates: Sequence[float], requests: int) -> float:
-    """Seconds for so many requests of all workers, and a tenth as many of the slowest one."""
-    return _ROOM * max(requests / sum(rates), _FEWEST_PER_WORKER * requests / min(rates))
 
 
 def load_of_csv(path: Path, names: Sequence[str], seed: int) -> Load:

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from eclip.artefacts import store
 from eclip.artefacts.calibration import Calibration
-from eclip.artefacts.mix import split_model, with_kernels_for
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Topology
+from eclip.artefacts.trace import Trace
 from eclip.errors import MismatchError, UsageError, unknown_name
 from eclip.frontends.modelled import model_names, model_profile
 
@@ -24,70 +25,71 @@ _SUFFIXES = (".json.gz", ".json")
 
 
 def find_profile(
-    model: str,
-    batch: int,
+    model: ModelKey,
     topology: Topology,
     calibration: Calibration,
     folders: Sequence[Path],
 ) -> Profile:
     searched = _searched(topology, folders)
-    if path := _file_in(searched, model, batch):
-        return _load(path, f"{model}:{batch}", topology)
-    served, units = split_model(model)
-    if units and served in model_names():
-        if units >= topology.units:
+    if path := _file_in(searched, model):
+        return _load(path, model, topology)
+    if model.kernels_for and model.name in model_names():
+        if model.kernels_for >= topology.units:
             raise UsageError(
                 f"{model}: kernels are chosen for fewer units than all, and {topology.title} has "
                 f"{topology.units} {topology.unit_name}s; give a smaller number after ~, or none"
             )
         raise UsageError(
-            f"there is no profile of {model}:{batch}; measure it: eclip profile {model}:{batch} "
-            f"-o profiles, then add --profiles profiles"
+            f"there is no profile of {model}; measure it: eclip profile {model} -o profiles, then "
+            f"add --profiles profiles"
         )
-    if model not in model_names():
+    if model.name not in model_names() or model.kernels_for:
         names = [
             name
             for folder in searched
             for name in _names_in(folder)
             if name.rpartition(":")[0].partition("~")[0] not in model_names()
         ]
-        raise unknown_name("model", model, [*model_names(), *dict.fromkeys(names)])
-    return model_profile(model, batch, topology, calibration)
+        raise unknown_name("model", model.title, [*model_names(), *dict.fromkeys(names)])
+    return model_profile(model, topology, calibration)
 
 
-def find_others(
-    model: str, batch: int, topology: Topology, folders: Sequence[Path]
-) -> list[Profile]:
+def find_others(model: ModelKey, topology: Topology, folders: Sequence[Path]) -> list[Profile]:
     """The profiles of a model with its kernels chosen for fewer units, from the same folder as its
-    own; for one that names its kernels there are none."""
-    own = _file_in(_searched(topology, folders), model, batch)
-    if own is None or split_model(model)[1]:
+    usual one; for a key that names its kernels there are none."""
+    usual = _file_in(_searched(topology, folders), model)
+    if usual is None or model.kernels_for:
         return []
     found: dict[int, Path] = {}
     for suffix in _SUFFIXES[::-1]:
-        name = re.compile(rf"{re.escape(model)}~([1-9]\d{{0,5}})-{batch}{re.escape(suffix)}")
-        for path in own.parent.iterdir():
+        name = re.compile(
+            rf"{re.escape(model.name)}~([1-9]\d{{0,5}})-{model.batch}{re.escape(suffix)}"
+        )
+        for path in usual.parent.iterdir():
             if match := name.fullmatch(path.name):
                 found[int(match[1])] = path
     return [
-        _load(path, f"{with_kernels_for(model, units)}:{batch}", topology)
+        _load(path, model.with_kernels_for(units), topology)
         for units, path in sorted(found.items())
     ]
 
 
-def split_key(key: str) -> tuple[str, int]:
-    """``albert:8`` or ``package.module:factory:8`` to name and batch."""
-    name, _, batch = key.rpartition(":")
-    if not name or not batch.isascii() or not batch.isdigit() or int(batch) < 1:
-        raise UsageError(f"{key!r} is not model:batch, like albert:8 or package.module:factory:8")
-    split_model(name)
-    return name, int(batch)
+def find_measured(trace: Trace, topology: Topology, folders: Sequence[Path]) -> Profile | None:
+    """The profile of exactly these kernels in the user's folders, if one of them has it."""
+    path = _file_in(_searched(topology, folders)[: len(folders)], trace.model)
+    if path is None:
+        return None
+    profile = _load(path, trace.model, topology)
+    if profile.trace.digest != trace.digest:
+        raise MismatchError(
+            f"{path} is of other kernels than {trace.model} launches here; measure it again"
+        )
+    return profile
 
 
-def file_of(folder: Path, key: str) -> Path:
-    """Where the profile of ``model:batch`` is kept in a folder."""
-    model, batch = split_key(key)
-    return folder / f"{model}-{batch}{_SUFFIXES[0]}"
+def file_of(folder: Path, model: ModelKey) -> Path:
+    """Where a model's profile is kept in a folder."""
+    return folder / f"{model.title}-{model.batch}{_SUFFIXES[0]}"
 
 
 def _searched(topology: Topology, folders: Sequence[Path]) -> list[Path]:
@@ -99,19 +101,21 @@ def _searched(topology: Topology, folders: Sequence[Path]) -> list[Path]:
     return [*folders, pack] if pack.is_dir() else list(folders)
 
 
-def _file_in(folders: Sequence[Path], model: str, batch: int) -> Path | None:
+def _file_in(folders: Sequence[Path], model: ModelKey) -> Path | None:
     for folder in folders:
         for suffix in _SUFFIXES:
-            path = folder / f"{model}-{batch}{suffix}"
+            path = folder / f"{model.title}-{model.batch}{suffix}"
             if path.is_file():
                 return path
     return None
 
 
-def _load(path: Path, key: str, topology: Topology) -> Profile:
+def _load(path: Path, model: ModelKey, topology: Topology) -> Profile:
     profile = store.load(path, Profile)
-    if profile.key != key:
-        raise MismatchError(f"{path} holds the profile of {profile.key}, not of {key}; rename it")
+    if profile.model != model:
+        raise MismatchError(
+            f"{path} holds the profile of {profile.model}, not of {model}; rename it"
+        )
     profile.fingerprint.check(topology.fingerprint, str(path), topology.title)
     return profile
 

@@ -17,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.profile import Profile, Times
 from eclip.artefacts.topology import Topology
-from eclip.artefacts.trace import Kernel, Trace
+from eclip.artefacts.trace import Kernel, Trace, with_traces
 from eclip.errors import UsageError
 from eclip.frontends import zoo
 from eclip.frontends.zoo.ops import Kind, Op
@@ -61,8 +62,7 @@ def model_names() -> tuple[str, ...]:
 
 
 def model_profile(
-    model: str,
-    batch: int,
+    model: ModelKey,
     topology: Topology,
     calibration: Calibration,
     sizes: Sequence[int] | None = None,
@@ -72,22 +72,24 @@ def model_profile(
     if not calibration.compute.unit_flops or not calibration.compute.unit_bytes_per_s:
         raise UsageError(
             f"the calibration for {topology.title} leaves out what one unit can compute and move, "
-            f"so {model} cannot be modelled with it"
+            f"so {model.name} cannot be modelled with it"
         )
-    ops = zoo.forward_pass(model, batch)
+    ops = zoo.forward_pass(model.name, model.batch)
     trace = Trace(
-        model=model, batch=batch, kernels=tuple(map(_kernel, ops)), inputs=zoo.inputs(model, batch)
+        model=model,
+        kernels=tuple(map(_kernel, ops)),
+        inputs=zoo.inputs(model.name, model.batch),
     )
     traffic = weights, misses, hits = _traffic(ops, calibration)
     busy = _busy_ns(ops, traffic, sizes, topology, calibration)
     gap_ns = calibration.compute.gap_ns
     return Profile(
         trace=trace,
-        fingerprint=msgspec.structs.replace(topology.fingerprint, traces={trace.key: trace.digest}),
+        fingerprint=with_traces(topology.fingerprint, [trace]),
         modelled=True,
         source=(
-            f"Modelled from the architecture of {model}: a roofline with waves of blocks over the "
-            f"calibration of {calibration.fingerprint.device or topology.title}, not measured."
+            f"Modelled from the architecture of {model.name}: a roofline with waves of blocks over "
+            f"the calibration of {calibration.fingerprint.device or topology.title}, not measured."
         ),
         sizes=sizes,
         request_ns=tuple((busy.sum(axis=0) + gap_ns * len(ops)).tolist()),

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from eclip.artefacts.mix import split_model
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.profile import Profile
 from eclip.devices.cuda.device import Capture
 from eclip.errors import MismatchError, UsageError
@@ -20,8 +20,8 @@ from eclip.frontends import torch_zoo
 from eclip.frontends.torch import capture
 
 
-def build(name: str, batch: int) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
-    name, _ = split_model(name)
+def build(model: ModelKey) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    name, batch = model.name, model.batch
     if ":" not in name:
         return torch_zoo.build(name, batch)
     path, _, function = name.partition(":")
@@ -39,13 +39,12 @@ def build(name: str, batch: int) -> tuple[torch.nn.Module, tuple[torch.Tensor, .
 def capture_worker(profile: Profile, gpu: int) -> Capture:
     """A capture with buffers of its own; its kernels must be the profiled ones."""
     torch.cuda.set_device(gpu)
-    name, batch = profile.trace.model, profile.trace.batch
-    module, inputs = build(name, batch)
-    made = capture(module, inputs, name, batch).capture
+    module, inputs = build(profile.model)
+    made = capture(module, inputs, profile.model).capture
     if made.trace.digest != profile.trace.digest:
         raise MismatchError(
-            f"{profile.key} launches other kernels here than in its profile "
+            f"{profile.model} launches other kernels here than in its profile "
             f"({'modelled' if profile.modelled else profile.source}); measure it on this host: "
-            f"eclip profile {profile.key} -o profiles, then add --profiles profiles"
+            f"eclip profile {profile.model} -o profiles, then add --profiles profiles"
         )
     return made

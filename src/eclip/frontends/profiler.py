@@ -23,8 +23,10 @@ import numpy.typing as npt
 import torch
 
 from eclip.artefacts import store
+from eclip.artefacts.model_key import parse_model
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Mask
+from eclip.artefacts.trace import with_traces
 from eclip.devices.cuda.device import CudaDevice
 from eclip.devices.cuda.driver import call, cu
 from eclip.devices.cuda.graphs import (
@@ -39,7 +41,7 @@ from eclip.devices.cuda.stressors import Stressors
 from eclip.devices.cuda.tracer import Tracer
 from eclip.devices.gpu.loop import Repeater
 from eclip.errors import DeviceError, EclipError
-from eclip.frontends.library import file_of, split_key
+from eclip.frontends.library import file_of
 from eclip.frontends.models import build
 from eclip.frontends.spans import Table, close_spans, even_shares
 from eclip.frontends.torch import CapturedModule, capture
@@ -95,8 +97,7 @@ def measure_profile(
     return Profile(
         trace=trace,
         fingerprint=msgspec.structs.replace(
-            topology.fingerprint,
-            traces={trace.key: trace.digest},
+            with_traces(topology.fingerprint, [trace]),
             driver=device.nvml.driver(),
             libraries=trace.libraries,
         ),
@@ -249,13 +250,13 @@ def _main(gpu: int, energy_seconds: float, folder: Path, keys: Sequence[str]) ->
     Tracer([])  # where CUPTI is missing, that is said now
     _tell("ready")
     for key in keys:
-        model, batch = split_key(key)
-        module, inputs = build(model, batch)
-        captured = capture(module, inputs, model, batch)
+        model = parse_model(key)
+        module, inputs = build(model)
+        captured = capture(module, inputs, model)
         profile = measure_profile(device, captured, energy_seconds=energy_seconds)
         del module, inputs, captured
         torch.cuda.empty_cache()
-        store.save(profile, file_of(folder, key))
+        store.save(profile, file_of(folder, model))
         _tell(f"done {key}")
 
 

@@ -15,15 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Topology
-from eclip.artefacts.trace import Kernel, Trace
+from eclip.artefacts.trace import Kernel, Trace, with_traces
 from eclip.errors import ArtefactError, MismatchError
-from eclip.frontends.library import split_key
 from eclip.frontends.spans import close_spans
 
 _LEAST_REQUESTS = 3  # one to begin with, which is left out, and two to compare
@@ -45,7 +44,7 @@ class Launches:
 
 
 @dataclass(frozen=True)
-class Requests:
+class RecordedRequests:
     """A worker's requests, without the first: kernel times, request × kernel."""
 
     kernels: tuple[Kernel, ...]
@@ -54,7 +53,7 @@ class Requests:
     gap_ns: npt.NDArray[np.int64]  # before the kernel
     idle_ns: npt.NDArray[np.float64]  # per kernel: how long the program waited before it, if it did
 
-    def beginning_at(self, kernel: int) -> Requests:
+    def beginning_at(self, kernel: int) -> RecordedRequests:
         """The same requests, cut at another kernel; what is left over at the ends is lost."""
         if kernel == 0:
             return self
@@ -112,7 +111,7 @@ def _kernel(name: str, numbers: Sequence[int]) -> Kernel:
     )
 
 
-def find_requests(launches: Launches) -> Requests:
+def find_requests(launches: Launches) -> RecordedRequests:
     ids = _number_kernels(launches.kernels)
     found = _repeating(ids)
     if found is None:
@@ -130,7 +129,7 @@ def find_requests(launches: Launches) -> Requests:
             f"at least {_LEAST_REQUESTS} times"
         )
     chosen = slice(first + period, first + count * period)  # the first one warms up
-    return Requests(
+    return RecordedRequests(
         kernels=tuple(launches.kernels[first : first + period]),
         blocks_per_unit=tuple(launches.blocks_per_unit[first : first + period]),
         busy_ns=np.array(launches.busy_ns[chosen], dtype=np.int64).reshape(count - 1, period),
@@ -176,9 +175,9 @@ def _repeating(ids: npt.NDArray[np.int64]) -> tuple[int, int, int] | None:
 
 
 def align(
-    key: str, unit_name: str, sizes: Sequence[int], requests: Sequence[Requests]
-) -> list[Requests]:
-    """Requests of one worker that all launch the same kernels, cut where it waits longest."""
+    key: str, unit_name: str, sizes: Sequence[int], requests: Sequence[RecordedRequests]
+) -> list[RecordedRequests]:
+    """Requests of one worker that all launch the same kernels, cut at its longest pauses."""
     first = requests[0]
     aligned = [first]
     for size, other in zip(sizes[1:], requests[1:], strict=True):
@@ -247,25 +246,24 @@ def _name(kernels: Sequence[Kernel]) -> str:
 
 
 def make_profile(
-    key: str,
+    model: ModelKey,
     topology: Topology,
     sizes: Sequence[int],
-    requests: Sequence[Requests],
+    requests: Sequence[RecordedRequests],
     source: str,
 ) -> Profile:
     """The profile of one worker from its requests at every size; all must launch the same."""
-    aligned = align(key, topology.unit_name, sizes, requests)
+    aligned = align(str(model), topology.unit_name, sizes, requests)
     kernels = aligned[0].kernels
     repeats = min(len(one.busy_ns) for one in aligned)
     spans = np.stack([_spans(one)[-repeats:] for one in aligned])
     request_ns = np.median(spans[..., -1, 1] - spans[..., 0, 0], axis=1)
     busy, gap, spread = close_spans(spans, request_ns)
-    model, batch = split_key(key)
-    trace = Trace(model=model, batch=batch, kernels=kernels)
+    trace = Trace(model=model, kernels=kernels)
     none = (0,) * len(kernels)
     return Profile(
         trace=trace,
-        fingerprint=msgspec.structs.replace(topology.fingerprint, traces={trace.key: trace.digest}),
+        fingerprint=with_traces(topology.fingerprint, [trace]),
         modelled=False,
         source=source,
         sizes=tuple(sizes),
@@ -279,7 +277,7 @@ def make_profile(
     )
 
 
-def _spans(requests: Requests) -> npt.NDArray[np.int64]:
+def _spans(requests: RecordedRequests) -> npt.NDArray[np.int64]:
     """Start and end of every kernel: request × kernel × 2."""
     gap_ns = requests.gap_ns.copy()
     gap_ns[:, 0] = 0  # between requests

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from eclip.devices.cuda.child import Facts
+from eclip.artefacts.model_key import ModelKey
 from eclip.devices.cuda.driver import Gpu, call, cu
 from eclip.devices.cuda.graphs import Executable
 from eclip.devices.gpu import loop
+from eclip.devices.remote_child import Facts
 from eclip.frontends.models import build
 from eclip.frontends.torch import capture
 
-ENTRY = f"{__name__}:open_model"
 _WARMUPS = 5
 
 
@@ -32,13 +32,13 @@ class ServedModel:
 
 
 @contextlib.contextmanager
-def open_model(model: str, batch: int) -> Iterator[ServedModel]:
+def open_model(model: ModelKey) -> Iterator[ServedModel]:
     """The model on the one GPU that this process sees."""
     with contextlib.ExitStack() as stack:
         gpu = Gpu(0, connections=None)
         stack.callback(gpu.close)
-        module, inputs = build(model, batch)
-        made = capture(module, inputs, model, batch).capture
+        module, inputs = build(model)
+        made = capture(module, inputs, model).capture
         stream = call(cu.cuStreamCreate, cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
         stack.callback(call, cu.cuStreamDestroy, stream)
         executable = Executable(made.graph.graph)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from eclip.artefacts.model_key import parse_model
 from eclip.artefacts.profile import Profile, Table
 from eclip.artefacts.topology import Topology
-from eclip.artefacts.trace import Kernel, Trace
+from eclip.artefacts.trace import Kernel, Trace, with_traces
 from eclip.errors import UsageError
 from eclip.frontends.modelled import profiled_sizes
 
@@ -61,8 +61,7 @@ def synthetic_profile(
     blocks = np.ceil(limit * resident * rng.uniform(0.5, 4.0, kernels)).astype(np.int64)
 
     trace = Trace(
-        model=name,
-        batch=batch,
+        model=parse_model(f"{name}:{batch}"),
         kernels=tuple(
             Kernel(name=f"{_CLASSES[of]}_{index}", grid=(grid, 1, 1), block=(256, 1, 1))
             for index, (of, grid) in enumerate(zip(kind.tolist(), blocks.tolist(), strict=True))
@@ -70,7 +69,7 @@ def synthetic_profile(
     )
     return Profile(
         trace=trace,
-        fingerprint=msgspec.structs.replace(topology.fingerprint, traces={trace.key: trace.digest}),
+        fingerprint=with_traces(topology.fingerprint, [trace]),
         modelled=True,
         source=f"Synthetic: {kernels} random kernels of mixed classes from seed {seed}.",
         sizes=sizes,

@@ -20,7 +20,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from eclip.artefacts.mix import split_model
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.trace import Trace
 from eclip.devices.cuda.conditional import keeping
 from eclip.devices.cuda.device import Capture
@@ -71,13 +71,13 @@ class _LastOperation(TorchDispatchMode):
 
 
 def capture(
-    module: torch.nn.Module, inputs: Sequence[torch.Tensor], model: str, batch: int
+    module: torch.nn.Module, inputs: Sequence[torch.Tensor], model: ModelKey
 ) -> CapturedModule:
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     stream = torch.cuda.Stream()
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     state = generator.clone_state()  # a capture that fails leaves the generator in capture mode
-    _, units = split_model(model)
+    units = model.kernels_for
     try:
         static = tuple(given.detach().clone() for given in inputs)
         with torch.inference_mode(), torch.cuda.stream(stream), _kernels_for(units):
@@ -99,7 +99,6 @@ def capture(
     captured = CapturedGraph(graph.raw_cuda_graph(), binaries.kernel_of)
     trace = Trace(
         model=model,
-        batch=batch,
         kernels=captured.kernels(),
         inputs=tuple(map(_describe, static)),
         libraries=libraries(),

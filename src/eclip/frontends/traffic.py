@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from eclip.artefacts.model_key import parse_model
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.trace import Kernel, Trace
 from eclip.errors import DeviceError
@@ -25,13 +26,13 @@ _METRICS = ("dram__bytes.sum", "lts__t_bytes.sum")
 
 def with_traffic(profiles: Sequence[Profile], gpu: int, timeout_s: float) -> list[Profile]:
     """The profiles with measured bytes; all models are counted in one child process."""
-    rows = _count([profile.key for profile in profiles], gpu, timeout_s)
+    rows = _count([str(profile.model) for profile in profiles], gpu, timeout_s)
     done = []
     for profile in profiles:
         distinct = distinct_kernels(profile.trace)
         mine, rows = rows[: len(distinct)], rows[len(distinct) :]
         if len(mine) < len(distinct):
-            raise DeviceError(f"ncu counted too few kernels of {profile.key}; profile it again")
+            raise DeviceError(f"ncu counted too few kernels of {profile.model}; profile it again")
         bytes_of = {
             _identity(profile.trace.kernels[position]): counted
             for position, counted in zip(distinct, mine, strict=True)
@@ -106,15 +107,14 @@ def _launch_distinct(gpu: int, keys: Sequence[str]) -> None:
     from eclip.devices.cuda.driver import Gpu, call, cu
     from eclip.devices.cuda.graphs import place_segment
     from eclip.frontends import models
-    from eclip.frontends.library import split_key
     from eclip.frontends.torch import capture
 
     device = Gpu(gpu)
     torch.cuda.set_device(gpu)
     for key in keys:
-        model, batch = split_key(key)
-        module, inputs = models.build(model, batch)
-        captured = capture(module, inputs, model, batch)
+        model = parse_model(key)
+        module, inputs = models.build(model)
+        captured = capture(module, inputs, model)
         graph = captured.capture.graph
         wanted = set(distinct_kernels(captured.capture.trace))
         contexts = [device.context] * graph.kernel_count

@@ -1,31 +1,33 @@
 """Several PyTorch models on one GPU from a few lines of Python.
 
-    with eclip.colocate({"bert": (model, inputs), …}, policy="eclip") as gpu:
-        output = gpu["bert"](x)
-
-Every model is captured and profiled, the mix is planned, and calls run on the plan's lanes. A
-worker serves one call at a time; workers may be called from different threads at once.
+Every model is captured, and profiled unless a profile or a plan is given; the mix is planned, and
+calls run on the plan's lanes. A worker serves one call at a time; workers may be called from
+different threads at once. Importing this room imports torch.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from eclip.artefacts.mix import mix_of
-from eclip.artefacts.plan import Plan
-from eclip.devices.base import Closing
-from eclip.devices.cuda.device import CudaDevice, CudaSession
-from eclip.errors import UsageError, unknown_name
+from eclip.artefacts.model_key import ModelKey
+from eclip.artefacts.plan import Lanes, Plan
+from eclip.artefacts.profile import Profile
+from eclip.devices.base import Closing, Device, SourceKind
+from eclip.errors import MismatchError, UsageError, unknown_name
+from eclip.frontends.library import find_measured
 from eclip.frontends.profiler import measure_profile
 from eclip.frontends.torch import CapturedModule, capture
-from eclip.planning.policies import make_plan
-from eclip.planning.problem import Problem
+from eclip.lab.case import Case, find_calibration
+from eclip.lab.plans import make_plan
+from eclip.planning.policies import PolicyOptions
 from eclip.runtime.program import lower
 
 Model = tuple[torch.nn.Module, Sequence[torch.Tensor]]
@@ -34,27 +36,35 @@ Model = tuple[torch.nn.Module, Sequence[torch.Tensor]]
 class Colocation(Closing):
     """The models on their lanes; ``plan`` says which."""
 
-    def __init__(self, models: Mapping[str, Model], policy: str = "eclip", gpu: int = 0) -> None:
+    def __init__(
+        self,
+        models: Mapping[str, Model],
+        device: Device,
+        *,
+        policy: str,
+        options: PolicyOptions,
+        plan: Plan | None = None,
+        profiles: Iterable[str | Path] = (),
+    ) -> None:
         if not models:
             raise UsageError("colocate needs at least one model")
+        if device.source_kind(Lanes()) is not SourceKind.CAPTURE:
+            raise UsageError(f"colocate runs PyTorch models, which {device.title} cannot")
         self._stack = ExitStack()
-        device = CudaDevice(gpu)
         self._stack.callback(device.close)
-        torch.cuda.set_device(gpu)
+        torch.cuda.set_device(device.index)
         try:
             captured = {
-                name: capture(module, inputs, name, _batch(inputs))
+                name: capture(module, inputs, ModelKey(name, _batch(inputs)))
                 for name, (module, inputs) in models.items()
             }
-            profiles = tuple(
-                measure_profile(device, one, energy_seconds=0.0, stress=False)
-                for one in captured.values()
-            )
-            mix = mix_of((profile.trace.model, profile.trace.batch) for profile in profiles)
-            self.plan: Plan = make_plan(policy, Problem(mix, device.topology, profiles))
-            program = lower(self.plan, [profile.trace for profile in profiles])
-            captures = [one.capture for one in captured.values()]
-            session = self._stack.enter_context(device.open(program, captures))
+            every = list(captured.values())
+            if plan is None:
+                plan = _plan(device, every, policy, options, [Path(one) for one in profiles])
+            self.plan: Plan = _checked(plan, every)
+            program = lower(self.plan, [one.capture.trace for one in every])
+            session = device.open(program, [one.capture for one in every])
+            self._stack.enter_context(session)
         except BaseException:
             self._stack.close()
             raise
@@ -67,6 +77,9 @@ class Colocation(Closing):
             raise unknown_name("model", name, self._workers)
         return self._workers[name]
 
+    def __repr__(self) -> str:
+        return f"Colocation({', '.join(self._workers)}: {self.plan!r})"
+
     def close(self) -> None:
         self._stack.close()
 
@@ -74,7 +87,7 @@ class Colocation(Closing):
 class Worker:
     """One model; calling it runs a request and returns its outputs, the caller's to keep."""
 
-    def __init__(self, session: CudaSession, index: int, captured: CapturedModule) -> None:
+    def __init__(self, session: Any, index: int, captured: CapturedModule) -> None:
         self._session = session
         self._index = index
         self._captured = captured
@@ -86,6 +99,42 @@ class Worker:
             torch.cuda.current_stream().synchronize()
             self._session.request(self._index)
             return pytree.tree_map_only(torch.Tensor, torch.clone, self._captured.outputs)
+
+
+def _plan(
+    device: Any,  # a GPU
+    captured: Sequence[CapturedModule],
+    policy: str,
+    options: PolicyOptions,
+    folders: Sequence[Path],
+) -> Plan:
+    """By the policy, from profiles in the folders or, where there is none, measured now."""
+    energy_s = 1.0 if options.objective.kind == "energy" else 0.0
+    calibration = find_calibration(None, device.topology)
+    found: list[Profile] = []
+    for one in captured:
+        stored = find_measured(one.capture.trace, device.topology, folders)
+        if stored is None:
+            stored = measure_profile(device, one, energy_seconds=energy_s, stress=False)
+        found.append(stored)
+    mix = mix_of(profile.model for profile in found)
+    case = Case(mix, device.topology, calibration, tuple(found), usual_kernels=True)
+    return make_plan(case, policy, options)
+
+
+def _checked(plan: Plan, captured: Sequence[CapturedModule]) -> Plan:
+    if not isinstance(plan.sharing, Lanes):
+        raise UsageError(
+            f"colocate runs models in one process, and {plan.policy} needs one for each; choose "
+            f"another policy"
+        )
+    models = [one.capture.trace.model for one in captured]
+    if list(plan.models) != models:
+        raise MismatchError(
+            f"the plan is for {', '.join(map(str, plan.models))}, the models given are "
+            f"{', '.join(map(str, models))}"
+        )
+    return plan
 
 
 def _batch(inputs: Sequence[torch.Tensor]) -> int:

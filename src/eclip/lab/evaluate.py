@@ -1,7 +1,6 @@
-"""Thousands of plans a minute: what each gives under the mix's load.
+"""Evaluation by simulation: thousands of plans a minute, and what each gives under the mix's load.
 
-A short simulation each, on all cores. Rates come from kernels done rather than from requests, so
-that a window of a few requests is enough.
+A short simulation each, on all cores.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ import numpy as np
 
 from eclip.artefacts.calibration import Calibration
 from eclip.artefacts.mix import Mix
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Topology
 from eclip.devices.load import CLOSED_LOOP, Load, load_of_mix
-from eclip.devices.sim import core
 from eclip.devices.sim.contention import Ints
-from eclip.devices.sim.device import KernelTables, SimDevice, build_machine, initial_state
-from eclip.lab.alone import alone_rates
+from eclip.devices.sim.device import KernelTables, SimDevice, glimpse
+from eclip.lab.case import Case
+from eclip.lab.stand import alone_rates
 from eclip.planning.search.objective import Score
-from eclip.runtime.program import Program, routes_of
 
 _REQUESTS = 12  # of the worker with the longest, were it alone
 _ARRIVALS = 60  # of the worker with the fewest, where requests arrive by themselves
@@ -31,7 +30,7 @@ _MOST = 6_000  # requests of all: nobody waits hours for a model that is asked o
 _WARMUP = 0.25  # of the window
 
 
-class Evaluator:
+class SimEvaluator:
     """``evaluate`` of a search, for one mix."""
 
     def __init__(
@@ -44,19 +43,24 @@ class Evaluator:
     ) -> None:
         self._workers = len(profiles)
         self._calibration = calibration
-        self._profiles = {profile.key: profile for profile in (*others, *profiles)}
-        self._tables: dict[tuple[str, ...], KernelTables] = {}  # by the workers' models
-        self._alone_rps = alone_rates(SimDevice(topology, calibration), profiles, profiles)
-        self._window_ns = _REQUESTS * 1e9 / min(self._alone_rps)
+        self._profiles = {profile.model: profile for profile in (*others, *profiles)}
+        self._tables: dict[tuple[ModelKey, ...], KernelTables] = {}  # by the workers' models
+        self.alone_rps = alone_rates(SimDevice(topology, calibration), profiles, profiles)
+        self._window_ns = _REQUESTS * 1e9 / min(self.alone_rps)
         self._load: Load | None = None
         rates = [worker.rate_rps for worker in mix.workers if worker.rate_rps] if mix else []
         if mix is not None and rates:
-            pairs = zip(mix.workers, self._alone_rps, strict=True)
+            pairs = zip(mix.workers, self.alone_rps, strict=True)
             most_rps = sum(worker.rate_rps or alone for worker, alone in pairs)
             wanted = min(_ARRIVALS / min(rates), _MOST / most_rps)
             self._window_ns = max(self._window_ns, wanted * 1e9)
             seconds = self._window_ns / 1e9
             self._load = load_of_mix(mix, seconds, _WARMUP * seconds, seed=0)
+
+    @classmethod
+    def of(cls, case: Case, mix: Mix | None = None) -> SimEvaluator:
+        """For a case, or for its mix with rates of its own."""
+        return cls(case.topology, case.profiles, case.calibration, mix or case.mix, case.others)
 
     def __call__(self, plans: Sequence[Plan], active: tuple[int, ...] | None = None) -> list[Score]:
         """What plans give under the load, or with only these workers active, back to back.
@@ -81,26 +85,12 @@ class Evaluator:
                 seed=0,
                 arrivals=tuple(CLOSED_LOOP if w in active else nothing for w in plan.everyone),
             )
-        program = Program(plan, routes_of(plan))
-        tables = self._tables[plan.models]
-        machine = build_machine(program, tables, load, 0)
-        begin_ns = -_WARMUP * self._window_ns
-        state = initial_state(machine, plan, load, begin_ns, tables.profiles)
-        rows = []
-        while core.advance(machine, state, self._window_ns, True) == core.BUFFER_FULL:
-            rows.append(state.request_rows[: state.clock[0]["requests"]].copy())
-            state.clock[0]["requests"] = state.clock[0]["kernels"] = 0
-        rows.append(state.request_rows[: state.clock[0]["requests"]])
-        requests = np.concatenate(rows)
-        seconds = self._window_ns / 1e9
+        seen = glimpse(plan, self._tables[plan.models], load, self._window_ns)
+        owner = seen.requests[:, 0]
         return Score(
-            ratios=tuple(
-                float(state.workers[worker]["kernels"])
-                / (plan.workers[worker].kernels * seconds * self._alone_rps[worker])
-                for worker in active
-            ),
-            power_w=float(state.clock[0]["energy_nj"]) / self._window_ns,
-            p99_ms=tuple(_p99_ms(requests[requests[:, 0] == worker]) for worker in active),
+            ratios=tuple(seen.rates_rps[worker] / self.alone_rps[worker] for worker in active),
+            power_w=seen.power_w,
+            p99_ms=tuple(_p99_ms(seen.requests[owner == worker]) for worker in active),
         )
 
 

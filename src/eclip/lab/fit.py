@@ -3,7 +3,7 @@
 ``Replay`` simulates observed runs; ``fit`` finds the constants with which the simulation agrees
 best and says how large the error is on runs, and on whole mixes, that a fit has not seen.
 
-What is fitted: the four constants of ``Sharing`` to the workers' rates, by a pattern search;
+What is fitted: the four constants of ``Interference`` to the workers' rates, by a pattern search;
 ``idle_w`` to the power, and ``launch_ns`` to the rates alone, both exactly. Barrier and switch
 costs are not: only plans without switches are used. The runs with switches in the H200's file were
 measured while workers still fell into lock-step (docs/results.md), which the model does not know;
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -30,30 +30,29 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import asdict, replace
 
-from eclip.artefacts.calibration import Calibration, Sharing
-from eclip.artefacts.mix import parse_mix, split_model
+from eclip.artefacts.calibration import Calibration, Interference
+from eclip.artefacts.mix import parse_mix
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.observations import Groups, Observations, ObservedHome, ObservedRun
 from eclip.artefacts.plan import Plan, unpartitioned
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Topology
-from eclip.devices.load import CLOSED_LOOP, Load
-from eclip.devices.sim import core
-from eclip.devices.sim.device import KernelTables, build_machine, initial_state
+from eclip.devices.load import closed_loop
+from eclip.devices.sim.device import KernelTables, glimpse
 from eclip.errors import UsageError
 from eclip.planning.problem import Problem
 from eclip.planning.search.placement import Home, Placer
-from eclip.runtime.program import Program, routes_of
+from eclip.progress import Progress
 
 Floats = npt.NDArray[np.float64]
-Point = tuple[int, ...]  # on the lattice, one exponent per constant of Sharing
+Point = tuple[int, ...]  # on the lattice, one exponent per constant of Interference
 
-_START = Sharing(cohabit=0.005, crowding=0.5, presence=0.02, pressure=0.08)
+_START = Interference(cohabit=0.005, crowding=0.5, presence=0.02, pressure=0.08)
 _STEPS = (4, 2, 1)  # of the search, in lattice spacings
 _SPACING = 2**0.5
 _REACH = 12  # spacings from the start: a factor of 64 up and down
 _REQUESTS = 12  # of the worker with the longest, were it alone
 _LEAST_NS = 10e6
-_WARMUP = 0.25  # of the window
 _HELD_OUT = 4  # one in so many mixes, and of the others' runs
 _FEWEST = 8  # runs: two for every constant that is searched
 
@@ -90,21 +89,23 @@ class Replay:
     """Observed runs, ready to be simulated with any constants."""
 
     def __init__(
-        self, observations: Observations, topology: Topology, profiles: Mapping[str, Profile]
+        self, observations: Observations, topology: Topology, profiles: Mapping[ModelKey, Profile]
     ) -> None:
         """``profiles`` by ``model:batch``, of the traces that were observed: of every worker's own
         kernels, and of others where it had them."""
         observations.fingerprint.check(topology.fingerprint, "the observations", topology.title)
         for profile in profiles.values():
             observations.fingerprint.check(
-                profile.fingerprint, "the observations", f"the profile of {profile.key}"
+                profile.fingerprint, "the observations", f"the profile of {profile.model}"
             )
         self.runs = observations.runs
         self.profiles = profiles
         placers: dict[tuple[str, float], Placer] = {}
         self.plans: list[Plan] = []
-        self._tables: dict[tuple[str, ...], KernelTables] = {}  # by workers' models, as last used
-        others = tuple(one for one in profiles.values() if split_model(one.trace.model)[1])
+        self._tables: dict[
+            tuple[ModelKey, ...], KernelTables
+        ] = {}  # by workers' models, as last used
+        others = tuple(one for one in profiles.values() if one.model.kernels_for)
         for run in self.runs:
             key = run.mix, run.switch_ns
             if key not in placers:
@@ -174,9 +175,10 @@ def fit(
     source: str,
     *,
     seed: int = 0,
-    progress: Callable[[float], None] = lambda _: None,
+    progress: Progress | None = None,
 ) -> Fit:
     """The calibration with its constants fitted to all usable runs, and how good that is."""
+    progress = progress or Progress()
     usable = replay.usable()
     mixes = {index: replay.runs[index].mix for index in usable}
     if len(usable) < _FEWEST or len(set(mixes.values())) < 2:
@@ -191,7 +193,7 @@ def fit(
     fitted = []
     for number, subset in enumerate(subsets):
         fitted.append(search.best(subset))
-        progress((number + 1) / len(subsets))
+        progress.part((number + 1) / len(subsets))
     whole, part, *others = fitted
     rest = [index for index in range(len(replay.runs)) if index not in mixes]
     return Fit(
@@ -262,7 +264,7 @@ class _Search:
             for name, exponent in zip(_START.__struct_fields__, point, strict=True)
         }
         values["cohabit"] = min(values["cohabit"], 1.0)
-        return replace(self._base, sharing=Sharing(**values))
+        return replace(self._base, interference=Interference(**values))
 
     def _with_idle_w(self, calibration: Calibration, indices: Sequence[int]) -> Calibration:
         """``idle_w`` changes no rate, and the power of a run is linear in it: power = a + b·idle_w.
@@ -316,21 +318,10 @@ def _rate_errors(run: ObservedRun, found: Prediction) -> Floats:
 
 
 def _simulate(plan: Plan, tables: KernelTables) -> Prediction:
-    """A short closed-loop run. Kernels are counted, not requests, so a few requests are enough."""
-    load = Load(label="closed loop", seed=0, arrivals=(CLOSED_LOOP,) * len(plan.workers))
     longest_ns = max(profile.request_ns[-1] for profile in tables.profiles)
     window_ns = max(_REQUESTS * float(longest_ns), _LEAST_NS)
-    machine = build_machine(Program(plan, routes_of(plan)), tables, load, 0)
-    state = initial_state(machine, plan, load, -_WARMUP * window_ns, tables.profiles)
-    while core.advance(machine, state, window_ns, True) == core.BUFFER_FULL:
-        state.clock[0]["requests"] = state.clock[0]["kernels"] = 0
-    return Prediction(
-        rates_rps=tuple(
-            float(worker["kernels"]) / planned.kernels / (window_ns / 1e9)
-            for worker, planned in zip(state.workers, plan.workers, strict=True)
-        ),
-        power_w=float(state.clock[0]["energy_nj"]) / window_ns,
-    )
+    seen = glimpse(plan, tables, closed_loop(len(plan.workers)), window_ns)
+    return Prediction(seen.rates_rps, seen.power_w)
 
 
 def _switches(plan: Plan) -> int:

@@ -7,21 +7,19 @@ interrupted goes on with those it has not seen yet.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterator
 
 import numpy as np
 
 from eclip.artefacts.measures import steady_rates
 from eclip.artefacts.observations import ObservedHome, ObservedRun
-from eclip.devices.base import Device, Window
-from eclip.devices.load import CLOSED_LOOP, Load
+from eclip.devices.base import Window
+from eclip.devices.load import closed_loop
 from eclip.lab.fit import plan_of
+from eclip.lab.stand import Stand
 from eclip.planning.search.placement import Placer, groups_of
-from eclip.runtime.program import lower
 
-Source = TypeVar("Source")
-Homes = tuple[ObservedHome, ...]
+ObservedHomes = tuple[ObservedHome, ...]
 
 WINDOW = Window(seconds=0.45, warmup_seconds=0.05, trace_ms=0.0)
 # One in five has several lanes per worker: they are not fitted yet, only compared with.
@@ -31,7 +29,7 @@ _SWITCH_MAX = 14
 _TRIES = 200  # in a row that were all known: there are no more
 
 
-def placements(workers: int, slices: int, seed: int) -> Iterator[tuple[str, Homes]]:
+def placements(workers: int, slices: int, seed: int) -> Iterator[tuple[str, ObservedHomes]]:
     """Kind and homes: plain streams first, then at random.
 
     ``split``: disjoint masks that fill the device; ``static``: one mask each, which may overlap;
@@ -39,7 +37,7 @@ def placements(workers: int, slices: int, seed: int) -> Iterator[tuple[str, Home
     """
     yield "shared", ()
     random = np.random.default_rng([seed, workers, slices])
-    known: set[Homes] = set()
+    known: set[ObservedHomes] = set()
     tries = 0
     for kind in itertools.cycle(_KINDS):
         if kind == "split" and workers > slices:
@@ -61,13 +59,13 @@ def placements(workers: int, slices: int, seed: int) -> Iterator[tuple[str, Home
             return
 
 
-def _split(random: np.random.Generator, workers: int, slices: int) -> Homes:
+def _split(random: np.random.Generator, workers: int, slices: int) -> ObservedHomes:
     cuts = np.sort(random.choice(slices - 1, workers - 1, replace=False)) + 1
     borders = [0, *cuts.tolist(), slices]
     return tuple(ObservedHome(a, 1, b - a) for a, b in itertools.pairwise(borders))
 
 
-def _draw(random: np.random.Generator, workers: int, slices: int) -> Homes:
+def _draw(random: np.random.Generator, workers: int, slices: int) -> ObservedHomes:
     """At least an equal share each, from either end, evenly spread, or from anywhere."""
     homes = []
     for worker in range(workers):
@@ -78,30 +76,19 @@ def _draw(random: np.random.Generator, workers: int, slices: int) -> Homes:
     return tuple(homes)
 
 
-def observe(
-    device: Device[Source],
-    placer: Placer,
-    sources: Sequence[Source],
-    alone_rps: Sequence[float],
-    kind: str,
-    homes: Homes,
-) -> ObservedRun | None:
+def observe(stand: Stand, placer: Placer, kind: str, homes: ObservedHomes) -> ObservedRun | None:
     """Run the placement for a moment; None if a worker completed too little to tell its rate."""
-    problem = placer.problem
     plan = plan_of(kind, homes, placer)
-    load = Load(label="closed loop", seed=0, arrivals=(CLOSED_LOOP,) * len(plan.workers))
-    program = lower(plan, [profile.trace for profile in problem.profiles])
-    with device.open(program, sources) as session:
-        log = session.run(load, WINDOW, alone_rps)
+    log = stand.run_once(plan, closed_loop(len(plan.workers)), WINDOW)
     rates = steady_rates(log)
     if min(rates) == 0:
         return None
     return ObservedRun(
-        mix=problem.mix.name,
+        mix=placer.problem.mix.name,
         kind=kind,
         homes=homes,
         routes=groups_of(plan) if homes else (),
-        alone_rps=tuple(alone_rps),
+        alone_rps=log.alone_rps,
         rates_rps=rates,
         power_w=log.energy_uj * 1e3 / log.duration_ns,
         seconds=WINDOW.seconds,

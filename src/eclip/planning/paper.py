@@ -6,10 +6,14 @@ most ``switch_max`` switches per request and worker (the paper chose 14 by profi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from eclip.artefacts.plan import Plan
-from eclip.planning.exact import allocate, count_switches
+from eclip.artefacts.profile import Times
+from eclip.errors import UsageError
+from eclip.planning.exact import Allocation, allocate, count_switches
 from eclip.planning.pool import build_pool
 from eclip.planning.problem import Problem
 
@@ -27,10 +31,11 @@ TABLE_I = {
 }
 
 
-def plan_as_the_paper(problem: Problem, switch_max: int) -> Plan:
+def plan_as_the_paper(problem: Problem, switch_max: int, solver: str = "exact") -> Plan:
     pool = build_pool(problem.topology, len(problem.profiles))
     times = [problem.times(worker, pool.sizes) for worker in range(len(problem.profiles))]
-    best = allocate(times, pool.sizes, problem.topology.units, switch_max)
+    solve = allocate if solver == "exact" else _allocate_by_highs
+    best = solve(times, pool.sizes, problem.topology.units, switch_max)
     unit = problem.topology.unit_name
     whys = []
     for table, choice in zip(times, best.choices, strict=True):
@@ -52,4 +57,26 @@ def plan_as_the_paper(problem: Problem, switch_max: int) -> Plan:
             f"{best.alpha:.3f} and T = {best.total_ns / 1e6:.3f} ms; sizes offered: "
             f"{', '.join(map(str, pool.sizes))}"
         ),
+    )
+
+
+def _allocate_by_highs(
+    times: Sequence[Times], sizes: Sequence[int], units: int, switch_max: int
+) -> Allocation:
+    """The same optimum by the paper's integer programme. HiGHS is an extra, so it is imported
+    only here."""
+    try:
+        from eclip.planning.ilp import allocate_by_ilp
+    except ModuleNotFoundError:
+        raise UsageError(
+            "--solver highs needs the package highspy; install it: pip install 'highspy<1.15'"
+        ) from None
+    choices, objective = allocate_by_ilp(times, sizes, units, switch_max)
+    pairs = list(zip(times, choices, strict=True))
+    return Allocation(
+        choices=choices,
+        alpha=sum(float(np.array(sizes)[choice].mean()) for _, choice in pairs) / units,
+        total_ns=sum(float(table[np.arange(len(table)), choice].sum()) for table, choice in pairs),
+        objective=objective,
+        prices=0,
     )

@@ -7,13 +7,12 @@ its own in paper.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 
-from eclip.artefacts.plan import Lane, Plan, unpartitioned
+from eclip.artefacts.plan import Lane, Plan, Processes, Turns, unpartitioned
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Mask
 from eclip.errors import PlanningError, UsageError, unknown_name
@@ -22,24 +21,21 @@ from eclip.planning.pool import build_pool
 from eclip.planning.problem import Problem
 from eclip.planning.search.candidates import DEFAULT_SECONDS, MOST_SECONDS, search
 from eclip.planning.search.decision import decide, shortlist
-from eclip.planning.search.objective import THROUGHPUT, Objective, Score
+from eclip.planning.search.objective import THROUGHPUT, Evaluator, Objective
 from eclip.planning.search.variants import with_variants
+from eclip.progress import Progress
 
 PRIORITY_LEVELS = 6  # of an H200's streams; a device with fewer refuses what it does not have
-
-
-class Evaluator(Protocol):
-    """Says what plans give, with all workers active or only some."""
-
-    def __call__(
-        self, plans: Sequence[Plan], active: tuple[int, ...] | None = None
-    ) -> list[Score]: ...
+SOLVERS = ("exact", "highs")
+DEFAULT_SHARE = 60  # percent for everybody: the best of most mixes on an H200
 
 
 @dataclass(frozen=True)
 class PolicyOptions:
     switch_max: int = DEFAULT_SWITCH_MAX  # eclip: lane switches per request and worker
+    solver: str = "exact"  # eclip: the dynamic programme, or the paper's ILP by HiGHS
     tolerance: float = 0.05  # model, kernel: how much slower than on all units is still right-sized
+    shares: tuple[int, ...] = ()  # mps: percent of the units, one per worker or one for all
     # The rest is for search; without ``batches`` it takes the seconds.
     evaluator: Evaluator | None = None
     others: tuple[Profile, ...] = ()  # of the workers' models, with other kernels to choose from
@@ -48,11 +44,13 @@ class PolicyOptions:
     batches: int | None = None
     seed: int = 0
     switch_ns: float = 0.0  # what a lane switch costs a request
-    progress: Callable[[float], None] = lambda _: None
+    progress: Progress = field(default_factory=Progress)
 
     def __post_init__(self) -> None:
         if self.switch_max < 0:
             raise UsageError(f"the switch budget must be at least 0, not {self.switch_max}")
+        if self.solver not in SOLVERS:
+            raise unknown_name("solver", self.solver, SOLVERS)
         if not 0 <= self.tolerance < 100:
             raise UsageError(f"the tolerance must be 0 or more (0.05 is 5%), not {self.tolerance}")
         if not 0 < self.seconds <= MOST_SECONDS:
@@ -79,7 +77,7 @@ def _timeslice(problem: Problem, options: PolicyOptions) -> Plan:
         unpartitioned(problem.topology, problem.profiles, problem.mix),
         policy="timeslice",
         why="time-slicing: workers take turns of the whole device, as separate processes do",
-        turns=True,
+        sharing=Turns(),
     )
 
 
@@ -110,6 +108,44 @@ def _priority(problem: Problem, options: PolicyOptions) -> Plan:
         ),
         why="plain streams with priorities: the shorter a request, the higher",
     )
+
+
+def _mps(problem: Problem, options: PolicyOptions) -> Plan:
+    shares = options.shares or (DEFAULT_SHARE,)
+    if len(shares) == 1:
+        shares *= len(problem.profiles)
+    return with_shares(_shared(problem, options), shares, "mps")
+
+
+def _mps_model(problem: Problem, options: PolicyOptions) -> Plan:
+    """The sizes that ``model`` picks, as shares."""
+    sized = _model(problem, options)
+    units = problem.topology.units
+    shares = [
+        -(-100 * max(sized.units(group.lane) for group in part.groups) // units)
+        for part in sized.main.assignments
+    ]
+    return with_shares(_shared(problem, options), shares, "mps-model")
+
+
+def with_shares(shared: Plan, shares: Sequence[int], policy: str = "mps") -> Plan:
+    """A process for every worker under MPS, from the plan of plain streams for the same mix."""
+    try:
+        sharing = Processes(tuple(shares))
+        return msgspec.structs.replace(
+            shared,
+            policy=policy,
+            sharing=sharing,
+            workers=tuple(
+                msgspec.structs.replace(
+                    worker, why=f"at most {share}% of the {shared.topology.unit_name}s, any of them"
+                )
+                for worker, share in zip(shared.workers, shares, strict=False)
+            ),
+            why=f"one process per worker under NVIDIA's MPS, shares {sharing.label}",
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def _model(problem: Problem, options: PolicyOptions) -> Plan:
@@ -216,13 +252,15 @@ def _search(problem: Problem, options: PolicyOptions) -> Plan:
 
 
 def _eclip(problem: Problem, options: PolicyOptions) -> Plan:
-    return plan_as_the_paper(problem, options.switch_max)
+    return plan_as_the_paper(problem, options.switch_max, options.solver)
 
 
 POLICIES: dict[str, Policy] = {
     "shared": _shared,
     "priority": _priority,
     "timeslice": _timeslice,
+    "mps": _mps,
+    "mps-model": _mps_model,
     "model": _model,
     "kernel": _kernel,
     "eclip": _eclip,

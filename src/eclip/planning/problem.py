@@ -17,7 +17,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from eclip.artefacts.fingerprint import Fingerprint
-from eclip.artefacts.mix import Mix, split_model, with_kernels_for
+from eclip.artefacts.mix import Mix
 from eclip.artefacts.plan import (
     Assignment,
     Group,
@@ -46,9 +46,9 @@ class Problem:
 
     def __post_init__(self) -> None:
         for worker, profile in zip(self.mix.workers, self.profiles, strict=True):
-            if profile.key != worker.key:
+            if profile.model != worker.model:
                 raise MismatchError(
-                    f"{worker.name} needs a profile of {worker.key}, not {profile.key}"
+                    f"{worker.name} needs a profile of {worker.model}, not {profile.model}"
                 )
         object.__setattr__(self, "_columns", {})
         object.__setattr__(self, "_chosen", {})
@@ -58,13 +58,10 @@ class Problem:
     def kernels_for(self, worker: int) -> list[int]:
         """The numbers of units that a worker can have its kernels chosen for; 0: all, its own.
         One whose model names its kernels has no others."""
-        if split_model(self.mix.workers[worker].model)[1]:
+        model = self.mix.workers[worker].model
+        if model.kernels_for:
             return [0]
-        served = self.mix.workers[worker].service
-        found = (
-            split_model(one.trace.model)[1] for one in self.others if one.trace.service == served
-        )
-        return [0, *found]
+        return [0, *(one.model.kernels_for for one in self.others if one.model.usual == model)]
 
     def choosing(self, units: Sequence[int]) -> Problem:
         """The same with every worker's kernels chosen for so many units; 0: its own ones."""
@@ -79,21 +76,18 @@ class Problem:
         """The same with the kernels that a plan for it has chosen."""
         workers = zip(self.mix.workers, plan.mix.workers, strict=True)
         return self.choosing(
-            [
-                0 if own.model == other.model else split_model(other.model)[1]
-                for own, other in workers
-            ]
+            [0 if own.model == other.model else other.model.kernels_for for own, other in workers]
         )
 
     def _choose(self, units: tuple[int, ...]) -> Problem:
-        known = {profile.key: profile for profile in self.others}
+        known = {profile.model: profile for profile in self.others}
         workers, profiles = [], []
         for worker, own, count in zip(self.mix.workers, self.profiles, units, strict=True):
             if count:
-                worker = replace(worker, model=with_kernels_for(worker.model, count))
-                if worker.key not in known:
-                    raise MismatchError(f"{worker.name} needs a profile of {worker.key}")
-                own = known[worker.key]
+                worker = replace(worker, model=worker.model.with_kernels_for(count))
+                if worker.model not in known:
+                    raise MismatchError(f"{worker.name} needs a profile of {worker.model}")
+                own = known[worker.model]
             workers.append(worker)
             profiles.append(own)
         return Problem(replace(self.mix, workers=tuple(workers)), self.topology, tuple(profiles))
@@ -121,7 +115,6 @@ class Problem:
         choices: Sequence[Choice],  # per worker and kernel: a lane
         whys: Sequence[str],
         why: str,
-        turns: bool = False,
     ) -> Plan:
         """The plan that sends every kernel to its chosen lane; lanes nobody uses are left out."""
         used = sorted({int(lane) for choice in choices for lane in np.unique(choice)})
@@ -135,7 +128,7 @@ class Problem:
             workers=tuple(
                 PlannedWorker(
                     name=worker.name,
-                    model=worker.key,
+                    model=worker.model,
                     kernels=len(profile.trace.kernels),
                     why=reason,
                 )
@@ -154,7 +147,6 @@ class Problem:
                 ),
             ),
             why=why,
-            turns=turns,
         )
 
     def _assignment(

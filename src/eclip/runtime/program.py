@@ -20,7 +20,7 @@ from eclip.artefacts.trace import Trace
 from eclip.errors import MismatchError
 
 NO_WAIT = -1
-Lanes = npt.NDArray[np.int64]
+LaneColumn = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Route:
     """One worker's way through the lanes in one variant."""
 
     worker: int
-    lane: Lanes
-    wait_on: Lanes
+    lane: LaneColumn
+    wait_on: LaneColumn
 
     @property
     def barriers(self) -> int:
@@ -52,11 +52,11 @@ def lower(plan: Plan, traces: Sequence[Trace]) -> Program:
     if len(traces) != len(plan.workers):
         raise MismatchError(f"the plan has {len(plan.workers)} workers, {len(traces)} traces given")
     for worker, trace in zip(plan.workers, traces, strict=True):
-        expected = (worker.model, worker.kernels, plan.fingerprint.traces.get(worker.model))
-        if (trace.key, len(trace.kernels), trace.digest) != expected:
+        expected = (worker.model, worker.kernels, plan.fingerprint.traces.get(str(worker.model)))
+        if (trace.model, len(trace.kernels), trace.digest) != expected:
             raise MismatchError(
                 f"the plan for worker {worker.name} was made for other kernels than those of "
-                f"{trace.key}; plan again from this profile"
+                f"{trace.model}; plan again from this profile"
             )
     return Program(plan, routes_of(plan))
 

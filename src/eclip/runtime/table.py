@@ -13,7 +13,7 @@ import enum
 import struct
 from collections.abc import Sequence
 
-from eclip.artefacts.plan import Plan
+from eclip.artefacts.plan import Lanes, Plan
 from eclip.artefacts.topology import Mask, Topology
 from eclip.artefacts.trace import Kernel, Trace
 from eclip.errors import MismatchError, UsageError
@@ -55,8 +55,10 @@ def identity(kernel: Kernel) -> int:
 def plan_table(program: Program, traces: Sequence[Trace], by: WorkersBy) -> bytes:
     """The table of a plan; traces are those the program is made for."""
     plan = program.plan
-    if plan.turns:
-        raise UsageError("time-slicing needs one process per model; choose another policy")
+    if not isinstance(plan.sharing, Lanes):
+        raise UsageError(
+            f"a plan of {plan.policy} needs one process per model; choose another policy"
+        )
     if len(plan.workers) > MOST_WORKERS:
         raise UsageError(f"libeclip serves at most {MOST_WORKERS} workers, not {len(plan.workers)}")
     numbers: dict[tuple[int, int], int] = {}  # of worker and lane of the plan

@@ -49,11 +49,11 @@ def annotate(
     if machine.gpu is None:
         raise UsageError(f"{machine.title} is no GPU, so it says nothing about a profile's times")
     if profile.trace.lengths:
-        raise UsageError(f"{profile.key} has its lengths already; annotate the measured profile")
+        raise UsageError(f"{profile.model} has its lengths already; annotate the measured profile")
     places = stage_kernels(profile.trace) if kernels is None else sorted(set(kernels))
     if not places or not 0 <= places[0] <= places[-1] < len(profile.trace.kernels):
         raise UsageError(
-            f"{profile.key} has no variable-output kernels"
+            f"{profile.model} has no variable-output kernels"
             + ("; name their positions" if kernels is None else f" at {places}")
         )
     times = gpu_model.times_ns(machine.gpu, mechanism, capacity, lengths.values)

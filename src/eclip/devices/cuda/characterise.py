@@ -41,7 +41,7 @@ _RELATIONS = {
 _CLASSES = {"fma": (1 << 20, 300), "dram": (1 << 29, 1), "l2": (24 << 20, 12)}
 
 
-class Figure(msgspec.Struct, frozen=True, kw_only=True):
+class LaneFigure(msgspec.Struct, frozen=True, kw_only=True):
     table: str
     row: str
     column: str
@@ -49,8 +49,8 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     unit: str
 
 
-def characterise(gpu: int, progress: Callable[[float], None]) -> list[Figure]:
-    parts: list[Callable[[int], list[Figure]]] = [
+def characterise(gpu: int, progress: Callable[[float], None]) -> list[LaneFigure]:
+    parts: list[Callable[[int], list[LaneFigure]]] = [
         _lane_creation,
         _switch_cost,
         _pair_slowdown,
@@ -126,7 +126,7 @@ def _median_us(launch: Callable[[], None], first: Any, last: Any) -> float:
     return float(np.median(times))
 
 
-def _lane_creation(gpu: int) -> list[Figure]:
+def _lane_creation(gpu: int) -> list[LaneFigure]:
     with _Bench(gpu, []) as bench:
         slices = Slices(bench.gpu)
         times = []
@@ -139,12 +139,12 @@ def _lane_creation(gpu: int) -> list[Figure]:
         create, destroy = np.median(np.array(times), axis=0) * 1e3
     table = "Lane"
     return [
-        Figure(table=table, row="one lane", column="make", value=float(create), unit="ms"),
-        Figure(table=table, row="one lane", column="release", value=float(destroy), unit="ms"),
+        LaneFigure(table=table, row="one lane", column="make", value=float(create), unit="ms"),
+        LaneFigure(table=table, row="one lane", column="release", value=float(destroy), unit="ms"),
     ]
 
 
-def _switch_cost(gpu: int) -> list[Figure]:
+def _switch_cost(gpu: int) -> list[LaneFigure]:
     """Alternate a chain between two lanes after every kernel; what a switch adds to the chain."""
     figures = []
     for relation, masks in _RELATIONS.items():
@@ -197,7 +197,7 @@ def _switch_cost(gpu: int) -> list[Figure]:
                 "segments": _median_us(chained, here.stream, there.stream) - base_us,
             }
             figures += [
-                Figure(
+                LaneFigure(
                     table="Lane switch",
                     row=relation,
                     column=way,
@@ -209,7 +209,7 @@ def _switch_cost(gpu: int) -> list[Figure]:
     return figures
 
 
-def _pair_slowdown(gpu: int) -> list[Figure]:
+def _pair_slowdown(gpu: int) -> list[LaneFigure]:
     """How much longer a kernel takes while one of another class loops beside it."""
     figures = []
     for relation in ("same", "overlapping", "disjoint"):
@@ -229,7 +229,7 @@ def _pair_slowdown(gpu: int) -> list[Figure]:
                 with loop.Repeater(bench.gpu, executable.handle, other.stream):
                     beside = {name: time_us(name) for name in _CLASSES}
                 figures += [
-                    Figure(
+                    LaneFigure(
                         table=f"Slowdown of the row beside the column, {relation} units",
                         row=name,
                         column=neighbour,
@@ -241,7 +241,7 @@ def _pair_slowdown(gpu: int) -> list[Figure]:
     return figures
 
 
-def _lanes_in_use(gpu: int) -> list[Figure]:
+def _lanes_in_use(gpu: int) -> list[LaneFigure]:
     """Latency of short kernels against lanes in use; each setting needs a fresh process."""
     figures = []
     for connections in (8, 32):
@@ -258,7 +258,7 @@ def _lanes_in_use(gpu: int) -> list[Figure]:
             raise DeviceError(f"the lanes experiment failed: {done.stderr.strip()[-200:]}")
         for lanes, latency_us in json.loads(done.stdout):
             figures.append(
-                Figure(
+                LaneFigure(
                     table="Latency of 20 short kernels against lanes in use",
                     row=f"{lanes} lanes",
                     column=f"{connections} connections",

@@ -19,11 +19,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from eclip.artefacts.plan import MOST_VARIANTS, Plan
+from eclip.artefacts.plan import MOST_VARIANTS, Lanes, Plan, Sharing
 from eclip.artefacts.runlog import KernelRecords, RunLog
 from eclip.artefacts.topology import Topology
 from eclip.artefacts.trace import Trace
-from eclip.devices.base import Closing, Window, check_load, check_sources
+from eclip.devices.base import (
+    Capability,
+    Closing,
+    SourceKind,
+    Window,
+    check_load,
+    check_sources,
+)
 from eclip.devices.cuda.driver import CONNECTIONS, Gpu, call, cu
 from eclip.devices.cuda.energy import Nvml, mean_power_w
 from eclip.devices.cuda.graphs import CapturedGraph, Executable, place_segments, place_whole
@@ -39,6 +46,8 @@ from eclip.devices.gpu.recording import (
     window_warnings,
 )
 from eclip.devices.load import CLOSED_LOOP, Arrivals, Load
+from eclip.devices.remote import Host, LoneSession, ProcessSets
+from eclip.devices.remote_child import Job
 from eclip.errors import DeviceError, TracingError, UsageError
 from eclip.runtime.program import NO_WAIT, Program, Route
 
@@ -68,6 +77,8 @@ class Capture:
 
 
 class CudaDevice(Closing):
+    capabilities = frozenset(Capability) - {Capability.JOINTS}
+
     def __init__(
         self,
         gpu: int = 0,
@@ -95,20 +106,39 @@ class CudaDevice(Closing):
             stack.callback(self.nvml.close)
             stack.callback(self.slices.close)
 
-    def open(self, program: Program, sources: Sequence[Capture]) -> CudaSession:
+    @property
+    def driver(self) -> str:
+        return self.nvml.driver()
+
+    @property
+    def index(self) -> int:
+        return self.gpu.index
+
+    def source_kind(self, sharing: Sharing) -> SourceKind:
+        return SourceKind.CAPTURE if isinstance(sharing, Lanes) else SourceKind.JOB
+
+    def start(self, plans: Sequence[Plan], jobs: Sequence[Sequence[Job]]) -> ProcessSets:
+        return ProcessSets(self._host, plans, jobs)
+
+    @property
+    def _host(self) -> Host:
+        return Host(self.gpu.uuid, self.title, self.topology, self.nvml)
+
+    def open(
+        self, program: Program, sources: Sequence[Any], *, brief: bool = False
+    ) -> CudaSession | LoneSession:
         plan = program.plan
+        if not isinstance(plan.sharing, Lanes):
+            return LoneSession(self._host, plan, sources)
         warnings = plan.fingerprint.check(
             self.topology.fingerprint, "the plan", self.topology.title
         )
         check_sources(plan, [source.trace for source in sources])
         if any(_variants_of(plan, worker) > MOST_VARIANTS for worker in plan.everyone):
             raise UsageError(f"a worker can have at most {MOST_VARIANTS} variants of a plan")
-        if plan.turns:
-            raise DeviceError(
-                "time-slicing needs one process per model and does not run inside one; leave the "
-                "policy timeslice out"
-            )
-        return CudaSession(self, program, sources, warnings)
+        # To find the faster way of a plan with switches takes longer than a brief run.
+        way = Execution.SEGMENTS if brief else self.execution
+        return CudaSession(self, program, sources, warnings, way)
 
 
 class CudaSession(Closing):
@@ -118,7 +148,9 @@ class CudaSession(Closing):
         program: Program,
         captures: Sequence[Capture],
         warnings: tuple[str, ...],
+        execution: Execution,
     ) -> None:
+        self._execution = execution
         self._device = device
         self._program = program
         self._captures = captures
@@ -152,7 +184,7 @@ class CudaSession(Closing):
         Both are tried with all workers at once: alone a graph over several contexts may win and
         then, beside others, fall into lock-step with them.
         """
-        wanted = self._device.execution
+        wanted = self._execution
         barriers = sum(route.barriers for routes in self._program.routes for route in routes)
         if wanted is not Execution.AUTO or barriers == 0:
             return self._make_loops(wanted, self._stack)
@@ -219,7 +251,7 @@ class CudaSession(Closing):
         """A graph that cannot be moved, captured again on the one lane it is to run on."""
         if len(set(route.lane)) > 1 or source.recapture is None:
             raise DeviceError(
-                f"{source.trace.key} has a loop in its graph, so it runs whole on one lane; plan "
+                f"{source.trace.model} has a loop in its graph, so it runs whole on one lane; plan "
                 f"it with a policy that does not switch lanes: shared or model"
             )
         raw, keep = source.recapture(lane.stream)
@@ -272,7 +304,7 @@ class CudaSession(Closing):
         """Run one request of a worker and wait for it: one thread at a time for each worker."""
         self._loops[worker].drive(most_requests=1)
 
-    def run(self, load: Load, window: Window, alone_rps: Sequence[float]) -> RunLog:
+    def run(self, load: Load, window: Window) -> RunLog:
         plan = self._program.plan
         check_load(plan, load)
         warnings = [*self._warnings, *window_warnings(window)]
@@ -301,7 +333,6 @@ class CudaSession(Closing):
             kernels,
             duration_ns,
             power,
-            alone_rps,
             warnings,
         )
 

@@ -25,11 +25,6 @@ CONTROL = "nvidia-cuda-mps-control"
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
-MOST_CLIENTS = 48  # that one GPU serves at once
-# What is tried first counts most: one share for all of 60% was the best of most mixes on an H200,
-# 100% is what MPS does unless told, and equal parts take the least energy.
-_SHARES = (60, 100, 0, 75, 50, 85, 40, 33, 25)  # percent; 0 stands for equal parts
-
 _START_SECONDS = 20.0
 _LISTEN_SECONDS = 5.0
 _QUIT_SECONDS = 10.0
@@ -74,17 +69,6 @@ class MpsDaemon(Closing):
             if pipe is not None:
                 pipe.close()
         self._guard.wait()  # it has time limits of its own
-
-
-def equal_shares(workers: int, sets: int) -> tuple[int, ...]:
-    """Shares to try, the same for every worker, for at most so many sets of processes.
-
-    Parts smaller than equal ones would leave units to nobody.
-    """
-    equal = max(1, 100 // workers)
-    wanted = dict.fromkeys(share or equal for share in _SHARES if share == 0 or share >= equal)
-    fitting = min(sets, MOST_CLIENTS // workers)
-    return tuple(sorted(list(wanted)[: max(0, fitting)], reverse=True))
 
 
 def python_path() -> str:

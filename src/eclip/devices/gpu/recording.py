@@ -15,7 +15,7 @@ from operator import attrgetter
 import numpy as np
 
 from eclip.artefacts.plan import Plan
-from eclip.artefacts.runlog import KernelRecords, Requests, RunLog, WorkerCounters
+from eclip.artefacts.runlog import MOST_LAG_NS, KernelRecords, Requests, RunLog, WorkerCounters
 from eclip.devices.base import Window
 from eclip.devices.cuda.tracer import Span
 from eclip.devices.gpu.loop import Ints
@@ -97,11 +97,11 @@ def make_log(
     kernels: KernelRecords,
     duration_ns: int,
     power: float,
-    alone_rps: Sequence[float],
     warnings: Sequence[str],
 ) -> RunLog:
     """The log of a measured run, in one process or several."""
     requests, unfinished = record_requests(served, load, duration_ns)
+    lag_ns = lags_ns(served)
     done = [requests.worker.count(worker) for worker in plan.everyone]
     short = "the run was too short for the energy counter: no energy was measured"
     return RunLog(
@@ -125,9 +125,35 @@ def make_log(
             for part in plan.main.assignments
         ),
         unfinished=unfinished,
-        alone_rps=tuple(alone_rps),
-        warnings=(*warnings, *([short] if power == 0.0 else [])),
+        offered=load.offered(duration_ns),
+        lag_ns=lag_ns,
+        warnings=(
+            *warnings,
+            *([short] if power == 0.0 else []),
+            *_lag_warnings(plan, lag_ns),
+        ),
     )
+
+
+def lags_ns(served: Sequence[Ints]) -> tuple[int, ...]:
+    """Per worker: the longest time from when a request could begin (it had arrived, and the one
+    before it was done) to when the loop began it. It is the host's, not the policy's."""
+    lags = []
+    for rows in served:
+        could = np.maximum(rows[1:, 0], rows[:-1, 2])
+        lags.append(int((rows[1:, 1] - could).max(initial=0)))
+    return tuple(lags)
+
+
+def _lag_warnings(plan: Plan, lag_ns: Sequence[int]) -> list[str]:
+    late = [
+        f"{worker.name} {lag / 1e6:.1f} ms"
+        for worker, lag in zip(plan.workers, lag_ns, strict=True)
+        if lag > MOST_LAG_NS
+    ]
+    if not late:
+        return []
+    return [f"the load generator lagged ({', '.join(late)}): the host was busy; run again"]
 
 
 def record_requests(

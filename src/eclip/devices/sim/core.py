@@ -57,7 +57,7 @@ WORKER = np.dtype(
         *RUNNING_KERNEL,
         ("phase", np.int64),
         ("due", np.float64),  # end of the delay, or the arrival an idle worker waits for
-        ("kernel", np.int64),  # the current one, in Machine.kernels
+        ("kernel", np.int64),  # the current one, in Setup.kernels
         ("route_first", np.int64),
         ("route_end", np.int64),
         ("kernel_start", np.float64),
@@ -66,7 +66,7 @@ WORKER = np.dtype(
         ("closed", np.int64),  # 1 runs back to back
         ("arrival", np.float64),
         ("start", np.float64),
-        ("next_arrival", np.int64),  # in Machine.arrivals
+        ("next_arrival", np.int64),  # in Setup.arrivals
         ("arrival_end", np.int64),
         ("kernels", np.int64),  # counters, as the following
         ("barriers", np.int64),
@@ -89,7 +89,7 @@ CLOCK = np.dtype(
 )
 
 
-class Machine(NamedTuple):
+class Setup(NamedTuple):
     """What does not change during a run."""
 
     kernels: Records  # KERNEL, all routes one after another
@@ -117,7 +117,7 @@ class State(NamedTuple):
 
 
 @compiled_with(contention.__file__)
-def advance(m: Machine, s: State, until: float, finish: bool) -> int:
+def advance(m: Setup, s: State, until: float, finish: bool) -> int:
     """Handle all events before ``until``; with ``finish`` let the time up to it pass as well.
 
     DONE, or BUFFER_FULL if the caller must empty a buffer first. Where a run is cut into several

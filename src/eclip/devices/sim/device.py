@@ -6,41 +6,66 @@ from the calibration. Progress and interrupts are handled between chunks of simu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from eclip.artefacts.calibration import Calibration, Costs, Memory
-from eclip.artefacts.plan import Plan
+from eclip.artefacts.calibration import Bandwidth, Calibration, Costs
+from eclip.artefacts.plan import Plan, Processes, Sharing, Turns
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import KernelRecords, Requests, RunLog, WorkerCounters
 from eclip.artefacts.topology import Mask, Topology
-from eclip.devices.base import Closing, Window, check_load, check_sources
+from eclip.devices.base import (
+    Capability,
+    Closing,
+    SourceKind,
+    StartedSessions,
+    Window,
+    check_load,
+    check_sources,
+)
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.devices.sim import core
 from eclip.devices.sim.contention import LIMITS, Floats, Ints, Records
-from eclip.runtime.program import NO_WAIT, Program, Route
+from eclip.errors import DeviceError
+from eclip.progress import Progress
+from eclip.runtime.program import NO_WAIT, Program, Route, routes_of
 
 _CHUNK_NS = 50e6
 _BUFFER_ROWS = 1 << 16
+_GLIMPSE_WARMUP = 0.25  # of the window
 
 
-class SimDevice:
+class SimDevice(Closing):
+    capabilities = frozenset({Capability.TURNS, Capability.TRACE, Capability.ENERGY})
+    driver = None
+    index = 0
+
     def __init__(
-        self,
-        topology: Topology,
-        calibration: Calibration,
-        progress: Callable[[float], None] = lambda _: None,
+        self, topology: Topology, calibration: Calibration, progress: Progress | None = None
     ) -> None:
         self._warnings = calibration.fingerprint.check(
             topology.fingerprint, "the calibration", topology.title
         )
         self.topology = topology
         self.calibration = calibration
-        self._progress = progress
+        self._progress = progress or Progress()
 
-    def open(self, program: Program, sources: Sequence[Profile]) -> SimSession:
+    @property
+    def title(self) -> str:
+        return f"simulator of {self.topology.title}"
+
+    def source_kind(self, sharing: Sharing) -> SourceKind:
+        return SourceKind.PROFILE
+
+    def open(
+        self, program: Program, sources: Sequence[Profile], *, brief: bool = False
+    ) -> SimSession:
         plan = program.plan
+        if isinstance(plan.sharing, Processes):
+            raise DeviceError("the simulator has no processes to run under MPS")
         check_sources(plan, [profile.trace for profile in sources])
         warnings = [
             *self._warnings,
@@ -48,39 +73,45 @@ class SimDevice:
         ]
         for profile in sources:
             warnings += profile.fingerprint.check(
-                plan.fingerprint, f"the profile of {profile.key}", "the plan"
+                plan.fingerprint, f"the profile of {profile.model}", "the plan"
             )
+        if any(lane.priority for lane in plan.lanes):
+            warnings.append("the simulator does not know stream priorities: the plan's do nothing")
         if plan.aliased:
             warnings.append(
                 f"{len(plan.lanes)} lanes share {plan.topology.hardware_queues} hardware queues: "
                 f"some wait on each other for no reason"
             )
-        return SimSession(program, sources, self.calibration, tuple(warnings), self._progress)
+        tables = KernelTables(sources, self.calibration)
+        return SimSession(program, tables, self.title, tuple(warnings), self._progress)
+
+    def start(self, plans: Sequence[Plan], jobs: Sequence[Sequence[Any]]) -> StartedSessions:
+        raise DeviceError("the simulator has no processes to start")
 
 
 class SimSession(Closing):
     def __init__(
         self,
         program: Program,
-        profiles: Sequence[Profile],
-        calibration: Calibration,
+        tables: KernelTables,
+        title: str,
         warnings: tuple[str, ...],
-        progress: Callable[[float], None],
+        progress: Progress,
     ) -> None:
         self._program = program
-        self._profiles = profiles
-        self._tables = KernelTables(profiles, calibration)
+        self._tables = tables
+        self._title = title
         self._warnings = warnings
         self._progress = progress
 
-    def run(self, load: Load, window: Window, alone_rps: Sequence[float]) -> RunLog:
+    def run(self, load: Load, window: Window) -> RunLog:
         plan = self._program.plan
         check_load(plan, load)
         duration_ns = round(window.seconds * 1e9)
         trace_ns = round(window.trace_ms * 1e6)
         begin_ns = -window.warmup_seconds * 1e9
         machine = build_machine(self._program, self._tables, load, trace_ns)
-        state = initial_state(machine, plan, load, begin_ns, self._profiles)
+        state = initial_state(machine, plan, load, begin_ns, self._tables.profiles)
         requests: list[Ints] = []
         kernels: list[Ints] = []
         until = begin_ns
@@ -88,13 +119,13 @@ class SimSession(Closing):
             until = min(until + _CHUNK_NS, duration_ns)
             while core.advance(machine, state, until, until == duration_ns) == core.BUFFER_FULL:
                 _empty_buffers(state, requests, kernels)
-            self._progress((until - begin_ns) / (duration_ns - begin_ns))
+            self._progress.part((until - begin_ns) / (duration_ns - begin_ns))
         _empty_buffers(state, requests, kernels)
         request_columns = np.concatenate(requests).T.tolist()
         kernel_columns = np.concatenate(kernels).T.tolist()
         return RunLog(
             plan=plan,
-            device=f"simulator of {plan.topology.title}",
+            device=self._title,
             modelled=True,
             load=load.label,
             seed=load.seed,
@@ -125,18 +156,45 @@ class SimSession(Closing):
                 for worker in state.workers
             ),
             unfinished=tuple(_unfinished(machine, worker, duration_ns) for worker in state.workers),
-            alone_rps=tuple(alone_rps),
+            offered=load.offered(duration_ns),
+            lag_ns=(0,) * len(plan.workers),
             warnings=self._warnings,
         )
 
 
-def build_machine(
-    program: Program, tables: KernelTables, load: Load, trace_ns: int
-) -> core.Machine:
+@dataclass(frozen=True)
+class Glimpse:
+    """A short simulation, in numbers. Rates come from kernels done rather than from requests, so
+    that a window of a few requests is enough."""
+
+    rates_rps: tuple[float, ...]  # per worker
+    power_w: float
+    requests: Ints  # rows of worker, arrival, start, end
+
+
+def glimpse(plan: Plan, tables: KernelTables, load: Load, window_ns: float) -> Glimpse:
+    """Simulate a plan made from these tables' profiles for so long, after a quarter of that."""
+    machine = build_machine(Program(plan, routes_of(plan)), tables, load, 0)
+    state = initial_state(machine, plan, load, -_GLIMPSE_WARMUP * window_ns, tables.profiles)
+    rows: list[Ints] = []
+    while core.advance(machine, state, window_ns, True) == core.BUFFER_FULL:
+        _empty_buffers(state, rows, [])
+    _empty_buffers(state, rows, [])
+    return Glimpse(
+        rates_rps=tuple(
+            float(worker["kernels"]) / (planned.kernels * window_ns / 1e9)
+            for worker, planned in zip(state.workers, plan.workers, strict=True)
+        ),
+        power_w=float(state.clock[0]["energy_nj"]) / window_ns,
+        requests=np.concatenate(rows),
+    )
+
+
+def build_machine(program: Program, tables: KernelTables, load: Load, trace_ns: int) -> core.Setup:
     """What the core reads: kernels of every variant's routes, one after another, and constants."""
     plan = program.plan
     calibration = tables.calibration
-    costs, sharing = calibration.costs, calibration.sharing
+    costs, sharing = calibration.costs, calibration.interference
     memory, power = calibration.memory, calibration.power
     order = sorted(range(len(plan.variants)), key=lambda index: len(plan.variants[index].active))
     routes = np.zeros((len(order), len(plan.workers)), dtype=core.ROUTE)
@@ -154,8 +212,8 @@ def build_machine(
         for index in lane.mask:
             lane_units[number, index] = slice_units[index]
     # Time-sliced workers are processes of their own, each with all hardware queues to itself.
-    queues = len(plan.lanes) if plan.turns else plan.topology.hardware_queues
-    return core.Machine(
+    queues = len(plan.lanes) if isinstance(plan.sharing, Turns) else plan.topology.hardware_queues
+    return core.Setup(
         kernels=np.concatenate(kernels),
         routes=routes,
         variant_active=np.array(
@@ -179,7 +237,7 @@ def build_machine(
             ],
             dtype=LIMITS,
         ),
-        turns=int(plan.turns),
+        turns=int(isinstance(plan.sharing, Turns)),
         turn_ns=float(costs.turn_ns),
         turn_switch_ns=float(costs.turn_switch_ns),
         trace_until=float(trace_ns),
@@ -240,7 +298,7 @@ def _table(profile: Profile, units: int, calibration: Calibration) -> Records:
     return rows
 
 
-def _traffic(profile: Profile, memory: Memory) -> tuple[Floats, Floats]:
+def _traffic(profile: Profile, memory: Bandwidth) -> tuple[Floats, Floats]:
     """DRAM and L2 bytes of every kernel: as counted, or as kernels usually have."""
     if any(profile.l2_bytes) or any(profile.dram_bytes):
         return np.array(profile.dram_bytes, float), np.array(profile.l2_bytes, float)
@@ -282,7 +340,7 @@ def _arrivals(load: Load, worker: int) -> Ints:
 
 
 def initial_state(
-    machine: core.Machine, plan: Plan, load: Load, begin_ns: float, profiles: Sequence[Profile]
+    machine: core.Setup, plan: Plan, load: Load, begin_ns: float, profiles: Sequence[Profile]
 ) -> core.State:
     workers = np.zeros(len(plan.workers), dtype=core.WORKER)
     workers["phase"] = core.IDLE
@@ -290,12 +348,11 @@ def initial_state(
     workers["arrival_end"] = np.cumsum([len(_arrivals(load, index)) for index in plan.everyone])
     workers["next_arrival"][1:] = workers["arrival_end"][:-1]
     # Closed-loop workers start at random points of each other's requests, not in lock-step.
-    request_ns = np.array([profile.request_ns[-1] for profile in profiles])
-    offsets = np.random.default_rng(load.seed).uniform(0, 1, len(workers)) * request_ns
+    phases = iter(np.random.default_rng(load.seed).uniform(0, 1, int(workers["closed"].sum())))
     for index, worker in enumerate(workers):
         times = _arrivals(load, index)
         if worker["closed"]:
-            worker["due"] = begin_ns + offsets[index]
+            worker["due"] = begin_ns + next(phases) * profiles[index].request_ns[-1]
         else:
             worker["due"] = max(times[0], begin_ns) if len(times) else np.inf
     clock = np.zeros(1, dtype=core.CLOCK)
@@ -320,7 +377,7 @@ def _empty_buffers(state: core.State, requests: list[Ints], kernels: list[Ints])
     clock["kernels"] = 0
 
 
-def _unfinished(machine: core.Machine, worker: np.void, duration_ns: int) -> int:
+def _unfinished(machine: core.Setup, worker: np.void, duration_ns: int) -> int:
     """Requests begun, or arrived and still waiting, at the end of the run."""
     waiting = machine.arrivals[worker["next_arrival"] : worker["arrival_end"]]
     return int(worker["phase"] != core.IDLE) + int(np.count_nonzero(waiting < duration_ns))

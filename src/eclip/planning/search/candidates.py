@@ -20,6 +20,7 @@ from eclip.planning.problem import Problem
 from eclip.planning.search.objective import THROUGHPUT, Objective, Score
 from eclip.planning.search.placement import Home, Placer
 from eclip.planning.search.variants import plain_when_idle
+from eclip.progress import Progress
 
 Evaluate = Callable[[Sequence[Plan]], list[Score]]
 Homes = tuple[Home, ...]
@@ -90,9 +91,10 @@ def search(
     batches: int | None = None,
     seed: int = 0,
     switch_ns: float = 0.0,
-    progress: Callable[[float], None] = lambda _: None,
+    progress: Progress | None = None,
 ) -> Found:
     """Search for so many seconds, or exactly so many batches of candidates."""
+    progress = progress or Progress()
     objective.check(len(problem.profiles))
     (plain,) = evaluate([unpartitioned(problem.topology, problem.profiles, problem.mix)])
     deadline = time.monotonic() + seconds  # the first evaluation may compile for as long as that
@@ -100,14 +102,14 @@ def search(
     hunt = Hunt(placer, evaluate, objective, plain, np.random.default_rng(seed))
     hunt.try_all(_starts(problem, placer.slices))
     done = 0
-    while True:
+    while not progress.stopped:
         if batches is not None:
-            progress(done / max(1, batches))
+            progress.part(done / max(1, batches))
             if done >= batches:
                 break
         else:
             left = deadline - time.monotonic()
-            progress(1 - max(left, 0.0) / seconds)
+            progress.part(1 - max(left, 0.0) / seconds)
             if left <= 0:
                 break
         if not hunt.try_all(hunt.children(_BATCH)):

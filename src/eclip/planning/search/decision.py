@@ -1,14 +1,14 @@
 """Decision: from what a search found to the one plan that is deployed.
 
-The shortlist always holds plain streams and the best static masks beside the finalists, and plain
-streams with other kernels where there are such, the least change that often helps. Whatever
-gave the best value in the trials is taken: a plan that came out worse than plain streams or static
-masks is never deployed. Trials may be simulated, or measured on the device that will run the plan.
+The shortlist always holds plain streams and the best static masks beside the finalists. Where a
+model has kernels for fewer units, it also holds plain streams with these, the least change that
+often helps. What gives the best value in the trials is taken: a plan that came out worse than plain
+streams or static masks is never deployed. Trials may be simulated, or measured on the device that
+will run the plan.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,24 +23,24 @@ from eclip.planning.search.placement import groups_of
 
 PLAIN = "plain streams"
 STATIC = "best static masks"
-OTHER_KERNELS = "plain streams with other kernels"
+OTHER_KERNELS = "plain streams, kernels for fewer units"
 
 
 @dataclass(frozen=True)
-class Entry:
+class Finalist:
     label: str
     plan: Plan
     found: Score  # what the search knew of it
 
 
-def shortlist(found: Found, problem: Problem, finalists: int, objective: Objective) -> list[Entry]:
-    """Plain streams first, then the best static masks, the finalists, and other kernels."""
+def shortlist(
+    found: Found, problem: Problem, finalists: int, objective: Objective
+) -> list[Finalist]:
+    """Plain streams, the best static masks, the finalists, and kernels for fewer units."""
     plain = unpartitioned(problem.topology, problem.profiles, problem.mix)
-    entries = [Entry(PLAIN, plain, found.plain)]
-    # A baseline needs no margin: these masks may be just above a floor.
-    exact = dataclasses.replace(objective, rough=False)
+    entries = [Finalist(PLAIN, plain, found.plain)]
     ran = [one for one in found.static if one.score.stp > 0]
-    static = max(ran, key=lambda one: exact.value(one.score, found.plain), default=None)
+    static = max(ran, key=lambda one: objective.value(one.score, found.plain), default=None)
     chosen = [(STATIC, static)] if static is not None else []
     # A search may arrive at what is there already, by homes that say something else.
     taken = {_what_runs(plain), *(_what_runs(one.plan) for _, one in chosen)}
@@ -50,7 +50,7 @@ def shortlist(found: Found, problem: Problem, finalists: int, objective: Objecti
     plainly = next((one for one in found.unmasked if one.score.stp > 0), None)
     if plainly is not None and plainly not in best:
         chosen.append((OTHER_KERNELS, plainly))
-    return [*entries, *(Entry(label, one.plan, one.score) for label, one in chosen)]
+    return [*entries, *(Finalist(label, one.plan, one.score) for label, one in chosen)]
 
 
 def _what_runs(plan: Plan) -> tuple[object, ...]:
@@ -58,7 +58,7 @@ def _what_runs(plan: Plan) -> tuple[object, ...]:
 
 
 def decide(
-    entries: Sequence[Entry],
+    entries: Sequence[Finalist],
     scores: Sequence[Score],  # of the trials, one per entry
     found: Found,
     objective: Objective,
@@ -70,13 +70,12 @@ def decide(
 ) -> Plan:
     """The plan that did best, with the evidence in it; ``tried``: the search on the device."""
     plain = scores[0]
-    # What is above a floor by chance must not win, but a baseline is never beaten by the margin.
-    exact = dataclasses.replace(objective, rough=False)
-    values = [
-        (exact if entry.label in (PLAIN, STATIC) else objective).value(score, plain)
-        for entry, score in zip(entries, scores, strict=True)
-    ]
+    values = [objective.value(score, plain) for score in scores]
     best = values.index(max(values))
+    names = [worker.name for worker in entries[0].plan.workers]
+    refused = [
+        tuple(one.sentence(names) for one in objective.shortfalls(score, plain)) for score in scores
+    ]
     how = f"{entries[best].label}, best of {len(entries)} that were "
     how += "simulated" if modelled else f"measured on {device}"
     evidence = Evidence(
@@ -95,9 +94,13 @@ def decide(
                 power_w=score.power_w,
                 p99_ms=tuple(None if math.isinf(tail) else tail for tail in score.p99_ms),
                 chosen=index == best,
+                refused=refused[index],
             )
             for index, (entry, score) in enumerate(zip(entries, scores, strict=True))
         ),
+        bounds_ms=objective.p99_ms,
+        # Plain streams are what they are; a floor above them is no promise of ours.
+        missed=refused[best] if best or objective.p99_ms else (),
     )
     return msgspec.structs.replace(
         entries[best].plan,

@@ -11,18 +11,19 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from eclip.artefacts.plan import Plan
 from eclip.errors import UsageError, unknown_name
 
 KINDS = ("throughput", "energy", "latency")
 _SLACK = 0.02  # how much longer than under plain streams a tail may be
-# How far above a floor something must be that is known from short runs. Sums of rates come out the
-# same within 0.5% (docs/results.md), the least of them over the largest less so.
-_STP_MARGIN = 0.005
-_FAIRNESS_MARGIN = 0.02
 _PENALTY = 100.0  # for missing a floor altogether, in units of the largest value there is
+# The fairness floor unless one is given: what plain streams give less a little, in these limits.
+_FAIRNESS_LESS = 0.05
+_FAIRNESS_LIMITS = (0.7, 0.9)
 
 
 @dataclass(frozen=True)
@@ -47,32 +48,47 @@ class Score:
         return 1000 * self.stp / self.power_w if self.power_w > 0 else 0.0
 
 
+class Shortfall(NamedTuple):
+    """A floor or bound that a score misses."""
+
+    what: str  # fairness, throughput or p99
+    worker: int  # whose; nobody's: -1
+    part: float  # how far below, as a part of the floor or bound
+    words: str
+
+    def sentence(self, names: Sequence[str]) -> str:
+        return self.words if self.worker < 0 else f"{names[self.worker]}: {self.words}"
+
+
 @dataclass(frozen=True)
 class Objective:
     """``throughput``: weighted STP. ``energy``: efficiency, with no less STP than plain streams.
-    Both with a fairness floor: what plain streams give less 0.05, but at most 0.9 and at least
-    ``least_fairness``.
+    Both with a fairness floor: ``fairness`` if it is given, otherwise what plain streams give less
+    0.05, but at least 0.7 and at most 0.9.
     ``latency``: 99th percentiles as short as possible against those under plain streams, in the
     geometric mean; none longer than there, or than the bounds if there are any.
+
+    One meaning everywhere: a search, a sweep and the final trials hold plans to the same floors.
     """
 
     kind: str = "throughput"
     weights: tuple[float, ...] = ()  # per worker; empty: all alike
     p99_ms: tuple[float, ...] = ()  # per worker; latency only
-    least_fairness: float = 0.7
-    rough: bool = False  # scores are of short runs: floors get a margin
+    fairness: float | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise unknown_name("objective", self.kind, KINDS)
-        if self.weights and not (min(self.weights) >= 0 and max(self.weights) > 0):
-            raise UsageError("weights must be at least 0, and one of them more than 0")
-        if not 0 <= self.least_fairness <= 1:
-            raise UsageError(f"the fairness floor must be 0 to 1, not {self.least_fairness:g}")
+        if not all(0 <= weight < math.inf for weight in self.weights):
+            raise UsageError("weights must be finite numbers of at least 0")
+        if self.weights and max(self.weights) == 0:
+            raise UsageError("one of the weights must be more than 0")
+        if self.fairness is not None and not 0 <= self.fairness <= 1:
+            raise UsageError(f"the fairness floor must be 0 to 1, not {self.fairness:g}")
         if self.p99_ms and self.kind != "latency":
             raise UsageError("bounds on the p99 go with the objective latency")
-        if self.p99_ms and min(self.p99_ms) <= 0:
-            raise UsageError("a p99 bound must be more than 0 ms")
+        if not all(0 < bound < math.inf for bound in self.p99_ms):
+            raise UsageError("a p99 bound must be a finite number of ms above 0")
 
     def check(self, workers: int) -> None:
         for name, given in (("weights", self.weights), ("p99 bounds", self.p99_ms)):
@@ -81,36 +97,65 @@ class Objective:
 
     def value(self, score: Score, plain: Score) -> float:
         """The higher the better; ``plain`` is what plain streams give."""
-        floor = self.fairness_floor(plain) + (_FAIRNESS_MARGIN if self.rough else 0.0)
-        missed = max(0.0, floor - score.fairness)
         if self.kind == "latency":
-            missed = 0.0  # rates are the load's, not the plan's
-            gains = [_gain(*pair) for pair in zip(score.p99_ms, plain.p99_ms, strict=True)]
-            if not self.p99_ms:
-                missed = sum(max(0.0, 1 - _SLACK - gain) for gain in gains)
+            gains = _gains(score, plain)
             wanted = statistics.geometric_mean(gains) if min(gains) > 0 else 0.0
         elif self.kind == "energy":
-            least = 1 + (_STP_MARGIN if self.rough else 0.0)
-            missed += max(0.0, least - score.stp / plain.stp)
             wanted = score.efficiency / plain.efficiency
         else:
             wanted = _weighted(score.ratios, self.weights) / _weighted(plain.ratios, self.weights)
-        for p99, bound in zip(score.p99_ms, self.p99_ms, strict=False):
-            missed += max(0.0, 1 - bound / p99)
-        return wanted - _PENALTY * missed
+        return wanted - _PENALTY * sum(one.part for one in self.shortfalls(score, plain))
+
+    def shortfalls(self, score: Score, plain: Score) -> list[Shortfall]:
+        """The floors and bounds that a score misses."""
+        found = []
+        if self.kind == "latency":
+            if not self.p99_ms:
+                found += [
+                    Shortfall(
+                        "p99", worker, 1 - _SLACK - gain, "p99 longer than under plain streams"
+                    )
+                    for worker, gain in enumerate(_gains(score, plain))
+                    if gain < 1 - _SLACK
+                ]
+            for worker, (p99, bound) in enumerate(zip(score.p99_ms, self.p99_ms, strict=False)):
+                if p99 > bound:
+                    words = f"p99 {p99:.2f} ms, at most {bound:g} wanted"
+                    found.append(Shortfall("p99", worker, 1 - bound / p99, words))
+            return found  # rates are the load's, not the plan's
+        floor = self.fairness_floor(plain)
+        if score.fairness < floor:
+            words = f"fairness {score.fairness:.3f}, at least {floor:.3f} wanted"
+            found.append(Shortfall("fairness", -1, floor - score.fairness, words))
+        if self.kind == "energy" and score.stp < plain.stp:
+            words = f"STP {score.stp:.3f}, at least plain streams' {plain.stp:.3f} wanted"
+            found.append(Shortfall("throughput", -1, 1 - score.stp / plain.stp, words))
+        return found
 
     def fairness_floor(self, plain: Score) -> float:
-        return max(self.least_fairness, min(plain.fairness - 0.05, 0.9))
+        if self.fairness is not None:
+            return self.fairness
+        least, most = _FAIRNESS_LIMITS
+        return max(least, min(plain.fairness - _FAIRNESS_LESS, most))
 
 
 THROUGHPUT = Objective()
 
 
-def _gain(p99_ms: float, plain_ms: float) -> float:
-    """How much shorter a tail is than under plain streams; none completed is the longest."""
-    if math.isinf(plain_ms):
-        return 1.0
-    return plain_ms / p99_ms
+class Evaluator(Protocol):
+    """Says what plans give, with all workers active or only some."""
+
+    def __call__(
+        self, plans: Sequence[Plan], active: tuple[int, ...] | None = None
+    ) -> list[Score]: ...
+
+
+def _gains(score: Score, plain: Score) -> list[float]:
+    """How much shorter tails are than under plain streams; none completed is the longest."""
+    return [
+        1.0 if math.isinf(plain_ms) else plain_ms / p99_ms
+        for p99_ms, plain_ms in zip(score.p99_ms, plain.p99_ms, strict=True)
+    ]
 
 
 def _weighted(ratios: Sequence[float], weights: Sequence[float]) -> float:

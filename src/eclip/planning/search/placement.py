@@ -39,7 +39,7 @@ class Home:
     kernels_for: int = 0  # units that its kernels are chosen for; 0: all, its own kernels
 
 
-class Route(NamedTuple):
+class SizeRoute(NamedTuple):
     """A size for every kernel; the last may be all of the device, beyond those offered."""
 
     choice: Choice
@@ -57,7 +57,7 @@ class Placer:
         queues = problem.topology.hardware_queues - 1
         self._sizes = max(1, min(_MOST_SIZES, queues // len(problem.profiles) - 1))
         self._masks: dict[tuple[int, int, int], tuple[Mask, int]] = {}
-        self._routes: dict[tuple[int, int, tuple[int, ...], float, int], Route] = {}
+        self._routes: dict[tuple[int, int, tuple[int, ...], float, int], SizeRoute] = {}
 
     def plan(
         self, homes: Sequence[Home], policy: str, why: str, routes: Sequence[Groups] = ()
@@ -78,8 +78,8 @@ class Placer:
             used = [topology.units_of(masks[index]) for index in np.unique(choice).tolist()]
             whys.append(
                 f"{' '.join(map(str, used))} {topology.unit_name}s from slice {home.first} "
-                f"{'up' if home.step > 0 else 'down'}, {count_switches(choice)} switches; units "
-                f"priced at {home.price:g}"
+                f"{'up' if home.step > 0 else 'down'}, {count_switches(choice)} switches"
+                + (f"; each unit costs {home.price:g} of its time" if home.price else "")
                 + (f"; priority {home.priority}" if home.priority else "")
                 + (f"; kernels chosen for {home.kernels_for}" if home.kernels_for else "")
             )
@@ -120,7 +120,7 @@ class Placer:
         profile = self._choosing(worker, home.kernels_for).profiles[worker]
         if len(choice) != len(profile.trace.kernels):
             raise MismatchError(
-                f"a route of {len(choice)} kernels is none for {profile.key}, which has "
+                f"a route of {len(choice)} kernels is none for {profile.model}, which has "
                 f"{len(profile.trace.kernels)}"
             )
         return counts, choice
@@ -137,7 +137,7 @@ class Placer:
         units: tuple[int, ...],
         price: float,
         switch_max: int,
-    ) -> Route:
+    ) -> SizeRoute:
         problem = self._choosing(worker, kernels_for)
         everything = self.problem.topology.units
         times = problem.times(worker, units)
@@ -147,7 +147,7 @@ class Placer:
             times = problem.times(worker, units)
             switch_max = max(switch_max, 2 * refused)
         cost = times * (1 + price * np.array(units) / everything)
-        return Route(best_route(cost, switch_max, self._switch_ns), needs_all=refused > 0)
+        return SizeRoute(best_route(cost, switch_max, self._switch_ns), needs_all=refused > 0)
 
 
 def groups_of(plan: Plan) -> tuple[Groups, ...]:

@@ -1,7 +1,7 @@
 """Refinement: the search goes on on the device, where every look costs a moment.
 
 The simulation knows how plans differ, trials know what they give. So the search thinks with a
-simulation that has its error on everything tried so far taken off (``Corrected``): starting from
+simulation that has its error on everything tried so far taken off (correction.py): starting from
 the best that were tried it looks for better ones there, tries the few that promise most on the
 device, learns from them, and so on until its time is over.
 """
@@ -9,119 +9,24 @@ device, learns from them, and so on until its time is over.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from eclip.artefacts.mix import split_model
 from eclip.artefacts.plan import Plan, unpartitioned
-from eclip.planning.problem import Problem
 from eclip.planning.search.candidates import Candidate, Evaluate, Found, Homes, Hunt, apart
+from eclip.planning.search.correction import EARLIER_NOISE, Corrected
 from eclip.planning.search.objective import Objective, Score
 from eclip.planning.search.placement import Placer
-
-Floats = npt.NDArray[np.float64]
+from eclip.progress import Progress
 
 _TRIED_AT_ONCE = 5  # between two thoughts
 _THOUGHTS = 5  # batches of simulated candidates before the next trials
 _THOUGHT = 32  # candidates of one
 
-# The error of the simulation on two plans is alike as far as the plans are. That these constants
-# serve is seen by predicting every run of docs/runs from the others (bench/agreement.py).
-_SPREAD = 0.08  # of the error over all plans, as a part of the rate
-_RATE_NOISE = 0.008  # of a trial
-_EARLIER_NOISE = 0.03  # of another day's, which may have been faster or slower as a whole
-_POWER_NOISE = 0.06  # the counter of a GPU's energy moves but a few times in one
-_REACH = 4.0  # distance at which errors have little in common
-_PRIORITY = 2.0  # how far a level of priority is
-_KERNELS = 16.0  # ... kernels for no unit are from those for all
-_OPTIMISM = 0.4  # standard deviations that rates not yet known are taken to be better
-
-
-class Corrected:
-    """What a simulation says of plans, less the error it has been seen to make.
-
-    The logarithms of measured over simulated rates, and of power, are Gaussian processes over
-    plans; 99th percentiles are left as simulated.
-    """
-
-    def __init__(self, simulate: Evaluate) -> None:
-        self._simulate = simulate
-        # Where, errors of rates and of power, and how noisy the rates are.
-        self._seen: list[tuple[Floats, Floats, Floats, float]] = []
-        self._rates: _Process | None = None
-        self._power: _Process | None = None
-
-    def learn(
-        self, plans: Sequence[Plan], scores: Sequence[Score], noise: float = _RATE_NOISE
-    ) -> None:
-        """Of plans that were tried; one that the device refused says nothing."""
-        ran = [(plan, score) for plan, score in zip(plans, scores, strict=True) if _ran(score)]
-        simulated = self._simulate([plan for plan, _ in ran])
-        self._seen += [
-            (
-                _where(plan),
-                np.log(np.divide(score.ratios, said.ratios)),
-                np.log([score.power_w / said.power_w]),
-                noise,
-            )
-            for (plan, score), said in zip(ran, simulated, strict=True)
-            if _ran(said)
-        ]
-        if self._seen:
-            where, rates, power, noises = (np.array(part) for part in zip(*self._seen, strict=True))
-            self._rates = _Process(where, rates, noises)
-            self._power = _Process(where, power, np.full(len(power), _POWER_NOISE))
-
-    def __call__(self, plans: Sequence[Plan]) -> list[Score]:
-        """What can be hoped for: rates are taken to be better where little was tried, so that it
-        is."""
-        return self._correct(plans, _OPTIMISM)
-
-    def expected(self, plans: Sequence[Plan]) -> list[Score]:
-        """Of a plan that was tried, this is less noisy than what its own trial gave."""
-        return self._correct(plans, 0.0)
-
-    def _correct(self, plans: Sequence[Plan], optimism: float) -> list[Score]:
-        said = self._simulate(plans)
-        if not said or self._rates is None or self._power is None:
-            return said
-        where = np.array([_where(plan) for plan in plans])
-        rates, unknown = self._rates.predict(where)
-        power, _ = self._power.predict(where)
-        factors = np.exp(rates + optimism * unknown[:, None])
-        return [
-            replace(
-                score,
-                ratios=tuple((np.array(score.ratios) * factor).tolist()),
-                power_w=score.power_w * float(np.exp(watts[0])),
-            )
-            for score, factor, watts in zip(said, factors, power, strict=True)
-        ]
-
-
-class _Process:
-    """A Gaussian process through noisy values at known places, several values at each."""
-
-    def __init__(self, where: Floats, values: Floats, noise: Floats) -> None:
-        self._where = where
-        self._mean: Floats = values.mean(axis=0)
-        likeness = _likeness(where, where) + np.diag(noise**2)
-        self._inverse = np.asarray(np.linalg.inv(likeness), np.float64)
-        self._weights: Floats = self._inverse @ (values - self._mean)
-
-    def predict(self, where: Floats) -> tuple[Floats, Floats]:
-        """What is expected at each place, and the standard deviation."""
-        likeness = _likeness(where, self._where)
-        known = (likeness @ self._inverse * likeness).sum(axis=1)
-        unknown: Floats = np.sqrt(np.maximum(0.0, _SPREAD**2 - known))
-        return self._mean + likeness @ self._weights, unknown
-
 
 def refine(
-    problem: Problem,
+    placer: Placer,
     simulate: Evaluate,
     trials: Evaluate,
     objective: Objective,
@@ -130,9 +35,8 @@ def refine(
     seconds: float,
     earlier: Sequence[tuple[Plan, Score]] = (),
     seed: int = 0,
-    switch_ns: float = 0.0,
     priorities: int = 1,
-    progress: Callable[[float], None] = lambda _: None,
+    progress: Progress | None = None,
 ) -> Found:
     """Everything that was tried on the device, the best first, with what is expected of it.
 
@@ -140,25 +44,24 @@ def refine(
     another search has tried; it is learnt from, and tried again only if it is a start.
     ``priorities``: so many levels of stream priorities the device has; with 1 there are none.
     """
+    progress, problem = progress or Progress(), placer.problem
     objective.check(len(problem.profiles))
     deadline = time.monotonic() + seconds
     nobody_masked = unpartitioned(problem.topology, problem.profiles, problem.mix)
     (plain,) = trials([nobody_masked])
-    placer = Placer(problem, switch_ns)
     random = np.random.default_rng(seed)
     tried = Hunt(placer, trials, objective, plain, random, priorities)
     corrected = Corrected(simulate)
     corrected.learn([nobody_masked], [plain])
-    corrected.learn([plan for plan, _ in earlier], [gave for _, gave in earlier], _EARLIER_NOISE)
+    corrected.learn([plan for plan, _ in earlier], [gave for _, gave in earlier], EARLIER_NOISE)
     new = tried.try_all(starts)
     rounds = 0
     while new:
         corrected.learn([one.plan for one in new], [one.score for one in new])
         left = deadline - time.monotonic()
-        if left <= 0:
-            progress(1.0)
+        if left <= 0 or progress.stopped:
             break
-        progress(1 - left / seconds)
+        progress.part(1 - left / seconds)
         thought = Hunt(placer, corrected, objective, plain, random, priorities)
         thought.try_all([one.homes for one in tried.best])
         for _ in range(_THOUGHTS):
@@ -178,33 +81,3 @@ def _most_promising(ranked: Sequence[Candidate], tried: Hunt) -> list[Homes]:
         if not tried.knows(one) and all(apart(one.score, other.score) for other in chosen):
             chosen.append(one)
     return [one.homes for one in chosen]
-
-
-def _ran(score: Score) -> bool:
-    return min(score.ratios) > 0 and score.power_w > 0
-
-
-def _where(plan: Plan) -> Floats:
-    """Where a plan lies among all: for every worker the part of its time for which it has each
-    slice, its priority, and which kernels it has."""
-    slices = len(plan.topology.slice_units)
-    parts = []
-    for part, worker in zip(plan.main.assignments, plan.mix.workers, strict=True):
-        held = np.zeros(slices + 1)
-        for group in part.groups:
-            lane = plan.lanes[group.lane]
-            held[list(lane.mask)] += group.predicted_ns
-            held[-1] += _PRIORITY * lane.priority * group.predicted_ns
-        units = plan.topology.units
-        missing = _KERNELS * (1 - (split_model(worker.model)[1] or units) / units)
-        parts.append(held / max(1, sum(group.predicted_ns for group in part.groups)))
-        parts.append(np.array([missing]))
-    return np.concatenate(parts)
-
-
-def _likeness(these: Floats, those: Floats) -> Floats:
-    # Not by differences, which would take so many times the memory as a place has numbers.
-    squares = (these**2).sum(axis=1)[:, None] + (those**2).sum(axis=1)
-    apart_by = np.maximum(0.0, squares - 2 * these @ those.T)
-    likeness: Floats = _SPREAD**2 * np.exp(-apart_by / (2 * _REACH**2))
-    return likeness

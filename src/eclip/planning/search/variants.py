@@ -88,7 +88,7 @@ def _best(
     lanes = {worker: _whole_lane(plan, worker) or 0 for worker in active}
     if len(active) > 1:
         (plain,) = evaluate([_trial(plan, problem, lanes)], active)
-        goal = Objective(least_fairness=objective.least_fairness)
+        goal = Objective(fairness=objective.fairness)
         value = goal.value(plain, plain)
         for worker in active:
             mine = [index for index, lane in enumerate(plan.lanes) if lane.owner == worker]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from eclip import varout
-from eclip.varout.cuda.ragged import Window
+from eclip.varout.cuda.ragged import OutputWindow
 
 
 class Detector(nn.Module):
@@ -50,7 +50,7 @@ class Detector(nn.Module):
         found = torch.full((len(likely), 5), float("-inf"), device=image.device)
         places = varout.nonzero(likely, capacity=self.capacity)
 
-        def look(window: Window) -> None:
+        def look(window: OutputWindow) -> None:
             where = window.values
             window.put(found, self._decode(features[where], centres[where]))
 
@@ -96,7 +96,7 @@ class MoeBlock(nn.Module):
         routed = varout.route(self.gate(x), self.choices, self.capacity)
         out = torch.zeros_like(x)
 
-        def experts(window: Window) -> None:
+        def experts(window: OutputWindow) -> None:
             pairs = window.values
             token = pairs // self.choices
             y = torch.bmm(torch.bmm(x[token], self.up).relu(), self.down)

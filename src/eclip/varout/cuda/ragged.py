@@ -34,7 +34,7 @@ from eclip.varout.cuda.build import (
 Resume = Callable[[Any], None]  # puts the production of the next window onto a stream
 
 
-class Window:
+class OutputWindow:
     """The part of an output that a body sees in one turn. Its tensors are made on the stream that
     is current when they are first asked for; ``take`` and ``put`` need neither."""
 
@@ -132,7 +132,7 @@ class Ragged:
     """``capacity`` outputs find room in ``values``; a body of ``each`` sees ``window`` of them at a
     time. ``count`` is the whole length, a tensor on the device."""
 
-    _window: type[Window] = Window
+    _window: type[OutputWindow] = OutputWindow
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class Ragged:
         )  # fmt: skip
         return self._buffer
 
-    def each(self, body: Callable[[Window], Any]) -> None:
+    def each(self, body: Callable[[OutputWindow], Any]) -> None:
         """Run ``body(window)`` on every window of the output; at least once."""
         stream = torch.cuda.current_stream().cuda_stream
         loops = self.largest is None or self.largest > self.window
@@ -221,7 +221,11 @@ class Ragged:
         return self.window < self.capacity
 
     def _turn(
-        self, body: Callable[[Window], Any], stream: Any, move: int, condition: int | None = None
+        self,
+        body: Callable[[OutputWindow], Any],
+        stream: Any,
+        move: int,
+        condition: int | None = None,
     ) -> None:
         if move != STAY or condition is not None:
             self._kernels.launch(
@@ -236,7 +240,7 @@ class Ragged:
             body(window)
 
 
-class RoutedWindow(Window):
+class RoutedWindow(OutputWindow):
     @functools.cached_property
     def values(self) -> torch.Tensor:
         """Pairs of token and choice, ``values[expert, slot]``; 0 in slots that hold none."""

@@ -16,9 +16,10 @@ from typing import Any
 
 import msgspec
 
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.runlog import RunLog
 from eclip.artefacts.trace import Trace
-from eclip.report.labels import lane_title
+from eclip.reports.labels import lane_title
 
 Event = dict[str, Any]
 Request = tuple[int, int, int, int]  # worker, arrival, start, end
@@ -26,7 +27,7 @@ Request = tuple[int, int, int, int]  # worker, arrival, start, end
 _DEVICE = 0  # process id; worker w is process w + 1
 
 
-def export(log: RunLog, traces: Mapping[str, Trace]) -> bytes:
+def export(log: RunLog, traces: Mapping[ModelKey, Trace]) -> bytes:
     """Gzipped JSON. ``traces`` by ``model:batch`` give the kernels their names."""
     requests = [
         request
@@ -93,7 +94,7 @@ def _thread(lane: int) -> int:
     return lane + 1  # viewers take thread 0 for an idle one
 
 
-def _kernels(log: RunLog, traces: Mapping[str, Trace], origin_ns: int) -> Iterator[Event]:
+def _kernels(log: RunLog, traces: Mapping[ModelKey, Trace], origin_ns: int) -> Iterator[Event]:
     records = log.kernels
     names = [
         [kernel.name for kernel in traces[worker.model].kernels] if worker.model in traces else []

@@ -12,7 +12,7 @@ import msgspec
 
 from eclip.artefacts.measures import Measures, WorkerMeasures
 from eclip.artefacts.runlog import RunLog
-from eclip.report.labels import number
+from eclip.reports.labels import number
 
 Better = Callable[[Sequence[float]], float]  # min or max
 Values = Sequence[float | None]

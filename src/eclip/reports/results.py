@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from eclip.artefacts.comparison import Comparison, Entry, Score
-from eclip.artefacts.measures import waits_longest
-from eclip.report.labels import ABSENT, number
+from eclip.artefacts.comparison import Comparison, Entry, Summary
+from eclip.artefacts.measures import worst_off
+from eclip.reports.labels import ABSENT, number
 
 BEGIN = "<!-- begin: drawn by `eclip results`, do not edit -->"
 END = "<!-- end: drawn by `eclip results` -->"
@@ -26,19 +26,19 @@ RIVALS = {
     "best MPS": ("mps", "mps-energy", "mps-model"),
     "best masks": ("masks", "masks-energy", "model"),
 }
-Value = Callable[[Score], float]
+Value = Callable[[Summary], float]
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultsTable:
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
 
 
-def tables(comparisons: Sequence[Comparison]) -> list[Table]:
-    found: list[Table] = []
+def tables(comparisons: Sequence[Comparison]) -> list[ResultsTable]:
+    found: list[ResultsTable] = []
     for kind in _kinds(comparisons):
         found += [_policies(kind), _means(kind)] if kind[0].load_part is None else [_tails(kind)]
     return [*found, *_model_errors(comparisons)]
@@ -108,7 +108,7 @@ def _note(kind: Sequence[Comparison]) -> str:
     return text
 
 
-def _policies(kind: Sequence[Comparison]) -> Table:
+def _policies(kind: Sequence[Comparison]) -> ResultsTable:
     rows = []
     for one in kind:
         for entry in one.entries:
@@ -133,10 +133,10 @@ def _policies(kind: Sequence[Comparison]) -> Table:
         "mix", "policy", "setting", "STP", "range (runs)", "fairness", "W", "STP·s/kJ",
         "mJ/request", "p99 per worker, ms", "switches",
     )  # fmt: skip
-    return Table(_title("Policies", kind), columns, tuple(rows), _note(kind))
+    return ResultsTable(_title("Policies", kind), columns, tuple(rows), _note(kind))
 
 
-def _means(kind: Sequence[Comparison]) -> Table:
+def _means(kind: Sequence[Comparison]) -> ResultsTable:
     """Geometric means over the mixes that have both; the worst mix in brackets."""
     policies = dict.fromkeys(entry.policy for one in kind for entry in one.entries)
     rows = []
@@ -163,7 +163,7 @@ def _means(kind: Sequence[Comparison]) -> Table:
         "least fairness",
     )
     note = "Geometric means over the mixes, the smallest ratio in brackets."
-    return Table(_title("Means over the mixes", kind), columns, tuple(rows), note)
+    return ResultsTable(_title("Means over the mixes", kind), columns, tuple(rows), note)
 
 
 def _against(
@@ -184,14 +184,14 @@ def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(statistics.fmean(math.log(value) for value in values))
 
 
-def _tails(kind: Sequence[Comparison]) -> Table:
+def _tails(kind: Sequence[Comparison]) -> ResultsTable:
     rows = []
     for one in kind:
         plain = one.entry("shared")
         for entry in one.entries:
             ratios = [] if plain is None else _ratios(entry.together.p99_ms, plain.together.p99_ms)
             known = [ratio for ratio in ratios if ratio is not None]
-            theirs = ratios[waits_longest(plain.together.p99_ms, one.alone_rps)] if plain else None
+            theirs = ratios[worst_off(plain.together.p99_ms, one.alone_rps)] if plain else None
             rows.append(
                 (
                     one.mix if entry is one.entries[0] else "",
@@ -209,7 +209,7 @@ def _tails(kind: Sequence[Comparison]) -> Table:
         "mix", "policy", "setting", "requests", "p99 per worker, ms", "÷ shared", "worst",
         "who waits longest", "mJ/request",
     )  # fmt: skip
-    return Table(_title("Latency", kind), columns, tuple(rows), _note(kind))
+    return ResultsTable(_title("Latency", kind), columns, tuple(rows), _note(kind))
 
 
 def _ratios(mine: Sequence[float | None], theirs: Sequence[float | None]) -> list[float | None]:
@@ -219,7 +219,7 @@ def _ratios(mine: Sequence[float | None], theirs: Sequence[float | None]) -> lis
     ]
 
 
-def _model_errors(comparisons: Sequence[Comparison]) -> list[Table]:
+def _model_errors(comparisons: Sequence[Comparison]) -> list[ResultsTable]:
     """The simulator against hardware, for plans that both ran in closed loop or one load."""
     kinds = [kind for kind in _kinds(comparisons) if kind[0].load_part is None]
     modelled = {
@@ -266,7 +266,7 @@ def _model_errors(comparisons: Sequence[Comparison]) -> list[Table]:
         "power: error",
     )  # fmt: skip
     note = "Only plans that both ran. The last rows have means of absolute errors."
-    return [Table("Simulator against hardware", columns, tuple(rows), note)]
+    return [ResultsTable("Simulator against hardware", columns, tuple(rows), note)]
 
 
 def _mean_error(what: str, errors: Sequence[float], powers: Sequence[float]) -> tuple[str, ...]:

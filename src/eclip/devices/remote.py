@@ -1,4 +1,4 @@
-"""One process per worker: time-slicing and MPS, run as people run them today.
+"""Workers in processes of their own: time-slicing and MPS, run as people run them today.
 
 A set of processes serves one plan; several sets can be open at once and take turns, because a
 process that waits for its next window costs the GPU nothing. Each process builds the same model and
@@ -22,19 +22,16 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from eclip.artefacts.plan import Plan
+from eclip.artefacts.plan import Plan, Processes
 from eclip.artefacts.runlog import RunLog
 from eclip.artefacts.topology import Topology
 from eclip.devices.base import Closing, Window, check_load
-from eclip.devices.cuda.child import Facts, Failure, Job, Order, Served, now_ns
-from eclip.devices.cuda.device import CudaDevice
 from eclip.devices.cuda.energy import EnergyCounter, mean_power_w
 from eclip.devices.cuda.mps import PIPES, SHARE, MpsDaemon, python_path
 from eclip.devices.gpu.recording import NO_KERNELS, make_log, window_warnings
 from eclip.devices.load import CLOSED_LOOP, Load
-from eclip.errors import DeviceError, MismatchError, UsageError
+from eclip.devices.remote_child import Facts, Failure, Job, Order, Served, now_ns
+from eclip.errors import DeviceError, MismatchError
 
 _BUILD_SECONDS = 300.0
 _LEAD_S = 0.02  # from sending orders to the instant at which all begin
@@ -42,59 +39,7 @@ _ANSWER_SECONDS = 30.0  # after the end of a window
 _LEAVE_SECONDS = 10.0  # for a child to end by itself
 # A process that finds no daemon does without MPS, even where somebody else runs one.
 _NO_PIPES = Path("/nonexistent")
-_CHILD = "import sys; from eclip.devices.cuda.child import main; main(int(sys.argv[1]))"
-
-
-@dataclass(frozen=True)
-class Sharing:
-    """How the processes of a plan share the GPU."""
-
-    plan: Plan
-    shares: tuple[int, ...] | None = None  # per worker: MPS's percentage; None: time-slicing
-
-    def __post_init__(self) -> None:
-        if self.shares is None:
-            return
-        if len(self.shares) != len(self.plan.workers):
-            raise UsageError(
-                f"{len(self.shares)} shares given for {len(self.plan.workers)} workers"
-            )
-        if not all(1 <= share <= 100 for share in self.shares):
-            raise UsageError(f"an MPS share is 1 to 100 percent, not {self.label}")
-
-    @property
-    def label(self) -> str:
-        """``timeslice``, ``mps 60%`` or ``mps 60/30/10%``"""
-        if self.shares is None:
-            return "timeslice"
-        distinct = self.shares[:1] if len(set(self.shares)) == 1 else self.shares
-        return f"mps {'/'.join(map(str, distinct))}%"
-
-
-def mps_sharing(shared: Plan, shares: Sequence[int], policy: str = "mps") -> Sharing:
-    """MPS with these percentages, from the plan of plain streams for the same mix."""
-    given = tuple(shares)
-    sharing = Sharing(shared, given)
-    units = shared.topology.unit_name
-    plan = msgspec.structs.replace(
-        shared,
-        policy=policy,
-        turns=False,
-        workers=tuple(
-            msgspec.structs.replace(worker, why=f"at most {share}% of the {units}s, any of them")
-            for worker, share in zip(shared.workers, given, strict=True)
-        ),
-        why=f"one process per worker under NVIDIA's MPS ({sharing.label})",
-    )
-    return Sharing(plan, given)
-
-
-def shares_of(plan: Plan) -> tuple[int, ...]:
-    """The percentages that MPS needs to give every worker as many units as its largest lane."""
-    return tuple(
-        -(-100 * max(plan.units(group.lane) for group in part.groups) // plan.topology.units)
-        for part in plan.main.assignments
-    )
+_CHILD = "import sys; from eclip.devices.remote_child import main; main(int(sys.argv[1]))"
 
 
 @dataclass(frozen=True)
@@ -107,38 +52,31 @@ class Host:
     counter: EnergyCounter
 
 
-def host_of(device: CudaDevice) -> Host:
-    return Host(device.gpu.uuid, device.title, device.topology, device.nvml)
-
-
 class ProcessSets(Closing):
-    """Sets of processes, one per sharing, and the MPS daemon where one needs it.
+    """Sets of processes, one per plan, and the MPS daemon where one needs it.
 
     All processes start at once: importing and capturing takes seconds, and most of that is CPU
-    time. ``entry`` names the function that builds a workload in a child (see child.py). Without
-    ``wait`` the caller has something else to do meanwhile, and calls ``wait`` before the first run.
+    time. The caller may do something else meanwhile, and calls ``wait`` before the first run. All
+    plans with shares have one daemon, so one of them failing takes the others along.
     """
 
-    def __init__(
-        self, host: Host, entry: str, sharings: Sequence[Sharing], wait: bool = True
-    ) -> None:
+    def __init__(self, host: Host, plans: Sequence[Plan], jobs: Sequence[Sequence[Job]]) -> None:
+        """``jobs``: for every plan what each of its workers builds (see remote_child.py)."""
         self.sessions: list[ProcessSession] = []
         self._host = host
         self._daemon: MpsDaemon | None = None
         self._stack = contextlib.ExitStack()
         try:
-            if any(sharing.shares for sharing in sharings):
+            if any(isinstance(plan.sharing, Processes) for plan in plans):
                 self._daemon = self._stack.enter_context(MpsDaemon(host.uuid))
-            for sharing in sharings:
-                session = ProcessSession(host, sharing, self._daemon)
+            for plan, wanted in zip(plans, jobs, strict=True):
+                session = ProcessSession(host, plan, self._daemon)
                 self._stack.callback(session.close)
-                session.start(entry)
+                session.start(wanted)
                 self.sessions.append(session)
         except BaseException:
             self.close()
             raise
-        if wait:
-            self.wait()
 
     def wait(self) -> None:
         """Until every process is ready to run."""
@@ -163,33 +101,35 @@ class ProcessSets(Closing):
 class ProcessSession(Closing):
     """The processes of one plan. A failure or an interrupt during a run closes it."""
 
-    def __init__(self, host: Host, sharing: Sharing, daemon: MpsDaemon | None) -> None:
-        self.sharing = sharing
+    def __init__(self, host: Host, plan: Plan, daemon: MpsDaemon | None) -> None:
+        self.plan = plan
         self.facts: list[Facts] = []  # per worker
         self.children: list[_Child] = []
         self._host = host
         self._daemon = daemon
-        self._warnings = sharing.plan.fingerprint.check(
+        self._label = _label(plan)
+        self._warnings = plan.fingerprint.check(
             host.topology.fingerprint, "the plan", host.topology.title
         )
 
-    def start(self, entry: str) -> None:
-        plan, shares = self.sharing.plan, self.sharing.shares
+    def start(self, jobs: Sequence[Job]) -> None:
+        sharing = self.plan.sharing
+        shares = sharing.shares if isinstance(sharing, Processes) else None
         pipes = _NO_PIPES if shares is None or self._daemon is None else self._daemon.pipes
-        for index, worker in enumerate(plan.mix.workers):
+        for index, (worker, job) in enumerate(zip(self.plan.workers, jobs, strict=True)):
             child = _Child(
-                name=f"{worker.name} ({self.sharing.label})",
+                name=f"{worker.name} ({self._label})",
                 environment=_environment(
                     self._host.uuid, pipes, None if shares is None else shares[index]
                 ),
             )
             self.children.append(child)
             self._host.counter.ours.add(child.pid)
-            child.send(Job(entry, worker.model, worker.batch))
+            child.send(job)
 
     def check(self, facts: Sequence[Facts]) -> None:
         """Refuse processes that share the GPU in another way than asked, or run other kernels."""
-        plan, under_mps = self.sharing.plan, self.sharing.shares is not None
+        plan, under_mps = self.plan, isinstance(self.plan.sharing, Processes)
         other = []
         for worker, child, found in zip(plan.workers, self.children, facts, strict=True):
             if found.mps != under_mps:
@@ -197,7 +137,7 @@ class ProcessSession(Closing):
                     f"worker {child.name} {'is no client of MPS' if under_mps else 'is under MPS'}"
                     ", so it would not share the GPU as asked"
                 )
-            if found.trace != plan.fingerprint.traces[worker.model]:
+            if found.trace != plan.fingerprint.traces[str(worker.model)]:
                 other.append(worker.name)
         if other and not under_mps:
             raise MismatchError(
@@ -207,15 +147,15 @@ class ProcessSession(Closing):
         if other:
             # The libraries choose kernels for as many units as the driver shows them.
             self._warnings += (
-                f"under {self.sharing.label} libraries chose other kernels for {', '.join(other)}",
+                f"under {self._label} libraries chose other kernels for {', '.join(other)}",
             )
         self.facts = list(facts)
 
-    def run(self, load: Load, window: Window, alone_rps: Sequence[float]) -> RunLog:
-        plan = self.sharing.plan
+    def run(self, load: Load, window: Window) -> RunLog:
+        plan = self.plan
         check_load(plan, load)
         if not self.children:
-            raise DeviceError(f"the processes of {self.sharing.label} have ended")
+            raise DeviceError(f"the processes of {self._label} have ended")
         warnings = [*self._warnings, *window_warnings(window)]
         counter = self._host.counter
         if others := counter.other_processes():
@@ -249,7 +189,6 @@ class ProcessSession(Closing):
             NO_KERNELS,
             duration_ns,
             power,
-            alone_rps,
             warnings,
         )
 
@@ -354,6 +293,25 @@ class _Answers:
             if self._pending and now_ns() > deadline_ns:
                 late = ", ".join(child.name for child in self._pending.values())
                 raise DeviceError(f"worker {late} {trouble} in time")
+
+
+class LoneSession(Closing):
+    """The session of one plan with its own processes and daemon, which end with it."""
+
+    def __init__(self, host: Host, plan: Plan, jobs: Sequence[Job]) -> None:
+        self._sets = ProcessSets(host, [plan], [jobs])
+        self._sets.wait()
+
+    def run(self, load: Load, window: Window) -> RunLog:
+        return self._sets.sessions[0].run(load, window)
+
+    def close(self) -> None:
+        self._sets.close()
+
+
+def _label(plan: Plan) -> str:
+    """``timeslice`` or ``mps 60/30/10%``"""
+    return f"mps {plan.sharing.label}" if isinstance(plan.sharing, Processes) else "timeslice"
 
 
 def _environment(uuid: str, pipes: Path, share: int | None) -> dict[str, str]:

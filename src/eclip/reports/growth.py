@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from eclip.report.compare import Figure, axis, layout
-from eclip.report.labels import ABSENT, NEUTRAL, number, plain, worker_colour
-from eclip.report.page import plotly_script, template
+from eclip.reports.compare import Figure, axis, layout
+from eclip.reports.labels import ABSENT, NEUTRAL, number, plain, worker_colour
+from eclip.reports.page import plotly_script, template
 from eclip.varout.growth import Growth
 from eclip.varout.mechanisms import WORDS
 

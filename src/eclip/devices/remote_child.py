@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from eclip.artefacts.model_key import ModelKey
 from eclip.devices.gpu.loop import Ints, Runner
 from eclip.errors import DeviceError, EclipError
 
@@ -27,11 +28,10 @@ _LOOK_S = 0.05  # how often a child that serves looks whether its parent is stil
 
 @dataclass(frozen=True)
 class Job:
-    """What a child builds: ``entry`` is module:function, called with the model and the batch."""
+    """What a child builds: ``entry`` is module:function, called with the model."""
 
     entry: str
-    model: str
-    batch: int
+    model: ModelKey
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def main(descriptor: int) -> None:
     try:
         job: Job = connection.recv()
         try:
-            with _load(job.entry)(job.model, job.batch) as workload:
+            with _load(job.entry)(job.model) as workload:
                 connection.send(workload.facts)
                 _serve(connection, workload)
         except EclipError as error:

@@ -14,12 +14,13 @@ import markupsafe
 import msgspec
 
 from eclip.artefacts import measures
-from eclip.artefacts.plan import Plan
+from eclip.artefacts.model_key import ModelKey
+from eclip.artefacts.plan import Plan, Processes, Turns
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import RunLog
 from eclip.errors import MismatchError, UsageError
-from eclip.report import compare, lanes, tables
-from eclip.report.labels import (
+from eclip.reports import compare, lanes, tables
+from eclip.reports.labels import (
     count,
     duration,
     kernel_names,
@@ -49,7 +50,7 @@ class Panel(msgspec.Struct, frozen=True, kw_only=True):
     charts: tuple[Chart, ...]
 
 
-def render(logs: Sequence[RunLog], profiles: Mapping[str, Profile]) -> str:
+def render(logs: Sequence[RunLog], profiles: Mapping[ModelKey, Profile]) -> str:
     """The HTML text. ``profiles`` are looked up by ``model:batch``; one may be missing."""
     _check_alike(logs)
     plan = logs[0].plan
@@ -75,7 +76,7 @@ def render(logs: Sequence[RunLog], profiles: Mapping[str, Profile]) -> str:
             _heat_map(model, plan, usable, refused)
             for model in sorted({model for log in logs for model in log.plan.models})
         ],
-        names={model: kernel_names(profile.trace) for model, profile in usable.items()},
+        names={str(model): kernel_names(profile.trace) for model, profile in usable.items()},
         plotly_script=plotly_script(),
     )
 
@@ -97,22 +98,22 @@ def _check_alike(logs: Sequence[RunLog]) -> None:
             )
 
 
-def _asked(plan: Plan) -> list[tuple[str, str, float | None]]:
+def _asked(plan: Plan) -> list[tuple[str, ModelKey, float | None]]:
     """What was asked of it; a search may have chosen other kernels for that."""
-    return [(worker.name, worker.service, worker.rate_rps) for worker in plan.mix.workers]
+    return [(worker.name, worker.model.usual, worker.rate_rps) for worker in plan.mix.workers]
 
 
 def _models(logs: Sequence[RunLog], worker: int) -> list[str]:
     """A worker's models in the runs: the same, with other kernels where a search chose them."""
-    return list(dict.fromkeys(log.plan.models[worker] for log in logs))
+    return list(dict.fromkeys(str(log.plan.models[worker]) for log in logs))
 
 
 def _usable_profiles(
-    plans: Sequence[Plan], profiles: Mapping[str, Profile]
-) -> tuple[dict[str, Profile], dict[str, str]]:
+    plans: Sequence[Plan], profiles: Mapping[ModelKey, Profile]
+) -> tuple[dict[ModelKey, Profile], dict[ModelKey, str]]:
     """The profiles of the mix's models that belong to these plans, and why others do not."""
-    usable: dict[str, Profile] = {}
-    refused: dict[str, str] = {}
+    usable: dict[ModelKey, Profile] = {}
+    refused: dict[ModelKey, str] = {}
     for plan in plans:
         for model in set(plan.models) & profiles.keys() - refused.keys():
             try:
@@ -201,8 +202,10 @@ def _comparison(
 def _panel(label: str, log: RunLog) -> Panel:
     plan = log.plan
     notes = [plan.why] if plan.why else []
-    if plan.turns:
+    if isinstance(plan.sharing, Turns):
         notes.append("The workers take turns of the whole device.")
+    if isinstance(plan.sharing, Processes):
+        notes.append(f"A process for every worker, under MPS with {plan.sharing.label}.")
     if plan.aliased:
         notes.append(
             f"The plan has {count(len(plan.lanes), 'lane')} for "
@@ -267,14 +270,17 @@ def _run_charts(log: RunLog) -> tuple[Chart, Chart]:
 
 
 def _heat_map(
-    model: str, plan: Plan, usable: Mapping[str, Profile], refused: Mapping[str, str]
+    model: ModelKey,
+    plan: Plan,
+    usable: Mapping[ModelKey, Profile],
+    refused: Mapping[ModelKey, str],
 ) -> Chart:
     if model not in usable:
         reason = refused.get(model, f"The profile of {model} was not given to this report.")
-        return Chart(title=model, caption=f"No heat map: {reason}", modelled="", figure=None)
+        return Chart(title=str(model), caption=f"No heat map: {reason}", modelled="", figure=None)
     profile = usable[model]
     return Chart(
-        title=model,
+        title=str(model),
         caption=f"Busy time of each kernel on a lane of each size, relative to the whole device. "
         f"Source: {profile.source}",
         modelled="modelled" if profile.modelled else "",
@@ -284,7 +290,7 @@ def _heat_map(
 
 def template(name: str = "template.html") -> jinja2.Template:
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("eclip.report", ""),
+        loader=jinja2.PackageLoader("eclip.reports", ""),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

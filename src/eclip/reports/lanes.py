@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from eclip.artefacts.plan import Assignment, Plan
 from eclip.artefacts.runlog import RunLog
-from eclip.report.compare import Figure, axis, layout
-from eclip.report.labels import (
+from eclip.reports.compare import Figure, axis, layout
+from eclip.reports.labels import (
     count,
     duration,
     lane_title,

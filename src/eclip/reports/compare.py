@@ -14,8 +14,8 @@ import numpy as np
 
 from eclip.artefacts.measures import Measures
 from eclip.artefacts.profile import Profile
-from eclip.report.labels import GRID, INK, NEUTRAL, TIMES, number, plain, worker_colour
-from eclip.report.tables import energy_per_request
+from eclip.reports.labels import GRID, INK, NEUTRAL, TIMES, number, plain, worker_colour
+from eclip.reports.tables import energy_per_request
 
 Figure = dict[str, Any]
 
@@ -204,7 +204,7 @@ def heat_map(profile: Profile, unit_name: str) -> Figure:
     ticks = [2**power for power in range(int(math.log2(HEAT_CAP)) + 1)]
     trace = {
         "type": "heatmap",
-        "meta": {"model": profile.key},
+        "meta": {"model": str(profile.model)},
         "x": list(range(busy.shape[1])),
         "y": [f"{size} {plain(unit_name)}s" for size in profile.sizes],
         "z": np.round(np.log2(ratio), 3).tolist(),

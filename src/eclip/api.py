@@ -1,0 +1,279 @@
+"""The API: what ``import eclip`` gives, one function a question.
+
+Strings and paths are accepted where a person would type one. Rooms that are heavy (numba, torch)
+are imported when a function needs them, so that ``import eclip`` takes no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eclip.artefacts import store
+from eclip.artefacts.mix import Mix
+from eclip.artefacts.plan import Plan
+from eclip.artefacts.runlog import RunLog
+from eclip.progress import Progress
+
+if TYPE_CHECKING:
+    from eclip.artefacts.calibration import Calibration
+    from eclip.artefacts.topology import Topology
+    from eclip.lab.case import Case
+    from eclip.lab.colocate import Colocation
+    from eclip.lab.compare import CompareOptions
+    from eclip.lab.outcome import Outcome
+    from eclip.planning.policies import PolicyOptions
+    from eclip.planning.search.objective import Objective
+
+DEFAULT_SEARCH_SECONDS = 20.0
+DEFAULT_RUN_SECONDS = 2.0
+_TRACE_MS = 20.0
+
+
+def case(
+    mix: str | Mix,
+    topology: str | Topology = "h200",
+    *,
+    calibration: str | Path | Calibration | None = None,
+    profiles: str | Path | Iterable[str | Path] = (),
+    tail: bool = False,
+    usual_kernels: bool = False,
+) -> Case:
+    """A mix on a device: what the other functions are asked about, when a mix alone is too little.
+
+    ``profiles`` are folders of profiles of your own models. ``calibration`` is a file with the
+    simulator's constants. ``tail`` takes variable-output kernels at the times of long outputs.
+    ``usual_kernels`` keeps a search from choosing kernels for fewer units::
+
+        mine = eclip.case("bert:8,my.package:factory:4", profiles="mine")
+        plan = eclip.plan(mine, policy="search")
+    """
+    from eclip.lab.case import make_case
+
+    folders = [profiles] if isinstance(profiles, str | Path) else profiles
+    return make_case(mix, topology, calibration, folders, tail=tail, usual_kernels=usual_kernels)
+
+
+def plan(
+    mix: str | Mix | Case,
+    policy: str = "eclip",
+    *,
+    objective: str | Objective | None = None,
+    seconds: float = DEFAULT_SEARCH_SECONDS,
+    batches: int | None = None,
+    seed: int = 0,
+    options: PolicyOptions | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """Decide which lane every kernel of a mix takes.
+
+    ``policy`` is one of shared, priority, timeslice, mps, mps-model, model, kernel, eclip, search.
+    ``objective``, ``seconds``, ``batches`` and ``seed`` are for search; without an objective it is
+    throughput, or latency where the mix has rates::
+
+        plan = eclip.plan("albert:8,vgg19:8", policy="search", objective="energy", seconds=10)
+    """
+    from eclip.lab.plans import make_plan, policy_options
+
+    asked = _case(mix)
+    chosen = policy_options(
+        objective,
+        rates=asked.mix.has_rates,
+        seconds=seconds,
+        batches=batches,
+        seed=seed,
+        base=options,
+        progress=progress,
+    )
+    return make_plan(asked, policy, chosen)
+
+
+def search(
+    mix: str | Mix | Case,
+    objective: str | Objective | None = None,
+    *,
+    seconds: float = DEFAULT_SEARCH_SECONDS,
+    batches: int | None = None,
+    seed: int = 0,
+    device: str = "sim",
+    verify: int = 3,
+    refine: float = 0.0,
+    earlier: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """Search for a plan by simulation and try the best ``verify`` of them on a device.
+
+    ``refine`` lets the search go on on the device for so many seconds; ``earlier`` is a file of
+    observations from an earlier search to go on from. The plan's ``evidence`` has all trials::
+
+        plan = eclip.search("paper/3", "energy", seconds=10, device="cuda", verify=3, refine=12)
+    """
+    from eclip.devices import open_device
+    from eclip.lab.finals import search_and_confirm
+    from eclip.lab.plans import make_verification, policy_options
+    from eclip.lab.stand import Stand
+
+    asked, progress = _case(mix), progress or Progress()
+    options = policy_options(
+        objective, rates=asked.mix.has_rates, seconds=seconds, batches=batches, seed=seed
+    )
+    with Stand(asked, open_device(device, asked.topology, asked.calibration)) as stand:
+        how = make_verification(stand, verify, refine, earlier)
+        return search_and_confirm(stand, options, how, progress)
+
+
+def run(
+    plan: Plan | str | Path,
+    device: str = "sim",
+    *,
+    seconds: float = DEFAULT_RUN_SECONDS,
+    warmup: float = 0.1,
+    trace_ms: float | None = None,
+    seed: int = 0,
+    arrivals: str | Path | None = None,
+    case: Case | None = None,
+    progress: Progress | None = None,
+) -> RunLog:
+    """Run a plan, or a plan's file, and return what happened.
+
+    ``device`` is sim, cuda, or cuda:1 for the second GPU. ``arrivals`` is a CSV ``time_s,worker``
+    instead of the mix's rates. ``trace_ms`` of kernels are recorded, 20 unless given::
+
+        log = eclip.run(plan, device="cuda", seconds=3)
+        print(eclip.measure(log).stp)
+    """
+    from eclip.devices import open_device
+    from eclip.devices.base import Window
+    from eclip.devices.load import load_of_csv, load_of_mix
+    from eclip.lab.case import case_of
+    from eclip.lab.stand import Stand
+
+    plan = plan if isinstance(plan, Plan) else store.load(plan, Plan)
+    asked, progress = case or case_of(plan), progress or Progress()
+    window = Window(
+        seconds=seconds,
+        warmup_seconds=warmup,
+        trace_ms=min(_TRACE_MS, 1000 * seconds) if trace_ms is None else trace_ms,
+    )
+    if arrivals is None:
+        load = load_of_mix(plan.mix, window.seconds, window.warmup_seconds, seed)
+    else:
+        load = load_of_csv(Path(arrivals), [worker.name for worker in plan.mix.workers], seed)
+    opened = open_device(device, plan.topology, asked.calibration, progress)
+    with Stand(asked, opened, extra=asked.profiles_of(plan.mix)) as stand:
+        progress.phase(f"running {plan.policy}")
+        return stand.run_once(plan, load, window)
+
+
+def compare(
+    mix: str | Mix | Case,
+    policies: Sequence[str] | str | None = None,
+    *,
+    device: str = "sim",
+    objective: str | Sequence[str] | None = None,
+    seconds: float = DEFAULT_RUN_SECONDS,
+    repeats: int = 1,
+    load: float | str | Path | None = None,
+    plans: Mapping[str, Plan | str | Path] | None = None,
+    options: CompareOptions | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Run a mix under several policies in turns, with identical arrivals, and compare them.
+
+    Without ``policies`` all take part that can run on the device. ``objective`` is what is swept
+    and searched for: throughput, energy or latency, or several of them; without one it is
+    throughput, or latency where the mix has rates. ``load`` is a part of the closed-loop rates
+    under plain streams (0.6), or a CSV of arrivals. ``plans`` take part too, by name::
+
+        outcome = eclip.compare("paper/3", ["shared", "masks", "search"], repeats=3)
+        eclip.report(outcome, "report.html")
+    """
+    from eclip.lab.compare import compare_policies
+
+    return compare_policies(
+        _case(mix),
+        policies,
+        device=device,
+        objective=objective,
+        seconds=seconds,
+        repeats=repeats,
+        load=load,
+        plans=plans or {},
+        options=options,
+        progress=progress or Progress(),
+    )
+
+
+def colocate(
+    models: Mapping[str, Any],
+    policy: str = "eclip",
+    *,
+    plan: Plan | str | Path | None = None,
+    profiles: str | Path | Iterable[str | Path] = (),
+    objective: str | Objective | None = None,
+    seconds: float = DEFAULT_SEARCH_SECONDS,
+    device: str = "cuda",
+    progress: Progress | None = None,
+) -> Colocation:
+    """Several PyTorch models, each ``name: (module, inputs)``, on one GPU.
+
+    They run by the plan if one is given, otherwise by the policy's, from profiles in the folders
+    or measured now. ``CUDA_DEVICE_MAX_CONNECTIONS=32`` must be in the environment::
+
+        models = {"bert": (bert, [tokens]), "vgg": (vgg, [images])}
+        with eclip.colocate(models, policy="search", objective="latency") as gpu:
+            hidden = gpu["bert"](tokens)  # from other threads at once, too
+    """
+    from eclip.devices import open_device
+    from eclip.lab.colocate import Colocation
+    from eclip.lab.plans import policy_options
+
+    options = policy_options(objective, seconds=seconds, progress=progress)
+    return Colocation(
+        models,
+        open_device(device),
+        policy=policy,
+        options=options,
+        plan=store.load(plan, Plan) if isinstance(plan, str | Path) else plan,
+        profiles=[profiles] if isinstance(profiles, str | Path) else profiles,
+    )
+
+
+def report(
+    logs: RunLog | str | Path | Outcome | Sequence[RunLog | str | Path],
+    path: str | Path = "report.html",
+    *,
+    trace: str | Path | None = None,
+    case: Case | None = None,
+) -> Path:
+    """Draw run logs of one mix, or their files, as one HTML file that works offline.
+
+    ``trace`` also writes a Chrome trace of the first log, which opens in Perfetto. Kernels have
+    their names from the case's profiles::
+
+        eclip.report([log], "report.html", trace="search.trace.json.gz")
+    """
+    from eclip.reports.write import write_report
+
+    return write_report(logs, Path(path), None if trace is None else Path(trace), case)
+
+
+def request(worker: int = -1) -> None:
+    """Mark, for ``eclip exec``, that this thread's next launch begins a request.
+
+    ``worker`` is its number in the plan, or -1 to let libeclip find out. Outside of ``eclip exec``
+    this does nothing::
+
+        eclip.request()
+        outputs = model(inputs)
+    """
+    from eclip.frontends.transparent import mark_request
+
+    mark_request(worker)
+
+
+def _case(mix: str | Mix | Case) -> Case:
+    from eclip.lab.case import Case, make_case
+
+    return mix if isinstance(mix, Case) else make_case(mix)

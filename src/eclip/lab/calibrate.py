@@ -1,0 +1,176 @@
+"""Calibration: measure random placements on a device and fit the simulator's constants to them.
+
+Measuring and fitting are apart: every run is in the file of observations as soon as it is measured,
+so an interrupted measurement goes on where it stopped, and a stored one is fitted again without a
+GPU.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from eclip.artefacts import store
+from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.mix import Mix
+from eclip.artefacts.observations import Observations
+from eclip.artefacts.topology import Topology
+from eclip.artefacts.trace import with_traces
+from eclip.devices.base import Device
+from eclip.errors import DeviceError, MismatchError, UsageError
+from eclip.lab.case import Case, find_observed, make_case
+from eclip.lab.fit import Fit, Replay, fit
+from eclip.lab.observe import WINDOW, observe, placements
+from eclip.lab.stand import Stand
+from eclip.planning.search.placement import Placer
+from eclip.progress import Progress
+
+# Two to six workers, long and short kernels, transformers and CNNs, all with measured profiles.
+MIXES = (
+    "paper/3",
+    "paper/5",
+    "resnet50:8,bert:8,densenet121:8,shufflenet:8",
+    "paper/1",
+    "paper/4",
+    "paper/7",
+    "gpt2:8,vit_b_16:8",
+    "mobilenet_v3:8,efficientnet:8,squeezenet:8,alexnet:8,resnet50:8,bert:8",
+)
+_MOST_FAILURES = 3  # in a row: then it is not the placement
+_NOT_FITTED = "Not fitted: "
+
+
+def measure(
+    device: Device,
+    cases: Sequence[Case],
+    path: Path,
+    *,
+    runs: int,
+    budget_s: float,
+    seed: int,
+    progress: Progress,
+) -> Observations:
+    """Measure until every mix has so many runs or the time is over; all are in the file at once.
+
+    The time is dealt out evenly: what a mix leaves goes to those after it.
+    """
+    kept = _begin(device, cases, path)
+    begin = time.monotonic()
+    progress.phase("measuring")
+    for number, case in enumerate(cases):
+        share = (budget_s - (time.monotonic() - begin)) / (len(cases) - number)
+        until = time.monotonic() + share
+        for more in _measure_case(device, case, kept, runs, until, seed, progress):
+            kept = more
+            store.save(kept, path)
+            done = min(runs, _count(kept, case.mix))
+            progress.part((number + done / runs) / len(cases))
+        if progress.stopped:
+            break
+    for case in cases:
+        if (count := _count(kept, case.mix)) < runs:
+            progress.warn(f"{case.mix.name} has {count} of {runs} runs; call again to add the rest")
+    return kept
+
+
+def _measure_case(
+    device: Device,
+    case: Case,
+    kept: Observations,
+    runs: int,
+    until: float,
+    seed: int,
+    progress: Progress,
+) -> Iterator[Observations]:
+    """The observations after every new run of the case."""
+    known = {run.homes for run in kept.runs if run.mix == case.mix.name}
+    if len(known) >= runs or time.monotonic() + WINDOW.seconds >= until:
+        return
+    stand, placer = Stand(case, device), Placer(case.problem())
+    failures = 0
+    for kind, homes in placements(len(case.profiles), placer.slices, seed):
+        late = time.monotonic() + WINDOW.seconds > until
+        if len(known) >= runs or late or progress.stopped:
+            return
+        if homes in known:
+            continue
+        try:
+            run = observe(stand, placer, kind, homes)
+        except DeviceError as error:  # such as clusters that fit no place on a lane
+            failures += 1
+            if failures > _MOST_FAILURES:
+                raise
+            progress.warn(f"left out a placement of {case.mix.name}: {error}")
+            continue
+        if run is None:
+            progress.warn(f"left out a placement of {case.mix.name}: a worker got nowhere")
+            continue
+        failures = 0
+        known.add(homes)
+        kept = replace(kept, runs=(*kept.runs, run))
+        yield kept
+
+
+def _count(kept: Observations, mix: Mix) -> int:
+    return sum(run.mix == mix.name for run in kept.runs)
+
+
+def _begin(device: Device, cases: Sequence[Case], path: Path) -> Observations:
+    """The observations in the file, which must be of this device and driver, or none yet."""
+    topology, driver = device.topology, device.driver
+    profiles = [profile for case in cases for profile in case.profiles]
+    traced = with_traces(topology.fingerprint, [profile.trace for profile in profiles])
+    here = replace(traced, driver=driver)
+    if not path.exists():
+        today = datetime.date.today()
+        source = (
+            f"Measured by `eclip calibrate` on {topology.title}, driver {driver}, from {today}: "
+            f"seeded random placements, all workers back to back."
+        )
+        return Observations(
+            fingerprint=here, source=source, date=today, runs=(), modelled=driver is None
+        )
+    kept = store.load(path, Observations)
+    differences = kept.fingerprint.check(here, str(path), "this device")
+    if differences:
+        raise MismatchError(f"{differences[0]}; give another file with --observations")
+    both = replace(kept.fingerprint, traces={**kept.fingerprint.traces, **here.traces})
+    return replace(kept, fingerprint=both)
+
+
+def cases_on(
+    device: Device,
+    mixes: Sequence[str],
+    calibration: str | Path | Calibration | None,
+    profiles: Sequence[Path],
+) -> list[Case]:
+    return [make_case(mix, device.topology, calibration, profiles) for mix in mixes]
+
+
+def fit_observations(
+    found: Observations,
+    topology: Topology,
+    base: Calibration,
+    folders: Sequence[Path],
+    *,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Fit:
+    """The simulator's constants fitted to stored runs, from the base's for all that is not."""
+    progress = progress or Progress()
+    if not found.runs:
+        raise UsageError("there are no runs to fit; measure longer: --budget")
+    replay = Replay(found, topology, find_observed(found, topology, base, folders))
+    count = len(replay.usable())
+    source = (
+        f"Interference, idle_w and launch_ns fitted by `eclip calibrate` to {count} runs of "
+        f"{len(found.mixes)} mixes. The runs: {found.source} "
+        f"{_NOT_FITTED}{base.source.rpartition(_NOT_FITTED)[2]}"
+    )
+    start = replace(base, fingerprint=replace(found.fingerprint, traces={}))
+    progress.phase(f"fitting {count} runs")
+    return fit(replay, start, source, seed=seed, progress=progress)

@@ -1,0 +1,165 @@
+"""Comparing: from what a person asks to a contest and its outcome."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from eclip.artefacts import store
+from eclip.artefacts.plan import Plan
+from eclip.devices import open_device
+from eclip.devices.base import Window
+from eclip.errors import EclipError, UsageError
+from eclip.lab.arrivals import DEFAULT_REQUESTS, Arrivals
+from eclip.lab.case import Case
+from eclip.lab.contest import Contest, ContestOptions, known_policies
+from eclip.lab.explore import Verification
+from eclip.lab.outcome import Outcome, outcome_of
+from eclip.lab.plans import make_verification, objective_of, policy_options
+from eclip.lab.stand import Stand
+from eclip.planning.policies import PolicyOptions
+from eclip.planning.search.objective import Objective
+from eclip.progress import Progress
+
+_NAME = re.compile(r"[A-Za-z][\w.-]{0,40}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """What few comparisons need to be told."""
+
+    seed: int = 0  # of arrivals, phases, sweeps and searches
+    warmup: float = 0.1  # seconds before a run is measured
+    trace_ms: float = 0.0  # of every policy's last run: kernels are recorded
+    requests: int = DEFAULT_REQUESTS  # of all workers in all repeats, under a part load
+    fairness: float | None = None  # floor of sweeps and searches; None: see Objective
+    search_seconds: float = 20.0
+    batches: int | None = None  # of the search: exactly so many instead of seconds
+    verify: int = 0  # of the search: try so many plans on the device first
+    refine: float = 0.0  # of the search: go on on the device for so many seconds before
+    earlier: str | Path | None = None  # of the search: observations of an earlier one to go on from
+    trials: int = 24  # of static masks, for every objective
+    trial_seconds: float = 0.3
+    processes: int = 30  # at once, at most; thins the sweep of MPS shares
+    reopen: bool = False  # open every session anew for every run
+    switch_max: int = 14  # eclip: lane switches per request and worker
+    tolerance: float = 0.05  # model, kernel: slowdown that still counts as right-sized
+    command: str = "eclip.compare(…)"  # what would repeat it, for a person
+
+
+def compare_policies(
+    case: Case,
+    policies: Sequence[str] | str | None,
+    *,
+    device: str,
+    objective: str | Sequence[str] | None,
+    seconds: float,
+    repeats: int,
+    load: float | str | Path | None,
+    plans: Mapping[str, Plan | str | Path],
+    options: CompareOptions | None,
+    progress: Progress,
+) -> Outcome:
+    """Hold the contest. A stop request, or a failure after something was measured, keeps that."""
+    options = options or CompareOptions()
+    aims = _objectives(objective, options.fairness, rates=case.mix.has_rates)
+    given = _plans(plans, case)
+    part = load if isinstance(load, float | int) else None
+    window = Window(seconds, options.warmup, min(options.trace_ms, 1000 * seconds))
+    arrivals = Arrivals(
+        case.mix,
+        window,
+        repeats=repeats,
+        seed=options.seed,
+        part=part,
+        requests=options.requests,
+        file=Path(load) if isinstance(load, str | Path) else None,
+    )
+    extra = [profile for plan in given.values() for profile in case.profiles_of(plan.mix)]
+    opened = open_device(device, case.topology, case.calibration)
+    with Stand(case, opened, extra) as stand:
+        contest = Contest(
+            stand,
+            arrivals,
+            ContestOptions(
+                policies=_names(policies),
+                plans=given,
+                objectives=aims,
+                window=window,
+                repeats=repeats,
+                seed=options.seed,
+                policy=policy_options(
+                    aims[0],
+                    seconds=options.search_seconds,
+                    batches=options.batches,
+                    seed=options.seed,
+                    base=PolicyOptions(switch_max=options.switch_max, tolerance=options.tolerance),
+                    progress=Progress(progress),  # it has no phase of its own
+                ),
+                verification=_verification(stand, options),
+                trials=options.trials,
+                trial_seconds=options.trial_seconds,
+                processes=options.processes,
+                reopen=options.reopen,
+            ),
+            progress,
+        )
+        try:
+            contest.hold()
+        except EclipError as error:
+            if not contest.measured:
+                raise
+            progress.warn(f"the comparison ended early: {error}")
+            progress.stop()
+        return outcome_of(contest, part, options.command)
+
+
+def _verification(stand: Stand, options: CompareOptions) -> Verification | None:
+    if not options.verify:
+        if options.refine or options.earlier is not None:
+            raise UsageError("--refine goes with --verify, which decides at the end")
+        return None
+    return make_verification(stand, options.verify, options.refine, options.earlier)
+
+
+def _objectives(
+    objective: str | Sequence[str] | None, fairness: float | None, *, rates: bool
+) -> tuple[Objective, ...]:
+    if objective is None:
+        kinds = [objective_of(None, rates=rates).kind]
+    else:
+        parts = objective.split(",") if isinstance(objective, str) else objective
+        kinds = [kind.strip() for kind in parts]
+    return tuple(Objective(kind, fairness=fairness) for kind in kinds)
+
+
+def _names(policies: Sequence[str] | str | None) -> tuple[str, ...] | None:
+    """None for all of them."""
+    if policies is None or policies == "all":
+        return None
+    parts = policies.split(",") if isinstance(policies, str) else policies
+    names = tuple(name.strip() for name in parts)
+    if len(set(names)) != len(names):
+        raise UsageError(f"the policies {', '.join(names)} name one twice; name each once")
+    return names
+
+
+def _plans(plans: Mapping[str, Plan | str | Path], case: Case) -> dict[str, Plan]:
+    found: dict[str, Plan] = {}
+    for name, given in plans.items():
+        if not _NAME.fullmatch(name) or name in {*known_policies()} - {"search"}:
+            raise UsageError(
+                f"{name!r} is a policy's or no name for a plan; give it another one, with letters "
+                f"and digits"
+            )
+        plan = given if isinstance(given, Plan) else store.load(given, Plan)
+        mine, theirs = (
+            [(worker.name, worker.model.usual) for worker in mix.workers]
+            for mix in (plan.mix, case.mix)
+        )
+        if mine != theirs:
+            raise UsageError(f"the plan {name} is for {plan.mix.name}, not {case.mix.name}")
+        found[name] = plan
+    return found

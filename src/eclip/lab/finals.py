@@ -1,0 +1,193 @@
+"""Finals: the best plans of a search, plain streams and the best static masks run in turns, longer
+than trials, and what measures best is the plan."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from eclip.artefacts.measures import measure, measure_together, worst_off
+from eclip.artefacts.mix import Mix
+from eclip.artefacts.plan import Plan
+from eclip.artefacts.runlog import RunLog
+from eclip.devices.base import Window
+from eclip.devices.load import load_of_mix
+from eclip.errors import EclipError
+from eclip.lab.evaluate import SimEvaluator
+from eclip.lab.explore import Explorer, Verification, check_measured, priority_levels
+from eclip.lab.plans import search_options, with_overload
+from eclip.lab.rounds import rotation
+from eclip.lab.stand import Stand
+from eclip.lab.trials import Trials
+from eclip.planning.policies import PolicyOptions
+from eclip.planning.search.candidates import Found
+from eclip.planning.search.decision import OTHER_KERNELS, PLAIN, Finalist, decide, shortlist
+from eclip.planning.search.objective import Objective, Score
+from eclip.planning.search.variants import with_variants
+from eclip.progress import Progress
+
+_ROUNDS = 2  # of the runs in turns
+_FINAL = Window(seconds=1.0, warmup_seconds=0.1, trace_ms=0.0)
+# Of such a run, at least: a GPU may go above its power limit for a quarter of a second, and its
+# energy counter ticks ten times in one.
+_SECONDS = {"throughput": 0.5, "energy": 1.0, "latency": 0.5}
+
+
+def confirm(
+    explorer: Explorer,
+    found: Found,
+    objective: Objective,
+    stand: Stand,
+    trials: Trials,
+    window: Window,
+    progress: Progress,
+) -> Plan:
+    """The plan that measures best, with its evidence and its variants: of what was explored, for
+    whatever objective, or of what simulation found.
+
+    If a stop is asked for before every finalist has run, what the search knows decides.
+    """
+    problem, evaluate = explorer.problem, explorer.evaluate
+    tried = explorer.tried(objective, stand, trials)
+    finalists = shortlist(tried or found, problem, explorer.how.finalists, objective)
+    if objective.kind == "latency" and priority_levels(stand) > 1:
+        finalists += _preferring_the_worst_off(finalists, stand.alone_rps)
+    if problem.mix.has_rates:
+        # Where requests arrive by themselves, what happens beside idle workers counts.
+        finalists = [
+            dataclasses.replace(one, plan=with_variants(one.plan, problem, evaluate, objective))
+            for one in finalists
+        ]
+    seconds = max(window.seconds, _SECONDS[objective.kind])
+    window = dataclasses.replace(window, seconds=seconds)
+    logs = run_in_turns(
+        [one.plan for one in finalists], problem.mix, stand, window, explorer.options.seed, progress
+    )
+    if logs is None:
+        return decide_by_search(explorer, found, objective)
+    ran = list(logs)
+    scores = [mean_score(logs[index]) for index in ran]
+    check_measured(scores[0], [objective], window.seconds)
+    plan = decide(
+        [finalists[index] for index in ran],
+        scores,
+        found,
+        objective,
+        seed=explorer.options.seed,
+        device=logs[0][0].device,
+        modelled=logs[0][0].modelled,
+        tried=tried,
+    )
+    plan = with_variants(plan, problem, evaluate, objective)
+    return with_overload(plan, problem.mix, stand.alone_rps)
+
+
+def search_and_confirm(
+    stand: Stand, options: PolicyOptions, how: Verification, progress: Progress
+) -> Plan:
+    """Search by simulation, go on on the device if that is wanted, and confirm there."""
+    case, objective = stand.case, options.objective
+    explorer = Explorer(
+        case.problem(choosing=True), SimEvaluator.of(case), search_options(case, options), how
+    )
+    progress.phase("searching")
+    found = explorer.simulate(objective, progress)
+    trials = Trials(stand, progress=progress)
+    if not progress.stopped:
+        progress.phase("searching on the device")
+        explorer.explore(found, objective, stand, trials, progress)
+        progress.phase("trying the finalists")
+    return confirm(explorer, found, objective, stand, trials, _FINAL, progress)
+
+
+def decide_by_search(explorer: Explorer, found: Found, objective: Objective) -> Plan:
+    """What simulation alone says is best."""
+    finalists = shortlist(found, explorer.problem, 1, objective)
+    plan = decide(
+        finalists,
+        [one.found for one in finalists],
+        found,
+        objective,
+        seed=explorer.options.seed,
+        device="the simulator",
+        modelled=True,
+    )
+    return with_variants(plan, explorer.problem, explorer.evaluate, objective)
+
+
+def run_in_turns(
+    plans: Sequence[Plan],
+    mix: Mix,
+    stand: Stand,
+    window: Window,
+    seed: int,
+    progress: Progress,
+) -> dict[int, list[RunLog]] | None:
+    """Every plan under the mix's load, several rounds, each in another order; by the plan's place.
+
+    One that the device refuses, such as for a kernel whose clusters do not fit its slices, is left
+    out; the first, plain streams, must run. None: a stop was asked for before all had run once.
+    """
+    load = load_of_mix(mix, window.seconds, window.warmup_seconds, seed)
+    logs: dict[int, list[RunLog]] = {}
+    with contextlib.ExitStack() as stack:
+        sessions = []
+        for index, plan in enumerate(plans):
+            try:
+                session = stand.open(plan)
+            except EclipError:
+                if index == 0:
+                    raise
+                continue
+            sessions.append((index, stack.enter_context(session)))
+            logs[index] = []
+        for done, (_, turn) in enumerate(rotation(len(sessions), _ROUNDS), 1):
+            if progress.stopped:
+                break
+            index, session = sessions[turn]
+            logs[index].append(stand.run(session, plans[index], load, window))
+            progress.part(done / (_ROUNDS * len(sessions)))
+    return logs if all(logs.values()) else None
+
+
+def mean_score(logs: Sequence[RunLog]) -> Score:
+    every = [measure(log) for log in logs]
+    workers = range(len(every[0].workers))
+
+    def mean(values: Iterable[float | None]) -> float:
+        return statistics.fmean(math.inf if value is None else value for value in values)
+
+    return Score(
+        ratios=tuple(mean(one.workers[w].ratio for one in every) for w in workers),
+        power_w=measure_together(logs).power_w,
+        p99_ms=tuple(mean(one.workers[w].p99_ms for one in every) for w in workers),
+    )
+
+
+def _preferring_the_worst_off(
+    finalists: Sequence[Finalist], alone_rps: Sequence[float]
+) -> list[Finalist]:
+    """Those without masks once more, the model with the worst p99 for its length going first: of
+    priorities simulation knows nothing."""
+    first = worst_off(finalists[0].found.p99_ms, alone_rps)
+    name = finalists[0].plan.workers[first].name
+    return [
+        dataclasses.replace(
+            one,
+            label=f"{one.label}, {name} first",
+            plan=msgspec.structs.replace(
+                one.plan,
+                lanes=tuple(
+                    msgspec.structs.replace(lane, priority=int(lane.owner == first))
+                    for lane in one.plan.lanes
+                ),
+            ),
+        )
+        for one in finalists
+        if one.label in (PLAIN, OTHER_KERNELS)
+    ]

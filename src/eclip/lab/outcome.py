@@ -1,0 +1,138 @@
+"""The outcome of a contest: its comparison, the plans and last logs, and what a search tried."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+from dataclasses import dataclass
+from pathlib import Path
+
+from eclip.artefacts import store
+from eclip.artefacts.comparison import Comparison, Entry, best_policy, plan_digest, summary_of
+from eclip.artefacts.measures import Measures, measure, measure_together
+from eclip.artefacts.observations import Observations
+from eclip.artefacts.plan import Plan, fingerprint_of
+from eclip.artefacts.runlog import RunLog
+from eclip.errors import StoppedError
+from eclip.lab.case import Case
+from eclip.lab.contest import Contest
+
+
+@dataclass(frozen=True, repr=False)
+class Outcome:
+    """What a comparison gave. Shows itself in a notebook."""
+
+    comparison: Comparison
+    plans: dict[str, Plan]  # by policy
+    logs: dict[str, RunLog]  # by policy: of its last run
+    measures: dict[str, Measures]  # by policy: of all its runs together
+    case: Case
+    observations: Observations | None = None  # what a search tried on the device
+    runs_left: int = 0  # that a stop request kept from running
+
+    @property
+    def best(self) -> str:
+        """The policy with the most throughput or, under arrivals, with the shortest tails against
+        plain streams."""
+        return best_policy(self.comparison)
+
+    @property
+    def missed(self) -> tuple[str, ...]:
+        """Overload and bounds not kept, in words; empty if all is well."""
+        return self.comparison.missed
+
+    def save(self, folder: str | Path) -> None:
+        """Write every plan and its last run log into a folder, made if it is missing."""
+        place = store.make_folder(Path(folder))
+        for policy, plan in self.plans.items():
+            store.save(plan, place / f"{policy}.plan.json")
+            store.save(self.logs[policy], place / f"{policy}.run.json")
+        if self.observations is not None:
+            store.save(self.observations, place / "observations.json.gz")
+
+    def __repr__(self) -> str:
+        found = ", ".join(f"{name} {one.stp:.3f}" for name, one in self.measures.items())
+        return f"Outcome({self.comparison.mix} on {self.comparison.device}: STP {found})"
+
+    def _repr_html_(self) -> str:
+        return self.comparison._repr_html_()
+
+
+def outcome_of(contest: Contest, load_part: float | None, command: str) -> Outcome:
+    if not contest.measured:
+        raise StoppedError("stopped before anything was measured; nothing is kept")
+    return Outcome(
+        comparison=comparison_of(contest, load_part, command),
+        plans={one.policy: one.plan for one in contest.measured},
+        logs={one.policy: one.logs[-1] for one in contest.measured},
+        measures={one.policy: measure_together(one.logs) for one in contest.measured},
+        case=contest.stand.case,
+        observations=observations_of(contest) if contest.observed else None,
+        runs_left=sum(
+            contest.options.repeats - len(one.logs)
+            for one in contest.entrants
+            if one.policy not in contest.left_out
+        ),
+    )
+
+
+def comparison_of(contest: Contest, load_part: float | None, command: str) -> Comparison:
+    """``command``: what would repeat it, for a person."""
+    first = contest.measured[0].logs[0]
+    case, options = contest.stand.case, contest.options
+    measures = {one.policy: measure_together(one.logs) for one in contest.measured}
+    logs = [log for entrant in contest.measured for log in entrant.logs]
+    return Comparison(
+        mix=case.mix.name,
+        workers=tuple(worker.name for worker in case.mix.workers),
+        models=case.mix.models,
+        topology=first.plan.topology.name,
+        device=first.device,
+        driver=contest.stand.device.driver,
+        modelled=first.modelled,
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        command=command,
+        eclip=_version(),
+        load=first.load,
+        load_part=load_part,
+        seed=first.seed,
+        repeats=options.repeats,
+        objective=",".join(aim.kind for aim in options.objectives),
+        alone_rps=first.alone_rps,
+        entries=tuple(
+            Entry(
+                policy=entrant.policy,
+                setting=entrant.setting,
+                plan=plan_digest(entrant.plan),
+                switches=tuple(part.switches for part in entrant.plan.main.assignments),
+                runs=tuple(summary_of(measure(log)) for log in entrant.logs),
+                together=summary_of(measures[entrant.policy]),
+                trials=entrant.trials,
+            )
+            for entrant in contest.measured
+        ),
+        left_out=tuple(f"{policy}: {why}" for policy, why in contest.left_out.items()),
+        missed=tuple(
+            f"{policy}: {words}" for policy, one in measures.items() for words in one.missed
+        ),
+        warnings=tuple(dict.fromkeys(warning for log in logs for warning in log.warnings)),
+    )
+
+
+def observations_of(contest: Contest) -> Observations:
+    """What a search tried on the device, as ``eclip calibrate`` reads it."""
+    case = contest.stand.case
+    return Observations(
+        fingerprint=fingerprint_of(case.topology, (*case.profiles, *case.others)),
+        source=f"eclip compare {case.mix.name}: what a search tried on the device",
+        date=datetime.datetime.now(datetime.UTC).date(),
+        runs=tuple(contest.observed),
+        modelled=contest.measured[0].logs[0].modelled,
+    )
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("eclip")
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout through PYTHONPATH
+        return "0+checkout"

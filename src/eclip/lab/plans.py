@@ -1,0 +1,94 @@
+"""Plans of a case: made by a policy, or searched for and confirmed on a device."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from eclip.artefacts.mix import Mix
+from eclip.artefacts.plan import Plan
+from eclip.errors import UsageError
+from eclip.lab.case import Case, find_earlier
+from eclip.lab.evaluate import SimEvaluator
+from eclip.lab.explore import Verification
+from eclip.lab.stand import Stand
+from eclip.planning import policies
+from eclip.planning.policies import PolicyOptions
+from eclip.planning.search.candidates import DEFAULT_SECONDS
+from eclip.planning.search.objective import Objective
+from eclip.progress import Progress
+
+_KEEPS_UP = 0.95  # of what is offered, or a queue grows
+
+
+def policy_options(
+    objective: str | Objective | None = None,
+    *,
+    rates: bool = False,
+    seconds: float = DEFAULT_SECONDS,
+    batches: int | None = None,
+    seed: int = 0,
+    base: PolicyOptions | None = None,
+    progress: Progress | None = None,
+) -> PolicyOptions:
+    """A policy's options; ``rates``: the mix has some, so that a search is for latency unless told
+    otherwise. ``base`` has those that only some policies know."""
+    return dataclasses.replace(
+        base or PolicyOptions(),
+        objective=objective_of(objective, rates=rates),
+        seconds=seconds,
+        batches=batches,
+        seed=seed,
+        progress=progress or Progress(),
+    )
+
+
+def objective_of(objective: str | Objective | None, *, rates: bool) -> Objective:
+    if isinstance(objective, Objective):
+        return objective
+    return Objective(objective or ("latency" if rates else "throughput"))
+
+
+def make_verification(
+    stand: Stand, verify: int, refine: float, earlier: str | Path | None
+) -> Verification:
+    """How a search is to be verified, from what a person writes."""
+    if earlier is not None and not refine:
+        raise UsageError("an earlier search is gone on from on the device: give --refine, too")
+    modelled = stand.device.driver is None
+    tried = () if earlier is None else find_earlier(earlier, stand.case, modelled=modelled)
+    return Verification(verify, refine, tried)
+
+
+def make_plan(case: Case, policy: str, options: PolicyOptions) -> Plan:
+    """A policy's plan; a search is evaluated by simulation."""
+    if policy != "search":
+        return policies.make_plan(policy, case.problem(), options)
+    evaluator = SimEvaluator.of(case)
+    options = dataclasses.replace(search_options(case, options), evaluator=evaluator)
+    plan = policies.make_plan(policy, case.problem(choosing=True), options)
+    return with_overload(plan, case.mix, evaluator.alone_rps)
+
+
+def search_options(case: Case, options: PolicyOptions) -> PolicyOptions:
+    """With what a lane switch costs on the case's device."""
+    return dataclasses.replace(options, switch_ns=case.calibration.costs.barrier_ns)
+
+
+def with_overload(plan: Plan, mix: Mix, alone_rps: Sequence[float]) -> Plan:
+    """The plan, whose evidence says which workers are offered more than it serves."""
+    evidence = plan.evidence
+    if evidence is None:
+        return plan
+    chosen = next(trial for trial in evidence.trials if trial.chosen)
+    words = tuple(
+        f"{worker.name} is overloaded: {worker.rate_rps:.0f} requests/s are offered and "
+        f"{ratio * alone:.0f} served, so its queue grows"
+        for worker, ratio, alone in zip(mix.workers, chosen.ratios, alone_rps, strict=True)
+        if worker.rate_rps is not None and ratio * alone < _KEEPS_UP * worker.rate_rps
+    )
+    evidence = msgspec.structs.replace(evidence, missed=(*words, *evidence.missed))
+    return msgspec.structs.replace(plan, evidence=evidence)

@@ -1,0 +1,134 @@
+"""Stand: a device, what workers run from on it, and their rates alone.
+
+This is the one place that opens a plan, runs it, and takes the log. *Alone* means: all workers are
+there, in one session of plain streams, and all but one are idle. Rates alone are taken again
+between the runs of a long measurement (``measure_alone``), because a device's speed changes with
+time; a log carries those that were last measured.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from eclip.artefacts.model_key import ModelKey
+from eclip.artefacts.plan import Plan, unpartitioned
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.runlog import RunLog
+from eclip.devices.base import Closing, Device, Session, SourceKind, StartedSessions, Window
+from eclip.devices.load import Load, closed_loop
+from eclip.errors import DeviceError, UsageError
+from eclip.frontends.sources import make_source
+from eclip.lab.case import Case
+from eclip.runtime.program import lower
+
+REQUESTS = 20  # enough for a median-stable rate on a GPU; the simulator repeats itself exactly
+
+
+class Stand(Closing):
+    """``extra``: profiles of plans that are not the case's, which may have other kernels."""
+
+    def __init__(self, case: Case, device: Device, extra: Iterable[Profile] = ()) -> None:
+        self.case = case
+        self.device = device
+        known = (*extra, *case.others, *case.profiles)
+        self._profiles = {profile.model: profile for profile in known}
+        self._made: dict[tuple[SourceKind, int, ModelKey], Any] = {}
+        self._alone: list[tuple[float, ...]] = []  # every time they were measured
+
+    @property
+    def alone_rps(self) -> tuple[float, ...]:
+        """Of every worker, the median of all measurements; measured now if never before."""
+        if not self._alone:
+            self.measure_alone()
+        return tuple(statistics.median(rates) for rates in zip(*self._alone, strict=True))
+
+    def measure_alone(self) -> None:
+        profiles = self.case.profiles
+        kind = self.device.source_kind(self._plain.sharing)
+        self._alone.append(alone_rates(self.device, profiles, self._sources(kind, profiles)))
+
+    def prepare(self) -> None:
+        """Make what the case's own workers run from, which takes seconds on a GPU."""
+        self._sources(self.device.source_kind(self._plain.sharing), self.case.profiles)
+
+    def open(self, plan: Plan, *, brief: bool = False) -> Session:
+        """A session of the plan; ``brief``: for runs so short that to open it fast counts."""
+        profiles = self._profiles_of(plan)
+        program = lower(plan, [profile.trace for profile in profiles])
+        kind = self.device.source_kind(plan.sharing)
+        return self.device.open(program, self._sources(kind, profiles), brief=brief)
+
+    def start(self, plans: Sequence[Plan]) -> StartedSessions:
+        """Sessions of plans whose workers are processes, not waited for yet."""
+        jobs = [self._sources(SourceKind.JOB, self._profiles_of(plan)) for plan in plans]
+        return self.device.start(plans, jobs)
+
+    def run(self, session: Session, plan: Plan, load: Load, window: Window) -> RunLog:
+        """A run of the plan's session, with the plan as it is called here and the rates alone."""
+        log = session.run(load, window)
+        return msgspec.structs.replace(log, plan=plan, alone_rps=self.alone_rps)
+
+    def run_once(self, plan: Plan, load: Load, window: Window) -> RunLog:
+        with self.open(plan) as session:
+            return self.run(session, plan, load, window)
+
+    def close(self) -> None:
+        self._made.clear()
+        self.device.close()
+
+    @property
+    def _plain(self) -> Plan:
+        return unpartitioned(self.case.topology, self.case.profiles, self.case.mix)
+
+    def _profiles_of(self, plan: Plan) -> list[Profile]:
+        missing = [str(model) for model in plan.models if model not in self._profiles]
+        if missing:
+            raise UsageError(
+                f"the plan needs the profile of {', '.join(missing)}; give its folder with "
+                f"--profiles"
+            )
+        return [self._profiles[model] for model in plan.models]
+
+    def _sources(self, kind: SourceKind, profiles: Sequence[Profile]) -> list[Any]:
+        """One for every worker, made when first asked for: a capture has buffers of its own."""
+        for worker, profile in enumerate(profiles):
+            key = (kind, worker, profile.model)
+            if key not in self._made:
+                self._made[key] = make_source(kind, profile, self.device)
+        return [self._made[kind, worker, each.model] for worker, each in enumerate(profiles)]
+
+
+def alone_rates(
+    device: Device, profiles: Sequence[Profile], sources: Sequence[Any]
+) -> tuple[float, ...]:
+    """Closed-loop rate of every worker with all others present but idle; equal models share one
+    measurement."""
+    plan = unpartitioned(device.topology, profiles)
+    rates: dict[ModelKey, float] = {}
+    with device.open(lower(plan, [profile.trace for profile in profiles]), sources) as session:
+        for worker, profile in enumerate(profiles):
+            if profile.model not in rates:
+                rates[profile.model] = _alone_rate(session, worker, profiles)
+    return tuple(rates[profile.model] for profile in profiles)
+
+
+def _alone_rate(session: Session, worker: int, profiles: Sequence[Profile]) -> float:
+    load = closed_loop(len(profiles), only=worker)
+    request_s = profiles[worker].request_ns[-1] / 1e9
+    # Short requests take longer than their kernels: launching them counts too.
+    for factor in (1, 10, 100, 1000):
+        window = Window(
+            seconds=max(0.001, factor * (REQUESTS + 5) * request_s),
+            warmup_seconds=2 * request_s,
+            trace_ms=0.0,
+        )
+        ends = session.run(load, window).requests.end_ns
+        if len(ends) >= REQUESTS:
+            return (len(ends) - 1) * 1e9 / (ends[-1] - ends[0])
+    raise DeviceError(
+        f"{profiles[worker].model} alone completed {len(ends)} requests in {window.seconds:g} s"
+    )
