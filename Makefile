@@ -23,9 +23,13 @@ native: ## Build libeclip, the library that `eclip exec` preloads
 	@$(MAKE) --no-print-directory -C native -j$(WORKERS) library
 
 # No virtual environment and no network: the host's own Python, with what .gpu-deps brings along.
+# A process for each file: one that aborts hides no other. GPU_TESTS="tests/gpu/test_lanes.py" runs less.
+GPU_TESTS ?= $(sort $(wildcard tests/gpu/test_*.py)) tests/conformance
 gpu-test: ## On a host with a GPU: its tests and the conformance suite, nothing installed
-	@CUDA_DEVICE_MAX_CONNECTIONS=32 PYTHONPATH=src:.gpu-deps:$$PYTHONPATH $(PYTHON) -m pytest -q -p no:cacheprovider \
-		-o addopts=--import-mode=importlib -o filterwarnings=default tests/gpu tests/conformance
+	@failed=; for file in $(GPU_TESTS); do \
+		CUDA_DEVICE_MAX_CONNECTIONS=32 PYTHONPATH=src:.gpu-deps:$$PYTHONPATH $(PYTHON) -m pytest -q -p no:cacheprovider \
+			-o addopts=--import-mode=importlib -o filterwarnings=default $$file || test $$? = 5 || failed="$$failed $$file"; \
+	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 gpu-transparent: native ## On a host with a GPU: what libeclip costs, and unmodified programs under it
 	@PYTHONPATH=src:.gpu-deps:$$PYTHONPATH $(PYTHON) bench/gpu/transparent.py

@@ -26,6 +26,7 @@ from eclip.devices.gpu import loop
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.runtime.program import lower
 from gpu_host import captured_from, missing
+from own_process import MARKER, failure_of, is_inside
 
 # Libraries' own warnings; ours are still errors.
 _TOLERATED = [
@@ -33,6 +34,20 @@ _TOLERATED = [
     for library in ("torch", "torchvision", "transformers")
     for category in ("UserWarning", "FutureWarning", "DeprecationWarning")
 ]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", f"{MARKER}: runs in a child, which may abort")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if pyfuncitem.get_closest_marker(MARKER) is None or is_inside():
+        return None
+    failure = failure_of(pyfuncitem.config.rootpath, pyfuncitem.nodeid)
+    if failure is not None:
+        pytest.fail(failure, pytrace=False)
+    return True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

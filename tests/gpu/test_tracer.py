@@ -23,6 +23,7 @@ from eclip.devices.cuda.tracer import Tracer
 from eclip.devices.load import CLOSED_LOOP, Load
 
 KERNELS = 40
+ROUNDS = 7  # one median of 50 launches moves by more than the bound when the host is busy
 TRACE_MS = 20.0
 
 CapturedFrom = Callable[..., AbstractContextManager[CapturedGraph]]
@@ -57,10 +58,17 @@ def host_us(handle: Any, stream: Any) -> float:
     return float(np.median(times[10:])) / 1e3
 
 
+def settled_us(device: CudaDevice, handle: Any, stream: Any) -> float:
+    """Median of several such medians, always at the higher of the two speeds."""
+    device.gpu.quicken()
+    return float(np.median([host_us(handle, stream) for _ in range(ROUNDS)]))
+
+
 def names(graph: CapturedGraph) -> list[str]:
     return [kernel.name for kernel in graph.kernels()]
 
 
+@pytest.mark.own_process  # in which nothing has attached CUPTI before
 def test_launches_are_as_fast_after_a_trace_as_before(
     device: CudaDevice, chain: CapturedGraph
 ) -> None:
@@ -72,19 +80,25 @@ def test_launches_are_as_fast_after_a_trace_as_before(
             closing(place_whole(chain, [full.context] * KERNELS)) as plain,
             closing(place_whole(chain, turns)) as switching,
         ):
-            for executable, lane in ((plain, full), (switching, here)):
-                before = host_us(executable.handle, lane.stream)
-                for repeat in range(3):
+            runs = [(plain.handle, full.stream), (switching.handle, here.stream)]
+            for run in runs:
+                settled_us(device, *run)  # the process is new: its first launches are slower
+            before = [settled_us(device, *run) for run in runs]  # all of them before any trace
+            seen = []
+            for repeat in range(3):
+                for handle, stream in runs:
                     with Tracer(names(chain)) as tracer:
-                        mine = tracer.executable_id(executable.handle)
+                        mine = tracer.executable_id(handle)
                         for _ in range(5):
-                            call(cu.cuGraphLaunch, executable.handle, lane.stream)
-                            call(cu.cuStreamSynchronize, lane.stream)
+                            call(cu.cuGraphLaunch, handle, stream)
+                            call(cu.cuStreamSynchronize, stream)
                     assert {span.executable for span in tracer.spans} == {mine}
                     assert len(tracer.spans) == 5 * KERNELS, f"in trace {repeat}"
                     assert len({span.launch for span in tracer.spans}) == 5
-                    after = host_us(executable.handle, lane.stream)
-                    assert after <= 1.3 * before + 3, f"{before} µs before, {after} µs after"
+                after = [settled_us(device, *run) for run in runs]
+                seen.append(after)
+                for first, then in zip(before, after, strict=True):
+                    assert then <= 1.3 * first + 3, f"µs a launch: {before} before, {seen} after"
 
 
 @pytest.mark.parametrize("execution", [Execution.WHOLE, Execution.SEGMENTS])
@@ -157,18 +171,20 @@ def test_a_profile_after_a_profile_is_the_same(device: CudaDevice, chain: Captur
     assert np.allclose(before, after, rtol=0.03)
 
 
+@pytest.mark.own_process
 def test_a_block_that_fails_leaves_nothing_attached(
     device: CudaDevice, chain: CapturedGraph
 ) -> None:
     with closing(LanePool(device.slices, [device.topology.full])) as pool:
         (lane,) = pool.lanes
         with closing(place_whole(chain, [lane.context] * KERNELS)) as executable:
-            before = host_us(executable.handle, lane.stream)
+            settled_us(device, executable.handle, lane.stream)
+            before = settled_us(device, executable.handle, lane.stream)
             with pytest.raises(ZeroDivisionError), Tracer(names(chain)):
                 call(cu.cuGraphLaunch, executable.handle, lane.stream)
                 raise ZeroDivisionError
             call(cu.cuStreamSynchronize, lane.stream)
-            assert host_us(executable.handle, lane.stream) <= 1.3 * before + 3
+            assert settled_us(device, executable.handle, lane.stream) <= 1.3 * before + 3
             with Tracer(names(chain)) as tracer:
                 call(cu.cuGraphLaunch, executable.handle, lane.stream)
     assert len(tracer.spans) == KERNELS

@@ -234,6 +234,7 @@ def test_a_model_equals_its_plain_form(device: CudaDevice, name: str) -> None:
                 assert torch.allclose(found[kept], decoded, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.own_process
 @pytest.mark.parametrize("execution", [Execution.WHOLE, Execution.SEGMENTS])
 def test_two_workers_under_a_plan_give_what_eager_gives(
     device: CudaDevice,
@@ -288,6 +289,7 @@ def test_two_workers_under_a_plan_give_what_eager_gives(
         assert longest[name] > module.capacity, "no request overflowed its window"
 
 
+@pytest.mark.own_process
 def test_a_model_with_a_loop_is_refused_where_a_plan_would_cut_it(
     device: CudaDevice,
     plan_of: Callable[..., Plan],

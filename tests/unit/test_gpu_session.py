@@ -6,13 +6,14 @@ import contextlib
 import time
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from eclip.devices.base import Window
 from eclip.devices.cuda import device as device_module
+from eclip.devices.cuda.closing import Belongings
 from eclip.devices.cuda.device import CudaSession
 from eclip.devices.cuda.energy import Tick
 from eclip.devices.cuda.tracer import Span
@@ -83,6 +84,7 @@ class Stage(contextlib.ExitStack):
             _warnings=("from before",),
             _placed={40: Placed(route, range(self.kernels))},
             _loops=[self.loop],
+            _belongings=Belongings(cast(Any, gpu), None),
         )
         self.seen_by_tracer = True
         monkeypatch.setattr(device_module, "Tracer", self._tracer)

@@ -27,6 +27,7 @@ from eclip.artefacts.model_key import parse_model
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Mask
 from eclip.artefacts.trace import with_traces
+from eclip.devices.base import Closing
 from eclip.devices.cuda.device import CudaDevice
 from eclip.devices.cuda.driver import call, cu
 from eclip.devices.cuda.graphs import (
@@ -68,16 +69,12 @@ def measure_profile(
         pool = LanePool(device.slices, [topology.take(size, order) for size in wanted])
         stack.callback(pool.close)
         illegal: tuple[tuple[int, int], ...] = ()
-        executables = []
         if captured.capture.recapture is not None:
             placed = [_captured_on(captured.capture.recapture, lane, stack) for lane in pool.lanes]
         else:
             contexts, illegal = _legal_contexts(graph, pool.lanes)
-            placed = [place_whole(graph, row) for row in contexts]
-        for executable in placed:
-            stack.callback(executable.close)
-            executables.append(executable.handle)
-        runs = [(handle, lane.stream) for handle, lane in zip(executables, pool.lanes, strict=True)]
+            placed = [_placed(graph, row, stack) for row in contexts]
+        runs = [(one.handle, lane.stream) for one, lane in zip(placed, pool.lanes, strict=True)]
         device.gpu.quicken()
         request_ns = [_request_ns(handle, stream) for handle, stream in runs]
         energy_uj = [
@@ -120,11 +117,20 @@ def measure_profile(
 
 
 def _captured_on(
-    recapture: Callable[[Any], tuple[int, Any]], lane: GpuLane, owner: ExitStack
+    recapture: Callable[[Any], tuple[int, Closing]], lane: GpuLane, owner: ExitStack
 ) -> Executable:
-    raw, keep = recapture(lane.stream)
-    owner.callback(lambda kept: None, keep)  # holds it until the executable has been released
-    return Executable(cu.CUgraph(raw))
+    raw, again = recapture(lane.stream)
+    owner.callback(again.close)
+    return _owned(Executable(cu.CUgraph(raw)), owner)
+
+
+def _placed(graph: CapturedGraph, contexts: Sequence[Any], owner: ExitStack) -> Executable:
+    return _owned(place_whole(graph, contexts), owner)
+
+
+def _owned(executable: Executable, owner: ExitStack) -> Executable:
+    owner.callback(executable.close)
+    return executable
 
 
 def _legal_contexts(

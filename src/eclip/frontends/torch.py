@@ -22,10 +22,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.trace import Trace
-from eclip.devices.cuda.conditional import keeping
-from eclip.devices.cuda.device import Capture
+from eclip.devices.base import Closing
+from eclip.devices.cuda.executables import Capture
 from eclip.devices.cuda.graphs import CapturedGraph
 from eclip.errors import DeviceError
+from eclip.frontends.capturing import OwnedGraph, capturing
 from eclip.frontends.compiled import Binaries
 
 _WARMUPS = 3
@@ -75,8 +76,6 @@ def capture(
 ) -> CapturedModule:
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     stream = torch.cuda.Stream()
-    generator = torch.cuda.default_generators[torch.cuda.current_device()]
-    state = generator.clone_state()  # a capture that fails leaves the generator in capture mode
     units = model.kernels_for
     try:
         static = tuple(given.detach().clone() for given in inputs)
@@ -84,13 +83,11 @@ def capture(
             for _ in range(_WARMUPS):
                 module(*static)
             stream.synchronize()
-            with keeping() as kept, torch.cuda.graph(graph, stream=stream):
+            with capturing(graph, stream) as kept:
                 outputs = module(*static)
     except torch.OutOfMemoryError as error:
-        generator.graphsafe_set_state(state)
         raise DeviceError(f"{model} does not fit into the GPU's memory: {_line(error)}") from None
     except RuntimeError as error:
-        generator.graphsafe_set_state(state)
         culprit = _culprit(module, static)
         raise DeviceError(
             f"{model} cannot be captured: it stopped at {culprit} ({_line(error)})"
@@ -104,9 +101,13 @@ def capture(
         libraries=libraries(),
     )
 
-    def recapture(lane_stream: Any) -> tuple[int, Any]:
+    def recapture(lane_stream: Any) -> tuple[int, Closing]:
         with _kernels_for(units):
-            return _capture_again(module, static, outputs, lane_stream)
+            try:
+                return _capture_again(module, static, outputs, lane_stream)
+            except RuntimeError as error:
+                reason = f"{model} cannot be captured again on a lane: {_line(error)}"
+                raise DeviceError(reason) from None
 
     keep = (module, graph, static, outputs, kept, binaries)
     placed = Capture(captured, trace, keep, recapture if captured.atomic else None)
@@ -115,7 +116,7 @@ def capture(
 
 def _capture_again(
     module: torch.nn.Module, static: Sequence[torch.Tensor], outputs: Any, lane_stream: Any
-) -> tuple[int, Any]:
+) -> tuple[int, Closing]:
     """The module once more, on a lane's stream, from the same inputs into the same outputs."""
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     stream = torch.cuda.ExternalStream(int(lane_stream))
@@ -123,12 +124,12 @@ def _capture_again(
     with torch.inference_mode(), torch.cuda.stream(stream):
         module(*static)  # libraries choose and allocate for a stream they have not seen
         stream.synchronize()
-        with keeping() as kept, torch.cuda.graph(graph, stream=stream):
+        with capturing(graph, stream) as kept:
             again = pytree.tree_leaves(module(*static))
             made = [leaf for leaf in again if isinstance(leaf, torch.Tensor)]
             for target, source in zip(wanted, made, strict=True):
                 target.copy_(source)
-    return graph.raw_cuda_graph(), (graph, made, kept)
+    return graph.raw_cuda_graph(), OwnedGraph(graph, (made, kept))
 
 
 @contextlib.contextmanager

@@ -1,19 +1,19 @@
 """A GPU as a device: captures in, run logs out.
 
-A session owns its lanes, executables and events, and releases them in that order backwards. A plan
-runs as one graph whose nodes live in several contexts, or as one graph per group chained by events;
-``Execution.AUTO`` tries both with all workers running and keeps the faster.
+A session owns its lanes, executables and events, and releases them in that order backwards
+(closing.py); a device closes its sessions first. A plan runs as one graph whose nodes live in
+several contexts, or as one graph per group chained by events; ``Execution.AUTO`` tries both with
+all workers running and keeps the faster.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import enum
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,25 +22,23 @@ import numpy.typing as npt
 from eclip.artefacts.plan import MOST_VARIANTS, Lanes, Plan, Sharing
 from eclip.artefacts.runlog import KernelRecords, RunLog
 from eclip.artefacts.topology import Topology
-from eclip.artefacts.trace import Trace
 from eclip.devices.base import (
     Capability,
-    Closing,
     SourceKind,
     Window,
     check_load,
     check_sources,
 )
-from eclip.devices.cuda.driver import CONNECTIONS, Gpu, call, cu
+from eclip.devices.cuda.closing import Belongings, Owner, Releases, noting
+from eclip.devices.cuda.driver import CONNECTIONS, Gpu
 from eclip.devices.cuda.energy import Nvml, mean_power_w
-from eclip.devices.cuda.graphs import CapturedGraph, Executable, place_segments, place_whole
-from eclip.devices.cuda.lanes import GpuLane, LanePool, Slices
+from eclip.devices.cuda.executables import Capture, Executables
+from eclip.devices.cuda.lanes import LanePool, Slices
 from eclip.devices.cuda.legality import check_clusters
 from eclip.devices.cuda.tracer import Tracer
 from eclip.devices.gpu import loop
 from eclip.devices.gpu.recording import (
     NO_KERNELS,
-    Placed,
     make_log,
     record_kernels,
     window_warnings,
@@ -49,7 +47,7 @@ from eclip.devices.load import CLOSED_LOOP, Arrivals, Load
 from eclip.devices.remote import Host, LoneSession, ProcessSets
 from eclip.devices.remote_child import Job
 from eclip.errors import DeviceError, TracingError, UsageError
-from eclip.runtime.program import NO_WAIT, Program, Route
+from eclip.runtime.program import Program
 
 _TRIAL_SECONDS = 0.15  # to decide between one graph and segments
 _TRIAL_REQUESTS = 8
@@ -62,21 +60,7 @@ class Execution(enum.Enum):
     SEGMENTS = "segments"
 
 
-@dataclass(frozen=True)
-class Capture:
-    """A captured model: the graph, its trace, and whatever must live as long as it.
-
-    A graph with a loop cannot be moved; ``recapture`` captures the model again on a lane's stream
-    and gives the raw graph and what must live as long as it.
-    """
-
-    graph: CapturedGraph
-    trace: Trace
-    keep: Any
-    recapture: Callable[[Any], tuple[int, Any]] | None = None
-
-
-class CudaDevice(Closing):
+class CudaDevice(Owner):
     capabilities = frozenset(Capability) - {Capability.JOINTS}
 
     def __init__(
@@ -95,16 +79,22 @@ class CudaDevice(Closing):
         except BaseException:
             self.gpu.close()
             raise
+        self._sessions: weakref.WeakSet[CudaSession] = weakref.WeakSet()
+        self._releases = Releases()
+        for release in (self.gpu.close, self.nvml.close, self.slices.close):
+            self._releases.callback(release)
+        self._closed = False
 
     @property
     def title(self) -> str:
         return f"{self.gpu.name}, driver {self.nvml.driver()}"
 
     def close(self) -> None:
-        with contextlib.ExitStack() as stack:
-            stack.callback(self.gpu.close)
-            stack.callback(self.nvml.close)
-            stack.callback(self.slices.close)
+        """Sessions first: what they own lives in this device's contexts."""
+        self._closed = True
+        for session in list(self._sessions):
+            self._releases.callback(session.close)
+        self._releases.close()
 
     @property
     def driver(self) -> str:
@@ -127,6 +117,8 @@ class CudaDevice(Closing):
     def open(
         self, program: Program, sources: Sequence[Any], *, brief: bool = False
     ) -> CudaSession | LoneSession:
+        if self._closed:
+            raise DeviceError("the device is closed; make another one")
         plan = program.plan
         if not isinstance(plan.sharing, Lanes):
             return LoneSession(self._host, plan, sources)
@@ -138,10 +130,12 @@ class CudaDevice(Closing):
             raise UsageError(f"a worker can have at most {MOST_VARIANTS} variants of a plan")
         # To find the faster way of a plan with switches takes longer than a brief run.
         way = Execution.SEGMENTS if brief else self.execution
-        return CudaSession(self, program, sources, warnings, way)
+        session = CudaSession(self, program, sources, warnings, way)
+        self._sessions.add(session)
+        return session
 
 
-class CudaSession(Closing):
+class CudaSession(Owner):
     def __init__(
         self,
         device: CudaDevice,
@@ -155,28 +149,34 @@ class CudaSession(Closing):
         self._program = program
         self._captures = captures
         self._warnings = warnings
-        self._placed: dict[int, Placed] = {}  # by the executable's handle, while it lives
-        self._stack = contextlib.ExitStack()
+        self._belongings = Belongings(device.gpu, captures)
+        # Also when it is collected, or the interpreter ends, while it is open.
+        self._finalizer = weakref.finalize(self, self._belongings.close_quietly)
         try:
             lanes = program.plan.lanes
             self._pool = LanePool(
                 device.slices, [lane.mask for lane in lanes], [lane.priority for lane in lanes]
             )
-            self._stack.callback(self._pool.close)
+            self._belongings.releases.callback(self._pool.close)
+            self._belongings.streams += [lane.stream for lane in self._pool.lanes]
             check_clusters(
                 program,
                 [capture.graph for capture in captures],
                 [capture.trace for capture in captures],
                 self._pool.lanes,
             )
+            self._executables = Executables(captures, self._pool.lanes)
             self._loops = self._open_loops()
-        except BaseException:
-            self._stack.close()
+        except BaseException as error:
+            with noting(error):
+                self.close()
             raise
         device.gpu.quicken()  # for whoever serves requests without a run
 
     def close(self) -> None:
-        self._stack.close()
+        """Wait for what is in flight and release everything; the second time does nothing."""
+        self._belongings.close()
+        self._finalizer.detach()
 
     def _open_loops(self) -> list[loop.WorkerLoop]:
         """Every worker's loop, in the way the device asks for or, if that is AUTO, the faster one.
@@ -187,18 +187,29 @@ class CudaSession(Closing):
         wanted = self._execution
         barriers = sum(route.barriers for routes in self._program.routes for route in routes)
         if wanted is not Execution.AUTO or barriers == 0:
-            return self._make_loops(wanted, self._stack)
-        with contextlib.ExitStack() as whole_stack, contextlib.ExitStack() as segments_stack:
-            whole = self._make_loops(Execution.WHOLE, whole_stack)
-            segments = self._make_loops(Execution.SEGMENTS, segments_stack)
+            return self._make_loops(wanted, self._belongings.releases)
+        whole_owner, segments_owner = Releases(), Releases()
+        try:
+            whole = self._make_loops(Execution.WHOLE, whole_owner)
+            segments = self._make_loops(Execution.SEGMENTS, segments_owner)
             ratio = np.mean(self._try_rates(whole) / self._try_rates(segments))
-            winner, loops = (whole_stack, whole) if ratio > 1 else (segments_stack, segments)
-            self._stack.push(winner.pop_all())  # the other is released here
-            return loops
+        except BaseException:  # the session closes, and these first
+            self._belongings.releases.take_over(whole_owner)
+            self._belongings.releases.take_over(segments_owner)
+            raise
+        if ratio > 1:
+            loops, winner, loser = whole, whole_owner, segments_owner
+        else:
+            loops, winner, loser = segments, segments_owner, whole_owner
+        self._belongings.releases.take_over(winner)
+        loser.close()
+        return loops
 
-    def _make_loops(self, way: Execution, owner: contextlib.ExitStack) -> list[loop.WorkerLoop]:
+    def _make_loops(self, way: Execution, owner: Releases) -> list[loop.WorkerLoop]:
         active = np.zeros(len(self._captures), dtype=np.int64)
-        prepare = self._segments if way is Execution.SEGMENTS else self._whole
+        prepare = (
+            self._executables.segments if way is Execution.SEGMENTS else self._executables.whole
+        )
         return [
             loop.WorkerLoop(
                 self._device.gpu,
@@ -225,7 +236,7 @@ class CudaSession(Closing):
         seconds = max(_TRIAL_SECONDS, _TRIAL_REQUESTS * longest_ns / 1e9)
         stop = np.zeros(1, dtype=np.int64)
         runners = [loop.Runner(functools.partial(one.drive, stop=stop), stop) for one in loops]
-        with _running(runners, stop):
+        with self._belongings.running(runners, stop):
             time.sleep(seconds)
         rates = []
         for runner in runners:
@@ -233,78 +244,20 @@ class CudaSession(Closing):
             rates.append((len(ends) - 1) * 1e9 / (ends[-1] - ends[0]) if len(ends) > 1 else 1e-9)
         return np.array(rates)
 
-    def _whole(self, route: Route, owner: contextlib.ExitStack) -> loop.Steps:
-        """One graph; its own edges are the barriers."""
-        first = self._pool.lanes[route.lane[0]]
-        source = self._captures[route.worker]
-        if source.graph.atomic:
-            executable = self._captured_on(first, source, route, owner)
-        else:
-            executable = place_whole(source.graph, self._contexts(route), self._priorities(route))
-        self._keep(executable, Placed(route, range(len(route.lane))), owner)
-        executable.upload(first.stream)
-        return loop.steps_of([(loop.LAUNCH, executable.handle, first.stream)])
-
-    def _captured_on(
-        self, lane: GpuLane, source: Capture, route: Route, owner: contextlib.ExitStack
-    ) -> Executable:
-        """A graph that cannot be moved, captured again on the one lane it is to run on."""
-        if len(set(route.lane)) > 1 or source.recapture is None:
-            raise DeviceError(
-                f"{source.trace.model} has a loop in its graph, so it runs whole on one lane; plan "
-                f"it with a policy that does not switch lanes: shared or model"
-            )
-        raw, keep = source.recapture(lane.stream)
-        owner.callback(lambda kept: None, keep)  # holds it until the executable has been released
-        return Executable(cu.CUgraph(raw))
-
-    def _segments(self, route: Route, owner: contextlib.ExitStack) -> loop.Steps:
-        """A graph for every segment; an event for every barrier."""
-        if self._captures[route.worker].graph.atomic:
-            return self._whole(route, owner)
-        segments = route.segments()
-        executables = place_segments(
-            self._captures[route.worker].graph,
-            self._contexts(route),
-            segments,
-            self._priorities(route),
-        )
-        for kernels, executable in zip(segments, executables, strict=True):
-            self._keep(executable, Placed(route, kernels), owner)  # before anything can fail
-        parts = []
-        for kernels, executable in zip(segments, executables, strict=True):
-            lane = self._pool.lanes[route.lane[kernels.start]]
-            waits_on = route.wait_on[kernels.start]
-            barrier = None
-            if waits_on != NO_WAIT:
-                event = call(cu.cuEventCreate, cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
-                owner.callback(call, cu.cuEventDestroy, event)
-                barrier = (event, self._pool.lanes[waits_on].stream)
-            executable.upload(lane.stream)
-            parts.append((executable.handle, lane.stream, barrier))
-        return loop.chained(parts)
-
-    def _keep(self, executable: Executable, part: Placed, owner: contextlib.ExitStack) -> None:
-        owner.callback(executable.close)
-        handle = int(executable.handle)
-        self._placed[handle] = part
-        owner.callback(self._placed.pop, handle)
-
-    def _contexts(self, route: Route) -> list[Any]:
-        return [self._pool.lanes[lane].context for lane in route.lane]
-
-    def _priorities(self, route: Route) -> list[int]:
-        return [self._pool.lanes[lane].priority for lane in route.lane]
-
     def steps(self, worker: int) -> loop.Steps:
         """What a request of a worker takes while everybody is active, for measuring it."""
         return self._loops[worker].steps
 
     def request(self, worker: int) -> None:
         """Run one request of a worker and wait for it: one thread at a time for each worker."""
-        self._loops[worker].drive(most_requests=1)
+        with self._belongings.in_use():
+            self._loops[worker].drive(most_requests=1)
 
     def run(self, load: Load, window: Window) -> RunLog:
+        with self._belongings.in_use():
+            return self._run(load, window)
+
+    def _run(self, load: Load, window: Window) -> RunLog:
         plan = self._program.plan
         check_load(plan, load)
         warnings = [*self._warnings, *window_warnings(window)]
@@ -363,11 +316,14 @@ class CudaSession(Closing):
         self._device.gpu.make_current()  # in the caller's thread, for the tracer
         names = {kernel.name for one in self._captures for kernel in one.trace.kernels}
         with Tracer(names) as tracer:
-            ids = {tracer.executable_id(handle): part for handle, part in self._placed.items()}
+            ids = {
+                tracer.executable_id(handle): part
+                for handle, part in self._executables.placed.items()
+            }
             zero = _now_ns() + warmup_ns
             again = dataclasses.replace(load, arrivals=recent)
             runners = self._runners(again, zero, zero + window_ns, stop)
-            with _running(runners, stop):
+            with self._belongings.running(runners, stop):
                 while _now_ns() < zero + window_ns and not stop[0]:
                     time.sleep(0.001)
             served = sum(len(runner.rows()) for runner in runners)
@@ -379,7 +335,7 @@ class CudaSession(Closing):
         self, runners: Sequence[loop.Runner], zero: int, end_ns: int, stop: Arrivals
     ) -> float:
         """Run all workers; the mean power between the first and the last energy tick inside."""
-        with _running(runners, stop):
+        with self._belongings.running(runners, stop):
             power = mean_power_w(self._device.nvml, zero, end_ns, lambda: bool(stop[0]))
             while _now_ns() < end_ns and not stop[0]:
                 time.sleep(0.001)
@@ -388,30 +344,6 @@ class CudaSession(Closing):
 
 def _variants_of(plan: Plan, worker: int) -> int:
     return sum(worker in variant.active for variant in plan.variants)
-
-
-@contextlib.contextmanager
-def _running(runners: Sequence[loop.Runner], stop: Arrivals) -> Iterator[None]:
-    """The workers' loops while the block lasts; at its end, or when it is interrupted, they stop
-    after the request in flight. They use the session's graphs, so it waits for all of them."""
-    try:
-        for runner in runners:
-            runner.start()
-        yield
-    finally:
-        stop[0] = 1
-        _join_all(runners)
-
-
-def _join_all(runners: Sequence[loop.Runner]) -> None:
-    """Wait for every loop, whatever else happens meanwhile; a second interrupt comes after."""
-    try:
-        for runner in runners:
-            if runner.ident is not None:
-                runner.join()
-    except KeyboardInterrupt:
-        _join_all(runners)
-        raise
 
 
 def _now_ns() -> int:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from eclip.devices.gpu.loop import EntryPoints
 from eclip.errors import DeviceError
 
 try:
@@ -45,6 +46,15 @@ def describe(status: Any) -> str:
 
 class Gpu:
     """One GPU and a hold on its primary context, which torch uses too."""
+
+    entry_points = EntryPoints(
+        library="libcuda.so.1",
+        graph_launch="cuGraphLaunch",
+        event_record="cuEventRecord",
+        stream_wait="cuStreamWaitEvent",
+        event_hold="cuEventSynchronize",
+        synchronise="cuStreamSynchronize",
+    )
 
     def __init__(self, index: int = 0, connections: int | None = CONNECTIONS) -> None:
         """``connections=None`` leaves their number to the driver: one stream needs no more."""
@@ -99,6 +109,9 @@ class Gpu:
         if self._spare is not None:
             cu.cuCtxDestroy(self._spare)  # which may have failed for good: nothing is done with it
             self._spare = None
+
+    def describe(self, status: int) -> str:
+        return describe(status)
 
     def attribute(self, name: str) -> int:
         wanted = getattr(cu.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")

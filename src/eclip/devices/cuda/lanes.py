@@ -8,11 +8,11 @@ primary context: captured graphs run there unchanged, which is what plain stream
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from eclip.artefacts.topology import Mask, Topology
+from eclip.devices.cuda.closing import Releases, noting
 from eclip.devices.cuda.driver import CONNECTIONS, Gpu, call, cu
 from eclip.errors import DeviceError
 
@@ -61,10 +61,11 @@ class Slices:
     def close(self) -> None:
         """Destroy the contexts that were given back."""
         unused, self._unused = self._unused, {}
-        with ExitStack() as stack:
-            for contexts in unused.values():
-                for green in contexts:
-                    stack.callback(call, cu.cuGreenCtxDestroy, green)
+        releases = Releases()
+        for contexts in unused.values():
+            for green in contexts:
+                releases.callback(call, cu.cuGreenCtxDestroy, green)
+        releases.close()
 
     @property
     def units(self) -> tuple[int, ...]:
@@ -107,13 +108,14 @@ class LanePool:
     ) -> None:
         """``priorities`` are a plan's: 0 for the least, more goes first."""
         self.gpu = slices.gpu
-        self._stack = ExitStack()
+        self._releases = Releases()
         self.lanes: list[GpuLane] = []
         try:
             for mask, wanted in zip(masks, priorities or [0] * len(masks), strict=True):
                 self.lanes.append(self._make(slices, mask, cuda_priority(wanted)))
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            with noting(error):
+                self.close()
             raise
 
     def _make(self, slices: Slices, mask: Mask, priority: int) -> GpuLane:
@@ -121,18 +123,22 @@ class LanePool:
         if len(mask) == len(slices.resources):
             context = self.gpu.context
             stream = call(cu.cuStreamCreateWithPriority, non_blocking, priority)
-        else:
-            green = slices.take_context(mask)
-            self._stack.callback(slices.give_back_context, mask, green)
+            self._releases.callback(_release_stream, stream)
+            return GpuLane(mask, stream, context, priority)
+        green = slices.take_context(mask)
+        try:
             context = call(cu.cuCtxFromGreenCtx, green)
             stream = call(cu.cuGreenCtxStreamCreate, green, non_blocking, priority)
-        self._stack.callback(_release_stream, stream)
+        except BaseException:
+            slices.give_back_context(mask, green)
+            raise
+        self._releases.callback(_release_lane, slices, mask, green, stream)
         return GpuLane(mask, stream, context, priority)
 
     def close(self) -> None:
         """Release everything, a lane's stream before its context, even if a release fails."""
         self.lanes = []
-        self._stack.close()
+        self._releases.close()
 
 
 def cuda_priority(wanted: int) -> int:
@@ -148,6 +154,14 @@ def cuda_priority(wanted: int) -> int:
     return int(least) - wanted
 
 
+def _release_lane(slices: Slices, mask: Mask, green: Any, stream: Any) -> None:
+    """A context whose stream could not be waited for is not handed out again."""
+    _release_stream(stream)
+    slices.give_back_context(mask, green)
+
+
 def _release_stream(stream: Any) -> None:
-    call(cu.cuStreamSynchronize, stream)
-    call(cu.cuStreamDestroy, stream)
+    try:
+        call(cu.cuStreamSynchronize, stream)
+    finally:
+        call(cu.cuStreamDestroy, stream)

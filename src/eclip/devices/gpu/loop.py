@@ -13,13 +13,12 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numba
 import numpy as np
 import numpy.typing as npt
 
-from eclip.devices.cuda.driver import Gpu, describe
 from eclip.errors import DeviceError
 
 LAUNCH, RECORD, WAIT, HOLD = 0, 1, 2, 3
@@ -34,13 +33,26 @@ Words = npt.NDArray[np.uint64]
 Ints = npt.NDArray[np.int64]
 
 
+@dataclass(frozen=True)
+class EntryPoints:
+    """The functions of a GPU's driver that the loop calls, by their names in its library. All their
+    arguments are 64-bit words; they return 0 or a bad status."""
+
+    library: str
+    graph_launch: str  # executable, stream
+    event_record: str  # event, stream
+    stream_wait: str  # stream, event, flags
+    event_hold: str  # event: the host waits for it
+    synchronise: str  # stream: the host waits for it
+
+
 def _entry(library: str, name: str, arguments: int) -> Any:
-    """A C function whose arguments are all 64-bit words, as compiled code calls it."""
+    """A C function, as compiled code calls it."""
     try:
         function = getattr(ctypes.CDLL(library), name)
     except (OSError, AttributeError):
         raise DeviceError(
-            f"{library} has no {name}: the CUDA driver is missing or too old"
+            f"{library} has no {name}: the GPU's driver is missing or too old"
         ) from None
     function.argtypes = [ctypes.c_uint64] * arguments
     function.restype = ctypes.c_int
@@ -57,14 +69,28 @@ class Steps:
     stream: int
 
 
+class LoopGpu(Protocol):
+    """What the loop asks of a GPU."""
+
+    entry_points: EntryPoints
+
+    def make_current(self) -> None:
+        """For the calling thread."""
+        ...
+
+    def describe(self, status: int) -> str:
+        """A bad status, for a person."""
+        ...
+
+
 @functools.cache
-def make_driver() -> Callable[..., tuple[int, int, int]]:
-    """The loop, bound to this process's CUDA driver and compiled; called like ``drive`` below."""
-    graph_launch = _entry("libcuda.so.1", "cuGraphLaunch", 2)
-    event_record = _entry("libcuda.so.1", "cuEventRecord", 2)
-    stream_wait = _entry("libcuda.so.1", "cuStreamWaitEvent", 3)
-    event_hold = _entry("libcuda.so.1", "cuEventSynchronize", 1)
-    synchronise = _entry("libcuda.so.1", "cuStreamSynchronize", 1)
+def make_driver(table: EntryPoints) -> Callable[..., tuple[int, int, int]]:
+    """The loop, bound to a GPU's driver and compiled; called like ``drive`` below."""
+    graph_launch = _entry(table.library, table.graph_launch, 2)
+    event_record = _entry(table.library, table.event_record, 2)
+    stream_wait = _entry(table.library, table.stream_wait, 3)
+    event_hold = _entry(table.library, table.event_hold, 1)
+    synchronise = _entry(table.library, table.synchronise, 1)
     clock = _entry("libc.so.6", "clock_gettime", 2)
     usleep = _entry("libc.so.6", "usleep", 1)
 
@@ -151,7 +177,7 @@ class WorkerLoop:
 
     def __init__(
         self,
-        gpu: Gpu,
+        gpu: LoopGpu,
         variants: Sequence[tuple[int, Steps]],  # bit set of the active workers, and the steps
         worker: int,
         active: Ints,
@@ -162,7 +188,7 @@ class WorkerLoop:
         self._gpu = gpu
         self._worker = worker
         self._active = active
-        self._drive = make_driver()
+        self._drive = make_driver(gpu.entry_points)
         self._program = (
             np.concatenate([one.kind for one in steps]),
             np.concatenate([one.first for one in steps]),
@@ -196,7 +222,7 @@ class WorkerLoop:
                     *self._program, closed, times, taken, stop_at_ns, stop, rows
                 )
                 if status:
-                    raise DeviceError(f"a launch failed: {describe(status)}")
+                    raise DeviceError(f"a launch failed: {self._gpu.describe(status)}")
                 chunks.append(rows[:done])
                 left -= done
                 if done < len(rows):
@@ -237,7 +263,7 @@ class Runner(threading.Thread):
 class Repeater:
     """One executable launched back to back from a thread of its own, while the block lasts."""
 
-    def __init__(self, gpu: Gpu, executable: Any, stream: Any) -> None:
+    def __init__(self, gpu: LoopGpu, executable: Any, stream: Any) -> None:
         steps = steps_of([(LAUNCH, executable, stream)])
         worker = WorkerLoop(gpu, [(1, steps)], 0, np.zeros(1, dtype=np.int64))
         self._stop = np.zeros(1, dtype=np.int64)

@@ -18,6 +18,7 @@ import torch
 
 from eclip.devices.cuda.conditional import is_capturing, keep_alive, loop, new_condition
 from eclip.errors import ArenaError, UsageError
+from eclip.frontends.capturing import BodyMemory
 from eclip.varout.cuda.build import (
     ADVANCE,
     CONSUMED,
@@ -186,11 +187,11 @@ class Ragged:
             while int(self._state[CONSUMED].item()) + self.window < int(self.count.item()):
                 self._turn(body, stream, ADVANCE)
             return
-        pool = torch.cuda.MemPool()  # the body's own memory: nothing outside the loop may reuse it
-        keep_alive(pool)
+        memory = BodyMemory(self._buffer.device.index)  # nothing outside the loop may reuse it
+        keep_alive(memory)
         with loop(stream, condition) as inner:
             turned = torch.cuda.ExternalStream(int(inner), device=self._buffer.device)
-            with torch.cuda.stream(turned), torch.cuda.use_mem_pool(pool):
+            with torch.cuda.stream(turned), memory.used():
                 self._turn(body, inner, ADVANCE, condition)
 
     def result(self) -> torch.Tensor:

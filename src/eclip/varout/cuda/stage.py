@@ -192,5 +192,7 @@ def built(stage: Compaction, stream: Any) -> Iterator[Executable]:
         executable.upload(stream)
         yield executable
     finally:
-        call(cu.cuStreamSynchronize, stream)
-        executable.close()
+        try:
+            call(cu.cuStreamSynchronize, stream)
+        finally:
+            executable.close()
