@@ -118,7 +118,8 @@ def search(
     options = policy_options(
         objective, rates=asked.mix.has_rates, seconds=seconds, batches=batches, seed=seed
     )
-    with Stand(asked, open_device(device, asked.topology, asked.calibration)) as stand:
+    opened = open_device(device, asked.topology, asked.calibration, Progress(progress))
+    with Stand(asked, opened) as stand:
         how = make_verification(stand, verify, refine, earlier)
         return search_and_confirm(stand, options, how, progress)
 
@@ -249,7 +250,7 @@ def report(
 ) -> Path:
     """Draw run logs of one mix, or their files, as one HTML file that works offline.
 
-    ``trace`` also writes a Chrome trace of the first log, which opens in Perfetto. Kernels have
+    ``trace`` also writes a Chrome trace of the last log, which opens in Perfetto. Kernels have
     their names from the case's profiles::
 
         eclip.report([log], "report.html", trace="search.trace.json.gz")

@@ -1,55 +1,29 @@
-"""``eclip calibrate``: fit the simulator to a GPU, from runs measured there.
-
-Measuring and fitting are apart: every run is in the file of observations as soon as it is measured,
-so an interrupted measurement goes on where it stopped, and ``--from`` fits again without a GPU.
-"""
+"""``eclip calibrate``: fit the simulator to a GPU, from runs measured there."""
 
 from __future__ import annotations
 
-import datetime
-import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import typer
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 
-from eclip.artefacts import store
-from eclip.artefacts.calibration import Calibration
-from eclip.artefacts.mix import Mix, parse_mix
-from eclip.artefacts.observations import Observations
-from eclip.artefacts.profile import Profile
-from eclip.artefacts.topology import Topology
-from eclip.cli import screen, wiring
-from eclip.cli.options import CalibrationOption, GpuOption, JsonOption, ProfilesOption
-from eclip.errors import DeviceError, MismatchError, UsageError, unknown_name
-
-if TYPE_CHECKING:
-    from eclip.devices.base import Device
-    from eclip.lab.fit import Errors, Fit
-
-# Two to six workers, long and short kernels, transformers and CNNs, all with measured profiles.
-MIXES = (
-    "paper/3",
-    "paper/5",
-    "resnet50:8,bert:8,densenet121:8,shufflenet:8",
-    "paper/1",
-    "paper/4",
-    "paper/7",
-    "gpt2:8,vit_b_16:8",
-    "mobilenet_v3:8,efficientnet:8,squeezenet:8,alexnet:8,resnet50:8,bert:8",
-)
-_MOST_FAILURES = 3  # in a row: then it is not the placement
-_NOT_FITTED = "Not fitted: "
-
-FindSources = Callable[[tuple[Profile, ...]], Sequence[Any]]
+import eclip
+from eclip.artefacts import outputs
+from eclip.cli import screen
+from eclip.cli.options import CalibrationOption, JsonOption, ProfilesOption
+from eclip.devices import open_device
+from eclip.errors import DeviceError
+from eclip.lab.calibrate import MIXES, cases_on, fit_observations, measure
+from eclip.lab.case import find_calibration, find_observations, find_topology
+from eclip.lab.fit import Errors, Fit
 
 
 def calibrate(
-    device: Annotated[str, typer.Option("--device", help="Where to measure: cuda.")] = "cuda",
-    gpu: GpuOption = 0,
+    device: Annotated[
+        str, typer.Option("--device", help="Where to measure: cuda, or cuda:1 for the second GPU.")
+    ] = "cuda",
     mixes: Annotated[
         list[str] | None, typer.Option("--mixes", help="A mix to measure; repeatable.")
     ] = None,
@@ -78,168 +52,51 @@ def calibrate(
     as_json: JsonOption = False,
 ) -> None:
     """Measure random placements on a GPU and fit the simulator's constants to them."""
+    outputs.check_output(out, eclip.Calibration)
     folders = profiles or []
-    if stored is not None:
-        where = wiring.find_topology(topology)
-        base = wiring.find_calibration(calibration, where)
-        found = _find_observations(stored)
-    else:
-        if device != "cuda":
-            raise unknown_name("device", device, ["cuda"])
-        wanted = [parse_mix(mix) for mix in mixes or MIXES]
-        with _open_gpu(gpu) as opened:
-            where = opened.topology
-            base = wiring.find_calibration(calibration, where)
-            found = measure(
-                opened,
-                lambda needed: wiring.Sources(needed, "cuda", gpu).all(needed),
-                {mix.name: wiring.find_profiles(mix, where, base, folders) for mix in wanted},
-                wanted,
-                observations,
-                runs=runs,
-                budget=budget,
-                seed=seed,
-                driver=opened.nvml.driver(),
-            )
-    fitted = _fit(found, where, base, folders, seed)
-    store.save(fitted.calibration, out)
+    with screen.progress_bar("calibrating") as progress:
+        if stored is not None:
+            found = find_observations(stored)
+            shape = find_topology(topology)
+        else:
+            outputs.check_output(observations, eclip.Observations)
+            try:
+                opened = open_device(device)
+            except DeviceError as error:
+                raise DeviceError(
+                    f"{error}; runs measured elsewhere can be fitted with --from"
+                ) from None
+            with opened:
+                shape = opened.topology
+                found = measure(
+                    opened,
+                    cases_on(opened, mixes or MIXES, calibration, folders),
+                    observations,
+                    runs=runs,
+                    budget_s=budget,
+                    seed=seed,
+                    progress=progress,
+                )
+        if not progress.stopped:
+            base = find_calibration(calibration, shape)
+            fitted = fit_observations(found, shape, base, folders, seed=seed, progress=progress)
+    screen.exit_if_stopped(progress, f"{observations} has {len(found.runs)} runs; call again")
+    failed = outputs.save_or_rescue(fitted.calibration, out)
     if as_json:
         screen.print_json(describe(fitted))
     else:
         print_fit(fitted)
-        screen.out.print(f"Written to {out}. Next: eclip compare MIX --calibration {out}")
-
-
-def _find_observations(name: str) -> Observations:
-    if name in store.builtin_names(Observations):
-        return store.load_builtin(name, Observations)
-    return store.load(Path(name), Observations)
-
-
-def _open_gpu(gpu: int) -> Any:
-    from eclip.devices.cuda.device import CudaDevice
-
-    try:
-        return CudaDevice(gpu)
-    except DeviceError as error:
-        raise DeviceError(f"{error}; runs measured elsewhere can be fitted with --from") from None
-
-
-def measure(
-    device: Device[Any],
-    sources: FindSources,
-    profiles: dict[str, tuple[Profile, ...]],  # by mix
-    mixes: Sequence[Mix],
-    path: Path,
-    *,
-    runs: int,
-    budget: float,
-    seed: int,
-    driver: str,
-) -> Observations:
-    """Measure until every mix has so many runs or the time is over; all are in the file at once.
-
-    The time is dealt out evenly: what a mix leaves goes to those after it.
-    """
-    from eclip.lab.alone import alone_rates
-    from eclip.lab.observe import WINDOW, observe, placements
-    from eclip.planning.problem import Problem
-    from eclip.planning.search.placement import Placer
-
-    kept = _begin(device.topology, profiles, path, driver)
-    begin = time.monotonic()
-    failures = 0
-    with screen.progress_bar("measuring") as progress:
-        for number, mix in enumerate(mixes):
-            share = (budget - (time.monotonic() - begin)) / (len(mixes) - number)
-            until = time.monotonic() + share
-            known = {run.homes for run in kept.runs if run.mix == mix.name}
-            if len(known) >= runs or share <= WINDOW.seconds:
-                continue
-            workers = profiles[mix.name]
-            captured = sources(workers)
-            alone = alone_rates(device, workers, captured)
-            placer = Placer(Problem(mix, device.topology, workers))
-            for kind, homes in placements(len(workers), placer.slices, seed):
-                if len(known) >= runs or time.monotonic() + WINDOW.seconds > until:
-                    break
-                if homes in known:
-                    continue
-                try:
-                    run = observe(device, placer, captured, alone, kind, homes)
-                except DeviceError as error:  # such as clusters that fit no place on a lane
-                    failures += 1
-                    if failures > _MOST_FAILURES:
-                        raise
-                    screen.warn(f"left out a placement of {mix.name}: {error}")
-                    continue
-                if run is None:
-                    screen.warn(f"left out a placement of {mix.name}: a worker got nowhere")
-                    continue
-                failures = 0
-                known.add(homes)
-                kept = replace(kept, runs=(*kept.runs, run))
-                store.save(kept, path)
-                progress((number + len(known) / runs) / len(mixes))
-    for mix in mixes:
-        count = sum(run.mix == mix.name for run in kept.runs)
-        if count < runs:
-            screen.warn(f"{mix.name} has {count} of {runs} runs; call again to add the others")
-    return kept
-
-
-def _begin(
-    topology: Topology, profiles: dict[str, tuple[Profile, ...]], path: Path, driver: str
-) -> Observations:
-    """The observations in the file, which must be of this device and driver, or none yet."""
-    traces = {one.key: one.trace.digest for workers in profiles.values() for one in workers}
-    here = replace(topology.fingerprint, driver=driver, traces=traces)
-    if not path.exists():
-        today = datetime.date.today()
-        source = (
-            f"Measured by `eclip calibrate` on {topology.title}, driver {driver}, from {today}: "
-            f"seeded random placements, all workers back to back."
-        )
-        return Observations(fingerprint=here, source=source, date=today, runs=())
-    kept = store.load(path, Observations)
-    differences = kept.fingerprint.check(here, str(path), "this device")
-    if differences:
-        raise MismatchError(f"{differences[0]}; give another file with --observations")
-    both = replace(kept.fingerprint, traces={**kept.fingerprint.traces, **traces})
-    return replace(kept, fingerprint=both)
-
-
-def _fit(
-    found: Observations,
-    topology: Topology,
-    base: Calibration,
-    folders: Sequence[Path],
-    seed: int,
-) -> Fit:
-    from eclip.lab.fit import Replay, fit
-
-    if not found.runs:
-        raise UsageError("there are no runs to fit; measure longer: --budget")
-    replay = Replay(found, topology, wiring.find_observed(found, topology, base, folders))
-    count = len(replay.usable())
-    source = (
-        f"Sharing, idle_w and launch_ns fitted by `eclip calibrate` to {count} runs of "
-        f"{len(found.mixes)} mixes. The runs: {found.source} "
-        f"{_NOT_FITTED}{base.source.rpartition(_NOT_FITTED)[2]}"
-    )
-    start = replace(
-        base,
-        fingerprint=replace(found.fingerprint, traces={}),
-    )
-    with screen.progress_bar(f"fitting {count} runs") as progress:
-        return fit(replay, start, source, seed=seed, progress=progress)
+        if failed is None:
+            screen.out.print(f"Written to {out}. Next: eclip compare MIX --calibration {out}")
+    if failed is not None:
+        raise failed
 
 
 def describe(fitted: Fit) -> dict[str, Any]:
     """For JSON."""
     calibration = fitted.calibration
     return {
-        "sharing": asdict(calibration.sharing),
+        "interference": asdict(calibration.interference),
         "idle_w": calibration.power.idle_w,
         "launch_ns": calibration.costs.launch_ns,
         "errors": {name: msgspec.to_builtins(one) for name, one in _rows(fitted)},
@@ -249,7 +106,7 @@ def describe(fitted: Fit) -> dict[str, Any]:
 def print_fit(fitted: Fit) -> None:
     calibration = fitted.calibration
     constants = [
-        *asdict(calibration.sharing).items(),
+        *asdict(calibration.interference).items(),
         ("idle_w", calibration.power.idle_w),
         ("launch_ns", calibration.costs.launch_ns),
     ]

@@ -2,50 +2,48 @@
 
 from __future__ import annotations
 
-import re
+import shlex
+import statistics
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from eclip.artefacts import store
-from eclip.artefacts.mix import parse_mix
-from eclip.artefacts.plan import Plan
-from eclip.artefacts.profile import Profile
-from eclip.cli import outcome, report, screen, wiring
-from eclip.cli.contest import Contest
-from eclip.cli.contest_options import ContestOptions, known_policies
+import eclip
+from eclip.artefacts import outputs, store
+from eclip.artefacts.comparison import Comparison, Entry
+from eclip.cli import screen
 from eclip.cli.options import (
-    ArrivalsOption,
-    BatchesOption,
     CalibrationOption,
     DeviceOption,
-    EarlierOption,
-    GpuOption,
     JsonOption,
     MixArgument,
-    OwnKernelsOption,
     ProfilesOption,
     RefineOption,
+    SearchSecondsOption,
     SecondsOption,
     SeedOption,
-    SwitchMaxOption,
-    TailOption,
-    ToleranceOption,
+    StrictOption,
     TopologyOption,
-    TraceOption,
-    WarmupOption,
+    load_of,
+    named_plans,
+    settings_of,
 )
-from eclip.errors import EclipError, UsageError, unknown_name
-
-_NAME = re.compile(r"[A-Za-z][\w.-]{0,40}", re.ASCII)
+from eclip.planning.paper import TABLE_I
+from eclip.reports.marks import REPORT_MARK
 
 
 def compare(
     mix: MixArgument,
     policies: Annotated[
-        str, typer.Option("--policies", help="all, or names with commas between them.")
+        str,
+        typer.Option(
+            "--policies",
+            help="Policies to run, with commas between: shared, priority, timeslice, mps, "
+            "mps-model, model, masks, kernel, eclip, search; or all that can run here.",
+        ),
     ] = "all",
     plan: Annotated[
         list[str] | None,
@@ -54,63 +52,34 @@ def compare(
         ),
     ] = None,
     repeats: Annotated[
-        int, typer.Option("--repeats", help="Rounds; each begins with another policy.")
+        int, typer.Option("--repeats", help="Rounds; each runs the policies in another order.")
     ] = 1,
     load: Annotated[
-        float | None,
+        str | None,
         typer.Option(
             "--load",
+            metavar="PART|CSV",
             help="Poisson arrivals at this part of every worker's closed-loop rate under shared, "
-            "which is measured first, for --seconds.",
+            "such as 0.6, or a CSV time_s,worker of arrivals.",
         ),
     ] = None,
-    requests: Annotated[
-        int,
-        typer.Option(
-            "--requests",
-            help="With --load: run until about so many arrived in all, and a tenth of that for "
-            "every worker; all repeats together.",
-        ),
-    ] = 2000,
-    results: Annotated[
-        Path | None, typer.Option("--results", help="Add the comparison to this results file.")
-    ] = None,
-    trials: Annotated[
-        int, typer.Option("--trials", help="masks: static placements to try first.")
-    ] = 24,
-    trial_seconds: Annotated[
-        float, typer.Option("--trial-seconds", help="mps, masks: how long a setting is tried.")
-    ] = 0.3,
     objective: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--objective",
-            help="mps, masks, search: best at throughput, or energy; or both: throughput,energy.",
+            help="What mps, masks and search are best at: throughput, energy or latency, or "
+            "several with commas. Throughput unless given; latency where the mix has rates.",
         ),
-    ] = "throughput",
-    fairness: Annotated[
-        float,
-        typer.Option("--fairness", help="mps, masks, search: least share over largest."),
-    ] = 0.7,
-    search_seconds: Annotated[
-        float, typer.Option("--search-seconds", help="search: how long.")
-    ] = 20.0,
-    batches: BatchesOption = None,
+    ] = None,
+    search_seconds: SearchSecondsOption = 20.0,
     verify: Annotated[
         int,
         typer.Option("--verify", min=0, help="search: try so many plans on the device first."),
     ] = 0,
     refine: RefineOption = 0.0,
-    earlier: EarlierOption = None,
-    own_kernels: OwnKernelsOption = False,
-    processes: Annotated[
-        int,
-        typer.Option("--processes", help="cuda: at most so many at once; thins the MPS sweep."),
-    ] = 30,
-    reopen: Annotated[
-        bool,
-        typer.Option("--reopen", help="Open every session anew for every run, one at a time."),
-    ] = False,
+    results: Annotated[
+        Path | None, typer.Option("--results", help="Add the comparison to this results file.")
+    ] = None,
     report_file: Annotated[
         Path | None, typer.Option("--report", help="Also write the HTML report here.")
     ] = None,
@@ -120,128 +89,244 @@ def compare(
     ] = None,
     topology: TopologyOption = "h200",
     device: DeviceOption = "sim",
-    gpu: GpuOption = 0,
     seconds: SecondsOption = 2.0,
-    warmup: WarmupOption = 0.1,
-    trace_ms: TraceOption = 20.0,
     seed: SeedOption = 0,
-    arrivals: ArrivalsOption = None,
     calibration: CalibrationOption = None,
     profiles: ProfilesOption = None,
-    switch_max: SwitchMaxOption = 14,
-    tolerance: ToleranceOption = 0.05,
-    tail: TailOption = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="A rarely used setting; repeatable. Names: warmup, trace-ms, requests, fairness, "
+            "batches, earlier, trials, trial-seconds, processes, reopen, switch-max, tolerance, "
+            "tail, usual-kernels. docs/commands.md explains them.",
+        ),
+    ] = None,
+    strict: StrictOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run a mix under several policies in turns, with identical arrivals, and compare them.
 
     Kernels are recorded only if they are kept (--report, --out).
     """
-    from eclip.planning.policies import PolicyOptions
-    from eclip.planning.search.objective import Objective
-
-    run_options = wiring.run_options(device, gpu, seconds, warmup, trace_ms, seed, arrivals)
-    if report_file is None and folder is None:
-        run_options = wiring.without_trace(run_options)
-    aims = tuple(
-        Objective(kind=kind.strip(), least_fairness=fairness) for kind in objective.split(",")
-    )
-    if len(set(aims)) != len(aims):
-        raise UsageError(f"--objective {objective} names one twice")
+    given = settings_of(settings or [], eclip.CompareOptions, {"tail": bool, "usual_kernels": bool})
+    if report_file is not None or folder is not None:
+        given.setdefault("trace_ms", min(20.0, 1000 * seconds))
     if results is not None:
         store.check_results(results)
-    names, plans = _policy_names(policies), _plans(plan or [])
-    wanted = parse_mix(mix)
-    shape = wiring.find_topology(topology)
-    constants = wiring.find_calibration(calibration, shape)
-    found = wiring.find_profiles(wanted, shape, constants, profiles or [], tail)
-    others: tuple[Profile, ...] = ()
-    if not own_kernels and (names is None or "search" in names):
-        others = wiring.find_other_kernels(wanted, shape, profiles or [], tail)
-    planned = [
-        one
-        for given in plans.values()
-        for one in wiring.find_profiles(given.mix, shape, constants, profiles or [], tail)
-    ]
-    options = ContestOptions(
-        repeats=repeats,
-        trials=trials,
-        trial_seconds=trial_seconds,
-        objectives=aims,
-        verification=wiring.make_verification(
-            verify, refine, earlier, wanted, shape, (*others, *found), device
-        ),
-        processes=processes,
-        load_part=load,
-        requests=requests,
-        reopen=reopen,
-    )
-    with screen.progress_bar(f"comparing {wanted.name}") as progress:
-        contest = Contest(
-            wanted,
-            shape,
-            constants,
-            found,
-            PolicyOptions(
-                switch_max=switch_max,
-                tolerance=tolerance,
-                objective=aims[0],
-                seconds=search_seconds,
-                batches=batches,
-                seed=seed,
-                others=others,
-            ),
-            run_options,
-            options,
-            progress,
-            planned,
-        )
-        try:
-            contest.hold(names, plans)
-        except (KeyboardInterrupt, EclipError):
-            if contest.measured:  # nothing of it is lost
-                if results is not None:
-                    store.append(outcome.comparison_of(contest, options), results)
-                outcome.show(contest, options, as_json)
-            raise
-    if results is not None:
-        store.append(outcome.comparison_of(contest, options), results)
-    if folder is not None:
-        outcome.keep(contest, folder)
     if report_file is not None:
-        logs = [one.logs[-1] for one in contest.measured]
-        report.write_report(logs, (*planned, *others, *found), report_file)
-    outcome.show(contest, options, as_json)
-    if report_file is not None and not as_json:
-        screen.out.print(f"Report: {report_file}")
+        outputs.check_output(report_file, REPORT_MARK)
+    if folder is not None:
+        outputs.check_folder(folder)
+    case = eclip.case(
+        mix,
+        topology,
+        calibration=calibration,
+        profiles=profiles or [],
+        tail=given.pop("tail", False),
+        usual_kernels=given.pop("usual_kernels", False),
+    )
+    options = eclip.CompareOptions(
+        seed=seed,
+        search_seconds=search_seconds,
+        verify=verify,
+        refine=refine,
+        command=shlex.join(["eclip", *sys.argv[1:]]),
+        **given,
+    )
+    with screen.progress_bar(f"comparing {case.mix.name}") as progress:
+        outcome = eclip.compare(
+            case,
+            policies,
+            device=device,
+            objective=objective,
+            seconds=seconds,
+            repeats=repeats,
+            load=load_of(load),
+            plans=named_plans(plan or []),
+            options=options,
+            progress=progress,
+        )
+        kept = keep(outcome, results=results, folder=folder, report_file=report_file)
+    show(outcome, as_json)
+    kept.report()
+    screen.exit_if_stopped(progress, f"{_ran(outcome)}{kept.words}")
+    screen.exit_if_missed(outcome.missed, strict)
 
 
-def _policy_names(text: str) -> list[str] | None:
-    """None for all of them."""
-    if text == "all":
+class Kept:
+    """Files that were written, and errors of those that could not be."""
+
+    def __init__(self) -> None:
+        self.files: list[str] = []
+        self.errors: list[outputs.RescuedError] = []
+
+    def add(self, path: Path | None, error: outputs.RescuedError | None) -> None:
+        if error is not None:
+            self.errors.append(error)
+        elif path is not None:
+            self.files.append(str(path))
+
+    @property
+    def words(self) -> str:
+        return f"; {', '.join(self.files)} have it" if self.files else ""
+
+    def report(self) -> None:
+        """Raise the first error, after everything else was tried and printed."""
+        for error in self.errors[1:]:
+            screen.warn(str(error))
+        if self.errors:
+            raise self.errors[0]
+
+
+def keep(
+    outcome: eclip.Outcome,
+    *,
+    results: Path | None = None,
+    folder: Path | None = None,
+    report_file: Path | None = None,
+) -> Kept:
+    """Write what is asked for; what fails lands beside, and the rest is still written."""
+    kept = Kept()
+    if results is not None:
+        kept.add(results, outputs.append_or_rescue(outcome.comparison, results))
+    if folder is not None:
+        kept.add(folder, outputs.rescue(outcome.save, folder))
+    if report_file is not None:
+        draw = lambda path: eclip.report(outcome, path)  # noqa: E731
+        kept.add(report_file, outputs.rescue(draw, report_file))
+    return kept
+
+
+def show(outcome: eclip.Outcome, as_json: bool) -> None:
+    """Print a comparison: all runs of a policy together, and how far they lie apart."""
+    comparison = outcome.comparison
+    for line in comparison.left_out:
+        policy, _, why = line.partition(": ")
+        screen.warn(f"{policy} is left out: {why}")
+    for warning in comparison.warnings:
+        screen.warn(warning)
+    measures = list(outcome.measures.values())
+    if as_json:
+        screen.print_json(
+            {
+                "mix": comparison.mix,
+                "topology": comparison.topology,
+                "device": comparison.device,
+                "modelled": comparison.modelled,
+                "load": comparison.load,
+                "seed": comparison.seed,
+                "policies": measures,
+                "best": outcome.best,
+                "table_i": _table_i(comparison),
+                "comparison": comparison,
+                "warnings": comparison.warnings,
+            }
+        )
+        return
+    each_s = next(iter(outcome.logs.values())).duration_ns / 1e9
+    rounds = f", {comparison.repeats} rounds, each in another order"
+    screen.print_facts(
+        [
+            ("mix", comparison.mix),
+            ("device", comparison.device),
+            (
+                "load",
+                f"{comparison.load}, seed {comparison.seed}, {each_s:g} s"
+                + (rounds if comparison.repeats > 1 else ""),
+            ),
+        ]
+    )
+    screen.print_measures(measures, best=outcome.best)
+    if comparison.repeats > 1 or any(entry.setting for entry in comparison.entries):
+        _print_spreads(comparison)
+    if comparison.load_part is not None:
+        _print_tails(comparison)
+    _print_table_i(comparison)
+
+
+def _ran(outcome: eclip.Outcome) -> str:
+    """``13 of 50 runs were measured``"""
+    ran = sum(len(entry.runs) for entry in outcome.comparison.entries)
+    return f"{ran} of {ran + outcome.runs_left} runs were measured"
+
+
+def _print_spreads(comparison: Comparison) -> None:
+    plain = comparison.entry("shared")
+    most = max(len(entry.runs) for entry in comparison.entries)
+    screen.print_table(
+        f"STP, {screen.runs_title(most)}{screen.modelled_note(comparison.modelled)}",
+        ["policy", "setting", "runs", "mean", "median", "min", "max", "vs shared"],
+        (
+            [
+                entry.policy,
+                entry.setting,
+                str(len(entry.runs)),
+                *(f"{value:.3f}" for value in spread([run.stp for run in entry.runs])),
+                "" if plain is None else f"{entry.together.stp / plain.together.stp - 1:+.1%}",
+            ]
+            for entry in comparison.entries
+        ),
+        names=2,
+    )
+
+
+def spread(values: Sequence[float]) -> tuple[float, float, float, float]:
+    """Mean, median, least and greatest."""
+    return statistics.fmean(values), statistics.median(values), min(values), max(values)
+
+
+def _print_tails(comparison: Comparison) -> None:
+    plain = comparison.entry("shared")
+    screen.print_table(
+        f"p99 of all runs together{screen.modelled_note(comparison.modelled)}",
+        ["worker", "policy", "requests", "p99 ms", "vs shared"],
+        (
+            [
+                name if entry is comparison.entries[0] else "",
+                entry.policy,
+                str(entry.together.requests[index]),
+                screen.number(entry.together.p99_ms[index], 2),
+                _ratio(entry, plain, index),
+            ]
+            for index, name in enumerate(comparison.workers)
+            for entry in comparison.entries
+        ),
+        names=2,
+    )
+
+
+def _ratio(entry: Entry, plain: Entry | None, worker: int) -> str:
+    mine = entry.together.p99_ms[worker]
+    theirs = None if plain is None else plain.together.p99_ms[worker]
+    return "" if mine is None or not theirs else f"{mine / theirs:.2f}x"
+
+
+def _print_table_i(comparison: Comparison) -> None:
+    table = _table_i(comparison)
+    if table is None or not table["ours"]:
+        return
+    screen.print_table(
+        "Lane switches per request: the ECLIP paper's Table I (MI50, measured) and ours",
+        ["", *table["paper"], *(f"ours: {name}" for name in table["ours"])],
+        [
+            [
+                comparison.mix,
+                *map(str, table["paper"].values()),
+                *map(str, table["ours"].values()),
+            ]
+        ],
+    )
+
+
+def _table_i(comparison: Comparison) -> dict[str, dict[str, Any]] | None:
+    printed = TABLE_I.get(comparison.mix)
+    if printed is None:
         return None
-    names = [name.strip() for name in text.split(",")]
-    known = known_policies()
-    for name in names:
-        if name not in known:
-            raise unknown_name("policy", name, ["all", *known])
-    if len(set(names)) != len(names):
-        raise UsageError(f"--policies {text} names a policy twice; name each once")
-    return names
-
-
-def _plans(texts: Sequence[str]) -> dict[str, Plan]:
-    """From ``FILE`` or ``NAME=FILE``; without a name a plan is called after its file."""
-    plans: dict[str, Plan] = {}
-    for text in texts:
-        name, equals, file = text.partition("=")
-        path = Path(file if equals else text)
-        name = name if equals else path.name.partition(".")[0]
-        taken = {*known_policies()} - {"search"} | {*plans}
-        if not _NAME.fullmatch(name) or name in taken:
-            raise UsageError(
-                f"--plan {text}: {name!r} is taken or no name; write NAME={path}, "
-                f"with letters and digits"
-            )
-        plans[name] = store.load(path, Plan)
-    return plans
+    ours = {
+        entry.policy: sum(entry.switches)
+        for entry in comparison.entries
+        if entry.policy in ("kernel", "eclip")
+    }
+    return {"paper": printed, "ours": ours}

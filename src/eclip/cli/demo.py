@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from eclip.artefacts.mix import parse_mix
-from eclip.cli import outcome, report, screen, wiring
-from eclip.cli.contest import Contest
-from eclip.cli.contest_options import ContestOptions
-from eclip.cli.options import DeviceOption, GpuOption, JsonOption, SeedOption, TopologyOption
+import eclip
+from eclip.artefacts import outputs
+from eclip.cli import compare, screen
+from eclip.cli.options import DeviceOption, JsonOption, SeedOption, TopologyOption
 
-_POLICIES = ("shared", "timeslice", "model", "kernel", "eclip", "search")  # one of every kind
+_POLICIES = ("shared", "timeslice", "model", "masks", "kernel", "eclip", "search")
 _BATCHES = 12  # of the search: some seconds, and the same plan every time
+_SECONDS = 3.0
 
 
 def demo(
@@ -26,46 +26,35 @@ def demo(
     ),
     topology: TopologyOption = "h200",
     device: DeviceOption = "sim",
-    gpu: GpuOption = 0,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Compare all ways of sharing a GPU on one mix and write plans, run logs, report and trace."""
-    from eclip.devices.base import Window
-    from eclip.planning.policies import PolicyOptions
-
-    options = wiring.RunOptions(
-        device=device, window=Window(seconds=3.0), seed=seed, arrivals=None, gpu=gpu
-    )
-    wanted = parse_mix(mix)
-    shape = wiring.find_topology(topology)
-    constants = wiring.find_calibration(None, shape)
-    profiles = wiring.find_profiles(wanted, shape, constants, [])
-    others = wiring.find_other_kernels(wanted, shape, [])
-    with screen.progress_bar(f"comparing {wanted.name}") as progress:
-        contest = Contest(
-            wanted,
-            shape,
-            constants,
-            profiles,
-            PolicyOptions(batches=_BATCHES, others=others),
-            options,
-            ContestOptions(),
-            progress,
+    outputs.check_folder(folder)
+    case = eclip.case(mix, topology)
+    with screen.progress_bar(f"comparing {case.mix.name}") as progress:
+        outcome = eclip.compare(
+            case,
+            _POLICIES,
+            device=device,
+            seconds=_SECONDS,
+            options=eclip.CompareOptions(seed=seed, batches=_BATCHES, trace_ms=20.0),
+            progress=progress,
         )
-        contest.hold(_POLICIES, {})
-    outcome.keep(contest, folder)
-    with screen.progress_bar("drawing the report"):
-        logs = [entrant.logs[-1] for entrant in contest.measured]
-        report.write_report(logs, (*others, *profiles), folder / "report.html")
-        report.write_trace(logs[-1], (*others, *profiles), folder / "search.trace.json.gz")
-    outcome.show(contest, ContestOptions(), as_json)
-    if as_json:
-        return
-    screen.print_facts(
-        [
-            ("report", f"{folder / 'report.html'} (open it in a browser)"),
-            ("timeline", f"{folder / 'search.trace.json.gz'} (open it in Perfetto)"),
-            ("plan", f"eclip explain {folder / 'search.plan.json'}"),
-        ]
-    )
+        kept = compare.keep(outcome, folder=folder)
+        if not kept.errors:
+            progress.phase("drawing the report")
+            last = list(outcome.logs)[-1]
+            trace = folder / f"{last}.trace.json.gz"
+            eclip.report(outcome, folder / "report.html", trace=trace)
+    compare.show(outcome, as_json)
+    kept.report()
+    if not as_json:
+        screen.print_facts(
+            [
+                ("report", f"{folder / 'report.html'} (open it in a browser)"),
+                ("timeline", f"{folder / 'search.trace.json.gz'} (open it in Perfetto)"),
+                ("plan", f"eclip explain {folder / 'search.plan.json'}"),
+            ]
+        )
+    screen.exit_if_stopped(progress, f"{folder} has what was measured")

@@ -7,40 +7,48 @@ from typing import Annotated
 
 import typer
 
-from eclip.artefacts import store
-from eclip.artefacts.mix import parse_mix
-from eclip.artefacts.profile import Profile
-from eclip.cli import explain, screen, wiring
+import eclip
+from eclip.artefacts import outputs
+from eclip.cli import explain, screen
 from eclip.cli.options import (
     BatchesOption,
     CalibrationOption,
     DeviceOption,
     EarlierOption,
     FairnessOption,
-    GpuOption,
     JsonOption,
     MixArgument,
     ObjectiveOption,
-    OwnKernelsOption,
     P99Option,
     ProfilesOption,
     RefineOption,
-    SearchSecondsOption,
     SearchSeedOption,
+    SearchTimeOption,
+    SharesOption,
+    SolverOption,
+    StrictOption,
     SwitchMaxOption,
     TailOption,
     ToleranceOption,
     TopologyOption,
+    UsualKernelsOption,
     WeightsOption,
     numbers,
+    shares_of,
 )
 from eclip.errors import UsageError
+
+_SEARCH_ONLY = ("--objective", "--weights", "--p99", "--fairness", "--verify", "--refine")
 
 
 def plan(
     mix: MixArgument,
     policy: Annotated[
-        str, typer.Option("--policy", help="shared, timeslice, model, kernel, eclip or search.")
+        str,
+        typer.Option(
+            "--policy",
+            help="shared, priority, timeslice, mps, mps-model, model, kernel, eclip or search.",
+        ),
     ] = "eclip",
     out: Annotated[Path, typer.Option("-o", "--out", help="Where to write the plan.")] = Path(
         "plan.json"
@@ -49,12 +57,14 @@ def plan(
     calibration: CalibrationOption = None,
     profiles: ProfilesOption = None,
     switch_max: SwitchMaxOption = 14,
+    solver: SolverOption = "exact",
     tolerance: ToleranceOption = 0.05,
-    objective: ObjectiveOption = "throughput",
+    shares: SharesOption = None,
+    objective: ObjectiveOption = None,
     weights: WeightsOption = None,
     p99: P99Option = None,
-    fairness: FairnessOption = 0.7,
-    seconds: SearchSecondsOption = 20.0,
+    fairness: FairnessOption = None,
+    seconds: SearchTimeOption = 20.0,
     batches: BatchesOption = None,
     seed: SearchSeedOption = 0,
     verify: Annotated[
@@ -63,66 +73,79 @@ def plan(
     ] = 0,
     refine: RefineOption = 0.0,
     earlier: EarlierOption = None,
-    own_kernels: OwnKernelsOption = False,
+    usual_kernels: UsualKernelsOption = False,
     device: DeviceOption = "sim",
-    gpu: GpuOption = 0,
     tail: TailOption = False,
+    strict: StrictOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Decide which lane every kernel of a mix takes, and write the plan."""
-    from eclip.planning.policies import PolicyOptions
-    from eclip.planning.search.objective import Objective
-
-    wanted = parse_mix(mix)
-    layout = wiring.find_topology(topology)
-    constants = wiring.find_calibration(calibration, layout)
-    found = wiring.find_profiles(wanted, layout, constants, profiles or [], tail)
-    others: tuple[Profile, ...] = ()
-    if policy == "search" and not own_kernels:
-        others = wiring.find_other_kernels(wanted, layout, profiles or [], tail)
-    if policy != "search" and verify:
-        raise UsageError("--verify goes with --policy search")
-    how = wiring.make_verification(
-        verify, refine, earlier, wanted, layout, (*others, *found), device
+    outputs.check_output(out, eclip.Plan)
+    given = (objective, weights, p99, fairness, verify or None, refine or None)
+    if policy != "search":
+        for option, value in zip(_SEARCH_ONLY, given, strict=True):
+            if value is not None:
+                raise UsageError(f"{option} goes with --policy search")
+    if refine and not verify:
+        raise UsageError("--refine goes with --verify, which decides at the end")
+    case = eclip.case(
+        mix,
+        topology,
+        calibration=calibration,
+        profiles=profiles or [],
+        tail=tail,
+        usual_kernels=usual_kernels,
     )
-    with screen.progress_bar(f"planning {wanted.name}") as progress:
-        options = PolicyOptions(
-            switch_max=switch_max,
-            tolerance=tolerance,
-            objective=Objective(
-                kind=objective,
-                weights=numbers(weights, "--weights"),
-                p99_ms=numbers(p99, "--p99"),
-                least_fairness=fairness,
-            ),
-            seconds=seconds,
-            batches=batches,
-            seed=seed,
-            others=others,
-            progress=progress,
-        )
-        if how is not None:
-            trials = wiring.run_options(device, gpu, 1.0, 0.1, 0.0, seed, None)
-            made = wiring.search_and_verify(
-                wanted,
-                layout,
-                found,
-                constants,
-                options,
-                how,
-                trials,
-                progress,
+    kind = objective or ("latency" if case.mix.has_rates or p99 else "throughput")
+    aim = eclip.Objective(
+        kind,
+        weights=numbers(weights, "--weights"),
+        p99_ms=numbers(p99, "--p99"),
+        fairness=fairness,
+    )
+    with screen.progress_bar(f"planning {case.mix.name}") as progress:
+        if verify:
+            made = eclip.search(
+                case,
+                aim,
+                seconds=seconds,
+                batches=batches,
+                seed=seed,
+                device=device,
+                verify=verify,
+                refine=refine,
+                earlier=earlier,
+                progress=progress,
             )
         else:
-            made = wiring.make_plan(policy, wanted, layout, found, constants, options)
-    store.save(made, out)
+            made = eclip.plan(
+                case,
+                policy,
+                objective=aim,
+                seconds=seconds,
+                batches=batches,
+                seed=seed,
+                options=eclip.PolicyOptions(
+                    switch_max=switch_max,
+                    solver=solver,
+                    tolerance=tolerance,
+                    shares=shares_of(shares),
+                ),
+                progress=progress,
+            )
+    failed = outputs.save_or_rescue(made, out)
     if made.aliased:
         screen.warn(
-            f"{len(made.lanes)} lanes on {layout.hardware_queues} hardware queues: "
+            f"{len(made.lanes)} lanes on {made.topology.hardware_queues} hardware queues: "
             f"some will wait on each other"
         )
     if as_json:
         screen.print_json(explain.describe(made))
     else:
         explain.print_plan(made)
-        screen.out.print(f"Written to {out}. Next: eclip run {out} -o run.json")
+        if failed is None:
+            screen.out.print(f"Written to {out}. Next: eclip run {out} -o run.json")
+    if failed is not None:
+        raise failed
+    screen.exit_if_stopped(progress, f"{out} has the best plan found until then")
+    screen.exit_if_missed(made.evidence.missed if made.evidence else (), strict)

@@ -7,23 +7,23 @@ from typing import Annotated
 
 import typer
 
-from eclip.artefacts import store
-from eclip.artefacts.measures import measure
-from eclip.artefacts.plan import Plan
-from eclip.cli import screen, wiring
+import eclip
+from eclip.artefacts import outputs
+from eclip.cli import screen
 from eclip.cli.options import (
     ArrivalsOption,
     CalibrationOption,
     DeviceOption,
-    GpuOption,
     JsonOption,
     ProfilesOption,
     SecondsOption,
     SeedOption,
+    StrictOption,
     TailOption,
     TraceOption,
     WarmupOption,
 )
+from eclip.lab.case import case_of
 
 
 def run(
@@ -32,31 +32,43 @@ def run(
         "run.json"
     ),
     device: DeviceOption = "sim",
-    gpu: GpuOption = 0,
     seconds: SecondsOption = 2.0,
     warmup: WarmupOption = 0.1,
-    trace_ms: TraceOption = 20.0,
+    trace_ms: TraceOption = None,
     seed: SeedOption = 0,
     arrivals: ArrivalsOption = None,
     calibration: CalibrationOption = None,
     profiles: ProfilesOption = None,
     tail: TailOption = False,
+    strict: StrictOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run a plan and write what happened."""
-    plan = store.load(file, Plan)
-    constants = wiring.find_calibration(calibration, plan.topology)
-    found = wiring.find_profiles(plan.mix, plan.topology, constants, profiles or [], tail)
-    asked = plan.mix.as_asked()
-    alone = wiring.find_profiles(asked, plan.topology, constants, profiles or [], tail)
-    options = wiring.run_options(device, gpu, seconds, warmup, trace_ms, seed, arrivals)
+    outputs.check_output(out, eclip.RunLog)
+    plan = eclip.load(file, eclip.Plan)
     with screen.progress_bar(f"running {plan.policy}") as progress:
-        (log,) = wiring.run_plans([plan], found, constants, options, progress, alone)
-    store.save(log, out)
+        log = eclip.run(
+            plan,
+            device,
+            seconds=seconds,
+            warmup=warmup,
+            trace_ms=trace_ms,
+            seed=seed,
+            arrivals=arrivals,
+            case=case_of(plan, calibration, profiles or [], tail=tail),
+            progress=progress,
+        )
+    failed = outputs.save_or_rescue(log, out)
     for warning in log.warnings:
         screen.warn(warning)
+    measures = eclip.measure(log)
     if as_json:
-        screen.print_json(measure(log))
+        screen.print_json(measures)
     else:
-        screen.print_measures([measure(log)])
-        screen.out.print(f"Written to {out}. Next: eclip report {out} -o report.html")
+        screen.print_measures([measures])
+        if failed is None:
+            screen.out.print(f"Written to {out}. Next: eclip report {out} -o report.html")
+    if failed is not None:
+        raise failed
+    screen.exit_if_stopped(progress, f"{out} has the run until then")
+    screen.exit_if_missed(measures.missed, strict)

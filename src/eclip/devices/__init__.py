@@ -49,7 +49,7 @@ def _open_cuda(
 ) -> Device:
     from eclip.devices.cuda.device import CudaDevice
 
-    return CudaDevice(index)
+    return CudaDevice(index, progress=progress)
 
 
 _Opener = Callable[[int, Topology | None, Calibration | None, Progress], Device]

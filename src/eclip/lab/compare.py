@@ -78,7 +78,7 @@ def compare_policies(
         file=Path(load) if isinstance(load, str | Path) else None,
     )
     extra = [profile for plan in given.values() for profile in case.profiles_of(plan.mix)]
-    opened = open_device(device, case.topology, case.calibration)
+    opened = open_device(device, case.topology, case.calibration, Progress(progress))
     with Stand(case, opened, extra) as stand:
         contest = Contest(
             stand,

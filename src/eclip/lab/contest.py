@@ -348,7 +348,9 @@ class Contest:
             traced = window if last else dataclasses.replace(window, trace_ms=0.0)
             load = self._arrivals.load(self.stand, repeat)
             with self._or_leave_out(entrant.policy), entrant.open() as session:
-                entrant.logs.append(self.stand.run(session, entrant.plan, load, traced))
+                log = self.stand.run(session, entrant.plan, load, traced)
+                if not self._progress.stopped:  # otherwise it may have been cut short
+                    entrant.logs.append(log)
             self._progress.part((done + 1) / total)
         # A log of an early round gets the rates alone of all rounds.
         for entrant in self.measured:

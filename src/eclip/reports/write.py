@@ -10,9 +10,7 @@ from eclip.artefacts.runlog import RunLog
 from eclip.lab.case import Case, case_of
 from eclip.lab.outcome import Outcome
 from eclip.reports import chrome_trace, page
-
-MARK = b"eclip report"
-TRACE_MARK = b"traceEvents"
+from eclip.reports.marks import REPORT_MARK, TRACE_MARK
 
 
 def write_report(
@@ -21,7 +19,7 @@ def write_report(
     trace: Path | None = None,
     case: Case | None = None,
 ) -> Path:
-    """``trace``: also a Chrome trace of the first log, here."""
+    """``trace``: also a Chrome trace of the last log, here."""
     if isinstance(logs, Outcome):
         case, read = case or logs.case, list(logs.logs.values())
     else:
@@ -36,8 +34,8 @@ def write_report(
         if case is not None
         for profile in case.profiles_of(log.plan.mix)
     }
-    store.save_export(path, page.render(read, profiles).encode(), MARK)
+    store.save_export(path, page.render(read, profiles).encode(), REPORT_MARK)
     if trace is not None:
         traces = {model: profile.trace for model, profile in profiles.items()}
-        store.save_export(trace, chrome_trace.export(read[0], traces), TRACE_MARK)
+        store.save_export(trace, chrome_trace.export(read[-1], traces), TRACE_MARK)
     return path

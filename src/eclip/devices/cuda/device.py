@@ -46,7 +46,8 @@ from eclip.devices.gpu.recording import (
 from eclip.devices.load import CLOSED_LOOP, Arrivals, Load
 from eclip.devices.remote import Host, LoneSession, ProcessSets
 from eclip.devices.remote_child import Job
-from eclip.errors import DeviceError, TracingError, UsageError
+from eclip.errors import DeviceError, StoppedError, TracingError, UsageError
+from eclip.progress import Progress
 from eclip.runtime.program import Program
 
 _TRIAL_SECONDS = 0.15  # to decide between one graph and segments
@@ -69,8 +70,10 @@ class CudaDevice(Owner):
         fine: bool = False,
         execution: Execution = Execution.AUTO,
         connections: int = CONNECTIONS,
+        progress: Progress | None = None,
     ) -> None:
         self.execution = execution
+        self.progress = progress or Progress()  # whose stop request ends a run early
         self.gpu = Gpu(gpu, connections)
         try:
             self.slices = Slices(self.gpu, fine)
@@ -269,10 +272,13 @@ class CudaSession(Owner):
         zero = _now_ns() + round(window.warmup_seconds * 1e9)
         stop = np.zeros(1, dtype=np.int64)
         runners = self._runners(load, zero, zero + duration_ns, stop)
-        power = self._run_threads(runners, zero, zero + duration_ns, stop)
+        power, ended = self._run_threads(runners, zero, zero + duration_ns, stop)
+        if ended <= zero:
+            raise StoppedError("stopped before the run began to be measured")
+        duration_ns = ended - zero
         served = [runner.rows() - zero for runner in runners]
         kernels = NO_KERNELS
-        if window.trace_ms > 0:
+        if window.trace_ms > 0 and not self._device.progress.stopped:
             try:
                 kernels = self._trace(load, window)
             except TracingError as error:
@@ -333,13 +339,19 @@ class CudaSession(Owner):
 
     def _run_threads(
         self, runners: Sequence[loop.Runner], zero: int, end_ns: int, stop: Arrivals
-    ) -> float:
-        """Run all workers; the mean power between the first and the last energy tick inside."""
+    ) -> tuple[float, int]:
+        """Run all workers until the end, or a stop request: the mean power between the first and
+        the last energy tick inside, and when that was."""
+        progress = self._device.progress
+
+        def stopped() -> bool:
+            return bool(stop[0]) or progress.stopped
+
         with self._belongings.running(runners, stop):
-            power = mean_power_w(self._device.nvml, zero, end_ns, lambda: bool(stop[0]))
-            while _now_ns() < end_ns and not stop[0]:
+            power = mean_power_w(self._device.nvml, zero, end_ns, stopped)
+            while _now_ns() < end_ns and not stopped():
                 time.sleep(0.001)
-        return power
+            return power, min(end_ns, _now_ns())
 
 
 def _variants_of(plan: Plan, worker: int) -> int:

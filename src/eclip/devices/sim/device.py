@@ -29,7 +29,7 @@ from eclip.devices.base import (
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.devices.sim import core
 from eclip.devices.sim.contention import LIMITS, Floats, Ints, Records
-from eclip.errors import DeviceError
+from eclip.errors import DeviceError, StoppedError
 from eclip.progress import Progress
 from eclip.runtime.program import NO_WAIT, Program, Route, routes_of
 
@@ -116,6 +116,11 @@ class SimSession(Closing):
         kernels: list[Ints] = []
         until = begin_ns
         while until < duration_ns:
+            if self._progress.stopped:
+                if until <= 0:
+                    raise StoppedError("stopped before the run began to be measured")
+                duration_ns = round(until)
+                break
             until = min(until + _CHUNK_NS, duration_ns)
             while core.advance(machine, state, until, until == duration_ns) == core.BUFFER_FULL:
                 _empty_buffers(state, requests, kernels)
