@@ -17,6 +17,8 @@ import msgspec
 from eclip.errors import UsageError, unknown_name
 
 MAX_WORKERS = 32
+MAX_BATCH = 65536
+MAX_RATE_RPS = 1e9
 DEFAULT_BATCH = 8
 
 # The paper prints its ResNet as "resnet15"; of the family only resnet152 has the number of kernels
@@ -34,9 +36,9 @@ PAPER_MIXES = {
 _Part = tuple[str, int, float | None]  # model, batch, rate
 
 _PART = re.compile(
-    r"(?:(?P<repeat>\d{1,6})x)?(?P<model>[A-Za-z][\w.-]*(?::[A-Za-z_]\w*)?(?:~\w*)?)"
-    r"(?::(?P<batch>\d{1,6}))?"
-    r"(?:@(?P<rate>\d{1,9}(?:\.\d{1,9})?)rps)?",
+    r"(?:(?P<repeat>\d{1,30})x)?(?P<model>[A-Za-z][\w.-]*(?::[A-Za-z_]\w*)?(?:~\w*)?)"
+    r"(?::(?P<batch>\d{1,30}))?"
+    r"(?:@(?P<rate>\d{1,30}(?:\.\d{1,30})?)rps)?",
     re.ASCII,
 )
 _UNITS = re.compile(r"[1-9]\d{0,5}", re.ASCII)
@@ -132,6 +134,12 @@ def parse_mix(text: str) -> Mix:
         split_model(match["model"])
         if repeat < 1 or batch < 1 or rate == 0:
             raise UsageError(f"{part!r} in the mix {text!r}: repeat, batch and rate start above 0")
+        if batch > MAX_BATCH:
+            raise UsageError(f"{part!r} in the mix {text!r}: the largest batch is {MAX_BATCH}")
+        if rate is not None and rate > MAX_RATE_RPS:
+            raise UsageError(
+                f"{part!r} in the mix {text!r}: the largest rate is {MAX_RATE_RPS:.0f} requests/s"
+            )
         if len(parts) + repeat > MAX_WORKERS:
             raise UsageError(f"the mix {text!r} has more than {MAX_WORKERS} workers; ask for fewer")
         parts += [(match["model"], batch, rate)] * repeat

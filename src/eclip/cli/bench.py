@@ -57,7 +57,7 @@ def bench(
         wanted = [what] if what else list(BENCHES)
         for index, name in enumerate(wanted):
             figures += BENCHES[name]()
-            progress((index + 1) / len(wanted))
+            progress.part_or_end((index + 1) / len(wanted))
     if as_json:
         screen.print_json(figures)
         return
@@ -82,7 +82,7 @@ def _bench_device(gpu: int, as_json: bool) -> None:
     from eclip.devices.cuda.characterise import characterise
 
     with screen.progress_bar(f"characterising GPU {gpu}") as progress:
-        figures = characterise(gpu, progress)
+        figures = characterise(gpu, progress.part_or_end)
     if as_json:
         screen.print_json(figures)
         return

@@ -180,7 +180,7 @@ def measure(
                 known.add(homes)
                 kept = replace(kept, runs=(*kept.runs, run))
                 store.save(kept, path)
-                progress((number + len(known) / runs) / len(mixes))
+                progress.part_or_end((number + len(known) / runs) / len(mixes))
     for mix in mixes:
         count = sum(run.mix == mix.name for run in kept.runs)
         if count < runs:
@@ -232,7 +232,7 @@ def _fit(
         fingerprint=replace(found.fingerprint, traces={}),
     )
     with screen.progress_bar(f"fitting {count} runs") as progress:
-        return fit(replay, start, source, seed=seed, progress=progress)
+        return fit(replay, start, source, seed=seed, progress=progress.part_or_end)
 
 
 def describe(fitted: Fit) -> dict[str, Any]:

@@ -149,7 +149,8 @@ def compare(
     if len(set(aims)) != len(aims):
         raise UsageError(f"--objective {objective} names one twice")
     if results is not None:
-        store.check_results(results)
+        for warning in store.check_results(results):
+            screen.warn(warning)
     names, plans = _policy_names(policies), _plans(plan or [])
     wanted = parse_mix(mix)
     shape = wiring.find_topology(topology)
@@ -193,7 +194,7 @@ def compare(
             ),
             run_options,
             options,
-            progress,
+            progress.part_or_end,
             planned,
         )
         try:

@@ -51,7 +51,7 @@ def demo(
             PolicyOptions(batches=_BATCHES, others=others),
             options,
             ContestOptions(),
-            progress,
+            progress.part_or_end,
         )
         contest.hold(_POLICIES, {})
     outcome.keep(contest, folder)

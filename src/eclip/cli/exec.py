@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -60,15 +61,26 @@ def exec(
     outcome = run_under(command, table, gpu)
     if as_json:
         screen.print_json({"code": outcome.code, "processes": outcome.counters})
-    elif stats:
+    elif stats and outcome.counters:
         _print_counters(outcome.counters)
+    if not outcome.placed and os.environ.get("ECLIP_DISABLE") is None:
+        screen.warn(_nothing_placed(outcome.launches))
     sys.exit(outcome.code)
 
 
+def _nothing_placed(launches: int) -> str:
+    if not launches:
+        return (
+            "nothing was placed: libeclip saw no kernel launch in the command; does it use an "
+            "NVIDIA GPU?"
+        )
+    return (
+        f"nothing was placed: libeclip saw {launches} launches, and none is of the plan's kernels; "
+        f"record the command again (`eclip record`) and plan from that"
+    )
+
+
 def _print_counters(processes: dict[int, dict[str, int]]) -> None:
-    if not processes:
-        screen.warn("no process of the command launched anything that libeclip saw")
-        return
     screen.print_table(
         "Launches",
         ["process", "launches", "planned", "redirected", "switches", "barriers", "skipped"],

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from eclip.errors import UsageError
+
+
+def between(option: str, low: float, high: float = math.inf) -> Callable[[Any], Any]:
+    """A typer callback that refuses a number outside of the range, and what is no number."""
+
+    def check(value: float | None) -> float | None:
+        if value is not None and not (low <= value <= high and math.isfinite(value)):
+            raise UsageError(f"{option} must be {_range(low, high)}, not {value:g}")
+        return value
+
+    return check
+
+
+def _range(low: float, high: float) -> str:
+    return f"{low:g} or more" if math.isinf(high) else f"{low:g} to {high:g}"
+
 
 MixArgument = Annotated[
     str,
@@ -25,28 +45,39 @@ CalibrationOption = Annotated[
 ]
 ProfilesOption = Annotated[
     list[Path] | None,
-    typer.Option("--profiles", help="A folder of profiles, before the built-in ones; repeatable."),
+    typer.Option(
+        "--profiles", help="A folder of profiles, used before the built-in ones; repeatable."
+    ),
 ]
 DeviceOption = Annotated[
     str, typer.Option("--device", help="Where to run: sim (the simulator) or cuda (a GPU).")
 ]
 GpuOption = Annotated[int, typer.Option("--gpu", min=0, help="cuda: which GPU, counted from 0.")]
-SecondsOption = Annotated[float, typer.Option("--seconds", help="How long to run and measure.")]
+SecondsOption = Annotated[
+    float, typer.Option("--seconds", help="Seconds to run and measure, from 0.001.")
+]
 WarmupOption = Annotated[float, typer.Option("--warmup", help="Seconds to run before measuring.")]
 TraceOption = Annotated[
-    float, typer.Option("--trace-ms", help="Record every kernel for the first so many ms.")
+    float,
+    typer.Option("--trace-ms", help="Record every kernel of the first so many milliseconds."),
 ]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of arrivals and phases.")]
+SeedOption = Annotated[
+    int, typer.Option("--seed", min=0, help="Seed of arrivals and of when workers start.")
+]
 ArrivalsOption = Annotated[
     Path | None,
     typer.Option("--arrivals", help="A CSV time_s,worker of arrivals, instead of the mix's rates."),
 ]
 SwitchMaxOption = Annotated[
-    int, typer.Option("--switch-max", help="eclip: lane switches per request and worker.")
+    int, typer.Option("--switch-max", help="eclip: most lane switches per request and worker.")
 ]
 ToleranceOption = Annotated[
     float,
-    typer.Option("--tolerance", help="model, kernel: slowdown that still counts as right-sized."),
+    typer.Option(
+        "--tolerance",
+        callback=between("--tolerance", 0),
+        help="model, kernel: slowdown that is accepted for fewer units; 0.05 is 5%.",
+    ),
 ]
 ObjectiveOption = Annotated[
     str, typer.Option("--objective", help="search: throughput, energy or latency.")
@@ -56,21 +87,37 @@ WeightsOption = Annotated[
 ]
 P99Option = Annotated[
     str | None,
-    typer.Option("--p99", help="search for latency: a bound per worker in ms, as 5,2.5,8."),
+    typer.Option(
+        "--p99", help="search, latency: the longest p99 of every worker in ms, as 5,2.5,8."
+    ),
 ]
 FairnessOption = Annotated[
-    float, typer.Option("--fairness", help="search: smallest over largest share, at least.")
+    float,
+    typer.Option(
+        "--fairness",
+        callback=between("--fairness", 0, 1),
+        help="search: least share of a worker's rate alone over the largest share, 0 to 1.",
+    ),
 ]
 SearchSecondsOption = Annotated[
-    float, typer.Option("--seconds", help="search: how long, before anything is tried.")
+    float,
+    typer.Option(
+        "--seconds",
+        callback=between("--seconds", 0),
+        help="search: seconds of simulation, before plans are tried on a device.",
+    ),
 ]
 BatchesOption = Annotated[
     int | None,
-    typer.Option("--batches", help="search: so many batches instead, to repeat one exactly."),
+    typer.Option("--batches", help="search: run exactly so many search batches (reproducible)."),
 ]
 RefineOption = Annotated[
     float,
-    typer.Option("--refine", help="search, with --verify: go on for so long on the device first."),
+    typer.Option(
+        "--refine",
+        callback=between("--refine", 0),
+        help="search, with --verify: seconds to go on searching on the device.",
+    ),
 ]
 EarlierOption = Annotated[
     Path | None,
@@ -81,12 +128,15 @@ EarlierOption = Annotated[
 ]
 OwnKernelsOption = Annotated[
     bool,
-    typer.Option("--own-kernels", help="search: no kernels that were chosen for fewer units."),
+    typer.Option(
+        "--own-kernels",
+        help="search: keep to the models' usual kernels, none chosen for fewer units.",
+    ),
 ]
 SearchSeedOption = Annotated[int, typer.Option("--seed", min=0, help="search: seed.")]
 TailOption = Annotated[
     bool,
-    typer.Option("--tail", help="Take variable-output kernels at their p99 times, not expected."),
+    typer.Option("--tail", help="Plan variable-output kernels by their p99 times, not expected."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 WorkersOption = Annotated[
@@ -95,11 +145,34 @@ WorkersOption = Annotated[
 ]
 
 
-def numbers(text: str | None, option: str) -> tuple[float, ...]:
-    """``2,1,0.5`` as numbers; nothing given is none."""
+def numbers(
+    text: str | None, option: str, low: float = 0, high: float = math.inf
+) -> tuple[float, ...]:
+    """``2,1,0.5`` as numbers of a range; nothing given is none."""
     if text is None:
         return ()
     try:
-        return tuple(float(part) for part in text.split(","))
+        values = tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise UsageError(f"{option} {text}: numbers with commas between them are wanted") from None
+        raise UsageError(
+            f"{option} {text!r} is no list of numbers; write them with commas, like 2,1,0.5"
+        ) from None
+    for value in values:
+        between(option, low, high)(value)
+    return values
+
+
+def finite_numbers(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, which refuses ``nan`` and ``inf`` for every option that takes a number."""
+    hints = get_type_hints(command, include_extras=True)
+
+    @functools.wraps(command)
+    def checked(**arguments: Any) -> None:
+        for name, value in arguments.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                option = hints[name].__metadata__[0].param_decls[0]
+                raise UsageError(f"{option} must be a finite number, not {value:g}")
+        command(**arguments)
+
+    checked.__signature__ = inspect.signature(command)  # type: ignore[attr-defined]
+    return checked

@@ -99,7 +99,7 @@ def plan(
             batches=batches,
             seed=seed,
             others=others,
-            progress=progress,
+            progress=progress.part_or_end,
         )
         if how is not None:
             trials = wiring.run_options(device, gpu, 1.0, 0.1, 0.0, seed, None)
@@ -111,7 +111,7 @@ def plan(
                 options,
                 how,
                 trials,
-                progress,
+                progress.part_or_end,
             )
         else:
             made = wiring.make_plan(policy, wanted, layout, found, constants, options)

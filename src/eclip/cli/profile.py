@@ -24,11 +24,11 @@ from typing import IO, Annotated
 
 import typer
 
-from eclip.artefacts import store
+from eclip.artefacts import outputs, store
 from eclip.artefacts.profile import Profile
 from eclip.cli import screen
 from eclip.cli.options import GpuOption
-from eclip.errors import DeviceError, UsageError
+from eclip.errors import DeviceError
 from eclip.frontends.library import file_of
 from eclip.frontends.traffic import with_traffic
 
@@ -67,10 +67,8 @@ def profile(
     for key in keys:
         if key not in missing:
             screen.warn(f"{file_of(folder, key)} exists and is kept; remove it to measure again")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot use the folder {folder}: {error.strerror or error}") from None
+    outputs.check_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     failed: list[str] = []
     with screen.progress_bar(f"profiling {len(missing)} models") as progress:
         done = 0
@@ -78,7 +76,7 @@ def profile(
         def finished() -> None:
             nonlocal done
             done += 1
-            progress(done / len(missing))
+            progress.part_or_end(done / len(missing))
 
         command = [str(gpu), str(energy_seconds), str(folder)]
         while done < len(missing):
@@ -103,8 +101,9 @@ def _count_traffic(keys: list[str], folder: Path, gpu: int) -> list[str]:
     waiting = [one for one in found if not any(one.l2_bytes)]
     batches = [waiting] if waiting else []
     failed = []
-    with screen.progress_bar(f"counting the memory traffic of {len(waiting)} models"):
+    with screen.progress_bar(f"counting the memory traffic of {len(waiting)} models") as progress:
         while batches:
+            progress.part_or_end(1 - sum(map(len, batches)) / len(waiting))
             batch = batches.pop(0)
             try:
                 for counted in with_traffic(batch, gpu, _NCU_SECONDS * (1 + len(batch))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import time
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eclip.artefacts import store
-from eclip.cli import screen, wiring
+from eclip.artefacts import outputs
+from eclip.artefacts.profile import Profile
+from eclip.cli import interrupt, screen, wiring
 from eclip.cli.options import GpuOption, TopologyOption, WorkersOption
 from eclip.errors import DeviceError, MismatchError, UsageError
 from eclip.frontends.library import file_of, split_key
@@ -46,10 +48,10 @@ def record(
         split_key(key)
     device = wiring.find_topology(topology)
     wanted = _sizes(sizes, device)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot use the folder {folder}: {error.strerror or error}") from None
+    outputs.check_folder(folder)
+    if folder.is_dir():
+        for key in models:
+            outputs.check_output(file_of(folder, key), Profile)
     by = wiring.workers_by(workers)
     tables = [record_table(device, size, by) for size in wanted]
     recordings = []
@@ -57,10 +59,18 @@ def record(
         screen.err.print(f"recording on {size} {device.unit_name}s", style="dim")
         recordings.append(_record(command, table, size, gpu, models))
     source = f"recorded from `{' '.join(command)}` on {time.strftime('%Y-%m-%d')}"
-    for index, key in enumerate(models):
-        requests = [recording[index] for recording in recordings]
-        profile = make_profile(key, device, wanted, requests, source)
-        store.save(profile, file_of(folder, key))
+    profiles = [
+        make_profile(key, device, wanted, [recording[index] for recording in recordings], source)
+        for index, key in enumerate(models)
+    ]
+    with contextlib.suppress(OSError):  # then the profiles are written elsewhere
+        folder.mkdir(parents=True, exist_ok=True)
+    troubles = [
+        outputs.save_or_rescue(profile, file_of(folder, key))
+        for key, profile in zip(models, profiles, strict=True)
+    ]
+    for trouble in filter(None, troubles):
+        raise trouble
     screen.out.print(
         f"{len(models)} profiles of {len(wanted)} sizes in {folder}. "
         f"Next: eclip plan {','.join(models)} --profiles {folder}"
@@ -88,6 +98,8 @@ def _record(
     with tempfile.TemporaryDirectory(prefix="eclip-") as place:
         log = Path(place) / "recording"
         outcome = run_under(command, table, gpu, record_to=log)
+        if outcome.signal is not None:
+            raise interrupt.Interrupt(outcome.signal)
         if outcome.code != 0:
             raise DeviceError(f"the command ended with status {outcome.code} on {size} units")
         found = read_recording(log)

@@ -8,12 +8,16 @@ from typing import Annotated
 
 import typer
 
-from eclip.artefacts import store
+from eclip.artefacts import outputs, store
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import RunLog
 from eclip.cli import screen, wiring
 from eclip.cli.options import CalibrationOption, ProfilesOption
 from eclip.errors import UsageError
+
+# What tells our own files from others, which are never replaced.
+REPORT = b"eclip report"
+TRACE = b"traceEvents"
 
 
 def report(
@@ -31,6 +35,9 @@ def report(
     """Draw run logs of one mix as one HTML file that works offline."""
     if trace is not None and len(files) > 1:
         raise UsageError("--trace takes one run log; give one file, or leave --trace out")
+    outputs.check_output(out, REPORT)
+    if trace is not None:
+        outputs.check_output(trace, TRACE)
     with screen.progress_bar("drawing the report") as progress:
         logs = [store.load(file, RunLog) for file in files]
         plan = logs[0].plan
@@ -41,9 +48,10 @@ def report(
             for log in logs
             for one in wiring.find_profiles(log.plan.mix, plan.topology, constants, profiles or [])
         ]
-        progress(0.5)
+        progress.part_or_end(0.5)
         write_report(logs, found, out)
         if trace is not None:
+            progress.part_or_end(0.8)
             write_trace(logs[0], found, trace)
     screen.out.print(f"Report: {out}")
     if trace is not None:
@@ -54,11 +62,11 @@ def write_report(logs: Sequence[RunLog], profiles: Sequence[Profile], path: Path
     from eclip.report import page
 
     text = page.render(logs, {profile.key: profile for profile in profiles})
-    store.save_export(path, text.encode(), b"eclip report")
+    store.save_export(path, text.encode(), REPORT)
 
 
 def write_trace(log: RunLog, profiles: Sequence[Profile], path: Path) -> None:
     from eclip.report import chrome_trace
 
     data = chrome_trace.export(log, {profile.key: profile.trace for profile in profiles})
-    store.save_export(path, data, b"traceEvents")
+    store.save_export(path, data, TRACE)

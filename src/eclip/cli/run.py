@@ -51,7 +51,7 @@ def run(
     alone = wiring.find_profiles(asked, plan.topology, constants, profiles or [], tail)
     options = wiring.run_options(device, gpu, seconds, warmup, trace_ms, seed, arrivals)
     with screen.progress_bar(f"running {plan.policy}") as progress:
-        (log,) = wiring.run_plans([plan], found, constants, options, progress, alone)
+        (log,) = wiring.run_plans([plan], found, constants, options, progress.part_or_end, alone)
     store.save(log, out)
     for warning in log.warnings:
         screen.warn(warning)

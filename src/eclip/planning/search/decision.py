@@ -23,7 +23,7 @@ from eclip.planning.search.placement import groups_of
 
 PLAIN = "plain streams"
 STATIC = "best static masks"
-OTHER_KERNELS = "plain streams with other kernels"
+OTHER_KERNELS = "plain streams, kernels for fewer units"
 
 
 @dataclass(frozen=True)

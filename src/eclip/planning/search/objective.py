@@ -65,14 +65,18 @@ class Objective:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise unknown_name("objective", self.kind, KINDS)
-        if self.weights and not (min(self.weights) >= 0 and max(self.weights) > 0):
-            raise UsageError("weights must be at least 0, and one of them more than 0")
+        if self.weights and not (_all_finite(self.weights) and min(self.weights) >= 0):
+            raise UsageError(f"weights must be 0 or more and finite, not {_list(self.weights)}")
+        if self.weights and max(self.weights) == 0:
+            raise UsageError("one of the weights must be more than 0")
         if not 0 <= self.least_fairness <= 1:
             raise UsageError(f"the fairness floor must be 0 to 1, not {self.least_fairness:g}")
         if self.p99_ms and self.kind != "latency":
             raise UsageError("bounds on the p99 go with the objective latency")
-        if self.p99_ms and min(self.p99_ms) <= 0:
-            raise UsageError("a p99 bound must be more than 0 ms")
+        if self.p99_ms and not (_all_finite(self.p99_ms) and min(self.p99_ms) > 0):
+            raise UsageError(
+                f"p99 bounds must be more than 0 ms and finite, not {_list(self.p99_ms)}"
+            )
 
     def check(self, workers: int) -> None:
         for name, given in (("weights", self.weights), ("p99 bounds", self.p99_ms)):
@@ -104,6 +108,14 @@ class Objective:
 
 
 THROUGHPUT = Objective()
+
+
+def _all_finite(values: Sequence[float]) -> bool:
+    return all(map(math.isfinite, values))
+
+
+def _list(values: Sequence[float]) -> str:
+    return ",".join(f"{value:g}" for value in values)
 
 
 def _gain(p99_ms: float, plain_ms: float) -> float:
