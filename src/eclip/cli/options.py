@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
+from eclip.devices.base import MIN_SECONDS
+from eclip.devices.load import MAX_SECONDS
 from eclip.errors import UsageError
 
 
@@ -54,12 +55,28 @@ DeviceOption = Annotated[
 ]
 GpuOption = Annotated[int, typer.Option("--gpu", min=0, help="cuda: which GPU, counted from 0.")]
 SecondsOption = Annotated[
-    float, typer.Option("--seconds", help="Seconds to run and measure, from 0.001.")
+    float,
+    typer.Option(
+        "--seconds",
+        callback=between("--seconds", MIN_SECONDS, MAX_SECONDS),
+        help="Seconds to run and measure, from 0.001.",
+    ),
 ]
-WarmupOption = Annotated[float, typer.Option("--warmup", help="Seconds to run before measuring.")]
+WarmupOption = Annotated[
+    float,
+    typer.Option(
+        "--warmup",
+        callback=between("--warmup", 0, MAX_SECONDS),
+        help="Seconds to run before measuring.",
+    ),
+]
 TraceOption = Annotated[
     float,
-    typer.Option("--trace-ms", help="Record every kernel of the first so many milliseconds."),
+    typer.Option(
+        "--trace-ms",
+        callback=between("--trace-ms", 0, 1000 * MAX_SECONDS),
+        help="Record every kernel of the first so many milliseconds.",
+    ),
 ]
 SeedOption = Annotated[
     int, typer.Option("--seed", min=0, help="Seed of arrivals and of when workers start.")
@@ -164,15 +181,13 @@ def numbers(
 
 def finite_numbers(command: Callable[..., None]) -> Callable[..., None]:
     """The command, which refuses ``nan`` and ``inf`` for every option that takes a number."""
-    hints = get_type_hints(command, include_extras=True)
 
     @functools.wraps(command)
     def checked(**arguments: Any) -> None:
         for name, value in arguments.items():
             if isinstance(value, float) and not math.isfinite(value):
-                option = hints[name].__metadata__[0].param_decls[0]
-                raise UsageError(f"{option} must be a finite number, not {value:g}")
+                option = name.replace("_", "-")
+                raise UsageError(f"--{option} must be a finite number, not {value:g}")
         command(**arguments)
 
-    checked.__signature__ = inspect.signature(command)  # type: ignore[attr-defined]
     return checked

@@ -198,7 +198,8 @@ def progress_bar(what: str) -> Iterator[ProgressBar]:
         rich.progress.TimeRemainingColumn(compact=True),
         rich.progress.TextColumn("left"),
     )
-    with rich.progress.Progress(*columns, console=err, transient=True) as bar:
+    shown = err.is_terminal  # elsewhere it would leave an empty line
+    with rich.progress.Progress(*columns, console=err, transient=True, disable=not shown) as bar:
         progress = ProgressBar(what, bar)
         with interrupt.handled_by(progress.on_signal):
             yield progress
