@@ -83,7 +83,7 @@ def gains(observed: Observations) -> list[tuple[str, float, float]]:
 def main() -> None:
     measured = {
         one.mix: one
-        for one in store.load_results(DOCS / "results.jsonl")
+        for one in store.load_results(DOCS / "results.jsonl").comparisons
         if not one.modelled and one.load_part is None
     }
     rows, ratios, alike = [], [], []

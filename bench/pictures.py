@@ -136,7 +136,7 @@ def draw_plans(plans: dict[str, Plan]) -> Picture:
 
 def main() -> None:
     folder = DOCS / "pictures"
-    comparisons = store.load_results(DOCS / "results.jsonl")
+    comparisons = store.load_results(DOCS / "results.jsonl").comparisons
     for name, title, objective, gain in (
         ("throughput", "Throughput (STP)", "throughput", lambda entry: entry.together.stp),
         (

@@ -1,5 +1,59 @@
-"""``python -m eclip`` is ``eclip``."""
+"""The door: ``eclip`` and ``python -m eclip``.
 
-from eclip.cli import main
+Importing the commands takes up to a second. What can go wrong before and meanwhile is dealt with
+here, by the standard library alone: signals, and standard streams that are closed or cannot write
+every character.
+"""
 
-main()
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import sys
+from types import FrameType
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _end_at_once)
+    _mend_streams()
+    from eclip.cli import main as run_command
+
+    run_command()
+
+
+def _end_at_once(number: int, frame: FrameType | None) -> None:
+    word = "interrupted" if number == signal.SIGINT else "terminated"
+    _say(f"eclip: {word} before anything began\n")
+    os._exit(128 + number)
+
+
+def _mend_streams() -> None:
+    """A closed standard output is refused; what cannot be written in its encoding is replaced."""
+    nowhere = sys.stdout is None
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:  # the next file that is opened would be taken for the stream
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    if nowhere:
+        _say("eclip: standard output is closed; leave it open, or send it to a file\n")
+        os._exit(2)
+    if sys.stdin is None:
+        sys.stdin = io.TextIOWrapper(io.FileIO(0), encoding="utf-8")
+    if sys.stderr is None:
+        sys.stderr = io.TextIOWrapper(io.FileIO(2, "w"), encoding="utf-8", line_buffering=True)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, line.encode())
+
+
+if __name__ == "__main__":
+    main()

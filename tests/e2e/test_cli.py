@@ -178,9 +178,12 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(cli: Cli) -> None:
     outcome = cli("doctor", "--json")
     assert outcome.code == 1
     missing = {one["what"]: one["remedy"] for one in outcome.data if one["state"] == "missing"}
-    assert "pip install 'eclip[cuda]'" in missing["package cuda.bindings"]
+    assert missing["package cuda.bindings"] == "pip install cuda-bindings"
+    assert missing["package pynvml"] == "pip install nvidia-ml-py"
     assert "driver and GPU" in missing
-    assert "eclip[cuda]" in cli("doctor").out
+    shown = " ".join(cli("doctor").out.split())
+    assert "pip install cuda-bindings nvidia-ml-py 'cupti-python>=13.0,<13.1'" in shown
+    assert "eclip[cuda]" not in shown  # it is on no registry
 
 
 @no_cuda

@@ -24,7 +24,7 @@ def test_rounds_are_summed_up_and_added_to_the_results(cli: Cli) -> None:
     outcome = cli(*command, "--json")
     assert outcome.code == 0
     shown = outcome.data["comparison"]
-    (stored,) = store.load_results(Path("r.jsonl"))
+    (stored,) = store.load_results(Path("r.jsonl")).comparisons
     assert (stored.mix, stored.repeats, stored.modelled) == ("alexnet:8,vgg19:8", 3, True)
     assert stored.command.startswith("eclip compare alexnet:8,vgg19:8 --seconds 0.1")
     assert [entry.policy for entry in stored.entries] == [
@@ -44,7 +44,7 @@ def test_rounds_are_summed_up_and_added_to_the_results(cli: Cli) -> None:
     printed = cli(*command)
     assert "3 rounds in rotated order" in printed.out
     assert "median" in printed.out and masks.setting in printed.out
-    assert len(store.load_results(Path("r.jsonl"))) == 2
+    assert len(store.load_results(Path("r.jsonl")).comparisons) == 2
 
 
 def test_one_round_is_what_it_was(cli: Cli) -> None:
@@ -63,7 +63,7 @@ def test_tail_latency_under_a_part_of_the_load(cli: Cli) -> None:
     assert outcome.code == 0
     assert "Poisson at 60% of the closed-loop rates under shared" in outcome.out
     assert "p99 of all runs together" in outcome.out
-    (stored,) = store.load_results(Path("r.jsonl"))
+    (stored,) = store.load_results(Path("r.jsonl")).comparisons
     assert stored.load_part == 0.6
     for entry in stored.entries:
         assert 500 <= sum(entry.together.requests) <= 620
@@ -109,7 +109,7 @@ def test_load_needs_workers_without_rates(cli: Cli) -> None:
     assert_refused(cli("compare", "alexnet@100rps", "--load", 0.5), "--load")
 
 
-def test_damaged_results_are_refused_before_anything_runs(cli: Cli) -> None:
+def test_files_that_hold_no_results_are_refused_before_anything_runs(cli: Cli) -> None:
     Path("thesis.txt").write_text("years of work")
     began = time.monotonic()
     command = ("compare", "paper/3", "--seconds", 1000)
@@ -154,7 +154,7 @@ def test_interrupt_between_rounds_keeps_what_was_measured(tmp_path: Path, cli: C
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err.strip().splitlines()[-1].startswith("eclip: interrupted")
-    (stored,) = store.load_results(tmp_path / "r.jsonl")
+    (stored,) = store.load_results(tmp_path / "r.jsonl").comparisons
     done = [len(entry.runs) for entry in stored.entries]
     assert min(done) >= 1 and max(done) - min(done) <= 1 and stored.repeats == 1000000
     assert json.loads(out)["comparison"]["mix"] == "alexnet:8"

@@ -49,7 +49,7 @@ def test_comparisons_come_back_in_the_order_in_which_they_were_added(tmp_path: P
     added = [comparison({"shared": 1.0 + n}, mix=mix) for n, mix in enumerate(MIXES)]
     for one in added:
         store.append(one, path)
-    assert store.load_results(path) == added
+    assert store.load_results(path) == (added, [])
     assert path.read_bytes().count(b"\n") == 3
 
 
@@ -63,7 +63,7 @@ def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
         for n in range(4)
     ]
     assert [writer.wait(timeout=120) for writer in writers] == [0] * 4
-    found = [one.mix for one in store.load_results(path)]
+    found = [one.mix for one in store.load_results(path).comparisons]
     assert len(found) == 160
     for n in range(4):  # each writer's own are all there, in its order
         mine = [mix for mix in found if mix.startswith(f"writer{n} ")]
@@ -79,14 +79,27 @@ def test_file_cut_at_any_byte_loses_no_later_comparison(tmp_path: Path) -> None:
     for cut in (first + 1, first + 40, len(whole) - 30, len(whole) - 1):
         path.write_bytes(whole[:cut])
         store.append(comparison({"shared": 1.0}, mix="m/3"), path)
+        found = store.load_results(path)
+        mixes = [one.mix for one in found.comparisons]
         if cut in (first + 1, len(whole) - 1):  # a whole line, or all but its end
-            mixes = [one.mix for one in store.load_results(path)]
             assert mixes[0] == "m/1" and mixes[-1] == "m/3"
+            assert not found.warnings
         else:
-            assert "line 2" in refusal(path)
-            lines = path.read_bytes().split(b"\n")
-            path.write_bytes(b"\n".join([lines[0], *lines[2:]]))
-            assert [one.mix for one in store.load_results(path)] == ["m/1", "m/3"]
+            assert mixes == ["m/1", "m/3"]
+            (warning,) = found.warnings
+            assert f"{path} line 2" in warning and "left out" in warning
+
+
+def test_file_whose_only_line_was_cut_can_be_added_to(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    store.append(comparison({"shared": 1.0}, mix="m/1"), path)
+    whole = path.read_bytes()
+    for cut in (5, 40, len(whole) - 20):
+        path.write_bytes(whole[:cut])
+        (warning,) = store.check_results(path)
+        assert "line 1" in warning
+        store.append(comparison({"shared": 1.0}, mix="m/2"), path)
+        assert [one.mix for one in store.load_results(path).comparisons] == ["m/2"]
 
 
 @pytest.mark.parametrize(
@@ -98,23 +111,31 @@ def test_file_cut_at_any_byte_loses_no_later_comparison(tmp_path: Path) -> None:
         (b"\xff\xfe", "damaged"),
     ],
 )
-def test_damaged_line_is_named_and_nothing_is_added_before_it_is_measured(
+def test_damaged_line_is_named_and_the_others_count(
     tmp_path: Path, line: bytes, fault: str
 ) -> None:
     path = tmp_path / "r.jsonl"
     store.append(comparison({"shared": 1.0}), path)
     path.write_bytes(path.read_bytes() + line + b"\n")
-    assert "r.jsonl line 2" in refusal(path)
-    assert fault in refusal(path)
-    with pytest.raises(ArtefactError, match="line 2"):
-        store.check_results(path)
+    found = store.load_results(path)
+    assert len(found.comparisons) == 1
+    (warning,) = found.warnings
+    assert "r.jsonl line 2" in warning and fault in warning
+    assert store.check_results(path) == [warning]
+    path.write_bytes(line + b"\n")
+    if line.startswith(b'{"format":"eclip/comparison"'):
+        assert store.check_results(path)
+    else:
+        assert "line 1" in refusal(path)
+        with pytest.raises(ArtefactError, match="line 1"):
+            store.check_results(path)
 
 
 def test_edited_number_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     store.append(comparison({"shared": 1.25}), path)
     path.write_bytes(path.read_bytes().replace(b"1.25", b"1.75"))
-    assert "digest" in refusal(path)
+    assert "digest" in store.load_results(path).warnings[0]
 
 
 def test_other_artefacts_are_no_results(tmp_path: Path) -> None:
@@ -286,15 +307,15 @@ def test_latency_table_has_the_ratio_to_shared_of_every_worker() -> None:
 
 
 @pytest.mark.parametrize(("alone", "ratio"), [((100.0, 10.0), "0.50"), ((10.0, 100.0), "1.10")])
-def test_latency_table_says_how_whoever_waits_longest_for_its_length_fares(
+def test_latency_table_says_how_the_worst_off_model_fares(
     alone: tuple[float, ...], ratio: str
 ) -> None:
     mine = entry("search", score(1.0, p99_ms=(1.5, 4.4)))
     loaded = comparison([entry("shared", score(1.0)), mine], load_part=0.6, load="Poisson")
     loaded = msgspec.structs.replace(loaded, alone_rps=alone)
     table = table_of([loaded], "Latency")
-    assert row(table, "search")["who waits longest"] == ratio
-    assert row(table, "shared")["who waits longest"] == "1.00"
+    assert row(table, "search")["worst-off model"] == ratio
+    assert row(table, "shared")["worst-off model"] == "1.00"
 
 
 def test_section_between_the_marks_is_replaced_and_nothing_else() -> None:
@@ -313,7 +334,7 @@ def test_text_of_others_cannot_break_a_table() -> None:
 
 def test_results_page_shows_what_the_results_file_holds() -> None:
     document = (ROOT / "docs/results.md").read_text(encoding="utf-8")
-    found = store.load_results(ROOT / "docs/results.jsonl")
+    found = store.load_results(ROOT / "docs/results.jsonl").comparisons
     assert drawn.replace_section(document, drawn.markdown(found)) == document, (
         "draw it again: eclip results docs/results.jsonl --into docs/results.md"
     )

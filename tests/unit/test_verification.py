@@ -336,7 +336,7 @@ def test_earlier_search_and_trials_that_measure_nothing_say_so(device: Refusing)
     searching = verifier(Verification(2, refine_seconds=0.01, earlier=(run,)))
     found = searching.simulate(Objective(), lambda _: None)
     opened = opened_on(device)
-    trials = opened.trials(MIX, window=Window(seconds=1e-4, warmup_seconds=0.0, trace_ms=0.0))
+    trials = opened.trials(MIX, window=Window(seconds=1e-3, warmup_seconds=0.0, trace_ms=0.0))
     with pytest.raises(UsageError, match="measured nothing"):
         searching.explore(found, Objective(), opened, trials, lambda _: None)
 
@@ -377,7 +377,7 @@ def test_runs_too_short_for_anybody_say_so(
     searching = verifier(Verification(1, refine_seconds))
     opened = opened_on(device)
     found = searching.simulate(Objective(), lambda _: None)
-    moment = Window(seconds=1e-4, warmup_seconds=0.0, trace_ms=0.0)
+    moment = Window(seconds=1e-3, warmup_seconds=0.0, trace_ms=0.0)
     trials = opened.trials(MIX, window=moment)
     with pytest.raises(UsageError, match="measured nothing"):
         searching.explore(found, Objective(), opened, trials, lambda _: None)

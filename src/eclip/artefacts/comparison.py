@@ -135,14 +135,14 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def best_policy(comparison: Comparison) -> str:
-    """The policy with the most throughput or, where requests arrive by themselves, with the
-    shortest 99th percentiles, in the geometric mean of the workers."""
-    arrivals = any(
-        rate is not None for entry in comparison.entries for rate in entry.together.offered_rps
-    )
+    """By the first objective: the most throughput or efficiency, or the shortest 99th percentiles,
+    in the geometric mean of the workers."""
+    aim = "latency" if comparison.load_part is not None else comparison.objective.split(",")[0]
 
     def value(entry: Entry) -> float:
-        if not arrivals:
+        if aim == "energy":
+            return entry.together.efficiency_per_kj
+        if aim == "throughput":
             return entry.together.stp
         tails = [math.inf if p99 is None else p99 for p99 in entry.together.p99_ms]
         return -sum(math.log(tail) for tail in tails)

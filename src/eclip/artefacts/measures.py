@@ -19,7 +19,8 @@ from eclip.artefacts.plan import Evidence
 from eclip.artefacts.runlog import RunLog
 
 _STEADY = 3  # completions, at least
-_KEEPS_UP = 0.95  # of what is offered: the rest may be under way when the run ends
+_KEEPS_UP = 0.9  # of what is offered
+_UNDER_WAY = 5  # requests that may be unfinished when a run ends
 
 
 class WorkerMeasures(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +39,12 @@ class WorkerMeasures(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def overloaded(self) -> bool:
         """More arrives than it serves, so that its queue grows for as long as that lasts."""
-        return self.offered_rps is not None and self.rate_rps < _KEEPS_UP * self.offered_rps
+        if self.offered_rps is None or self.rate_rps >= _KEEPS_UP * self.offered_rps:
+            return False
+        if self.rate_rps == 0:
+            return True
+        seconds = self.requests / self.rate_rps
+        return (self.offered_rps - self.rate_rps) * seconds >= _UNDER_WAY
 
 
 class Measures(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from eclip.artefacts.model_key import ModelKey, parse_model
 from eclip.errors import UsageError, unknown_name
 
 MAX_WORKERS = 32
+MAX_RATE_RPS = 1e9
 DEFAULT_BATCH = 8
 
 # The paper prints its ResNet as "resnet15"; of the family only resnet152 has the number of kernels
@@ -33,9 +34,9 @@ PAPER_MIXES = {
 _Part = tuple[ModelKey, float | None]  # model, rate
 
 _PART = re.compile(
-    r"(?:(?P<repeat>\d{1,9})x)?(?P<model>[A-Za-z][\w.-]*(?::[A-Za-z_]\w*)?(?:~\w*)?)"
-    r"(?::(?P<batch>\d{1,9}))?"
-    r"(?:@(?P<rate>\d{1,9}(?:\.\d{1,9})?)rps)?",
+    r"(?:(?P<repeat>\d{1,30})x)?(?P<model>[A-Za-z][\w.-]*(?::[A-Za-z_]\w*)?(?:~\w*)?)"
+    r"(?::(?P<batch>\d{1,30}))?"
+    r"(?:@(?P<rate>\d{1,30}(?:\.\d{1,30})?)rps)?",
     re.ASCII,
 )
 
@@ -96,6 +97,10 @@ def parse_mix(text: str) -> Mix:
         rate = float(match["rate"]) if match["rate"] else None
         if repeat < 1 or rate == 0:
             raise UsageError(f"{part!r} in the mix {text!r}: repeat and rate start above 0")
+        if rate is not None and rate > MAX_RATE_RPS:
+            raise UsageError(
+                f"{part!r} in the mix {text!r}: the largest rate is {MAX_RATE_RPS:.0f} requests/s"
+            )
         model = parse_model(f"{match['model']}:{match['batch'] or DEFAULT_BATCH}")
         if len(parts) + repeat > MAX_WORKERS:
             raise UsageError(f"the mix {text!r} has more than {MAX_WORKERS} workers; ask for fewer")

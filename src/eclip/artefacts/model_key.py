@@ -16,7 +16,7 @@ from eclip.errors import UsageError
 MAX_BATCH = 65_536
 _NAME = r"[A-Za-z][\w.-]*(?::[A-Za-z_]\w*)?"
 _UNITS = r"[1-9]\d{0,5}"
-_KEY = re.compile(rf"(?P<name>{_NAME})(?:~(?P<units>{_UNITS}))?:(?P<batch>\d{{1,9}})", re.ASCII)
+_KEY = re.compile(rf"(?P<name>{_NAME})(?:~(?P<units>{_UNITS}))?:(?P<batch>\d{{1,30}})", re.ASCII)
 
 
 class ModelKey(

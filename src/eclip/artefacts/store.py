@@ -7,7 +7,10 @@ its closing brace, so a file cut at any byte is refused. ``load`` accepts what `
 nothing else; whatever is wrong becomes one ArtefactError that names the file and the fault.
 
 A results file is the exception: comparisons accumulate in it, one such object a line. ``append``
-adds a line whole or not at all, and writers take turns.
+adds a line whole or not at all, and writers take turns. A line whose writer was killed is passed
+over with a warning; the others count.
+
+``outputs.py`` looks at paths before work begins, and finds another place where writing fails.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import tempfile
 import zlib
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import msgspec
 
@@ -76,8 +79,17 @@ _KINDS: dict[str, tuple[type[Artefact], int]] = {
     "machine": (Machine, 1),
     "comparison": (Comparison, 2),
 }
+_COMPARISON = b'{"format":"eclip/comparison"'  # how a line of a results file begins
 # Far above any real artefact; keeps a wrong file (or a gzip bomb) from filling the memory.
 MAX_BYTES = 512 * 1024 * 1024
+
+
+class Results(NamedTuple):
+    """A results file: its comparisons in the order of their lines, and a line of words for every
+    line that could not be read."""
+
+    comparisons: list[Comparison]
+    warnings: list[str]
 
 
 class _Envelope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -98,12 +110,7 @@ def save(artefact: Artefact, path: str | Path) -> None:
     if not any(isinstance(artefact, cls) for cls, _ in _KINDS.values()):
         raise UsageError(f"save takes an artefact and a file name, not a {type(artefact).__name__}")
     path = Path(path)
-    kind = _kind_of(type(artefact))
-    if _exists(path) and (found := kind_at(path)) != kind:
-        raise ArtefactError(
-            f"{path} exists and is {found or 'no eclip file'}, so {_a(kind)} will not replace it; "
-            f"choose another name or remove it first"
-        )
+    check_replaceable(path, type(artefact))
     data = _encode(artefact)
     if len(data) > MAX_BYTES:
         raise ArtefactError(
@@ -148,8 +155,10 @@ def append(comparison: Comparison, path: Path) -> None:
         raise ArtefactError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def load_results(path: Path) -> list[Comparison]:
-    """The comparisons of a results file, in the order in which they were added."""
+def load_results(path: Path) -> Results:
+    """The comparisons of a results file. Lines that cannot be read are passed over, each with a
+    warning; a file that has no line of ours is refused.
+    """
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH)  # a writer may be in the middle of a line
@@ -158,7 +167,8 @@ def load_results(path: Path) -> list[Comparison]:
         raise ArtefactError(f"cannot read {path}: {error.strerror or error}") from None
     if len(data) > MAX_BYTES:
         raise ArtefactError(f"{path} is larger than {MAX_BYTES >> 20} MiB: no results file")
-    results = []
+    results = Results([], [])
+    ours = False
     for number, line in enumerate(data.split(b"\n"), start=1):
         if not line:
             continue
@@ -167,19 +177,47 @@ def load_results(path: Path) -> list[Comparison]:
             if not isinstance(comparison, Comparison):
                 raise ArtefactError(f"{path} line {number} holds no comparison")
         except ArtefactError as error:
-            raise ArtefactError(f"{error}; the other lines can be used without it") from None
-        results.append(comparison)
+            ours = ours or line.startswith(_COMPARISON) or _COMPARISON.startswith(line)
+            results.warnings.append(f"{error}; the line is left out, the others are used")
+        else:
+            results.comparisons.append(comparison)
+    if results.warnings and not results.comparisons and not ours:
+        why = results.warnings[0].partition(";")[0]
+        raise ArtefactError(f"{why}, so this is no results file; choose another name")
     return results
 
 
-def check_results(path: Path) -> None:
-    """Refuse a file that results could not be added to, before they have been measured."""
+def holds_results(path: Path) -> bool:
+    """Does the file begin as a results file does?"""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_COMPARISON)) == _COMPARISON
+    except OSError:
+        return False
+
+
+def check_results(path: Path) -> list[str]:
+    """Refuse a file that results could not be added to, before they have been measured.
+
+    What is wrong with single lines of it are warnings.
+    """
+    check_name(path, "file")
+    warnings = []
     if _exists(path):
-        load_results(path)
+        warnings = load_results(path).warnings
     elif not path.parent.is_dir():
         raise ArtefactError(f"cannot write {path}: there is no folder {path.parent}")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ArtefactError(f"cannot write {path}: permission denied")
+    return warnings
+
+
+def check_name(path: Path, what: str) -> None:
+    """Refuse ``-``, which other programs take for standard output."""
+    if str(path) == "-":
+        raise ArtefactError(
+            f"- is not a {what} name; name a {what} (tables and --json go to standard output)"
+        )
 
 
 @overload
@@ -249,9 +287,19 @@ def to_data(artefact: Artefact) -> Any:
 
 def save_export(path: Path, data: bytes, mark: bytes) -> None:
     """Write a report or trace atomically; only a file that carries the same mark is replaced."""
-    if _exists(path):
+    check_replaceable(path, mark)
+    _write_atomically(path, data)
+
+
+def check_replaceable(path: Path, what: type[Artefact] | bytes) -> None:
+    """Refuse to replace anything but an artefact of this kind, or an export with this mark."""
+    if not _exists(path):
+        return
+    if path.is_dir():
+        raise ArtefactError(f"{path} is a folder; give the name of a file")
+    if isinstance(what, bytes):
         try:
-            ours = mark in _read(path)
+            ours = what in _read(path)
         except (ArtefactError, OSError):
             ours = False
         if not ours:
@@ -259,7 +307,11 @@ def save_export(path: Path, data: bytes, mark: bytes) -> None:
                 f"{path} exists and is not a file of this kind, so it will not be replaced; "
                 f"choose another name or remove it first"
             )
-    _write_atomically(path, data)
+    elif (found := kind_at(path)) != (kind := _kind_of(what)):
+        raise ArtefactError(
+            f"{path} exists and is {found or 'no eclip file'}, so {_a(kind)} will not replace it; "
+            f"choose another name or remove it first"
+        )
 
 
 def _write_atomically(path: Path, data: bytes) -> None:
@@ -292,9 +344,12 @@ def _umask() -> int:
 
 def _exists(path: Path) -> bool:
     try:
-        return path.exists()
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
     except OSError as error:  # such as a name that is too long
         raise ArtefactError(f"cannot write {path}: {error.strerror or error}") from None
+    return True
 
 
 def _read(path: Path) -> bytes:

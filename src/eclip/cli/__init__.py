@@ -1,75 +1,83 @@
 """The command line: one file a command, joined here.
 
 Whatever goes wrong ends in one line after ``eclip:`` and an exit code: 2 for what the caller can
-correct, 1 for what failed, 130 for an interrupt.
+correct, 1 for what failed, 130 for SIGINT and 143 for SIGTERM.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import importlib
+import signal
 import sys
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
+import typer.main
 
-from eclip import __version__
-from eclip.cli import (
-    bench,
-    calibrate,
-    compare,
-    demo,
-    doctor,
-    exec,
-    explain,
-    inspect,
-    plan,
-    profile,
-    record,
-    report,
-    results,
-    run,
-    topology,
-    varout,
-)
+import eclip
+from eclip.cli import screen
+from eclip.cli.options import finite_numbers
+from eclip.cli.screen import interrupt
 from eclip.errors import EclipError
 
-app = typer.Typer(
-    name="eclip",
-    help="Run several ML models on one GPU at once, each kernel group on its own compute units.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+_HELP = "Run several ML models on one GPU at once, each kernel group on its own compute units."
+# In the order in which a new user needs them. A command's module is imported when it is named:
+# rooms that compile or meet the GPU's driver take a second.
 COMMANDS = (
-    demo,
-    compare,
-    plan,
-    explain,
-    run,
-    report,
-    results,
-    inspect,
-    topology,
-    profile,
-    record,
-    exec,
-    calibrate,
-    doctor,
-    bench,
+    "demo",
+    "compare",
+    "plan",
+    "explain",
+    "run",
+    "report",
+    "results",
+    "inspect",
+    "topology",
+    "profile",
+    "record",
+    "exec",
+    "calibrate",
+    "doctor",
+    "bench",
+    "varout",
 )
-for command in COMMANDS:
-    name = command.__name__.rpartition(".")[2]
-    app.command(name)(getattr(command, name))
-app.add_typer(varout.app, name="varout")
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        sys.stdout.write(f"eclip {__version__}\n")
+def make_app(names: Sequence[str] = COMMANDS) -> typer.Typer:
+    """The command line with these commands."""
+    app = typer.Typer(
+        name="eclip",
+        help=_HELP,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.callback()(_options)
+    for name in names:
+        module = importlib.import_module(f"eclip.cli.{name}")
+        if name == "varout":
+            app.add_typer(module.app, name=name)
+        else:
+            app.command(name)(finite_numbers(getattr(module, name)))
+    return app
+
+
+# typer brings click along, inside or beside it, depending on its version.
+_CLICK_ERROR: type[Exception] = next(
+    one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException"
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        screen.write(f"eclip {eclip.__version__}\n")
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
@@ -79,20 +87,60 @@ def _options(
 
 
 def main() -> None:
-    try:
-        app()
-    except EclipError as error:
-        _fail(str(error), error.exit_code)
-    except OSError as error:
-        _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", 1)
-    except MemoryError:
-        _fail("out of memory; ask for a shorter run, a smaller trace window or fewer workers", 1)
-    except SystemExit as stop:
-        if stop.code == 130:
-            _fail("interrupted; files written before are whole, nothing else was left", 130)
-        raise
-
-
-def _fail(message: str, code: int) -> None:
-    sys.stderr.write(f"eclip: {message}\n")
+    """Run what the arguments name, and exit."""
+    with interrupt.handled_by(interrupt.end_at_once):
+        try:
+            code = _run(sys.argv[1:])
+        finally:
+            screen.end_output()
     sys.exit(code)
+
+
+def _run(arguments: list[str]) -> int:
+    """The exit code. typer's own way to do this would print usage errors on three lines."""
+    named = arguments[0] if arguments else ""
+    try:
+        command = typer.main.get_command(make_app([named] if named in COMMANDS else COMMANDS))
+        with command.make_context("eclip", arguments) as context:
+            command.invoke(context)
+        sys.stdout.flush()
+    except typer.Exit as end:
+        return end.exit_code
+    except EclipError as error:
+        return _fail(str(error), error.exit_code)
+    except OSError as error:
+        if error.errno == errno.EPIPE and screen.nobody_reads():  # as in `eclip … | head -1`
+            return 0
+        where = f": {error.filename}" if error.filename else ""
+        return _fail(f"{error.strerror or error}{where}", 1)
+    except MemoryError:
+        return _fail("out of memory; ask for a shorter run, a smaller trace or fewer workers", 1)
+    except KeyboardInterrupt as stop:
+        code = interrupt.exit_code(stop)
+        word = "terminated" if code == 128 + signal.SIGTERM else "interrupted"
+        return _fail(f"{word}; files written before are whole, nothing else was left", code)
+    except _CLICK_ERROR as error:
+        return _refuse(error)
+    return 0
+
+
+def _refuse(error: Any) -> int:
+    """What typer cannot read in the arguments, in one line. `eclip` alone shows the help."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return 2
+    words = " ".join(error.format_message().split()).rstrip(".")
+    if near := getattr(error, "possibilities", None):
+        words = f"No such option: {error.option_name}; did you mean {near[0]}?"
+    context = getattr(error, "ctx", None)
+    help_of = context.command_path if context is not None else "eclip"
+    end = "" if words.endswith("?") else ";"
+    return _fail(f"{words[:1].lower()}{words[1:]}{end} see `{help_of} --help`", 2)
+
+
+def _fail(message: str, code: int) -> int:
+    line = message.replace("\n", " ")
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"eclip: {line}\n")
+        sys.stderr.flush()
+    return code

@@ -58,7 +58,7 @@ def bench(
 
 def _bench_device(gpu: int, as_json: bool) -> None:
     with screen.progress_bar(f"characterising GPU {gpu}") as progress:
-        figures = characterise(gpu, progress)
+        figures = characterise(gpu, progress.part_or_end)
     if as_json:
         screen.print_json(figures)
         return

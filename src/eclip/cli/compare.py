@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 import statistics
 import sys
@@ -31,7 +32,7 @@ from eclip.cli.options import (
     named_plans,
     settings_of,
 )
-from eclip.planning.paper import TABLE_I
+from eclip.planning.table_i import TABLE_I
 from eclip.reports.marks import REPORT_MARK
 
 
@@ -194,9 +195,12 @@ def keep(
     if folder is not None:
         kept.add(folder, outputs.rescue(outcome.save, folder))
     if report_file is not None:
-        draw = lambda path: eclip.report(outcome, path)  # noqa: E731
-        kept.add(report_file, outputs.rescue(draw, report_file))
+        kept.add(report_file, outputs.rescue(functools.partial(_draw, outcome), report_file))
     return kept
+
+
+def _draw(outcome: eclip.Outcome, path: Path) -> None:
+    eclip.report(outcome, path)
 
 
 def show(outcome: eclip.Outcome, as_json: bool) -> None:
@@ -238,7 +242,8 @@ def show(outcome: eclip.Outcome, as_json: bool) -> None:
             ),
         ]
     )
-    screen.print_measures(measures, best=outcome.best)
+    aim = "latency" if comparison.load_part else comparison.objective.split(",")[0]
+    screen.print_measures(measures, aim)
     if comparison.repeats > 1 or any(entry.setting for entry in comparison.entries):
         _print_spreads(comparison)
     if comparison.load_part is not None:
@@ -256,7 +261,7 @@ def _print_spreads(comparison: Comparison) -> None:
     plain = comparison.entry("shared")
     most = max(len(entry.runs) for entry in comparison.entries)
     screen.print_table(
-        f"STP, {screen.runs_title(most)}{screen.modelled_note(comparison.modelled)}",
+        f"{screen.runs_title(most)}{screen.modelled_note(comparison.modelled)}",
         ["policy", "setting", "runs", "mean", "median", "min", "max", "vs shared"],
         (
             [

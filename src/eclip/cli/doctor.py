@@ -16,11 +16,13 @@ from eclip.cli.options import GpuOption, JsonOption
 from eclip.errors import EclipError
 
 _PACKAGES = {
-    "cuda.bindings": "pip install 'eclip[cuda]'",
-    "pynvml": "pip install 'eclip[cuda]'",
+    "cuda.bindings": "pip install cuda-bindings",
+    "pynvml": "pip install nvidia-ml-py",
     "torch": "pip install torch, for profiling and running models",
-    "cupti": "pip install 'eclip[cuda]', for profiling and recording kernels",
+    "cupti": "pip install 'cupti-python>=13.0,<13.1', for profiling and recording kernels",
 }
+_ALL_PACKAGES = "pip install cuda-bindings nvidia-ml-py 'cupti-python>=13.0,<13.1'"
+_FROM_A_CHECKOUT = "pip install -e '.[cuda]'"
 _NOT_TO_RUN = ("cupti",)  # plans run without it
 
 
@@ -43,6 +45,10 @@ def doctor(gpu: GpuOption = 0, as_json: JsonOption = False) -> None:
             ([one.what, one.state, one.found, one.remedy] for one in findings),
             names=4,
         )
+        if any(one.what.startswith("package") and one.state != "ok" for one in findings):
+            screen.out.print(
+                f"All packages for the GPU: {_ALL_PACKAGES} (in a checkout: {_FROM_A_CHECKOUT})."
+            )
         missing = [one.what for one in findings if one.state == "missing"]
         screen.out.print(
             f"Cannot run on a GPU: {', '.join(missing)}. The simulator (--device sim) works."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,7 @@ import typer
 
 from eclip.artefacts import store
 from eclip.artefacts.plan import Plan
-from eclip.cli import screen, wiring
+from eclip.cli import screen
 from eclip.cli.options import (
     CalibrationOption,
     GpuOption,
@@ -19,6 +20,10 @@ from eclip.cli.options import (
     WorkersOption,
 )
 from eclip.errors import UsageError
+from eclip.frontends.transparent import run_under
+from eclip.lab.case import case_of
+from eclip.runtime.program import lower
+from eclip.runtime.table import plan_table, workers_by
 
 
 def exec(
@@ -36,39 +41,44 @@ def exec(
     as_json: JsonOption = False,
 ) -> None:
     """Run a command as it is, its kernels on the lanes of a plan."""
-    from eclip.frontends.transparent import run_under
-    from eclip.runtime.program import lower
-    from eclip.runtime.table import plan_table
-
-    by = wiring.workers_by(workers)
+    by = workers_by(workers)
     plan = store.load(file, Plan)
     if plan.modelled:
         raise UsageError(
             f"{file} was made from modelled profiles, whose kernels are made up; measure the "
             f"command first with `eclip record` and plan again"
         )
-    asked = plan.mix.as_asked()
-    if [one.model for one in plan.mix.workers] != [one.model for one in asked.workers]:
+    if plan.models != plan.mix.as_asked().models:
         raise UsageError(
             f"{file} is for kernels that a search chose for fewer {plan.topology.unit_name}s, and "
-            f"a command launches its own; plan again with --own-kernels"
+            f"a command launches its own; plan again with --usual-kernels"
         )
-    constants = wiring.find_calibration(calibration, plan.topology)
-    found = wiring.find_profiles(plan.mix, plan.topology, constants, profiles or [])
-    traces = [profile.trace for profile in found]
+    case = case_of(plan, calibration, profiles or [])
+    traces = [profile.trace for profile in case.profiles]
     table = plan_table(lower(plan, traces), traces, by)
     outcome = run_under(command, table, gpu)
     if as_json:
         screen.print_json({"code": outcome.code, "processes": outcome.counters})
-    elif stats:
+    elif stats and outcome.counters:
         _print_counters(outcome.counters)
+    if not outcome.placed and os.environ.get("ECLIP_DISABLE") is None:
+        screen.warn(_nothing_placed(outcome.launches))
     sys.exit(outcome.code)
 
 
+def _nothing_placed(launches: int) -> str:
+    if not launches:
+        return (
+            "nothing was placed: libeclip saw no kernel launch in the command; does it use an "
+            "NVIDIA GPU?"
+        )
+    return (
+        f"nothing was placed: libeclip saw {launches} launches, and none is of the plan's kernels; "
+        f"record the command again (`eclip record`) and plan from that"
+    )
+
+
 def _print_counters(processes: dict[int, dict[str, int]]) -> None:
-    if not processes:
-        screen.warn("no process of the command launched anything that libeclip saw")
-        return
     screen.print_table(
         "Launches",
         ["process", "launches", "planned", "redirected", "switches", "barriers", "skipped"],

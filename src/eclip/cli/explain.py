@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from eclip.artefacts import store
-from eclip.artefacts.plan import Assignment, Evidence, Plan, Trial
+from eclip.artefacts.plan import Assignment, Evidence, Plan, PlannedWorker, Trial
 from eclip.cli import screen
 from eclip.cli.options import JsonOption
 
@@ -37,10 +38,10 @@ def describe(plan: Plan) -> dict[str, Any]:
         "mix": plan.mix.name,
         "policy": plan.policy,
         "topology": plan.topology.name,
-        "modelled": plan.modelled,
+        "profiles_modelled": plan.modelled,
         "why": plan.why,
-        "turns": plan.turns,
-        "evidence": plan.evidence,
+        "sharing": plan.sharing,
+        "evidence": None if plan.evidence is None else _describe_evidence(plan.evidence),
         "variants": [list(variant.active) for variant in plan.variants],
         "lanes": [
             {
@@ -76,6 +77,13 @@ def describe(plan: Plan) -> dict[str, Any]:
     }
 
 
+def _describe_evidence(evidence: Evidence) -> dict[str, Any]:
+    """The frontier is always simulated; the trials may have been measured."""
+    data: dict[str, Any] = msgspec.to_builtins(evidence)
+    modelled = data.pop("modelled")
+    return {**data, "frontier_modelled": True, "trials_modelled": modelled}
+
+
 def print_plan(plan: Plan) -> None:
     unit = plan.topology.unit_name
     screen.print_facts(
@@ -90,7 +98,7 @@ def print_plan(plan: Plan) -> None:
     for part in plan.main.assignments:
         worker = plan.workers[part.worker]
         total_ns = sum(group.predicted_ns for group in part.groups)
-        screen.out.print(f"\n{worker.name}", style="bold")
+        screen.out.print(f"\n{_label(worker)}", style="bold")
         screen.out.print(
             f"  {_count(worker.kernels, 'kernel')} in {_count(len(part.groups), 'group')}, "
             f"{total_ns / 1e6:.3f} ms undisturbed; {worker.why}",
@@ -126,7 +134,7 @@ def _print_evidence(plan: Plan, evidence: Evidence) -> None:
             "fairness",
             "power W",
             "STP·s/kJ",
-            *(f"{w.name}, {each}" for w in plan.workers),
+            *(f"{worker.name} {each}" for worker in plan.workers),
         ],
         (
             [
@@ -143,6 +151,7 @@ def _print_evidence(plan: Plan, evidence: Evidence) -> None:
             ]
             for trial in evidence.trials
         ),
+        optional=("power W", "fairness"),
     )
     chosen = next(trial for trial in evidence.trials if trial.chosen)
     screen.out.print(_frontier_picture(evidence, chosen))
@@ -185,6 +194,10 @@ def _frontier_picture(evidence: Evidence, chosen: Trial) -> str:
     return "\n".join(lines)
 
 
+def _label(worker: PlannedWorker) -> str:
+    return screen.worker_label(worker.name, worker.model)
+
+
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
@@ -208,7 +221,7 @@ def _sizes_picture(plan: Plan, part: Assignment) -> str:
 
 def _slices_picture(plan: Plan) -> str:
     """Per worker and slice, for how much of its request the worker's lane includes the slice."""
-    name_width = max(len("slice"), *(len(worker.name) for worker in plan.workers))
+    name_width = max(len("slice"), *(len(_label(worker)) for worker in plan.workers))
     slices = len(plan.topology.slice_units)
     lines = [f"{'slice':{name_width}}  {''.join(str(index % 10) for index in range(slices))}"]
     for part in plan.main.assignments:
@@ -219,7 +232,7 @@ def _slices_picture(plan: Plan) -> str:
                 group.predicted_ns for group in part.groups if index in plan.lanes[group.lane].mask
             )
             row += "·" if inside == 0 else _BARS[round(inside / total * (len(_BARS) - 1))]
-        lines.append(f"{plan.workers[part.worker].name:{name_width}}  {row}")
+        lines.append(f"{_label(plan.workers[part.worker]):{name_width}}  {row}")
     lines.append(
         "(the higher the bar, the more of its request the worker may use the slice; · never)"
     )

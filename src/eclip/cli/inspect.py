@@ -22,7 +22,7 @@ from eclip.artefacts.runlog import RunLog
 from eclip.artefacts.store import Artefact
 from eclip.artefacts.topology import Topology
 from eclip.artefacts.trace import Kernel, Trace
-from eclip.cli import explain, screen
+from eclip.cli import explain, results, screen
 from eclip.cli.options import JsonOption
 
 _ROWS = 12  # of the longest kernels
@@ -33,7 +33,10 @@ def inspect(
     as_json: JsonOption = False,
 ) -> None:
     """Show what is in a topology, trace, profile, calibration, plan, run log or any other file."""
-    show(store.load(file), as_json)
+    if store.holds_results(file):
+        results.results(file, as_json=as_json)
+    else:
+        show(store.load(file), as_json)
 
 
 def show(artefact: Artefact, as_json: bool) -> None:
@@ -53,10 +56,7 @@ def show(artefact: Artefact, as_json: bool) -> None:
         explain.print_plan(artefact)
         _show_fingerprint(artefact.fingerprint)
     elif isinstance(artefact, Comparison):
-        from eclip.reports.results import tables
-
-        for table in tables([artefact]):
-            screen.print_table(table.title, table.columns, table.rows, names=2)
+        results.print_results([artefact])
     elif isinstance(artefact, Lengths):
         _show_lengths(artefact)
     elif isinstance(artefact, Machine):
@@ -82,7 +82,7 @@ def _show_topology(topology: Topology) -> None:
 def _show_trace(trace: Trace) -> None:
     screen.print_facts(
         [
-            ("trace", trace.key),
+            ("trace", str(trace.model)),
             ("kernels", str(len(trace.kernels))),
             ("inputs", ", ".join(trace.inputs) or "not recorded"),
             ("digest", trace.digest[:16]),
@@ -109,7 +109,7 @@ def _show_profile(profile: Profile) -> None:
     kernels = profile.trace.kernels
     screen.print_facts(
         [
-            ("profile", profile.key),
+            ("profile", str(profile.model)),
             ("data", "modelled" if profile.modelled else "measured"),
             ("source", profile.source),
             ("kernels", f"{len(kernels)}, trace {profile.trace.digest[:16]}"),
@@ -159,7 +159,7 @@ def _show_calibration(calibration: Calibration) -> None:
     for part in (
         calibration.costs,
         calibration.compute,
-        calibration.sharing,
+        calibration.interference,
         calibration.memory,
         calibration.power,
     ):
@@ -254,7 +254,7 @@ def _show_run(log: RunLog) -> None:
         ["worker", "kernels", "barriers", "lane waits", "false waits", "false wait ms"],
         (
             [
-                worker.name,
+                screen.worker_label(worker.name, worker.model),
                 str(counters.kernels),
                 str(counters.barriers),
                 _known(counters.lane_waits),

@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import functools
+import math
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from eclip.errors import UsageError
+from eclip.devices.base import MIN_SECONDS
+from eclip.devices.load import MAX_SECONDS
+from eclip.errors import UsageError, unknown_name
+
+
+def between(option: str, low: float, high: float = math.inf) -> Callable[[Any], Any]:
+    """A typer callback that refuses a number outside of the range, and what is no number."""
+
+    def check(value: float | None) -> float | None:
+        if value is not None and not (low <= value <= high and math.isfinite(value)):
+            raise UsageError(f"{option} must be {_range(low, high)}, not {value:g}")
+        return value
+
+    return check
+
+
+def _range(low: float, high: float) -> str:
+    return f"{low:g} or more" if math.isinf(high) else f"{low:g} to {high:g}"
+
 
 MixArgument = Annotated[
     str,
@@ -25,52 +47,128 @@ CalibrationOption = Annotated[
 ]
 ProfilesOption = Annotated[
     list[Path] | None,
-    typer.Option("--profiles", help="A folder of profiles, before the built-in ones; repeatable."),
+    typer.Option(
+        "--profiles", help="A folder of profiles, used before the built-in ones; repeatable."
+    ),
 ]
 DeviceOption = Annotated[
-    str, typer.Option("--device", help="Where to run: sim (the simulator) or cuda (a GPU).")
+    str,
+    typer.Option(
+        "--device", help="Where to run: sim (the simulator), cuda (a GPU), or cuda:1 (the second)."
+    ),
 ]
 GpuOption = Annotated[int, typer.Option("--gpu", min=0, help="cuda: which GPU, counted from 0.")]
-SecondsOption = Annotated[float, typer.Option("--seconds", help="How long to run and measure.")]
-WarmupOption = Annotated[float, typer.Option("--warmup", help="Seconds to run before measuring.")]
-TraceOption = Annotated[
-    float, typer.Option("--trace-ms", help="Record every kernel for the first so many ms.")
+SecondsOption = Annotated[
+    float,
+    typer.Option(
+        "--seconds",
+        callback=between("--seconds", MIN_SECONDS, MAX_SECONDS),
+        help="Seconds to run and measure, from 0.001.",
+    ),
 ]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of arrivals and phases.")]
+WarmupOption = Annotated[
+    float,
+    typer.Option(
+        "--warmup",
+        callback=between("--warmup", 0, MAX_SECONDS),
+        help="Seconds to run before measuring.",
+    ),
+]
+TraceOption = Annotated[
+    float | None,
+    typer.Option(
+        "--trace-ms",
+        callback=between("--trace-ms", 0, 1000 * MAX_SECONDS),
+        help="Record every kernel of the first so many milliseconds; 20 unless given.",
+    ),
+]
+SeedOption = Annotated[
+    int, typer.Option("--seed", min=0, help="Seed of arrivals and of when workers start.")
+]
 ArrivalsOption = Annotated[
     Path | None,
     typer.Option("--arrivals", help="A CSV time_s,worker of arrivals, instead of the mix's rates."),
 ]
 SwitchMaxOption = Annotated[
-    int, typer.Option("--switch-max", help="eclip: lane switches per request and worker.")
+    int, typer.Option("--switch-max", help="eclip: most lane switches per request and worker.")
 ]
 ToleranceOption = Annotated[
     float,
-    typer.Option("--tolerance", help="model, kernel: slowdown that still counts as right-sized."),
+    typer.Option(
+        "--tolerance",
+        callback=between("--tolerance", 0),
+        help="model, kernel: slowdown that is accepted for fewer units; 0.05 is 5%.",
+    ),
 ]
 ObjectiveOption = Annotated[
-    str, typer.Option("--objective", help="search: throughput, energy or latency.")
+    str | None,
+    typer.Option(
+        "--objective",
+        help="search: throughput, energy or latency. Throughput unless given; latency where the "
+        "mix has rates.",
+    ),
 ]
 WeightsOption = Annotated[
     str | None, typer.Option("--weights", help="search: one weight per worker, as 2,1,1.")
 ]
 P99Option = Annotated[
     str | None,
-    typer.Option("--p99", help="search for latency: a bound per worker in ms, as 5,2.5,8."),
+    typer.Option(
+        "--p99", help="search, latency: the longest p99 of every worker in ms, as 5,2.5,8."
+    ),
 ]
 FairnessOption = Annotated[
-    float, typer.Option("--fairness", help="search: smallest over largest share, at least.")
+    float | None,
+    typer.Option(
+        "--fairness",
+        callback=between("--fairness", 0, 1),
+        help="search: the smallest part of its rate alone that a worker gets, over the largest; at "
+        "least this, 0 to 1. Unless given: what plain streams give less 0.05, from 0.7 to 0.9.",
+    ),
+]
+SearchTimeOption = Annotated[
+    float,
+    typer.Option(
+        "--seconds",
+        callback=between("--seconds", 0),
+        help="search: seconds of simulation, before plans are tried on a device.",
+    ),
 ]
 SearchSecondsOption = Annotated[
-    float, typer.Option("--seconds", help="search: how long, before anything is tried.")
+    float,
+    typer.Option(
+        "--search-seconds",
+        callback=between("--search-seconds", 0),
+        help="search: seconds of simulation, before plans are tried on a device.",
+    ),
+]
+SolverOption = Annotated[
+    str,
+    typer.Option(
+        "--solver", help="eclip: exact (a dynamic programme) or highs (the paper's ILP, slow)."
+    ),
+]
+SharesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--shares", help="mps: percent of the units, one for all or one per worker, as 60,30,30."
+    ),
+]
+StrictOption = Annotated[
+    bool,
+    typer.Option("--strict", help="Exit with 3 if a worker is overloaded or misses its bound."),
 ]
 BatchesOption = Annotated[
     int | None,
-    typer.Option("--batches", help="search: so many batches instead, to repeat one exactly."),
+    typer.Option("--batches", help="search: run exactly so many search batches (reproducible)."),
 ]
 RefineOption = Annotated[
     float,
-    typer.Option("--refine", help="search, with --verify: go on for so long on the device first."),
+    typer.Option(
+        "--refine",
+        callback=between("--refine", 0),
+        help="search, with --verify: seconds to go on searching on the device.",
+    ),
 ]
 EarlierOption = Annotated[
     Path | None,
@@ -79,14 +177,17 @@ EarlierOption = Annotated[
         help="search, with --refine: go on from an earlier search, its observations.json.gz.",
     ),
 ]
-OwnKernelsOption = Annotated[
+UsualKernelsOption = Annotated[
     bool,
-    typer.Option("--own-kernels", help="search: no kernels that were chosen for fewer units."),
+    typer.Option(
+        "--usual-kernels",
+        help="search: keep to the models' usual kernels, none chosen for fewer units.",
+    ),
 ]
 SearchSeedOption = Annotated[int, typer.Option("--seed", min=0, help="search: seed.")]
 TailOption = Annotated[
     bool,
-    typer.Option("--tail", help="Take variable-output kernels at their p99 times, not expected."),
+    typer.Option("--tail", help="Plan variable-output kernels by their p99 times, not expected."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 WorkersOption = Annotated[
@@ -95,11 +196,93 @@ WorkersOption = Annotated[
 ]
 
 
-def numbers(text: str | None, option: str) -> tuple[float, ...]:
-    """``2,1,0.5`` as numbers; nothing given is none."""
+def numbers(
+    text: str | None, option: str, low: float = 0, high: float = math.inf
+) -> tuple[float, ...]:
+    """``2,1,0.5`` as numbers of a range; nothing given is none."""
     if text is None:
         return ()
     try:
-        return tuple(float(part) for part in text.split(","))
+        values = tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise UsageError(f"{option} {text}: numbers with commas between them are wanted") from None
+        raise UsageError(
+            f"{option} {text!r} is no list of numbers; write them with commas, like 2,1,0.5"
+        ) from None
+    for value in values:
+        between(option, low, high)(value)
+    return values
+
+
+def shares_of(text: str | None) -> tuple[int, ...]:
+    """``60,30`` as percentages."""
+    shares = numbers(text, "--shares", 1, 100)
+    if any(share != int(share) for share in shares):
+        raise UsageError(f"--shares {text}: a share is a whole number of percent, 1 to 100")
+    return tuple(int(share) for share in shares)
+
+
+def load_of(text: str | None) -> float | Path | None:
+    """A part such as 0.6, or the file of arrivals."""
+    if text is None:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return Path(text)
+
+
+def named_plans(texts: Sequence[str]) -> dict[str, Path]:
+    """From ``FILE`` or ``NAME=FILE``; without a name a plan is called after its file."""
+    plans: dict[str, Path] = {}
+    for text in texts:
+        name, equals, file = text.partition("=")
+        path = Path(file if equals else text)
+        name = name if equals else path.name.partition(".")[0]
+        if name in plans:
+            raise UsageError(f"--plan {text}: {name!r} is taken; write NAME={path}")
+        plans[name] = path
+    return plans
+
+
+def settings_of(
+    texts: Sequence[str], options: type[Any], more: Mapping[str, type]
+) -> dict[str, Any]:
+    """``NAME=VALUE`` of the fields of an options class, and of more names, as keyword arguments."""
+    kinds = {**typing.get_type_hints(options), **more}
+    known = {name.replace("_", "-"): name for name in kinds}
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or name not in known:
+            raise unknown_name("setting", text, [f"{each}=…" for each in sorted(known)])
+        found[known[name]] = _setting(text, value, str(kinds[known[name]]))
+    return found
+
+
+def _setting(text: str, value: str, kind: str) -> Any:
+    try:
+        if "bool" in kind:
+            return {"yes": True, "no": False}[value]
+        if "int" in kind:
+            return int(value)
+        if "float" in kind:
+            return between(f"--set {text.partition('=')[0]}", -math.inf)(float(value))
+    except (ValueError, KeyError):
+        raise UsageError(
+            f"--set {text}: a number is wanted, or yes or no for what is on or off"
+        ) from None
+    return value
+
+
+def finite_numbers(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, which refuses ``nan`` and ``inf`` for every option that takes a number."""
+
+    @functools.wraps(command)
+    def checked(**arguments: Any) -> None:
+        for name, value in arguments.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                option = name.replace("_", "-")
+                raise UsageError(f"--{option} must be a finite number, not {value:g}")
+        command(**arguments)
+
+    return checked

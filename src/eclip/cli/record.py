@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import tempfile
-import time
+import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from eclip.artefacts import store
-from eclip.cli import screen, wiring
+from eclip.artefacts import outputs
+from eclip.artefacts.model_key import parse_model
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.topology import Topology
+from eclip.cli import screen
 from eclip.cli.options import GpuOption, TopologyOption, WorkersOption
-from eclip.errors import DeviceError, MismatchError, UsageError
-from eclip.frontends.library import file_of, split_key
-
-if TYPE_CHECKING:
-    from eclip.artefacts.topology import Topology
-    from eclip.frontends.recorded import Launches, Requests
+from eclip.cli.screen import interrupt
+from eclip.errors import UsageError
+from eclip.frontends.library import file_of
+from eclip.frontends.record import CommandStopped, record_command
+from eclip.lab.case import find_topology
+from eclip.runtime.table import workers_by
 
 
 def record(
@@ -39,28 +41,33 @@ def record(
     gpu: GpuOption = 0,
 ) -> None:
     """Measure what a command launches, every kernel on a lane of each size."""
-    from eclip.frontends.recorded import make_profile
-    from eclip.runtime.table import record_table
-
-    for key in models:
-        split_key(key)
-    device = wiring.find_topology(topology)
+    keys = [parse_model(text) for text in models]
+    device = find_topology(topology)
     wanted = _sizes(sizes, device)
+    by = workers_by(workers)
+    outputs.check_folder(folder)
+    if folder.is_dir():
+        for key in keys:
+            outputs.check_output(file_of(folder, key), Profile)
     try:
+        profiles = record_command(
+            command,
+            keys,
+            device,
+            wanted,
+            by,
+            gpu=gpu,
+            tell=lambda line: screen.err.print(line, style="dim"),
+        )
+    except CommandStopped as stopped:
+        raise interrupt.Interrupt(stopped.signal) from None
+    with contextlib.suppress(OSError):  # then the profiles are written elsewhere
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot use the folder {folder}: {error.strerror or error}") from None
-    by = wiring.workers_by(workers)
-    tables = [record_table(device, size, by) for size in wanted]
-    recordings = []
-    for size, table in zip(wanted, tables, strict=True):
-        screen.err.print(f"recording on {size} {device.unit_name}s", style="dim")
-        recordings.append(_record(command, table, size, gpu, models))
-    source = f"recorded from `{' '.join(command)}` on {time.strftime('%Y-%m-%d')}"
-    for index, key in enumerate(models):
-        requests = [recording[index] for recording in recordings]
-        profile = make_profile(key, device, wanted, requests, source)
-        store.save(profile, file_of(folder, key))
+    troubles = [
+        outputs.save_or_rescue(profile, file_of(folder, profile.model)) for profile in profiles
+    ]
+    for trouble in filter(None, troubles):
+        raise trouble
     screen.out.print(
         f"{len(models)} profiles of {len(wanted)} sizes in {folder}. "
         f"Next: eclip plan {','.join(models)} --profiles {folder}"
@@ -76,46 +83,3 @@ def _sizes(words: str, device: Topology) -> tuple[int, ...]:
     except ValueError:
         raise UsageError(f"--sizes {words!r} is not a list of numbers like 32,64,132") from None
     return tuple(sorted(found | {device.units}))
-
-
-def _record(
-    command: list[str], table: bytes, size: int, gpu: int, models: list[str]
-) -> list[Requests]:
-    """The requests of every worker on lanes of one size."""
-    from eclip.frontends.recorded import read_recording
-    from eclip.frontends.transparent import run_under
-
-    with tempfile.TemporaryDirectory(prefix="eclip-") as place:
-        log = Path(place) / "recording"
-        outcome = run_under(command, table, gpu, record_to=log)
-        if outcome.code != 0:
-            raise DeviceError(f"the command ended with status {outcome.code} on {size} units")
-        found = read_recording(log)
-    graphs = sum(counts["graph_launches"] for counts in outcome.counters.values())
-    return _busiest(found, models, graphs)
-
-
-def _busiest(found: list[Launches], models: list[str], graphs: int) -> list[Requests]:
-    """The workers that launched most as requests, in the order of their first launch."""
-    from eclip.frontends.recorded import find_requests
-
-    requests: list[Requests] = []
-    reasons = []
-    for launches in found:
-        try:
-            requests.append(find_requests(launches))
-        except MismatchError as error:
-            reasons.append(str(error))
-    if len(requests) < len(models):
-        why = f" ({reasons[0]})" if reasons else ""
-        if graphs:
-            why += (
-                f"; {graphs} graphs were launched, whose kernels cannot be told apart: let the "
-                f"program run without graphs to be recorded"
-            )
-        raise DeviceError(
-            f"{len(found)} workers launched kernels that libeclip saw, {len(requests)} of them "
-            f"serve requests, {len(models)} were named with --as{why}"
-        )
-    ranked = sorted(range(len(requests)), key=lambda index: -requests[index].busy_ns.size)
-    return [requests[index] for index in sorted(ranked[: len(models)])]

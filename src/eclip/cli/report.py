@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from eclip.artefacts import store
-from eclip.artefacts.profile import Profile
-from eclip.artefacts.runlog import RunLog
-from eclip.cli import screen, wiring
+import eclip
+from eclip.artefacts import outputs
+from eclip.cli import screen
 from eclip.cli.options import CalibrationOption, ProfilesOption
 from eclip.errors import UsageError
+from eclip.lab.case import case_of
+from eclip.reports.marks import REPORT_MARK, TRACE_MARK
 
 
 def report(
@@ -31,34 +31,14 @@ def report(
     """Draw run logs of one mix as one HTML file that works offline."""
     if trace is not None and len(files) > 1:
         raise UsageError("--trace takes one run log; give one file, or leave --trace out")
+    outputs.check_output(out, REPORT_MARK)
+    if trace is not None:
+        outputs.check_output(trace, TRACE_MARK)
     with screen.progress_bar("drawing the report") as progress:
-        logs = [store.load(file, RunLog) for file in files]
-        plan = logs[0].plan
-        constants = wiring.find_calibration(calibration, plan.topology)
-        # A search may have chosen other kernels than the other policies had.
-        found = [
-            one
-            for log in logs
-            for one in wiring.find_profiles(log.plan.mix, plan.topology, constants, profiles or [])
-        ]
-        progress(0.5)
-        write_report(logs, found, out)
-        if trace is not None:
-            write_trace(logs[0], found, trace)
+        logs = [eclip.load(file, eclip.RunLog) for file in files]
+        progress.part_or_end(0.2)
+        case = case_of(logs[0].plan, calibration, profiles or [])
+        eclip.report(logs, out, trace=trace, case=case)
     screen.out.print(f"Report: {out}")
     if trace is not None:
         screen.out.print(f"Trace: {trace} (open it in Perfetto)")
-
-
-def write_report(logs: Sequence[RunLog], profiles: Sequence[Profile], path: Path) -> None:
-    from eclip.reports import page
-
-    text = page.render(logs, {profile.key: profile for profile in profiles})
-    store.save_export(path, text.encode(), b"eclip report")
-
-
-def write_trace(log: RunLog, profiles: Sequence[Profile], path: Path) -> None:
-    from eclip.reports import chrome_trace
-
-    data = chrome_trace.export(log, {profile.key: profile.trace for profile in profiles})
-    store.save_export(path, data, b"traceEvents")

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from eclip.artefacts import store
+from eclip.artefacts.comparison import Comparison
 from eclip.cli import screen
 from eclip.cli.options import JsonOption
 from eclip.errors import ArtefactError
+
+# Where the screen is narrow, the first of these goes first.
+_OPTIONAL = (
+    "mJ/request",
+    "switches",
+    "range (runs)",
+    "W",
+    "setting",
+    "requests",
+    "p99 per worker, ms",
+)
 
 
 def results(
@@ -24,9 +36,16 @@ def results(
     as_json: JsonOption = False,
 ) -> None:
     """Show the comparisons that `eclip compare --results FILE` added, mix by mix and as means."""
-    comparisons = store.load_results(file)
+    comparisons, warnings = store.load_results(file)
+    for warning in warnings:
+        screen.warn(warning)
     if not comparisons:
-        raise ArtefactError(f"{file} has no comparisons in it; add one: eclip compare --results")
+        readable = " that can be read" if warnings else ""
+        raise ArtefactError(
+            f"{file} has no comparisons{readable}; add one: eclip compare MIX --results {file}"
+        )
+    if into is not None:
+        store.check_name(into, "file")
     if as_json:
         screen.print_json(comparisons)
         return
@@ -41,10 +60,16 @@ def results(
         store.save_export(into, text.encode(), drawn.BEGIN.encode())
         screen.out.print(f"Tables of {len(comparisons)} comparisons are in {into}.")
     elif as_markdown:
-        sys.stdout.write(drawn.markdown(comparisons) + "\n")
+        screen.write(drawn.markdown(comparisons) + "\n")
     else:
-        for table in drawn.tables(comparisons):
-            screen.print_table(table.title, table.columns, table.rows, names=2)
+        print_results(comparisons)
+
+
+def print_results(comparisons: Sequence[Comparison]) -> None:
+    from eclip.reports.results import tables
+
+    for table in tables(comparisons):
+        screen.print_table(table.title, table.columns, table.rows, names=2, optional=_OPTIONAL)
 
 
 def _read(path: Path) -> str:

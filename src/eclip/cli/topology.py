@@ -8,8 +8,9 @@ import typer
 
 from eclip.artefacts import store
 from eclip.artefacts.topology import Topology
-from eclip.cli import inspect, screen, wiring
+from eclip.cli import inspect, screen
 from eclip.cli.options import JsonOption
+from eclip.lab.case import find_topology
 
 
 def topology(
@@ -20,7 +21,7 @@ def topology(
 ) -> None:
     """List the built-in devices, or show one."""
     if name is not None:
-        inspect.show(wiring.find_topology(name), as_json)
+        inspect.show(find_topology(name), as_json)
         return
     known = [store.load_builtin(each, Topology) for each in store.builtin_names(Topology)]
     if as_json:

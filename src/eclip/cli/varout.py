@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eclip.artefacts import store
+from eclip.artefacts import outputs, store
 from eclip.artefacts.lengths import Lengths, lengths_of
 from eclip.artefacts.machine import Machine
 from eclip.cli import screen
-from eclip.cli.options import GpuOption, JsonOption
+from eclip.cli.options import GpuOption, JsonOption, between, finite_numbers, numbers
 from eclip.errors import DeviceError, PlanningError, UsageError, unknown_name
 
 if TYPE_CHECKING:
@@ -26,19 +26,26 @@ MachineOption = Annotated[
     str, typer.Option("--machine", help="A built-in machine (imagine, h200) or a file.")
 ]
 _ROWS = 11
+_MOST = 1 << 40  # elements, lengths, capacities: more than any memory holds
+_LARGEST_RATIO = 1e6
+_HIGHEST_PRICE = 1e9
+_PAGE = b"eclip report"
 
 
 @app.command()
+@finite_numbers
 def compare(
     machines: Annotated[
         list[str] | None,
         typer.Option("--machine", help="A built-in machine or a file; repeatable. Default: all."),
     ] = None,
     allocated: Annotated[
-        float | None, typer.Option("--allocated", help="The A to allocate for.")
+        float | None,
+        typer.Option("--allocated", help="The A (outputs per input) to allocate for; more than 0."),
     ] = None,
     ratios: Annotated[
-        str | None, typer.Option("--ratios", help="Actual values of A, with commas between them.")
+        str | None,
+        typer.Option("--ratios", help="Actual values of A (outputs per input), as 0.5,1,2."),
     ] = None,
     report_file: Annotated[
         Path | None, typer.Option("--report", help="Also draw it as HTML here.")
@@ -48,7 +55,9 @@ def compare(
     """Growth of the interval over exact allocation, by mechanism, against the actual A."""
     from eclip.varout import growth
 
-    wanted = None if ratios is None else _numbers(ratios)
+    wanted = None if ratios is None else numbers(ratios, "--ratios", 0, _LARGEST_RATIO)
+    if report_file is not None:
+        outputs.check_output(report_file, _PAGE)
     chosen = [find_machine(name) for name in machines or store.builtin_names(Machine)]
     if not machines:
         chosen.sort(key=lambda one: one.gpu is not None)  # the document's first
@@ -56,7 +65,7 @@ def compare(
     if report_file is not None:
         from eclip.reports import growth as page
 
-        store.save_export(report_file, page.render(found).encode(), b"eclip report")
+        store.save_export(report_file, page.render(found).encode(), _PAGE)
     if as_json:
         screen.print_json(found)
         return
@@ -67,6 +76,7 @@ def compare(
 
 
 @app.command()
+@finite_numbers
 def estimate(
     file: Annotated[
         Path,
@@ -75,10 +85,17 @@ def estimate(
     machine: MachineOption = "h200",
     inputs: Annotated[
         int | None,
-        typer.Option("--inputs", min=1, help="Elements the stage reads; default: the machine's."),
+        typer.Option(
+            "--inputs", min=1, max=_MOST, help="Elements the stage reads; default: the machine's."
+        ),
     ] = None,
     price: Annotated[
-        float, typer.Option("--price", help="What a byte of buffer is worth, in ns of a request.")
+        float,
+        typer.Option(
+            "--price",
+            callback=between("--price", 0, _HIGHEST_PRICE),
+            help="What a byte of buffer is worth, in ns of a request.",
+        ),
     ] = 1e-6,
     most_bytes: Annotated[
         int | None, typer.Option("--most-bytes", min=1, help="Use no more buffer than this.")
@@ -95,8 +112,8 @@ def estimate(
     from eclip.varout.estimate import CHOICES, choose
     from eclip.varout.mechanisms import Mechanism
 
-    if price < 0:
-        raise UsageError(f"--price must be at least 0, not {price:g}")
+    if out is not None:
+        outputs.check_output(out, Lengths)
     names = [one.value for one in CHOICES]
     wanted = names if mechanisms == "all" else [name.strip() for name in mechanisms.split(",")]
     for name in wanted:
@@ -143,43 +160,60 @@ def estimate(
 
 
 @app.command()
+@finite_numbers
 def measure(
     out: Annotated[Path, typer.Option("-o", "--out", help="Where to write the machine file.")],
     inputs: Annotated[
         int,
         typer.Option(
-            "--inputs", min=1024, help="Elements that the stage reads; other sizes are added."
+            "--inputs",
+            min=1024,
+            max=_MOST,
+            help="Elements that the stage reads; other sizes are added.",
         ),
     ] = 1 << 20,
     gpu: GpuOption = 0,
 ) -> None:
     """On a GPU: measure every mechanism and write the machine file that choices are made from."""
+    outputs.check_output(out, Machine)
     try:
         from eclip.varout.cuda.measure import measure_machine
     except ModuleNotFoundError as error:
         raise DeviceError(f"the package {error.name} is missing; see `eclip doctor`") from None
     with screen.progress_bar("measuring mechanisms") as progress:
-        machine = measure_machine(gpu, inputs, progress=progress)
-    store.save(machine, out)
+        machine = measure_machine(gpu, inputs, progress=progress.part_or_end)
+    if trouble := outputs.save_or_rescue(machine, out):
+        raise trouble
     screen.out.print(f"Machine: {out}")
 
 
 @app.command()
+@finite_numbers
 def annotate(
     file: Annotated[Path, typer.Argument(metavar="PROFILE", help="A measured profile.")],
     lengths: Annotated[
         Path, typer.Option("--lengths", help="Lengths seen: a lengths file or one a line.")
     ],
     out: Annotated[Path, typer.Option("-o", "--out", help="Where to write the profile.")],
-    mechanism: Annotated[str, typer.Option("--mechanism", help="Of the stage.")] = "swap",
-    capacity: Annotated[int, typer.Option("--capacity", min=1, help="Of the stage.")] = 1,
+    mechanism: Annotated[str, typer.Option("--mechanism", help="The stage's mechanism.")] = "swap",
+    capacity: Annotated[
+        int, typer.Option("--capacity", min=1, max=_MOST, help="Words that the stage has room for.")
+    ] = 1,
     profiled_length: Annotated[
         int | None,
-        typer.Option("--profiled-length", min=0, help="When it was measured; default: the mean."),
+        typer.Option(
+            "--profiled-length",
+            min=0,
+            max=_MOST,
+            help="The stage's length while it was profiled; default: the mean.",
+        ),
     ] = None,
     kernels: Annotated[
         str | None,
-        typer.Option("--kernels", help="Positions; default: the stage kernels it finds."),
+        typer.Option(
+            "--kernels",
+            help="Positions of the stage's kernels, as 4,5,9; default: those that eclip finds.",
+        ),
     ] = None,
     machine: MachineOption = "h200",
 ) -> None:
@@ -191,7 +225,8 @@ def annotate(
 
     if mechanism not in [one.value for one in CHOICES]:
         raise unknown_name("mechanism", mechanism, [one.value for one in CHOICES])
-    places = None if kernels is None else [round(number) for number in _numbers(kernels)]
+    places = None if kernels is None else _positions(kernels)
+    outputs.check_output(out, Profile)
     seen = _read_lengths(lengths)
     profile = annotated(
         store.load(file, Profile),
@@ -205,7 +240,7 @@ def annotate(
     store.save(profile, out)
     at_tail = profile.at_tail()
     screen.print_table(
-        f"{profile.key} with its lengths",
+        f"{profile.model} with its lengths",
         ["units", "expected ms", "p99 ms"],
         (
             [str(size), f"{expected / 1e6:.3f}", f"{tail / 1e6:.3f}"]
@@ -233,16 +268,18 @@ def _read_lengths(file: Path) -> Lengths:
         raise UsageError(f"cannot read {file}: {error.strerror or error}") from None
     except ValueError:
         raise UsageError(f"{file} is no lengths file and not one whole number a line") from None
-    if not sample or min(sample) < 0:
-        raise UsageError(f"{file} needs at least one length, and none below 0")
+    if not sample or min(sample) < 0 or max(sample) > _MOST:
+        raise UsageError(f"{file} needs at least one length, none below 0 or above {_MOST}")
     return lengths_of(sample, str(file.name))
 
 
-def _numbers(text: str) -> list[float]:
+def _positions(text: str) -> list[int]:
     try:
-        return [float(part) for part in text.split(",")]
+        return [int(part) for part in text.split(",")]
     except ValueError:
-        raise UsageError(f"numbers with commas between them are needed, not {text!r}") from None
+        raise UsageError(
+            f"--kernels {text!r} is no list of positions; write whole numbers, like 4,5,9"
+        ) from None
 
 
 def _print_growth(growth: Growth) -> None:

@@ -21,8 +21,6 @@ from eclip.devices.load import MAX_SECONDS, Load
 from eclip.errors import MismatchError, UsageError
 from eclip.runtime.program import Program
 
-LEAST_SECONDS = 0.001  # of a run: shorter ones hold no request
-
 
 class Capability(enum.Enum):
     """What a device may be able to do. Plans that need it are refused where it is missing."""
@@ -44,6 +42,9 @@ class SourceKind(enum.Enum):
     JOB = "job"  # the name of its model, which another process builds
 
 
+MIN_SECONDS = 0.001  # of a run: less holds no request, and its power would be a guess
+
+
 @dataclass(frozen=True)
 class Window:
     """How long to run, how long to warm up before, and how much of it to trace kernel by kernel."""
@@ -53,15 +54,22 @@ class Window:
     trace_ms: float = 20.0
 
     def __post_init__(self) -> None:
-        if not LEAST_SECONDS <= self.seconds <= MAX_SECONDS:
+        if not MIN_SECONDS <= self.seconds <= MAX_SECONDS:
             raise UsageError(
-                f"a run takes {LEAST_SECONDS:g} to {MAX_SECONDS:.0f} seconds, not {self.seconds:g}"
+                f"a run takes {MIN_SECONDS:g} to {MAX_SECONDS:.0f} s, not {self.seconds:g}; "
+                f"change --seconds"
             )
         if not 0 <= self.warmup_seconds <= MAX_SECONDS:
-            raise UsageError(f"warm-up seconds must be 0 to {MAX_SECONDS:.0f}")
+            raise UsageError(
+                f"warming up takes 0 to {MAX_SECONDS:.0f} s, not {self.warmup_seconds:g}; "
+                f"change --warmup"
+            )
         # A hair of room: 1000 × seconds may round below the same time given in ms.
         if not 0 <= self.trace_ms <= 1000 * self.seconds * (1 + 1e-12):
-            raise UsageError(f"the trace window must be 0 to {1000 * self.seconds:g} ms, the run")
+            raise UsageError(
+                f"kernels are recorded for 0 to {1000 * self.seconds:g} ms, which is the whole "
+                f"run, not {self.trace_ms:g} ms; change --trace-ms"
+            )
 
 
 def check_sources(plan: Plan, traces: Sequence[Trace]) -> None:

@@ -11,10 +11,11 @@ import contextlib
 import ctypes
 import functools
 import os
+import re
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -25,6 +26,7 @@ from eclip.devices.cuda.driver import CONNECTIONS, CONNECTIONS_VARIABLE
 from eclip.errors import DeviceError, UsageError
 
 _SLOTS = 64
+_BLANKS = re.compile(r"[\s:]")
 
 # In the order of native/stats.h.
 COUNTERS = (
@@ -51,6 +53,20 @@ COUNTERS = (
 class Outcome:
     code: int  # of the command, as a shell would give it
     counters: dict[int, dict[str, int]]  # per process that met a plan
+    signal: int | None = None  # the first that was passed on to the command
+
+    @property
+    def launches(self) -> int:
+        """Kernels and graphs that libeclip saw."""
+        return self._sum("launches") + self._sum("graph_launches") + self._sum("foreign_graphs")
+
+    @property
+    def placed(self) -> int:
+        """Kernels that had a place in the plan, launched or in a graph."""
+        return self._sum("planned") + self._sum("graph_planned")
+
+    def _sum(self, counter: str) -> int:
+        return sum(counts[counter] for counts in self.counters.values())
 
 
 def mark_request(worker: int = -1) -> None:
@@ -81,7 +97,7 @@ def library() -> Path:
 def run_under(
     command: Sequence[str], table: bytes, gpu: int = 0, record_to: Path | None = None
 ) -> Outcome:
-    """Run a command with this table and wait for it; signals go on to it."""
+    """Run a command with this table and wait for its end; signals go on to it."""
     if not command:
         raise UsageError("no command given; write it after --, like: eclip exec … -- python app.py")
     wanted = str(CONNECTIONS)
@@ -91,9 +107,10 @@ def run_under(
             f"{CONNECTIONS_VARIABLE} is {chosen}, but plans are made for {wanted}; set it so, or "
             f"unset it"
         )
-    preload = [str(library()), *os.environ.get("LD_PRELOAD", "").split(":")]
+    built = library()
     with tempfile.TemporaryDirectory(prefix="eclip-") as folder:
         place = Path(folder)
+        preload = [_without_blanks(built, place), *os.environ.get("LD_PRELOAD", "").split(":")]
         (place / "table").write_bytes(table)
         (place / "counters").mkdir()
         environment = {
@@ -106,32 +123,70 @@ def run_under(
         }
         if record_to is not None:
             environment["ECLIP_RECORD"] = str(record_to)
-        try:
-            child = subprocess.Popen(command, env=environment)
-        except OSError as error:
-            raise UsageError(f"cannot run {command[0]}: {error.strerror or error}") from None
-        with _signals_to(child):
-            code = child.wait()
+        code, passed_on = _run(command, environment)
         counters = {int(path.name): _read(path) for path in (place / "counters").iterdir()}
     met = {process: counts for process, counts in sorted(counters.items()) if any(counts.values())}
-    return Outcome(code if code >= 0 else 128 - code, met)
+    return Outcome(code if code >= 0 else 128 - code, met, passed_on)
 
 
-@contextlib.contextmanager
-def _signals_to(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """What asks us to stop asks the command, whose end is then ours."""
+def _without_blanks(path: Path, place: Path) -> str:
+    """A path for LD_PRELOAD, which ends names at blanks and colons: by a link where it has some."""
+    if not _BLANKS.search(str(path)):
+        return str(path)
+    link = place / path.name
+    if _BLANKS.search(str(link)):
+        raise UsageError(
+            f"{path} cannot be preloaded, nor linked from {place}: both paths have blanks or "
+            f"colons; set TMPDIR to a folder without them"
+        )
+    link.symlink_to(path.resolve())
+    return str(link)
+
+
+def _run(command: Sequence[str], environment: dict[str, str]) -> tuple[int, int | None]:
+    """The command's end, and the first signal that was passed on to it.
+
+    A command in the foreground of a terminal stays in our process group: the terminal itself sends
+    its Ctrl-C to it, and it may read from the terminal. Any other gets a group of its own, to which
+    we pass on what is sent to us.
+    """
+    foreground = os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
+    passed_on: list[int] = []
+    children: list[subprocess.Popen[bytes]] = []
+
+    def send(child: subprocess.Popen[bytes], number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if foreground:
+                child.send_signal(number)
+            else:
+                os.killpg(child.pid, number)
 
     def pass_on(number: int, _: object) -> None:
-        child.send_signal(number)
+        passed_on.append(number)
+        if foreground and number == signal.SIGINT:
+            return  # the command has it from the terminal
+        for child in children:
+            send(child, number)
 
-    kept = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGHUP)}
-    # The terminal sends its interrupt to the command too.
-    kept[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    kept = {
+        number: old
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if (old := signal.getsignal(number)) is not signal.SIG_IGN
+    }
+    for number in kept:
+        signal.signal(number, pass_on)
     try:
-        yield
+        child = subprocess.Popen(command, env=environment, process_group=None if foreground else 0)
+        children.append(child)
+        for early in tuple(passed_on):  # while it was started
+            send(child, early)
+        code = child.wait()
+    except OSError as error:
+        raise UsageError(f"cannot run {command[0]}: {error.strerror or error}") from None
     finally:
-        for number, handler in kept.items():
-            signal.signal(number, handler)
+        for number, old in kept.items():
+            signal.signal(number, signal.SIG_DFL if old is None else old)
+    return code, passed_on[0] if passed_on else None
 
 
 def _read(path: Path) -> dict[str, int]:

@@ -21,7 +21,7 @@ from eclip.planning.search.candidates import DEFAULT_SECONDS
 from eclip.planning.search.objective import Objective
 from eclip.progress import Progress
 
-_KEEPS_UP = 0.95  # of what is offered, or a queue grows
+_KEEPS_UP = 0.9  # of what is offered, or a queue grows
 
 
 def policy_options(

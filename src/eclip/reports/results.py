@@ -207,9 +207,13 @@ def _tails(kind: Sequence[Comparison]) -> ResultsTable:
             )
     columns = (
         "mix", "policy", "setting", "requests", "p99 per worker, ms", "÷ shared", "worst",
-        "who waits longest", "mJ/request",
+        "worst-off model", "mJ/request",
     )  # fmt: skip
-    return ResultsTable(_title("Latency", kind), columns, tuple(rows), _note(kind))
+    note = (
+        f"{_note(kind)} The worst-off model is the one with the worst p99 under shared against its "
+        f"time alone; its column is that model's p99 ÷ shared."
+    )
+    return ResultsTable(_title("Latency", kind), columns, tuple(rows), note)
 
 
 def _ratios(mine: Sequence[float | None], theirs: Sequence[float | None]) -> list[float | None]:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from eclip.artefacts.plan import Lanes, Plan
 from eclip.artefacts.topology import Mask, Topology
 from eclip.artefacts.trace import Kernel, Trace
-from eclip.errors import MismatchError, UsageError
+from eclip.errors import MismatchError, UsageError, unknown_name
 from eclip.runtime.program import Program, Route
 
 VERSION = 2
@@ -34,6 +34,14 @@ class WorkersBy(enum.Enum):
 
     THREAD = "thread"
     STREAM = "stream"
+
+
+def workers_by(name: str) -> WorkersBy:
+    """From what a person writes."""
+    ways = {way.value: way for way in WorkersBy}
+    if name not in ways:
+        raise unknown_name("way to tell workers apart", name, ways)
+    return ways[name]
 
 
 def hash_bytes(data: bytes) -> int:

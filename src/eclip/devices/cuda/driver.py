@@ -60,7 +60,7 @@ class Gpu:
         """``connections=None`` leaves their number to the driver: one stream needs no more."""
         if cu is None:
             raise DeviceError(
-                "the Python package cuda-bindings is missing; install it: pip install 'eclip[cuda]'"
+                "the Python package cuda-bindings is missing; install it: pip install cuda-bindings"
             )
         if connections is not None:
             _ask_for_connections(connections)

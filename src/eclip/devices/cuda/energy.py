@@ -49,7 +49,7 @@ class Nvml:
     def __init__(self, uuid: str) -> None:
         if pynvml is None:
             raise DeviceError(
-                "the Python package nvidia-ml-py is missing; install it: pip install 'eclip[cuda]'"
+                "the Python package nvidia-ml-py is missing; install it: pip install nvidia-ml-py"
             )
         self.ours: set[int] = set()
         _ask("nvmlInit")

@@ -24,7 +24,7 @@ from eclip.devices.cuda.driver import call, cu
 from eclip.errors import TracingError
 
 PACKAGE = "cupti"
-REMEDY = "pip install 'eclip[cuda]'"
+REMEDY = "pip install 'cupti-python>=13.0,<13.1'"
 _LIBRARY = "libcupti.so.13"
 _BUFFER_BYTES = 8 << 20
 _FORCED = 1  # CUPTI_ACTIVITY_FLAG_FLUSH_FORCED: buffers that are not full, too

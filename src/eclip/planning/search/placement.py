@@ -79,9 +79,13 @@ class Placer:
             whys.append(
                 f"{' '.join(map(str, used))} {topology.unit_name}s from slice {home.first} "
                 f"{'up' if home.step > 0 else 'down'}, {count_switches(choice)} switches"
-                + (f"; each unit costs {home.price:g} of its time" if home.price else "")
+                + _thrift(home.price, topology.unit_name)
                 + (f"; priority {home.priority}" if home.priority else "")
-                + (f"; kernels chosen for {home.kernels_for}" if home.kernels_for else "")
+                + (
+                    f"; kernels chosen for {home.kernels_for} {topology.unit_name}s"
+                    if home.kernels_for
+                    else ""
+                )
             )
         problem = self.problem.choosing([home.kernels_for for home in homes])
         return problem.plan(policy=policy, lanes=lanes, choices=choices, whys=whys, why=why)
@@ -148,6 +152,16 @@ class Placer:
             switch_max = max(switch_max, 2 * refused)
         cost = times * (1 + price * np.array(units) / everything)
         return SizeRoute(best_route(cost, switch_max, self._switch_ns), needs_all=refused > 0)
+
+
+def _thrift(price: float, unit_name: str) -> str:
+    """In words: how much the worker's kernels save units for the others."""
+    if price == 0:
+        return "; as fast as its lanes allow"
+    return (
+        f"; price per {unit_name} {price:g} (a kernel on all {unit_name}s counts {1 + price:g} "
+        f"times its length)"
+    )
 
 
 def groups_of(plan: Plan) -> tuple[Groups, ...]:

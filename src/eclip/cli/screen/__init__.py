@@ -1,0 +1,344 @@
+"""What commands print: tables and words to standard output, the rest to standard error.
+
+While a progress bar is open, the first SIGINT or SIGTERM asks the work to end early and to return
+what it has; the second one ends the command at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import select
+import shutil
+import signal
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import msgspec
+import rich.progress
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from eclip.artefacts.measures import Measures
+from eclip.artefacts.model_key import ModelKey
+from eclip.cli.screen import interrupt
+from eclip.cli.screen.tables import lay_out
+from eclip.progress import Progress
+
+_PIPE_WIDTH = 160  # a table cut at 80 columns is of no use in a file
+_BEST: dict[str, tuple[str, Callable[[Measures], float]]] = {
+    "throughput": ("highest STP", lambda one: one.stp),
+    "energy": ("highest STP·s/kJ", lambda one: one.efficiency_per_kj),
+    "latency": ("shortest p99, geometric mean over the workers", lambda one: -_mean_tail(one)),
+}
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Nobody reads on, as in ``| head -1``: the command goes on, and says no more."""
+        _silence()
+
+
+# No markup: names and messages may hold square brackets. COLUMNS counts in a pipe, too.
+out = _Console(
+    width=shutil.get_terminal_size((_PIPE_WIDTH, 0)).columns, highlight=False, markup=False
+)
+err = _Console(stderr=True, highlight=False, markup=False)
+
+
+def write(text: str) -> None:
+    """Text as it is to standard output."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _silence()
+
+
+def nobody_reads() -> bool:
+    """Is standard output a pipe whose other end is closed?"""
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        return any(event & select.POLLERR for _, event in poll.poll(0))
+    except (OSError, ValueError):
+        return False
+
+
+def end_output() -> None:
+    """What cannot be written any more must not fail when the interpreter ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _silence()
+
+
+def _silence() -> None:
+    """Standard output leads nowhere from now on."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        sys.stdout.flush()
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output, and nothing else."""
+    write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+
+
+def print_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    names: int = 1,
+    optional: Sequence[str] = (),
+) -> None:
+    """The first columns hold names, to the left; the others numbers, to the right.
+
+    ``optional`` are the columns to leave out first where the screen is too narrow.
+    """
+    cells = [list(row) for row in rows]
+    layout = lay_out(columns, cells, names, out.width, optional)
+    out.print(Text(title, style="italic"))
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for index, width in zip(layout.shown, layout.widths, strict=True):
+        name = index < names
+        table.add_column(
+            columns[index],
+            justify="left" if name else "right",
+            overflow="ellipsis" if name else "fold",
+            width=width,
+        )
+    for row in cells:
+        table.add_row(*(row[index] for index in layout.shown))
+    out.print(table)
+    if layout.left_out:
+        out.print(f"(too narrow for: {', '.join(layout.left_out)}; set COLUMNS to see them)")
+
+
+def print_facts(facts: Iterable[tuple[str, str]]) -> None:
+    """Name and value, a line each; long values wrap under themselves."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts:
+        table.add_row(name, value)
+    out.print(table)
+
+
+def warn(message: str) -> None:
+    with contextlib.suppress(OSError):
+        err.print(f"warning: {message}", style="yellow", soft_wrap=True)
+
+
+class ProgressBar(Progress):
+    """A bar on standard error: the phase, the time since the work began, the time left."""
+
+    def __init__(self, what: str, bar: rich.progress.Progress) -> None:
+        super().__init__()
+        self.signal: int | None = None  # that asked for a stop
+        self._what = what
+        self._bar = bar
+        self._task = bar.add_task(what, total=1.0)
+
+    def phase(self, name: str) -> None:
+        self._bar.reset(self._task, total=1.0, description=f"{self._what}: {name}")
+
+    def part(self, share: float) -> None:
+        self._bar.update(self._task, completed=share)
+
+    def warn(self, message: str) -> None:
+        warn(message)
+
+    def part_or_end(self, share: float) -> None:
+        """As ``part``, for work that has no half result to return: a stop ends it here."""
+        self.part(share)
+        if self.stopped:
+            raise interrupt.Interrupt(self.signal or signal.SIGINT)
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None:
+            raise interrupt.Interrupt(number)
+        self.signal = number
+        self.stop()
+        interrupt.say("stopping: what ran is kept; press Ctrl-C again to stop at once")
+
+
+class _Elapsed(rich.progress.ProgressColumn):
+    """Since the bar was opened, over all phases."""
+
+    def __init__(self, bar_began: float, clock: Callable[[], float]) -> None:
+        super().__init__()
+        self._began, self._clock = bar_began, clock
+
+    def render(self, task: rich.progress.Task) -> Text:
+        elapsed = datetime.timedelta(seconds=int(self._clock() - self._began))
+        return Text(str(elapsed), style="progress.elapsed")
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[ProgressBar]:
+    """A bar that vanishes when the work ends."""
+    clock = err.get_time
+    columns = (
+        rich.progress.TextColumn("{task.description}"),
+        rich.progress.BarColumn(),
+        _Elapsed(clock(), clock),
+        rich.progress.TimeRemainingColumn(compact=True),
+        rich.progress.TextColumn("left"),
+    )
+    shown = err.is_terminal  # elsewhere it would leave an empty line
+    with rich.progress.Progress(*columns, console=err, transient=True, disable=not shown) as bar:
+        progress = ProgressBar(what, bar)
+        with interrupt.handled_by(progress.on_signal):
+            yield progress
+
+
+def exit_if_stopped(progress: Progress, what_was_kept: str) -> None:
+    """End a command whose work was asked to end early, after what it has is saved and printed.
+
+    ``what_was_kept`` goes into the one line that is printed: how much ran, and which files have it.
+    """
+    if not progress.stopped:
+        return
+    number = (progress.signal if isinstance(progress, ProgressBar) else None) or signal.SIGINT
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"eclip: stopped early; {what_was_kept}\n")
+    raise typer.Exit(128 + number)
+
+
+def exit_if_missed(missed: Sequence[str], strict: bool) -> None:
+    """Say which promises are not kept; a strict command ends with 3 for it."""
+    for words in missed:
+        warn(words)
+    if missed and strict:
+        raise typer.Exit(3)
+
+
+def modelled_note(modelled: bool) -> str:
+    return " (modelled: time and energy are a simulator's)" if modelled else ""
+
+
+def runs_title(runs: int) -> str:
+    """``STP, 1 run`` or ``STP of 3 runs``."""
+    return "STP, 1 run" if runs == 1 else f"STP of {runs} runs"
+
+
+def worker_label(name: str, model: ModelKey) -> str:
+    """A worker's name with the units that its kernels are chosen for: ``gpt2~66`` of ``gpt2``,
+    whose model is ``gpt2~66:8``; ``gpt2~66.1`` where there are several.
+    """
+    return f"{model.title}{name.removeprefix(model.name)}" if model.kernels_for else name
+
+
+def print_measures(measures: Sequence[Measures], objective: str = "throughput") -> None:
+    """Policies side by side, the best by the objective marked; then every worker under each.
+
+    Switches are per request. Overload is said below, in words.
+    """
+    note = modelled_note(any(one.modelled for one in measures))
+    _print_policies(measures, objective, note)
+    _print_workers(measures, note)
+    for line in _overload(measures):
+        out.print(line, style="yellow")
+
+
+def _print_policies(measures: Sequence[Measures], objective: str, note: str) -> None:
+    plain = next((one for one in measures if one.policy == "shared" and one.stp > 0), None)
+    if len(measures) == 1:
+        plain = None
+    meaning, value = _BEST[objective]
+    best = max(measures, key=value) if len(measures) > 1 else None
+    against = ["vs shared"] if plain is not None else []
+    print_table(
+        f"Policies{note}",
+        ["policy", "STP", *against, "fairness", "power W", "J/request", "STP·s/kJ", "switches"],
+        (
+            [
+                one.policy + (" *" if one is best else ""),
+                f"{one.stp:.3f}",
+                *([f"{one.stp / plain.stp - 1:+.1%}"] if plain is not None else []),
+                f"{one.fairness:.2f}",
+                f"{one.power_w:.0f}",
+                number(one.joules_per_request, 4),
+                f"{one.efficiency_per_kj:.2f}",
+                str(one.switches_per_request),
+            ]
+            for one in measures
+        ),
+        optional=("switches", "J/request", "power W"),
+    )
+    if best is not None:
+        out.print(f"* {meaning}\n")
+
+
+def _print_workers(measures: Sequence[Measures], note: str) -> None:
+    offers = any(worker.offered_rps is not None for one in measures for worker in one.workers)
+    rows = []
+    for index in range(len(measures[0].workers)):
+        before = None
+        for one in measures:
+            worker = one.workers[index]
+            label = worker_label(worker.name, worker.model)
+            rows.append(
+                [
+                    label if label != before else "",
+                    one.policy,
+                    *([number(worker.offered_rps, 1)] if offers else []),
+                    f"{worker.rate_rps:.1f}",
+                    f"{worker.ratio:.0%}",
+                    number(worker.p50_ms, 2),
+                    number(worker.p95_ms, 2),
+                    number(worker.p99_ms, 2),
+                    str(worker.switches_per_request),
+                ]
+            )
+            before = label
+    print_table(
+        f"Workers{note}",
+        [
+            *("worker", "policy", *(["offered/s"] if offers else []), "rate/s", "of alone"),
+            *("p50 ms", "p95 ms", "p99 ms", "switches"),
+        ],
+        rows,
+        names=2,
+        optional=("switches", "p95 ms", "p50 ms"),
+    )
+
+
+def _overload(measures: Sequence[Measures]) -> list[str]:
+    """A line for every worker that was offered more than it served."""
+    lines = []
+    for index, first in enumerate(measures[0].workers):
+        served: dict[str, list[str]] = {}  # by what was offered
+        for one in measures:
+            worker = one.workers[index]
+            if worker.overloaded:
+                under = f" under {one.policy}" if len(measures) > 1 else ""
+                offered = f"{worker.offered_rps:.0f}"
+                served.setdefault(offered, []).append(f"{worker.rate_rps:.0f}/s{under}")
+        lines += [
+            f"{first.name}: offered {offered}/s, served {', '.join(rates)}: overloaded, its queue "
+            f"grew"
+            for offered, rates in served.items()
+        ]
+    return lines
+
+
+def _mean_tail(one: Measures) -> float:
+    tails = [worker.p99_ms for worker in one.workers]
+    known = [tail for tail in tails if tail is not None and tail > 0]
+    return statistics.geometric_mean(known) if len(known) == len(tails) else float("inf")
+
+
+def number(value: float | None, digits: int) -> str:
+    return "none" if value is None else f"{value:.{digits}f}"

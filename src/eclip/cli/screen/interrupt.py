@@ -1,0 +1,59 @@
+"""SIGINT and SIGTERM: what they mean while a command runs.
+
+Both mean the same and differ in the exit code, 130 and 143. A signal that whoever started eclip
+ignores (``nohup``) stays ignored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+Handler = Callable[[int, FrameType | None], None]
+
+
+class Interrupt(KeyboardInterrupt):
+    """A signal that ends the command at once."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"signal {number}")
+        self.number = number
+
+
+def end_at_once(number: int, frame: FrameType | None) -> None:
+    raise Interrupt(number)
+
+
+@contextlib.contextmanager
+def handled_by(handler: Handler) -> Iterator[None]:
+    """For the length of the block; only the main thread may change who handles a signal."""
+    here = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in SIGNALS} if here else {}
+    kept = {number: old for number, old in before.items() if old is not signal.SIG_IGN}
+    for number in kept:
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, old in kept.items():
+            signal.signal(number, signal.SIG_DFL if old is None else old)
+
+
+def exit_code(interrupt: KeyboardInterrupt) -> int:
+    """As a shell gives it; an interrupt that names no signal was Ctrl-C."""
+    return 128 + (interrupt.number if isinstance(interrupt, Interrupt) else signal.SIGINT)
+
+
+def say(line: str) -> None:
+    """A line to standard error from inside a handler, where buffered streams may be in use.
+
+    On a terminal it replaces the line of a progress bar, which is drawn again below it.
+    """
+    with contextlib.suppress(OSError):
+        clear = "\r\x1b[2K" if os.isatty(2) else ""
+        os.write(2, f"{clear}{line}\n".encode())
