@@ -49,7 +49,7 @@ def make_problem() -> Callable[..., Problem]:
             synthetic_profile(seed + index, kernels + index, topology, name=f"m{index}")
             for index in range(workers)
         )
-        mix = mix_of((profile.trace.model, profile.trace.batch) for profile in profiles)
+        mix = mix_of(profile.model for profile in profiles)
         return Problem(mix, topology, profiles)
 
     return make

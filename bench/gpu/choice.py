@@ -12,18 +12,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-import msgspec
 import torch
 
 from eclip.artefacts.measures import Measures, measure
 from eclip.artefacts.mix import mix_of, with_kernels_for
 from eclip.artefacts.plan import Assignment, Group, Lane, Plan, PlannedWorker, Variant
 from eclip.artefacts.topology import Mask
+from eclip.artefacts.trace import with_traces
 from eclip.cli import screen
 from eclip.devices.base import Window
-from eclip.devices.cuda.device import Capture, CudaDevice
+from eclip.devices.cuda.device import CudaDevice
+from eclip.devices.cuda.executables import Capture
 from eclip.devices.load import CLOSED_LOOP, Load
-from eclip.frontends.library import split_key
 from eclip.frontends.models import build
 from eclip.frontends.torch import capture
 from eclip.runtime.program import lower
@@ -40,19 +40,17 @@ def captured(key: str, units: int) -> Capture:
 
 def run(device: CudaDevice, sources: Sequence[Capture], masks: Sequence[Mask]) -> Measures:
     traces = [source.trace for source in sources]
-    mix = mix_of((trace.model, trace.batch) for trace in traces)
+    mix = mix_of(trace.model for trace in traces)
     everyone = tuple(range(len(traces)))
     whole = [Group(index, len(trace.kernels), 1) for index, trace in enumerate(traces)]
     plan = Plan(
         mix=mix,
         policy="choice",
         topology=device.topology,
-        fingerprint=msgspec.structs.replace(
-            device.topology.fingerprint, traces={trace.key: trace.digest for trace in traces}
-        ),
+        fingerprint=with_traces(device.topology.fingerprint, traces),
         modelled=False,
         workers=tuple(
-            PlannedWorker(name=worker.name, model=worker.key, kernels=group.kernels, why="")
+            PlannedWorker(name=worker.name, model=worker.model, kernels=group.kernels, why="")
             for worker, group in zip(mix.workers, whole, strict=True)
         ),
         lanes=tuple(Lane(index, mask) for index, mask in enumerate(masks)),

@@ -14,6 +14,7 @@ import subprocess
 import sys
 
 import torch
+from eclip.lab.alone import alone_rates
 
 from eclip.artefacts import store
 from eclip.artefacts.calibration import Calibration
@@ -25,7 +26,6 @@ from eclip.devices.gpu import loop
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.frontends.library import find_profile
 from eclip.frontends.models import capture_worker
-from eclip.lab.alone import alone_rates
 from eclip.planning.policies import make_plan
 from eclip.planning.problem import Problem
 from eclip.planning.search.placement import Home, Placer
@@ -51,8 +51,7 @@ def measure_with(connections: int) -> None:
     mix = parse_mix(MIX)
     calibration = store.load_builtin("h200", Calibration)
     profiles = tuple(
-        find_profile(worker.model, worker.batch, device.topology, calibration, [])
-        for worker in mix.workers
+        find_profile(worker.model, device.topology, calibration, []) for worker in mix.workers
     )
     sources = [capture_worker(profile, 0) for profile in profiles]
     alone = alone_rates(device, profiles, sources)

@@ -18,11 +18,11 @@ import torch
 
 from eclip.artefacts.topology import Mask
 from eclip.cli import screen
-from eclip.devices.cuda.device import Capture, CudaDevice
+from eclip.devices.cuda.device import CudaDevice
+from eclip.devices.cuda.executables import Capture
 from eclip.devices.cuda.graphs import Executable, place_whole
 from eclip.devices.cuda.lanes import GpuLane, LanePool
 from eclip.devices.gpu.loop import Repeater
-from eclip.frontends.library import split_key
 from eclip.frontends.models import build
 from eclip.frontends.torch import capture
 

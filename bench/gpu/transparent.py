@@ -20,14 +20,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from eclip.artefacts import store
 from eclip.artefacts.mix import mix_of
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Assignment, Group, Lane, Plan, PlannedWorker, Variant
 from eclip.artefacts.topology import Mask, Topology
-from eclip.artefacts.trace import Kernel, Trace
+from eclip.artefacts.trace import Kernel, Trace, with_traces
 from eclip.runtime.program import lower
 from eclip.runtime.table import WorkersBy, plan_table
 
@@ -47,8 +47,8 @@ Row = dict[str, Any]
 
 def make_table(topology: Topology, masks: Sequence[str]) -> bytes:
     kernels = tuple(Kernel(name="empty", grid=(n, 1, 1), block=(32, 1, 1)) for n in (1, 2))
-    trace = Trace(model="empty", batch=1, kernels=kernels)
-    mix = mix_of([("empty", 1)])
+    trace = Trace(model=ModelKey("empty", 1), kernels=kernels)
+    mix = mix_of([ModelKey("empty", 1)])
     same = masks[0] == masks[1]
     lanes = tuple(Lane(0, Mask.parse(mask)) for mask in dict.fromkeys(masks))
     groups = (Group(0, 2, 1),) if same else (Group(0, 1, 1), Group(1, 1, 1))
@@ -56,9 +56,11 @@ def make_table(topology: Topology, masks: Sequence[str]) -> bytes:
         mix=mix,
         policy="bench",
         topology=topology,
-        fingerprint=msgspec.structs.replace(topology.fingerprint, traces={trace.key: trace.digest}),
+        fingerprint=with_traces(topology.fingerprint, [trace]),
         modelled=False,
-        workers=(PlannedWorker(name=mix.workers[0].name, model=trace.key, kernels=2, why="bench"),),
+        workers=(
+            PlannedWorker(name=mix.workers[0].name, model=trace.model, kernels=2, why="bench"),
+        ),
         lanes=lanes,
         variants=(Variant((0,), (Assignment(0, groups),)),),
         why="bench",

@@ -15,21 +15,23 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from eclip.lab.alone import alone_rates
 
 import gpu_host
 from eclip.artefacts import store
 from eclip.artefacts.calibration import Calibration
 from eclip.artefacts.mix import mix_of
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import RunLog
 from eclip.artefacts.topology import Topology
-from eclip.artefacts.trace import Trace
+from eclip.artefacts.trace import Trace, with_traces
 from eclip.devices.base import Device, Window
+from eclip.devices.cuda.executables import Capture
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.devices.sim.device import SimDevice
 from eclip.errors import EclipError, MismatchError, UsageError
-from eclip.lab.alone import alone_rates
 from eclip.planning.policies import POLICIES, make_plan
 from eclip.planning.problem import Problem
 from eclip.runtime.program import Program, lower
@@ -109,14 +111,14 @@ def bench(candidate: Candidate, request: pytest.FixtureRequest) -> Bench:
 @pytest.fixture(scope="session")
 def sim_bench(h200: Topology, make_problem: MakeProblem) -> Bench:
     problem = make_problem(h200, WORKERS)
-    device = SimDevice(h200, store.load_builtin(Calibration, h200.name))
+    device = SimDevice(h200, store.load_builtin(h200.name, Calibration))
     return Bench(device, problem, problem.profiles, list, seconds=0.05)
 
 
 @pytest.fixture(scope="session")
 def cuda_bench() -> Iterator[Bench]:
     """Chains of our own kernels, captured and profiled on the GPU at hand."""
-    from eclip.devices.cuda.device import Capture, CudaDevice
+    from eclip.devices.cuda.device import CudaDevice
     from eclip.devices.cuda.driver import call, cu
     from eclip.devices.cuda.stressors import Stressors
     from eclip.frontends.profiler import measure_profile
@@ -140,12 +142,12 @@ def cuda_bench() -> Iterator[Bench]:
                     stressors.launch("fma", stream, blocks, 256, scratch, 0, 6 + kernel)
 
             graph = stack.enter_context(gpu_host.captured_from(enqueue))
-            trace = Trace(model=f"m{worker}", batch=1, kernels=graph.kernels())
+            trace = Trace(model=ModelKey(f"m{worker}", 1), kernels=graph.kernels())
             source = Capture(graph, trace, None)
             sources.append(source)
             module = CapturedModule(source, None, (), None)
             profiles.append(measure_profile(device, module, energy_seconds=0.0, stress=False))
-        mix = mix_of((profile.trace.model, profile.trace.batch) for profile in profiles)
+        mix = mix_of(profile.model for profile in profiles)
         problem = Problem(mix, device.topology, tuple(profiles))
 
         def stand_ins(others: Sequence[Profile]) -> Sequence[Any]:
@@ -351,7 +353,7 @@ def test_source_of_other_kernels_is_refused(
     stranger = msgspec.structs.replace(
         profile,
         trace=trace,
-        fingerprint=msgspec.structs.replace(profile.fingerprint, traces={trace.key: trace.digest}),
+        fingerprint=with_traces(profile.fingerprint, [trace]),
     )
     strangers = bench.stand_ins([stranger, *bench.problem.profiles[1:]])
     with pytest.raises(MismatchError):

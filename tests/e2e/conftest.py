@@ -26,7 +26,7 @@ def report_logs() -> list[RunLog]:
 @pytest.fixture(scope="session")
 def report_profiles(report_logs: list[RunLog]) -> dict[str, Profile]:
     worker = report_logs[0].plan.mix.workers[0]
-    return {worker.key: make_profile(worker.model)}
+    return {worker.model: make_profile(worker.model)}
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def own_profiles(folder: Path) -> Path:
 
 def renamed(profile: Profile, model: str) -> Profile:
     trace = msgspec.structs.replace(profile.trace, model=model)
-    traces = {trace.key: trace.digest}
+    traces = {trace.model: trace.digest}
     fingerprint = msgspec.structs.replace(profile.fingerprint, traces=traces)
     return msgspec.structs.replace(profile, trace=trace, fingerprint=fingerprint)
 

@@ -109,7 +109,7 @@ def test_a_model_of_ones_own_is_planned_from_its_profile(cli: Cli) -> None:
     h200 = store.load_builtin("h200", Topology)
     mine = synthetic_profile(1, 30, h200, "my.package:factory", 4)
     Path("mine").mkdir()
-    store.save(mine, file_of(Path("mine"), mine.key))
+    store.save(mine, file_of(Path("mine"), mine.model))
     outcome = cli(
         "compare", "bert:8,my.package:factory:4@50rps", "--policies", "eclip",
         "--profiles", "mine", "--seconds", 0.2, "--json",
@@ -136,7 +136,7 @@ def test_calibrate_fits_stored_runs_without_a_gpu(
     assert fitted["rate"] < 0.1
     assert fitted["power"] < 0.1
     mine = store.load(Path("mine.json"), Calibration)
-    assert outcome.data["sharing"] == msgspec.structs.asdict(mine.sharing)
+    assert outcome.data["sharing"] == msgspec.structs.asdict(mine.interference)
     assert f"{len(few)} runs of 2 mixes" in mine.source
     assert mine.fingerprint.driver == whole.fingerprint.driver
     compared = cli("compare", "alexnet", "--calibration", "mine.json", "--seconds", 0.1, "--json")

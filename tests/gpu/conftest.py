@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -15,10 +14,11 @@ from eclip.artefacts.mix import mix_of
 from eclip.artefacts.plan import Assignment, Group, Lane, Plan, PlannedWorker, Variant
 from eclip.artefacts.runlog import RunLog
 from eclip.artefacts.topology import Mask, Topology
-from eclip.artefacts.trace import Trace
+from eclip.artefacts.trace import Trace, with_traces
 from eclip.devices.base import Window
-from eclip.devices.cuda.device import Capture, CudaDevice, CudaSession, Execution
+from eclip.devices.cuda.device import CudaDevice, CudaSession, Execution
 from eclip.devices.cuda.driver import call, cu
+from eclip.devices.cuda.executables import Capture
 from eclip.devices.cuda.graphs import CapturedGraph, fits
 from eclip.devices.cuda.lanes import LanePool
 from eclip.devices.cuda.stressors import Stressors
@@ -85,7 +85,7 @@ def plan_of(
     routes: Sequence[Sequence[int]],
 ) -> Plan:
     """Per worker the masks of its lanes and, for every kernel, which of them it takes."""
-    mix = mix_of((trace.model, trace.batch) for trace in traces)
+    mix = mix_of(trace.model for trace in traces)
     lanes: list[Lane] = []
     parts = []
     for worker, (own, route) in enumerate(zip(masks, routes, strict=True)):
@@ -97,12 +97,10 @@ def plan_of(
         mix=mix,
         policy="test",
         topology=topology,
-        fingerprint=msgspec.structs.replace(
-            topology.fingerprint, traces={trace.key: trace.digest for trace in traces}
-        ),
+        fingerprint=with_traces(topology.fingerprint, traces),
         modelled=False,
         workers=tuple(
-            PlannedWorker(name=worker.name, model=trace.key, kernels=len(trace.kernels), why="")
+            PlannedWorker(name=worker.name, model=trace.model, kernels=len(trace.kernels), why="")
             for worker, trace in zip(mix.workers, traces, strict=True)
         ),
         lanes=tuple(lanes),

@@ -105,10 +105,10 @@ def test_capture_for_fewer_sms_has_other_kernels_and_the_next_has_the_own_again(
 ) -> None:
     _, made = captures
     own, tuned, again = (one.capture.trace for one in made.values())
-    assert tuned.key == f"{own.model}~{UNITS}:{BATCH}"
+    assert tuned.model == f"{own.model}~{UNITS}:{BATCH}"
     assert tuned.digest != own.digest
     assert {kernel.name for kernel in tuned.kernels} != {kernel.name for kernel in own.kernels}
-    assert (again.key, again.digest) == (own.key, own.digest)
+    assert (again.model, again.digest) == (own.model, own.digest)
 
 
 def test_outputs_are_those_of_the_module_run_eagerly(captures: tuple[Any, Captures]) -> None:

@@ -19,6 +19,7 @@ import pytest
 
 import eclip
 from eclip.artefacts import store
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.runlog import RunLog
 from eclip.artefacts.topology import Mask, Topology
@@ -132,7 +133,7 @@ def test_a_plan_for_another_gpu_is_refused_before_anything_is_made(
 
     monkeypatch.setattr(device_module, "LanePool", make_nothing)
     kernel = Kernel(name="k", grid=(1, 1, 1), block=(32, 1, 1))
-    trace = Trace(model=MODEL, batch=1, kernels=(kernel, kernel))
+    trace = Trace(model=ModelKey(MODEL, 1), kernels=(kernel, kernel))
     program = lower(plan_of(topology, [trace], [[Mask([0])]], [[0, 0]]), [trace])
     with pytest.raises(MismatchError, match="different devices"):
         device.open(program, [])
@@ -270,7 +271,7 @@ def test_a_kernel_whose_clusters_fit_no_place_on_its_lane_is_named_before_anythi
 
     odd = len(device.topology.slice_units) - 1
     with captured_from(enqueue) as graph:
-        trace = Trace(model=MODEL, batch=1, kernels=graph.kernels())
+        trace = Trace(model=ModelKey(MODEL, 1), kernels=graph.kernels())
         assert [kernel.cluster for kernel in trace.kernels] == [1, 8, 1, 8]
         source = device_module.Capture(graph, trace, None)
         masks = [Mask([0]), Mask([odd])]

@@ -16,13 +16,15 @@ import numpy as np
 import pytest
 
 from eclip.artefacts.measures import measure
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import RunLog
 from eclip.artefacts.topology import Mask
 from eclip.artefacts.trace import Trace
 from eclip.devices.base import Window
-from eclip.devices.cuda.device import Capture, CudaDevice, CudaSession, Execution
+from eclip.devices.cuda.device import CudaDevice, CudaSession, Execution
+from eclip.devices.cuda.executables import Capture
 from eclip.devices.cuda.graphs import CapturedGraph
 from eclip.devices.cuda.stressors import Stressors
 from eclip.devices.load import Load
@@ -315,7 +317,7 @@ def test_a_neighbour_with_longer_requests_on_other_units_takes_nothing(
     torch.cuda.synchronize()
     with captured_from(work(10)) as short, captured_from(work(30)) as long:
         sources = [
-            Capture(graph, Trace(model=name, batch=1, kernels=graph.kernels()), scratch)
+            Capture(graph, Trace(model=ModelKey(name, 1), kernels=graph.kernels()), scratch)
             for name, graph in (("short", short), ("long", long))
         ]
         rates: list[list[float]] = []

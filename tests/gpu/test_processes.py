@@ -17,9 +17,10 @@ from eclip.artefacts.measures import measure
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.runlog import RunLog
 from eclip.devices.base import Window
-from eclip.devices.cuda.device import Capture, CudaDevice
-from eclip.devices.remote import ProcessSets, Sharing, host_of, mps_sharing
+from eclip.devices.cuda.device import CudaDevice
+from eclip.devices.cuda.executables import Capture
 from eclip.devices.load import CLOSED_LOOP, Load
+from eclip.devices.remote import ProcessSets, Sharing, host_of, mps_sharing
 from eclip.errors import DeviceError
 from eclip.runtime.program import lower
 

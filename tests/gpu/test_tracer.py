@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.topology import Mask
 from eclip.artefacts.trace import Trace
 from eclip.devices.base import Window
-from eclip.devices.cuda.device import Capture, CudaDevice, CudaSession, Execution
+from eclip.devices.cuda.device import CudaDevice, CudaSession, Execution
 from eclip.devices.cuda.driver import call, cu
+from eclip.devices.cuda.executables import Capture
 from eclip.devices.cuda.graphs import CapturedGraph, place_whole
 from eclip.devices.cuda.lanes import LanePool
 from eclip.devices.cuda.stressors import Stressors
@@ -110,7 +112,8 @@ def test_kernels_of_a_run_are_told_by_worker_position_and_lane(
     opened: Opened,
 ) -> None:
     sources = [
-        Capture(chain, Trace(model=name, batch=1, kernels=chain.kernels()), None) for name in "ab"
+        Capture(chain, Trace(model=ModelKey(name, 1), kernels=chain.kernels()), None)
+        for name in "ab"
     ]
     masks = [[Mask([0, 1]), Mask([2])], [Mask([4, 5]), Mask([6, 7, 8])]]
     routes = [[kernel // 7 % 2 for kernel in range(KERNELS)], [0] * 11 + [1] * (KERNELS - 11)]
@@ -161,7 +164,7 @@ def test_a_profile_after_a_profile_is_the_same(device: CudaDevice, chain: Captur
     from eclip.frontends.profiler import measure_profile
     from eclip.frontends.torch import CapturedModule
 
-    trace = Trace(model="chain", batch=1, kernels=chain.kernels())
+    trace = Trace(model=ModelKey("chain", 1), kernels=chain.kernels())
     captured = CapturedModule(Capture(chain, trace, None), None, (), None)
     first, second = (
         measure_profile(device, captured, energy_seconds=0.0, stress=False) for _ in range(2)

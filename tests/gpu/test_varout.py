@@ -12,8 +12,9 @@ import pytest
 
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.topology import Mask
-from eclip.devices.cuda.device import Capture, CudaDevice, CudaSession, Execution
+from eclip.devices.cuda.device import CudaDevice, CudaSession, Execution
 from eclip.devices.cuda.driver import call, cu
+from eclip.devices.cuda.executables import Capture
 from eclip.devices.cuda.lanes import GpuLane, LanePool
 from eclip.devices.gpu import loop as driving
 from eclip.errors import ArenaError, DeviceError

@@ -49,7 +49,7 @@ def eclip(*arguments: object, **variables: str) -> subprocess.CompletedProcess[s
 
 def make_plan(profiles: list[Profile], topology: Topology) -> Plan:
     """Twelve groups of two kernels for each worker, around its three lanes."""
-    mix = mix_of((profile.trace.model, profile.trace.batch) for profile in profiles)
+    mix = mix_of(profile.model for profile in profiles)
     lanes = [Lane(owner, Mask.parse(mask)) for owner, masks in enumerate(MASKS) for mask in masks]
     return Plan(
         mix=mix,
@@ -58,7 +58,7 @@ def make_plan(profiles: list[Profile], topology: Topology) -> Plan:
         fingerprint=fingerprint_of(topology, profiles),
         modelled=False,
         workers=tuple(
-            PlannedWorker(name=worker.name, model=worker.key, kernels=KERNELS, why="a test")
+            PlannedWorker(name=worker.name, model=worker.model, kernels=KERNELS, why="a test")
             for worker in mix.workers
         ),
         lanes=tuple(lanes),

@@ -13,12 +13,13 @@ import pytest
 from eclip.artefacts import store
 from eclip.artefacts.calibration import Calibration
 from eclip.artefacts.mix import mix_of
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.observations import Observations, ObservedHome, ObservedRun
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import KernelRecords, Requests, RunLog, WorkerCounters
 from eclip.artefacts.store import Artefact
 from eclip.artefacts.topology import Topology
-from eclip.artefacts.trace import Kernel, Trace
+from eclip.artefacts.trace import Kernel, Trace, with_traces
 from eclip.errors import ArtefactError
 from eclip.planning.policies import make_plan
 from eclip.planning.problem import Problem
@@ -34,8 +35,7 @@ TOPOLOGY = Topology(
     source="by hand",
 )
 TRACE = Trace(
-    model="m",
-    batch=2,
+    model=ModelKey("m", 2),
     kernels=(
         Kernel(name='quote " and λ', grid=(3, 2, 1), block=(32, 1, 1), shared_bytes=9, cluster=2),
         Kernel(name="k", grid=(1, 1, 1), block=(1, 1, 1)),
@@ -45,7 +45,7 @@ TRACE = Trace(
 )
 PROFILE = Profile(
     trace=TRACE,
-    fingerprint=msgspec.structs.replace(TOPOLOGY.fingerprint, traces={TRACE.key: TRACE.digest}),
+    fingerprint=with_traces(TOPOLOGY.fingerprint, [TRACE]),
     modelled=True,
     source="by hand",
     sizes=(2, 4, 8),
@@ -60,7 +60,7 @@ PROFILE = Profile(
 CALIBRATION = msgspec.structs.replace(
     store.load_builtin("h200", Calibration), fingerprint=TOPOLOGY.fingerprint, source="by hand"
 )
-PLAN = make_plan("eclip", Problem(mix_of([("m", 2)] * 2), TOPOLOGY, (PROFILE, PROFILE)))
+PLAN = make_plan("eclip", Problem(mix_of([ModelKey("m", 2)] * 2), TOPOLOGY, (PROFILE, PROFILE)))
 RUN = RunLog(
     plan=PLAN,
     device="toy",
@@ -76,12 +76,14 @@ RUN = RunLog(
     counters=(WorkerCounters(kernels=2, barriers=1, lane_waits=0, false_waits=0, false_wait_ns=0),)
     * 2,
     unfinished=(1, 0),
+    offered=(None, 3),
+    lag_ns=(0, 2_000_000),
     alone_rps=(10.5, 1e-3),
     warnings=("careful",),
 )
 OBSERVATIONS = Observations(
     fingerprint=msgspec.structs.replace(
-        TOPOLOGY.fingerprint, traces={TRACE.key: TRACE.digest}, driver="1.2"
+        TOPOLOGY.fingerprint, traces={TRACE.model: TRACE.digest}, driver="1.2"
     ),
     source="by hand",
     date=datetime.date(2026, 11, 15),

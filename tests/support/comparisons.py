@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eclip.artefacts.comparison import Comparison, Entry, Score
+from eclip.artefacts.comparison import Comparison, Entry, Summary
+from eclip.artefacts.model_key import ModelKey
 
 WORKERS = ("a", "b")
 
 
-def score(stp: float, power: float = 100.0, fairness: float = 0.8, **given: Any) -> Score:
+def score(stp: float, power: float = 100.0, fairness: float = 0.8, **given: Any) -> Summary:
     values: dict[str, Any] = {
         "seconds": 1.0,
         "stp": stp,
@@ -22,11 +23,12 @@ def score(stp: float, power: float = 100.0, fairness: float = 0.8, **given: Any)
         "rate_rps": (100 * stp, 200 * stp),
         "p50_ms": (1.0, 2.0),
         "p99_ms": (3.0, 4.0),
+        "offered_rps": (None, None),
     }
-    return Score(**(values | given))
+    return Summary(**(values | given))
 
 
-def entry(policy: str, *scores: Score, **given: Any) -> Entry:
+def entry(policy: str, *scores: Summary, **given: Any) -> Entry:
     values: dict[str, Any] = {
         "policy": policy,
         "setting": "",
@@ -45,7 +47,7 @@ def comparison(entries: Mapping[str, float] | Sequence[Entry], **given: Any) -> 
     values: dict[str, Any] = {
         "mix": "m/1",
         "workers": WORKERS,
-        "models": ("a:8", "b:8"),
+        "models": (ModelKey("a", 8), ModelKey("b", 8)),
         "topology": "h200",
         "device": "a GPU, driver 1.2",
         "driver": "1.2",

@@ -7,11 +7,12 @@ import numpy as np
 
 from eclip.artefacts import store
 from eclip.artefacts.mix import Mix, MixWorker
+from eclip.artefacts.model_key import parse_model
 from eclip.artefacts.plan import Assignment, Group, Lane, Plan, PlannedWorker, Variant
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import KernelRecords, Requests, RunLog, WorkerCounters
 from eclip.artefacts.topology import Topology
-from eclip.artefacts.trace import Kernel, Trace
+from eclip.artefacts.trace import Kernel, Trace, with_traces
 
 H200 = store.load_builtin("h200", Topology)
 KERNELS = 60
@@ -21,7 +22,8 @@ def make_mix(workers: int, model: str = "albert") -> Mix:
     return Mix(
         name=f"{workers}x{model}:8",
         workers=tuple(
-            MixWorker(name=f"{model}.{index + 1}", model=model, batch=8) for index in range(workers)
+            MixWorker(name=f"{model}.{index + 1}", model=parse_model(f"{model}:8"))
+            for index in range(workers)
         ),
     )
 
@@ -39,10 +41,10 @@ def make_profile(model: str = "albert", topology: Topology = H200, name: str = "
         Kernel(name=f"{name}<{index}>", grid=(8, 1, 1), block=(128, 1, 1))
         for index in range(KERNELS)
     )
-    trace = Trace(model=model, batch=8, kernels=kernels)
+    trace = Trace(model=parse_model(f"{model}:8"), kernels=kernels)
     return Profile(
         trace=trace,
-        fingerprint=msgspec.structs.replace(topology.fingerprint, traces={trace.key: trace.digest}),
+        fingerprint=with_traces(topology.fingerprint, [trace]),
         modelled=True,
         source="made up for a test",
         sizes=sizes,
@@ -68,7 +70,7 @@ def make_plan(policy: str, mix: Mix, sizes: tuple[int, ...], topology: Topology 
         fingerprint=topology.fingerprint,
         modelled=True,
         workers=tuple(
-            PlannedWorker(name=worker.name, model=worker.key, kernels=KERNELS, why="a test")
+            PlannedWorker(name=worker.name, model=worker.model, kernels=KERNELS, why="a test")
             for worker in mix.workers
         ),
         lanes=tuple(
@@ -154,6 +156,8 @@ def make_log(
         ),
         counters=(counters,) * count,
         unfinished=(1,) * count,
+        offered=(None,) * count,
+        lag_ns=(0,) * count,
         alone_rps=(900.0,) * count,
     )
 

@@ -9,18 +9,19 @@ import msgspec
 import numpy as np
 
 from eclip.artefacts import store
-from eclip.artefacts.calibration import Calibration, Sharing
+from eclip.artefacts.calibration import Calibration, Interference
 from eclip.artefacts.mix import mix_of
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import ALL_WORKERS, Lane, Plan
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import RunLog
 from eclip.artefacts.topology import Mask, Topology
-from eclip.artefacts.trace import Kernel, Trace
+from eclip.artefacts.trace import Kernel, Trace, with_traces
 from eclip.devices.base import Window
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.devices.sim import device as sim
 from eclip.frontends.synthetic import synthetic_profile
-from eclip.lab.evaluate import Evaluator
+from eclip.lab.evaluate import SimEvaluator
 from eclip.planning.policies import PolicyOptions
 from eclip.planning.problem import Problem
 from eclip.runtime.program import lower
@@ -28,21 +29,23 @@ from eclip.runtime.program import lower
 H200 = store.load_builtin("h200", Topology)
 MI50 = store.load_builtin("mi50", Topology)
 CALIBRATIONS = {
-    topology.name: store.load_builtin(Calibration, topology.name) for topology in (H200, MI50)
+    topology.name: store.load_builtin(topology.name, Calibration) for topology in (H200, MI50)
 }
 # Kernels wait for each other's units and share bandwidth, and that is all.
-NO_SHARING = Sharing(cohabit=0.0, crowding=0.0, presence=0.0, pressure=0.0)
+NO_SHARING = Interference(cohabit=0.0, crowding=0.0, presence=0.0, pressure=0.0)
 FULL = {"seconds": 0.02, "warmup_seconds": 0.0, "trace_ms": 20.0}
 
 
-def free(topology: Topology = MI50, sharing: Sharing = NO_SHARING, **costs: int) -> Calibration:
+def free(
+    topology: Topology = MI50, sharing: Interference = NO_SHARING, **costs: int
+) -> Calibration:
     """The calibration with every cost but these at 0, and 1000 bytes/ns of memory."""
     calibration = CALIBRATIONS[topology.name]
     none = dict.fromkeys(calibration.costs.__struct_fields__, 0) | {"turn_ns": 1_000_000}
     return msgspec.structs.replace(
         calibration,
         costs=msgspec.convert(none | costs, type(calibration.costs)),
-        sharing=sharing,
+        interference=sharing,
         memory=msgspec.structs.replace(
             calibration.memory, dram_bytes_per_s=1e12, l2_bytes_per_s=1e12
         ),
@@ -61,10 +64,10 @@ def flat_profile(
     """Kernels that take the same time on any lane, and by default fill every unit to the end."""
     sizes = topology.lane_sizes
     kernel = Kernel(name="k", grid=(blocks, 1, 1), block=(256, 1, 1))
-    trace = Trace(model=name, batch=1, kernels=(kernel,) * len(busy_ns))
+    trace = Trace(model=ModelKey(name, 1), kernels=(kernel,) * len(busy_ns))
     return Profile(
         trace=trace,
-        fingerprint=msgspec.structs.replace(topology.fingerprint, traces={trace.key: trace.digest}),
+        fingerprint=with_traces(topology.fingerprint, [trace]),
         modelled=True,
         source="by hand",
         sizes=sizes,
@@ -79,7 +82,7 @@ def flat_profile(
 
 
 def problem_of(profiles: Sequence[Profile], topology: Topology) -> Problem:
-    mix = mix_of((profile.trace.model, profile.trace.batch) for profile in profiles)
+    mix = mix_of(profile.model for profile in profiles)
     return Problem(mix, topology, tuple(profiles))
 
 
@@ -116,7 +119,8 @@ def run(
 ) -> RunLog:
     device = sim.SimDevice(plan.topology, calibration or CALIBRATIONS[plan.topology.name])
     with device.open(lower(plan, [profile.trace for profile in profiles]), profiles) as session:
-        return session.run(load, Window(**{**FULL, **window}), [1.0] * len(profiles))
+        log = session.run(load, Window(**{**FULL, **window}))
+        return msgspec.structs.replace(log, alone_rps=(1.0,) * len(profiles))
 
 
 def closed(plan: Plan, seed: int = 0) -> Load:
@@ -162,6 +166,6 @@ def random_plan(seed: int, profiles: Sequence[Profile], topology: Topology) -> P
 
 def options_for(problem: Problem, **given: Any) -> PolicyOptions:
     """Options with which every policy can plan, search too, and quickly."""
-    calibration = store.load_builtin(Calibration, problem.topology.name)
-    evaluator = Evaluator(problem.topology, problem.profiles, calibration)
+    calibration = store.load_builtin(problem.topology.name, Calibration)
+    evaluator = SimEvaluator(problem.topology, problem.profiles, calibration)
     return PolicyOptions(evaluator=evaluator, batches=1, **given)

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.trace import Kernel, Trace
-from eclip.devices.remote_child import Facts, now_ns
 from eclip.devices.cuda.energy import Tick
 from eclip.devices.gpu.loop import Ints
+from eclip.devices.remote_child import Facts, now_ns
 from eclip.errors import DeviceError
 
 ENTRY = f"{__name__}:open_standin"
@@ -30,11 +31,12 @@ UNITS = 132
 
 def trace_of(model: str, batch: int, name: str = "k") -> Trace:
     kernel = Kernel(name=name, grid=(8, 1, 1), block=(128, 1, 1))
-    return Trace(model=model, batch=batch, kernels=(kernel,) * KERNELS)
+    return Trace(model=ModelKey(model, batch), kernels=(kernel,) * KERNELS)
 
 
 class Standin:
-    def __init__(self, model: str, batch: int) -> None:
+    def __init__(self, key: ModelKey) -> None:
+        model, batch = key.name, key.batch
         share = os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
         listening = Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"], "listening").exists()
         self._model = model
@@ -67,7 +69,8 @@ class Standin:
 
 
 @contextlib.contextmanager
-def open_standin(model: str, batch: int) -> Iterator[Standin]:
+def open_standin(key: ModelKey) -> Iterator[Standin]:
+    model = key.name
     if model == "refuses":
         raise DeviceError("refuses does not fit into the GPU's memory")
     if model == "raises":
@@ -81,7 +84,7 @@ def open_standin(model: str, batch: int) -> Iterator[Standin]:
         os._exit(3)
     if model == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    yield Standin(model, batch)
+    yield Standin(key)
     if model == "stubborn":
         time.sleep(600)
 

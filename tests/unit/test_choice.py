@@ -18,15 +18,17 @@ from eclip.artefacts import store
 from eclip.artefacts.calibration import Calibration
 from eclip.artefacts.measures import measure
 from eclip.artefacts.mix import mix_of, parse_mix
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Topology
+from eclip.artefacts.trace import with_traces
 from eclip.cli import wiring
 from eclip.devices.base import Window
 from eclip.devices.sim.device import SimDevice
 from eclip.errors import MismatchError, UsageError
 from eclip.frontends.synthetic import synthetic_profile
-from eclip.lab.evaluate import Evaluator
+from eclip.lab.evaluate import SimEvaluator
 from eclip.lab.trials import Trials
 from eclip.planning.policies import PolicyOptions
 from eclip.planning.problem import Problem
@@ -45,11 +47,11 @@ OTHERS = (
     flat_profile("a~66", [100_000] * 5, H200),
     flat_profile("b~66", [300_000] * 6, H200),
 )
-MIX = mix_of([("a", 1), ("b", 1)])
+MIX = mix_of([ModelKey("a", 1), ModelKey("b", 1)])
 PROBLEM = Problem(MIX, H200, OWN, OTHERS)
 WHOLE = Home(0, 1, 16, 0.0, 0)
 OPTIONS = wiring.RunOptions("sim", Window(0.05, 0.01, 0.0), 0, None)
-AIM = Objective(least_fairness=0.0)
+AIM = Objective(fairness=0.0)
 
 
 def homes_for(*units: int, most: int = 16) -> tuple[Home, ...]:
@@ -61,7 +63,7 @@ def plan_for(*units: int, most: int = 16) -> Plan:
 
 
 def models_of(plan: Plan) -> list[str]:
-    assert [worker.key for worker in plan.mix.workers] == [one.model for one in plan.workers]
+    assert [worker.model for worker in plan.mix.workers] == [one.model for one in plan.workers]
     return [worker.model for worker in plan.workers]
 
 
@@ -101,14 +103,16 @@ def test_worker_can_have_its_own_kernels_or_those_for_fewer_units() -> None:
 def test_kernels_of_another_batch_serve_nobody() -> None:
     own = synthetic_profile(0, 5, H200, name="a", batch=1)
     other = synthetic_profile(1, 5, H200, name="a~66", batch=8)
-    assert Problem(mix_of([("a", 1)]), H200, (own,), (other,)).kernels_for(0) == [0]
+    assert Problem(mix_of([ModelKey("a", 1)]), H200, (own,), (other,)).kernels_for(0) == [0]
 
 
 def test_worker_whose_model_names_its_kernels_keeps_them() -> None:
     mix = parse_mix("a~66:1,a:1")
     problem = Problem(mix, H200, (OTHERS[1], OWN[0]), OTHERS)
     assert [problem.kernels_for(worker) for worker in range(2)] == [[0], [0, 33, 66]]
-    found = search(problem, Evaluator(H200, problem.profiles, CALIBRATION, mix, OTHERS), batches=3)
+    found = search(
+        problem, SimEvaluator(H200, problem.profiles, CALIBRATION, mix, OTHERS), batches=3
+    )
     chosen = {tuple(models_of(one.plan)) for one in found.candidates}
     assert {first for first, _ in chosen} == {"a~66:1"}
     assert {second for _, second in chosen} == {"a:1", "a~33:1", "a~66:1"}
@@ -119,7 +123,7 @@ def test_problem_with_chosen_kernels_has_their_profiles_and_everything_else_as_i
     problem = Problem(mix, H200, OWN, OTHERS)
     chosen = problem.choosing([66, 0])
     assert chosen.profiles == (OTHERS[1], OWN[1])
-    assert [worker.key for worker in chosen.mix.workers] == ["a~66:1", "b:1"]
+    assert [worker.model for worker in chosen.mix.workers] == ["a~66:1", "b:1"]
     assert [(w.name, w.rate_rps) for w in chosen.mix.workers] == [("a", 30.0), ("b", None)]
     assert chosen.mix.name == mix.name
     assert set(chosen.fingerprint.traces) == {"a~66:1", "b:1"}
@@ -192,7 +196,7 @@ def test_fitted_takes_the_kernels_nearest_to_the_largest_lane(most: int, kernels
 
 
 def test_fitted_takes_a_share_where_everybody_has_everything() -> None:
-    four = Problem(mix_of([("a", 1)] * 4), H200, OWN[:1] * 4, OTHERS)
+    four = Problem(mix_of([ModelKey("a", 1)] * 4), H200, OWN[:1] * 4, OTHERS)
     assert [home.kernels_for for home in fitted((WHOLE,) * 4, four)] == [33] * 4
 
 
@@ -220,16 +224,16 @@ def test_variants_keep_the_chosen_kernels_and_know_their_times() -> None:
 
 def test_evaluation_takes_the_kernels_of_the_plan_and_rates_alone_of_the_own_ones() -> None:
     own, other = OWN[0], OTHERS[1]
-    mix = mix_of([("a", 1)])
+    mix = mix_of([ModelKey("a", 1)])
     placer = Placer(Problem(mix, H200, (own,), (other,)))
-    evaluate = Evaluator(H200, (own,), CALIBRATION, mix, (other,))
+    evaluate = SimEvaluator(H200, (own,), CALIBRATION, mix, (other,))
     scores = evaluate([placer.plan(homes_for(units), "search", "") for units in (0, 66)])
     assert [score.ratios[0] for score in scores] == pytest.approx([1.0, 3.2], rel=0.03)
 
 
 def test_simulated_plan_runs_as_it_was_evaluated() -> None:
     plan = plan_for(66, 66, most=8)
-    (said,) = Evaluator(H200, OWN, CALIBRATION, MIX, OTHERS)([plan])
+    (said,) = SimEvaluator(H200, OWN, CALIBRATION, MIX, OTHERS)([plan])
     found = (*PROBLEM.of(plan).profiles,)
     options = dataclasses.replace(OPTIONS, window=Window(0.5, 0.05, 0.0))
     (log,) = wiring.run_plans([plan], found, CALIBRATION, options, lambda _: None, OWN)
@@ -245,7 +249,7 @@ def test_plans_that_differ_only_in_their_kernels_are_tried_apart() -> None:
     twin = msgspec.structs.replace(
         OWN[0],
         trace=trace,
-        fingerprint=msgspec.structs.replace(H200.fingerprint, traces={trace.key: trace.digest}),
+        fingerprint=with_traces(H200.fingerprint, [trace]),
     )
     placer = Placer(Problem(MIX, H200, OWN, (twin,)))
     first, second = (placer.plan(homes_for(units, 0), "search", "") for units in (0, 66))
@@ -267,7 +271,7 @@ def test_sources_are_made_once_for_every_worker_and_model(monkeypatch: pytest.Mo
     made: list[str] = []
 
     def make(_: wiring.Sources, profile: Profile) -> Profile:
-        made.append(profile.key)
+        made.append(profile.model)
         return profile
 
     monkeypatch.setattr(wiring.Sources, "_make", make)

@@ -25,7 +25,8 @@ from eclip.devices.base import Closing
 from eclip.devices.cuda import closing, driver, graphs, lanes
 from eclip.devices.cuda import device as device_module
 from eclip.devices.cuda.closing import Belongings, Releases
-from eclip.devices.cuda.device import Capture, CudaDevice, CudaSession, Execution
+from eclip.devices.cuda.device import CudaDevice, CudaSession, Execution
+from eclip.devices.cuda.executables import Capture
 from eclip.devices.cuda.lanes import LanePool, Slices
 from eclip.devices.gpu import loop
 from eclip.errors import DeviceError

@@ -12,22 +12,24 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from eclip.cli.contest import Contest
+from eclip.cli.contest_options import ContestOptions, known_policies
+from eclip.cli.outcome import observations_of
+from eclip.cli.verification import Verification
 
 from eclip.artefacts import store
 from eclip.artefacts.calibration import Calibration
 from eclip.artefacts.measures import measure, measure_together
 from eclip.artefacts.mix import mix_of
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import RunLog
 from eclip.artefacts.topology import Topology
+from eclip.artefacts.trace import with_traces
 from eclip.cli import wiring
-from eclip.cli.contest import Contest
-from eclip.cli.contest_options import ContestOptions, known_policies
-from eclip.cli.outcome import observations_of
-from eclip.cli.verification import Verification
 from eclip.devices.base import Window
-from eclip.devices.remote import Host, ProcessSets, Sharing
 from eclip.devices.load import long_enough
+from eclip.devices.remote import Host, ProcessSets, Sharing
 from eclip.devices.sim.device import SimDevice
 from eclip.errors import DeviceError, PlanningError, UsageError
 from eclip.lab.fit import Replay
@@ -50,7 +52,7 @@ def steady(batch: int, model: str = "steady", kernel_ns: int = 300_000) -> Profi
     return msgspec.structs.replace(
         flat,
         trace=trace,
-        fingerprint=msgspec.structs.replace(H200.fingerprint, traces={trace.key: trace.digest}),
+        fingerprint=with_traces(H200.fingerprint, [trace]),
     )
 
 
@@ -88,7 +90,7 @@ class Stage:
         window = Window(seconds=seconds, warmup_seconds=0.02, trace_ms=10.0)
         run = wiring.RunOptions(device=device, window=window, seed=3, arrivals=arrivals)
         given = {"trials": 4, "trial_seconds": 0.05, **options}
-        mix = mix_of([("steady", 2), ("steady", 5)])
+        mix = mix_of([ModelKey("steady", 2), ModelKey("steady", 5)])
         return Contest(
             mix,
             H200,
@@ -310,7 +312,9 @@ QUICK = (steady(2, "steady~66", 100_000), steady(5, "steady~66", 100_000))
 def test_plan_with_other_kernels_takes_part_and_its_rates_are_of_the_own_alone(
     stage: Stage,
 ) -> None:
-    chosen = Problem(mix_of([("steady", 2), ("steady", 5)]), H200, stage.profiles, QUICK)
+    chosen = Problem(
+        mix_of([ModelKey("steady", 2), ModelKey("steady", 5)]), H200, stage.profiles, QUICK
+    )
     plan = make_plan("shared", chosen.choosing([66, 66]))
     stage.planned = QUICK
     contest = stage.contest()
@@ -342,7 +346,7 @@ def test_search_enters_with_the_kernels_it_chose(
         assert {run.mix for run in observed.runs} == {contest.mix.name}
         begun = [run for run in observed.runs if run.kind == "other kernels"]
         assert [home.kernels_for for run in begun for home in run.homes] == [66, 66]
-        profiles = {one.key: one for one in (*stage.profiles, *QUICK)}
+        profiles = {one.model: one for one in (*stage.profiles, *QUICK)}
         replay = Replay(observed, H200, profiles)
         for run, found in zip(
             observed.runs, replay.simulate(range(len(observed.runs)), CALIBRATION), strict=True

@@ -12,10 +12,11 @@ from msgspec.structs import replace
 
 from eclip.artefacts import store
 from eclip.artefacts.calibration import Calibration, Sharing
+from eclip.artefacts.model_key import parse_model
 from eclip.artefacts.observations import Observations, ObservedHome, ObservedRun
 from eclip.artefacts.profile import Profile
 from eclip.errors import MismatchError, UsageError
-from eclip.frontends.library import find_profile, split_key
+from eclip.frontends.library import find_profile
 from eclip.frontends.synthetic import synthetic_profile
 from eclip.lab import fit as fitting
 from eclip.lab.fit import Prediction, Replay, errors, fit, split
@@ -31,7 +32,7 @@ def shipped() -> Replay:
     """The H200's observations with the measured profiles they belong to."""
     observations = store.load_builtin("h200", Observations)
     models = {model for run in observations.runs for model in run.models}
-    profiles = {key: find_profile(*split_key(key), H200, SHIPPED, []) for key in models}
+    profiles = {key: find_profile(parse_model(key), H200, SHIPPED, []) for key in models}
     return Replay(observations, H200, profiles)
 
 
@@ -283,13 +284,13 @@ def test_route_of_another_number_of_kernels_is_refused() -> None:
 def test_runs_with_other_kernels_are_replayed_with_their_profiles() -> None:
     """And are usable: they are runs like any other."""
     other = synthetic_profile(9, 12, H200, name="m0~66")
-    profiles = {**MODELS, other.key: other}
+    profiles = {**MODELS, other.model: other}
     plain = ObservedHome(first=0, step=1, most=8)
     runs = [
         run_of(MIXES[0], (replace(plain, kernels_for=units), replace(plain, first=8)))
         for units in (0, 66, 0)
     ]
-    assert [[w.key for w in run.ran.workers] for run in runs[:2]] == [
+    assert [[w.model for w in run.ran.workers] for run in runs[:2]] == [
         ["m0:1", "m1:1"],
         ["m0~66:1", "m1:1"],
     ]
@@ -309,8 +310,8 @@ def test_runs_with_kernels_of_another_trace_are_refused() -> None:
     names = ("m0~66", "m0~66")
     seen, there = (synthetic_profile(s, 12, H200, name=n) for s, n in enumerate(names))
     run = run_of(MIXES[0], (ObservedHome(0, 1, 8, kernels_for=66), ObservedHome(8, 1, 8)))
-    observations = observations_of([run], {**MODELS, seen.key: seen})
+    observations = observations_of([run], {**MODELS, seen.model: seen})
     with pytest.raises(MismatchError, match="different kernels for m0~66:1"):
-        Replay(observations, H200, {**MODELS, there.key: there})
+        Replay(observations, H200, {**MODELS, there.model: there})
     with pytest.raises(MismatchError, match="m0 needs a profile of m0~66:1"):
         Replay(observations, H200, MODELS)

@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from eclip.artefacts.trace import Kernel, Trace
+from eclip.artefacts.model_key import ModelKey
+from eclip.artefacts.trace import Kernel, Trace, with_traces
 from eclip.devices.cuda import legality, tracer
 from eclip.devices.cuda.tracer import Span, Tracer
 from eclip.devices.gpu.recording import Placed, record_kernels, record_requests
@@ -248,10 +249,10 @@ def clustered_program(cluster: int) -> tuple[Program, list[Any], list[Trace]]:
         else Kernel(name=f"k{index}", grid=(8, 1, 1), block=(64, 1, 1))
         for index in range(count)
     )
-    trace = Trace(model="albert", batch=8, kernels=kernels)
+    trace = Trace(model=ModelKey("albert", 8), kernels=kernels)
     plan = msgspec.structs.replace(
         plan,
-        fingerprint=msgspec.structs.replace(plan.fingerprint, traces={trace.key: trace.digest}),
+        fingerprint=with_traces(plan.fingerprint, [trace]),
     )
     nodes = [types.SimpleNamespace(kind="KERNEL", index=index) for index in range(count)]
     nodes.insert(0, types.SimpleNamespace(kind="MEMSET", index=-1))

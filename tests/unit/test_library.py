@@ -9,10 +9,11 @@ import pytest
 
 from eclip.artefacts import store
 from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Topology
 from eclip.errors import ArtefactError, MismatchError, UsageError
-from eclip.frontends.library import find_others, find_profile, split_key
+from eclip.frontends.library import find_others, find_profile
 from eclip.frontends.modelled import model_names, model_profile
 from eclip.frontends.synthetic import synthetic_profile
 
@@ -32,7 +33,7 @@ def save_synthetic(path: Path, seed: int, model: str = "alexnet", batch: int = 8
 
 def test_without_files_the_profile_is_modelled(tmp_path: Path) -> None:
     found = find("alexnet", tmp_path, batch=3)
-    assert found == model_profile("alexnet", 3, H200, CALIBRATION)
+    assert found == model_profile(ModelKey("alexnet", 3), H200, CALIBRATION)
 
 
 def test_measured_pack_of_the_h200_covers_all_models_at_batch_8() -> None:
@@ -128,13 +129,13 @@ def test_other_kernels_are_those_of_the_folder_that_has_the_own_ones(tmp_path: P
     save_synthetic(more / "alexnet~66-8.json.gz", seed=3, model="alexnet~66")
     assert others("alexnet", mine, more) == []
     (found,) = others("alexnet", more, mine)
-    assert found.key == "alexnet~66:8"
+    assert found.model == "alexnet~66:8"
 
 
 def test_pack_has_other_kernels_that_differ_from_the_own_ones() -> None:
     for model in ("albert", "bert", "gpt2", "vit_b_16"):
         (other,) = others(model)
-        assert other.key == f"{model}~66:8" and not other.modelled
+        assert other.model == f"{model}~66:8" and not other.modelled
         assert other.trace.digest != find(model).trace.digest
     assert others("densenet201") == []  # it multiplies no matrices to speak of
 
@@ -157,7 +158,7 @@ def test_usual_traffic_is_the_mean_of_the_models_that_were_counted() -> None:
 def test_own_profile_of_the_user_hides_the_other_kernels_of_the_pack(tmp_path: Path) -> None:
     save_synthetic(tmp_path / "albert-8.json.gz", seed=1, model="albert")
     assert others("albert", tmp_path) == []
-    assert [one.key for one in others("bert", tmp_path)] == ["bert~66:8"]
+    assert [one.model for one in others("bert", tmp_path)] == ["bert~66:8"]
 
 
 def test_all_numbers_of_units_are_found_in_order_and_nothing_else(tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ def test_all_numbers_of_units_are_found_in_order_and_nothing_else(tmp_path: Path
         (tmp_path / f"{name}.json.gz").write_text("not looked into")
     (tmp_path / "xalexnet~66-8.json").write_text("not looked into")
     found = others("alexnet", tmp_path)
-    assert [one.key for one in found] == ["alexnet~8:8", "alexnet~66:8", "alexnet~100:8"]
+    assert [one.model for one in found] == ["alexnet~8:8", "alexnet~66:8", "alexnet~100:8"]
     assert found[1] == newer  # .json.gz comes first, as for a model's own
 
 

@@ -18,11 +18,12 @@ from eclip.artefacts.mix import (
     split_model,
     with_kernels_for,
 )
+from eclip.artefacts.model_key import ModelKey
 from eclip.errors import UsageError
 
 
 def read(text: str) -> list[tuple[str, str, float | None]]:
-    return [(worker.name, worker.key, worker.rate_rps) for worker in parse_mix(text).workers]
+    return [(worker.name, worker.model, worker.rate_rps) for worker in parse_mix(text).workers]
 
 
 def test_repeat_model_batch_and_rate_are_read() -> None:
@@ -61,13 +62,13 @@ def test_repeated_models_are_numbered_across_parts_and_batches() -> None:
 
 
 def test_mix_of_models_is_the_mix_that_its_name_means() -> None:
-    mix = mix_of([("albert", 8), ("albert", 8), ("vgg19", 4)])
+    mix = mix_of([ModelKey("albert", 8), ModelKey("albert", 8), ModelKey("vgg19", 4)])
     assert mix == parse_mix("albert:8,albert:8,vgg19:4")
 
 
 def test_kernels_for_fewer_units_are_part_of_a_model_but_not_of_what_it_serves() -> None:
     mix = parse_mix("2xalbert~66:8,albert:8@30rps,package.module:factory~40:2")
-    assert [(worker.name, worker.key) for worker in mix.workers] == [
+    assert [(worker.name, worker.model) for worker in mix.workers] == [
         ("albert.1", "albert~66:8"),
         ("albert.2", "albert~66:8"),
         ("albert.3", "albert:8"),

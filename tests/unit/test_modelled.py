@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from eclip.artefacts import store
 from eclip.artefacts.calibration import Calibration
 from eclip.artefacts.mix import PAPER_MIXES, parse_mix
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Topology
 from eclip.errors import UsageError
@@ -43,12 +44,12 @@ batches = st.integers(1, 300)
 
 
 def modelled(model: str, batch: int = 8, device: str = "h200") -> Profile:
-    return model_profile(model, batch, *DEVICES[device])
+    return model_profile(ModelKey(model, batch), *DEVICES[device])
 
 
 @pytest.mark.parametrize("model", PROBES)
 def test_request_time_is_within_half_of_the_probe_on_h200(model: str) -> None:
-    profile = model_profile(model, 8, *DEVICES["h200"], PROBED_SIZES)
+    profile = model_profile(ModelKey(model, 8), *DEVICES["h200"], PROBED_SIZES)
     probed_us = PROBES[model][1]
     assert [ns / 1000 for ns in profile.request_ns] == pytest.approx(probed_us, rel=0.5)
 
@@ -62,7 +63,7 @@ def test_models_that_gain_most_and_least_from_units_are_those_of_the_probe() -> 
     probed = {model: times[0] / times[-1] for model, (_, times) in PROBES.items()}
     here = {}
     for model in PROBES:
-        request_ns = model_profile(model, 8, *DEVICES["h200"], PROBED_SIZES).request_ns
+        request_ns = model_profile(ModelKey(model, 8), *DEVICES["h200"], PROBED_SIZES).request_ns
         here[model] = request_ns[0] / request_ns[-1]
     ranks = [sorted(gains, key=gains.__getitem__) for gains in (probed, here)]
     assert set(ranks[0][:3]) == set(ranks[1][:3])
@@ -81,7 +82,9 @@ def test_profile_closes(model: str, batch: int, device: str) -> None:
 @given(models, batches, devices)
 def test_more_units_never_make_a_kernel_slower(model: str, batch: int, device: str) -> None:
     topology, calibration = DEVICES[device]
-    profile = model_profile(model, batch, topology, calibration, range(1, topology.units + 1))
+    profile = model_profile(
+        ModelKey(model, batch), topology, calibration, range(1, topology.units + 1)
+    )
     assert (np.diff(np.array(profile.busy_ns), axis=1) <= 0).all()
 
 
@@ -113,7 +116,7 @@ def test_faster_devices_serve_every_model_faster() -> None:
 
 
 def test_size_does_not_depend_on_the_sizes_beside_it() -> None:
-    few = model_profile("resnet50", 8, *DEVICES["h200"], (64, 132))
+    few = model_profile(ModelKey("resnet50", 8), *DEVICES["h200"], (64, 132))
     many = modelled("resnet50")
     assert few.request_ns[0] == many.request_ns[many.sizes.index(64)]
 
@@ -160,7 +163,7 @@ def test_batch_below_one_is_refused() -> None:
 @pytest.mark.parametrize("sizes", [(), (0, 132), (64, 32, 132), (32, 64), (64, 64, 132)])
 def test_sizes_must_rise_to_the_whole_device(sizes: tuple[int, ...]) -> None:
     with pytest.raises(UsageError, match="rise to all 132"):
-        model_profile("alexnet", 8, *DEVICES["h200"], sizes)
+        model_profile(ModelKey("alexnet", 8), *DEVICES["h200"], sizes)
 
 
 def test_calibration_without_compute_rates_is_refused() -> None:
@@ -169,7 +172,7 @@ def test_calibration_without_compute_rates_is_refused() -> None:
         calibration, compute=msgspec.structs.replace(calibration.compute, unit_flops=0.0)
     )
     with pytest.raises(UsageError, match="cannot be modelled"):
-        model_profile("alexnet", 8, topology, bare)
+        model_profile(ModelKey("alexnet", 8), topology, bare)
 
 
 def test_largest_model_takes_less_than_50_ms() -> None:

@@ -37,7 +37,7 @@ def problem_of(device: str, workers: int, kernels: int = 25, seed: int = 0) -> P
         synthetic_profile(seed + index, kernels + index, topology, name=f"m{index}")
         for index in range(workers)
     )
-    mix = mix_of((profile.trace.model, profile.trace.batch) for profile in profiles)
+    mix = mix_of(profile.model for profile in profiles)
     return Problem(mix, topology, profiles)
 
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -21,11 +20,12 @@ from eclip.artefacts.measures import measure
 from eclip.artefacts.mix import mix_of
 from eclip.artefacts.plan import Assignment, Group, Lane, Plan, PlannedWorker, Variant
 from eclip.artefacts.topology import Mask, Topology
+from eclip.artefacts.trace import with_traces
 from eclip.devices.base import Window
 from eclip.devices.cuda import processes
 from eclip.devices.cuda.mps import python_path
-from eclip.devices.remote import Host, ProcessSets, Sharing, mps_sharing, shares_of
 from eclip.devices.load import CLOSED_LOOP, Load
+from eclip.devices.remote import Host, ProcessSets, Sharing, mps_sharing, shares_of
 from eclip.errors import DeviceError, MismatchError, UsageError
 from standins import (
     ENTRY,
@@ -51,12 +51,10 @@ def plan_of(*models: str, policy: str = "timeslice", slices: int = 16) -> Plan:
         mix=mix,
         policy=policy,
         topology=H200,
-        fingerprint=msgspec.structs.replace(
-            H200.fingerprint, traces={trace.key: trace.digest for trace in traces}
-        ),
+        fingerprint=with_traces(H200.fingerprint, traces),
         modelled=False,
         workers=tuple(
-            PlannedWorker(name=worker.name, model=worker.key, kernels=KERNELS, why="")
+            PlannedWorker(name=worker.name, model=worker.model, kernels=KERNELS, why="")
             for worker in mix.workers
         ),
         lanes=tuple(Lane(index, Mask(range(slices))) for index in range(len(parts))),

@@ -126,13 +126,13 @@ def test_traffic_is_counted_one_by_one_where_counting_all_at_once_fails(
     warned: list[str] = []
 
     def count(profiles: list[Profile], gpu: int, seconds: float) -> list[Profile]:
-        asked.append([one.key for one in profiles])
-        if any(one.key == "bad:1" for one in profiles):
+        asked.append([one.model for one in profiles])
+        if any(one.model == "bad:1" for one in profiles):
             raise DeviceError("ncu failed")
         return profiles
 
     def save(value: Any, path: Path) -> None:
-        saved.append(value.key)
+        saved.append(value.model)
 
     monkeypatch.setattr(command, "with_traffic", count)
     monkeypatch.setattr(store, "save", save)

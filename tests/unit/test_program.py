@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from eclip.artefacts import store
 from eclip.artefacts.mix import mix_of
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import (
     ALL_WORKERS,
     Assignment,
@@ -24,7 +25,7 @@ from eclip.artefacts.plan import (
     Variant,
 )
 from eclip.artefacts.topology import Mask, Topology
-from eclip.artefacts.trace import Kernel, Trace
+from eclip.artefacts.trace import Kernel, Trace, with_traces
 from eclip.errors import MismatchError
 from eclip.runtime.program import NO_WAIT, Program, Route, lower
 
@@ -33,8 +34,7 @@ MI50 = store.load_builtin("mi50", Topology)
 
 def trace_of(model: str, kernels: int) -> Trace:
     return Trace(
-        model=model,
-        batch=1,
+        model=ModelKey(model, 1),
         kernels=tuple(
             Kernel(name=f"{model}.{index}", grid=(1, 1, 1), block=(1, 1, 1))
             for index in range(kernels)
@@ -62,15 +62,13 @@ def cases(draw: st.DrawFn) -> tuple[Plan, list[Trace]]:
     others = draw(st.sets(st.sets(st.sampled_from(everyone), min_size=1).map(tuple), max_size=3))
     keys = [everyone, *sorted({tuple(sorted(key)) for key in others} - {everyone})]
     plan = Plan(
-        mix=mix_of((trace.model, 1) for trace in traces),
+        mix=mix_of(trace.model for trace in traces),
         policy="random",
         topology=MI50,
-        fingerprint=msgspec.structs.replace(
-            MI50.fingerprint, traces={trace.key: trace.digest for trace in traces}
-        ),
+        fingerprint=with_traces(MI50.fingerprint, traces),
         modelled=True,
         workers=tuple(
-            PlannedWorker(name=trace.model, model=trace.key, kernels=len(trace.kernels), why="")
+            PlannedWorker(name=trace.model, model=trace.model, kernels=len(trace.kernels), why="")
             for trace in traces
         ),
         lanes=lanes,
@@ -193,12 +191,10 @@ def small_case() -> tuple[Plan, list[Trace]]:
     traces = [trace_of("a", 3), trace_of("b", 2)]
     lanes = (Lane(0, Mask([0])), Lane(1, Mask([1])))
     plan = Plan(
-        mix=mix_of([("a", 1), ("b", 1)]),
+        mix=mix_of([ModelKey("a", 1), ModelKey("b", 1)]),
         policy="by hand",
         topology=MI50,
-        fingerprint=msgspec.structs.replace(
-            MI50.fingerprint, traces={trace.key: trace.digest for trace in traces}
-        ),
+        fingerprint=with_traces(MI50.fingerprint, traces),
         modelled=True,
         workers=(
             PlannedWorker(name="a", model="a:1", kernels=3, why=""),

@@ -74,7 +74,7 @@ def test_a_profile_closes_and_keeps_the_kernels(h200: Topology) -> None:
     slow = find_requests(launches("abc" * 5, busy=100))
     fast = find_requests(launches("abc" * 5, busy=50))
     profile = make_profile("m:4", h200, (64, 132), [slow, fast], "a test")
-    assert profile.key == "m:4"
+    assert profile.model == "m:4"
     assert profile.sizes == (64, 132)
     assert profile.request_ns[0] > profile.request_ns[1]
 

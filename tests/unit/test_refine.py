@@ -23,8 +23,8 @@ from eclip.planning.search.refine import Corrected, refine
 
 H200 = store.load_builtin("h200", Topology)
 PROFILES = tuple(synthetic_profile(index, 12, H200, name=f"m{index}") for index in range(3))
-PROBLEM = Problem(mix_of((one.trace.model, 1) for one in PROFILES), H200, PROFILES)
-AIM = Objective(least_fairness=0.0)
+PROBLEM = Problem(mix_of(one.model for one in PROFILES), H200, PROFILES)
+AIM = Objective(fairness=0.0)
 
 
 def held_by(plan: Plan, worker: int) -> float:

@@ -139,7 +139,7 @@ def test_runs_with_kernels_that_a_search_chose_are_in_one_report_with_the_others
         workers=(msgspec.structs.replace(asked.workers[0], model="albert~66"), asked.workers[1]),
     )
     logs = [make_log("shared", sizes=(132,), mix=asked), make_log("search", mix=chosen)]
-    profiles = {one.key: one for one in map(make_profile, ("albert", "albert~66"))}
+    profiles = {one.model: one for one in map(make_profile, ("albert", "albert~66"))}
     reader = Reader(page.render(logs, profiles))
     assert "albert:8, albert~66:8" in reader.text
     assert "No heat map" not in reader.text

@@ -24,7 +24,7 @@ from eclip.devices.load import load_of_mix
 from eclip.devices.sim.device import SimDevice
 from eclip.errors import EclipError, UsageError
 from eclip.frontends.synthetic import synthetic_profile
-from eclip.lab.evaluate import Evaluator
+from eclip.lab.evaluate import SimEvaluator
 from eclip.planning.policies import PolicyOptions, make_plan
 from eclip.planning.problem import Problem
 from eclip.planning.search.candidates import Candidate, Found, search
@@ -43,7 +43,7 @@ def problem_of(workers: int) -> Problem:
     profiles = tuple(
         synthetic_profile(index, 12 + index, H200, name=f"m{index}") for index in range(workers)
     )
-    return Problem(mix_of((one.trace.model, one.trace.batch) for one in profiles), H200, profiles)
+    return Problem(mix_of(one.model for one in profiles), H200, profiles)
 
 
 _PROBLEMS = {workers: problem_of(workers) for workers in range(1, 10)}
@@ -240,7 +240,7 @@ def test_frontier_holds_what_nothing_beats_in_both(
     h200: Topology, h200_calibration: Calibration, make_problem: MakeProblem
 ) -> None:
     problem = make_problem(h200, 2)
-    found = search(problem, Evaluator(h200, problem.profiles, h200_calibration), batches=2)
+    found = search(problem, SimEvaluator(h200, problem.profiles, h200_calibration), batches=2)
     points = [(one.score.stp, one.score.efficiency) for one in found.candidates]
     for stp, efficiency in found.frontier:
         assert not any(a > stp and b > efficiency for a, b in points)
@@ -334,7 +334,7 @@ def test_shortlist_has_both_baselines_and_the_finalists_once_each(
     h200: Topology, h200_calibration: Calibration, make_problem: MakeProblem
 ) -> None:
     problem = make_problem(h200, 2)
-    evaluate = Evaluator(h200, problem.profiles, h200_calibration)
+    evaluate = SimEvaluator(h200, problem.profiles, h200_calibration)
     found = search(problem, evaluate, batches=2)
     entries = shortlist(found, problem, 3, Objective())
     assert [entry.label for entry in entries[:2]] == [PLAIN, STATIC]
@@ -384,7 +384,7 @@ def test_at_low_load_variants_keep_the_tail_near_plain_streams(
 ) -> None:
     """A third of the device each at 15% load: most requests find nobody else there."""
     problem = make_problem(h200, 3, kernels=60)
-    evaluate = Evaluator(h200, problem.profiles, h200_calibration)
+    evaluate = SimEvaluator(h200, problem.profiles, h200_calibration)
     narrow = Placer(problem).plan([Home(5 * w, 1, 5, 0.0, 0) for w in range(3)], "search", "")
     plans = {
         "plain": make_plan("shared", problem),
@@ -423,7 +423,7 @@ def test_search_for_latency_at_part_load_beats_plain_streams_for_the_worst_off(
     )
     mix = msgspec.structs.replace(closed.mix, workers=workers)
     problem = Problem(mix, h200, closed.profiles)
-    evaluate = Evaluator(h200, problem.profiles, h200_calibration, mix)
+    evaluate = SimEvaluator(h200, problem.profiles, h200_calibration, mix)
     found = search(problem, evaluate, Objective("latency"), batches=4)
     best = found.candidates[0]
     ratios = np.array(best.score.p99_ms) / np.array(found.plain.p99_ms)

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
+from eclip.lab.alone import alone_rates
 
 from eclip.artefacts import store
 from eclip.artefacts.calibration import Calibration
@@ -25,7 +26,6 @@ from eclip.devices.sim import device as sim
 from eclip.devices.sim.contention import LIMITS, RUNNING_KERNEL, contend, draw_w
 from eclip.errors import MismatchError
 from eclip.frontends.synthetic import synthetic_profile
-from eclip.lab.alone import alone_rates
 from eclip.planning.policies import make_plan
 from eclip.runtime.program import lower
 from simulations import (

@@ -133,7 +133,7 @@ from pathlib import Path
 from eclip.artefacts import store
 from eclip.artefacts.topology import Topology
 
-topology = store.load_builtin(Topology, sys.argv[2])
+topology = store.load_builtin(sys.argv[2], Topology)
 for _ in range(150):
     store.save(topology, Path(sys.argv[1]))
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.trace import Kernel, Trace
 from eclip.errors import DeviceError
 from eclip.frontends.traffic import _parse, distinct_kernels
@@ -36,4 +37,4 @@ def test_launches_with_one_name_grid_and_block_are_counted_once() -> None:
         return Kernel(name=name, grid=(blocks, 1, 1), block=(128, 1, 1))
 
     kernels = (kernel("a", 1), kernel("b", 1), kernel("a", 1), kernel("a", 2), kernel("b", 1))
-    assert distinct_kernels(Trace(model="m", batch=1, kernels=kernels)) == [0, 1, 3]
+    assert distinct_kernels(Trace(model=ModelKey("m", 1), kernels=kernels)) == [0, 1, 3]

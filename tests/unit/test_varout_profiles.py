@@ -14,6 +14,7 @@ from eclip.artefacts import store
 from eclip.artefacts.lengths import Lengths, lengths_of
 from eclip.artefacts.machine import Machine
 from eclip.artefacts.mix import mix_of
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Topology
 from eclip.artefacts.trace import Kernel, KernelLengths, Trace
@@ -104,7 +105,7 @@ def test_simulation_uses_expected_or_tail_times(
     store.save(made, tmp_path / f"{made.trace.model}-{made.trace.batch}.json")
     rates = []
     for extra in ([], ["--tail"]):
-        arguments = ["compare", made.key, "--policies", "shared", "--profiles", str(tmp_path)]
+        arguments = ["compare", made.model, "--policies", "shared", "--profiles", str(tmp_path)]
         monkeypatch.setattr(
             sys, "argv", ["eclip", *arguments, "--seconds", "0.2", "--json", *extra]
         )
@@ -120,8 +121,7 @@ def test_stage_kernels_are_found_by_name() -> None:
         return Kernel(name=name, grid=(1, 1, 1), block=(1, 1, 1))
 
     trace = Trace(
-        model="m",
-        batch=1,
+        model=ModelKey("m", 1),
         kernels=tuple(map(kernel, ["gemm", "eclip_select", "relu", "eclip_route"])),
     )
     assert stage_kernels(trace) == [1, 3]

@@ -9,22 +9,23 @@ from typing import Any
 
 import msgspec
 import pytest
+from eclip.cli.verification import Opened, Verification, Verifier, check_measured
+from eclip.lab.alone import alone_rates
 
 from eclip.artefacts import store
 from eclip.artefacts.calibration import Calibration
 from eclip.artefacts.measures import measure, steady_rates
 from eclip.artefacts.mix import Mix, mix_of
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.observations import ObservedHome, ObservedRun
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Topology
 from eclip.cli import verification, wiring
-from eclip.cli.verification import Opened, Verification, Verifier, check_measured
 from eclip.devices.base import Window
 from eclip.devices.load import at_rates
 from eclip.devices.sim.device import SimDevice, SimSession
 from eclip.errors import DeviceError, UsageError
-from eclip.lab.alone import alone_rates
 from eclip.lab.trials import Trials, score_of
 from eclip.planning.policies import PolicyOptions, make_plan
 from eclip.planning.problem import Problem
@@ -37,7 +38,7 @@ H200 = store.load_builtin("h200", Topology)
 CALIBRATION = store.load_builtin("h200", Calibration)
 PROFILES = (flat_profile("a", [400_000] * 4, H200), flat_profile("b", [150_000] * 6, H200))
 OTHERS = (flat_profile("a~66", [150_000] * 5, H200), flat_profile("b~66", [50_000] * 6, H200))
-MIX = mix_of([("a", 1), ("b", 1)])
+MIX = mix_of([ModelKey("a", 1), ModelKey("b", 1)])
 WINDOW = Window(seconds=0.05, warmup_seconds=0.01, trace_ms=0.0)
 
 
@@ -117,7 +118,7 @@ def test_search_goes_on_on_the_device_and_the_best_there_is_the_plan(
     device: Refusing, kind: str
 ) -> None:
     searching = verifier(Verification(finalists=2, refine_seconds=0.5))
-    aim = Objective(kind, least_fairness=0.1)
+    aim = Objective(kind, fairness=0.1)
     found = searching.simulate(aim, lambda _: None)
     known = (Home(1, 1, 13, 0.0, 0), Home(3, 1, 13, 0.0, 0))
     opened = opened_on(device)
@@ -260,7 +261,7 @@ def test_plain_streams_with_other_kernels_are_in_the_finals_once() -> None:
 
 @pytest.mark.parametrize(("levels", "others"), [(3, ()), (3, OTHERS), (1, OTHERS)])
 @pytest.mark.parametrize("short", [3.0, math.inf])  # infinite: nobody asked it anything
-def test_who_waits_longest_goes_first_in_finals_for_latency(
+def test_who_worst_off_goes_first_in_finals_for_latency(
     levels: int,
     others: tuple[Profile, ...],
     short: float,
@@ -422,7 +423,7 @@ def test_plan_that_was_chosen_without_knowing_its_power_says_nothing_of_it() -> 
 def test_only_busy_workers_are_searched_on_the_device() -> None:
     with pytest.raises(UsageError, match="--refine"):
         verifier(Verification(1, 1.0)).simulate(Objective("latency"), lambda _: None)
-    some = mix_of([("a", 1), ("b", 1)])
+    some = mix_of([ModelKey("a", 1), ModelKey("b", 1)])
     workers = (msgspec.structs.replace(some.workers[0], rate_rps=50.0), some.workers[1])
     arriving = msgspec.structs.replace(some, workers=workers)
     with pytest.raises(UsageError, match="--refine"):
@@ -438,7 +439,7 @@ def test_senseless_verification_is_refused(wrong: dict[str, Any]) -> None:
 def test_margin_lies_above_the_floors() -> None:
     plain = Score((0.6, 0.6), 400.0, (1.0, 1.0))
     close = Score((0.705, 1.0), 400.0, (1.0, 1.0))
-    aim = Objective(least_fairness=0.7)
+    aim = Objective(fairness=0.7)
     assert aim.value(close, Score((0.3, 0.9), 400.0, (1.0, 1.0))) > 0
     careful = dataclasses.replace(aim, rough=True)
     assert careful.value(close, Score((0.3, 0.9), 400.0, (1.0, 1.0))) < 0
