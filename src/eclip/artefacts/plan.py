@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from eclip.artefacts.fingerprint import Fingerprint
+from eclip.artefacts.footprint import Footprint
 from eclip.artefacts.mix import Mix, mix_of
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Mask, Topology
@@ -61,6 +62,7 @@ class PlannedWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     model: str  # model:batch, the key of its trace and profile
     kernels: int
     why: str  # in words, for ``eclip explain``
+    footprint: Footprint | None = None  # its profile's; None: not known
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -209,6 +211,7 @@ def unpartitioned(topology: Topology, profiles: Sequence[Profile], mix: Mix | No
                 model=profile.key,
                 kernels=len(profile.trace.kernels),
                 why=f"every kernel may use all {topology.units} {topology.unit_name}s",
+                footprint=profile.footprint,
             )
             for worker, profile in zip(mix.workers, profiles, strict=True)
         ),
