@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from eclip.artefacts import store
 from eclip.artefacts.calibration import Calibration
 from eclip.artefacts.measures import measure, measure_together
+from eclip.artefacts.memory import check_memory, memory_of_plan
 from eclip.artefacts.mix import Mix, parse_mix
 from eclip.artefacts.observations import Observations, ObservedRun
 from eclip.artefacts.plan import Plan, fingerprint_of
@@ -291,6 +292,8 @@ def run_plans(
         progress((len(logs) + part) / len(plans))
 
     device = make_device(plans[0].topology, calibration, options, share_done)
+    for plan in plans:  # before anything is captured
+        check_memory(memory_of_plan(plan, device.topology), "the plan")
     alone = alone or profiles
     sources = Sources((*alone, *profiles), options.device, options.gpu)
     rates = alone_rates(device, alone, sources.all(alone))

@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from eclip.artefacts.memory import check_memory, memory_of_plan
 from eclip.artefacts.plan import Lane, Plan, unpartitioned
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Mask
@@ -67,7 +68,9 @@ Policy = Callable[[Problem, PolicyOptions], Plan]
 def make_plan(policy: str, problem: Problem, options: PolicyOptions | None = None) -> Plan:
     if policy not in POLICIES:
         raise unknown_name("policy", policy, POLICIES)
-    return POLICIES[policy](problem, options or PolicyOptions())
+    plan = POLICIES[policy](problem, options or PolicyOptions())
+    check_memory(memory_of_plan(plan), f"the {policy} plan of {plan.mix.name}")
+    return plan
 
 
 def _shared(problem: Problem, options: PolicyOptions) -> Plan:

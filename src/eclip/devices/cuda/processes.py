@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from eclip.artefacts.memory import check_memory, memory_of_plan
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.runlog import RunLog
 from eclip.artefacts.topology import Topology
@@ -172,6 +173,8 @@ class ProcessSession(Closing):
         self._warnings = sharing.plan.fingerprint.check(
             host.topology.fingerprint, "the plan", host.topology.title
         )
+        need = memory_of_plan(sharing.plan, host.topology, processes=len(sharing.plan.workers))
+        check_memory(need, f"the plan with {sharing.label}")
 
     def start(self, entry: str) -> None:
         plan, shares = self.sharing.plan, self.sharing.shares

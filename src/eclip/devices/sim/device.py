@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from eclip.artefacts.calibration import Calibration, Costs, Memory
+from eclip.artefacts.memory import check_memory, memory_of_plan
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import KernelRecords, Requests, RunLog, WorkerCounters
@@ -42,6 +43,7 @@ class SimDevice:
     def open(self, program: Program, sources: Sequence[Profile]) -> SimSession:
         plan = program.plan
         check_sources(plan, [profile.trace for profile in sources])
+        check_memory(memory_of_plan(plan, self.topology), "the plan")
         warnings = [
             *self._warnings,
             *plan.fingerprint.check(self.topology.fingerprint, "the plan", self.topology.title),
