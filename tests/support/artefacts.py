@@ -12,6 +12,7 @@ import pytest
 
 from eclip.artefacts import store
 from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.footprint import Footprint
 from eclip.artefacts.mix import mix_of
 from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.observations import Observations, ObservedHome, ObservedRun
@@ -32,6 +33,9 @@ TOPOLOGY = Topology(
     slice_units=(2, 2, 4),
     lane_sizes=(2, 4, 8),
     hardware_queues=16,
+    memory_bytes=1 << 30,
+    context_bytes=1 << 20,
+    lane_bytes=1 << 10,
     source="by hand",
 )
 TRACE = Trace(
@@ -42,6 +46,13 @@ TRACE = Trace(
     ),
     inputs=("2×3 float16",),
     libraries={"torch": "2"},
+)
+FOOTPRINT = Footprint(
+    weights_bytes=4000,
+    activations_bytes=300,
+    workspaces_bytes=20,
+    executables_bytes=1,
+    modelled=True,
 )
 PROFILE = Profile(
     trace=TRACE,
@@ -56,6 +67,7 @@ PROFILE = Profile(
     dram_bytes=(100, 0),
     l2_bytes=(200, 50),
     blocks_per_unit=(2, 1),
+    footprint=FOOTPRINT,
 )
 CALIBRATION = msgspec.structs.replace(
     store.load_builtin("h200", Calibration), fingerprint=TOPOLOGY.fingerprint, source="by hand"

@@ -55,6 +55,7 @@ def make_profile(model: str = "albert", topology: Topology = H200, name: str = "
         dram_bytes=(0,) * KERNELS,
         l2_bytes=(0,) * KERNELS,
         blocks_per_unit=(1,) * KERNELS,
+        footprint=None,
     )
 
 

@@ -78,6 +78,7 @@ def flat_profile(
         dram_bytes=(dram_bytes,) * len(busy_ns),
         l2_bytes=(dram_bytes,) * len(busy_ns),
         blocks_per_unit=(per_unit,) * len(busy_ns),
+        footprint=None,
     )
 
 

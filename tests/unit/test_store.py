@@ -152,13 +152,13 @@ def test_edited_file_is_refused_or_loads_and_saves_again(
         (b'{"traceEvents": []}', "not an eclip file"),
         (b'{"format": "other/plan", "version": 1, "body": {}}', "other/plan"),
         (b'{"format": "eclip/tune", "version": 1, "body": {}}', "'tune'"),
-        (b'{"format": "eclip/plan", "version": 2, "body": {}}', "version 2.*update eclip"),
+        (b'{"format": "eclip/plan", "version": 3, "body": {}}', "version 3.*update eclip"),
         (b'{"format": "eclip/plan", "version": 0, "body": {}}', "version 0.*make the file again"),
         (b'{"format": "eclip/plan", "version": true, "body": {}}', "version"),
-        (b'{"format": "eclip/plan", "version": 1}', "body"),
-        (b'{"format": "eclip/plan", "version": 1, "body": {}}', "not a valid plan"),
-        (b'{"format": "eclip/plan", "version": 1, "body": {"mix": "\xff"}}', "plan"),
-        (b'{"format": "eclip/plan", "version": 1, "body": {"mix": "\\ud800"}}', "damaged"),
+        (b'{"format": "eclip/plan", "version": 2}', "body"),
+        (b'{"format": "eclip/plan", "version": 2, "body": {}}', "not a valid plan"),
+        (b'{"format": "eclip/plan", "version": 2, "body": {"mix": "\xff"}}', "plan"),
+        (b'{"format": "eclip/plan", "version": 2, "body": {"mix": "\\ud800"}}', "damaged"),
         (bytes(range(256)) * 40, "not an eclip file"),
         (b"\x1f\x8b" + bytes(range(256)), "damaged"),
         (b"\x89PNG\r\n\x1a\n", "not an eclip file"),
@@ -169,6 +169,16 @@ def test_foreign_file_is_refused(tmp_path: Path, content: bytes, fault: str) -> 
     path = tmp_path / "foreign.json"
     path.write_bytes(content)
     assert re.search(fault, refusal(path))
+
+
+@pytest.mark.parametrize("kind", store._KINDS)
+def test_older_file_is_refused_with_the_command_that_makes_it_anew(
+    tmp_path: Path, kind: str
+) -> None:
+    path = write(tmp_path / "old.json", kind, {}, version=store._KINDS[kind][1] - 1)
+    assert re.search(
+        f"this eclip reads {store._KINDS[kind][1]}; .*: .*(eclip|by hand)", refusal(path)
+    )
 
 
 @pytest.mark.parametrize("where", ["version", "body", "other"])

@@ -26,6 +26,9 @@ def topology_of(slice_units: list[int], changes: dict[str, object] | None = None
         "slice_units": slice_units,
         "lane_sizes": [sum(slice_units)],
         "hardware_queues": 8,
+        "memory_bytes": 1 << 30,
+        "context_bytes": 0,
+        "lane_bytes": 0,
         "source": "by hand",
     }
     return msgspec.convert(fields | (changes or {}), Topology)

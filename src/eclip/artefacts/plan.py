@@ -14,6 +14,7 @@ import msgspec
 
 from eclip.artefacts.display import html_table, number
 from eclip.artefacts.fingerprint import Fingerprint
+from eclip.artefacts.footprint import Footprint
 from eclip.artefacts.mix import Mix, mix_of
 from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.profile import Profile
@@ -64,6 +65,7 @@ class PlannedWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     model: ModelKey  # of its trace and profile
     kernels: int
     why: str  # in words, for ``eclip explain``
+    footprint: Footprint | None = None  # its profile's; None: not known
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -271,6 +273,7 @@ def unpartitioned(topology: Topology, profiles: Sequence[Profile], mix: Mix | No
                 model=profile.model,
                 kernels=len(profile.trace.kernels),
                 why=f"every kernel may use all {topology.units} {topology.unit_name}s",
+                footprint=profile.footprint,
             )
             for worker, profile in zip(mix.workers, profiles, strict=True)
         ),

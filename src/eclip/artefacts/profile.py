@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eclip.artefacts.fingerprint import Fingerprint
+from eclip.artefacts.footprint import Footprint
 from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.trace import Trace
 from eclip.errors import MismatchError
@@ -36,6 +37,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     dram_bytes: tuple[int, ...]  # per kernel, as are the following; all 0: not counted
     l2_bytes: tuple[int, ...]
     blocks_per_unit: tuple[int, ...]  # resident at once
+    # None only where the program's memory cannot be seen, as by ``eclip record``.
+    footprint: Footprint | None
     illegal: tuple[tuple[int, int], ...] = ()  # (kernel, size) pairs that the device refuses
     energy_uj: tuple[int, ...] = ()  # of a request alone, per size; empty: not measured
     slowdown_beside: dict[str, float] = {}  # on half the units, a stressor of "dram" or "l2" beside

@@ -68,7 +68,7 @@ A = TypeVar(
 
 # A change that older readers would misread raises the version here.
 _KINDS: dict[str, tuple[type[Artefact], int]] = {
-    "topology": (Topology, 1),
+    "topology": (Topology, 2),
     "trace": (Trace, 2),
     "profile": (Profile, 2),
     "calibration": (Calibration, 3),
@@ -80,6 +80,19 @@ _KINDS: dict[str, tuple[type[Artefact], int]] = {
     "comparison": (Comparison, 2),
 }
 _COMPARISON = b'{"format":"eclip/comparison"'  # how a line of a results file begins
+# How a file of each kind is made anew.
+_MADE_BY = {
+    "topology": "by hand, with the fields of `eclip topology h200 --json`",
+    "trace": "eclip profile MODEL:BATCH -o FOLDER, whose profiles hold it",
+    "profile": "eclip profile MODEL:BATCH -o FOLDER, or eclip record for a program",
+    "calibration": "eclip calibrate -o FILE",
+    "observations": "eclip calibrate --observations FILE",
+    "plan": "eclip plan MIX -o FILE",
+    "run": "eclip run PLAN -o FILE",
+    "lengths": "eclip varout estimate LENGTHS -o FILE",
+    "machine": "eclip varout measure -o FILE",
+    "comparison": "eclip compare MIX --results FILE",
+}
 # Far above any real artefact; keeps a wrong file (or a gzip bomb) from filling the memory.
 MAX_BYTES = 512 * 1024 * 1024
 
@@ -404,7 +417,7 @@ def _decode(data: bytes, where: str) -> Artefact:
         newer = envelope.version > version
         raise ArtefactError(
             f"{where} is {_a(kind)} of version {envelope.version}, this eclip reads {version}; "
-            + ("update eclip" if newer else "make the file again")
+            + ("update eclip" if newer else f"make the file again: {_MADE_BY[kind]}")
         )
     body = bytes(envelope.body)
     if envelope.digest is not None and _digest(body) != envelope.digest:

@@ -92,7 +92,7 @@ class Mask:
 
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A device's compute resources, slice by slice.
+    """A device's compute resources, slice by slice, and its memory.
 
     ``lane_sizes`` are the sizes (in units) that lanes come in unless somebody asks for others.
     """
@@ -104,6 +104,9 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     slice_units: tuple[int, ...]
     lane_sizes: tuple[int, ...]
     hardware_queues: int
+    memory_bytes: int
+    context_bytes: int  # memory that a process's context takes before it does anything
+    lane_bytes: int  # memory that the context of a lane with fewer than all slices keeps
     source: str
 
     def __post_init__(self) -> None:
@@ -113,6 +116,8 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(f"a device has at most {_MAX_UNITS} units, not {self.units}")
         if self.hardware_queues < 1:
             raise ValueError(f"hardware_queues must be at least 1, not {self.hardware_queues}")
+        if self.memory_bytes < 1 or self.context_bytes < 0 or self.lane_bytes < 0:
+            raise ValueError("memory_bytes starts above 0, context_bytes and lane_bytes at 0")
         if list(self.lane_sizes) != sorted(set(self.lane_sizes)):
             raise ValueError("lane_sizes must rise")
         if not self.lane_sizes or self.lane_sizes[-1] != self.units:

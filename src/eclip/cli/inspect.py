@@ -12,6 +12,7 @@ from eclip.artefacts import store
 from eclip.artefacts.calibration import Calibration
 from eclip.artefacts.comparison import Comparison
 from eclip.artefacts.fingerprint import Fingerprint
+from eclip.artefacts.footprint import Footprint
 from eclip.artefacts.lengths import Lengths
 from eclip.artefacts.machine import Machine
 from eclip.artefacts.measures import measure
@@ -74,6 +75,11 @@ def _show_topology(topology: Topology) -> None:
             ("slices", " ".join(map(str, topology.slice_units))),
             ("lane sizes", " ".join(map(str, topology.lane_sizes))),
             ("hardware queues", str(topology.hardware_queues)),
+            (
+                "memory",
+                f"{topology.memory_bytes / 2**30:.1f} GiB; a context takes "
+                f"{topology.context_bytes >> 20} MiB, a lane {topology.lane_bytes >> 20} MiB",
+            ),
             ("source", topology.source),
         ]
     )
@@ -114,7 +120,8 @@ def _show_profile(profile: Profile) -> None:
             ("source", profile.source),
             ("kernels", f"{len(kernels)}, trace {profile.trace.digest[:16]}"),
             ("inputs", ", ".join(profile.trace.inputs) or "not recorded"),
-            ("memory", f"{sum(profile.dram_bytes) / 1e6:.1f} MB of DRAM traffic per request"),
+            ("memory", _footprint(profile.footprint)),
+            ("traffic", f"{sum(profile.dram_bytes) / 1e6:.1f} MB of DRAM traffic per request"),
         ]
     )
     screen.print_table(
@@ -147,6 +154,18 @@ def _show_profile(profile: Profile) -> None:
         ),
     )
     _show_fingerprint(profile.fingerprint)
+
+
+def _footprint(footprint: Footprint | None) -> str:
+    if footprint is None:
+        return "not known: a recording does not see a program's memory"
+    return (
+        f"{footprint.total_bytes / 2**20:.0f} MiB: weights {footprint.weights_bytes / 2**20:.0f}, "
+        f"activations {footprint.activations_bytes / 2**20:.0f}, "
+        f"workspaces {footprint.workspaces_bytes / 2**20:.0f}, "
+        f"executables {footprint.executables_bytes / 2**20:.0f}; "
+        f"{'modelled' if footprint.modelled else 'measured'}"
+    )
 
 
 def _show_calibration(calibration: Calibration) -> None:

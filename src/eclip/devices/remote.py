@@ -22,6 +22,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from eclip.artefacts.memory import check_memory, memory_of_plan
 from eclip.artefacts.plan import Plan, Processes
 from eclip.artefacts.runlog import RunLog
 from eclip.artefacts.topology import Topology
@@ -111,6 +112,8 @@ class ProcessSession(Closing):
         self._warnings = plan.fingerprint.check(
             host.topology.fingerprint, "the plan", host.topology.title
         )
+        need = memory_of_plan(plan, host.topology, processes=len(plan.workers))
+        check_memory(need, f"the plan with {self._label}")
 
     def start(self, jobs: Sequence[Job]) -> None:
         sharing = self.plan.sharing

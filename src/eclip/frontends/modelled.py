@@ -6,6 +6,9 @@ kernel. More units never make a kernel slower; a bigger batch never makes a requ
 and latencies come from the calibration; the constants here belong to classes of kernels, never to
 one model, and were fitted to probe runs of eight models on one H200, 2026-11-15
 (tests/unit/test_modelled.py holds the table).
+
+Memory comes from the architecture, too: half-precision weights, and as activations the most that is
+alive at once (zoo/ops.py). Workspaces and executables are constants, assumed.
 """
 
 from __future__ import annotations
@@ -17,13 +20,14 @@ import numpy as np
 import numpy.typing as npt
 
 from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.footprint import Footprint
 from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.profile import Profile, Times
 from eclip.artefacts.topology import Topology
 from eclip.artefacts.trace import Kernel, Trace, with_traces
 from eclip.errors import UsageError
 from eclip.frontends import zoo
-from eclip.frontends.zoo.ops import Kind, Op
+from eclip.frontends.zoo.ops import HALF, Kind, Op, Tape
 
 
 class _Class(msgspec.Struct, frozen=True):
@@ -55,6 +59,13 @@ _L2_UNIT_GAIN = 1.3
 # Of the L2 cache that a kernel finds holding its predecessor's output; the rest holds weights and
 # what else passes through.
 _L2_SHARE = 0.6
+# Torch's allocator takes memory in blocks of 2 MiB, and for tensors below 10 MiB 20 MiB at once
+# (kRoundLarge, kLargeBuffer in its CUDACachingAllocator).
+_BLOCK_BYTES, _SEGMENT_BYTES = 2 << 20, 20 << 20
+# Torch gives cuBLAS 32 MiB a stream on Hopper; as much again is assumed for cuBLASLt and cuDNN.
+_WORKSPACES_BYTES = 64 << 20
+# Assumed, and rather too much: what an executable graph takes on the device for every kernel.
+_EXECUTABLE_KERNEL_BYTES = 64 << 10
 
 
 def model_names() -> tuple[str, ...]:
@@ -74,7 +85,8 @@ def model_profile(
             f"the calibration for {topology.title} leaves out what one unit can compute and move, "
             f"so {model.name} cannot be modelled with it"
         )
-    ops = zoo.forward_pass(model.name, model.batch)
+    tape = zoo.forward_pass(model.name, model.batch)
+    ops = tape.ops
     trace = Trace(
         model=model,
         kernels=tuple(map(_kernel, ops)),
@@ -99,6 +111,20 @@ def model_profile(
         dram_bytes=_whole(weights + misses),
         l2_bytes=_whole(weights + misses + hits),  # what DRAM moves passes through L2
         blocks_per_unit=tuple(op.blocks_per_unit for op in ops),
+        footprint=footprint_of(tape),
+    )
+
+
+def footprint_of(tape: Tape) -> Footprint:
+    """The memory of a captured forward pass. A capture has a pool of its own, as large as the most
+    that is alive at once, in whole blocks, and a segment for what is small."""
+    blocks = -(-tape.live_bytes // _BLOCK_BYTES)
+    return Footprint(
+        weights_bytes=tape.parameters * HALF,
+        activations_bytes=blocks * _BLOCK_BYTES + _SEGMENT_BYTES,
+        workspaces_bytes=_WORKSPACES_BYTES,
+        executables_bytes=len(tape.ops) * _EXECUTABLE_KERNEL_BYTES,
+        modelled=True,
     )
 
 

@@ -5,6 +5,10 @@ each kernel's busy time, its spread and the gap after it. Tracing stretches gaps
 the gaps are scaled to what the untraced request leaves over; it comes last, after all that is timed
 without it. A kernel that a size cannot hold (its clusters do not fit) is measured on the next
 larger size that can, and marked as illegal there.
+
+The footprint is read where the memory is taken: weights, activations and workspaces by torch's
+allocator during the capture (torch.py), executables by the driver's free memory around their
+instantiation.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ import numpy.typing as npt
 import torch
 
 from eclip.artefacts import store
+from eclip.artefacts.footprint import Footprint
 from eclip.artefacts.model_key import parse_model
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Mask
@@ -69,12 +74,19 @@ def measure_profile(
         pool = LanePool(device.slices, [topology.take(size, order) for size in wanted])
         stack.callback(pool.close)
         illegal: tuple[tuple[int, int], ...] = ()
+        free_bytes = free_memory()
         if captured.capture.recapture is not None:
             placed = [_captured_on(captured.capture.recapture, lane, stack) for lane in pool.lanes]
         else:
             contexts, illegal = _legal_contexts(graph, pool.lanes)
             placed = [_placed(graph, row, stack) for row in contexts]
         runs = [(one.handle, lane.stream) for one, lane in zip(placed, pool.lanes, strict=True)]
+        for executable, lane in zip(placed, pool.lanes, strict=True):
+            executable.upload(lane.stream)
+            call(cu.cuStreamSynchronize, lane.stream)
+        # The driver takes memory in pieces larger than one executable may need: the mean of all.
+        # Of a graph with a loop, the pool of its capture on the lane is in it, too.
+        executables_bytes = max(0, free_bytes - free_memory()) // len(placed)
         device.gpu.quicken()
         request_ns = [_request_ns(handle, stream) for handle, stream in runs]
         energy_uj = [
@@ -110,9 +122,29 @@ def measure_profile(
         blocks_per_unit=tuple(
             blocks_per_unit(node) for node in graph.nodes if node.kind == "KERNEL"
         ),
+        footprint=_footprint(captured, executables_bytes),
         illegal=illegal,
         energy_uj=tuple(energy_uj),
         slowdown_beside=beside,
+    )
+
+
+def free_memory() -> int:
+    """Bytes of the GPU's memory that nobody has taken, by the driver's count."""
+    free_bytes, _ = call(cu.cuMemGetInfo)
+    return int(free_bytes)
+
+
+def _footprint(captured: CapturedModule, executables_bytes: int) -> Footprint | None:
+    memory = captured.memory
+    if memory is None:
+        return None
+    return Footprint(
+        weights_bytes=memory.weights_bytes,
+        activations_bytes=memory.activations_bytes,
+        workspaces_bytes=memory.workspaces_bytes,
+        executables_bytes=executables_bytes,
+        modelled=False,
     )
 
 
@@ -261,6 +293,9 @@ def _main(gpu: int, energy_seconds: float, folder: Path, keys: Sequence[str]) ->
         captured = capture(module, inputs, model)
         profile = measure_profile(device, captured, energy_seconds=energy_seconds)
         del module, inputs, captured
+        # Torch keeps a workspace for every stream it ever used, and has 32 streams: the next model
+        # on the same one would find its workspace there and seem to need none.
+        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
         store.save(profile, file_of(folder, model))
         _tell(f"done {key}")

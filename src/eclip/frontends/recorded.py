@@ -274,6 +274,7 @@ def make_profile(
         dram_bytes=none,
         l2_bytes=none,
         blocks_per_unit=aligned[0].blocks_per_unit,
+        footprint=None,  # what the program allocates is not in its launches
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from eclip.artefacts.footprint import Footprint
 from eclip.artefacts.model_key import parse_model
 from eclip.artefacts.profile import Profile, Table
 from eclip.artefacts.topology import Topology
@@ -25,6 +26,7 @@ _FLOOR_NS = 1000  # the part no unit shortens
 _GAP_NS, _GAP_SPREAD_NS = 800, 800
 _BYTES_PER_NS = 3000.0  # what a memory-bound kernel moves; the others a tenth at most
 _MEMORY_LIMIT = 0.4  # of the units: enough to draw all the memory can give
+_WEIGHTS_BYTES, _EXECUTABLE_BYTES = 256 << 10, 64 << 10  # of one kernel
 
 
 def synthetic_profile(
@@ -80,6 +82,13 @@ def synthetic_profile(
         dram_bytes=tuple(dram.tolist()),
         l2_bytes=tuple(l2.tolist()),
         blocks_per_unit=tuple(resident.tolist()),
+        footprint=Footprint(
+            weights_bytes=kernels * _WEIGHTS_BYTES,
+            activations_bytes=batch * int(dram.max()),  # a kernel leaves what it moved
+            workspaces_bytes=0,
+            executables_bytes=kernels * _EXECUTABLE_BYTES,
+            modelled=True,
+        ),
     )
 
 

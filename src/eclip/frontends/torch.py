@@ -33,6 +33,17 @@ _WARMUPS = 3
 
 
 @dataclass(frozen=True)
+class CaptureMemory:
+    """What a capture took of the GPU's memory, as torch's allocator counts it."""
+
+    weights_bytes: int  # of the module's parameters and buffers, without their rounding
+    activations_bytes: int  # static inputs, and the capture's own pool, in which the outputs are
+    # What the warm-up left allocated: workspaces that libraries keep for the stream, and tensors
+    # that the module made and keeps. What libraries take past torch is not in it.
+    workspaces_bytes: int
+
+
+@dataclass(frozen=True)
 class CapturedModule:
     """A capture with its static buffers. ``outputs`` are overwritten by every replay."""
 
@@ -40,6 +51,7 @@ class CapturedModule:
     graph: Any
     inputs: tuple[torch.Tensor, ...]
     outputs: Any
+    memory: CaptureMemory | None = None  # None: somebody else captured it
 
     def load(self, inputs: Sequence[torch.Tensor]) -> None:
         """Copy new inputs into the static buffers; shapes and types are those of the capture."""
@@ -80,11 +92,17 @@ def capture(
     try:
         static = tuple(given.detach().clone() for given in inputs)
         with torch.inference_mode(), torch.cuda.stream(stream), _kernels_for(units):
+            before_bytes = torch.cuda.memory_allocated()
             for _ in range(_WARMUPS):
                 module(*static)
             stream.synchronize()
+            workspaces_bytes = max(0, torch.cuda.memory_allocated() - before_bytes)
+            torch.cuda.empty_cache()  # as the capture does first: what it gives back is no loss
+            reserved_bytes = torch.cuda.memory_reserved()
             with capturing(graph, stream) as kept:
                 outputs = module(*static)
+            # A capture takes from a pool of its own and from nowhere else.
+            pool_bytes = max(0, torch.cuda.memory_reserved() - reserved_bytes)
     except torch.OutOfMemoryError as error:
         raise DeviceError(f"{model} does not fit into the GPU's memory: {_line(error)}") from None
     except RuntimeError as error:
@@ -111,7 +129,18 @@ def capture(
 
     keep = (module, graph, static, outputs, kept, binaries)
     placed = Capture(captured, trace, keep, recapture if captured.atomic else None)
-    return CapturedModule(placed, graph, static, outputs)
+    memory = CaptureMemory(
+        weights_bytes=_storage_bytes([*module.parameters(), *module.buffers()]),
+        activations_bytes=_storage_bytes(static) + pool_bytes,
+        workspaces_bytes=workspaces_bytes,
+    )
+    return CapturedModule(placed, graph, static, outputs, memory)
+
+
+def _storage_bytes(tensors: Sequence[torch.Tensor]) -> int:
+    """Of tensors on the GPU; what two of them share counts once."""
+    storages = [tensor.untyped_storage() for tensor in tensors if tensor.is_cuda]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def _capture_again(

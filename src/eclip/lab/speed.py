@@ -55,6 +55,9 @@ def bench_solver() -> list[Claim]:
             slice_units=(8,) * count,
             lane_sizes=tuple(sizes),
             hardware_queues=32,
+            memory_bytes=1 << 40,
+            context_bytes=0,
+            lane_bytes=0,
             source="",
         )
         times = []

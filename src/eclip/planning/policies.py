@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
+from eclip.artefacts.memory import check_memory, memory_of_plan
 from eclip.artefacts.plan import Lane, Plan, Processes, Turns, unpartitioned
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Mask
@@ -65,7 +66,9 @@ Policy = Callable[[Problem, PolicyOptions], Plan]
 def make_plan(policy: str, problem: Problem, options: PolicyOptions | None = None) -> Plan:
     if policy not in POLICIES:
         raise unknown_name("policy", policy, POLICIES)
-    return POLICIES[policy](problem, options or PolicyOptions())
+    plan = POLICIES[policy](problem, options or PolicyOptions())
+    check_memory(memory_of_plan(plan), f"the {policy} plan of {plan.mix.name}")
+    return plan
 
 
 def _shared(problem: Problem, options: PolicyOptions) -> Plan:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from eclip.artefacts.fingerprint import Fingerprint
+from eclip.artefacts.memory import WorkerMemory, check_memory, memory_of
 from eclip.artefacts.mix import Mix
 from eclip.artefacts.plan import (
     Assignment,
@@ -54,6 +55,20 @@ class Problem:
         object.__setattr__(self, "_chosen", {})
         # Refuses profiles of another device.
         object.__setattr__(self, "fingerprint", fingerprint_of(self.topology, self.profiles))
+        self._check_memory()
+
+    def _check_memory(self) -> None:
+        """Refuse a mix that does not fit, before anybody plans for it. Once for the problem, not
+        for every candidate: with the largest of the kernels that a worker can choose, one
+        executable each, and as many lanes as have a hardware queue."""
+        workers = []
+        for worker, own in zip(self.mix.workers, self.profiles, strict=True):
+            choices = [own, *(one for one in self.others if one.model.usual == worker.model.usual)]
+            known = [profile.footprint for profile in choices if profile.footprint is not None]
+            largest = max(known, key=lambda footprint: footprint.total_bytes, default=None)
+            workers.append(WorkerMemory(name=worker.name, footprint=largest))
+        need = memory_of(self.topology, workers, lanes=self.topology.hardware_queues)
+        check_memory(need, self.mix.name)
 
     def kernels_for(self, worker: int) -> list[int]:
         """The numbers of units that a worker can have its kernels chosen for; 0: all, its own.
@@ -131,6 +146,7 @@ class Problem:
                     model=worker.model,
                     kernels=len(profile.trace.kernels),
                     why=reason,
+                    footprint=profile.footprint,
                 )
                 for worker, profile, reason in zip(
                     self.mix.workers, self.profiles, whys, strict=True

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from eclip.artefacts.memory import check_memory, memory_of_plan
 from eclip.artefacts.plan import MOST_VARIANTS, Lanes, Plan, Sharing
 from eclip.artefacts.runlog import KernelRecords, RunLog
 from eclip.artefacts.topology import Topology
@@ -129,6 +130,7 @@ class CudaDevice(Owner):
             self.topology.fingerprint, "the plan", self.topology.title
         )
         check_sources(plan, [source.trace for source in sources])
+        check_memory(memory_of_plan(plan, self.topology), "the plan")
         if any(_variants_of(plan, worker) > MOST_VARIANTS for worker in plan.everyone):
             raise UsageError(f"a worker can have at most {MOST_VARIANTS} variants of a plan")
         # To find the faster way of a plan with switches takes longer than a brief run.

@@ -128,6 +128,10 @@ class Gpu:
         return f"{major}.{self.attribute('COMPUTE_CAPABILITY_MINOR')}"
 
     @property
+    def memory_bytes(self) -> int:
+        return int(call(cu.cuDeviceTotalMem, self.handle))
+
+    @property
     def uuid(self) -> str:
         digits = bytes(call(cu.cuDeviceGetUuid, self.handle).bytes).hex()
         parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from eclip.artefacts.calibration import Bandwidth, Calibration, Costs
+from eclip.artefacts.memory import check_memory, memory_of_plan
 from eclip.artefacts.plan import Plan, Processes, Sharing, Turns
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import KernelRecords, Requests, RunLog, WorkerCounters
@@ -67,6 +68,7 @@ class SimDevice(Closing):
         if isinstance(plan.sharing, Processes):
             raise DeviceError("the simulator has no processes to run under MPS")
         check_sources(plan, [profile.trace for profile in sources])
+        check_memory(memory_of_plan(plan, self.topology), "the plan")
         warnings = [
             *self._warnings,
             *plan.fingerprint.check(self.topology.fingerprint, "the plan", self.topology.title),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from eclip.errors import UsageError, unknown_name
 from eclip.frontends.zoo import cnn, transformer
-from eclip.frontends.zoo.ops import Op, Tape
+from eclip.frontends.zoo.ops import Tape
 
 _TEXT: dict[str, Callable[[int], Tape]] = {
     "albert": transformer.albert,
@@ -31,13 +31,13 @@ _IMAGES: dict[str, Callable[[int], Tape]] = {
 NAMES = tuple(sorted(_TEXT | _IMAGES))
 
 
-def forward_pass(model: str, batch: int) -> tuple[Op, ...]:
-    """The model's kernels in launch order."""
+def forward_pass(model: str, batch: int) -> Tape:
+    """The model's kernels in launch order, and the memory that they need."""
     if model not in NAMES:
         raise unknown_name("model", model, NAMES)
     if batch < 1:
         raise UsageError(f"the batch of {model} must be at least 1, not {batch}")
-    return tuple((_TEXT | _IMAGES)[model](batch).ops)
+    return (_TEXT | _IMAGES)[model](batch)
 
 
 def inputs(model: str, batch: int) -> tuple[str, ...]:

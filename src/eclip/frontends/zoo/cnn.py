@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from eclip.frontends.zoo.ops import Tape
+import contextlib
+
+from eclip.frontends.zoo.ops import HALF, Tape
 
 
 def _images(batch: int) -> Tape:
@@ -75,10 +77,13 @@ def squeezenet(batch: int) -> Tape:
         expand = squeeze * 4
         for _ in range(fires):
             _conv_bias(net, squeeze, 1, padding=0)
-            _conv_bias(net, expand, 1, padding=0)
-            net.channels = squeeze
-            _conv_bias(net, expand, 3)
-            net.concat(2 * expand)
+            side = net.rows
+            with net.holding():
+                _conv_bias(net, expand, 1, padding=0)
+                with net.holding():
+                    net.resume(squeeze, side)
+                    _conv_bias(net, expand, 3)
+                    net.concat(2 * expand)
     _conv_bias(net, 1000, 1, padding=0)
     net.adaptive_pool()
     return net
@@ -94,15 +99,17 @@ def _resnet(batch: int, depths: tuple[int, ...], *, groups: int = 1, widen: int 
     for stage, depth in enumerate(depths):
         planes = 64 << stage
         for block in range(depth):
-            into, rows = net.channels, net.rows
+            into, side = net.channels, net.rows
             stride = 2 if stage and not block else 1
-            _conv_norm(net, planes * widen, 1, act="relu")
-            _conv_norm(net, planes * widen, 3, stride, groups, act="relu")
-            _conv_norm(net, planes * 4, 1)
-            if not block:
-                net.channels, net.rows, net.columns = into, rows, rows
-                _conv_norm(net, planes * 4, 1, stride)
-            net.add()
+            with net.holding():
+                _conv_norm(net, planes * widen, 1, act="relu")
+                _conv_norm(net, planes * widen, 3, stride, groups, act="relu")
+                _conv_norm(net, planes * 4, 1)
+                if not block:
+                    with net.holding():
+                        net.resume(into, side)
+                        _conv_norm(net, planes * 4, 1, stride)
+                net.add()
             net.relu()
     return _classify(net)
 
@@ -129,13 +136,15 @@ def _densenet(batch: int, depths: tuple[int, ...]) -> Tape:
     for stage, depth in enumerate(depths):
         channels = net.channels
         for _ in range(depth):
-            net.concat(channels)  # every layer copies all that came before it
-            net.batch_norm()
-            net.relu()
-            _conv_norm(net, 128, 1, act="relu")
-            net.conv(32, 3)
+            with net.holding(net.batch * channels * net.positions * HALF):
+                net.concat(channels)  # every layer copies all that came before it
+                net.batch_norm()
+                net.relu()
+                _conv_norm(net, 128, 1, act="relu")
+                net.conv(32, 3)
             channels += 32
-        net.concat(channels)
+        with net.holding(net.batch * channels * net.positions * HALF):
+            net.concat(channels)
         net.batch_norm()
         net.relu()
         if stage < len(depths) - 1:
@@ -162,18 +171,22 @@ def shufflenet(batch: int) -> Tape:
     for out, units in ((116, 4), (232, 8), (464, 4)):
         half = out // 2
         for unit in range(units):
-            if unit == 0:
-                into, rows = net.channels, net.rows
-                _conv_norm(net, into, 3, 2, groups=into)
-                _conv_norm(net, half, 1, act="relu")
-                net.channels, net.rows, net.columns = into, rows, rows
-            else:
-                net.channels = half
-                net.copy("half_of_channels")
-            _conv_norm(net, half, 1, act="relu")
-            _conv_norm(net, half, 3, 2 if unit == 0 else 1, groups=half)
-            _conv_norm(net, half, 1, act="relu")
-            net.concat(out)
+            into, side = net.channels, net.rows
+            with net.holding():
+                branch_bytes = 0
+                if unit == 0:
+                    _conv_norm(net, into, 3, 2, groups=into)
+                    _conv_norm(net, half, 1, act="relu")
+                    branch_bytes = net.tensor_bytes
+                    net.resume(into, side)
+                else:
+                    net.channels = half
+                    net.copy("half_of_channels")
+                with net.holding(branch_bytes):
+                    _conv_norm(net, half, 1, act="relu")
+                    _conv_norm(net, half, 3, 2 if unit == 0 else 1, groups=half)
+                    _conv_norm(net, half, 1, act="relu")
+                    net.concat(out)
             net.copy("shuffle_channels")
     _conv_norm(net, 1024, 1, act="relu")
     return _classify(net)
@@ -181,27 +194,30 @@ def shufflenet(batch: int) -> Tape:
 
 def _squeeze_excite(net: Tape, squeeze: int, act: str, gate: str) -> None:
     channels, rows = net.channels, net.rows
-    net.adaptive_pool()
-    net.conv(squeeze, 1, bias=True)
-    net.pointwise(act, flops=5)
-    net.conv(channels, 1, bias=True)
-    net.pointwise(gate, flops=5)
-    net.rows = net.columns = rows
-    net.pointwise("scale_channels")
+    with net.holding():
+        net.adaptive_pool()
+        net.conv(squeeze, 1, bias=True)
+        net.pointwise(act, flops=5)
+        net.conv(channels, 1, bias=True)
+        net.pointwise(gate, flops=5)
+        net.rows = net.columns = rows
+        net.pointwise("scale_channels")
 
 
 def _inverted_residual(
     net: Tape, out: int, kernel: int, stride: int, expand: int, act: str, squeeze: int, gate: str
 ) -> None:
     into = net.channels
-    if expand != into:
-        _conv_norm(net, expand, 1, act=act)
-    _conv_norm(net, expand, kernel, stride, groups=expand, act=act)
-    if squeeze:
-        _squeeze_excite(net, squeeze, "relu" if gate == "hardsigmoid" else act, gate)
-    _conv_norm(net, out, 1)
-    if stride == 1 and into == out:
-        net.add()
+    residual = stride == 1 and into == out
+    with net.holding() if residual else contextlib.nullcontext():
+        if expand != into:
+            _conv_norm(net, expand, 1, act=act)
+        _conv_norm(net, expand, kernel, stride, groups=expand, act=act)
+        if squeeze:
+            _squeeze_excite(net, squeeze, "relu" if gate == "hardsigmoid" else act, gate)
+        _conv_norm(net, out, 1)
+        if residual:
+            net.add()
 
 
 def mobilenet_v3(batch: int) -> Tape:
@@ -268,15 +284,16 @@ def convnext(batch: int) -> Tape:
             net.copy("nhwc_to_nchw")
             net.conv(out, 2, 2, padding=0, bias=True)
         for _ in range(depth):
-            net.conv(out, 7, groups=out, bias=True)
-            net.copy("nchw_to_nhwc")
-            net.layer_norm()
-            net.linear(4 * out)
-            net.gelu()
-            net.linear(out)
-            net.copy("nhwc_to_nchw")
-            net.pointwise("scale_channels", weights=out)
-            net.add()
+            with net.holding():
+                net.conv(out, 7, groups=out, bias=True)
+                net.copy("nchw_to_nhwc")
+                net.layer_norm()
+                net.linear(4 * out)
+                net.gelu()
+                net.linear(out)
+                net.copy("nhwc_to_nchw")
+                net.pointwise("scale_channels", weights=out)
+                net.add()
     net.adaptive_pool()
     net.layer_norm()
     net.linear(1000)

@@ -4,11 +4,18 @@ A Tape tracks the tensor that flows (batch, channels, rows, columns; a token seq
 column, a vector one row and one column) and appends the kernels of every layer, unfused, as PyTorch
 launches them for channels-first tensors. Launch shapes depend on the model and the batch alone,
 never on the device, and the sequence of kernels on the model alone.
+
+It also counts memory. ``parameters`` are the elements that the model keeps, each once.
+``live_bytes`` is the largest set of tensors alive at once: while a kernel runs, the model's input,
+what the kernel before it wrote, what it writes itself, and what is held for later kernels (a
+residual, the parts of a concatenation). Nothing is taken to run in place.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -51,12 +58,21 @@ class Op(msgspec.Struct, frozen=True, kw_only=True):
 class Tape:
     """The kernels launched so far and the shape of the tensor the last one wrote."""
 
-    def __init__(self, batch: int, channels: int, rows: int, columns: int) -> None:
+    def __init__(
+        self, batch: int, channels: int, rows: int, columns: int, input_bytes: int | None = None
+    ) -> None:
+        """``input_bytes`` where the input is not the tensor that flows first."""
         self.ops: list[Op] = []
         self.batch = batch
         self.channels = channels
         self.rows = rows
         self.columns = columns
+        self.parameters = 0
+        self.weights_shared = False  # with a layer before: they are in ``parameters`` already
+        # A capture's input stays where it is, for the next request.
+        self._held_bytes = self.tensor_bytes if input_bytes is None else input_bytes
+        self._flowing_bytes = 0  # of the last kernel's output, unless it is held
+        self.live_bytes = self._held_bytes
 
     @property
     def positions(self) -> int:
@@ -65,6 +81,35 @@ class Tape:
     @property
     def elements(self) -> int:
         return self.batch * self.channels * self.positions
+
+    @property
+    def tensor_bytes(self) -> int:
+        return self.elements * HALF
+
+    def _launch(self, op: Op, parameters: int = 0) -> None:
+        self.ops.append(op)
+        self.live_bytes = max(
+            self.live_bytes, self._held_bytes + self._flowing_bytes + op.written_bytes
+        )
+        self._flowing_bytes = op.written_bytes
+        if not self.weights_shared:
+            self.parameters += parameters
+
+    @contextlib.contextmanager
+    def holding(self, held_bytes: int | None = None) -> Iterator[None]:
+        """The flowing tensor, or so many bytes instead, is needed again at the end of the block."""
+        if held_bytes is None:
+            held_bytes = self.tensor_bytes
+            self._flowing_bytes = 0
+        self._held_bytes += held_bytes
+        yield
+        self._held_bytes -= held_bytes
+
+    def resume(self, channels: int, side: int) -> None:
+        """Go on from an image that is held."""
+        self.channels = channels
+        self.rows = self.columns = side
+        self._flowing_bytes = 0
 
     # Elementwise work
 
@@ -78,11 +123,13 @@ class Tape:
         read_width: int = HALF,
         written_width: int = HALF,
         weights: int = 0,
+        parameters: int | None = None,
         kind: Kind = "pointwise",
     ) -> None:
-        """One output element per input element; ``elements`` where it is not the flowing tensor."""
+        """One output element per input element; ``elements`` where it is not the flowing tensor,
+        ``parameters`` where the model keeps more weights than are read."""
         elements = elements or self.elements
-        self.ops.append(
+        self._launch(
             Op(
                 name=name,
                 kind=kind,
@@ -94,7 +141,8 @@ class Tape:
                 weight_bytes=weights * HALF,
                 read_bytes=operands * elements * read_width,
                 written_bytes=elements * written_width,
-            )
+            ),
+            weights if parameters is None else parameters,
         )
 
     def relu(self) -> None:
@@ -125,13 +173,20 @@ class Tape:
         self.channels = channels
         self.pointwise("concat", flops=0, kind="transpose")
 
-    def embedding(self, name: str) -> None:
-        self.pointwise(name, flops=0, weights=self.elements, operands=0)
+    def embedding(self, name: str, rows: int) -> None:
+        """``rows``: of the table, of which a request reads a few."""
+        self.pointwise(
+            name,
+            flops=0,
+            weights=self.elements,
+            parameters=rows * self.channels,
+            operands=0,
+        )
 
     # Reductions
 
     def _reduce(self, name: str, read: int, written: int, *, flops: int, weights: int = 0) -> None:
-        self.ops.append(
+        self._launch(
             Op(
                 name=name,
                 kind="reduction",
@@ -143,7 +198,8 @@ class Tape:
                 weight_bytes=weights * HALF,
                 read_bytes=read * HALF,
                 written_bytes=written * HALF,
-            )
+            ),
+            weights,
         )
 
     def layer_norm(self) -> None:
@@ -183,7 +239,7 @@ class Tape:
             tile_n = 32  # all of the work is reading weights, which takes many units
         grid = (_ceil_div(n, tile_n), _ceil_div(m, tile_m), count * split)
         rows = grid[1] * tile_m
-        self.ops.append(
+        self._launch(
             Op(
                 name=f"{name}_{tile_m}x{tile_n}",
                 kind=kind,
@@ -196,7 +252,8 @@ class Tape:
                 weight_bytes=0 if cached else weights * HALF,
                 read_bytes=(read * rows // m + (weights if cached else 0)) * HALF,
                 written_bytes=count * rows * n * (HALF if split == 1 else split * SINGLE),
-            )
+            ),
+            weights,
         )
 
     def linear(self, out: int, *, bias: bool = True, cached: bool = False) -> None:
@@ -269,7 +326,7 @@ class Tape:
         """One kernel that never writes the scores; a block takes 64 queries of one head."""
         tokens, depth = self.positions, self.channels // heads
         grid = (_ceil_div(tokens, 64), heads, self.batch)
-        self.ops.append(
+        self._launch(
             Op(
                 name="fused_attention",
                 kind="attention",
@@ -290,13 +347,14 @@ class Tape:
         scores = count * tokens * tokens
         for name in ("query", "key", "value"):
             self.copy(f"{name}_to_heads")
-        self.batched_matmul(count, tokens, tokens, depth)
-        self.pointwise("scale", elements=scores)
-        self.pointwise("add_mask", elements=scores)
-        self.pointwise("to_float32", elements=scores, written_width=SINGLE)
-        self._reduce("softmax", 2 * scores, 2 * scores, flops=6)  # twice the bytes: fp32
-        self.pointwise("to_float16", elements=scores, read_width=SINGLE)
-        self.batched_matmul(count, tokens, depth, tokens)
+        with self.holding(3 * self.tensor_bytes):  # query, key and value
+            self.batched_matmul(count, tokens, tokens, depth)
+            self.pointwise("scale", elements=scores)
+            self.pointwise("add_mask", elements=scores)
+            self.pointwise("to_float32", elements=scores, written_width=SINGLE)
+            self._reduce("softmax", 2 * scores, 2 * scores, flops=6)  # twice the bytes: fp32
+            self.pointwise("to_float16", elements=scores, read_width=SINGLE)
+            self.batched_matmul(count, tokens, depth, tokens)
         self.copy("heads_to_channels")
 
 

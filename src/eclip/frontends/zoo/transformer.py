@@ -10,30 +10,40 @@ from eclip.frontends.zoo.ops import Tape
 
 TOKENS = 128
 _LAYERS, _FEATURES, _HEADS = 12, 768, 12
+_GPT2_WORDS = 50257
+_TOKEN_BYTES = 8
 
 
 def _encoder_layer(net: Tape, *, gelu_in_steps: bool, cached: bool) -> None:
-    for _ in ("query", "key", "value"):
+    net.weights_shared = cached
+    with net.holding():
+        for _ in ("query", "key", "value"):
+            net.linear(_FEATURES, cached=cached)
+        net.attention(_HEADS)
         net.linear(_FEATURES, cached=cached)
-    net.attention(_HEADS)
-    net.linear(_FEATURES, cached=cached)
-    net.add()
+        net.add()
     net.layer_norm()
-    net.linear(4 * _FEATURES, cached=cached)
-    if gelu_in_steps:
-        net.gelu_in_steps()
-    else:
-        net.gelu()
-    net.linear(_FEATURES, cached=cached)
-    net.add()
+    with net.holding():
+        net.linear(4 * _FEATURES, cached=cached)
+        if gelu_in_steps:
+            net.gelu_in_steps()
+        else:
+            net.gelu()
+        net.linear(_FEATURES, cached=cached)
+        net.add()
     net.layer_norm()
+    net.weights_shared = False
 
 
-def _embed(net: Tape) -> None:
+def _text(batch: int, channels: int) -> Tape:
+    return Tape(batch, channels, TOKENS, 1, input_bytes=batch * TOKENS * _TOKEN_BYTES)
+
+
+def _embed(net: Tape, words: int) -> None:
     for step in ("mask_to_float16", "mask_invert", "mask_scale"):
         net.pointwise(step, elements=net.batch * net.positions)
-    for table in ("words", "types", "places"):
-        net.embedding(f"embed_{table}")
+    for table, rows in (("words", words), ("types", 2), ("places", 512)):
+        net.embedding(f"embed_{table}", rows)
     net.add()
     net.add()
     net.layer_norm()
@@ -47,8 +57,8 @@ def _pool_first_token(net: Tape) -> None:
 
 
 def bert(batch: int) -> Tape:
-    net = Tape(batch, _FEATURES, TOKENS, 1)
-    _embed(net)
+    net = _text(batch, _FEATURES)
+    _embed(net, words=30522)
     for _ in range(_LAYERS):
         _encoder_layer(net, gelu_in_steps=False, cached=False)
     _pool_first_token(net)
@@ -56,8 +66,8 @@ def bert(batch: int) -> Tape:
 
 
 def albert(batch: int) -> Tape:
-    net = Tape(batch, 128, TOKENS, 1)
-    _embed(net)
+    net = _text(batch, 128)
+    _embed(net, words=30000)
     net.linear(_FEATURES)
     for layer in range(_LAYERS):
         # All layers share one set of weights, which the first has brought in.
@@ -67,24 +77,27 @@ def albert(batch: int) -> Tape:
 
 
 def gpt2(batch: int) -> Tape:
-    net = Tape(batch, _FEATURES, TOKENS, 1)
-    net.embedding("embed_words")
-    net.embedding("embed_places")
+    net = _text(batch, _FEATURES)
+    net.embedding("embed_words", _GPT2_WORDS)
+    net.embedding("embed_places", 1024)
     net.add()
     for _ in range(_LAYERS):
-        net.layer_norm()
-        net.linear(3 * _FEATURES)
-        net.channels = _FEATURES
-        net.attention(_HEADS)
-        net.linear(_FEATURES)
-        net.add()
-        net.layer_norm()
-        net.linear(4 * _FEATURES)
-        net.gelu_in_steps()
-        net.linear(_FEATURES)
-        net.add()
+        with net.holding():
+            net.layer_norm()
+            net.linear(3 * _FEATURES)
+            net.channels = _FEATURES
+            net.attention(_HEADS)
+            net.linear(_FEATURES)
+            net.add()
+        with net.holding():
+            net.layer_norm()
+            net.linear(4 * _FEATURES)
+            net.gelu_in_steps()
+            net.linear(_FEATURES)
+            net.add()
     net.layer_norm()
-    net.linear(50257, bias=False)
+    net.weights_shared = True  # with the table of words
+    net.linear(_GPT2_WORDS, bias=False)
     return net
 
 
@@ -94,21 +107,23 @@ def vit_b_16(batch: int) -> Tape:
     net.copy("patches_to_tokens")
     net.rows, net.columns = 14 * 14 + 1, 1
     net.concat(_FEATURES)
-    net.add()
+    net.pointwise("add", operands=2, parameters=(net.positions + 1) * _FEATURES)  # class, places
     for _ in range(_LAYERS):
-        net.layer_norm()
-        net.linear(3 * _FEATURES)
-        net.copy("split_heads")
-        net.channels = _FEATURES
-        net.fused_attention(_HEADS)
-        net.copy("heads_to_channels")
-        net.linear(_FEATURES)
-        net.add()
-        net.layer_norm()
-        net.linear(4 * _FEATURES)
-        net.gelu()
-        net.linear(_FEATURES)
-        net.add()
+        with net.holding():
+            net.layer_norm()
+            net.linear(3 * _FEATURES)
+            net.copy("split_heads")
+            net.channels = _FEATURES
+            net.fused_attention(_HEADS)
+            net.copy("heads_to_channels")
+            net.linear(_FEATURES)
+            net.add()
+        with net.holding():
+            net.layer_norm()
+            net.linear(4 * _FEATURES)
+            net.gelu()
+            net.linear(_FEATURES)
+            net.add()
     net.layer_norm()
     net.rows = 1
     net.linear(1000)

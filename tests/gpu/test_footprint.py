@@ -1,0 +1,63 @@
+"""Footprints as measured: weights exactly, the rest near the model and within what was taken."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from eclip.artefacts import store
+from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.memory import memory_of_plan
+from eclip.artefacts.mix import mix_of
+from eclip.artefacts.topology import Topology
+from eclip.devices.cuda.device import CudaDevice
+from eclip.frontends.modelled import model_profile
+from eclip.planning.policies import make_plan
+from eclip.planning.problem import Problem
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("model", ["resnet50", "bert", "vgg19"])
+def test_footprint_is_plausible(device: CudaDevice, model: str) -> None:
+    import torch
+
+    from eclip.frontends.models import build
+    from eclip.frontends.profiler import free_memory, measure_profile
+    from eclip.frontends.torch import capture
+
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()  # an earlier capture's on the same stream would be used
+    torch.cuda.empty_cache()
+    free_bytes = free_memory()
+    module, inputs = build(model, 8)
+    captured = capture(module, inputs, model, 8)
+    torch.cuda.empty_cache()
+    taken_bytes = free_bytes - free_memory()
+    profile = measure_profile(device, captured, energy_seconds=0.0, stress=False)
+    measured = profile.footprint
+    h200 = store.load_builtin(Topology, "h200")
+    calibration = store.load_builtin(Calibration, "h200")
+    modelled = model_profile(model, 8, h200, calibration).footprint
+    assert measured is not None
+    assert modelled is not None
+    tensors = [*module.parameters(), *module.buffers()]
+    assert measured.weights_bytes == sum(one.numel() * one.element_size() for one in tensors)
+    assert measured.weights_bytes == pytest.approx(modelled.weights_bytes, rel=0.05)
+    assert 0.25 <= measured.activations_bytes / modelled.activations_bytes <= 4
+    assert measured.workspaces_bytes > 0
+    # Executables are of the profiler's and gone by now.
+    assert measured.total_bytes - measured.executables_bytes <= 1.2 * taken_bytes
+    assert measured.executables_bytes < 256 * MIB
+    assert not measured.modelled
+    mix = mix_of([(model, 8)])
+    plan = make_plan("shared", Problem(mix, device.topology, (profile,)))
+    assert memory_of_plan(plan).total_bytes < device.topology.memory_bytes
+
+
+def test_topology_has_the_memory_that_the_driver_reports(device: CudaDevice) -> None:
+    import torch
+
+    total_bytes = torch.cuda.get_device_properties(device.gpu.index).total_memory
+    assert device.topology.memory_bytes == pytest.approx(total_bytes, rel=0.01)
