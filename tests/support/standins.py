@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from eclip.artefacts.model_key import ModelKey
+from eclip.artefacts.model_key import ModelKey, parse_model
 from eclip.artefacts.trace import Kernel, Trace
 from eclip.devices.cuda.energy import Tick
 from eclip.devices.gpu.loop import Ints
@@ -31,7 +31,7 @@ UNITS = 132
 
 def trace_of(model: str, batch: int, name: str = "k") -> Trace:
     kernel = Kernel(name=name, grid=(8, 1, 1), block=(128, 1, 1))
-    return Trace(model=ModelKey(model, batch), kernels=(kernel,) * KERNELS)
+    return Trace(model=parse_model(f"{model}:{batch}"), kernels=(kernel,) * KERNELS)
 
 
 class Standin:
