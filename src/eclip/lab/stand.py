@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from eclip.artefacts.memory import check_memory, memory_of_plan
 from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Plan, unpartitioned
 from eclip.artefacts.profile import Profile
@@ -58,6 +59,7 @@ class Stand(Closing):
     def open(self, plan: Plan, *, brief: bool = False) -> Session:
         """A session of the plan; ``brief``: for runs so short that to open it fast counts."""
         profiles = self._profiles_of(plan)
+        check_memory(memory_of_plan(plan, self.device.topology), "the plan")  # before any capture
         program = lower(plan, [profile.trace for profile in profiles])
         kind = self.device.source_kind(plan.sharing)
         return self.device.open(program, self._sources(kind, profiles), brief=brief)
