@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from eclip.artefacts.plan import unpartitioned
 from eclip.artefacts.profile import Profile
-from eclip.devices.base import Device, Window
+from eclip.devices.base import MIN_SECONDS, Device, Window
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.errors import DeviceError
 from eclip.runtime.program import lower
@@ -35,7 +35,7 @@ def _alone_rate(device: Device[Source], profile: Profile, source: Source) -> flo
         # Short requests take longer than their kernels: launching them counts too.
         for factor in (1, 10, 100, 1000):
             window = Window(
-                seconds=factor * (REQUESTS + 5) * request_s,
+                seconds=max(MIN_SECONDS, factor * (REQUESTS + 5) * request_s),
                 warmup_seconds=2 * request_s,
                 trace_ms=0.0,
             )
