@@ -30,7 +30,7 @@ from rich.text import Text
 from eclip.artefacts.measures import Measures, WorkerMeasures
 from eclip.artefacts.mix import split_model
 from eclip.cli import interrupt
-from eclip.cli.tables import lay_out
+from eclip.cli.tables import fold_header, lay_out
 from eclip.progress import Progress
 
 _PIPE_WIDTH = 160  # a table cut at 80 columns is of no use in a file
@@ -115,7 +115,7 @@ def print_table(
     for index, width in zip(layout.shown, layout.widths, strict=True):
         name = index < names
         table.add_column(
-            columns[index],
+            fold_header(columns[index], width),
             justify="left" if name else "right",
             overflow="ellipsis" if name else "fold",
             width=width,
