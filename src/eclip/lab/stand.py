@@ -19,7 +19,15 @@ from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Plan, unpartitioned
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import RunLog
-from eclip.devices.base import Closing, Device, Session, SourceKind, StartedSessions, Window
+from eclip.devices.base import (
+    MIN_SECONDS,
+    Closing,
+    Device,
+    Session,
+    SourceKind,
+    StartedSessions,
+    Window,
+)
 from eclip.devices.load import Load, closed_loop
 from eclip.errors import DeviceError, UsageError
 from eclip.frontends.sources import make_source
@@ -124,7 +132,7 @@ def _alone_rate(session: Session, worker: int, profiles: Sequence[Profile]) -> f
     # Short requests take longer than their kernels: launching them counts too.
     for factor in (1, 10, 100, 1000):
         window = Window(
-            seconds=max(0.001, factor * (REQUESTS + 5) * request_s),
+            seconds=max(MIN_SECONDS, factor * (REQUESTS + 5) * request_s),
             warmup_seconds=2 * request_s,
             trace_ms=0.0,
         )
