@@ -142,8 +142,13 @@ class Device(Protocol):
         ...
 
     @property
+    def modelled(self) -> bool:
+        """Its time and energy are a simulator's."""
+        ...
+
+    @property
     def driver(self) -> str | None:
-        """The driver's version; None: a simulator."""
+        """The driver's version, where it has one."""
         ...
 
     @property

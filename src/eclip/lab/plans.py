@@ -58,7 +58,7 @@ def make_verification(
     """How a search is to be verified, from what a person writes."""
     if earlier is not None and not refine:
         raise UsageError("an earlier search is gone on from on the device: give --refine, too")
-    modelled = stand.device.driver is None
+    modelled = stand.device.modelled
     tried = () if earlier is None else find_earlier(earlier, stand.case, modelled=modelled)
     return Verification(verify, refine, tried)
 

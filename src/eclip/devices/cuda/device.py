@@ -64,6 +64,7 @@ class Execution(enum.Enum):
 
 class CudaDevice(Owner):
     capabilities = frozenset(Capability) - {Capability.JOINTS}
+    modelled = False
 
     def __init__(
         self,
