@@ -10,6 +10,7 @@ from eclip.artefacts import store
 from eclip.artefacts.calibration import Calibration
 from eclip.artefacts.memory import memory_of_plan
 from eclip.artefacts.mix import mix_of
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.topology import Topology
 from eclip.devices.cuda.device import CudaDevice
 from eclip.frontends.modelled import model_profile
@@ -31,15 +32,16 @@ def test_footprint_is_plausible(device: CudaDevice, model: str) -> None:
     torch._C._cuda_clearCublasWorkspaces()  # an earlier capture's on the same stream would be used
     torch.cuda.empty_cache()
     free_bytes = free_memory()
-    module, inputs = build(model, 8)
-    captured = capture(module, inputs, model, 8)
+    key = ModelKey(model, 8)
+    module, inputs = build(key)
+    captured = capture(module, inputs, key)
     torch.cuda.empty_cache()
     taken_bytes = free_bytes - free_memory()
     profile = measure_profile(device, captured, energy_seconds=0.0, stress=False)
     measured = profile.footprint
-    h200 = store.load_builtin(Topology, "h200")
-    calibration = store.load_builtin(Calibration, "h200")
-    modelled = model_profile(model, 8, h200, calibration).footprint
+    h200 = store.load_builtin("h200", Topology)
+    calibration = store.load_builtin("h200", Calibration)
+    modelled = model_profile(key, h200, calibration).footprint
     assert measured is not None
     assert modelled is not None
     tensors = [*module.parameters(), *module.buffers()]
@@ -51,7 +53,7 @@ def test_footprint_is_plausible(device: CudaDevice, model: str) -> None:
     assert measured.total_bytes - measured.executables_bytes <= 1.2 * taken_bytes
     assert measured.executables_bytes < 256 * MIB
     assert not measured.modelled
-    mix = mix_of([(model, 8)])
+    mix = mix_of([key])
     plan = make_plan("shared", Problem(mix, device.topology, (profile,)))
     assert memory_of_plan(plan).total_bytes < device.topology.memory_bytes
 
