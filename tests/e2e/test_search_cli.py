@@ -23,6 +23,7 @@ def eclip(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "eclip", *arguments],
         cwd=folder,
+        env=os.environ | {"COLUMNS": "160"},
         capture_output=True,
         text=True,
         timeout=120,
@@ -43,7 +44,7 @@ def test_search_says_why_it_won_and_can_be_repeated(tmp_path: Path) -> None:
     assert store.load(tmp_path / "again.json", Plan) == store.load(tmp_path / "plan.json", Plan)
     shown = eclip(tmp_path, "explain", "plan.json", "--json")
     data = json.loads(shown.stdout)
-    assert data["evidence"]["modelled"] is True
+    assert data["evidence"]["trials_modelled"] is True
     assert data["variants"] == [[0, 1], [0], [1]]
     ran = eclip(tmp_path, "run", "plan.json", "--seconds", "0.2", "-o", "run.json", "--json")
     assert ran.returncode == 0, ran.stderr
@@ -82,7 +83,7 @@ def test_verify_tries_baselines_and_finalists_and_keeps_the_best(tmp_path: Path)
     ("arguments", "words"),
     [
         (["--objective", "speed"], "throughput"),
-        (["--weights", "1,x"], "--weights 1,x"),
+        (["--weights", "1,x"], "--weights '1,x'"),
         (["--weights", "1,1,1"], "3 weights given for a mix of 2 workers"),
         (["--p99", "1,2"], "objective latency"),
         (["--fairness", "2"], "0 to 1"),
