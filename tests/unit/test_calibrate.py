@@ -31,7 +31,9 @@ NAMES = [case.mix.name for case in CASES]
 
 
 class Device(SimDevice):
-    """A simulator that says it has a driver, and counts the programs that it opens."""
+    """A simulator that says it is a GPU with a driver, and counts the programs that it opens."""
+
+    modelled = False
 
     def __init__(self, driver: str = "1.0") -> None:
         super().__init__(H200, CALIBRATIONS["h200"])

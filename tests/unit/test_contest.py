@@ -129,6 +129,7 @@ class ProcessDevice(StagedDevice):
 
     capabilities = StagedDevice.capabilities | {Capability.PROCESSES}
     driver = "1.0"  # type: ignore[assignment]
+    modelled = False
 
     def source_kind(self, sharing: Sharing) -> SourceKind:
         return SourceKind.PROFILE if isinstance(sharing, Lanes) else SourceKind.JOB
@@ -484,7 +485,7 @@ def test_rates_alone_are_measured_again_every_round_and_their_median_counts(stag
     """Also in the logs of earlier rounds: a device's speed changes with time."""
     usual = stage.contest("shared").stand.alone_rps
     stage.alone.clear()
-    stage.slower = (1.0, 2.0, 1.25)
+    stage.slower = (1.0, 1.25, 2.0)
     contest = stage.contest("shared", "model", repeats=3)
     contest.hold()
     assert len(stage.alone) == 3 * 2

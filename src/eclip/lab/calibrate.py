@@ -135,7 +135,7 @@ def _begin(device: Device, cases: Sequence[Case], path: Path) -> Observations:
             fingerprint=here, source=source, date=today, runs=(), modelled=device.modelled
         )
     kept = store.load(path, Observations)
-    if kept.modelled != (driver is None):
+    if kept.modelled != device.modelled:
         which = "simulated" if kept.modelled else "measured"
         raise MismatchError(f"{path} has {which} runs; give another file with --observations")
     differences = kept.fingerprint.check(here, str(path), "this device")
