@@ -9,11 +9,11 @@ from collections.abc import Callable
 PATIENCE_S = 480.0
 
 
-def until(condition: Callable[[], bool]) -> bool:
+def until(condition: Callable[[], bool], pause_s: float = 0.01) -> bool:
     """Whether it comes true: as soon as it does, however busy the machine is."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.01)
+        time.sleep(pause_s)
     return True

@@ -26,7 +26,7 @@ from eclip.cli.contest_options import ContestOptions, known_policies
 from eclip.cli.outcome import observations_of
 from eclip.cli.verification import Verification
 from eclip.devices.base import Window
-from eclip.devices.cuda.processes import Host, ProcessSets, Sharing
+from eclip.devices.cuda.processes import Host, ProcessSession, ProcessSets, Sharing
 from eclip.devices.load import long_enough
 from eclip.devices.sim.device import SimDevice
 from eclip.errors import DeviceError, PlanningError, UsageError
@@ -35,6 +35,7 @@ from eclip.lab.rounds import rotation
 from eclip.planning.policies import PolicyOptions, make_plan
 from eclip.planning.problem import Problem
 from eclip.planning.search.objective import Objective
+from punctual import run_in_time
 from simulations import flat_profile, problem_of
 from standins import ENTRY, SteadyCounter, install_control, processes_with, trace_of
 
@@ -73,6 +74,7 @@ class Stage:
         monkeypatch.setattr(wiring, "make_device", lambda *_: StagedDevice(self))
         monkeypatch.setattr(wiring.Sources, "_make", lambda _, profile: profile)
         monkeypatch.setattr(wiring, "open_sets", self.open_sets)
+        monkeypatch.setattr(ProcessSession, "run", run_in_time)
 
     def open_sets(self, device: Any, sharings: Sequence[Sharing]) -> ProcessSets:
         host = Host(UUID, "a GPU", H200, self.counter)
@@ -452,6 +454,7 @@ def test_load_and_arrivals_exclude_each_other(stage: Stage, tmp_path: Path) -> N
 # Processes: the whole of a GPU's contest, with stand-ins for the models
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("mps_control", "no_process_left")
 def test_processes_take_turns_with_plans_and_the_best_share_enters(stage: Stage) -> None:
     contest = stage.contest("cuda", seconds=0.2, repeats=2, processes=8)

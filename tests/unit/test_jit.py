@@ -99,6 +99,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
         folder.chmod(0o755)
 
 
+@pytest.mark.slow
 def test_without_another_place_code_is_kept_in_a_private_folder(run: Run, tmp_path: Path) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -110,6 +111,7 @@ def test_without_another_place_code_is_kept_in_a_private_folder(run: Run, tmp_pa
     assert run(temporary) == {"folders": first["folders"], "hits": 2}
 
 
+@pytest.mark.slow
 def test_without_any_place_code_is_compiled_and_not_kept(run: Run, tmp_path: Path) -> None:
     assert run(tmp_path / "home") == {"folders": [None], "hits": 0}
     assert run(tmp_path / "nowhere") == {"folders": [None], "hits": 0}

@@ -258,6 +258,7 @@ def test_plain_streams_with_other_kernels_are_in_the_finals_once() -> None:
     assert labels == [PLAIN, STATIC, "search 1"]  # it is the finalist
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("levels", "others"), [(3, ()), (3, OTHERS), (1, OTHERS)])
 @pytest.mark.parametrize("short", [3.0, math.inf])  # infinite: nobody asked it anything
 def test_who_waits_longest_goes_first_in_finals_for_latency(
