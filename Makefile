@@ -1,8 +1,10 @@
-# Everything runs in the checkout's own .venv, made on first use.
+# Everything runs in the checkout's own .venv, made on first use: what eclip needs to run, and, where
+# something is checked or tested, the tools for that.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+READY_DEV := $(VENV)/.ready-dev
 WORKERS ?= 2
 PYTEST := $(BIN)/pytest -q -n $(WORKERS) --dist worksteal
 
@@ -47,17 +49,17 @@ gpu-transparent: native ## On a host with a GPU: what libeclip costs, and unmodi
 	@PYTHONPATH=src:.gpu-deps:$$PYTHONPATH $(PYTHON) bench/gpu/transparent.py
 	@$(PYTHON) tools/gpu_test.py transparent
 
-check: $(READY) ## Lint, format check, strict types, import directions
+check: $(READY_DEV) ## Lint, format check, strict types, import directions
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/pytest -q tests/unit/test_imports.py
 
-format: $(READY) ## Format the code
+format: $(READY_DEV) ## Format the code
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: $(READY) ## Measure the solver and the simulator on this machine
+bench: $(READY_DEV) ## Measure the solver and the simulator on this machine
 	@for script in bench/*.py; do $(BIN)/python $$script || exit 1; done
 
 lock: ## Pin the newest versions that pyproject.toml allows into constraints.txt
@@ -69,4 +71,8 @@ clean: ## Remove the environment and all caches
 
 $(READY): pyproject.toml constraints.txt tools/setup
 	@tools/setup $(PYTHON) $(VENV)
+	@touch $@
+
+$(READY_DEV): $(READY)
+	@tools/setup $(PYTHON) $(VENV) dev
 	@touch $@
