@@ -178,6 +178,7 @@ def test_device_that_only_fails_ends_the_measurement(tmp_path: Path) -> None:
         measure(tmp_path / "o.json", Breaking(3, DeviceError("broken")))
 
 
+@pytest.mark.slow
 def test_time_is_dealt_out_evenly_and_what_is_missing_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

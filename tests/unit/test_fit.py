@@ -102,6 +102,7 @@ def test_shipped_calibration_agrees_with_the_shipped_runs() -> None:
     assert found.stp_correlation >= 0.93
 
 
+@pytest.mark.slow
 def test_fit_to_a_part_of_the_shipped_runs_predicts_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -127,6 +128,7 @@ def test_shipped_constants_are_what_the_source_says_they_are() -> None:
 # --- The fit itself ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "pressure",
     [
@@ -174,6 +176,7 @@ def test_fit_finds_a_device_that_is_the_model_with_other_constants(pressure: flo
     assert fit(replay, SHIPPED, "a test") == found
 
 
+@pytest.mark.slow
 def test_fit_begins_at_the_same_point_whatever_calibration_it_is_given() -> None:
     """Otherwise it would begin at what a former fit had learnt from the runs it holds back."""
     replay = pretended(SHIPPED, each=4)

@@ -64,6 +64,7 @@ def objective_of(plan: Plan, problem: Problem) -> float:
     return (1 + alpha) * total
 
 
+@pytest.mark.slow
 @every_policy
 @every_device
 @pytest.mark.parametrize("workers", range(1, 9))

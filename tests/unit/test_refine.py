@@ -193,6 +193,7 @@ def test_plan_that_was_refused_says_nothing() -> None:
     assert corrected(plans) == SIMULATED(plans)
 
 
+@pytest.mark.slow
 def test_few_trials_find_what_the_simulation_does_not_know(seconds_are_runs: Device) -> None:
     device = seconds_are_runs
     ideal = 3 * 0.9
