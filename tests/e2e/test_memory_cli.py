@@ -9,15 +9,16 @@ import pytest
 
 from commands import Cli, assert_refused
 from eclip.artefacts import store
+from eclip.artefacts.plan import Plan
 from eclip.artefacts.topology import Topology
 
 
 @pytest.mark.parametrize("policy", ["eclip", "shared", "timeslice", "model", "kernel", "search"])
 def test_batch_that_no_gpu_holds_is_refused_by_every_policy(cli: Cli, policy: str) -> None:
-    outcome = cli("plan", "resnet50:99999", "--policy", policy)
+    outcome = cli("plan", "resnet50:65536", "--policy", policy)
     assert_refused(
         outcome,
-        "eclip: resnet50:99999 needs 514.8 GiB of memory and NVIDIA H200 has 140.4: "
+        "eclip: resnet50:65536 needs 514.8 GiB of memory and NVIDIA H200 has 140.4: "
         "resnet50 514.2 (weights 0.0, activations 514.0, workspaces 0.1, executables 0.0), "
         "contexts 0.5, lanes 0.1; use smaller batches or fewer workers",
     )
@@ -42,8 +43,8 @@ def test_comparison_of_a_mix_that_does_not_fit_is_refused(cli: Cli) -> None:
 
 def test_plan_is_not_run_on_a_device_with_less_memory(cli: Cli) -> None:
     assert cli("plan", "8xvgg19:1024", "--policy", "shared").code == 0
-    plan = store.load_any(Path("plan.json"))
-    small = msgspec.structs.replace(store.load_builtin(Topology, "h200"), memory_bytes=80 << 30)
+    plan = store.load(Path("plan.json"), Plan)
+    small = msgspec.structs.replace(store.load_builtin("h200", Topology), memory_bytes=80 << 30)
     store.save(msgspec.structs.replace(plan, topology=small), Path("small.json"))
     assert_refused(cli("run", "small.json"), "the plan needs 103.", "has 80.0")
     assert not Path("run.json").exists()

@@ -82,9 +82,10 @@ def test_verify_tries_baselines_and_finalists_and_keeps_the_best(tmp_path: Path)
     ("arguments", "words"),
     [
         (["--objective", "speed"], "throughput"),
-        (["--weights", "1,x"], "--weights 1,x"),
+        (["--weights", "1,x"], "--weights '1,x'"),
         (["--weights", "1,1,1"], "3 weights given for a mix of 2 workers"),
-        (["--p99", "1,2"], "objective latency"),
+        (["--objective", "throughput", "--p99", "1,2"], "objective latency"),
+        (["--objective", "energy", "--p99", "1,2"], "objective latency"),
         (["--fairness", "2"], "0 to 1"),
         (["--batches", "-1"], "at least 0"),
         (["--verify", "2", "--device", "abacus"], "sim"),
@@ -130,8 +131,9 @@ def test_interrupted_search_leaves_the_plan_that_was_there(tmp_path: Path) -> No
 
 
 def compare(folder: Path, mix: str, *more: str) -> subprocess.CompletedProcess[str]:
-    rounds = ("--seconds", "0.1", "--trials", "2", "--trial-seconds", "0.1", "--trace-ms", "0")
-    searching = ("--policies", "shared,search", "--batches", "2", "--verify", "1")
+    settings = ("trials=2", "trial-seconds=0.1", "trace-ms=0", "batches=2")
+    rounds = ("--seconds", "0.1", *(word for one in settings for word in ("--set", one)))
+    searching = ("--policies", "shared,search", "--verify", "1")
     return eclip(folder, "compare", mix, *rounds, *searching, *more)
 
 
@@ -140,8 +142,9 @@ def test_search_goes_on_from_an_earlier_one_and_says_what_it_cannot_go_on_from(
 ) -> None:
     first = compare(tmp_path, MIX, "--refine", "1", "-o", "first")
     assert first.returncode == 0, first.stderr
-    earlier = ("--refine", "0.1", "--earlier", "first/observations.json.gz")
-    second = compare(tmp_path, MIX, *earlier, "-o", "second")
+    refine = ("--refine", "0.1")
+    earlier = ("--set", "earlier=first/observations.json.gz")
+    second = compare(tmp_path, MIX, *refine, *earlier, "-o", "second")
     assert second.returncode == 0, second.stderr
     before, after = (
         store.load(tmp_path / folder / "observations.json.gz", Observations)
@@ -153,12 +156,11 @@ def test_search_goes_on_from_an_earlier_one_and_says_what_it_cannot_go_on_from(
     assert best.homes in begun
     (tmp_path / "broken.json.gz").write_bytes(b"no gzip")
     for mix, more, words in (
-        (MIX, earlier[2:], "--earlier goes with --refine"),
-        ("albert:8,alexnet:8", earlier, f"albert:8,alexnet:8 to go on from, only of {MIX}"),
-        (MIX, (*earlier, "--device", "cuda"), "was simulated"),
-        (MIX, (*earlier[:3], "none.json.gz"), "none.json.gz"),
-        (MIX, (*earlier[:3], "broken.json.gz"), "broken.json.gz"),
-        (MIX, (*earlier[:3], "second/search.plan.json"), "search.plan.json"),
+        (MIX, earlier, "give --refine, too"),
+        ("albert:8,alexnet:8", (*refine, *earlier), f"albert:8,alexnet:8 to go on from, only of {MIX}"),
+        (MIX, (*refine, "--set", "earlier=none.json.gz"), "none.json.gz"),
+        (MIX, (*refine, "--set", "earlier=broken.json.gz"), "broken.json.gz"),
+        (MIX, (*refine, "--set", "earlier=second/search.plan.json"), "search.plan.json"),
     ):  # fmt: skip
         wrong = compare(tmp_path, mix, *more)
         assert (wrong.returncode, wrong.stdout) == (2, ""), wrong.stderr

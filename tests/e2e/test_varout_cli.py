@@ -112,14 +112,14 @@ def test_estimate_chooses_and_keeps_the_distribution(cli: Cli) -> None:
     [
         (["compare", "--machine", "nowhere"], "unknown machine 'nowhere'; choose one of: h200"),
         (["compare", "--machine", "none.json"], "cannot read none.json"),
-        (["compare", "--ratios", "1,x"], "numbers with commas"),
+        (["compare", "--ratios", "1,x"], "is no list of numbers; write them with commas"),
         (["compare", "--machine", "imagine", "--ratios", "21"], "exceeds the largest"),
         (["compare", "--allocated", "0"], "more than 0"),
         (["estimate", "none.txt"], "cannot read none.txt"),
         (["estimate", "words.txt"], "one whole number a line"),
         (["estimate", "below.txt"], "none below 0"),
         (["estimate", "good.txt", "--mechanisms", "magic"], "unknown mechanism 'magic'"),
-        (["estimate", "good.txt", "--price", "-1"], "--price must be at least 0"),
+        (["estimate", "good.txt", "--price", "-1"], "--price must be 0 to 1e+09, not -1"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(cli: Cli, arguments: list[str], words: str) -> None:

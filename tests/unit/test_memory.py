@@ -20,9 +20,11 @@ from eclip.artefacts.memory import (
     memory_of_plan,
 )
 from eclip.artefacts.mix import mix_of
+from eclip.artefacts.model_key import ModelKey, parse_model
 from eclip.artefacts.plan import Variant, unpartitioned
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Topology
+from eclip.artefacts.trace import with_traces
 from eclip.devices.sim.device import SimDevice
 from eclip.errors import UsageError
 from eclip.frontends.library import find_profile
@@ -32,8 +34,8 @@ from eclip.planning.problem import Problem
 from eclip.runtime.program import lower
 
 MIB, GIB = 1 << 20, 1 << 30
-H200 = store.load_builtin(Topology, "h200")
-CALIBRATION = store.load_builtin(Calibration, "h200")
+H200 = store.load_builtin("h200", Topology)
+CALIBRATION = store.load_builtin("h200", Calibration)
 # Parameters and statistics as torchvision and transformers count them, in millions.
 PARAMETERS = {
     "albert": 11.68,
@@ -75,7 +77,7 @@ def footprint(activations_bytes: int = 0, executables_bytes: int = 0) -> Footpri
 
 
 def modelled(model: str, batch: int) -> Profile:
-    return model_profile(model, batch, H200, CALIBRATION)
+    return model_profile(ModelKey(model, batch), H200, CALIBRATION)
 
 
 def footprint_in(profile: Profile) -> Footprint:
@@ -84,7 +86,7 @@ def footprint_in(profile: Profile) -> Footprint:
 
 
 def problem_of(profiles: Sequence[Profile], topology: Topology = H200) -> Problem:
-    mix = mix_of((profile.trace.model, profile.trace.batch) for profile in profiles)
+    mix = mix_of(profile.model for profile in profiles)
     return Problem(mix, topology, tuple(profiles))
 
 
@@ -178,8 +180,7 @@ def test_residual_of_resnet50_is_alive_beside_the_branch() -> None:
 
 @pytest.mark.parametrize("key", ["albert:8", "albert~66:8", "bert~44:32", "resnet50:1"])
 def test_shipped_profiles_have_a_footprint(key: str) -> None:
-    model, _, batch = key.partition(":")
-    found = find_profile(model, int(batch), H200, CALIBRATION, [])
+    found = find_profile(parse_model(key), H200, CALIBRATION, [])
     own = footprint_in(found)
     assert not found.modelled
     assert own.weights_bytes > 0
@@ -267,16 +268,16 @@ def test_problem_that_does_not_fit_is_refused_before_anybody_plans() -> None:
 
 def test_problem_counts_the_largest_kernels_that_a_worker_may_choose() -> None:
     own = modelled("alexnet", 8)
-    trace = msgspec.structs.replace(own.trace, model="alexnet~66")
+    trace = msgspec.structs.replace(own.trace, model=own.model.with_kernels_for(66))
     other = msgspec.structs.replace(
         own,
         trace=trace,
-        fingerprint=msgspec.structs.replace(own.fingerprint, traces={trace.key: trace.digest}),
+        fingerprint=with_traces(own.fingerprint, [trace]),
         footprint=footprint(200 * GIB),
     )
-    Problem(mix_of([("alexnet", 8)]), H200, (own,))
+    Problem(mix_of([own.model]), H200, (own,))
     with pytest.raises(UsageError, match="needs 200"):
-        Problem(mix_of([("alexnet", 8)]), H200, (own,), (other,))
+        Problem(mix_of([own.model]), H200, (own,), (other,))
 
 
 def test_processes_that_do_not_fit_are_refused_though_one_would() -> None:

@@ -12,13 +12,15 @@ import msgspec
 import pytest
 
 from eclip.artefacts import store
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Topology
 from eclip.cli import profile as command
-from eclip.cli import screen
 from eclip.errors import DeviceError
+from eclip.frontends import measuring
 from eclip.frontends.library import file_of
 from eclip.frontends.synthetic import synthetic_profile
+from eclip.progress import Progress
 
 # As eclip.frontends.profiler, each model with a fate of its own. Its arguments: GPU, seconds of
 # energy, folder, models.
@@ -55,7 +57,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     script = tmp_path / "child.py"
     script.write_text(CHILD)
     (tmp_path / "sample").write_bytes(b"a profile")
-    monkeypatch.setattr(command, "_CHILD", (sys.executable, str(script)))
+    monkeypatch.setattr(measuring, "_CHILD", (sys.executable, str(script)))
     known = importlib.util.find_spec
     monkeypatch.setattr(
         "importlib.util.find_spec",
@@ -115,29 +117,36 @@ def test_models_that_are_done_are_not_measured_again(folder: Path) -> None:
 def test_traffic_is_counted_one_by_one_where_counting_all_at_once_fails(
     folder: Path, monkeypatch: pytest.MonkeyPatch, h200: Topology
 ) -> None:
-    keys = [f"{name}:1" for name in ("good", "bad", "fine")]
+    keys = good, bad, fine = [ModelKey(name, 1) for name in ("good", "bad", "fine")]
     for key in keys:
-        name = key.partition(":")[0]
-        made = synthetic_profile(1, 3, h200, name, 1)
+        made = synthetic_profile(1, 3, h200, key.name, key.batch)
         made = msgspec.structs.replace(made, dram_bytes=(0,) * 3, l2_bytes=(0,) * 3)
         store.save(made, file_of(folder, key))
-    asked: list[list[str]] = []
-    saved: list[str] = []
+    asked: list[list[ModelKey]] = []
+    saved: list[ModelKey] = []
     warned: list[str] = []
+
+    class Heard(Progress):
+        def warn(self, message: str) -> None:
+            warned.append(message)
 
     def count(profiles: list[Profile], gpu: int, seconds: float) -> list[Profile]:
         asked.append([one.model for one in profiles])
-        if any(one.model == "bad:1" for one in profiles):
+        if any(one.model == bad for one in profiles):
             raise DeviceError("ncu failed")
         return profiles
 
     def save(value: Any, path: Path) -> None:
         saved.append(value.model)
 
-    monkeypatch.setattr(command, "with_traffic", count)
+    monkeypatch.setattr(measuring, "with_traffic", count)
     monkeypatch.setattr(store, "save", save)
-    monkeypatch.setattr(screen, "warn", warned.append)
-    assert command._count_traffic(keys, folder, 0) == ["bad:1"]
-    assert asked == [keys, ["good:1"], ["bad:1"], ["fine:1"]]
-    assert saved == ["good:1", "fine:1"]
-    assert warned == ["bad:1 has no memory traffic: ncu failed"]
+    failed = measuring.measure_profiles(keys, folder, progress=Heard())
+    assert failed == [bad]
+    assert asked == [keys, [good], [bad], [fine]]
+    assert saved == [good, fine]
+    assert not (folder / "children").exists()  # nothing was measured anew
+    kept = [
+        f"{file_of(folder, key)} exists and is kept; remove it to measure again" for key in keys
+    ]
+    assert warned == [*kept, "bad:1 has no memory traffic: ncu failed"]
