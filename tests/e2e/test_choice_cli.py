@@ -89,7 +89,8 @@ def test_search_keeps_to_own_kernels_if_told_or_if_there_are_no_others(
     mine = own_profiles(tmp_path / "mine")
     assert cli("plan", MIX, *SEARCH, "--profiles", mine, "-o", "mine.json").code == 0
     assert (
-        cli("plan", "gpt2~66:8,vit_b_16:8", *SEARCH, "--usual-kernels", "-o", "named.json").code == 0
+        cli("plan", "gpt2~66:8,vit_b_16:8", *SEARCH, "--usual-kernels", "-o", "named.json").code
+        == 0
     )
     assert models_of(Path("told.json")) == models_of(Path("mine.json")) == MIX.split(",")
     assert models_of(Path("named.json")) == ["gpt2~66:8", "vit_b_16:8"]

@@ -18,6 +18,7 @@ from commands import Cli, assert_refused
 from eclip.artefacts import store
 from eclip.artefacts.calibration import Calibration
 from eclip.artefacts.observations import Observations
+from eclip.artefacts.runlog import RunLog
 from eclip.lab import fit
 
 # The main paths
@@ -301,7 +302,7 @@ def test_a_folder_that_cannot_be_written_is_named(cli: Cli) -> None:
     assert_refused(cli("compare", "alexnet", "--seconds", 0.1, "-o", "file/deeper"), "file/deeper")
 
 
-def test_an_interrupt_leaves_one_line_and_no_file(tmp_path: Path, cli: Cli) -> None:
+def test_an_interrupt_leaves_one_line_and_no_part_of_a_file(tmp_path: Path, cli: Cli) -> None:
     cli("plan", "alexnet", "-o", "plan.json")
     process = subprocess.Popen(
         [sys.executable, "-m", "eclip", "run", "plan.json", "--seconds", "80000", "-o", "run.json"],
@@ -316,8 +317,13 @@ def test_an_interrupt_leaves_one_line_and_no_file(tmp_path: Path, cli: Cli) -> N
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in out + err
-    assert err.strip().splitlines()[-1].startswith("eclip: interrupted")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.json"]
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("eclip: stopped")
+    # Where it was stopped before anything was measured there is no file, otherwise a whole one.
+    kept = [] if last.startswith("eclip: stopped before") else ["run.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.json", *kept]
+    for name in kept:
+        assert store.load(tmp_path / name, RunLog).duration_ns < 80_000 * 10**9
 
 
 def test_two_writers_of_one_file_leave_it_whole(tmp_path: Path, cli: Cli) -> None:

@@ -18,8 +18,8 @@ def test_batch_that_no_gpu_holds_is_refused_by_every_policy(cli: Cli, policy: st
     outcome = cli("plan", "resnet50:65536", "--policy", policy)
     assert_refused(
         outcome,
-        "eclip: resnet50:65536 needs 514.8 GiB of memory and NVIDIA H200 has 140.4: "
-        "resnet50 514.2 (weights 0.0, activations 514.0, workspaces 0.1, executables 0.0), "
+        "eclip: resnet50:65536 needs 337.7 GiB of memory and NVIDIA H200 has 140.4: "
+        "resnet50 337.0 (weights 0.0, activations 336.9, workspaces 0.1, executables 0.0), "
         "contexts 0.5, lanes 0.1; use smaller batches or fewer workers",
     )
     assert not Path("plan.json").exists()

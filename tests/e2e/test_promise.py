@@ -17,7 +17,7 @@ import typer.main
 from commands import Cli, assert_refused
 from comparisons import comparison
 from eclip.artefacts import store
-from eclip.cli import app, screen
+from eclip.cli import make_app, screen
 from eclip.devices.base import Window
 from eclip.errors import UsageError
 from eclip.planning.search.objective import Objective
@@ -131,7 +131,7 @@ def test_signal_outside_of_a_bar_ends_the_command_with_one_line(
         os.kill(os.getpid(), number)
         time.sleep(5)
 
-    monkeypatch.setattr(store, "load_any", slow)
+    monkeypatch.setattr(store, "load", slow)
     assert_refused(cli("inspect", "plan.json"), code=code)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # put back
 
@@ -290,7 +290,7 @@ def test_numbers_that_are_none_are_refused_with_the_range(
 def float_options() -> list[tuple[tuple[str, ...], str]]:
     """Every option of every command that takes a number with a fraction."""
     found = []
-    tops = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    tops = typer.main.get_command(make_app()).commands  # type: ignore[attr-defined]
     commands = {(name,): one for name, one in tops.items()}
     commands |= {("varout", name): one for name, one in tops["varout"].commands.items()}
     for path, one in commands.items():

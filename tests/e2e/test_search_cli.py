@@ -15,6 +15,8 @@ import pytest
 from eclip.artefacts import store
 from eclip.artefacts.observations import Observations, ObservedRun
 from eclip.artefacts.plan import Plan
+from eclip.errors import UsageError
+from eclip.lab.case import find_earlier, make_case
 
 MIX = "vgg19:8,squeezenet:8"
 
@@ -23,6 +25,7 @@ def eclip(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "eclip", *arguments],
         cwd=folder,
+        env=os.environ | {"COLUMNS": "160"},  # of what a table is cut to
         capture_output=True,
         text=True,
         timeout=120,
@@ -43,7 +46,7 @@ def test_search_says_why_it_won_and_can_be_repeated(tmp_path: Path) -> None:
     assert store.load(tmp_path / "again.json", Plan) == store.load(tmp_path / "plan.json", Plan)
     shown = eclip(tmp_path, "explain", "plan.json", "--json")
     data = json.loads(shown.stdout)
-    assert data["evidence"]["modelled"] is True
+    assert data["evidence"]["trials_modelled"] is True
     assert data["variants"] == [[0, 1], [0], [1]]
     ran = eclip(tmp_path, "run", "plan.json", "--seconds", "0.2", "-o", "run.json", "--json")
     assert ran.returncode == 0, ran.stderr
@@ -109,9 +112,7 @@ def test_verify_without_search_is_refused(tmp_path: Path) -> None:
     assert "--policy search" in done.stderr
 
 
-def test_interrupted_search_leaves_the_plan_that_was_there(tmp_path: Path) -> None:
-    search(tmp_path)
-    before = (tmp_path / "plan.json").read_bytes()
+def test_interrupted_search_keeps_the_best_plan_until_then(tmp_path: Path) -> None:
     child = subprocess.Popen(
         [
             *(sys.executable, "-m", "eclip", "plan", MIX, "--policy", "search"),
@@ -127,6 +128,28 @@ def test_interrupted_search_leaves_the_plan_that_was_there(tmp_path: Path) -> No
     _, errors = child.communicate(timeout=30)
     assert child.returncode == 130
     assert b"Traceback" not in errors
+    assert errors.splitlines()[-1] == (
+        b"eclip: stopped early; plan.json has the best plan found until then"
+    )
+    assert store.load(tmp_path / "plan.json", Plan).evidence is not None
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_search_that_is_killed_leaves_the_plan_that_was_there(tmp_path: Path) -> None:
+    search(tmp_path)
+    before = (tmp_path / "plan.json").read_bytes()
+    child = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "eclip", "plan", MIX, "--policy", "search"),
+            *("--seconds", "60", "-o", "plan.json"),
+        ],
+        cwd=tmp_path,
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    time.sleep(4)
+    child.kill()
+    assert child.wait(30) == -signal.SIGKILL
     assert (tmp_path / "plan.json").read_bytes() == before
 
 
@@ -154,6 +177,8 @@ def test_search_goes_on_from_an_earlier_one_and_says_what_it_cannot_go_on_from(
     begun = {run.homes for run in after.runs}
     best = max(before.runs, key=lambda run: sum(fair_shares(run)))
     assert best.homes in begun
+    with pytest.raises(UsageError, match=r"first.observations\.json\.gz was simulated"):
+        find_earlier(tmp_path / "first/observations.json.gz", make_case(MIX), modelled=False)
     (tmp_path / "broken.json.gz").write_bytes(b"no gzip")
     for mix, more, words in (
         (MIX, earlier, "give --refine, too"),

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from eclip.devices.base import Closing
-from eclip.devices.cuda import closing, driver, graphs, lanes
+from eclip.devices.cuda import closing, driver, executables, graphs, lanes
 from eclip.devices.cuda import device as device_module
 from eclip.devices.cuda.closing import Belongings, Releases
 from eclip.devices.cuda.device import CudaDevice, CudaSession, Execution
@@ -156,7 +156,7 @@ class Bench:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.fake = RecordingDriver()
-        for module in (driver, closing, lanes, graphs):
+        for module in (driver, closing, executables, lanes, graphs):
             monkeypatch.setattr(module, "cu", self.fake)
         monkeypatch.setattr(loop, "WorkerLoop", FakeWorkerLoop)
         monkeypatch.setattr(FakeWorkerLoop, "gate", None)

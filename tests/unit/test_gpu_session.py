@@ -79,11 +79,13 @@ class Stage(contextlib.ExitStack):
         self.session = object.__new__(CudaSession)
         gpu = types.SimpleNamespace(make_current=lambda: None, quicken=lambda: None)
         vars(self.session).update(
-            _device=types.SimpleNamespace(nvml=FakeNvml(), gpu=gpu, title="a GPU", progress=Progress()),
+            _device=types.SimpleNamespace(
+                nvml=FakeNvml(), gpu=gpu, title="a GPU", progress=Progress()
+            ),
             _captures=[],
             _program=Program(plan=plan, routes=((route,),)),
             _warnings=("from before",),
-            _placed={40: Placed(route, range(self.kernels))},
+            _executables=types.SimpleNamespace(placed={40: Placed(route, range(self.kernels))}),
             _loops=[self.loop],
             _belongings=Belongings(cast(Any, gpu), None),
         )

@@ -108,7 +108,10 @@ def test_file_whose_only_line_was_cut_can_be_added_to(tmp_path: Path) -> None:
         (b"years of work", "not an eclip file"),
         (b'{"format":"eclip/comparison","version":99,"body":{}}', "update eclip"),
         (b'{"format":"eclip/comparison","version":2,"body":{}}', "not a valid comparison"),
-        (b'{"format":"eclip/comparison","version":1,"body":{}}', "make the file again: eclip compare"),
+        (
+            b'{"format":"eclip/comparison","version":1,"body":{}}',
+            "make the file again: eclip compare",
+        ),
         (b"\xff\xfe", "damaged"),
     ],
 )
