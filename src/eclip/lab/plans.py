@@ -67,9 +67,10 @@ def make_plan(case: Case, policy: str, options: PolicyOptions) -> Plan:
     """A policy's plan; a search is evaluated by simulation."""
     if policy != "search":
         return policies.make_plan(policy, case.problem(), options)
+    problem = case.problem(choosing=True)  # refuses what does not fit the device
     evaluator = SimEvaluator.of(case)
     options = dataclasses.replace(search_options(case, options), evaluator=evaluator)
-    plan = policies.make_plan(policy, case.problem(choosing=True), options)
+    plan = policies.make_plan(policy, problem, options)
     return with_overload(plan, case.mix, evaluator.alone_rps)
 
 
