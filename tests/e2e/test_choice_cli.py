@@ -99,7 +99,8 @@ def test_search_keeps_to_own_kernels_if_told_or_if_there_are_no_others(
 def test_plan_with_other_kernels_takes_part_in_a_comparison(cli: Cli, plan: Path) -> None:
     outcome = cli(
         "compare", MIX, "--policies", "shared,search", "--set", "usual-kernels=yes",
-        "--set", "batches=0", "--plan", f"tuned={plan}", "--seconds", 0.2, "--json", "-o", "out", "--report", "r.html",
+        "--set", "batches=0", "--plan", f"tuned={plan}", "--seconds", 0.2, "--json", "-o", "out",
+        "--report", "r.html",
     )  # fmt: skip
     assert outcome.code == 0, outcome.err
     stp = {one["policy"]: one["stp"] for one in outcome.data["policies"]}

@@ -45,7 +45,7 @@ def test_rounds_are_summed_up_and_added_to_the_results(cli: Cli) -> None:
     assert masks is not None and masks.setting in [trial.setting for trial in masks.trials]
 
     printed = cli(*command)
-    assert "3 rounds in rotated order" in printed.out
+    assert "3 rounds, each in another order" in printed.out
     assert "median" in printed.out and masks.setting in printed.out
     assert len(store.load_results(Path("r.jsonl")).comparisons) == 2
 
@@ -54,7 +54,7 @@ def test_one_round_is_what_it_was(cli: Cli) -> None:
     command = ("compare", "alexnet,vgg19", "--policies", "shared,eclip", "--seconds", 0.2)
     printed = cli(*command)
     assert printed.code == 0
-    assert "rotated" not in printed.out and "median" not in printed.out
+    assert "rounds" not in printed.out and "median" not in printed.out
     assert len(cli(*command, "--json").data["policies"]) == 2
 
 

@@ -182,7 +182,7 @@ def test_search_goes_on_from_an_earlier_one_and_says_what_it_cannot_go_on_from(
     (tmp_path / "broken.json.gz").write_bytes(b"no gzip")
     for mix, more, words in (
         (MIX, earlier, "give --refine, too"),
-        ("albert:8,alexnet:8", (*refine, *earlier), f"albert:8,alexnet:8 to go on from, only of {MIX}"),
+        ("albert:8,alexnet:8", (*refine, *earlier), f"alexnet:8 to go on from, only of {MIX}"),
         (MIX, (*refine, "--set", "earlier=none.json.gz"), "none.json.gz"),
         (MIX, (*refine, "--set", "earlier=broken.json.gz"), "broken.json.gz"),
         (MIX, (*refine, "--set", "earlier=second/search.plan.json"), "search.plan.json"),
