@@ -18,14 +18,18 @@ from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench.support.tables import print_table
+
 from eclip.artefacts import store
 from eclip.artefacts.calibration import Calibration
 from eclip.artefacts.observations import Observations, ObservedRun
 from eclip.artefacts.topology import Topology
-from eclip.cli import screen, wiring
+from eclip.lab.case import find_calibration, find_observed, find_topology
 from eclip.lab.fit import Errors, Replay
+from eclip.planning.search.correction import Corrected
 from eclip.planning.search.objective import Score
-from eclip.planning.search.refine import Corrected
 
 DOCS = Path(__file__).parents[1] / "docs"
 RUNS = DOCS / "runs"
@@ -39,7 +43,7 @@ def replay_of(observations: Observations, topology: Topology, calibration: Calib
         sys.exit(
             "a search on the device has one mix; give observations of `eclip compare --refine`"
         )
-    profiles = wiring.find_observed(observations, topology, calibration, [PROFILES])
+    profiles = find_observed(observations, topology, calibration, [PROFILES])
     return Replay(observations, topology, profiles)
 
 
@@ -108,8 +112,8 @@ def main() -> None:
     arguments.add_argument("--calibration", type=Path)
     given = arguments.parse_args()
     files = given.files or sorted(RUNS.glob("*.json.gz"))
-    topology = wiring.find_topology("h200")
-    calibration = wiring.find_calibration(given.calibration, topology)
+    topology = find_topology("h200")
+    calibration = find_calibration(given.calibration, topology)
     rows, corrected, best, figures = [], [], [], []
     for file in files:
         replay = replay_of(store.load(file, Observations), topology, calibration)
@@ -153,18 +157,18 @@ def main() -> None:
     rows.append(["mean", runs, *simulated, *[""] * 6, f"{means[2]:.2f}"])
     corrected.append(["mean", runs, *expected, "", ""])
     columns = ["runs", "rates", "power"]
-    screen.print_table(
+    print_table(
         "Simulated against measured: all, without switches, with switches; rank correlation of all",
         ["file", *columns, *columns, *columns, "ranks"],
         rows,
     )
-    screen.print_table(
+    print_table(
         "Every run predicted by a simulation that is corrected by the others; STP of the best plan "
         f"of the simulation over the best that was measured, fairness at least {LEAST_FAIRNESS}",
         ["file", *columns, "best finalist", "the best was"],
         corrected,
     )
-    screen.print_table(
+    print_table(
         "The best that were measured; a home is its first slice, direction and largest size, its "
         "priority (p) and the units its kernels are chosen for (~)",
         ["file", "STP", "fairness", "W", "switches", "kind", "homes"],

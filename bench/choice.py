@@ -10,15 +10,20 @@ what kernels for so many units gave there, measured and simulated.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench.support.tables import print_table
+
 from eclip.artefacts import store
 from eclip.artefacts.comparison import Comparison
 from eclip.artefacts.observations import Observations
-from eclip.cli import screen, wiring
+from eclip.lab.case import find_calibration, find_observed, find_topology
 from eclip.lab.fit import Replay
 from eclip.reports.results import geometric_mean
 
@@ -62,9 +67,9 @@ def pairs(replay: Replay) -> list[tuple[int, int]]:
 def gains(observed: Observations) -> list[tuple[str, float, float]]:
     """STP with other kernels over that with the own ones: for how many units, measured,
     simulated."""
-    topology = wiring.find_topology("h200")
-    calibration = wiring.find_calibration(None, topology)
-    profiles = wiring.find_observed(observed, topology, calibration, [PROFILES])
+    topology = find_topology("h200")
+    calibration = find_calibration(None, topology)
+    profiles = find_observed(observed, topology, calibration, [PROFILES])
     replay = Replay(observed, topology, profiles)
     found = []
     for pair in pairs(replay):
@@ -101,7 +106,7 @@ def main() -> None:
     plainly, masked, deployed = (f"{mean - 1:+.1%}" for mean in means)
     rows.append(["mean", "", plainly, "", masked, f"{deployed} over masks"])
     columns = ["mix", "plain", "other kernels", "masks", "other kernels", "search"]
-    screen.print_table("STP", columns, rows)
+    print_table("STP", columns, rows)
     rows = []
     for title in ("any", *sorted({each[0] for each in alike})):
         pairs_of = [each[1:] for each in alike if title in ("any", each[0])]
@@ -109,7 +114,7 @@ def main() -> None:
         likeness = np.corrcoef(np.array(pairs_of).T)[0, 1] if len(pairs_of) > 2 else np.nan
         shown = [f"{given - 1:+.1%}", f"{said - 1:+.1%}", f"{likeness:.2f}"]
         rows.append([title, str(len(pairs_of)), *shown])
-    screen.print_table(
+    print_table(
         "Pairs of trials with the same masks, one with other kernels: what these gave",
         ["kernels for", "pairs", "measured", "modelled", "correlation"],
         rows,

@@ -124,7 +124,7 @@ def draw_plans(plans: dict[str, Plan]) -> Picture:
                 held[list(plan.lanes[group.lane].mask)] += group.predicted_ns
             held /= sum(group.predicted_ns for group in part.groups)
             priority = max(plan.lanes[group.lane].priority for group in part.groups)
-            picture.text(20, y + 12, planned.model)
+            picture.text(20, y + 12, str(planned.model))
             for index, share in enumerate(held.tolist()):
                 picture.box(130 + cell * index, y, cell, 16, SHARES, share)
             if priority:

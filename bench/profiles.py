@@ -16,10 +16,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench.support.tables import print_table
+
 from eclip.artefacts import profile as profiles
 from eclip.artefacts import store
 from eclip.artefacts.profile import Profile
-from eclip.cli import screen
 
 PACK = Path(str(resources.files("eclip") / "data" / "profiles" / "h200"))
 PARTS = (0.0, 0.25, 0.5, 0.75, 0.9)
@@ -58,7 +61,7 @@ def main(folder: Path) -> None:
         means = [*np.mean(between, axis=0), *np.mean(smallest, axis=0)]
         rows.append([f"{part:g}", *(f"{mean:.1%}" for mean in means)])
     columns = ["kernels", "requests"]
-    screen.print_table(
+    print_table(
         f"{len(found)} profiles, sizes predicted from others: between two; the smallest",
         ["last wave counts", *columns, *columns],
         rows,

@@ -12,6 +12,7 @@ import contextlib
 import math
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,10 +20,13 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench.support.tables import print_table
+
 from eclip.artefacts import store
 from eclip.artefacts.lengths import Lengths, lengths_of
 from eclip.artefacts.machine import GpuStage, Machine
-from eclip.cli import screen
 from eclip.varout import estimate, gpu_model
 from eclip.varout.mechanisms import Mechanism
 
@@ -97,12 +101,12 @@ def mechanisms(machine: Machine, stream: Any) -> None:
                         f"{predicted / measured - 1:+.1%}",
                     ]
                 )
-    screen.print_table(
+    print_table(
         f"{INPUTS} inputs, capacity {CAPACITY}, lengths {short} and {long}",
         ["mechanism", "overflow", "measured µs", "of each graph", "predicted µs", "error"],
         rows,
     )
-    screen.out.print(
+    print(
         f"largest error {max(errors):.1%}, median {statistics.median(errors):.1%} "
         f"(claim: at most 15%)\n"
     )
@@ -158,7 +162,7 @@ def _judge_grid(
         best = min(allowed, key=measured.__getitem__)
         judged.append((measured[pick] / measured[best], point, pick, best))
     judged.sort(key=lambda one: -one[0])
-    screen.print_table(
+    print_table(
         f"{title}: the worst points, measured / predicted µs",
         ["capacity", "length", "pick", "best", "ratio", *(one.value for one in allowed)],
         [
@@ -183,8 +187,8 @@ def _judge_grid(
     picks, bests = ([one.value for one in each] for each in list(zip(*judged, strict=True))[2:])
     for kind, names in (("picked", picks), ("best", bests)):
         counted = ", ".join(f"{name} {names.count(name)}" for name in sorted(set(names)))
-        screen.out.print(f"{kind}: {counted}")
-    screen.out.print(
+        print(f"{kind}: {counted}")
+    print(
         "median and largest error of the prediction: "
         + ", ".join(
             f"{one.value} {statistics.median(found):.0%} {max(found):.0%}"
@@ -192,7 +196,7 @@ def _judge_grid(
         )
     )
     good = sum(one[0] <= 1.05 for one in judged)
-    screen.out.print(
+    print(
         f"{title}: the pick is the best or within 5% of it at {good} of {len(judged)} points "
         f"(claim: 90%), at worst {judged[0][0]:.2f} times it\n"
     )
@@ -255,7 +259,7 @@ def against_torch(machine: Machine, stream: Any) -> None:
             row += [picked.value, f"{choice.expected / 1e3:.1f}", f"{found / 1e3:.1f}",
                     f"{eager / found:.2f}"]  # fmt: skip
         rows.append(row)
-    screen.print_table(
+    print_table(
         "PyTorch's nonzero and indexing against one graph (host time, consumer included)",
         ["inputs", "set", "torch µs", "pick", "predicted µs", "host µs", "torch/pick",
          "unmerged pick", "predicted µs", "host µs", "torch/pick"],
@@ -263,12 +267,12 @@ def against_torch(machine: Machine, stream: Any) -> None:
     )  # fmt: skip
     for kind, each in ratios.items():
         _print_ratios(f"{kind} pick", each)
-    screen.out.print("")
+    print("")
 
 
 def _print_ratios(what: str, ratios: Sequence[tuple[int, float]]) -> None:
     small = min(ratio for inputs, ratio in ratios if inputs <= 1 << 16)
-    screen.out.print(
+    print(
         f"{what}: at least {small:.2f} times as fast up to 65536 inputs (claim: 3), at least "
         f"{min(ratio for _, ratio in ratios):.2f} at any size (claim: 0.97)"
     )
@@ -287,7 +291,7 @@ def public(machine: Machine, stream: Any) -> None:
             wrong = not torch.equal(y, torch.where(x != 0, 2 * x + 1, 0))
             row += [f"{found / 1e3:.1f}", "WRONG" if wrong else f"{eager / found:.2f}"]
         rows.append(row)
-    screen.print_table(
+    print_table(
         "eclip.varout.nonzero(x).each(consumer), captured, against eager PyTorch; then with a "
         "capacity of 1.25 times the length",
         ["inputs", "set", "torch µs", "captured µs", "torch/captured", "with capacity µs",
@@ -296,7 +300,7 @@ def public(machine: Machine, stream: Any) -> None:
     )  # fmt: skip
     for kind, each in zip(("without a capacity", "with one"), ratios, strict=True):
         _print_ratios(kind, each)
-    screen.out.print("")
+    print("")
 
 
 def _captured_ns(x: Any, y: Any, capacity: int | None, stream: Any) -> float:
@@ -387,15 +391,15 @@ def _memory(machine: Machine, stream: Any, inputs: int) -> None:
                 f"{mean / base:.3f}",
             ]
         )
-    screen.print_table(
+    print_table(
         f"{inputs} inputs, lognormal, longest / mean = {lengths.longest / lengths.mean:.1f}",
         ["mechanism", "capacity", "buffer MB", "of maximum", "predicted µs", "mean µs",
          "of maximum"],
         rows,
     )  # fmt: skip
     for verdict in verdicts:
-        screen.out.print(verdict)
-    screen.out.print("")
+        print(verdict)
+    print("")
 
 
 PARTS: dict[str, Callable[[Machine, Any], None]] = {
@@ -422,22 +426,22 @@ def main() -> None:
     try:
         import torch
     except ModuleNotFoundError:
-        screen.out.print("bench/varout.py needs torch and a GPU: nothing was measured")
+        print("bench/varout.py needs torch and a GPU: nothing was measured")
         return
     if not torch.cuda.is_available():
-        screen.out.print("bench/varout.py needs a GPU: nothing was measured")
+        print("bench/varout.py needs a GPU: nothing was measured")
         return
     from eclip.varout.cuda.measure import measure_machine
 
     torch.zeros(1, device="cuda")  # makes the context that everything below is in
     begin = time.monotonic()
     machine = store.load(given.machine, Machine) if given.machine else measure_machine()
-    screen.out.print(f"machine: {machine.source} ({time.monotonic() - begin:.0f} s)\n")
+    print(f"machine: {machine.source} ({time.monotonic() - begin:.0f} s)\n")
     with stream_of_own() as stream:
         for name in wanted:
             begin = time.monotonic()
             PARTS[name](machine, stream)
-            screen.out.print(f"({name}: {time.monotonic() - begin:.0f} s)\n")
+            print(f"({name}: {time.monotonic() - begin:.0f} s)\n")
 
 
 if __name__ == "__main__":

@@ -11,19 +11,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+import msgspec
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from bench.support.tables import print_table
+
 from eclip.artefacts.measures import Measures, measure
-from eclip.artefacts.mix import mix_of, with_kernels_for
+from eclip.artefacts.mix import mix_of
+from eclip.artefacts.model_key import parse_model
 from eclip.artefacts.plan import Assignment, Group, Lane, Plan, PlannedWorker, Variant
 from eclip.artefacts.topology import Mask
 from eclip.artefacts.trace import with_traces
-from eclip.cli import screen
 from eclip.devices.base import Window
 from eclip.devices.cuda.device import CudaDevice
 from eclip.devices.cuda.executables import Capture
-from eclip.devices.load import CLOSED_LOOP, Load
+from eclip.devices.load import closed_loop
 from eclip.frontends.models import build
 from eclip.frontends.torch import capture
 from eclip.runtime.program import lower
@@ -33,9 +39,9 @@ WINDOW = Window(seconds=0.6, warmup_seconds=0.1, trace_ms=0.0)
 
 
 def captured(key: str, units: int) -> Capture:
-    name, batch = split_key(key)
-    module, inputs = build(name, batch)
-    return capture(module, inputs, with_kernels_for(name, units), batch).capture
+    model = parse_model(key).with_kernels_for(units)
+    module, inputs = build(model)
+    return capture(module, inputs, model).capture
 
 
 def run(device: CudaDevice, sources: Sequence[Capture], masks: Sequence[Mask]) -> Measures:
@@ -59,9 +65,9 @@ def run(device: CudaDevice, sources: Sequence[Capture], masks: Sequence[Mask]) -
         ),
         why="",
     )
-    load = Load(label="closed loop", seed=0, arrivals=(CLOSED_LOOP,) * len(traces))
     with device.open(lower(plan, traces), sources) as session:
-        return measure(session.run(load, WINDOW, [1.0] * len(traces)))
+        log = session.run(closed_loop(len(traces)), WINDOW)
+    return measure(msgspec.structs.replace(log, alone_rps=(1.0,) * len(traces)))
 
 
 def main(pairs: Sequence[str]) -> None:
@@ -95,7 +101,7 @@ def main(pairs: Sequence[str]) -> None:
                     ]
                 )  # fmt: skip
         columns = ["kernels for", "SMs of each", "STP", "fairness", "W", "STP·s/kJ"]
-        screen.print_table(pair, columns, rows)
+        print_table(pair, columns, rows)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ import os
 import subprocess
 import sys
 
+import msgspec
 import torch
-from eclip.lab.alone import alone_rates
 
 from eclip.artefacts import store
 from eclip.artefacts.calibration import Calibration
@@ -23,9 +23,10 @@ from eclip.artefacts.mix import parse_mix
 from eclip.devices.base import Window
 from eclip.devices.cuda.device import CudaDevice, Execution
 from eclip.devices.gpu import loop
-from eclip.devices.load import CLOSED_LOOP, Load
+from eclip.devices.load import closed_loop
 from eclip.frontends.library import find_profile
 from eclip.frontends.models import capture_worker
+from eclip.lab.stand import alone_rates
 from eclip.planning.policies import make_plan
 from eclip.planning.problem import Problem
 from eclip.planning.search.placement import Home, Placer
@@ -59,14 +60,15 @@ def measure_with(connections: int) -> None:
     placer = Placer(problem)
     plans = {name: make_plan(name, problem) for name in ("shared", "eclip")}
     plans |= {name: placer.plan(homes, "search", "") for name, homes in PLACES.items()}
-    load = Load(label="closed loop", seed=0, arrivals=(CLOSED_LOOP,) * len(profiles))
+    load = closed_loop(len(profiles))
     traces = [profile.trace for profile in profiles]
     for name, plan in plans.items():
         found = []
         for execution, ahead in ((Execution.WHOLE, 0), *((Execution.SEGMENTS, n) for n in QUEUED)):
             device.execution, loop.AHEAD = execution, ahead
             with device.open(lower(plan, traces), sources) as session:
-                measured = measure(session.run(load, WINDOW, alone))
+                log = session.run(load, WINDOW)
+            measured = measure(msgspec.structs.replace(log, alone_rps=alone))
             rates = " + ".join(f"{worker.rate_rps:.0f}" for worker in measured.workers)
             way = f"at most {ahead} queued" if ahead else "one graph"
             found.append(f"{way} {rates}/s (STP {measured.stp:.2f})")

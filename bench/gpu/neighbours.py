@@ -11,13 +11,18 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pynvml
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from bench.support.tables import print_table
+
+from eclip.artefacts.model_key import parse_model
 from eclip.artefacts.topology import Mask
-from eclip.cli import screen
 from eclip.devices.cuda.device import CudaDevice
 from eclip.devices.cuda.executables import Capture
 from eclip.devices.cuda.graphs import Executable, place_whole
@@ -31,9 +36,9 @@ SECONDS = 0.2
 
 
 def captured(key: str) -> Capture:
-    name, batch = split_key(key)
-    module, inputs = build(name, batch)
-    return capture(module, inputs, name, batch).capture
+    model = parse_model(key)
+    module, inputs = build(model)
+    return capture(module, inputs, model).capture
 
 
 def request_us(device: CudaDevice, runs: list[tuple[Executable, GpuLane]]) -> float:
@@ -81,8 +86,8 @@ def main(keys: list[str]) -> None:
                 beside = [request_us(device, [placed[key, 0], placed[other, 1]]) for other in keys]
                 clocks.append(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))
                 rows.append([key, f"{alone:.0f}", *(f"{each / alone:.2f}" for each in beside)])
-        screen.print_table(f"Halves: {title}", ["", "alone, µs", *keys], rows)
-    screen.out.print(f"SM clock {np.min(clocks)} to {np.max(clocks)} MHz")
+        print_table(f"Halves: {title}", ["", "alone, µs", *keys], rows)
+    print(f"SM clock {np.min(clocks)} to {np.max(clocks)} MHz")
 
 
 if __name__ == "__main__":

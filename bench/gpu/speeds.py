@@ -18,11 +18,12 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 import torch
 
+from eclip.artefacts.model_key import ModelKey
 from eclip.devices.cuda.driver import Gpu, call, cu
 from eclip.frontends import models
 from eclip.frontends.torch import CapturedModule, capture
 
-MODEL, BATCH = "shufflenet", 8
+MODEL = ModelKey("shufflenet", 8)
 SECONDS = 0.25
 ANOTHER = f"""
 import sys
@@ -41,8 +42,8 @@ for line in sys.stdin:
 
 def captured() -> CapturedModule:
     torch.cuda.set_device(0)
-    module, inputs = models.build(MODEL, BATCH)
-    return capture(module, inputs, MODEL, BATCH)
+    module, inputs = models.build(MODEL)
+    return capture(module, inputs, MODEL)
 
 
 def rate(model: CapturedModule) -> float:

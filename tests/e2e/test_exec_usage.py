@@ -120,3 +120,23 @@ def test_sizes_that_mean_nothing_are_refused(
 
 def test_a_worker_needs_a_model_and_a_batch(run: Run) -> None:
     assert_refused(run("record", "--as", "bert", "--", "true"), "'bert'", "model:batch")
+
+
+@pytest.mark.parametrize(
+    ("counters", "words"),
+    [
+        ({}, "nothing was placed: libeclip saw no kernel launch"),
+        ({"launches": 9}, "nothing was placed: libeclip saw 9 launches"),
+        ({"launches": 9, "planned": 9}, ""),
+    ],
+)
+def test_command_of_which_nothing_was_placed_is_told(
+    run: Run, plan: Path, monkeypatch: pytest.MonkeyPatch, counters: dict[str, int], words: str
+) -> None:
+    counts = {1: dict.fromkeys(transparent.COUNTERS, 0) | counters} if counters else {}
+    outcome = transparent.Outcome(3, counts)
+    monkeypatch.setattr(transparent, "run_under", lambda *_: outcome)
+    code, said = run("exec", "--plan", plan, "--", "true")
+    assert code == 3
+    assert words in said if words else said == ""
+    assert len(said.splitlines()) == bool(words)

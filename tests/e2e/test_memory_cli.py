@@ -14,12 +14,12 @@ from eclip.artefacts.topology import Topology
 
 
 @pytest.mark.parametrize("policy", ["eclip", "shared", "timeslice", "model", "kernel", "search"])
-def test_batch_that_no_gpu_holds_is_refused_by_every_policy(cli: Cli, policy: str) -> None:
-    outcome = cli("plan", "resnet50:65536", "--policy", policy)
+def test_batch_that_the_gpu_does_not_hold_is_refused_by_every_policy(cli: Cli, policy: str) -> None:
+    outcome = cli("plan", "resnet50:65000", "--policy", policy)
     assert_refused(
         outcome,
-        "eclip: resnet50:65536 needs 337.7 GiB of memory and NVIDIA H200 has 140.4: "
-        "resnet50 337.0 (weights 0.0, activations 336.9, workspaces 0.1, executables 0.0), "
+        "eclip: resnet50:65000 needs 334.9 GiB of memory and NVIDIA H200 has 140.4: "
+        "resnet50 334.3 (weights 0.0, activations 334.1, workspaces 0.1, executables 0.0), "
         "contexts 0.5, lanes 0.1; use smaller batches or fewer workers",
     )
     assert not Path("plan.json").exists()

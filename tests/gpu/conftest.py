@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -23,7 +24,7 @@ from eclip.devices.cuda.graphs import CapturedGraph, fits
 from eclip.devices.cuda.lanes import LanePool
 from eclip.devices.cuda.stressors import Stressors
 from eclip.devices.gpu import loop
-from eclip.devices.load import CLOSED_LOOP, Load
+from eclip.devices.load import closed_loop
 from eclip.runtime.program import lower
 from gpu_host import captured_from, missing
 from own_process import MARKER, failure_of, is_inside
@@ -143,15 +144,16 @@ def opened(
     try:
         program = lower(plan, [source.trace for source in captures])
         with device.open(program, captures) as session:
+            assert isinstance(session, CudaSession)
             yield session
     finally:
         device.execution = before
 
 
 def run_closed(session: CudaSession, workers: int, seconds: float, warmup: float = 0.1) -> RunLog:
-    load = Load(label="closed loop", seed=0, arrivals=(CLOSED_LOOP,) * workers)
     window = Window(seconds=seconds, warmup_seconds=warmup, trace_ms=0.0)
-    return session.run(load, window, [1.0] * workers)
+    log = session.run(closed_loop(workers), window)
+    return msgspec.structs.replace(log, alone_rps=(1.0,) * workers)  # so that it can be measured
 
 
 def held() -> tuple[int, int]:

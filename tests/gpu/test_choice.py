@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.topology import Mask
 from eclip.devices.cuda.device import CudaDevice, CudaSession, Execution
@@ -40,9 +41,10 @@ def captures(request: pytest.FixtureRequest, device: CudaDevice) -> Iterator[tup
     from eclip.frontends.torch import capture
 
     name = request.param
-    module, inputs = models.build(f"{name}~{UNITS}", BATCH)
-    names = {"own": name, "tuned": f"{name}~{UNITS}", "again": name}
-    made = {which: capture(module, inputs, model, BATCH) for which, model in names.items()}
+    module, inputs = models.build(ModelKey(name, BATCH, UNITS))
+    own = ModelKey(name, BATCH)
+    keys = {"own": own, "tuned": own.with_kernels_for(UNITS), "again": own}
+    made = {which: capture(module, inputs, key) for which, key in keys.items()}
     for one in made.values():
         one.graph.instantiate()
     yield (module, inputs), made
@@ -105,7 +107,7 @@ def test_capture_for_fewer_sms_has_other_kernels_and_the_next_has_the_own_again(
 ) -> None:
     _, made = captures
     own, tuned, again = (one.capture.trace for one in made.values())
-    assert tuned.model == f"{own.model}~{UNITS}:{BATCH}"
+    assert tuned.model == ModelKey(own.model.name, BATCH, UNITS)
     assert tuned.digest != own.digest
     assert {kernel.name for kernel in tuned.kernels} != {kernel.name for kernel in own.kernels}
     assert (again.model, again.digest) == (own.model, own.digest)
@@ -141,7 +143,7 @@ def test_plans_give_the_outputs_of_the_captures_own_replay_bit_by_bit(
     captured = made["tuned"]
     source = captured.capture
     wanted = outputs_of(captured, captured.graph.replay)
-    random = np.random.default_rng([66, *source.trace.model.encode()])
+    random = np.random.default_rng([66, *str(source.trace.model).encode()])
     slices = len(device.topology.slice_units)
     for trial in range(PLANS):
         sizes = random.integers(1, slices + 1, 3)
@@ -167,7 +169,7 @@ def test_kernels_for_all_sms_or_more_are_refused_with_the_number(
     units = sms() + more
     module, seen = watched()
     with pytest.raises(DeviceError, match=rf"for {units} of {sms()} SMs"):
-        capture(module, [torch.randn(8, 64, device="cuda")], f"linear~{units}", 8)
+        capture(module, [torch.randn(8, 64, device="cuda")], ModelKey("linear", 8, units))
     assert seen == []
 
 
@@ -176,10 +178,10 @@ def test_libraries_are_told_during_warm_up_and_capture_only(device: CudaDevice) 
 
     module, seen = watched()
     given = [torch.randn(8, 64, device="cuda")]
-    capture(module, given, f"linear~{UNITS}", 8)
+    capture(module, given, ModelKey("linear", 8, UNITS))
     assert set(seen) == {sms() - UNITS}
     seen.clear()
-    capture(module, given, "linear", 8)
+    capture(module, given, ModelKey("linear", 8))
     assert set(seen) == {None}
 
 
@@ -192,10 +194,10 @@ def test_what_libraries_were_told_before_holds_again_even_after_a_capture_that_f
     for before in (None, 12):
         torch._C._set_sm_carveout_experimental(before)
         try:
-            capture(watched()[0], given, f"linear~{UNITS}", 8)
+            capture(watched()[0], given, ModelKey("linear", 8, UNITS))
             assert set_aside() == before
             with pytest.raises(DeviceError, match="cannot be captured"):
-                capture(watched(fails=True)[0], given, f"linear~{UNITS}", 8)
+                capture(watched(fails=True)[0], given, ModelKey("linear", 8, UNITS))
             assert set_aside() == before
         finally:
             torch._C._set_sm_carveout_experimental(None)

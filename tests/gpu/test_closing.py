@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.runlog import RunLog
 from eclip.artefacts.topology import Mask
@@ -46,11 +47,11 @@ def capture_both() -> list[Any]:
     torch.manual_seed(0)
     layers = [torch.nn.Linear(256, 256) for _ in range(3)]
     module = torch.nn.Sequential(*(part for layer in layers for part in (layer, torch.nn.GELU())))
-    small = capture(module.cuda(), [torch.randn(32, 256, device="cuda")], "small", 32)
+    small = capture(module.cuda(), [torch.randn(32, 256, device="cuda")], ModelKey("small", 32))
     block = MoeBlock(capacity=32).cuda().eval()
     with torch.no_grad():
         block.gate.bias[0] = 3.0  # the first expert overflows: the loop turns
-    looping = capture(block, (torch.randn(256, 128, device="cuda"),), "moe", 1)
+    looping = capture(block, (torch.randn(256, 128, device="cuda"),), ModelKey("moe", 1))
     assert [one.capture.graph.atomic for one in (small, looping)] == [False, True]
     return [small, looping]
 
@@ -68,7 +69,9 @@ def open_session(
     routes = [[kernel % 2 for kernel in range(small)], [0] * looping]
     plan = plan_of(device.topology, traces, masks, routes)
     device.execution = execution
-    return device.open(lower(plan, traces), sources)
+    session = device.open(lower(plan, traces), sources)
+    assert isinstance(session, CudaSession)
+    return session
 
 
 def request_all(session: CudaSession) -> None:
@@ -238,8 +241,8 @@ def test_after_a_capture_that_failed(device: CudaDevice, plan_of: PlanOf) -> Non
     of captures under way, which torch.cuda.MemPool's destructor wants to be empty."""
     from eclip.frontends.torch import capture
 
-    with pytest.raises(DeviceError, match="picky cannot be captured"):
-        capture(lambda x: (x * 2)[x > 0], [torch.randn(1000, device="cuda")], "picky", 1)
+    with pytest.raises(DeviceError, match="picky:1 cannot be captured"):
+        capture(lambda x: (x * 2)[x > 0], [torch.randn(1000, device="cuda")], ModelKey("picky", 1))
     check_alive(device, plan_of)
     torch.cuda.MemPool()  # and gone again: its destructor looks at the list
 
@@ -275,8 +278,8 @@ def test_after_a_loop_whose_body_could_not_be_captured(device: CudaDevice, plan_
         varout.nonzero(x > 0, capacity=16).each(body)
         return out
 
-    with pytest.raises(DeviceError, match="waits cannot be captured"):
-        capture(waits, [torch.randn(1000, device="cuda")], "waits", 1)
+    with pytest.raises(DeviceError, match="waits:1 cannot be captured"):
+        capture(waits, [torch.randn(1000, device="cuda")], ModelKey("waits", 1))
     gc.collect()
     check_alive(device, plan_of)
     torch.cuda.MemPool()
@@ -337,7 +340,7 @@ def test_collected_by_another_thread_during_a_capture(device: CudaDevice, plan_o
         return x * 2 + 1
 
     x = torch.randn(1000, device="cuda")
-    captured = capture(slow, [x], "slow", 1)
+    captured = capture(slow, [x], ModelKey("slow", 1))
     assert not holder
     captured.graph.replay()
     torch.cuda.synchronize()

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from eclip.artefacts.measures import Measures, measure
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.topology import Mask
 from eclip.devices.base import Window
@@ -20,7 +21,7 @@ from eclip.runtime.program import lower
 torch = pytest.importorskip("torch", reason="tests/gpu needs the Python package torch")
 
 MODELS = ("vgg19", "shufflenet")  # the second has the shorter requests
-BATCH = 8
+KEYS = [ModelKey(name, 8) for name in MODELS]
 CLOSED = Load(label="closed loop", seed=0, arrivals=(CLOSED_LOOP,) * len(MODELS))
 WINDOW = Window(seconds=0.8, warmup_seconds=0.2, trace_ms=0.0)
 OTHERS = 12  # sessions with eight lanes each
@@ -32,12 +33,12 @@ def captures(device: CudaDevice) -> list[Capture]:
     from eclip.frontends.models import build
     from eclip.frontends.torch import capture
 
-    return [capture(*build(name, BATCH), name, BATCH).capture for name in MODELS]
+    return [capture(*build(key), key).capture for key in KEYS]
 
 
 def measured(device: CudaDevice, plan: Plan, captures: list[Capture]) -> Measures:
     with device.open(lower(plan, [one.trace for one in captures]), captures) as session:
-        return measure(session.run(CLOSED, WINDOW, [1.0, 1.0]))
+        return measure(msgspec.structs.replace(session.run(CLOSED, WINDOW), alone_rps=(1.0, 1.0)))
 
 
 def test_worker_with_the_higher_priority_gains(

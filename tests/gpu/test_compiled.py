@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.topology import Mask
 from eclip.devices.cuda.device import CudaDevice, CudaSession, Execution
@@ -56,7 +57,7 @@ def test_triton_kernels_give_their_outputs_on_the_lanes_of_a_plan(
     if way == "compiled before":
         with torch.inference_mode():
             module(given)
-    captured = capture(module, [given], "sighting", 512)
+    captured = capture(module, [given], ModelKey("sighting", 512))
     captured.graph.instantiate()
     captured.graph.replay()
     torch.cuda.synchronize()

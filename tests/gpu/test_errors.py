@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 
 import eclip
+from chains import enqueue_cluster
 from eclip.artefacts import store
 from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Plan
@@ -25,9 +25,9 @@ from eclip.artefacts.runlog import RunLog
 from eclip.artefacts.topology import Mask, Topology
 from eclip.artefacts.trace import Kernel, Trace
 from eclip.devices.cuda import device as device_module
-from eclip.devices.cuda import graphs, lanes
+from eclip.devices.cuda import executables, graphs, lanes
 from eclip.devices.cuda.device import CudaDevice, CudaSession, Execution
-from eclip.devices.cuda.driver import call, cu
+from eclip.devices.cuda.executables import Capture
 from eclip.devices.cuda.lanes import LanePool, Slices
 from eclip.devices.cuda.stressors import Stressors
 from eclip.errors import DeviceError, MismatchError
@@ -57,7 +57,7 @@ def small_capture() -> Any:
 
     layers = [torch.nn.Linear(256, 256) for _ in range(3)]
     module = torch.nn.Sequential(*(part for layer in layers for part in (layer, torch.nn.GELU())))
-    return capture(module.cuda(), [torch.randn(32, 256, device="cuda")], MODEL, 32)
+    return capture(module.cuda(), [torch.randn(32, 256, device="cuda")], ModelKey(MODEL, 32))
 
 
 def plan_in_turns(topology: Topology, trace: Trace, plan_of: PlanOf) -> Plan:
@@ -85,8 +85,8 @@ def test_a_model_that_does_not_fit_into_memory_is_named(device: CudaDevice) -> N
     def hungry(x: Any) -> Any:
         return x.expand(1 << 20, 1 << 20).contiguous() + 1  # 4 TB
 
-    with pytest.raises(DeviceError, match="hungry does not fit into the GPU's memory"):
-        capture(hungry, [torch.ones(1, device="cuda")], "hungry", 1)
+    with pytest.raises(DeviceError, match="hungry:1 does not fit into the GPU's memory"):
+        capture(hungry, [torch.ones(1, device="cuda")], ModelKey("hungry", 1))
     assert_gpu_works(device)
 
 
@@ -97,8 +97,8 @@ def test_an_input_that_does_not_fit_twice_is_an_error_of_ours(device: CudaDevice
     free, _ = torch.cuda.mem_get_info()
     example = torch.empty(int(free * 0.6), dtype=torch.uint8, device="cuda")
     try:
-        with pytest.raises(DeviceError, match="greedy does not fit into the GPU's memory"):
-            capture(lambda x: x[:10] + 1, [example], "greedy", 1)
+        with pytest.raises(DeviceError, match="greedy:1 does not fit into the GPU's memory"):
+            capture(lambda x: x[:10] + 1, [example], ModelKey("greedy", 1))
     finally:
         del example
         torch.cuda.empty_cache()
@@ -112,9 +112,9 @@ def test_a_model_that_cannot_be_captured_is_told_by_its_operation(device: CudaDe
         return (x * 2)[x > 0]
 
     with pytest.raises(
-        DeviceError, match=r"picky cannot be captured: it stopped at aten\.(index|nonzero)"
+        DeviceError, match=r"picky:1 cannot be captured: it stopped at aten\.(index|nonzero)"
     ):
-        capture(keep_positive, [torch.randn(1000, device="cuda")], "picky", 1)
+        capture(keep_positive, [torch.randn(1000, device="cuda")], ModelKey("picky", 1))
     assert_gpu_works(device)
 
 
@@ -144,7 +144,7 @@ class Ledger:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._calls: collections.Counter[str] = collections.Counter()
-        for module in (graphs, lanes, device_module):
+        for module in (graphs, lanes, executables):
             monkeypatch.setattr(module, "call", self._counting(vars(module)["call"]))
 
     def _counting(self, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -161,7 +161,8 @@ class Ledger:
     def balances(self) -> dict[str, int]:
         """What is still held, by the call that made it; empty when all is released."""
         left = {make: self._calls[make] - self._calls[release] for make, release in PAIRS.items()}
-        left["cuGreenCtxStreamCreate"] += self._calls["cuStreamCreate"]
+        for make in ("cuStreamCreate", "cuStreamCreateWithPriority"):
+            left["cuGreenCtxStreamCreate"] += self._calls[make]
         return {make: count for make, count in left.items() if count}
 
 
@@ -238,21 +239,6 @@ def test_a_session_releases_all_it_made(
     assert ledger.balances() == {}
 
 
-def enqueue_cluster(stressors: Stressors, stream: Any, cluster: int) -> None:
-    """A kernel whose blocks come in clusters of so many."""
-    attribute = cu.CUlaunchAttribute()
-    attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-    shape = attribute.value.clusterDim
-    shape.x, shape.y, shape.z = cluster, 1, 1
-    config = cu.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = 2 * cluster, 1, 1
-    config.blockDimX, config.blockDimY, config.blockDimZ = 128, 1, 1
-    config.hStream = stream
-    config.attrs, config.numAttrs = [attribute], 1
-    arguments = ((0, 0, 1), (ctypes.c_void_p, ctypes.c_ulonglong, ctypes.c_int))
-    call(cu.cuLaunchKernelEx, config, cu.CUfunction(int(stressors.kernels["fma"])), arguments, 0)
-
-
 def test_a_kernel_whose_clusters_fit_no_place_on_its_lane_is_named_before_anything_is_built(
     device: CudaDevice,
     stressors: Stressors,
@@ -273,7 +259,7 @@ def test_a_kernel_whose_clusters_fit_no_place_on_its_lane_is_named_before_anythi
     with captured_from(enqueue) as graph:
         trace = Trace(model=ModelKey(MODEL, 1), kernels=graph.kernels())
         assert [kernel.cluster for kernel in trace.kernels] == [1, 8, 1, 8]
-        source = device_module.Capture(graph, trace, None)
+        source = Capture(graph, trace, None)
         masks = [Mask([0]), Mask([odd])]
         good = plan_of(device.topology, [trace], [masks], [[1, 0, 1, 0]])
         bad = plan_of(device.topology, [trace], [masks], [[0, 0, 0, 1]])
@@ -301,12 +287,13 @@ import runpy, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 import torch
 from eclip.devices.cuda.device import CudaDevice, Execution
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.topology import Mask
 tools = runpy.run_path(sys.argv[1])
 device = CudaDevice()
 from eclip.frontends.torch import capture
 module = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(8))).cuda()
-source = capture(module, [torch.randn(64, 1024, device="cuda")], "linear", 64).capture
+source = capture(module, [torch.randn(64, 1024, device="cuda")], ModelKey("linear", 64)).capture
 masks = [Mask([0, 1]), Mask([1, 2])]
 route = [kernel % 2 for kernel in range(len(source.trace.kernels))]
 plan = tools["plan_of"](device.topology, [source.trace], [masks], [route])

@@ -13,24 +13,28 @@ import msgspec
 import numpy as np
 import pytest
 
+from eclip.artefacts import store
 from eclip.artefacts.measures import measure
-from eclip.artefacts.plan import Plan
+from eclip.artefacts.model_key import ModelKey
+from eclip.artefacts.plan import Plan, Processes, Turns
 from eclip.artefacts.runlog import RunLog
 from eclip.devices.base import Window
 from eclip.devices.cuda.device import CudaDevice
 from eclip.devices.cuda.executables import Capture
-from eclip.devices.load import CLOSED_LOOP, Load
-from eclip.devices.remote import ProcessSets, Sharing, host_of, mps_sharing
-from eclip.errors import DeviceError
-from eclip.runtime.program import lower
+from eclip.devices.load import Load, closed_loop
+from eclip.devices.remote import ProcessSets
+from eclip.devices.remote_child import Job
+from eclip.errors import DeviceError, UsageError
+from eclip.planning.policies import with_shares
+from eclip.runtime.program import Program, lower, routes_of
 
 torch = pytest.importorskip("torch", reason="tests/gpu needs the Python package torch")
 
-MODELS = ("vgg19", "shufflenet")
-BATCH = 8
+MODELS = (ModelKey("vgg19", 8), ModelKey("shufflenet", 8))
+ENTRY = "eclip.frontends.served:open_model"
 HALF = 50
 WINDOW = Window(seconds=1.5, warmup_seconds=0.2, trace_ms=0.0)
-CLOSED = Load(label="closed loop", seed=0, arrivals=(CLOSED_LOOP,) * len(MODELS))
+CLOSED = closed_loop(len(MODELS))
 PlanOf = Callable[..., Plan]
 
 
@@ -39,7 +43,7 @@ def captures(device: CudaDevice) -> list[Capture]:
     from eclip.frontends.models import build
     from eclip.frontends.torch import capture
 
-    return [capture(*build(name, BATCH), name, BATCH).capture for name in MODELS]
+    return [capture(*build(model), model).capture for model in MODELS]
 
 
 @pytest.fixture(scope="module")
@@ -50,51 +54,68 @@ def shared(device: CudaDevice, captures: list[Capture], plan_of: PlanOf) -> Plan
     return msgspec.structs.replace(plan, policy="shared")
 
 
+def in_turns(shared: Plan) -> Plan:
+    return msgspec.structs.replace(shared, policy="timeslice", sharing=Turns())
+
+
+def jobs_of(plan: Plan) -> list[Job]:
+    return [Job(ENTRY, model) for model in plan.models]
+
+
+def label_of(plan: Plan) -> str:
+    sharing = plan.sharing
+    return f"mps {sharing.label}" if isinstance(sharing, Processes) else plan.policy
+
+
+def program_of(plan: Plan) -> Program:
+    return Program(plan, routes_of(plan))
+
+
+def needs_mps() -> None:
+    if shutil.which("nvidia-cuda-mps-control") is None:
+        pytest.skip("this host has no nvidia-cuda-mps-control")
+
+
 @pytest.fixture(scope="module")
 def sets(device: CudaDevice, shared: Plan) -> Iterator[ProcessSets]:
     """Time-slicing, MPS with everything for everybody, and MPS with halves."""
-    if shutil.which("nvidia-cuda-mps-control") is None:
-        pytest.skip("this host has no nvidia-cuda-mps-control")
-    from eclip.frontends.served import ENTRY
-
-    sharings = [
-        Sharing(msgspec.structs.replace(shared, policy="timeslice", turns=True)),
-        mps_sharing(shared, (100, 100)),
-        mps_sharing(shared, (HALF, HALF)),
-    ]
+    needs_mps()
+    plans = [in_turns(shared), with_shares(shared, (100, 100)), with_shares(shared, (HALF, HALF))]
     begun = time.monotonic()
-    with ProcessSets(host_of(device), ENTRY, sharings) as made:
-        print(f"{len(sharings) * len(MODELS)} processes in {time.monotonic() - begun:.1f} s")
+    with device.start(plans, [jobs_of(plan) for plan in plans]) as made:
+        made.wait()
+        print(f"{len(plans) * len(MODELS)} processes in {time.monotonic() - begun:.1f} s")
         yield made
         folders = [session._daemon.pipes for session in made.sessions if session._daemon]
     assert not any(folder.exists() for folder in folders)
+
+
+def rate_of(log: RunLog) -> float:
+    ends = log.requests.end_ns
+    return (len(ends) - 1) * 1e9 / (ends[-1] - ends[0])
 
 
 @pytest.fixture(scope="module")
 def logs(
     device: CudaDevice, captures: list[Capture], shared: Plan, sets: ProcessSets
 ) -> dict[str, RunLog]:
+    """By how the GPU is shared; rates alone are those in a process of one's own, others idle."""
     program = lower(shared, [source.trace for source in captures])
-    alone = []
-    for worker in range(len(MODELS)):
-        # In its own process with the others idle: no arrivals for them.
-        arrivals = tuple(
-            CLOSED_LOOP if index == worker else np.empty(0, dtype=np.int64)
-            for index in range(len(MODELS))
-        )
-        load = Load(label="alone", seed=0, arrivals=arrivals)
-        ends = sets.sessions[0].run(load, WINDOW, [1.0, 1.0]).requests.end_ns
-        alone.append((len(ends) - 1) * 1e9 / (ends[-1] - ends[0]))
+    alone = tuple(
+        rate_of(sets.sessions[0].run(closed_loop(len(MODELS), only=worker), WINDOW))
+        for worker in range(len(MODELS))
+    )
     with device.open(program, captures) as session:
-        found = {"shared": session.run(CLOSED, WINDOW, alone)}
+        found = {"shared": session.run(CLOSED, WINDOW)}
     for one in sets.sessions:
-        found[one.sharing.label] = one.run(CLOSED, WINDOW, alone)
+        found[label_of(one.plan)] = one.run(CLOSED, WINDOW)
     for label, log in found.items():
-        got = measure(log)
+        found[label] = msgspec.structs.replace(log, alone_rps=alone)
+        got = measure(found[label])
         print(f"{label}: STP {got.stp:.3f} fairness {got.fairness:.2f} {got.power_w:.0f} W")
         print(f"  warnings: {log.warnings}")
     for one in sets.sessions:
-        print(one.sharing.label, one.facts)
+        print(label_of(one.plan), one.facts)
     return found
 
 
@@ -108,14 +129,8 @@ def test_a_process_of_its_own_is_as_fast_as_a_session(
     """Alone, the same graph takes the same time, whichever process launches it."""
     program = lower(shared, [source.trace for source in captures])
     for worker, apart in enumerate(logs["shared"].alone_rps):
-        arrivals = tuple(
-            CLOSED_LOOP if index == worker else np.empty(0, dtype=np.int64)
-            for index in range(len(MODELS))
-        )
-        load = Load(label="alone", seed=0, arrivals=arrivals)
         with device.open(program, captures) as session:
-            ends = session.run(load, WINDOW, [1.0, 1.0]).requests.end_ns
-        inside = (len(ends) - 1) * 1e9 / (ends[-1] - ends[0])
+            inside = rate_of(session.run(closed_loop(len(MODELS), only=worker), WINDOW))
         assert apart == pytest.approx(inside, rel=0.03)
 
 
@@ -154,8 +169,8 @@ def test_arrivals_are_the_same_as_in_a_session(
     load = Load(label="by hand", seed=1, arrivals=times)
     program = lower(shared, [source.trace for source in captures])
     with device.open(program, captures) as session:
-        runs = [session.run(load, WINDOW, [1.0, 1.0])]
-    runs += [one.run(load, WINDOW, [1.0, 1.0]) for one in sets.sessions]
+        runs = [session.run(load, WINDOW)]
+    runs += [one.run(load, WINDOW) for one in sets.sessions]
     for log in runs:
         for worker, wanted in enumerate(times):
             seen = [
@@ -170,37 +185,74 @@ def test_arrivals_are_the_same_as_in_a_session(
 def test_a_killed_client_ends_its_set_and_leaves_the_others(
     device: CudaDevice, shared: Plan
 ) -> None:
-    from eclip.frontends.served import ENTRY
-
-    if shutil.which("nvidia-cuda-mps-control") is None:
-        pytest.skip("this host has no nvidia-cuda-mps-control")
-    sharings = [mps_sharing(shared, (HALF, HALF)), Sharing(shared)]
-    with ProcessSets(host_of(device), ENTRY, sharings) as made:
+    needs_mps()
+    plans = [with_shares(shared, (HALF, HALF)), in_turns(shared)]
+    with device.start(plans, [jobs_of(plan) for plan in plans]) as made:
+        made.wait()
         victim, sound = made.sessions
         pids = [child.pid for one in made.sessions for child in one.children]
         os.kill(victim.children[0].pid, signal.SIGKILL)
         with pytest.raises(DeviceError, match=r"worker vgg19 \(mps 50%\) was killed"):
-            victim.run(CLOSED, WINDOW, [1.0, 1.0])
-        assert sound.run(CLOSED, WINDOW, [1.0, 1.0]).requests.worker
+            victim.run(CLOSED, WINDOW)
+        assert sound.run(CLOSED, WINDOW).requests.worker
         assert victim._daemon is not None
         folder = victim._daemon.pipes
     assert not folder.exists()
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
+def test_a_stored_plan_of_processes_opens_like_any_other(
+    device: CudaDevice, shared: Plan, tmp_path: Path
+) -> None:
+    needs_mps()
+    for plan in (in_turns(shared), with_shares(shared, (HALF, HALF))):
+        store.save(plan, tmp_path / "plan.json")
+        kept = store.load(tmp_path / "plan.json", Plan)
+        assert kept == plan
+        with device.open(program_of(kept), jobs_of(kept)) as session:
+            log = session.run(CLOSED, WINDOW)
+        assert log.plan == plan
+        assert set(log.requests.worker) == {0, 1}
+        session.close()
+        with pytest.raises(DeviceError, match="have ended"):
+            session.run(CLOSED, WINDOW)
+
+
+def test_a_closed_device_has_closed_its_processes(shared: Plan) -> None:
+    plan = in_turns(shared)
+    with CudaDevice() as own:
+        started = own.start([plan], [jobs_of(plan)])
+        lone = own.open(program_of(plan), jobs_of(plan))
+        started.wait()
+        pids = [child.pid for one in started.sessions for child in one.children]
+        assert all(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    with pytest.raises(DeviceError, match="have ended"):
+        lone.run(CLOSED, WINDOW)
+    started.close()
+    lone.close()
+    for opening in (
+        lambda: own.start([plan], [jobs_of(plan)]),
+        lambda: own.open(program_of(plan), jobs_of(plan)),
+    ):
+        with pytest.raises(DeviceError, match="the device is closed"):
+            opening()
+
+
 def test_a_model_that_cannot_be_built_is_named(device: CudaDevice, shared: Plan) -> None:
-    unknown = msgspec.structs.replace(shared.mix.workers[0], model="nosuch", name="nosuch")
-    workers = (unknown, *shared.mix.workers[1:])
+    nosuch = ModelKey("nosuch", 8)
+    first, *others = shared.mix.workers
+    unknown = msgspec.structs.replace(first, model=nosuch, name="nosuch")
     plan = msgspec.structs.replace(
-        shared,
-        mix=msgspec.structs.replace(shared.mix, workers=workers),
+        in_turns(shared),
+        mix=msgspec.structs.replace(shared.mix, workers=(unknown, *others)),
         workers=(
-            msgspec.structs.replace(shared.workers[0], name="nosuch", model=unknown.key),
+            msgspec.structs.replace(shared.workers[0], name="nosuch", model=nosuch),
             *shared.workers[1:],
         ),
     )
-    from eclip.errors import UsageError
-    from eclip.frontends.served import ENTRY
-
-    with pytest.raises(UsageError, match=r"worker nosuch \(timeslice\): unknown model 'nosuch'"):
-        ProcessSets(host_of(device), ENTRY, [Sharing(plan)])
+    with (
+        pytest.raises(UsageError, match=r"worker nosuch \(timeslice\): unknown model 'nosuch'"),
+        device.start([plan], [jobs_of(plan)]) as made,
+    ):
+        made.wait()

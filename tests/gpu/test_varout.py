@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.topology import Mask
 from eclip.devices.cuda.device import CudaDevice, CudaSession, Execution
@@ -250,7 +251,8 @@ def test_two_workers_under_a_plan_give_what_eager_gives(
 
     chosen = models()
     captured = {
-        name: capture(module, inputs(0), name, 1) for name, (module, inputs) in chosen.items()
+        name: capture(module, inputs(0), ModelKey(name, 1))
+        for name, (module, inputs) in chosen.items()
     }
     sources: list[Capture] = [one.capture for one in captured.values()]
     assert all(source.graph.atomic for source in sources)
@@ -299,7 +301,7 @@ def test_a_model_with_a_loop_is_refused_where_a_plan_would_cut_it(
     from eclip.frontends.torch import capture
 
     module, inputs = models()["moe"]
-    source = capture(module, inputs(0), "moe", 1).capture
+    source = capture(module, inputs(0), ModelKey("moe", 1)).capture
     slices = len(device.topology.slice_units)
     both = [[Mask(range(slices // 2)), Mask(range(slices))]]
     route = [index % 2 for index in range(source.graph.kernel_count)]

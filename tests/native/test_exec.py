@@ -305,3 +305,19 @@ def test_a_python_program_may_mark_its_requests(planned: tuple[Path, Path]) -> N
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert outside.stdout == "False\n"
+
+
+def test_a_command_whose_kernels_are_not_the_plans_is_told(
+    planned: tuple[Path, Path], native: Native
+) -> None:
+    plan, profiles = planned
+    probe = native.folder / "plain" / "probe"
+    words = ("exec", "--plan", plan, "--profiles", profiles, "--")
+    none = eclip(*words, "true")
+    assert none.returncode == 0
+    assert none.stderr.startswith("warning: nothing was placed: libeclip saw no kernel launch")
+    other = eclip(*words, probe, "serve", "--requests", 4, "--block", 64)
+    assert other.returncode == 0
+    assert other.stderr.startswith("warning: nothing was placed: libeclip saw ")
+    assert len(none.stderr.splitlines()) == len(other.stderr.splitlines()) == 1
+    assert eclip(*words, probe, "serve", "--requests", 4).stderr == ""

@@ -107,8 +107,9 @@ def test_observed_rate_and_power_are_those_of_the_run() -> None:
 
 
 def test_worker_that_gets_nowhere_gives_no_observation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observing, "WINDOW", Window(1e-5, 0.0, 0.0))
-    profiles = tuple(PROFILES[worker.model] for worker in MIXES[0].workers)
+    monkeypatch.setattr(observing, "WINDOW", Window(1e-3, 0.0, 0.0))
+    longer = [synthetic_profile(1, 400, H200, name=worker.model) for worker in MIXES[0].workers]
+    profiles = tuple(longer)
     placer = Placer(Problem(MIXES[0], H200, profiles))
     device = SimDevice(H200, CALIBRATIONS["h200"])
     assert observe(device, placer, profiles, (1.0, 1.0), "shared", ()) is None

@@ -148,7 +148,9 @@ def test_tracer_detaches_and_lets_an_error_of_the_block_through(
 
 def test_missing_cupti_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(TracingError, match=r"cupti-python is missing.*pip install 'eclip\[cuda\]'"):
+    with pytest.raises(
+        TracingError, match=r"cupti-python is missing.*pip install 'cupti-python>=13.0,<13.1'"
+    ):
         Tracer([])
 
 

@@ -21,7 +21,7 @@ from eclip.artefacts.memory import (
 )
 from eclip.artefacts.mix import mix_of
 from eclip.artefacts.model_key import ModelKey, parse_model
-from eclip.artefacts.plan import Variant, unpartitioned
+from eclip.artefacts.plan import Processes, Variant, unpartitioned
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Topology
 from eclip.artefacts.trace import with_traces
@@ -216,7 +216,8 @@ def test_every_process_has_a_context() -> None:
     shared, turns = (make_plan(policy, problem) for policy in ("shared", "timeslice"))
     assert memory_of_plan(shared).contexts_bytes == H200.context_bytes
     assert memory_of_plan(turns).contexts_bytes == 3 * H200.context_bytes
-    assert memory_of_plan(shared, processes=3).contexts_bytes == 3 * H200.context_bytes
+    under_mps = msgspec.structs.replace(shared, sharing=Processes((50, 50, 50)))
+    assert memory_of_plan(under_mps).contexts_bytes == 3 * H200.context_bytes
 
 
 def test_plan_keeps_its_workers_footprints() -> None:

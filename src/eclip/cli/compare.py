@@ -111,7 +111,12 @@ def compare(
 
     Kernels are recorded only if they are kept (--report, --out).
     """
-    given = settings_of(settings or [], eclip.CompareOptions, {"tail": bool, "usual_kernels": bool})
+    given = settings_of(
+        settings or [],
+        eclip.CompareOptions,
+        {"tail": bool, "usual_kernels": bool},
+        besides=("seed", "search_seconds", "verify", "refine", "command"),
+    )
     if report_file is not None or folder is not None:
         given.setdefault("trace_ms", min(20.0, 1000 * seconds))
     if results is not None:

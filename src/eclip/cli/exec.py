@@ -59,7 +59,8 @@ def exec(
     outcome = run_under(command, table, gpu)
     if as_json:
         screen.print_json({"code": outcome.code, "processes": outcome.counters})
-    elif stats and outcome.counters:
+        sys.exit(outcome.code)
+    if stats and outcome.counters:
         _print_counters(outcome.counters)
     if not outcome.placed and os.environ.get("ECLIP_DISABLE") is None:
         screen.warn(_nothing_placed(outcome.launches))

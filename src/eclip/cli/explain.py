@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from eclip.planning.search.objective import Score
 
 _BARS = "▁▂▃▄▅▆▇█"
-_WIDTH = 64
+_WIDTH = 54  # with the words beside it: 80 columns
 
 
 def explain(

@@ -245,11 +245,12 @@ def named_plans(texts: Sequence[str]) -> dict[str, Path]:
 
 
 def settings_of(
-    texts: Sequence[str], options: type[Any], more: Mapping[str, type]
+    texts: Sequence[str], options: type[Any], more: Mapping[str, type], besides: Sequence[str]
 ) -> dict[str, Any]:
-    """``NAME=VALUE`` of the fields of an options class, and of more names, as keyword arguments."""
+    """``NAME=VALUE`` of the fields of an options class, and of more names, as keyword arguments;
+    ``besides`` are fields that have an option of their own, or none."""
     kinds = {**typing.get_type_hints(options), **more}
-    known = {name.replace("_", "-"): name for name in kinds}
+    known = {name.replace("_", "-"): name for name in kinds if name not in besides}
     found: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")

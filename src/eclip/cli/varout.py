@@ -289,6 +289,8 @@ def _print_growth(growth: Growth) -> None:
     columns = [growth.percent(name) for name in mechanisms]
     step = max(1, (len(growth.points) - 1) // (_ROWS - 1))
     note = " (modelled)" if growth.modelled else ""
+    best = {point.best for point in growth.points}
+    never_best = [name for name in mechanisms if name not in best]
     screen.print_table(
         f"{growth.title}{note}, allocated for A = {growth.allocated_ratio:g}: longer than exact",
         ["A", f"exact {growth.unit}", *mechanisms],
@@ -303,5 +305,6 @@ def _print_growth(growth: Growth) -> None:
             ]
             for index in range(0, len(growth.points), step)
         ),
+        optional=[f"exact {growth.unit}", *reversed(never_best)],
     )
     screen.out.print("* shortest of those that can serve the length\n")

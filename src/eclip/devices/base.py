@@ -23,7 +23,8 @@ from eclip.runtime.program import Program
 
 
 class Capability(enum.Enum):
-    """What a device may be able to do. Plans that need it are refused where it is missing."""
+    """What a device may be able to do. A plan that needs it is refused where it is missing, except
+    for priorities: there the plan runs without them, and its log says so."""
 
     PRIORITIES = "priorities"  # kernels of one lane go before those of another
     TURNS = "turns"  # workers take turns of the whole device
@@ -142,8 +143,13 @@ class Device(Protocol):
         ...
 
     @property
+    def modelled(self) -> bool:
+        """Its time and energy are a simulator's."""
+        ...
+
+    @property
     def driver(self) -> str | None:
-        """The driver's version; None: a simulator."""
+        """The driver's version, where it has one."""
         ...
 
     @property

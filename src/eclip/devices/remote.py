@@ -116,6 +116,13 @@ class ProcessSession(Closing):
         check_memory(need, f"the plan with {self._label}")
 
     def start(self, jobs: Sequence[Job]) -> None:
+        models = [job.model for job in jobs]
+        if models != list(self.plan.models):
+            raise MismatchError(
+                f"the plan has {len(self.plan.workers)} workers, "
+                f"{', '.join(map(str, self.plan.models))}; the jobs given are for "
+                f"{', '.join(map(str, models)) or 'nobody'}"
+            )
         sharing = self.plan.sharing
         shares = sharing.shares if isinstance(sharing, Processes) else None
         pipes = _NO_PIPES if shares is None or self._daemon is None else self._daemon.pipes

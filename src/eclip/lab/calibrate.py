@@ -132,7 +132,7 @@ def _begin(device: Device, cases: Sequence[Case], path: Path) -> Observations:
             f"seeded random placements, all workers back to back."
         )
         return Observations(
-            fingerprint=here, source=source, date=today, runs=(), modelled=driver is None
+            fingerprint=here, source=source, date=today, runs=(), modelled=device.modelled
         )
     kept = store.load(path, Observations)
     differences = kept.fingerprint.check(here, str(path), "this device")

@@ -263,8 +263,9 @@ class Contest:
 
     def _simulate(self, names: Sequence[str], progress: Progress) -> list[tuple[Objective, Found]]:
         """What a search that is to be verified finds by simulation, for every objective."""
-        explorer = self._explorer
-        if explorer is None or "search" not in names or self._arrivals.part is not None:
+        if "search" not in names or self._arrivals.part is not None:
+            return []  # a search for a part load waits until that was measured
+        if (explorer := self._explorer) is None:
             return []
         return [(aim, explorer.simulate(aim, progress)) for aim in self.options.objectives]
 
@@ -329,7 +330,7 @@ class Contest:
         """Every entrant once a round, after one lap that is not counted: whoever runs first finds
         a GPU in another state."""
         repeats, window = self.options.repeats, self._arrivals.window(self.stand)
-        if self.stand.device.driver is not None:
+        if not self.stand.device.modelled:
             for entrant in self.entrants:
                 with self._or_leave_out(entrant.policy), entrant.open() as session:
                     self._sweep.run(session, entrant.plan)

@@ -58,7 +58,7 @@ def make_verification(
     """How a search is to be verified, from what a person writes."""
     if earlier is not None and not refine:
         raise UsageError("an earlier search is gone on from on the device: give --refine, too")
-    modelled = stand.device.driver is None
+    modelled = stand.device.modelled
     tried = () if earlier is None else find_earlier(earlier, stand.case, modelled=modelled)
     return Verification(verify, refine, tried)
 
@@ -67,7 +67,7 @@ def make_plan(case: Case, policy: str, options: PolicyOptions) -> Plan:
     """A policy's plan; a search is evaluated by simulation."""
     if policy != "search":
         return policies.make_plan(policy, case.problem(), options)
-    problem = case.problem(choosing=True)  # refuses what does not fit the device
+    problem = case.problem(choosing=True)  # first: it refuses a mix that does not fit
     evaluator = SimEvaluator.of(case)
     options = dataclasses.replace(search_options(case, options), evaluator=evaluator)
     plan = policies.make_plan(policy, problem, options)

@@ -14,11 +14,20 @@ from typing import Any
 
 import msgspec
 
+from eclip.artefacts.memory import check_memory, memory_of_plan
 from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Plan, unpartitioned
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import RunLog
-from eclip.devices.base import Closing, Device, Session, SourceKind, StartedSessions, Window
+from eclip.devices.base import (
+    MIN_SECONDS,
+    Closing,
+    Device,
+    Session,
+    SourceKind,
+    StartedSessions,
+    Window,
+)
 from eclip.devices.load import Load, closed_loop
 from eclip.errors import DeviceError, UsageError
 from eclip.frontends.sources import make_source
@@ -57,6 +66,7 @@ class Stand(Closing):
     def open(self, plan: Plan, *, brief: bool = False) -> Session:
         """A session of the plan; ``brief``: for runs so short that to open it fast counts."""
         profiles = self._profiles_of(plan)
+        check_memory(memory_of_plan(plan, self.device.topology), "the plan")  # before any capture
         program = lower(plan, [profile.trace for profile in profiles])
         kind = self.device.source_kind(plan.sharing)
         return self.device.open(program, self._sources(kind, profiles), brief=brief)
@@ -123,7 +133,7 @@ def _alone_rate(session: Session, worker: int, profiles: Sequence[Profile]) -> f
     # Short requests take longer than their kernels: launching them counts too.
     for factor in (1, 10, 100, 1000):
         window = Window(
-            seconds=max(0.001, factor * (REQUESTS + 5) * request_s),
+            seconds=max(MIN_SECONDS, factor * (REQUESTS + 5) * request_s),
             warmup_seconds=2 * request_s,
             trace_ms=0.0,
         )

@@ -30,7 +30,7 @@ from rich.text import Text
 from eclip.artefacts.measures import Measures
 from eclip.artefacts.model_key import ModelKey
 from eclip.cli.screen import interrupt
-from eclip.cli.screen.tables import lay_out
+from eclip.cli.screen.tables import fold_header, lay_out
 from eclip.progress import Progress
 
 _PIPE_WIDTH = 160  # a table cut at 80 columns is of no use in a file
@@ -113,7 +113,7 @@ def print_table(
     for index, width in zip(layout.shown, layout.widths, strict=True):
         name = index < names
         table.add_column(
-            columns[index],
+            fold_header(columns[index], width),
             justify="left" if name else "right",
             overflow="ellipsis" if name else "fold",
             width=width,

@@ -1,17 +1,19 @@
 """How wide the columns of a table are.
 
-A number is never folded, words are folded at spaces only. Where that does not fit, columns are left
+A number is never folded, names are folded at spaces only. Where that does not fit, columns are left
 out, and whoever prints the table says which.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from rich.cells import cell_len
 
-_NAME = 24  # how far a name without spaces, such as a kernel's, may be cut
+_WORD = 24  # how far a name without spaces, such as a kernel's, may be cut
+_PHRASE = 16  # how far a name of several words may be folded
 _SHORTEST_NAME = 8
 _BETWEEN = 2  # blanks between two columns
 
@@ -63,15 +65,26 @@ def _total(widths: Sequence[int], shown: Sequence[int]) -> int:
     return sum(widths[index] + _BETWEEN for index in shown) + 1
 
 
+def fold_header(header: str, width: int) -> str:
+    """Folded at spaces, and after hyphens."""
+    return "\n".join(textwrap.wrap(header, width, break_long_words=False))
+
+
 def _longest_word(text: str) -> int:
     return max(map(cell_len, text.split()), default=0)
 
 
+def _least_header(header: str) -> int:
+    return _longest_word(header.replace("-", "- "))
+
+
 def _least_name(text: Sequence[str]) -> int:
-    return max(_longest_word(text[0]), min(_NAME, max(map(_longest_word, text))))
+    word = min(_WORD, max(map(_longest_word, text[1:]), default=0))
+    phrase = min(_PHRASE, max(map(cell_len, text[1:]), default=0))
+    return max(_least_header(text[0]), word, phrase)
 
 
 def _least_number(text: Sequence[str]) -> int:
     """A list of numbers may be folded between two of them."""
-    cells = (_longest_word(cell) if ", " in cell else cell_len(cell) for cell in text[1:])
-    return max(_longest_word(text[0]), *cells) if len(text) > 1 else _longest_word(text[0])
+    cells = [_longest_word(cell) if ", " in cell else cell_len(cell) for cell in text[1:]]
+    return max([_least_header(text[0]), *cells])

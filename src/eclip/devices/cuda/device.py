@@ -25,6 +25,7 @@ from eclip.artefacts.runlog import KernelRecords, RunLog
 from eclip.artefacts.topology import Topology
 from eclip.devices.base import (
     Capability,
+    Closing,
     SourceKind,
     Window,
     check_load,
@@ -64,6 +65,7 @@ class Execution(enum.Enum):
 
 class CudaDevice(Owner):
     capabilities = frozenset(Capability) - {Capability.JOINTS}
+    modelled = False
 
     def __init__(
         self,
@@ -83,7 +85,7 @@ class CudaDevice(Owner):
         except BaseException:
             self.gpu.close()
             raise
-        self._sessions: weakref.WeakSet[CudaSession] = weakref.WeakSet()
+        self._sessions: weakref.WeakSet[Closing] = weakref.WeakSet()
         self._releases = Releases()
         for release in (self.gpu.close, self.nvml.close, self.slices.close):
             self._releases.callback(release)
@@ -112,7 +114,14 @@ class CudaDevice(Owner):
         return SourceKind.CAPTURE if isinstance(sharing, Lanes) else SourceKind.JOB
 
     def start(self, plans: Sequence[Plan], jobs: Sequence[Sequence[Job]]) -> ProcessSets:
-        return ProcessSets(self._host, plans, jobs)
+        self._check_open()
+        sets = ProcessSets(self._host, plans, jobs)
+        self._sessions.add(sets)
+        return sets
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise DeviceError("the device is closed; make another one")
 
     @property
     def _host(self) -> Host:
@@ -121,11 +130,12 @@ class CudaDevice(Owner):
     def open(
         self, program: Program, sources: Sequence[Any], *, brief: bool = False
     ) -> CudaSession | LoneSession:
-        if self._closed:
-            raise DeviceError("the device is closed; make another one")
+        self._check_open()
         plan = program.plan
         if not isinstance(plan.sharing, Lanes):
-            return LoneSession(self._host, plan, sources)
+            lone = LoneSession(self._host, plan, sources)
+            self._sessions.add(lone)
+            return lone
         warnings = plan.fingerprint.check(
             self.topology.fingerprint, "the plan", self.topology.title
         )

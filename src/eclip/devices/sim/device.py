@@ -41,6 +41,7 @@ _GLIMPSE_WARMUP = 0.25  # of the window
 
 class SimDevice(Closing):
     capabilities = frozenset({Capability.TURNS, Capability.TRACE, Capability.ENERGY})
+    modelled = True
     driver = None
     index = 0
 

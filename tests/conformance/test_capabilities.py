@@ -1,0 +1,175 @@
+"""What only some devices can do: a tag for each capability, and no capability without a test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benches import (
+    TRACE_MS,
+    WAYS,
+    WORKERS,
+    Bench,
+    closed_loop,
+    with_needs,
+)
+from eclip.artefacts import store
+from eclip.artefacts.plan import Plan, Processes
+from eclip.devices.base import Capability, Window
+from eclip.devices.cuda.device import CudaDevice
+from eclip.devices.load import CLOSED_LOOP, Load
+from eclip.devices.sim.device import SimDevice
+from eclip.errors import EclipError, MismatchError
+from eclip.lab.stand import alone_rates
+from eclip.planning.policies import make_plan, with_shares
+from eclip.runtime.program import lower
+
+NOBODY_HAS = {Capability.JOINTS: "no device has it yet"}
+
+
+def test_every_capability_has_a_test_or_is_nobodys() -> None:
+    tested = {
+        mark.args[0]
+        for name, test in globals().items()
+        if name.startswith("test_")
+        for mark in getattr(test, "pytestmark", [])
+        if mark.name == "needs"
+    }
+    assert tested | NOBODY_HAS.keys() == set(Capability)
+    assert not tested & NOBODY_HAS.keys()
+    for device in (SimDevice, CudaDevice):
+        assert not device.capabilities & NOBODY_HAS.keys()
+
+
+@pytest.mark.parametrize("policy", [with_needs(policy, WAYS, mark="lacks") for policy in WAYS])
+def test_plan_is_refused_where_its_capability_is_missing(bench: Bench, policy: str) -> None:
+    plan = bench.plan(policy)
+    with pytest.raises(EclipError) as refused:
+        bench.device.open(bench.program_of(plan), bench.sources_of(plan))
+    assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.lacks(Capability.PROCESSES)
+def test_processes_are_not_started_where_there_are_none(bench: Bench) -> None:
+    plan = bench.plan("mps")
+    with pytest.raises(EclipError) as refused:
+        bench.device.start([plan], [bench.sources_of(plan)])
+    assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.lacks(Capability.PRIORITIES)
+def test_priorities_that_do_nothing_are_not_kept_quiet(bench: Bench) -> None:
+    log = bench.run(closed_loop(), policy="priority")
+    assert any("priorities" in warning for warning in log.warnings)
+
+
+@pytest.mark.needs(Capability.PRIORITIES)
+def test_worker_with_the_highest_priority_is_no_worse_off(bench: Bench) -> None:
+    """How much it gains is told in tests/gpu/test_compare.py, with kernels that compete."""
+    plan = bench.plan("priority")
+    first = max(plan.everyone, key=lambda worker: plan.lanes[worker].priority)
+    assert plan.lanes[first].priority > 0
+    plain = bench.run(closed_loop(), policy="shared")
+    log = bench.run_plan(plan, closed_loop())
+    assert not any("priorities" in warning for warning in log.warnings)
+    assert log.requests.worker.count(first) >= 0.9 * plain.requests.worker.count(first)
+
+
+@pytest.mark.needs(Capability.TURNS)
+def test_turns_of_the_whole_device_gain_nothing(bench: Bench) -> None:
+    alone = alone_rates(bench.device, bench.problem.profiles, bench.plain)
+    log = bench.run(closed_loop(), policy="timeslice")
+    done = [log.requests.worker.count(worker) / bench.seconds for worker in range(WORKERS)]
+    assert min(done) > 0
+    assert sum(rate / most for rate, most in zip(done, alone, strict=True)) <= 1.1
+
+
+@pytest.mark.needs(Capability.TURNS)
+def test_stored_plan_of_turns_opens_like_any_other(bench: Bench, tmp_path: Path) -> None:
+    plan = bench.plan("timeslice")
+    store.save(plan, tmp_path / "plan.json")
+    kept = store.load(tmp_path / "plan.json", Plan)
+    assert kept == plan
+    log = bench.run_plan(kept, closed_loop())
+    assert log.plan == plan
+    assert set(log.requests.worker) == set(range(WORKERS))
+
+
+@pytest.mark.parametrize("policy", [with_needs(policy, WAYS) for policy in WAYS])
+def test_sources_in_another_order_are_refused_however_the_device_is_shared(
+    bench: Bench, policy: str
+) -> None:
+    plan = bench.plan(policy)
+    program, sources = bench.program_of(plan), list(bench.sources_of(plan))
+    for wrong in (sources[::-1], sources[:-1], [*sources, sources[0]]):
+        with pytest.raises(MismatchError, match="worker"):
+            bench.device.open(program, wrong)
+
+
+@pytest.mark.needs(Capability.PROCESSES)
+def test_processes_of_several_plans_are_started_at_once(bench: Bench) -> None:
+    shared = bench.plan("shared")
+    plans = [with_shares(shared, (share,) * WORKERS) for share in (100, 50)]
+    started = bench.device.start(plans, [bench.sources_of(plan) for plan in plans])
+    try:
+        started.wait()
+        logs = [session.run(closed_loop(), bench.window) for session in started.sessions]
+    finally:
+        started.close()
+        started.close()
+    for plan, log in zip(plans, logs, strict=True):
+        assert log.plan == plan
+        assert isinstance(log.plan.sharing, Processes)
+        assert set(log.requests.worker) == set(range(WORKERS))
+    with pytest.raises(EclipError):
+        started.sessions[0].run(closed_loop(), bench.window)
+
+
+@pytest.mark.needs(Capability.TRACE)
+def test_kernels_are_recorded_in_the_trace_window_in_order(bench: Bench) -> None:
+    log = bench.run(closed_loop())
+    columns = log.kernels
+    assert columns.window_ns == TRACE_MS * 1e6
+    assert len(columns.worker) > 100
+    assert list(columns.end_ns) == sorted(columns.end_ns)
+    assert columns.end_ns[0] >= 0 and columns.end_ns[-1] <= columns.window_ns
+    routes = bench.program().routes[0]
+    last = dict.fromkeys(range(WORKERS), (-1, 0))
+    for worker, position, lane, start, end in zip(
+        columns.worker,
+        columns.position,
+        columns.lane,
+        columns.start_ns,
+        columns.end_ns,
+        strict=True,
+    ):
+        before, free = last[worker]
+        assert position == (before + 1) % log.plan.workers[worker].kernels
+        assert lane == routes[worker].lane[position]
+        assert free <= start < end
+        last[worker] = (position, end)
+
+
+@pytest.mark.needs(Capability.ENERGY)
+def test_device_without_work_uses_energy_and_completes_nothing(bench: Bench) -> None:
+    idle = Load(label="idle", seed=0, arrivals=(np.empty(0, dtype=np.int64),) * WORKERS)
+    log = bench.run(idle)
+    assert log.energy_uj > 0
+    assert log.requests.worker == log.kernels.worker == ()
+    assert {counter.kernels for counter in log.counters} == {0}
+    assert log.energy_uj < bench.run(closed_loop()).energy_uj
+
+
+@pytest.mark.needs(Capability.CLUSTERS)
+def test_kernels_with_clusters_run_on_all_units(bench: Bench) -> None:
+    assert bench.clustered is not None, "the bench has no worker with clusters"
+    problem, source = bench.clustered
+    (profile,) = problem.profiles
+    assert max(kernel.cluster for kernel in profile.trace.kernels) > 1
+    program = lower(make_plan("shared", problem), [profile.trace])
+    load = Load(label="closed loop", seed=0, arrivals=(CLOSED_LOOP,))
+    with bench.device.open(program, [source]) as session:
+        log = session.run(load, Window(seconds=0.1, warmup_seconds=0.0, trace_ms=0.0))
+    assert len(log.requests.worker) > 10
