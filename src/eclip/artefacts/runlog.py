@@ -61,6 +61,8 @@ class WorkerCounters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class RunLog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What happened when a plan ran: requests, energy, kernels. Shows itself in a notebook."""
+
     plan: Plan
     device: str
     modelled: bool  # time and energy are a simulator's

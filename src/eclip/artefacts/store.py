@@ -274,9 +274,11 @@ def _load_any(path: Path) -> Artefact:
 
 
 def load_builtin(name: str, kind: type[A]) -> A:
-    """A topology, calibration, machine or observations that ship with the package::
+    """A topology, calibration, machine or observations that ship with the package.
 
-    h200 = eclip.load_builtin("h200", eclip.Topology)
+    A name that is not there is refused with those that are::
+
+        h200 = eclip.load_builtin("h200", eclip.Topology)
     """
     if not isinstance(name, str) or kind not in _BUILTIN_FOLDERS:
         kinds = ", ".join(f"eclip.{cls.__name__}" for cls in _BUILTIN_FOLDERS)
