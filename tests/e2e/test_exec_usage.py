@@ -134,7 +134,7 @@ def test_command_of_which_nothing_was_placed_is_told(
     run: Run, plan: Path, monkeypatch: pytest.MonkeyPatch, counters: dict[str, int], words: str
 ) -> None:
     counts = {1: dict.fromkeys(transparent.COUNTERS, 0) | counters} if counters else {}
-    outcome = transparent.Outcome(3, counts)
+    outcome = transparent.CommandOutcome(3, counts)
     monkeypatch.setattr(transparent, "run_under", lambda *_: outcome)
     code, said = run("exec", "--plan", plan, "--", "true")
     assert code == 3

@@ -384,7 +384,7 @@ mi50 = store.load_builtin("mi50", Topology)
 profiles = [synthetic_profile(0, 1, mi50, name=name) for name in "ab"]
 device = SimDevice(mi50, store.load_builtin("mi50", Calibration))
 session = device.open(lower(unpartitioned(mi50, profiles), [p.trace for p in profiles]), profiles)
-log = session.run(Load("", 0, (np.array([0]),) * 2), Window(), [1.0] * 2)
+log = session.run(Load("", 0, (np.array([0]),) * 2), Window())
 print(log.requests.end_ns[-1])
 """
 

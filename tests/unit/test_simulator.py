@@ -369,7 +369,7 @@ device = sim.SimDevice(h200, store.load_builtin("h200", Calibration))
 session = device.open(lower(unpartitioned(h200, profiles), [p.trace for p in profiles]), profiles)
 late = np.full(200, round((MAX_SECONDS - 1) * 1e9))
 window = Window(seconds=MAX_SECONDS, warmup_seconds=0.0, trace_ms=0.0)
-log = session.run(Load("late", 0, (late,) * 3), window, [1.0] * 3)
+log = session.run(Load("late", 0, (late,) * 3), window)
 assert len(log.requests.worker) == 600, len(log.requests.worker)
 """
 

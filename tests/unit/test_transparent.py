@@ -103,4 +103,5 @@ def test_what_was_placed_is_counted() -> None:
     assert (CommandOutcome(0, {}).launches, CommandOutcome(0, {}).placed) == (0, 0)
     seen = CommandOutcome(0, {1: none | {"launches": 5}, 2: none | {"graph_launches": 2}})
     assert (seen.launches, seen.placed) == (7, 0)
-    assert CommandOutcome(0, {1: none | {"launches": 5, "planned": 3, "graph_planned": 1}}).placed == 4
+    planned = CommandOutcome(0, {1: none | {"launches": 5, "planned": 3, "graph_planned": 1}})
+    assert planned.placed == 4
