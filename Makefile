@@ -1,52 +1,65 @@
-# Everything runs in the checkout's own .venv, made on first use.
+# Everything runs in the checkout's own .venv, made on first use: what eclip needs to run, and, where
+# something is checked or tested, the tools for that.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+READY_DEV := $(VENV)/.ready-dev
 WORKERS ?= 2
+PYTEST := $(BIN)/pytest -q -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test native gpu-test gpu-transparent check format bench lock clean
+.PHONY: help demo test test-fast test-long native native-tests gpu-test gpu-transparent check format bench lock clean
 
 help: ## Show what can be made
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
 
 demo: $(READY) ## Compare the sharing policies on the built-in simulator and draw the report
 	@$(BIN)/eclip demo
 
-test: check ## Run all checks and tests
-	@$(BIN)/pytest -q -n $(WORKERS) --dist worksteal
+test: check native-tests ## Run all checks and tests: a few minutes
+	@$(PYTEST)
+	@echo "More seeds, longer programs: make test-long. On a host with a GPU: make gpu-test."
 
-# Only `eclip exec` and `eclip record` need it; `make test` builds its own, with the tests.
+test-fast: check ## Run the checks and the quick unit tests: about a minute
+	@$(PYTEST) -m "not slow and not long" tests/unit
+
+test-long: check native-tests ## Run what `make test` leaves out: more seeds, longer programs
+	@$(PYTEST) -m long
+
+# Only `eclip exec` and `eclip record` need it.
 native: ## Build libeclip, the library that `eclip exec` preloads
 	@command -v $(CXX) >/dev/null || { echo "libeclip needs a C++20 compiler: install g++ and make again"; exit 1; }
 	@$(MAKE) --no-print-directory -C native -j$(WORKERS) library
 
+NATIVE_TESTS := $(MAKE) --no-print-directory -s -C native -j$(WORKERS) STRICT=1 tests library
+native-tests: ## Build libeclip and the programs that test it; `make test` does
+	@if ! command -v g++ >/dev/null || ! command -v strip >/dev/null; then \
+		echo "g++ or strip is missing: libeclip is not built, and its tests are skipped"; \
+	elif ! $(NATIVE_TESTS) -q; then \
+		echo "building libeclip and its tests (once, about two minutes)"; \
+		$(NATIVE_TESTS); \
+	fi
+
 # No virtual environment and no network: the host's own Python, with what .gpu-deps brings along.
-# A process for each file: one that aborts hides no other. GPU_TESTS="tests/gpu/test_lanes.py" runs less.
-GPU_TESTS ?= $(sort $(wildcard tests/gpu/test_*.py)) tests/conformance
-gpu-test: ## On a host with a GPU: its tests and the conformance suite, nothing installed
-	@failed=; for file in $(GPU_TESTS); do \
-		CUDA_DEVICE_MAX_CONNECTIONS=32 PYTHONPATH=src:.gpu-deps:$$PYTHONPATH $(PYTHON) -m pytest -q -p no:cacheprovider \
-			-o addopts=--import-mode=importlib -o filterwarnings=default $$file || test $$? = 5 || failed="$$failed $$file"; \
-	done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
+gpu-test: ## On a host with a GPU: its tests in parts of some minutes (PART=1: one of them)
+	@$(PYTHON) tools/gpu_test.py $(PART)
 
 gpu-transparent: native ## On a host with a GPU: what libeclip costs, and unmodified programs under it
 	@PYTHONPATH=src:.gpu-deps:$$PYTHONPATH $(PYTHON) bench/gpu/transparent.py
-	@CUDA_DEVICE_MAX_CONNECTIONS=32 PYTHONPATH=src:.gpu-deps:$$PYTHONPATH $(PYTHON) -m pytest -q -s -p no:cacheprovider \
-		-o addopts=--import-mode=importlib -o filterwarnings=default tests/gpu/test_transparent.py
+	@$(PYTHON) tools/gpu_test.py transparent
 
-check: $(READY) ## Lint, format check, strict types, import directions
+check: $(READY_DEV) ## Lint, format check, strict types, import directions
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/pytest -q tests/unit/test_imports.py
 
-format: $(READY) ## Format the code
+format: $(READY_DEV) ## Format the code
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: $(READY) ## Measure the solver and the simulator on this machine
+bench: $(READY_DEV) ## Measure the solver and the simulator on this machine
 	@for script in bench/*.py; do $(BIN)/python $$script || exit 1; done
 
 lock: ## Pin the newest versions that pyproject.toml allows into constraints.txt
@@ -58,4 +71,8 @@ clean: ## Remove the environment and all caches
 
 $(READY): pyproject.toml constraints.txt tools/setup
 	@tools/setup $(PYTHON) $(VENV)
+	@touch $@
+
+$(READY_DEV): $(READY)
+	@tools/setup $(PYTHON) $(VENV) dev
 	@touch $@

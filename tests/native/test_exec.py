@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from commands import started
 from eclip.artefacts import store
 from eclip.artefacts.mix import mix_of
 from eclip.artefacts.plan import (
@@ -27,6 +27,7 @@ from eclip.artefacts.plan import (
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Mask, Topology
 from native_build import Native
+from waiting import PATIENCE_S
 
 REQUESTS = 40
 KERNELS = 24  # of the probe's request
@@ -42,7 +43,7 @@ def eclip(*arguments: object, **variables: str) -> subprocess.CompletedProcess[s
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
 
@@ -274,21 +275,23 @@ def test_the_commands_exit_code_is_ours(planned: tuple[Path, Path], native: Nati
     assert run_planned(planned, native, "nonsense").returncode == 2
 
 
-def test_a_signal_goes_on_to_the_command(planned: tuple[Path, Path], native: Native) -> None:
+def test_a_signal_goes_on_to_the_command(
+    planned: tuple[Path, Path], native: Native, tmp_path: Path
+) -> None:
     plan, profiles = planned
     probe = native.folder / "plain" / "probe"
-    words = ["exec", "--plan", plan, "--profiles", profiles, "--", probe, "serve"]
-    words += ["--requests", 100000, "--delay-us", 1000]
-    child = subprocess.Popen(
-        [sys.executable, "-m", "eclip", *map(str, words)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
-    time.sleep(2.5)
-    child.send_signal(signal.SIGTERM)
-    _, errors = child.communicate(timeout=30)
+    words = ("exec", "--plan", plan, "--profiles", profiles, "--", probe, "serve")
+    serving = ("--requests", 10_000_000, "--delay-us", 1000)
+    with started(
+        *(*words, *serving),
+        folder=tmp_path,
+        mark=tmp_path / "mark",
+        place="subprocess:Popen.wait",  # the command was started, and signals are handled
+    ) as child:
+        child.send_signal(signal.SIGTERM)
+        _, errors = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == 128 + signal.SIGTERM
-    assert b"Traceback" not in errors
+    assert "Traceback" not in errors
 
 
 def test_a_python_program_may_mark_its_requests(planned: tuple[Path, Path]) -> None:

@@ -64,7 +64,10 @@ def test_a_damaged_table_leaves_the_process_unplanned(
     assert_one_line(errors, word, "running unplanned")
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=30,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(data=st.data())
 def test_no_change_of_a_table_goes_unnoticed(
     native: Native, table: Path, tmp_path: Path, data: st.DataObject

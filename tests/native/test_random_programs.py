@@ -33,6 +33,21 @@ def test_linked_in_under_a_sanitizer(native: Native, flavour: str, threads: int)
     assert_same(native, f"{flavour}/fuzz", "--seed", 10 + threads, *arguments)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(100, 120))
+def test_many_programs_preloaded(native: Native, seed: int) -> None:
+    arguments = ("--programs", 20_000, "--threads", 1 + seed % 3, "--by-thread", int(seed % 3 > 1))
+    assert_same(native, "plain/fuzz", "--seed", seed, *arguments, preload=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("flavour", ["asan", "tsan"])
+@pytest.mark.parametrize("seed", range(200, 206))
+def test_many_programs_under_a_sanitizer(native: Native, flavour: str, seed: int) -> None:
+    arguments = ("--programs", 8000, "--threads", 1 + seed % 3, "--by-thread", int(seed % 3 > 1))
+    assert_same(native, f"{flavour}/fuzz", "--seed", seed, *arguments)
+
+
 def test_the_programs_are_right_without_libeclip(native: Native) -> None:
     assert_same(native, "plain/fuzz", "--seed", 20, "--programs", 1000)
 

@@ -1,14 +1,42 @@
-"""``eclip`` run in the test's own process, and what every refusal must look like."""
+"""``eclip`` run in the test's own process or in another, and what every refusal must look like."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from eclip.cli import main
+from waiting import until
+
+# Runs the command line, and makes a file when a function is called for the n-th time.
+_MARKING = """
+import importlib, sys
+from pathlib import Path
+place, mark, left = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+module, _, names = place.partition(":")
+*outer, name = names.split(".")
+owner = importlib.import_module(module)
+for part in outer:
+    owner = getattr(owner, part)
+real = getattr(owner, name)
+def marking(*arguments, **options):
+    global left
+    left -= 1
+    if left == 0:
+        mark.touch()
+    return real(*arguments, **options)
+setattr(owner, name, marking)
+sys.argv = ["eclip", *sys.argv[4:]]
+from eclip.cli import main
+main()
+"""
 
 
 class Outcome(NamedTuple):
@@ -36,6 +64,30 @@ class Cli:
         captured = self.capsys.readouterr()
         assert stop.value.code is None or isinstance(stop.value.code, int)
         return Outcome(stop.value.code or 0, captured.out, captured.err)
+
+
+@contextlib.contextmanager
+def started(
+    *arguments: object, folder: Path, mark: Path, place: str, times: int = 1
+) -> Iterator[subprocess.Popen[str]]:
+    """``eclip`` in a process of its own that has come to the n-th call of ``place``.
+
+    ``place`` is module:function or module:Class.method; ``mark`` a file that does not exist yet.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", _MARKING, place, str(mark), str(times), *map(str, arguments)],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            assert until(lambda: mark.exists() or process.poll() is not None)
+            assert process.poll() is None, process.communicate()
+            yield process
+        finally:
+            process.kill()  # nothing if it has ended, as it should have
 
 
 def assert_refused(outcome: Outcome, *words: str, code: int = 2) -> None:

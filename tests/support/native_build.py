@@ -7,6 +7,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from waiting import PATIENCE_S
+
 
 @dataclass(frozen=True)
 class Native:
@@ -28,6 +30,6 @@ class Native:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE_S,
             check=False,
         )

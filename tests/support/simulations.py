@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -10,8 +12,8 @@ import numpy as np
 
 from eclip.artefacts import store
 from eclip.artefacts.calibration import Calibration, Interference
-from eclip.artefacts.mix import mix_of
-from eclip.artefacts.model_key import ModelKey
+from eclip.artefacts.mix import Mix, mix_of
+from eclip.artefacts.model_key import parse_model
 from eclip.artefacts.plan import ALL_WORKERS, Lane, Plan
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import RunLog
@@ -21,6 +23,7 @@ from eclip.devices.base import Window
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.devices.sim import device as sim
 from eclip.frontends.synthetic import synthetic_profile
+from eclip.lab.case import Case
 from eclip.lab.evaluate import SimEvaluator
 from eclip.planning.policies import PolicyOptions
 from eclip.planning.problem import Problem
@@ -64,7 +67,7 @@ def flat_profile(
     """Kernels that take the same time on any lane, and by default fill every unit to the end."""
     sizes = topology.lane_sizes
     kernel = Kernel(name="k", grid=(blocks, 1, 1), block=(256, 1, 1))
-    trace = Trace(model=ModelKey(name, 1), kernels=(kernel,) * len(busy_ns))
+    trace = Trace(model=parse_model(f"{name}:1"), kernels=(kernel,) * len(busy_ns))
     return Profile(
         trace=trace,
         fingerprint=with_traces(topology.fingerprint, [trace]),
@@ -79,6 +82,34 @@ def flat_profile(
         l2_bytes=(dram_bytes,) * len(busy_ns),
         blocks_per_unit=(per_unit,) * len(busy_ns),
         footprint=None,
+    )
+
+
+@dataclass(frozen=True)
+class MadeCase(Case):
+    """A case whose kernels for fewer units are given, not looked for."""
+
+    given: tuple[Profile, ...] = ()
+
+    @functools.cached_property
+    def others(self) -> tuple[Profile, ...]:
+        return self.given
+
+
+def case_of(
+    profiles: Sequence[Profile],
+    topology: Topology = H200,
+    *,
+    mix: Mix | None = None,
+    others: Sequence[Profile] = (),
+) -> Case:
+    """Of profiles made by hand; the mix has their models in this order, and may have rates."""
+    return MadeCase(
+        mix or mix_of(profile.model for profile in profiles),
+        topology,
+        CALIBRATIONS[topology.name],
+        tuple(profiles),
+        given=tuple(others),
     )
 
 

@@ -1,7 +1,8 @@
 """Stand-ins for a GPU where processes are tested: workloads, an energy counter, an MPS control.
 
 A workload's model name says how it behaves; ``steady`` takes as many milliseconds per request as
-its batch.
+its batch. Requests and energy are reckoned, not slept through: how many there are in a window
+depends on when a process was told to begin, but not on how often this machine lets it run.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from eclip.artefacts.model_key import ModelKey
+from eclip.artefacts.model_key import ModelKey, parse_model
 from eclip.artefacts.trace import Kernel, Trace
 from eclip.devices.cuda.energy import Tick
 from eclip.devices.gpu.loop import Ints
@@ -27,11 +28,13 @@ ENTRY = f"{__name__}:open_standin"
 KERNELS = 3
 POWER_W = 100
 UNITS = 132
+SERVING = "STANDIN_SERVING"  # a variable: a file that is made when a stand-in begins to serve
+_TICK_NS = 10_000_000
 
 
 def trace_of(model: str, batch: int, name: str = "k") -> Trace:
     kernel = Kernel(name=name, grid=(8, 1, 1), block=(128, 1, 1))
-    return Trace(model=ModelKey(model, batch), kernels=(kernel,) * KERNELS)
+    return Trace(model=parse_model(f"{model}:{batch}"), kernels=(kernel,) * KERNELS)
 
 
 class Standin:
@@ -40,7 +43,7 @@ class Standin:
         share = os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
         listening = Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"], "listening").exists()
         self._model = model
-        self._seconds = batch / 1000
+        self._request_ns = batch * 1_000_000
         self.facts = Facts(
             trace=trace_of(model, batch, "other" if model == "changed" else "k").digest,
             kernels=KERNELS,
@@ -55,16 +58,21 @@ class Standin:
         if self._model == "breaks":
             raise DeviceError("a launch failed: CUDA_ERROR_ILLEGAL_ADDRESS")
         rows = []
-        todo = None if arrivals is None else list(arrivals)
-        while not stop[0] and (now := now_ns()) < stop_at_ns and todo != []:
+        now, todo = now_ns(), None if arrivals is None else list(arrivals)
+        if mark := os.environ.get(SERVING):
+            Path(mark).touch()
+        while not stop[0] and todo != []:
             arrival = now if todo is None else int(todo[0])
-            if arrival > now:
-                time.sleep(0.0002)
+            start = max(now, arrival)
+            if start >= stop_at_ns:
+                break
+            if start > now_ns():  # not ahead of the clock; behind it, at once
+                time.sleep(0.001)
                 continue
             if todo is not None:
                 todo.pop(0)
-            time.sleep(self._seconds)
-            rows.append((arrival, now, now_ns()))
+            now = start + self._request_ns
+            rows.append((arrival, start, now))
         return np.array(rows, dtype=np.int64).reshape(-1, 3)
 
 
@@ -96,9 +104,9 @@ class SteadyCounter:
         self.ours: set[int] = set()
 
     def tick_before(self, end_ns: int) -> Tick | None:
-        time.sleep(0.01)
-        now = now_ns()
-        return Tick(now, now * POWER_W // 1_000_000) if now < end_ns else None
+        at_ns = (now_ns() // _TICK_NS + 1) * _TICK_NS
+        time.sleep(max(0, min(at_ns, end_ns) - now_ns()) / 1e9)
+        return Tick(at_ns, at_ns * POWER_W // 1_000_000) if at_ns < end_ns else None
 
     def other_processes(self) -> list[int]:
         return []

@@ -12,10 +12,24 @@ from hypothesis import strategies as st
 from eclip.artefacts.mix import parse_mix
 from eclip.devices.base import Window
 from eclip.devices.load import CLOSED_LOOP, load_of_csv, load_of_mix
+from eclip.devices.sim.device import SimDevice
 from eclip.errors import ArtefactError, UsageError
 from eclip.frontends.synthetic import synthetic_profile
+from eclip.lab.arrivals import Arrivals
+from eclip.lab.stand import Stand
 from eclip.planning.policies import make_plan
-from simulations import H200, MI50, arrivals, closed, flat_profile, free, pinned, problem_of, run
+from simulations import (
+    H200,
+    MI50,
+    arrivals,
+    case_of,
+    closed,
+    flat_profile,
+    free,
+    pinned,
+    problem_of,
+    run,
+)
 
 # --- Loads ------------------------------------------------------------------------------------
 
@@ -210,3 +224,42 @@ def test_impossible_window_is_refused(window: dict[str, float]) -> None:
 @given(milliseconds=st.integers(1, 100_000))
 def test_trace_window_may_be_the_whole_run(milliseconds: int) -> None:
     Window(seconds=milliseconds / 1000, trace_ms=float(milliseconds))
+
+
+# --- Arrivals of a contest --------------------------------------------------------------------
+
+
+def test_load_of_a_part_draws_arrivals_so_a_mix_with_rates_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"--load draws the arrivals; leave rates \(@rps\) out"):
+        Arrivals(parse_mix("m0@900rps,m1"), Window(), part=0.6)
+    Arrivals(parse_mix("m0@900rps,m1"), Window())
+    Arrivals(parse_mix("m0,m1"), Window(), part=0.6)
+
+
+@pytest.mark.parametrize("part", [0.0, -0.5, 11.0, float("nan")])
+def test_load_that_is_no_part_of_a_rate_is_refused(part: float) -> None:
+    with pytest.raises(UsageError, match="a part of a rate"):
+        Arrivals(parse_mix("m0,m1"), Window(), part=part)
+
+
+def test_load_of_no_requests_is_refused() -> None:
+    with pytest.raises(UsageError, match="requests start at 1"):
+        Arrivals(parse_mix("m0,m1"), Window(), part=0.6, requests=0)
+
+
+def test_arrivals_from_a_file_are_the_same_in_every_repeat(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("time_s,worker\n0.001,m0\n0.002,m1\n")
+    case = case_of([flat_profile(name, [100_000], H200) for name in ("m0", "m1")])
+    window = Window(0.01, 0.0, 0.0)
+    replayed = Arrivals(case.mix, window, repeats=2, file=path)
+    stand = Stand(case, SimDevice(case.topology, case.calibration))
+    first, second = (replayed.load(stand, repeat) for repeat in range(2))
+    assert first is second
+    assert first.label == "arrivals from a.csv"
+    assert replayed.window(stand) == window
+
+
+def test_offered_requests_are_those_that_arrive_in_the_measured_part() -> None:
+    load = arrivals([-5, 0, 7, 9, 10], None, [])
+    assert load.offered(10) == (3, None, 0)

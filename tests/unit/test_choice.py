@@ -23,21 +23,24 @@ from eclip.artefacts.plan import Plan
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Topology
 from eclip.artefacts.trace import with_traces
-from eclip.cli import wiring
-from eclip.devices.base import Window
+from eclip.devices.base import SourceKind, Window
+from eclip.devices.load import closed_loop
 from eclip.devices.sim.device import SimDevice
 from eclip.errors import MismatchError, UsageError
 from eclip.frontends.synthetic import synthetic_profile
 from eclip.lab.evaluate import SimEvaluator
+from eclip.lab.plans import make_plan
+from eclip.lab.stand import Stand
 from eclip.lab.trials import Trials
 from eclip.planning.policies import PolicyOptions
 from eclip.planning.problem import Problem
 from eclip.planning.search.candidates import fitted, search
+from eclip.planning.search.correction import Corrected
 from eclip.planning.search.objective import Objective, Score
 from eclip.planning.search.placement import Home, Placer
-from eclip.planning.search.refine import Corrected, refine
+from eclip.planning.search.refine import refine
 from eclip.planning.search.variants import plain_when_idle, with_variants
-from simulations import flat_profile
+from simulations import case_of, flat_profile
 
 H200 = store.load_builtin("h200", Topology)
 CALIBRATION = store.load_builtin("h200", Calibration)
@@ -50,7 +53,7 @@ OTHERS = (
 MIX = mix_of([ModelKey("a", 1), ModelKey("b", 1)])
 PROBLEM = Problem(MIX, H200, OWN, OTHERS)
 WHOLE = Home(0, 1, 16, 0.0, 0)
-OPTIONS = wiring.RunOptions("sim", Window(0.05, 0.01, 0.0), 0, None)
+WINDOW = Window(0.05, 0.01, 0.0)
 AIM = Objective(fairness=0.0)
 
 
@@ -63,8 +66,12 @@ def plan_for(*units: int, most: int = 16) -> Plan:
 
 
 def models_of(plan: Plan) -> list[str]:
-    assert [worker.model for worker in plan.mix.workers] == [one.model for one in plan.workers]
-    return [worker.model for worker in plan.workers]
+    assert plan.mix.models == plan.models
+    return [str(model) for model in plan.models]
+
+
+def stand_with(others: Sequence[Profile] = OTHERS, own: Sequence[Profile] = OWN) -> Stand:
+    return Stand(case_of(own, others=others), SimDevice(H200, CALIBRATION))
 
 
 def predicted_ns(plan: Plan) -> list[int]:
@@ -123,7 +130,7 @@ def test_problem_with_chosen_kernels_has_their_profiles_and_everything_else_as_i
     problem = Problem(mix, H200, OWN, OTHERS)
     chosen = problem.choosing([66, 0])
     assert chosen.profiles == (OTHERS[1], OWN[1])
-    assert [worker.model for worker in chosen.mix.workers] == ["a~66:1", "b:1"]
+    assert [str(model) for model in chosen.mix.models] == ["a~66:1", "b:1"]
     assert [(w.name, w.rate_rps) for w in chosen.mix.workers] == [("a", 30.0), ("b", None)]
     assert chosen.mix.name == mix.name
     assert set(chosen.fingerprint.traces) == {"a~66:1", "b:1"}
@@ -232,20 +239,22 @@ def test_evaluation_takes_the_kernels_of_the_plan_and_rates_alone_of_the_own_one
 
 
 def test_simulated_plan_runs_as_it_was_evaluated() -> None:
+    """Against the rates alone of the own kernels, unless the mix itself asks for others."""
     plan = plan_for(66, 66, most=8)
     (said,) = SimEvaluator(H200, OWN, CALIBRATION, MIX, OTHERS)([plan])
-    found = (*PROBLEM.of(plan).profiles,)
-    options = dataclasses.replace(OPTIONS, window=Window(0.5, 0.05, 0.0))
-    (log,) = wiring.run_plans([plan], found, CALIBRATION, options, lambda _: None, OWN)
+    window, load = Window(0.5, 0.05, 0.0), closed_loop(2)
+    log = stand_with().run_once(plan, load, window)
     ran = [worker.ratio for worker in measure(log).workers]
     assert ran == pytest.approx(said.ratios, rel=0.03)
-    (against_itself,) = wiring.run_plans([plan], found, CALIBRATION, options, lambda _: None)
+    against_itself = stand_with((), PROBLEM.of(plan).profiles).run_once(plan, load, window)
     assert against_itself.alone_rps[0] == pytest.approx(3.2 * log.alone_rps[0], rel=0.03)
 
 
-def test_plans_that_differ_only_in_their_kernels_are_tried_apart() -> None:
+def test_plans_that_differ_only_in_their_kernels_are_tried_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Their groups may be alike to the nanosecond."""
-    trace = msgspec.structs.replace(OWN[0].trace, model="a~66")
+    trace = msgspec.structs.replace(OWN[0].trace, model=ModelKey("a", 1, 66))
     twin = msgspec.structs.replace(
         OWN[0],
         trace=trace,
@@ -255,14 +264,15 @@ def test_plans_that_differ_only_in_their_kernels_are_tried_apart() -> None:
     first, second = (placer.plan(homes_for(units, 0), "search", "") for units in (0, 66))
     assert (first.lanes, first.variants) == (second.lanes, second.variants)
     tried: list[list[str]] = []
-    device = SimDevice(H200, CALIBRATION)
-    sources = wiring.Sources((*OWN, twin), "sim")
+    stand = stand_with([twin])
+    opened = stand.open
 
-    def open_noting(plan: Plan) -> Any:
+    def open_noting(plan: Plan, *, brief: bool = False) -> Any:
         tried.append(models_of(plan))
-        return sources.open(device, plan)
+        return opened(plan, brief=brief)
 
-    trials = Trials(open_noting, (1.0, 1.0), MIX, window=OPTIONS.window)
+    monkeypatch.setattr(stand, "open", open_noting)
+    trials = Trials(stand, window=WINDOW)
     trials([first, second, first, second])
     assert tried == [["a:1", "b:1"], ["a~66:1", "b:1"]]
 
@@ -270,30 +280,32 @@ def test_plans_that_differ_only_in_their_kernels_are_tried_apart() -> None:
 def test_sources_are_made_once_for_every_worker_and_model(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
 
-    def make(_: wiring.Sources, profile: Profile) -> Profile:
-        made.append(profile.model)
+    def make(kind: SourceKind, profile: Profile, _: object) -> Profile:
+        assert kind is SourceKind.PROFILE
+        made.append(str(profile.model))
         return profile
 
-    monkeypatch.setattr(wiring.Sources, "_make", make)
-    sources = wiring.Sources((*OTHERS, *OWN), "sim")
-    assert sources.all(OWN) == [*OWN]
-    device = SimDevice(H200, CALIBRATION)
+    monkeypatch.setattr("eclip.lab.stand.make_source", make)
+    stand = stand_with()
+    stand.prepare()
+    assert made == ["a:1", "b:1"]
     for units in ((0, 0), (66, 0), (66, 66), (0, 0)):
-        sources.open(device, plan_for(*units)).close()
-    assert made == ["a:1", "b:1", "a~66:1", "b~66:1"]
-    sources.all((OWN[0], OWN[0]))
-    assert made[4:] == ["a:1"]  # a worker of its own has buffers of its own
+        stand.open(plan_for(*units)).close()
+    assert made[2:] == ["a~66:1", "b~66:1"]
+    made.clear()
+    stand_with((), (OWN[0], OWN[0])).prepare()
+    assert made == ["a:1", "a:1"]  # a worker of its own has buffers of its own
 
 
 def test_plan_whose_profile_is_not_there_says_which() -> None:
     with pytest.raises(UsageError, match=r"needs the profile of a~66:1; .*--profiles"):
-        wiring.Sources(OWN, "sim").open(SimDevice(H200, CALIBRATION), plan_for(66, 0))
+        stand_with(()).open(plan_for(66, 0))
 
 
 def test_policy_search_may_choose_other_kernels_if_it_is_given_any() -> None:
     def made(*others: Profile) -> Plan:
-        options = PolicyOptions(batches=2, others=others, objective=AIM)
-        return wiring.make_plan("search", MIX, H200, OWN, CALIBRATION, options)
+        options = PolicyOptions(batches=2, objective=AIM)
+        return make_plan(case_of(OWN, others=others), "search", options)
 
     quick = (flat_profile("a~66", [100_000] * 5, H200), flat_profile("b~66", [70_000] * 6, H200))
     assert models_of(made(*quick)) == ["a~66:1", "b~66:1"]
@@ -336,5 +348,5 @@ def test_search_on_the_device_changes_kernels_too(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("eclip.planning.search.refine.time", Clock)
     starts = [homes_for(0, 0), homes_for(0, 0, most=8)]
-    found = refine(PROBLEM, simulated, trials, AIM, starts=starts, seconds=60)
+    found = refine(Placer(PROBLEM), simulated, trials, AIM, starts=starts, seconds=60)
     assert tuple(home.kernels_for for home in found.candidates[0].homes) == (66, 0)

@@ -30,6 +30,7 @@ from simulations import (
     pinned,
     run,
 )
+from waiting import PATIENCE_S
 
 MS = 1_000_000
 
@@ -389,6 +390,7 @@ print(log.requests.end_ns[-1])
 """
 
 
+@pytest.mark.slow
 def test_replaced_contention_model_is_used_although_the_old_one_was_compiled_before(
     tmp_path: Path,
 ) -> None:
@@ -404,7 +406,7 @@ def test_replaced_contention_model_is_used_although_the_old_one_was_compiled_bef
             check=True,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE_S,
         )
         return int(done.stdout)
 

@@ -12,37 +12,40 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from eclip.cli.contest import Contest
-from eclip.cli.contest_options import ContestOptions, known_policies
-from eclip.cli.outcome import observations_of
-from eclip.cli.verification import Verification
 
-from eclip.artefacts import store
-from eclip.artefacts.calibration import Calibration
+import eclip
 from eclip.artefacts.measures import measure, measure_together
-from eclip.artefacts.mix import mix_of
-from eclip.artefacts.model_key import ModelKey
+from eclip.artefacts.mix import parse_mix
+from eclip.artefacts.plan import Lanes, Plan, Sharing
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import RunLog
-from eclip.artefacts.topology import Topology
 from eclip.artefacts.trace import with_traces
-from eclip.cli import wiring
-from eclip.devices.base import Window
-from eclip.devices.load import long_enough
-from eclip.devices.remote import Host, ProcessSets, Sharing
+from eclip.devices.base import Capability, Closing, SourceKind, Window
+from eclip.devices.load import CLOSED_LOOP, Load
+from eclip.devices.remote import Host, ProcessSets
+from eclip.devices.remote_child import Job
 from eclip.devices.sim.device import SimDevice
-from eclip.errors import DeviceError, PlanningError, UsageError
+from eclip.errors import DeviceError, PlanningError, StoppedError, UsageError
+from eclip.lab.arrivals import Arrivals, long_enough
+from eclip.lab.compare import CompareOptions
+from eclip.lab.contest import Contest, ContestOptions, known_policies
+from eclip.lab.explore import Verification
 from eclip.lab.fit import Replay
+from eclip.lab.outcome import observations_of, outcome_of
 from eclip.lab.rounds import rotation
+from eclip.lab.stand import Stand
 from eclip.planning.policies import PolicyOptions, make_plan
 from eclip.planning.problem import Problem
 from eclip.planning.search.objective import Objective
-from simulations import flat_profile, problem_of
+from eclip.progress import Progress
+from heard import Heard
+from simulations import CALIBRATIONS, H200, case_of, flat_profile
 from standins import ENTRY, SteadyCounter, install_control, processes_with, trace_of
 
-H200 = store.load_builtin("h200", Topology)
-CALIBRATION = store.load_builtin("h200", Calibration)
+CALIBRATION = CALIBRATIONS["h200"]
 UUID = f"GPU-of-contest-{os.getpid()}"
+# Spelt otherwise than eclip would: so sessions for the rates alone are told from the contest's.
+MIX = parse_mix("steady:2, steady:5")
 
 
 def steady(batch: int, model: str = "steady", kernel_ns: int = 300_000) -> Profile:
@@ -50,16 +53,14 @@ def steady(batch: int, model: str = "steady", kernel_ns: int = 300_000) -> Profi
     flat = flat_profile(model, [batch * kernel_ns] * 3, H200)
     trace = trace_of(model, batch)
     return msgspec.structs.replace(
-        flat,
-        trace=trace,
-        fingerprint=with_traces(H200.fingerprint, [trace]),
+        flat, trace=trace, fingerprint=with_traces(H200.fingerprint, [trace])
     )
 
 
 class Stage:
-    """A device that notes who ran, under which arrivals, and may fail or be interrupted."""
+    """What a device noted: who ran, under which arrivals; and how it is to fail."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.profiles = (steady(2), steady(5))
         self.others: tuple[Profile, ...] = ()  # that a search may choose
         self.planned: tuple[Profile, ...] = ()  # of plans from files
@@ -69,38 +70,42 @@ class Stage:
         self.trials: list[RunLog] = []
         self.windows: list[Window] = []
         self.opened: list[str] = []
+        self.alone: list[Load] = []  # of the runs that measure rates alone
+        self.slower: Sequence[float] = ()  # how much, each time that these are measured
         self.refuse: Sequence[int] = ()  # which masks do not open, counted from 1
         self.fail: dict[str, BaseException] = {}  # by policy, from its second run on
         self.counter = SteadyCounter()
-        monkeypatch.setattr(wiring, "make_device", lambda *_: StagedDevice(self))
-        monkeypatch.setattr(wiring.Sources, "_make", lambda _, profile: profile)
-        monkeypatch.setattr(wiring, "open_sets", self.open_sets)
-
-    def open_sets(self, device: Any, sharings: Sequence[Sharing]) -> ProcessSets:
-        host = Host(UUID, "a GPU", H200, self.counter)
-        return ProcessSets(host, ENTRY, sharings, wait=False)
 
     def contest(
         self,
-        device: str = "sim",
+        *policies: str,
+        plans: dict[str, Plan] | None = None,
+        processes_run: bool = False,
         seconds: float = 0.1,
-        arrivals: Path | None = None,
+        part: float | None = None,
+        requests: int = 2000,
+        progress: Progress | None = None,
         **options: Any,
     ) -> Contest:
+        """Without policies all that can run take part."""
         window = Window(seconds=seconds, warmup_seconds=0.02, trace_ms=10.0)
-        run = wiring.RunOptions(device=device, window=window, seed=3, arrivals=arrivals)
-        given = {"trials": 4, "trial_seconds": 0.05, **options}
-        mix = mix_of([ModelKey("steady", 2), ModelKey("steady", 5)])
+        device = ProcessDevice(self) if processes_run else StagedDevice(self)
+        repeats = options.pop("repeats", 1)
+        given: dict[str, Any] = {"trials": 4, "trial_seconds": 0.05, "objectives": (Objective(),)}
+        case = case_of(self.profiles, mix=MIX, others=self.others)
         return Contest(
-            mix,
-            H200,
-            CALIBRATION,
-            self.profiles,
-            PolicyOptions(batches=0, others=self.others),
-            run,
-            ContestOptions(**given),
-            lambda _: None,
-            self.planned,
+            Stand(case, device, self.planned),
+            Arrivals(MIX, window, repeats=repeats, seed=3, part=part, requests=requests),
+            ContestOptions(
+                policies=policies or None,
+                plans=plans or {},
+                window=window,
+                repeats=repeats,
+                seed=3,
+                policy=PolicyOptions(batches=0),
+                **(given | options),
+            ),
+            progress or Progress(),
         )
 
 
@@ -109,46 +114,74 @@ class StagedDevice(SimDevice):
         super().__init__(H200, CALIBRATION)
         self.stage = stage
 
-    def open(self, program: Any, sources: Any) -> Any:
-        if len(program.plan.workers) > 1:
+    def open(self, program: Any, sources: Any, *, brief: bool = False) -> Any:
+        if program.plan.mix.name == MIX.name:
             self.stage.opened.append(program.plan.policy)
             refused = self.stage.refuse
             if program.plan.policy == "masks" and self.stage.opened.count("masks") in refused:
                 raise DeviceError("clusters do not fit")
-        return StagedSession(self.stage, super().open(program, sources), program.plan)
+        session = super().open(program, sources, brief=brief)
+        return StagedSession(self.stage, session, program.plan)
 
 
-class StagedSession:
-    def __init__(self, stage: Stage, inner: Any, plan: Any) -> None:
+class ProcessDevice(StagedDevice):
+    """As a GPU: what shares it by turns or processes runs in processes, which are stand-ins."""
+
+    capabilities = StagedDevice.capabilities | {Capability.PROCESSES}
+    driver = "1.0"  # type: ignore[assignment]
+    modelled = False
+
+    def source_kind(self, sharing: Sharing) -> SourceKind:
+        return SourceKind.PROFILE if isinstance(sharing, Lanes) else SourceKind.JOB
+
+    def start(self, plans: Sequence[Plan], jobs: Sequence[Sequence[Job]]) -> ProcessSets:
+        host = Host(UUID, "a GPU", H200, self.stage.counter)
+        standins = [[Job(ENTRY, job.model) for job in wanted] for wanted in jobs]
+        return ProcessSets(host, plans, standins)
+
+
+class StagedSession(Closing):
+    def __init__(self, stage: Stage, inner: Any, plan: Plan) -> None:
         self.stage, self.inner, self.plan = stage, inner, plan
 
-    def run(self, load: Any, window: Window, alone_rps: Sequence[float]) -> RunLog:
-        log: RunLog = self.inner.run(load, window, alone_rps)
-        if len(self.plan.workers) > 1 and window.seconds > 0.06:
-            error = self.stage.fail.get(self.plan.policy)
-            if error is not None and self.plan.policy in self.stage.ran:
-                raise error
-            self.stage.ran.append(self.plan.policy)
-            self.stage.loads.append(load)
-            self.stage.windows.append(window)
-            self.stage.logs.append(log)
-        elif len(self.plan.workers) > 1:
-            self.stage.trials.append(log)
+    def run(self, load: Load, window: Window) -> RunLog:
+        stage, policy = self.stage, self.plan.policy
+        if self.plan.mix.name != MIX.name:
+            return self._run_alone(load, window)
+        log: RunLog = self.inner.run(load, window)
+        if window.seconds <= 0.06:
+            stage.trials.append(log)
+            return log
+        error = stage.fail.get(policy)
+        if error is not None and policy in stage.ran:
+            raise error
+        stage.ran.append(policy)
+        stage.loads.append(load)
+        stage.windows.append(window)
+        stage.logs.append(log)
         return log
+
+    def _run_alone(self, load: Load, window: Window) -> RunLog:
+        log: RunLog = self.inner.run(load, window)
+        time = len(self.stage.alone) // len(self.plan.workers)
+        self.stage.alone.append(load)
+        if not self.stage.slower:
+            return log
+        ends = [round(end * self.stage.slower[time]) for end in log.requests.end_ns]
+        requests = msgspec.structs.replace(log.requests, end_ns=tuple(ends))
+        return msgspec.structs.replace(log, requests=requests)
 
     def close(self) -> None:
         self.inner.close()
 
-    def __enter__(self) -> StagedSession:
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+def with_rates_alone(log: RunLog, contest: Contest) -> RunLog:
+    return msgspec.structs.replace(log, alone_rps=contest.stand.alone_rps)
 
 
 @pytest.fixture
-def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
-    return Stage(monkeypatch)
+def stage() -> Stage:
+    return Stage()
 
 
 @pytest.fixture
@@ -182,8 +215,8 @@ def test_nobody_keeps_running_after_the_same_one(sessions: int) -> None:
 
 
 def test_policies_take_turns_and_every_round_begins_with_another(stage: Stage) -> None:
-    contest = stage.contest(repeats=3)
-    contest.hold(["shared", "model", "eclip"], {})
+    contest = stage.contest("shared", "model", "eclip", repeats=3)
+    contest.hold()
     assert stage.ran == [
         *("shared", "model", "eclip"),
         *("model", "eclip", "shared"),
@@ -194,12 +227,12 @@ def test_policies_take_turns_and_every_round_begins_with_another(stage: Stage) -
 
 
 def test_sessions_are_opened_anew_if_asked(stage: Stage) -> None:
-    stage.contest(repeats=2, reopen=True).hold(["shared", "model"], {})
+    stage.contest("shared", "model", repeats=2, reopen=True).hold()
     assert stage.opened == ["shared", "model", "shared", "model", "model", "shared"]
 
 
 def test_arrivals_are_the_same_for_all_policies_and_others_in_every_round(stage: Stage) -> None:
-    stage.contest(repeats=2, load_part=0.5, requests=200).hold(["shared", "model"], {})
+    stage.contest("shared", "model", repeats=2, part=0.5, requests=200).hold()
     assert stage.ran[1:] == ["shared", "model", "model", "shared"]  # after the rates under shared
     drawn = [[times.tolist() for times in load.arrivals] for load in stage.loads[1:]]
     assert drawn[0] == drawn[1] != drawn[2] == drawn[3]
@@ -210,25 +243,25 @@ def test_arrivals_are_the_same_for_all_policies_and_others_in_every_round(stage:
 
 
 def test_load_is_a_part_of_the_rates_under_shared_and_as_long_as_needed(stage: Stage) -> None:
-    contest = stage.contest(seconds=1.0, repeats=2, load_part=0.5, requests=400)
-    contest.hold(["shared", "timeslice"], {})
+    contest = stage.contest("shared", "timeslice", seconds=1.0, repeats=2, part=0.5, requests=400)
+    contest.hold()
     arrived = [sum(len(times) for times in load.arrivals) for load in stage.loads[1:]]
     assert 400 <= arrived[0] + arrived[2] <= 500
     served = measure_together(contest.entrants[0].logs)
     assert stage.windows[0].seconds == 1.0
-    base = measure(stage.logs[0])
+    base = measure(with_rates_alone(stage.logs[0], contest))
     for worker, plain in zip(served.workers, base.workers, strict=True):
         assert worker.rate_rps == pytest.approx(0.5 * plain.rate_rps, rel=0.25)
 
 
 def test_search_for_a_load_is_verified_under_that_load(stage: Stage) -> None:
     contest = stage.contest(
-        seconds=0.2, load_part=0.5, requests=100, verification=Verification(1, 9.0)
+        "shared", "search", seconds=0.2, part=0.5, requests=100, verification=Verification(1, 9.0)
     )
-    contest.hold(["shared", "search"], {})
+    contest.hold()
     search = contest.measured[-1]
     assert search.policy == "search"
-    assert search.plan.mix == contest.mix
+    assert search.plan.mix == MIX
     evidence = search.plan.evidence
     assert evidence is not None
     assert evidence.objective == "latency"
@@ -244,16 +277,17 @@ def test_slowest_worker_has_a_tenth_of_the_requests() -> None:
 
 
 def test_kernels_are_recorded_in_the_last_round_only(stage: Stage) -> None:
-    stage.contest(repeats=2).hold(["shared"], {})
+    stage.contest("shared", repeats=2).hold()
     assert [window.trace_ms for window in stage.windows] == [0.0, 10.0]
 
 
 def test_best_of_the_masks_tried_enters(stage: Stage) -> None:
-    contest = stage.contest(trials=6)
-    contest.hold(["masks"], {})
+    contest = stage.contest("masks", trials=6)
+    contest.hold()
     (masks,) = contest.entrants
     assert 2 <= len(masks.trials) <= 6
-    plain = measure(next(log for log in stage.trials if log.plan.policy == "shared"))
+    tried = next(log for log in stage.trials if log.plan.policy == "shared")
+    plain = measure(with_rates_alone(tried, contest))
     floor = max(0.7, min(plain.fairness - 0.05, 0.9))
     fair = [trial for trial in masks.trials if trial.fairness >= floor]
     best = max(fair or masks.trials, key=lambda trial: trial.stp if fair else trial.fairness)
@@ -264,9 +298,13 @@ def test_best_of_the_masks_tried_enters(stage: Stage) -> None:
 
 def test_sweeps_and_searches_enter_once_for_every_objective(stage: Stage) -> None:
     contest = stage.contest(
-        objectives=(Objective(), Objective("energy")), verification=Verification(1, 0.2)
+        "shared",
+        "masks",
+        "search",
+        objectives=(Objective(), Objective("energy")),
+        verification=Verification(1, 0.2),
     )
-    contest.hold(["shared", "masks", "search"], {})
+    contest.hold()
     names = [entrant.policy for entrant in contest.measured]
     assert names[0] == "shared"
     assert set(names) >= {"masks", "search", "search-energy"}
@@ -283,27 +321,33 @@ def test_sweeps_and_searches_enter_once_for_every_objective(stage: Stage) -> Non
 
 def test_masks_that_do_not_fit_are_passed_over(stage: Stage) -> None:
     stage.refuse = (1, 3)
-    contest = stage.contest(trials=5)
-    contest.hold(["masks"], {})
+    contest = stage.contest("masks", trials=5)
+    contest.hold()
     assert len(contest.entrants[0].trials) == 3
     stage.opened.clear()
     stage.refuse = range(1, 100)
     with pytest.raises(DeviceError, match="masks: clusters do not fit"):
-        stage.contest(trials=5).hold(["masks"], {})
+        stage.contest("masks", trials=5).hold()
 
 
 def test_plan_from_a_file_takes_part_under_its_name(stage: Stage) -> None:
-    plan = make_plan("model", problem_of(stage.profiles, H200))
-    contest = stage.contest()
-    contest.hold(["shared"], {"mine": plan})
+    plan = make_plan("model", Problem(MIX, H200, stage.profiles))
+    contest = stage.contest("shared", plans={"mine": plan})
+    contest.hold()
     assert [entrant.policy for entrant in contest.entrants] == ["shared", "mine"]
     assert stage.ran == ["shared", "mine"]
 
 
-def test_plan_for_other_workers_is_refused(stage: Stage) -> None:
-    plan = make_plan("model", problem_of((steady(2),), H200))
-    with pytest.raises(UsageError, match=r"the plan mine is for steady:2"):
-        stage.contest().hold(["shared"], {"mine": plan})
+def test_plan_for_other_workers_is_refused() -> None:
+    plan = eclip.plan("bert:8", "shared")
+    with pytest.raises(UsageError, match=r"the plan mine is for bert:8, not bert:8,albert:8"):
+        eclip.compare("bert:8,albert:8", "shared", plans={"mine": plan})
+
+
+@pytest.mark.parametrize("name", ["shared", "a name", ""])
+def test_plan_under_a_policys_name_or_none_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="is a policy's or no name for a plan"):
+        eclip.compare("bert:8", "shared", plans={name: eclip.plan("bert:8", "model")})
 
 
 QUICK = (steady(2, "steady~66", 100_000), steady(5, "steady~66", 100_000))
@@ -312,19 +356,17 @@ QUICK = (steady(2, "steady~66", 100_000), steady(5, "steady~66", 100_000))
 def test_plan_with_other_kernels_takes_part_and_its_rates_are_of_the_own_alone(
     stage: Stage,
 ) -> None:
-    chosen = Problem(
-        mix_of([ModelKey("steady", 2), ModelKey("steady", 5)]), H200, stage.profiles, QUICK
-    )
+    chosen = Problem(MIX, H200, stage.profiles, QUICK)
     plan = make_plan("shared", chosen.choosing([66, 66]))
     stage.planned = QUICK
-    contest = stage.contest()
-    contest.hold(["shared"], {"mine": plan})
+    contest = stage.contest("shared", plans={"mine": plan})
+    contest.hold()
     plain, mine = (measure(entrant.logs[0]) for entrant in contest.measured)
     assert mine.stp > 2 * plain.stp
     assert contest.measured[0].logs[0].alone_rps == contest.measured[1].logs[0].alone_rps
     stage.planned = ()
     with pytest.raises(UsageError, match="mine: the plan needs the profile of steady~66:2"):
-        stage.contest().hold(["shared"], {"mine": plan})
+        stage.contest("shared", plans={"mine": plan}).hold()
 
 
 @pytest.mark.parametrize("verification", [None, Verification(1, 0.1)])
@@ -332,19 +374,19 @@ def test_search_enters_with_the_kernels_it_chose(
     stage: Stage, verification: Verification | None
 ) -> None:
     stage.others = QUICK
-    contest = stage.contest(verification=verification)
-    contest.hold(["search"], {})
+    contest = stage.contest("search", verification=verification)
+    contest.hold()
     (search,) = contest.measured
-    models = [worker.model for worker in search.plan.workers]
+    models = [str(model) for model in search.plan.models]
     assert models == ["steady~66:2", "steady~66:5"]
-    assert search.plan.mix.as_asked() == contest.mix
+    assert search.plan.mix.as_asked() == MIX
     assert measure(search.logs[0]).stp > 2
-    # The only plan has other kernels; what was tried was with these and with the own ones.
-    assert set(contest.fingerprint.traces) == {"steady:2", "steady:5", *models}
     if verification is not None:
         observed = observations_of(contest)
-        assert {run.mix for run in observed.runs} == {contest.mix.name}
-        begun = [run for run in observed.runs if run.kind == "other kernels"]
+        # The only plan has other kernels; what was tried was with these and with the own ones.
+        assert set(observed.fingerprint.traces) == {"steady:2", "steady:5", *models}
+        assert {run.mix for run in observed.runs} == {MIX.name}
+        begun = [run for run in observed.runs if run.kind == "fewer units"]
         assert [home.kernels_for for run in begun for home in run.homes] == [66, 66]
         profiles = {one.model: one for one in (*stage.profiles, *QUICK)}
         replay = Replay(observed, H200, profiles)
@@ -356,20 +398,20 @@ def test_search_enters_with_the_kernels_it_chose(
 
 def test_search_for_a_load_keeps_the_kernels_it_chose(stage: Stage) -> None:
     stage.others = QUICK
-    contest = stage.contest(seconds=0.2, load_part=0.5, requests=100)
-    contest.hold(["shared", "search"], {})
+    contest = stage.contest("shared", "search", seconds=0.2, part=0.5, requests=100)
+    contest.hold()
     plan = contest.measured[-1].plan
-    assert [worker.model for worker in plan.workers] == ["steady~66:2", "steady~66:5"]
+    assert [str(model) for model in plan.models] == ["steady~66:2", "steady~66:5"]
     assert [worker.rate_rps for worker in plan.mix.workers] == [None, None]
     plain, search = (measure_together(entrant.logs) for entrant in contest.measured)
     assert (search.workers[0].p50_ms or 0) < 0.6 * (plain.workers[0].p50_ms or 0)
 
 
 def test_interrupt_between_rounds_keeps_what_was_measured(stage: Stage) -> None:
-    contest = stage.contest(repeats=3)
+    contest = stage.contest("shared", "model", repeats=3)
     stage.fail["model"] = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
-        contest.hold(["shared", "model"], {})
+        contest.hold()
     assert [(one.policy, len(one.logs)) for one in contest.measured] == [
         ("shared", 1),
         ("model", 1),
@@ -381,14 +423,14 @@ def test_policy_that_fails_is_left_out_where_all_run_and_an_error_where_named(
 ) -> None:
     stage.fail["kernel"] = DeviceError("a launch failed")
     contest = stage.contest(repeats=2)
-    contest.hold(None, {})
+    contest.hold()
     assert contest.left_out["kernel"] == "a launch failed"
     assert {one.policy: len(one.logs) for one in contest.measured}["kernel"] == 1
     assert {one.policy: len(one.logs) for one in contest.measured}["eclip"] == 2
     stage.ran.clear()
-    contest = stage.contest(repeats=2)
+    contest = stage.contest("shared", "kernel", repeats=2)
     with pytest.raises(DeviceError, match="kernel: a launch failed"):
-        contest.hold(["shared", "kernel"], {})
+        contest.hold()
     assert [len(one.logs) for one in contest.measured] == [1, 1]
 
 
@@ -398,28 +440,177 @@ def test_search_that_fails_before_its_turn_is_left_out_where_all_run(
     def fail(*_: Any) -> None:
         raise PlanningError("nothing fits")
 
-    monkeypatch.setattr("eclip.cli.verification.Verifier.simulate", fail)
+    monkeypatch.setattr("eclip.lab.explore.Explorer.simulate", fail)
     contest = stage.contest(verification=Verification(1))
-    contest.hold(None, {})
+    contest.hold()
     assert contest.left_out["search"] == "nothing fits"
     assert "shared" in [entrant.policy for entrant in contest.measured]
     with pytest.raises(PlanningError, match="search: nothing fits"):
-        stage.contest(verification=Verification(1)).hold(["shared", "search"], {})
+        stage.contest("shared", "search", verification=Verification(1)).hold()
 
 
-def test_simulator_leaves_out_what_it_cannot_show(stage: Stage) -> None:
+def test_simulator_leaves_out_what_it_cannot_show_with_the_reason(stage: Stage) -> None:
     contest = stage.contest()
-    contest.hold(None, {})
-    assert set(contest.left_out) == {"priority", "mps", "mps-model"}
+    contest.hold()
+    reasons = {"priority": "priorities", "mps": "processes", "mps-model": "processes"}
+    assert contest.left_out == {
+        policy: f"simulator of NVIDIA H200 has no {what}" for policy, what in reasons.items()
+    }
     ran = [entrant.policy for entrant in contest.entrants]
     assert ran == [name for name in known_policies() if name not in contest.left_out]
-    with pytest.raises(UsageError, match="mps: the simulator has no processes"):
-        stage.contest().hold(["shared", "mps"], {})
+    comparison = outcome_of(contest, None, "a test").comparison
+    assert "priority: simulator of NVIDIA H200 has no priorities" in comparison.left_out
+
+
+@pytest.mark.parametrize(("policy", "missing"), [("priority", "priorities"), ("mps", "processes")])
+def test_named_policy_that_the_device_cannot_run_is_refused(policy: str, missing: str) -> None:
+    words = rf"{policy}: simulator of .* has no {missing}"
+    with pytest.raises(UsageError, match=words):
+        eclip.compare("bert:8,albert:8", f"shared,{policy}", seconds=0.1)
+
+
+# Rates alone
+
+
+def test_rates_alone_are_measured_with_all_others_there_but_idle(stage: Stage) -> None:
+    stage.contest("shared").hold()
+    assert len(stage.alone) == 2
+    for worker, load in enumerate(stage.alone):
+        assert load.arrivals[worker] is CLOSED_LOOP
+        (other,) = (times for times in load.arrivals if times is not CLOSED_LOOP)
+        assert len(other) == 0
+
+
+def test_rates_alone_are_measured_again_every_round_and_their_median_counts(stage: Stage) -> None:
+    """Also in the logs of earlier rounds: a device's speed changes with time."""
+    usual = stage.contest("shared").stand.alone_rps
+    stage.alone.clear()
+    stage.slower = (1.0, 1.25, 2.0)
+    contest = stage.contest("shared", "model", repeats=3)
+    contest.hold()
+    assert len(stage.alone) == 3 * 2
+    for entrant in contest.measured:
+        for log in entrant.logs:
+            assert log.alone_rps == pytest.approx([rate / 1.25 for rate in usual], rel=1e-3)
+
+
+# Stop requests
+
+
+def test_stop_between_runs_keeps_those_that_ran_and_says_how_many_are_left(stage: Stage) -> None:
+    progress = Heard(stop_at=0.5, stop_in="measuring")
+    contest = stage.contest("shared", "model", repeats=3, progress=progress)
+    contest.hold()
+    assert stage.ran == ["shared", "model", "model"]
+    assert [(one.policy, len(one.logs)) for one in contest.measured] == [
+        ("shared", 1),
+        ("model", 2),
+    ]
+    outcome = outcome_of(contest, None, "a test")
+    assert outcome.runs_left == 3
+    assert set(outcome.plans) == set(outcome.logs) == set(outcome.measures) == {"shared", "model"}
+    assert outcome.comparison.repeats == 3
+    assert [len(entry.runs) for entry in outcome.comparison.entries] == [1, 2]
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("raises", [True, False])
+def test_run_that_a_stop_cut_short_does_not_count_and_leaves_nobody_out(
+    stage: Stage, named: bool, raises: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device raises in the warm-up, and later returns what it has."""
+    monkeypatch.setattr("eclip.lab.contest.known_policies", lambda: ["shared", "model"])
+    progress, run = Progress(), StagedSession.run
+    contest = stage.contest(*(["shared", "model"] if named else []), repeats=2, progress=progress)
+
+    def stopping(self: StagedSession, load: Load, window: Window) -> RunLog:
+        log = run(self, load, window)
+        if len(stage.ran) == 2:
+            progress.stop()
+            if raises:
+                raise StoppedError("stopped before the run began to be measured")
+        return log
+
+    monkeypatch.setattr(StagedSession, "run", stopping)
+    contest.hold()
+    assert [(one.policy, len(one.logs)) for one in contest.measured] == [("shared", 1)]
+    assert contest.left_out == {}
+    assert outcome_of(contest, None, "a test").runs_left == 3
+
+
+@pytest.mark.parametrize("during", range(3))
+def test_stop_in_a_sweep_is_no_fault_of_the_masks(
+    stage: Stage, during: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    progress, run = Progress(), StagedSession.run
+
+    def stopping(self: StagedSession, load: Load, window: Window) -> RunLog:
+        if self.plan.policy == "masks" and len(stage.trials) >= during:
+            progress.stop()
+        return run(self, load, window)
+
+    monkeypatch.setattr(StagedSession, "run", stopping)
+    contest = stage.contest("masks", trials=6, progress=progress)
+    contest.hold()
+    assert contest.left_out == {}
+    with pytest.raises(StoppedError, match="before anything was measured"):
+        outcome_of(contest, None, "a test")
+
+
+def test_stop_before_anything_was_measured_says_so(stage: Stage) -> None:
+    progress = Progress()
+    progress.stop()
+    contest = stage.contest("shared", "model", progress=progress)
+    contest.hold()
+    assert stage.ran == []
+    with pytest.raises(StoppedError, match="before anything was measured"):
+        outcome_of(contest, None, "a test")
+    with pytest.raises(StoppedError):
+        eclip.compare("bert:8,albert:8", "shared", seconds=0.1, progress=progress)
+
+
+def test_comparison_that_is_stopped_returns_what_it_has() -> None:
+    progress = Heard(stop_at=0.2, stop_in="measuring")
+    outcome = eclip.compare(
+        "bert:8,albert:8", ["shared", "model"], seconds=0.05, repeats=3, progress=progress
+    )
+    assert [entry.policy for entry in outcome.comparison.entries] == ["shared", "model"]
+    assert outcome.runs_left == 4
+
+
+# What is searched and swept for
+
+
+def test_comparison_of_a_mix_with_rates_is_for_latency_unless_told() -> None:
+    rates = "bert:8@60rps,albert:8@60rps"
+    options = CompareOptions(batches=0)
+    outcome = eclip.compare(rates, ["shared", "search"], seconds=0.3, options=options)
+    assert outcome.comparison.objective == "latency"
+    evidence = outcome.plans["search"].evidence
+    assert evidence is not None and evidence.objective == "latency"
+    tails = {
+        name: float(np.prod([worker.p99_ms or np.inf for worker in one.workers]))
+        for name, one in outcome.measures.items()
+    }
+    assert outcome.best == min(tails, key=tails.__getitem__)
+    told = eclip.compare(rates, "shared", objective="energy", seconds=0.1)
+    assert told.comparison.objective == "energy"
+    busy = eclip.compare("bert:8,albert:8", "shared", seconds=0.1)
+    assert busy.comparison.objective == "throughput"
+
+
+def test_overload_of_a_policy_is_said_in_the_comparison() -> None:
+    outcome = eclip.compare("bert:8@99999rps,albert:8", "shared,model", seconds=0.1)
+    assert [words.partition(" is overloaded")[0] for words in outcome.missed] == [
+        "shared: bert",
+        "model: bert",
+    ]
+    assert outcome.missed == outcome.comparison.missed
 
 
 def test_runs_together_are_as_one_long_run(stage: Stage) -> None:
-    contest = stage.contest(repeats=2, seconds=0.3)
-    contest.hold(["model"], {})
+    contest = stage.contest("model", repeats=2, seconds=0.3)
+    contest.hold()
     logs = contest.entrants[0].logs
     together, apart = measure_together(logs), [measure(log) for log in logs]
     assert together.seconds == pytest.approx(0.6)
@@ -438,19 +629,15 @@ def test_runs_together_are_as_one_long_run(stage: Stage) -> None:
         {"repeats": 0},
         {"trials": 0},
         {"trial_seconds": 0.0},
-        {"load_part": 0.0},
-        {"requests": 0},
         {"processes": 0},
+        {"objectives": ()},
+        {"objectives": (Objective(), Objective())},
+        {"policies": ("shared", "fastest")},
     ],
 )
 def test_senseless_options_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        ContestOptions(**wrong)
-
-
-def test_load_and_arrivals_exclude_each_other(stage: Stage, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="leave --arrivals"):
-        stage.contest(arrivals=tmp_path / "a.csv", load_part=0.6)
+        ContestOptions(**({"objectives": (Objective(),)} | wrong))
 
 
 # Processes: the whole of a GPU's contest, with stand-ins for the models
@@ -458,8 +645,9 @@ def test_load_and_arrivals_exclude_each_other(stage: Stage, tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("mps_control", "no_process_left")
 def test_processes_take_turns_with_plans_and_the_best_share_enters(stage: Stage) -> None:
-    contest = stage.contest("cuda", seconds=0.2, repeats=2, processes=8)
-    contest.hold(["shared", "timeslice", "mps", "mps-model"], {})
+    names = ("shared", "timeslice", "mps", "mps-model")
+    contest = stage.contest(*names, processes_run=True, seconds=0.2, repeats=2, processes=8)
+    contest.hold()
     by_policy = {entrant.policy: entrant for entrant in contest.entrants}
     assert list(by_policy) == ["shared", "timeslice", "mps", "mps-model"]
     mps = by_policy["mps"]
@@ -478,19 +666,19 @@ def test_without_mps_the_others_run(
 ) -> None:
     install_control(tmp_path, "failing")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr("eclip.cli.contest.known_policies", lambda: ["shared", "timeslice", "mps"])
-    contest = stage.contest("cuda", processes=8)
-    contest.hold(None, {})
+    monkeypatch.setattr("eclip.lab.contest.known_policies", lambda: ["shared", "timeslice", "mps"])
+    contest = stage.contest(processes_run=True, processes=8)
+    contest.hold()
     assert "no such GPU" in contest.left_out["mps"]
     assert [entrant.policy for entrant in contest.measured] == ["shared", "timeslice"]
     with pytest.raises(DeviceError, match="mps: the MPS daemon did not start"):
-        stage.contest("cuda", processes=8).hold(["shared", "mps"], {})
+        stage.contest("shared", "mps", processes_run=True, processes=8).hold()
 
 
 @pytest.mark.usefixtures("no_process_left")
 def test_interrupt_ends_all_processes(stage: Stage) -> None:
-    contest = stage.contest("cuda", repeats=3)
+    contest = stage.contest("shared", "timeslice", processes_run=True, repeats=3)
     stage.fail["shared"] = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
-        contest.hold(["shared", "timeslice"], {})
+        contest.hold()
     assert [len(one.logs) for one in contest.measured] == [1, 2]

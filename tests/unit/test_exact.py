@@ -131,6 +131,7 @@ def test_without_alpha_every_worker_is_as_fast_as_its_budget_allows(
     assert best.objective == best.total_ns == pytest.approx(fastest, rel=1e-12)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(instance=instances())
 def test_ilp_is_the_brute_force_optimum(
@@ -145,7 +146,10 @@ def test_ilp_is_the_brute_force_optimum(
     assert objective == pytest.approx(lowest, rel=1e-7)
 
 
-@pytest.mark.parametrize("seed", range(1, 21))
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "seed", [*range(1, 6), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(6, 41))]
+)
 def test_exact_and_ilp_agree_on_3_workers_of_40_kernels(seed: int) -> None:
     rng = np.random.default_rng(seed)
     times = []

@@ -11,8 +11,9 @@ import pytest
 from msgspec.structs import replace
 
 from eclip.artefacts import store
-from eclip.artefacts.calibration import Calibration, Sharing
-from eclip.artefacts.model_key import parse_model
+from eclip.artefacts.calibration import Calibration, Interference
+from eclip.artefacts.mix import parse_mix
+from eclip.artefacts.model_key import ModelKey, parse_model
 from eclip.artefacts.observations import Observations, ObservedHome, ObservedRun
 from eclip.artefacts.profile import Profile
 from eclip.errors import MismatchError, UsageError
@@ -32,7 +33,7 @@ def shipped() -> Replay:
     """The H200's observations with the measured profiles they belong to."""
     observations = store.load_builtin("h200", Observations)
     models = {model for run in observations.runs for model in run.models}
-    profiles = {key: find_profile(parse_model(key), H200, SHIPPED, []) for key in models}
+    profiles = {model: find_profile(model, H200, SHIPPED, []) for model in models}
     return Replay(observations, H200, profiles)
 
 
@@ -48,8 +49,8 @@ def run_of(mix: str, homes: tuple[ObservedHome, ...] = (), workers: int = 2) -> 
     )
 
 
-def observations_of(runs: list[ObservedRun], profiles: dict[str, Profile]) -> Observations:
-    traces = {key: profile.trace.digest for key, profile in profiles.items()}
+def observations_of(runs: list[ObservedRun], profiles: dict[ModelKey, Profile]) -> Observations:
+    traces = {str(key): profile.trace.digest for key, profile in profiles.items()}
     return Observations(
         fingerprint=replace(H200.fingerprint, traces=traces),
         source="by hand",
@@ -58,7 +59,9 @@ def observations_of(runs: list[ObservedRun], profiles: dict[str, Profile]) -> Ob
     )
 
 
-MODELS = {f"m{seed}:1": synthetic_profile(seed, 30, H200, name=f"m{seed}") for seed in range(4)}
+MODELS = {
+    ModelKey(f"m{seed}", 1): synthetic_profile(seed, 30, H200, name=f"m{seed}") for seed in range(4)
+}
 MIXES = ["m0:1,m1:1", "m2:1,m3:1", "m0:1,m2:1,m3:1"]
 
 
@@ -99,6 +102,7 @@ def test_shipped_calibration_agrees_with_the_shipped_runs() -> None:
     assert found.stp_correlation >= 0.93
 
 
+@pytest.mark.slow
 def test_fit_to_a_part_of_the_shipped_runs_predicts_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -124,6 +128,7 @@ def test_shipped_constants_are_what_the_source_says_they_are() -> None:
 # --- The fit itself ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "pressure",
     [
@@ -139,13 +144,13 @@ def test_shipped_constants_are_what_the_source_says_they_are() -> None:
 def test_fit_finds_a_device_that_is_the_model_with_other_constants(pressure: float) -> None:
     truth = replace(
         SHIPPED,
-        sharing=Sharing(cohabit=0.16, crowding=6.0, presence=0.3, pressure=pressure),
+        interference=Interference(cohabit=0.16, crowding=6.0, presence=0.3, pressure=pressure),
         power=replace(SHIPPED.power, idle_w=123.4),
         costs=replace(SHIPPED.costs, launch_ns=9_000),
     )
     replay = pretended(truth)
     found = fit(replay, SHIPPED, "a test")
-    unshared = replace(truth, sharing=NO_SHARING)
+    unshared = replace(truth, interference=NO_SHARING)
     assert replay.errors(replay.usable(), unshared).rate > 0.3
     for one in (found.fitted, found.seen, found.held_runs, found.held_mixes):
         assert one.rate < 0.025
@@ -156,10 +161,14 @@ def test_fit_finds_a_device_that_is_the_model_with_other_constants(pressure: flo
     fitted = found.calibration
     assert fitted.power.idle_w == pytest.approx(123.4, abs=1.5)
     assert fitted.costs.launch_ns == 9_000
-    assert fitted.sharing.presence == pytest.approx(0.3, rel=0.3)
+    assert fitted.interference.presence == pytest.approx(0.3, rel=0.3)
     assert fitted.source == "a test"
     assert replace(
-        fitted, sharing=SHIPPED.sharing, power=SHIPPED.power, costs=SHIPPED.costs, source=""
+        fitted,
+        interference=SHIPPED.interference,
+        power=SHIPPED.power,
+        costs=SHIPPED.costs,
+        source="",
     ) == replace(SHIPPED, source="")
     # Plans with switches are not fitted, but compared with.
     assert found.switching.runs == 3
@@ -167,10 +176,13 @@ def test_fit_finds_a_device_that_is_the_model_with_other_constants(pressure: flo
     assert fit(replay, SHIPPED, "a test") == found
 
 
+@pytest.mark.slow
 def test_fit_begins_at_the_same_point_whatever_calibration_it_is_given() -> None:
     """Otherwise it would begin at what a former fit had learnt from the runs it holds back."""
     replay = pretended(SHIPPED, each=4)
-    other = replace(SHIPPED, sharing=Sharing(cohabit=1.0, crowding=9.0, presence=0.9, pressure=0.9))
+    other = replace(
+        SHIPPED, interference=Interference(cohabit=1.0, crowding=9.0, presence=0.9, pressure=0.9)
+    )
     assert fit(replay, other, "").calibration == fit(replay, SHIPPED, "").calibration
 
 
@@ -216,13 +228,13 @@ def test_too_few_runs_or_mixes_are_refused() -> None:
 
 def test_profiles_of_other_kernels_are_refused() -> None:
     observations = observations_of([run_of(MIXES[0])], MODELS)
-    other = {**MODELS, "m0:1": synthetic_profile(9, 30, H200, name="m0")}
+    other = {**MODELS, parse_model("m0:1"): synthetic_profile(9, 30, H200, name="m0")}
     with pytest.raises(MismatchError, match="different kernels for m0:1"):
         Replay(observations, H200, other)
 
 
 def test_launch_is_what_a_request_alone_takes_besides_its_kernels() -> None:
-    flat = {f"{name}:1": flat_profile(name, [100_000], H200) for name in "abc"}
+    flat = {ModelKey(name, 1): flat_profile(name, [100_000], H200) for name in "abc"}
     run = replace(
         run_of("a:1,b:1,c:1", workers=3),
         alone_rps=tuple(1e9 / (100_000 + extra) for extra in (1_000, 7_000, 90_000)),
@@ -290,14 +302,14 @@ def test_runs_with_other_kernels_are_replayed_with_their_profiles() -> None:
         run_of(MIXES[0], (replace(plain, kernels_for=units), replace(plain, first=8)))
         for units in (0, 66, 0)
     ]
-    assert [[w.model for w in run.ran.workers] for run in runs[:2]] == [
+    assert [[str(model) for model in run.ran.models] for run in runs[:2]] == [
         ["m0:1", "m1:1"],
         ["m0~66:1", "m1:1"],
     ]
-    assert runs[1].models == ("m0:1", "m1:1")
+    assert runs[1].models == parse_mix("m0:1,m1:1").models
     replay = Replay(observations_of(runs, profiles), H200, profiles)
     assert replay.usable() == [0, 1, 2]
-    assert [plan.workers[0].model for plan in replay.plans] == ["m0:1", "m0~66:1", "m0:1"]
+    assert [str(plan.models[0]) for plan in replay.plans] == ["m0:1", "m0~66:1", "m0:1"]
     first, second, third = replay.simulate([0, 1, 2], SHIPPED)
     assert first == third
     assert second.rates_rps[0] > 1.5 * first.rates_rps[0]  # 12 kernels instead of 30

@@ -14,7 +14,7 @@ from eclip.artefacts.plan import ALL_WORKERS, Lane
 from eclip.artefacts.runlog import RunLog
 from eclip.devices.sim import device as sim
 from eclip.frontends.synthetic import synthetic_profile
-from eclip.lab.alone import alone_rates
+from eclip.lab.stand import alone_rates
 from eclip.planning.policies import make_plan
 from simulations import (
     CALIBRATIONS,

@@ -8,9 +8,12 @@ import pytest
 
 from eclip.artefacts import store
 from eclip.artefacts.measures import measure, measure_together
-from eclip.artefacts.plan import Plan, unpartitioned
+from eclip.artefacts.plan import Evidence, Plan, unpartitioned
 from eclip.artefacts.runlog import KernelRecords, Requests, RunLog, WorkerCounters
 from eclip.artefacts.topology import Topology
+from eclip.devices.gpu.loop import Ints
+from eclip.devices.gpu.recording import NO_KERNELS, lags_ns, make_log
+from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.frontends.synthetic import synthetic_profile
 from eclip.planning.policies import make_plan
 from eclip.planning.problem import Problem
@@ -26,6 +29,7 @@ def log_of(
     duration_ns: int = 1_000_000_000,
     energy_uj: int = 200_000_000,
     plan: Plan = PLAN,
+    offered: tuple[int | None, ...] = (None, None),
 ) -> RunLog:
     ordered = sorted(requests, key=lambda request: request[2])
     counters = WorkerCounters(kernels=0, barriers=0, lane_waits=0, false_waits=0, false_wait_ns=0)
@@ -46,6 +50,8 @@ def log_of(
         kernels=KernelRecords(window_ns=0, worker=(), position=(), lane=(), start_ns=(), end_ns=()),
         counters=(counters,) * 2,
         unfinished=(0, 0),
+        offered=offered,
+        lag_ns=(0, 0),
         alone_rps=alone_rps,
     )
 
@@ -128,9 +134,95 @@ def test_switches_are_those_of_the_plan_and_sum_up_over_the_workers() -> None:
     assert found.switches_per_request == sum(switches)
     assert (found.policy, found.device, found.modelled) == ("kernel", "by hand", True)
     assert [worker.name for worker in found.workers] == ["a", "b"]
-    assert [worker.model for worker in found.workers] == ["a:1", "b:1"]
+    assert [str(worker.model) for worker in found.workers] == ["a:1", "b:1"]
 
 
 def test_measures_can_be_written_as_json() -> None:
     for log in (log_of([]), log_of([(0, 0, 10)])):
         assert b"NaN" not in msgspec.json.encode(measure(log))
+
+
+# --- Promises that a run does not keep --------------------------------------------------------
+
+
+def test_worker_that_is_offered_more_than_it_serves_is_called_overloaded() -> None:
+    requests = [(0, 0, 10)] * 60 + [(1, 0, 20)] * 20
+    found = measure(log_of(requests, offered=(100, 21)))
+    first, second = found.workers
+    assert (first.offered_rps, second.offered_rps) == (100, 21)
+    assert (first.overloaded, second.overloaded) == (True, False)
+    assert found.missed == (
+        "a is overloaded: 100 requests/s are offered and 60 served, so its queue grows",
+    )
+
+
+def test_worker_that_serves_nothing_of_what_is_offered_is_overloaded() -> None:
+    assert measure(log_of([(0, 0, 10)], offered=(1, 3))).workers[1].overloaded
+
+
+def test_few_requests_under_way_at_the_end_of_a_run_are_no_overload() -> None:
+    """Four of ten are missing, which a run as short as that does not tell from chance."""
+    assert measure(log_of([(0, 0, 10)] * 6, offered=(10, None))).missed == ()
+
+
+def test_busy_workers_are_never_overloaded() -> None:
+    found = measure(log_of([(0, 0, 10)] * 60))
+    assert [worker.offered_rps for worker in found.workers] == [None, None]
+    assert found.missed == ()
+
+
+def test_offered_rate_of_several_runs_is_over_all_of_them() -> None:
+    logs = [log_of([(0, 0, 10)] * 60, offered=(count, None)) for count in (60, 80)]
+    assert [one.offered_rps for one in measure_together(logs).workers] == [70, None]
+
+
+def test_p99_above_the_bound_of_its_plan_is_missed_in_words() -> None:
+    evidence = Evidence(
+        objective="latency",
+        seed=0,
+        batches=0,
+        evaluated=1,
+        frontier=(),
+        device="by hand",
+        modelled=True,
+        trials=(),
+        bounds_ms=(9.0, 20.0),
+    )
+    bounded = msgspec.structs.replace(PLAN, evidence=evidence)
+    kept = measure(log_of([(0, 0, 8), (1, 0, 20)], plan=bounded))
+    assert kept.missed == ()
+    late = measure(log_of([(0, 0, 10)], plan=bounded))
+    assert late.missed == (
+        "a misses its bound: p99 10.00 ms, at most 9 ms wanted",
+        "b misses its bound: p99 none completed, at most 20 ms wanted",
+    )
+
+
+# --- The load generator -----------------------------------------------------------------------
+
+
+def served(*rows: tuple[int, int, int]) -> Ints:
+    """Arrival, start and end of a worker's requests, in microseconds."""
+    return np.array(rows, dtype=np.int64).reshape(-1, 3) * 1000
+
+
+def test_lag_is_what_an_idle_worker_took_to_notice_an_arrival() -> None:
+    """Waiting behind the request before is the policy's, not the generator's."""
+    queued = served((0, 0, 500), (10, 500, 1000))
+    noticed_late = served((0, 0, 500), (800, 3000, 3500), (3100, 3600, 4000))
+    assert lags_ns([queued, noticed_late, served()]) == (0, 2_200_000, 0)
+
+
+def test_log_of_a_late_generator_says_who_had_to_wait() -> None:
+    due = np.array([0, 800_000], dtype=np.int64)
+    load = Load(label="by hand", seed=0, arrivals=(due, CLOSED_LOOP))
+    rows = [served((0, 0, 500), (800, 3000, 3500)), served((0, 0, 900), (900, 900, 1800))]
+    log = make_log(PLAN, "a GPU", load, rows, [30, 30], NO_KERNELS, 10_000_000, 100.0, [])
+    assert log.lag_ns == (2_200_000, 0)
+    assert log.lagged
+    (warning,) = log.warnings
+    assert "the load generator lagged (a 2.2 ms)" in warning
+    assert log.offered == (2, None)
+    prompt = [served((0, 0, 500), (800, 900, 1500)), rows[1]]
+    calm = make_log(PLAN, "a GPU", load, prompt, [30, 30], NO_KERNELS, 10_000_000, 100.0, [])
+    assert (calm.lagged, calm.warnings) == (False, ())

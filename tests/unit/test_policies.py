@@ -10,15 +10,16 @@ import msgspec
 import numpy as np
 import pytest
 
+from commands import Cli
 from eclip.artefacts import store
 from eclip.artefacts.mix import mix_of
-from eclip.artefacts.plan import ALL_WORKERS, Plan
+from eclip.artefacts.plan import ALL_WORKERS, Lanes, Plan, Processes, Turns
 from eclip.artefacts.profile import Profile, Times
 from eclip.artefacts.topology import Topology
 from eclip.errors import MismatchError, PlanningError, UsageError
 from eclip.frontends.synthetic import synthetic_profile
 from eclip.planning.exact import allocate
-from eclip.planning.policies import POLICIES, PolicyOptions, make_plan
+from eclip.planning.policies import POLICIES, PolicyOptions, make_plan, with_shares
 from eclip.planning.pool import build_pool
 from eclip.planning.problem import Problem
 from eclip.runtime.program import lower
@@ -63,6 +64,7 @@ def objective_of(plan: Plan, problem: Problem) -> float:
     return (1 + alpha) * total
 
 
+@pytest.mark.slow
 @every_policy
 @every_device
 @pytest.mark.parametrize("workers", range(1, 9))
@@ -99,19 +101,106 @@ def test_equal_problems_get_equal_plans(policy: str) -> None:
 
 
 def test_unknown_policy_lists_the_right_ones() -> None:
-    with pytest.raises(UsageError, match="shared, priority, timeslice, model, kernel, eclip"):
+    with pytest.raises(UsageError, match="shared, priority, timeslice, mps, mps-model, model"):
         make_plan("fastest", problem_of("mi50", 1))
 
 
 def test_shared_and_timeslice_give_everybody_a_lane_of_all_units() -> None:
     problem = problem_of("h200", 4)
-    for policy, turns in (("shared", False), ("timeslice", True)):
+    for policy, sharing in (("shared", Lanes()), ("timeslice", Turns())):
         plan = make_plan(policy, problem)
         assert [(lane.owner, lane.mask) for lane in plan.lanes] == [
             (worker, problem.topology.full) for worker in range(4)
         ]
-        assert plan.turns == turns
+        assert plan.sharing == sharing
         assert [part.switches for part in plan.main.assignments] == [0] * 4
+
+
+# --- Processes --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("given", "shares"), [((), (60, 60)), ((40,), (40, 40)), ((75, 25),) * 2])
+def test_mps_gives_every_worker_its_share_or_all_the_same(
+    given: tuple[int, ...], shares: tuple[int, ...]
+) -> None:
+    plan = make_plan("mps", problem_of("h200", 2), PolicyOptions(shares=given))
+    assert plan.sharing == Processes(shares)
+    assert f"{shares[1]}% of the SMs" in plan.workers[1].why
+    assert [lane.mask for lane in plan.lanes] == [plan.topology.full] * 2
+
+
+@every_device
+@pytest.mark.parametrize("workers", [2, 3, 5])
+def test_shares_of_mps_model_are_never_smaller_than_the_masks_of_model(
+    device: str, workers: int
+) -> None:
+    problem = problem_of(device, workers)
+    masks, plan = make_plan("model", problem), make_plan("mps-model", problem)
+    assert isinstance(plan.sharing, Processes)
+    for worker, share in enumerate(plan.sharing.shares):
+        units = masks.units(lanes_of(masks, worker)[0])
+        assert share / 100 >= units / problem.topology.units > (share - 1) / 100
+
+
+def test_shares_are_percentages_one_for_each_worker() -> None:
+    shared = make_plan("shared", problem_of("h200", 2))
+    assert [
+        with_shares(shared, shares).why.rpartition(" ")[2] for shares in ((60, 60), (60, 25))
+    ] == ["60%", "60/25%"]
+    with pytest.raises(UsageError, match="3 shares given for 2 workers"):
+        with_shares(shared, (60, 60, 60))
+    with pytest.raises(UsageError, match="3 shares given for 2 workers"):
+        make_plan("mps", problem_of("h200", 2), PolicyOptions(shares=(60, 60, 60)))
+    for wrong in ((0, 50), (50, 101)):
+        with pytest.raises(UsageError, match=r"1 to 100 percent, not \d+/\d+%"):
+            with_shares(shared, wrong)
+
+
+@pytest.mark.parametrize(
+    ("policy", "sharing", "words"),
+    [
+        ("mps", Processes((70, 30)), "shares 70/30%"),
+        ("timeslice", Turns(), "take turns"),
+    ],
+)
+def test_plan_of_processes_or_turns_is_saved_loaded_and_explained_like_others(
+    policy: str,
+    sharing: Processes | Turns,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plan = make_plan(policy, problem_of("h200", 2), PolicyOptions(shares=(70, 30)))
+    path = tmp_path / "plan.json"
+    store.save(plan, path)
+    assert store.load(path, Plan) == plan
+    assert plan.sharing == sharing
+    cli = Cli(monkeypatch, capsys)
+    assert words in " ".join(cli("explain", path).out.split())
+    data = cli("explain", path, "--json").data
+    assert data["policy"] == policy
+    assert msgspec.convert(data["sharing"], Processes | Turns) == sharing
+
+
+# --- Solvers ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_highs_finds_the_optimum_that_the_exact_solver_proves(seed: int) -> None:
+    pytest.importorskip("highspy")
+    problem = problem_of("mi50", 2, kernels=8, seed=10 * seed)
+    exact, highs = (
+        make_plan("eclip", problem, PolicyOptions(switch_max=3, solver=solver))
+        for solver in ("exact", "highs")
+    )
+    assert objective_of(highs, problem) == pytest.approx(objective_of(exact, problem), rel=1e-6)
+    assert max(part.switches for part in highs.main.assignments) <= 3
+
+
+def test_unknown_solver_lists_the_right_ones() -> None:
+    with pytest.raises(UsageError, match="unknown solver 'cplex'; choose one of: exact, highs"):
+        PolicyOptions(solver="cplex")
 
 
 @every_device

@@ -12,21 +12,25 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from eclip.artefacts import store
 from eclip.artefacts.measures import measure
 from eclip.artefacts.mix import mix_of
-from eclip.artefacts.plan import Assignment, Group, Lane, Plan, PlannedWorker, Variant
-from eclip.artefacts.topology import Mask, Topology
+from eclip.artefacts.model_key import ModelKey
+from eclip.artefacts.plan import Assignment, Group, Lane, Plan, PlannedWorker, Turns, Variant
+from eclip.artefacts.topology import Topology
 from eclip.artefacts.trace import with_traces
+from eclip.devices import remote
 from eclip.devices.base import Window
-from eclip.devices.cuda import processes
 from eclip.devices.cuda.mps import python_path
-from eclip.devices.load import CLOSED_LOOP, Load
-from eclip.devices.remote import Host, ProcessSets, Sharing, mps_sharing, shares_of
+from eclip.devices.load import CLOSED_LOOP, Load, closed_loop
+from eclip.devices.remote import Host, LoneSession, ProcessSets
+from eclip.devices.remote_child import Job
 from eclip.errors import DeviceError, MismatchError, UsageError
+from eclip.planning.policies import with_shares
 from standins import (
     ENTRY,
     KERNELS,
@@ -42,22 +46,21 @@ UUID = f"GPU-of-test-{os.getpid()}"
 WINDOW = Window(seconds=0.4, warmup_seconds=0.1, trace_ms=0.0)
 
 
-def plan_of(*models: str, policy: str = "timeslice", slices: int = 16) -> Plan:
-    """A lane per worker; ``steady:5`` is the model steady with a batch of 5."""
+def plan_of(*models: str) -> Plan:
+    """Workers that take turns; ``steady:5`` is the model steady with a batch of 5."""
     parts = [(name, int(batch or 2)) for name, _, batch in (one.partition(":") for one in models)]
-    mix = mix_of(parts)
-    traces = [trace_of(name, batch) for name, batch in parts]
+    mix = mix_of(ModelKey(*part) for part in parts)
     return Plan(
         mix=mix,
-        policy=policy,
+        policy="timeslice",
         topology=H200,
-        fingerprint=with_traces(H200.fingerprint, traces),
+        fingerprint=with_traces(H200.fingerprint, [trace_of(*part) for part in parts]),
         modelled=False,
         workers=tuple(
             PlannedWorker(name=worker.name, model=worker.model, kernels=KERNELS, why="")
             for worker in mix.workers
         ),
-        lanes=tuple(Lane(index, Mask(range(slices))) for index in range(len(parts))),
+        lanes=tuple(Lane(index, H200.full) for index in range(len(parts))),
         variants=(
             Variant(
                 tuple(range(len(parts))),
@@ -65,16 +68,26 @@ def plan_of(*models: str, policy: str = "timeslice", slices: int = 16) -> Plan:
             ),
         ),
         why="",
-        turns=policy == "timeslice",
+        sharing=Turns(),
     )
 
 
-def closed(workers: int) -> Load:
-    return Load(label="closed loop", seed=0, arrivals=(CLOSED_LOOP,) * workers)
+def jobs_of(plan: Plan, entry: str = ENTRY) -> list[Job]:
+    return [Job(entry, model) for model in plan.models]
 
 
-def open_sets(*sharings: Sharing, counter: SteadyCounter | None = None) -> ProcessSets:
-    return ProcessSets(Host(UUID, "a GPU", H200, counter or SteadyCounter()), ENTRY, sharings)
+def host_of(counter: SteadyCounter | None = None) -> Host:
+    return Host(UUID, "a GPU", H200, counter or SteadyCounter())
+
+
+def start_sets(*plans: Plan, counter: SteadyCounter | None = None) -> ProcessSets:
+    return ProcessSets(host_of(counter), plans, [jobs_of(plan) for plan in plans])
+
+
+def open_sets(*plans: Plan, counter: SteadyCounter | None = None) -> ProcessSets:
+    sets = start_sets(*plans, counter=counter)
+    sets.wait()
+    return sets
 
 
 def ours() -> list[str]:
@@ -107,10 +120,10 @@ def mps_control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_workers_serve_a_window_at_once_each_in_its_own_process() -> None:
     plan = plan_of("steady:2", "steady:8")
-    with open_sets(Sharing(plan)) as sets:
+    with open_sets(plan) as sets:
         (session,) = sets.sessions
         assert len({os.getpid(), *(child.pid for child in session.children)}) == 3
-        log = session.run(closed(2), WINDOW, [400.0, 100.0])
+        log = session.run(closed_loop(2), WINDOW)
     requests = log.requests
     first, second = ([n for n in requests.worker if n == worker] for worker in (0, 1))
     assert 30 <= len(first) <= 200
@@ -122,13 +135,14 @@ def test_workers_serve_a_window_at_once_each_in_its_own_process() -> None:
     assert log.energy_uj == pytest.approx(POWER_W * 0.4 * 1e6, rel=0.02)
     assert (log.plan, log.device, log.modelled) == (plan, "a GPU", False)
     assert set(log.unfinished) <= {0, 1}
-    assert 0.2 < measure(log).stp < 2.5
+    measured = msgspec.structs.replace(log, alone_rps=(400.0, 100.0))
+    assert 0.2 < measure(measured).stp < 2.5
 
 
 def test_no_worker_begins_before_the_instant_given_to_all() -> None:
     window = Window(seconds=0.1, warmup_seconds=0.0, trace_ms=0.0)
-    with open_sets(Sharing(plan_of("steady:1", "steady:1", "steady:1"))) as sets:
-        log = sets.sessions[0].run(closed(3), window, [1.0] * 3)
+    with open_sets(plan_of("steady:1", "steady:1", "steady:1")) as sets:
+        log = sets.sessions[0].run(closed_loop(3), window)
     assert set(log.requests.worker) == {0, 1, 2}
     assert 0 <= min(log.requests.start_ns) < 100e6
 
@@ -136,8 +150,8 @@ def test_no_worker_begins_before_the_instant_given_to_all() -> None:
 def test_arrivals_are_those_of_the_load() -> None:
     times = np.arange(-40, 400, 10, dtype=np.int64) * 1_000_000
     load = Load(label="by hand", seed=3, arrivals=(times, CLOSED_LOOP))
-    with open_sets(Sharing(plan_of("steady:2", "steady:2"))) as sets:
-        log = sets.sessions[0].run(load, WINDOW, [1.0, 1.0])
+    with open_sets(plan_of("steady:2", "steady:2")) as sets:
+        log = sets.sessions[0].run(load, WINDOW)
     seen = [
         arrival
         for arrival, worker in zip(log.requests.arrival_ns, log.requests.worker, strict=True)
@@ -154,8 +168,8 @@ def test_arrivals_are_those_of_the_load() -> None:
 def test_sets_take_turns_and_keep_their_processes() -> None:
     plan = plan_of("steady:2", "steady:4")
     counter = SteadyCounter()
-    wide, narrow = mps_sharing(plan, (100, 100)), mps_sharing(plan, (75, 25), policy="mps-model")
-    with open_sets(Sharing(plan), wide, narrow, counter=counter) as sets:
+    wide, narrow = with_shares(plan, (100, 100)), with_shares(plan, (75, 25), "mps-model")
+    with open_sets(plan, wide, narrow, counter=counter) as sets:
         pids = [[child.pid for child in session.children] for session in sets.sessions]
         assert counter.ours >= {pid for mine in pids for pid in mine}
         assert len(counter.ours) > 6, "the daemon is one of us, too"
@@ -165,7 +179,7 @@ def test_sets_take_turns_and_keep_their_processes() -> None:
                 session = sets.sessions[(turn + index) % 3]
                 # Long for two cores on which other tests run: each process gets some of it.
                 short = Window(seconds=0.5, warmup_seconds=0.02, trace_ms=0.0)
-                log = session.run(closed(2), short, [1.0, 1.0])
+                log = session.run(closed_loop(2), short)
                 assert set(log.requests.worker) == {0, 1}
                 policies.append(log.plan.policy)
         assert pids == [[child.pid for child in session.children] for session in sets.sessions]
@@ -184,7 +198,7 @@ def test_a_child_sees_one_gpu_and_only_the_daemon_meant_for_it(
     plan = plan_of("tells")
     folder = "/tmp/eclip-mps-" if under_mps else "/nonexistent"
     with pytest.raises(DeviceError, match=rf"worker tells .*: {UUID} None {folder}"):
-        open_sets(mps_sharing(plan, (50,)) if under_mps else Sharing(plan))
+        open_sets(with_shares(plan, (50,)) if under_mps else plan)
 
 
 @pytest.mark.parametrize(
@@ -197,19 +211,20 @@ def test_a_child_sees_one_gpu_and_only_the_daemon_meant_for_it(
 )
 def test_a_worker_that_cannot_be_built_is_named_with_the_reason(model: str, reason: str) -> None:
     with pytest.raises(DeviceError, match=rf"worker {model} \(timeslice\):? {reason}"):
-        open_sets(Sharing(plan_of("steady", model)))
+        open_sets(plan_of("steady", model))
 
 
 def test_an_entry_that_needs_a_missing_package_says_so() -> None:
-    host = Host(UUID, "a GPU", H200, SteadyCounter())
+    plan = plan_of("steady")
+    sets = ProcessSets(host_of(), [plan], [jobs_of(plan, "nosuch:entry")])
     with pytest.raises(DeviceError, match="the package nosuch is missing"):
-        ProcessSets(host, "nosuch:entry", [Sharing(plan_of("steady"))])
+        sets.wait()
 
 
 def test_a_worker_that_takes_too_long_to_build_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_BUILD_SECONDS", 0.01)
+    monkeypatch.setattr(remote, "_BUILD_SECONDS", 0.01)
     with pytest.raises(DeviceError, match=r"steady \(timeslice\) was not ready in time"):
-        open_sets(Sharing(plan_of("steady")))
+        open_sets(plan_of("steady"))
 
 
 @pytest.mark.parametrize(
@@ -219,34 +234,34 @@ def test_a_death_during_a_window_ends_its_set_at_once_and_leaves_the_others(
     model: str, reason: str
 ) -> None:
     long = Window(seconds=30.0, warmup_seconds=0.0, trace_ms=0.0)
-    with open_sets(Sharing(plan_of("steady", model)), Sharing(plan_of("steady"))) as sets:
+    with open_sets(plan_of("steady", model), plan_of("steady")) as sets:
         broken, sound = sets.sessions
         begun = time.monotonic()
         with pytest.raises(DeviceError, match=rf"worker {model} \(timeslice\){reason}"):
-            broken.run(closed(2), long, [1.0, 1.0])
+            broken.run(closed_loop(2), long)
         assert time.monotonic() - begun < 5
         assert len(ours()) == 1
         with pytest.raises(DeviceError, match="the processes of timeslice have ended"):
-            broken.run(closed(2), WINDOW, [1.0, 1.0])
-        assert sound.run(closed(1), WINDOW, [1.0]).requests.worker
+            broken.run(closed_loop(2), WINDOW)
+        assert sound.run(closed_loop(1), WINDOW).requests.worker
 
 
 def test_a_process_that_does_not_leave_is_made_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_LEAVE_SECONDS", 0.3)
+    monkeypatch.setattr(remote, "_LEAVE_SECONDS", 0.3)
     begun = time.monotonic()
-    with open_sets(Sharing(plan_of("stubborn"))):
+    with open_sets(plan_of("stubborn")):
         assert len(ours()) == 1
     assert time.monotonic() - begun < 10
 
 
 PARENT = """
 import sys
-from test_processes import WINDOW, Window, closed, mps_sharing, open_sets, plan_of, Sharing
+from test_processes import Window, closed_loop, open_sets, plan_of, with_shares
 plan = plan_of("steady", "steady")
-with open_sets(Sharing(plan), mps_sharing(plan, (50, 50))) as sets:
+with open_sets(plan, with_shares(plan, (50, 50))) as sets:
     print("ready", flush=True)
     if sys.argv[1] == "serving":
-        sets.sessions[0].run(closed(2), Window(seconds=60.0, trace_ms=0.0), [1.0, 1.0])
+        sets.sessions[0].run(closed_loop(2), Window(seconds=60.0, trace_ms=0.0))
     sys.stdin.read()
 """
 
@@ -281,56 +296,50 @@ def test_nothing_outlives_a_parent_that_is_interrupted_or_killed(
 def test_other_kernels_are_refused_in_plain_processes_and_told_of_under_mps() -> None:
     plan = plan_of("changed")
     with pytest.raises(MismatchError, match="changed launches other kernels"):
-        open_sets(Sharing(plan))
-    with open_sets(mps_sharing(plan, (60,))) as sets:
-        log = sets.sessions[0].run(closed(1), WINDOW, [1.0])
+        open_sets(plan)
+    with open_sets(with_shares(plan, (60,))) as sets:
+        log = sets.sessions[0].run(closed_loop(1), WINDOW)
     assert "under mps 60% libraries chose other kernels for changed" in log.warnings
 
 
 @pytest.mark.usefixtures("mps_control")
 def test_a_process_that_did_not_reach_the_daemon_is_refused() -> None:
     with pytest.raises(DeviceError, match=r"unattached \(mps 60%\) is no client of MPS"):
-        open_sets(mps_sharing(plan_of("unattached"), (60,)))
+        open_sets(with_shares(plan_of("unattached"), (60,)))
 
 
 def test_a_worker_that_begins_late_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_LEAD_S", -0.05)
+    monkeypatch.setattr(remote, "_LEAD_S", -0.05)
     window = Window(seconds=0.2, warmup_seconds=0.0, trace_ms=0.0)
-    with open_sets(Sharing(plan_of("steady"))) as sets:
-        log = sets.sessions[0].run(closed(1), window, [1.0])
+    with open_sets(plan_of("steady")) as sets:
+        log = sets.sessions[0].run(closed_loop(1), window)
     (late,) = [warning for warning in log.warnings if "late" in warning]
     assert re.fullmatch(r"worker steady \(timeslice\) began \d+\.\d ms late", late)
 
 
 def test_a_load_for_other_workers_is_refused_and_harms_nothing() -> None:
-    with open_sets(Sharing(plan_of("steady"))) as sets:
+    with open_sets(plan_of("steady")) as sets:
         with pytest.raises(UsageError, match="for 2 workers, not 1"):
-            sets.sessions[0].run(closed(2), WINDOW, [1.0])
-        assert sets.sessions[0].run(closed(1), WINDOW, [1.0]).requests.worker
+            sets.sessions[0].run(closed_loop(2), WINDOW)
+        assert sets.sessions[0].run(closed_loop(1), WINDOW).requests.worker
 
 
-def test_shares_are_percentages_one_for_each_worker() -> None:
+def test_session_of_one_plan_ends_its_own_processes() -> None:
     plan = plan_of("steady", "steady")
-    assert mps_sharing(plan, (60, 60)).label == "mps 60%"
-    assert mps_sharing(plan, (60, 25)).label == "mps 60/25%"
-    assert Sharing(plan).label == "timeslice"
-    with pytest.raises(UsageError, match="1 shares given for 2 workers"):
-        mps_sharing(plan, (60,))
-    for wrong in ((0, 50), (50, 101)):
-        with pytest.raises(UsageError, match=r"1 to 100 percent, not mps \d+/\d+%"):
-            mps_sharing(plan, wrong)
-    made = mps_sharing(plan, (60, 25)).plan
-    assert (made.policy, made.turns) == ("mps", False)
-    assert "25% of the SMs" in made.workers[1].why
+    with LoneSession(host_of(), plan, jobs_of(plan)) as session:
+        assert len(ours()) == 2
+        assert session.run(closed_loop(2), WINDOW).requests.worker
+    assert ours() == []
 
 
-@pytest.mark.parametrize(("slices", "share"), [(16, 100), (6, 37), (1, 7)])
-def test_shares_of_masks_are_never_smaller_than_the_masks(slices: int, share: int) -> None:
-    assert shares_of(plan_of("steady", "steady", policy="model", slices=slices)) == (share,) * 2
+def test_processes_that_were_not_waited_for_end_too() -> None:
+    with start_sets(plan_of("steady", "refuses")):
+        assert ours()
+    assert ours() == []
 
 
 def test_closing_twice_is_harmless() -> None:
-    sets = open_sets(Sharing(plan_of("steady")))
+    sets = open_sets(plan_of("steady"))
     with contextlib.closing(sets):
         sets.sessions[0].close()
         sets.close()

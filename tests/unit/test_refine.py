@@ -17,9 +17,10 @@ from eclip.frontends.synthetic import synthetic_profile
 from eclip.planning.problem import Problem
 from eclip.planning.search import refine as refine_module
 from eclip.planning.search.candidates import Evaluate, Found, Hunt, search
+from eclip.planning.search.correction import EARLIER_NOISE, Corrected
 from eclip.planning.search.objective import Objective, Score
 from eclip.planning.search.placement import Home, Placer
-from eclip.planning.search.refine import Corrected, refine
+from eclip.planning.search.refine import refine
 
 H200 = store.load_builtin("h200", Topology)
 PROFILES = tuple(synthetic_profile(index, 12, H200, name=f"m{index}") for index in range(3))
@@ -95,7 +96,13 @@ def seconds_are_runs(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 def refined(device: Device, seconds: float, priorities: int = 1) -> Found:
     return refine(
-        PROBLEM, SIMULATED, device, AIM, starts=STARTS, seconds=seconds, priorities=priorities
+        Placer(PROBLEM),
+        SIMULATED,
+        device,
+        AIM,
+        starts=STARTS,
+        seconds=seconds,
+        priorities=priorities,
     )
 
 
@@ -186,6 +193,7 @@ def test_plan_that_was_refused_says_nothing() -> None:
     assert corrected(plans) == SIMULATED(plans)
 
 
+@pytest.mark.slow
 def test_few_trials_find_what_the_simulation_does_not_know(seconds_are_runs: Device) -> None:
     device = seconds_are_runs
     ideal = 3 * 0.9
@@ -224,7 +232,9 @@ def test_what_was_tried_earlier_makes_few_trials_enough(seconds_are_runs: Device
     without = ideal - true_stp(refined(device, short))
     device.runs = 0
     earlier = earlier_trials(40, Device(TRUE))
-    found = refine(PROBLEM, SIMULATED, device, AIM, starts=STARTS, seconds=short, earlier=earlier)
+    found = refine(
+        Placer(PROBLEM), SIMULATED, device, AIM, starts=STARTS, seconds=short, earlier=earlier
+    )
     assert device.runs <= short + 5
     assert ideal - true_stp(found) < 0.7 * without
 
@@ -239,7 +249,7 @@ def test_day_on_which_everything_was_faster_decides_little() -> None:
     faster = dataclasses.replace(said[0], ratios=tuple(1.05 * ratio for ratio in said[0].ratios))
     corrected = Corrected(SIMULATED)
     corrected.learn([again, new], said)
-    corrected.learn([again], [faster], refine_module._EARLIER_NOISE)
+    corrected.learn([again], [faster], EARLIER_NOISE)
     found = corrected.expected([again, new])
     assert 1.0 < found[0].ratios[0] / said[0].ratios[0] < 1.01
     assert found[1].ratios[0] / said[1].ratios[0] == pytest.approx(1.0, abs=0.005)
@@ -268,7 +278,7 @@ def test_device_that_refuses_everything_but_plain_streams_gives_nothing(
     seconds_are_runs: Device,
 ) -> None:
     seconds_are_runs._refuses_below = H200.units
-    found = refine(PROBLEM, SIMULATED, seconds_are_runs, AIM, starts=STARTS[:2], seconds=20)
+    found = refine(Placer(PROBLEM), SIMULATED, seconds_are_runs, AIM, starts=STARTS[:2], seconds=20)
     assert found.plain.stp > 0
     assert {min(one.score.ratios) for one in found.candidates} == {0.0}
 

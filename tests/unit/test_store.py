@@ -55,6 +55,7 @@ def test_equal_artefacts_are_equal_bytes(tmp_path: Path, suffix: str) -> None:
         assert first[4:8] == bytes(4)  # no time of writing in the header
 
 
+@pytest.mark.slow
 @every_kind
 @every_suffix
 def test_file_cut_at_any_byte_is_refused(tmp_path: Path, kind: str, suffix: str) -> None:
@@ -65,6 +66,7 @@ def test_file_cut_at_any_byte_is_refused(tmp_path: Path, kind: str, suffix: str)
         refusal(cut)
 
 
+@pytest.mark.slow
 @every_kind
 def test_file_without_digest_cut_at_any_byte_is_refused(tmp_path: Path, kind: str) -> None:
     path = write(tmp_path / "whole.json", kind, store.to_data(ARTEFACTS[kind]))
@@ -75,9 +77,11 @@ def test_file_without_digest_cut_at_any_byte_is_refused(tmp_path: Path, kind: st
         refusal(path)
 
 
+@pytest.mark.slow
 @every_suffix
 @settings(
-    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=400,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
 def test_changed_byte_is_refused_or_changes_nothing(
@@ -124,7 +128,8 @@ def paths_of(data: Any) -> list[tuple[Any, ...]]:
 
 
 @settings(
-    max_examples=600, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=600,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
 def test_edited_file_is_refused_or_loads_and_saves_again(

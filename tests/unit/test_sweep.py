@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eclip.artefacts.topology import Topology
-from eclip.devices.cuda.mps import MOST_CLIENTS, equal_shares
+from eclip.lab.sweep import MOST_CLIENTS, equal_shares
 from eclip.planning.policies import make_plan
 from eclip.planning.search.masks import StaticMasks, best_setting, masks_setting
 from eclip.planning.search.objective import Objective, Score

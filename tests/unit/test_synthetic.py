@@ -72,9 +72,9 @@ def test_sizes_must_rise_to_the_whole_device() -> None:
 
 
 def test_2000_kernels_at_16_sizes_take_less_than_a_quarter_second() -> None:
-    def seconds() -> float:
-        start = time.perf_counter()
+    def seconds() -> float:  # of work, whatever else this machine does
+        start = time.thread_time()
         synthetic_profile(0, 2000, H200, sizes=SIXTEEN_SIZES)
-        return time.perf_counter() - start
+        return time.thread_time() - start
 
     assert min(seconds() for _ in range(3)) < 0.25

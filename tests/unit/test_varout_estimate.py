@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import msgspec
 import numpy as np
@@ -20,6 +19,7 @@ from eclip.varout.estimate import Choice
 from eclip.varout.gpu_model import Sample
 from eclip.varout.mechanisms import Mechanism
 from eclip.varout.watch import Replanner, Watch
+from waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +70,7 @@ def test_lengths_that_cannot_be_are_refused() -> None:
 # The choice
 
 
+@pytest.mark.slow
 @given(
     sample=st.lists(st.integers(0, 300), min_size=1, max_size=30),
     price=st.sampled_from([0.0, 0.01, 1.0, 50.0]),
@@ -98,6 +99,7 @@ def test_no_other_capacity_is_cheaper(
     assert choice.cost <= best * 1.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "merging",
     [
@@ -317,12 +319,9 @@ def test_a_drift_changes_the_capacity_once_and_outside_the_request_path(h200: Ma
     try:
         for length in lognormal(2, 50_000, 0.8, count=1024):
             watch.observe(length)
-        deadline = time.monotonic() + 10
-        while not adopted and time.monotonic() < deadline:
-            time.sleep(0.01)
+        assert until(lambda: bool(adopted))
     finally:
         replanner.close()
-    assert adopted
     choice, why, thread = adopted[0]
     assert choice.capacity > first.capacity
     assert "%" in why
@@ -343,9 +342,7 @@ def test_a_failing_choice_reaches_whoever_closes() -> None:
         watch.observe(1000)
     replanner = Replanner(watch, decide, lambda choice, why: None)
     replanner.start(period_s=0.001)
-    deadline = time.monotonic() + 10
-    while replanner.failure is None and time.monotonic() < deadline:
-        time.sleep(0.005)
+    assert until(lambda: replanner.failure is not None)
     with pytest.raises(PlanningError, match="no capacity"):
         replanner.close()
     with pytest.raises(UsageError, match="at least"):

@@ -121,6 +121,7 @@ def data(inputs: int, length: int, seed: int) -> npt.NDArray[np.float32]:
     return x.astype(np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda one: one.value)
 @pytest.mark.parametrize(("inputs", "capacity"), [(1, 2), (TILE, 64), (3 * TILE + 77, 500)])
 @pytest.mark.parametrize("large", [False, True], ids=["tiles", "large tiles"])
@@ -148,6 +149,7 @@ def test_outputs_are_in_the_order_of_the_inputs(kernels: Emulated) -> None:
     assert np.array_equal(got, np.flatnonzero(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [1, 4])
 def test_tiles_look_back_further_than_a_warp(
     kernels: Emulated, tmp_path: Path, at_once: int
@@ -179,6 +181,7 @@ def test_sums_carry_the_number_of_their_request(kernels: Emulated) -> None:
         assert int(stage.sums[-1]) & 0xFFFFFFFF == 100 + request
 
 
+@pytest.mark.slow
 def test_the_last_tile_closes_the_request(kernels: Emulated) -> None:
     """Whatever the order in which blocks get on: every request finds the state as it needs it."""
     inputs = 20 * TILE + 5

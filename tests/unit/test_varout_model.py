@@ -52,6 +52,7 @@ def machines(draw: st.DrawFn) -> tuple[StreamProcessor, float]:
     return machine, draw(number(0, 1)) * reach
 
 
+@pytest.mark.slow
 @given(machines())
 @settings(max_examples=400)
 def test_closed_forms_agree_with_the_simulation(drawn: tuple[StreamProcessor, float]) -> None:

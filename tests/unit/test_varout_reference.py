@@ -39,6 +39,7 @@ def adversarial(capacity: int, inputs: int) -> dict[str, list[int]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", GENERAL, ids=lambda one: one.value)
 @pytest.mark.parametrize("capacity", [2, 3, 7, 64, 65])
 @pytest.mark.parametrize("inputs", [1, 5, 130])
@@ -93,6 +94,7 @@ def plain_nms(boxes: Any, scores: Any, threshold: float) -> list[int]:
     return kept
 
 
+@pytest.mark.slow
 @given(
     count=st.integers(0, 60),
     capacity=st.integers(2, 40),

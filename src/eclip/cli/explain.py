@@ -151,6 +151,11 @@ def _print_evidence(plan: Plan, evidence: Evidence) -> None:
         ),
         optional=("power W", "fairness"),
     )
+    for trial in evidence.trials:
+        if trial.refused and not trial.chosen:
+            screen.out.print(f"Refused: {trial.label}: {'; '.join(trial.refused)}.")
+    for words in evidence.missed:
+        screen.out.print(f"Not kept: {words}.")
     chosen = next(trial for trial in evidence.trials if trial.chosen)
     screen.out.print(_frontier_picture(evidence, chosen))
     screen.out.print(

@@ -124,17 +124,20 @@ def _begin(device: Device, cases: Sequence[Case], path: Path) -> Observations:
     topology, driver = device.topology, device.driver
     profiles = [profile for case in cases for profile in case.profiles]
     traced = with_traces(topology.fingerprint, [profile.trace for profile in profiles])
-    here = replace(traced, driver=driver)
+    here = replace(traced, driver=driver or "")
     if not path.exists():
         today = datetime.date.today()
         source = (
-            f"Measured by `eclip calibrate` on {topology.title}, driver {driver}, from {today}: "
+            f"Measured by `eclip calibrate` on {device.title}, from {today}: "
             f"seeded random placements, all workers back to back."
         )
         return Observations(
             fingerprint=here, source=source, date=today, runs=(), modelled=device.modelled
         )
     kept = store.load(path, Observations)
+    if kept.modelled != device.modelled:
+        which = "simulated" if kept.modelled else "measured"
+        raise MismatchError(f"{path} has {which} runs; give another file with --observations")
     differences = kept.fingerprint.check(here, str(path), "this device")
     if differences:
         raise MismatchError(f"{differences[0]}; give another file with --observations")

@@ -23,7 +23,7 @@ from eclip.artefacts.observations import ObservedRun
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.runlog import RunLog
 from eclip.devices.base import Capability, Session, StartedSessions, Window
-from eclip.errors import EclipError, UsageError, unknown_name
+from eclip.errors import EclipError, StoppedError, UsageError, unknown_name
 from eclip.lab.arrivals import Arrivals, at_rates
 from eclip.lab.evaluate import SimEvaluator
 from eclip.lab.explore import Explorer, Verification
@@ -180,6 +180,8 @@ class Contest:
     def _or_leave_out(self, *policies: str) -> Iterator[None]:
         try:
             yield
+        except StoppedError:
+            pass  # whoever goes on looks at the request itself
         except EclipError as error:
             for policy in policies:
                 self._leave_out(policy, error)
@@ -337,11 +339,12 @@ class Contest:
         self._progress.phase("measuring")
         total = len(self.entrants) * repeats
         for done, (repeat, index) in enumerate(rotation(len(self.entrants), repeats)):
+            if done % len(self.entrants) == 0 and done and not self._progress.stopped:
+                with contextlib.suppress(StoppedError):
+                    self.stand.measure_alone()
             if self._progress.stopped:
                 break
             entrant = self.entrants[index]
-            if done % len(self.entrants) == 0 and done:
-                self.stand.measure_alone()
             if entrant.policy in self.left_out:
                 continue
             # Recording kernels takes a run of its own on a GPU; one a policy is enough.

@@ -21,7 +21,7 @@ import numpy as np
 from eclip.artefacts.observations import ObservedHome, ObservedRun
 from eclip.artefacts.plan import Plan, unpartitioned
 from eclip.devices.base import Capability
-from eclip.errors import UsageError
+from eclip.errors import StoppedError, UsageError
 from eclip.lab.fit import plan_of
 from eclip.lab.observe import placements
 from eclip.lab.stand import Stand
@@ -111,6 +111,10 @@ class Explorer:
         ``known``: further placements to begin with, such as have been tried before, the best first.
         """
         if self.how.refine_seconds == 0:
+            return
+        try:
+            plain_score(self.problem, [objective], trials)
+        except StoppedError:  # nothing can be compared yet, and what simulation found stays
             return
         starts = dict.fromkeys(self._best_earlier(objective, trials), "earlier")
         starts |= self._starts(found) | dict.fromkeys(known, "static")
@@ -251,6 +255,8 @@ def plain_score(problem: Problem, objectives: Sequence[Objective], trials: Trial
     """What plain streams give in a trial, which must be something: everything is compared with it.
     Once it is known it takes no time."""
     (score,) = trials([unpartitioned(problem.topology, problem.profiles, problem.mix)])
+    if score.stp == 0 and trials.stopped:
+        raise StoppedError("stopped before plain streams were tried")
     check_measured(score, objectives, trials.seconds)
     return score
 

@@ -17,7 +17,7 @@ from eclip.artefacts.plan import Plan
 from eclip.artefacts.runlog import RunLog
 from eclip.devices.base import Window
 from eclip.devices.load import load_of_mix
-from eclip.errors import EclipError
+from eclip.errors import EclipError, StoppedError
 from eclip.lab.evaluate import SimEvaluator
 from eclip.lab.explore import Explorer, Verification, check_measured, priority_levels
 from eclip.lab.plans import search_options, with_overload
@@ -150,7 +150,10 @@ def run_in_turns(
             if progress.stopped:
                 break
             index, session = sessions[turn]
-            logs[index].append(stand.run(session, plans[index], load, window))
+            with contextlib.suppress(StoppedError):
+                log = stand.run(session, plans[index], load, window)
+                if not progress.stopped:  # otherwise it may have been cut short
+                    logs[index].append(log)
             progress.part(done / (_ROUNDS * len(sessions)))
     return logs if all(logs.values()) else None
 

@@ -78,8 +78,9 @@ class Stand(Closing):
 
     def run(self, session: Session, plan: Plan, load: Load, window: Window) -> RunLog:
         """A run of the plan's session, with the plan as it is called here and the rates alone."""
+        alone_rps = self.alone_rps  # before: a stop request must not cost the run
         log = session.run(load, window)
-        return msgspec.structs.replace(log, plan=plan, alone_rps=self.alone_rps)
+        return msgspec.structs.replace(log, plan=plan, alone_rps=alone_rps)
 
     def run_once(self, plan: Plan, load: Load, window: Window) -> RunLog:
         with self.open(plan) as session:

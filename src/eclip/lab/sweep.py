@@ -17,7 +17,7 @@ from eclip.artefacts.comparison import SettingTrial, trial_of
 from eclip.artefacts.plan import Plan, Processes
 from eclip.devices.base import Session, Window
 from eclip.devices.load import load_of_mix
-from eclip.errors import UsageError
+from eclip.errors import StoppedError, UsageError
 from eclip.lab.explore import plain_score
 from eclip.lab.stand import Stand
 from eclip.lab.trials import Trials, score_of
@@ -89,6 +89,8 @@ class Sweep:
                 self._masks.append((homes, score))
                 plans.append(plan)
             self._progress.part((number + 1) / wanted)
+        if not plans and self._progress.stopped:
+            raise StoppedError("stopped before any static masks were tried")
         if not plans:
             raise self.trials.refused or UsageError("no static masks could be tried")
         labels = [masks_setting(plan) for plan in plans]

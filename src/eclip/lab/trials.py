@@ -15,7 +15,7 @@ from eclip.artefacts.plan import Plan
 from eclip.artefacts.runlog import RunLog
 from eclip.devices.base import Window
 from eclip.devices.load import load_of_mix
-from eclip.errors import EclipError
+from eclip.errors import EclipError, StoppedError
 from eclip.lab.stand import Stand
 from eclip.planning.search.objective import Score
 from eclip.progress import Progress
@@ -42,15 +42,21 @@ class Trials:
         self._progress = progress or Progress()
         self._known: dict[object, Score] = {}
 
+    @property
+    def stopped(self) -> bool:
+        """A stop was asked for: what is not known yet gives nothing."""
+        return self._progress.stopped
+
     def __call__(self, plans: Sequence[Plan]) -> list[Score]:
         return [self._score(plan) for plan in plans]
 
     def _score(self, plan: Plan) -> Score:
         key = (plan.models, plan.lanes, plan.variants)
         if key not in self._known:
-            if self._progress.stopped:
+            score = nothing(len(plan.workers)) if self.stopped else self._try(plan)
+            if self.stopped:  # it may have been cut short
                 return nothing(len(plan.workers))
-            self._known[key] = self._try(plan)
+            self._known[key] = score
         return self._known[key]
 
     def _try(self, plan: Plan) -> Score:
@@ -60,7 +66,10 @@ class Trials:
             self.refused = error
             return nothing(len(plan.workers))
         with session:
-            return score_of(self._stand.run(session, plan, self._load, self._window))
+            try:
+                return score_of(self._stand.run(session, plan, self._load, self._window))
+            except StoppedError:
+                return nothing(len(plan.workers))
 
 
 def nothing(workers: int) -> Score:

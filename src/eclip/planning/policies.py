@@ -14,7 +14,6 @@ import numpy as np
 
 from eclip.artefacts.memory import check_memory, memory_of_plan
 from eclip.artefacts.plan import Lane, Plan, Processes, Turns, unpartitioned
-from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Mask
 from eclip.errors import PlanningError, UsageError, unknown_name
 from eclip.planning.paper import DEFAULT_SWITCH_MAX, plan_as_the_paper
@@ -41,7 +40,6 @@ class PolicyOptions:
     shares: tuple[int, ...] = ()  # mps: percent of the units, one per worker or one for all
     # The rest is for search; without ``batches`` it takes the seconds.
     evaluator: Evaluator | None = None
-    others: tuple[Profile, ...] = ()  # of the workers' models, with other kernels to choose from
     objective: Objective = THROUGHPUT
     seconds: float = DEFAULT_SECONDS
     batches: int | None = None

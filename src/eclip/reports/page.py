@@ -18,7 +18,7 @@ from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Plan, Processes, Turns
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import RunLog
-from eclip.errors import MismatchError, UsageError
+from eclip.errors import ArtefactError, MismatchError, UsageError
 from eclip.reports import compare, lanes, tables
 from eclip.reports.labels import (
     count,
@@ -306,7 +306,11 @@ def _script_json(value: Any) -> markupsafe.Markup:
 
 
 def plotly_script() -> markupsafe.Markup:
-    # Importing Plotly takes longer than everything else here; only a render pays for it.
-    from plotly.offline import get_plotlyjs
-
+    # Importing Plotly is heavy: only a render pays for it.
+    try:
+        from plotly.offline import get_plotlyjs
+    except ModuleNotFoundError as error:
+        raise ArtefactError(
+            f"the report cannot be drawn: the package {error.name} is missing; pip install plotly"
+        ) from None
     return markupsafe.Markup(get_plotlyjs())

@@ -1,4 +1,4 @@
-"""``eclip calibrate``: which placements it measures, and that nothing measured is lost."""
+"""Calibration: which placements it measures, and that nothing measured is lost."""
 
 from __future__ import annotations
 
@@ -10,49 +10,58 @@ from typing import Any
 import pytest
 
 from eclip.artefacts import store
-from eclip.artefacts.mix import parse_mix
 from eclip.artefacts.observations import Observations, ObservedHome
 from eclip.artefacts.profile import Profile
-from eclip.cli import calibrate
 from eclip.devices.base import Window
 from eclip.devices.sim.device import SimDevice
-from eclip.errors import DeviceError, MismatchError
+from eclip.errors import DeviceError, MismatchError, UsageError
 from eclip.frontends.synthetic import synthetic_profile
+from eclip.lab import calibrate
 from eclip.lab import observe as observing
 from eclip.lab.observe import observe, placements
-from eclip.planning.problem import Problem
+from eclip.lab.stand import Stand
 from eclip.planning.search.placement import Placer
-from simulations import CALIBRATIONS, H200
+from eclip.progress import Progress
+from heard import Heard
+from simulations import CALIBRATIONS, H200, case_of
 
 PROFILES = {name: synthetic_profile(n, 20, H200, name=name) for n, name in enumerate("abc")}
-MIXES = [parse_mix("a:1,b:1"), parse_mix("a:1,b:1,c:1")]
+CASES = [case_of([PROFILES[name] for name in names]) for names in ("ab", "abc")]
+NAMES = [case.mix.name for case in CASES]
 
 
-def measure(path: Path, device: Any = None, **options: Any) -> Observations:
-    asked: dict[str, Any] = {"runs": 5, "budget": 600.0, "seed": 0, "driver": "1.0"} | options
-    return calibrate.measure(
-        device or SimDevice(H200, CALIBRATIONS["h200"]),
-        lambda profiles: profiles,
-        {mix.name: tuple(PROFILES[w.model] for w in mix.workers) for mix in MIXES},
-        MIXES,
-        path,
-        **asked,
-    )
+class Device(SimDevice):
+    """A simulator that says it is a GPU with a driver, and counts the programs that it opens."""
+
+    modelled = False
+
+    def __init__(self, driver: str = "1.0") -> None:
+        super().__init__(H200, CALIBRATIONS["h200"])
+        self.driver = driver  # type: ignore[assignment]
+        self.opened = 0
+
+    def open(self, program: Any, sources: Sequence[Profile], *, brief: bool = False) -> Any:
+        self.opened += 1
+        return super().open(program, sources, brief=brief)
 
 
-class Breaking(SimDevice):
+class Breaking(Device):
     """Opens so many programs, and then fails in this way once or for good."""
 
     def __init__(self, after: int, error: BaseException, times: int = 1_000_000) -> None:
-        super().__init__(H200, CALIBRATIONS["h200"])
+        super().__init__()
         self.after, self.error, self.times = after, error, times
 
-    def open(self, program: Any, sources: Sequence[Profile]) -> Any:
-        self.after -= 1
-        if self.after < 0 and self.times > 0:
+    def open(self, program: Any, sources: Sequence[Profile], *, brief: bool = False) -> Any:
+        if self.opened >= self.after and self.times > 0:
             self.times -= 1
             raise self.error
-        return super().open(program, sources)
+        return super().open(program, sources, brief=brief)
+
+
+def measure(path: Path, device: SimDevice | None = None, **options: Any) -> Observations:
+    asked: dict[str, Any] = {"runs": 5, "budget_s": 600.0, "seed": 0, "progress": Progress()}
+    return calibrate.measure(device or Device(), CASES, path, **(asked | options))
 
 
 # --- Placements -------------------------------------------------------------------------------
@@ -92,15 +101,14 @@ def test_placements_end_where_there_are_no_more() -> None:
 
 
 def test_observed_rate_and_power_are_those_of_the_run() -> None:
-    mix = MIXES[0]
-    profiles = tuple(PROFILES[worker.model] for worker in mix.workers)
-    device = SimDevice(H200, CALIBRATIONS["h200"])
-    placer = Placer(Problem(mix, H200, profiles))
+    case = CASES[0]
+    stand = Stand(case, Device())
     homes = (ObservedHome(0, 1, 8), ObservedHome(8, 1, 8))
-    run = observe(device, placer, profiles, (7.0, 9.0), "split", homes)
+    run = observe(stand, Placer(case.problem()), "split", homes)
     assert run is not None
-    assert (run.mix, run.kind, run.homes, run.alone_rps) == (mix.name, "split", homes, (7.0, 9.0))
-    for profile, rate in zip(profiles, run.rates_rps, strict=True):
+    assert (run.mix, run.kind, run.homes) == (case.mix.name, "split", homes)
+    assert run.alone_rps == stand.alone_rps
+    for profile, rate in zip(case.profiles, run.rates_rps, strict=True):
         alone = 1e9 / (profile.busy_at(64) + profile.gap_at(64)).sum()
         assert 0.6 * alone < rate < alone
     assert run.power_w > CALIBRATIONS["h200"].power.idle_w
@@ -108,18 +116,16 @@ def test_observed_rate_and_power_are_those_of_the_run() -> None:
 
 def test_worker_that_gets_nowhere_gives_no_observation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observing, "WINDOW", Window(1e-3, 0.0, 0.0))
-    longer = [synthetic_profile(1, 400, H200, name=worker.model) for worker in MIXES[0].workers]
-    profiles = tuple(longer)
-    placer = Placer(Problem(MIXES[0], H200, profiles))
-    device = SimDevice(H200, CALIBRATIONS["h200"])
-    assert observe(device, placer, profiles, (1.0, 1.0), "shared", ()) is None
+    slow = case_of([synthetic_profile(0, 400, H200, name="a"), PROFILES["b"]])
+    assert slow.profiles[0].request_ns[-1] > 1_000_000
+    assert observe(Stand(slow, Device()), Placer(slow.problem()), "shared", ()) is None
 
 
 def test_every_mix_gets_its_runs_and_all_are_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "o.json.gz"
     made = measure(path)
     assert store.load(path, Observations) == made
-    assert [run.mix for run in made.runs] == [mix.name for mix in MIXES for _ in range(5)]
+    assert [run.mix for run in made.runs] == [name for name in NAMES for _ in range(5)]
     assert made.fingerprint.driver == "1.0"
     assert set(made.fingerprint.traces) == {"a:1", "b:1", "c:1"}
     assert all(run.seconds == observing.WINDOW.seconds for run in made.runs)
@@ -139,19 +145,32 @@ def test_measuring_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     path = tmp_path / "o.json"
-    alone = 2  # programs that are opened for the rates alone
+    alone = 1  # program that is opened for the rates alone, between the first and its log
     with pytest.raises(KeyboardInterrupt):
         measure(path, Breaking(alone + 3, KeyboardInterrupt()))
     assert len(store.load(path, Observations).runs) == 3
     assert set(measure(path).runs) == set(measure(tmp_path / "whole.json").runs)
 
 
-def test_placement_that_does_not_fit_is_left_out_with_the_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = measure(tmp_path / "o.json", Breaking(3, DeviceError("no place for a cluster"), times=1))
+def test_a_stop_request_keeps_what_was_measured_and_says_what_is_missing(tmp_path: Path) -> None:
+    path, progress = tmp_path / "o.json", Heard(stop_at=0.3)
+    made = measure(path, progress=progress)
+    assert [run.mix for run in made.runs] == NAMES[:1] * 3
+    assert store.load(path, Observations) == made
+    assert progress.warnings == [
+        f"{NAMES[0]} has 3 of 5 runs; call again to add the rest",
+        f"{NAMES[1]} has 0 of 5 runs; call again to add the rest",
+    ]
+    assert set(measure(path).runs) == set(measure(tmp_path / "whole.json").runs)
+
+
+def test_placement_that_does_not_fit_is_left_out_with_the_reason(tmp_path: Path) -> None:
+    progress = Heard()
+    device = Breaking(3, DeviceError("no place for a cluster"), times=1)
+    made = measure(tmp_path / "o.json", device, progress=progress)
     assert len(made.runs) == 10
-    assert "no place for a cluster" in capsys.readouterr().err
+    (warning,) = progress.warnings
+    assert "no place for a cluster" in warning
 
 
 def test_device_that_only_fails_ends_the_measurement(tmp_path: Path) -> None:
@@ -159,20 +178,43 @@ def test_device_that_only_fails_ends_the_measurement(tmp_path: Path) -> None:
         measure(tmp_path / "o.json", Breaking(3, DeviceError("broken")))
 
 
+@pytest.mark.slow
 def test_time_is_dealt_out_evenly_and_what_is_missing_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = itertools.count()
-    monkeypatch.setattr("eclip.cli.calibrate.time.monotonic", lambda: float(next(now)))
-    made = measure(tmp_path / "o.json", runs=1000, budget=40.0)
-    counts = [sum(run.mix == mix.name for run in made.runs) for mix in MIXES]
+    now, progress = itertools.count(), Heard()
+    monkeypatch.setattr("eclip.lab.calibrate.time.monotonic", lambda: float(next(now)))
+    made = measure(tmp_path / "o.json", runs=1000, budget_s=40.0, progress=progress)
+    counts = [sum(run.mix == name for run in made.runs) for name in NAMES]
     assert counts[0] == pytest.approx(counts[1], abs=3)
     assert 30 < sum(counts) < 45
-    assert f"{MIXES[1].name} has {counts[1]} of 1000 runs" in capsys.readouterr().err
+    assert any(f"{NAMES[1]} has {counts[1]} of 1000 runs" in one for one in progress.warnings)
 
 
 def test_runs_of_another_driver_are_not_added_to(tmp_path: Path) -> None:
     path = tmp_path / "o.json"
     measure(path, runs=1)
     with pytest.raises(MismatchError, match=r"driver 1\.0.*--observations"):
-        measure(path, driver="2.0")
+        measure(path, Device(driver="2.0"))
+
+
+def test_runs_of_the_simulator_say_so_and_are_kept_apart_from_measured_ones(
+    tmp_path: Path,
+) -> None:
+    simulator = SimDevice(H200, CALIBRATIONS["h200"])
+    simulated, measured = tmp_path / "simulated.json", tmp_path / "measured.json"
+    made = measure(simulated, simulator, runs=1)
+    assert made.modelled and made.fingerprint.driver == ""
+    assert "simulator of" in made.source
+    assert not measure(measured, runs=1).modelled
+    with pytest.raises(MismatchError, match=r"has measured runs; .*--observations"):
+        measure(measured, simulator, runs=2)
+    with pytest.raises(MismatchError, match=r"has simulated runs; .*--observations"):
+        measure(simulated, runs=2)
+
+
+def test_nothing_measured_cannot_be_fitted(tmp_path: Path) -> None:
+    nothing = measure(tmp_path / "o.json", budget_s=1e-6)
+    assert nothing.runs == ()
+    with pytest.raises(UsageError, match="there are no runs to fit"):
+        calibrate.fit_observations(nothing, H200, CALIBRATIONS["h200"], [])
