@@ -14,12 +14,13 @@ import pytest
 from eclip.artefacts import store
 from eclip.artefacts.lengths import Lengths
 from eclip.artefacts.machine import Machine
-from eclip.cli import main
+from eclip.cli import main, screen
 
 
 class Cli:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self._monkeypatch = monkeypatch
+        monkeypatch.setattr(screen.out, "_width", 160)  # room for all columns
         self._capsys = capsys
 
     def __call__(self, *arguments: object, code: int = 0) -> str:

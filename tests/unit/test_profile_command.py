@@ -93,14 +93,14 @@ def test_models_that_crash_or_fail_are_named_and_the_others_are_kept(
 def test_model_that_hangs_is_stopped_and_named(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = command._said
+    said = measuring._said
 
     def patient(word: str, lines: Any, seconds: float) -> int | None:
         """Two seconds are long enough for the model that hangs, however busy the machine is."""
         assert seconds == 2.0 or word == "ready"
         return said(word, lines, 0.5 if word == "done hangs:1" else PATIENCE_S)
 
-    monkeypatch.setattr(command, "_said", patient)
+    monkeypatch.setattr(measuring, "_said", patient)
     with pytest.raises(DeviceError, match="not profiled: hangs:1;"):
         profile(folder, "good:1", "hangs:1", "fine:1", limit=2.0)
     assert "hangs:1 took more than 2 s and was stopped" in capsys.readouterr().err
