@@ -1,8 +1,8 @@
 """The door: ``eclip`` and ``python -m eclip``.
 
-Importing the commands takes up to a second. What can go wrong before and meanwhile is dealt with
-here, by the standard library alone: signals, and standard streams that are closed or cannot write
-every character.
+Importing the commands takes up to a second, so they are imported last. What can go wrong before and
+meanwhile is dealt with here, by the standard library alone: signals, and standard streams that are
+closed or cannot write every character.
 """
 
 from __future__ import annotations

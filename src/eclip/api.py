@@ -14,6 +14,7 @@ from eclip.artefacts import store
 from eclip.artefacts.mix import Mix
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.runlog import RunLog
+from eclip.errors import DeviceError
 from eclip.progress import Progress
 
 if TYPE_CHECKING:
@@ -227,9 +228,12 @@ def colocate(
             hidden = gpu["bert"](tokens)  # from other threads at once, too
     """
     from eclip.devices import open_device
-    from eclip.lab.colocate import Colocation
     from eclip.lab.plans import policy_options
 
+    try:
+        from eclip.lab.colocate import Colocation
+    except ModuleNotFoundError as error:
+        raise DeviceError(f"the package {error.name} is missing; see `eclip doctor`") from None
     options = policy_options(objective, seconds=seconds, progress=progress)
     return Colocation(
         models,

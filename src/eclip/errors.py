@@ -24,31 +24,43 @@ class EclipError(Exception):
 
 
 class UsageError(EclipError):
+    """A name, mix or option that means nothing here."""
+
     exit_code = 2
 
 
 class ArtefactError(EclipError):
+    """A file that is missing, damaged, newer or foreign."""
+
     exit_code = 2
 
 
 class MismatchError(EclipError):
+    """Artefacts, or an artefact and a device, that do not fit."""
+
     exit_code = 2
 
 
 class PlanningError(EclipError):
+    """No plan satisfies what was asked."""
+
     exit_code = 1
 
 
 class StoppedError(EclipError):
+    """A stop was asked for before there was a result."""
+
     exit_code = 130
 
 
 class DeviceError(EclipError):
+    """A device that cannot do what was asked of it."""
+
     exit_code = 1
 
 
 class TracingError(DeviceError):
-    pass
+    """Kernels cannot be recorded; what was measured still counts."""
 
 
 class ArenaError(DeviceError):

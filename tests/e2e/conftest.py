@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from commands import Cli
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import RunLog
 from logs import make_log, make_mix, make_profile
@@ -24,9 +25,9 @@ def report_logs() -> list[RunLog]:
 
 
 @pytest.fixture(scope="session")
-def report_profiles(report_logs: list[RunLog]) -> dict[str, Profile]:
+def report_profiles(report_logs: list[RunLog]) -> dict[ModelKey, Profile]:
     worker = report_logs[0].plan.mix.workers[0]
-    return {worker.model: make_profile(worker.model)}
+    return {worker.model: make_profile(worker.model.name)}
 
 
 @pytest.fixture

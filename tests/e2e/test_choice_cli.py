@@ -12,10 +12,12 @@ import pytest
 
 from commands import Cli, assert_refused
 from eclip.artefacts import store
+from eclip.artefacts.model_key import parse_model
 from eclip.artefacts.observations import Observations
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import RunLog
+from eclip.artefacts.trace import with_traces
 
 MIX = "gpt2:8,vit_b_16:8"
 CHOSEN = ["gpt2~66:8", "vit_b_16~66:8"]
@@ -32,7 +34,7 @@ def plan(cli: Cli) -> Path:
 
 
 def models_of(file: Path) -> list[str]:
-    return [worker.model for worker in store.load(file, Plan).workers]
+    return [str(model) for model in store.load(file, Plan).models]
 
 
 def own_profiles(folder: Path) -> Path:
@@ -44,9 +46,8 @@ def own_profiles(folder: Path) -> Path:
 
 
 def renamed(profile: Profile, model: str) -> Profile:
-    trace = msgspec.structs.replace(profile.trace, model=model)
-    traces = {trace.model: trace.digest}
-    fingerprint = msgspec.structs.replace(profile.fingerprint, traces=traces)
+    trace = msgspec.structs.replace(profile.trace, model=parse_model(model))
+    fingerprint = with_traces(profile.fingerprint, [trace])
     return msgspec.structs.replace(profile, trace=trace, fingerprint=fingerprint)
 
 
@@ -56,7 +57,8 @@ def test_plan_of_a_search_with_other_kernels_is_explained_run_and_reported(
     explained = cli("explain", plan)
     assert explained.out.count("kernels chosen for 66") == 2
     data = cli("explain", plan, "--json").data
-    assert (data["mix"], [worker["model"] for worker in data["workers"]]) == (MIX, CHOSEN)
+    models = [{"name": name, "batch": 8, "kernels_for": 66} for name in ("gpt2", "vit_b_16")]
+    assert (data["mix"], [worker["model"] for worker in data["workers"]]) == (MIX, models)
 
     ran = cli("run", plan, "--seconds", 0.3, "-o", "run.json", "--json")
     assert (ran.code, ran.err.strip()) == (0, "")
@@ -83,11 +85,12 @@ def test_plan_of_a_search_with_other_kernels_is_explained_run_and_reported(
 def test_search_keeps_to_own_kernels_if_told_or_if_there_are_no_others(
     cli: Cli, tmp_path: Path
 ) -> None:
-    assert cli("plan", MIX, *SEARCH, "--own-kernels", "-o", "told.json").code == 0
+    assert cli("plan", MIX, *SEARCH, "--usual-kernels", "-o", "told.json").code == 0
     mine = own_profiles(tmp_path / "mine")
     assert cli("plan", MIX, *SEARCH, "--profiles", mine, "-o", "mine.json").code == 0
     assert (
-        cli("plan", "gpt2~66:8,vit_b_16:8", *SEARCH, "--own-kernels", "-o", "named.json").code == 0
+        cli("plan", "gpt2~66:8,vit_b_16:8", *SEARCH, "--usual-kernels", "-o", "named.json").code
+        == 0
     )
     assert models_of(Path("told.json")) == models_of(Path("mine.json")) == MIX.split(",")
     assert models_of(Path("named.json")) == ["gpt2~66:8", "vit_b_16:8"]
@@ -95,8 +98,9 @@ def test_search_keeps_to_own_kernels_if_told_or_if_there_are_no_others(
 
 def test_plan_with_other_kernels_takes_part_in_a_comparison(cli: Cli, plan: Path) -> None:
     outcome = cli(
-        "compare", MIX, "--policies", "shared,search", "--own-kernels", "--batches", 0,
-        "--plan", f"tuned={plan}", "--seconds", 0.2, "--json", "-o", "out", "--report", "r.html",
+        "compare", MIX, "--policies", "shared,search", "--set", "usual-kernels=yes",
+        "--set", "batches=0", "--plan", f"tuned={plan}", "--seconds", 0.2, "--json", "-o", "out",
+        "--report", "r.html",
     )  # fmt: skip
     assert outcome.code == 0, outcome.err
     stp = {one["policy"]: one["stp"] for one in outcome.data["policies"]}
@@ -108,8 +112,8 @@ def test_plan_with_other_kernels_takes_part_in_a_comparison(cli: Cli, plan: Path
 
 def test_what_a_search_tried_with_other_kernels_is_kept_for_fitting(cli: Cli) -> None:
     outcome = cli(
-        "compare", MIX, "--policies", "search", "--batches", 0, "--seconds", 0.1,
-        "--trial-seconds", 0.1, "--verify", 1, "--refine", 0.1, "-o", "out",
+        "compare", MIX, "--policies", "search", "--set", "batches=0", "--seconds", 0.1,
+        "--set", "trial-seconds=0.1", "--verify", 1, "--refine", 0.1, "-o", "out",
     )  # fmt: skip
     assert outcome.code == 0, outcome.err
     kept = store.load(Path("out/observations.json.gz"), Observations)
@@ -126,8 +130,8 @@ def test_what_a_search_tried_with_other_kernels_is_kept_for_fitting(cli: Cli) ->
 @pytest.mark.parametrize(
     ("mix", "words"),
     [
-        ("albert~", "as in albert~66"),
-        ("albert~x:8", "as in albert~66"),
+        ("albert~", "or albert~66:8 for"),
+        ("albert~x:8", "or albert~66:8 for"),
         ("~66:8", "write it like"),
         ("albert~999999:8", "132 SMs"),
         ("albert~66:4", "eclip profile albert~66:4"),
@@ -158,7 +162,7 @@ def test_damaged_profile_of_other_kernels_is_named_and_can_be_done_without(
     (mine / "gpt2~66-8.json.gz").write_bytes((PACK / "gpt2~66-8.json.gz").read_bytes()[:500])
     with_mine = ("--profiles", mine, "-o", "plan.json")
     assert_refused(cli("plan", MIX, *SEARCH, *with_mine), "gpt2~66-8.json.gz")
-    assert cli("plan", MIX, *SEARCH, *with_mine, "--own-kernels").code == 0
+    assert cli("plan", MIX, *SEARCH, *with_mine, "--usual-kernels").code == 0
     # A comparison without a search has no need of it either.
     compared = cli("compare", MIX, "--policies", "shared", "--seconds", 0.1, "--profiles", mine)
     assert compared.code == 0
@@ -167,7 +171,7 @@ def test_damaged_profile_of_other_kernels_is_named_and_can_be_done_without(
 def test_plan_whose_profile_is_gone_or_has_changed_is_refused(cli: Cli, tmp_path: Path) -> None:
     mine = own_profiles(tmp_path / "mine")
     file = mine / "gpt2~40-8.json.gz"
-    store.save(renamed(store.load(PACK / "gpt2~66-8.json.gz", Profile), "gpt2~40"), file)
+    store.save(renamed(store.load(PACK / "gpt2~66-8.json.gz", Profile), "gpt2~40:8"), file)
     assert cli("plan", MIX, *SEARCH, "--profiles", mine, "-o", "plan.json").code == 0
     assert models_of(Path("plan.json"))[0] == "gpt2~40:8"
     assert cli("run", "plan.json", "--seconds", 0.1, "--profiles", mine).code == 0
@@ -181,7 +185,7 @@ def test_plan_whose_profile_is_gone_or_has_changed_is_refused(cli: Cli, tmp_path
     ):
         assert_refused(cli(*command), "no profile of gpt2~40:8", "--profiles")
     file.unlink()
-    store.save(renamed(store.load(PACK / "gpt2-8.json.gz", Profile), "gpt2~40"), file)
+    store.save(renamed(store.load(PACK / "gpt2-8.json.gz", Profile), "gpt2~40:8"), file)
     changed = cli("run", "plan.json", "--profiles", mine)
     assert_refused(changed, "gpt2 was made for other kernels", "plan again")
 
@@ -189,7 +193,7 @@ def test_plan_whose_profile_is_gone_or_has_changed_is_refused(cli: Cli, tmp_path
 def test_command_is_not_run_under_a_plan_for_kernels_it_does_not_launch(
     cli: Cli, plan: Path
 ) -> None:
-    assert_refused(cli("exec", "--plan", plan, "--", "true"), "--own-kernels")
+    assert_refused(cli("exec", "--plan", plan, "--", "true"), "--usual-kernels")
 
 
 def test_mix_with_rates_is_searched_with_other_kernels(cli: Cli) -> None:

@@ -17,6 +17,7 @@ from commands import Cli, assert_refused, started
 from eclip.artefacts import store
 from eclip.artefacts.calibration import Calibration
 from eclip.artefacts.observations import Observations
+from eclip.artefacts.runlog import RunLog
 from eclip.lab import fit
 from waiting import PATIENCE_S
 
@@ -28,7 +29,7 @@ from waiting import PATIENCE_S
 def test_paper_mixes_compare_under_all_policies(cli: Cli, number: int, topology: str) -> None:
     outcome = cli(
         "compare", f"paper/{number}", "--policies", "all", "--topology", topology,
-        "--seconds", 0.5, "--trials", 4, "--batches", 0, "--json",
+        "--seconds", 0.5, "--set", "trials=4", "--set", "batches=0", "--json",
     )  # fmt: skip
     assert outcome.code == 0
     assert outcome.data["modelled"] is True
@@ -97,7 +98,7 @@ def test_compare_is_reproducible_and_the_seed_matters(cli: Cli) -> None:
 def test_arrivals_from_a_csv_are_all_served(cli: Cli) -> None:
     Path("arrivals.csv").write_text("time_s,worker\n0.01,alexnet\n0.02,vgg19\n0.05,alexnet\n")
     outcome = cli(
-        "compare", "alexnet,vgg19", "--policies", "model", "--arrivals", "arrivals.csv",
+        "compare", "alexnet,vgg19", "--policies", "model", "--load", "arrivals.csv",
         "--seconds", 0.2, "--json",
     )  # fmt: skip
     assert [worker["requests"] for worker in outcome.data["policies"][0]["workers"]] == [2, 1]
@@ -119,7 +120,7 @@ def test_a_model_of_ones_own_is_planned_from_its_profile(cli: Cli) -> None:
     )  # fmt: skip
     assert outcome.code == 0
     names = [worker["model"] for worker in outcome.data["policies"][0]["workers"]]
-    assert names == ["bert:8", "my.package:factory:4"]
+    assert names == [{"name": "bert", "batch": 8}, {"name": "my.package:factory", "batch": 4}]
 
 
 def test_calibrate_fits_stored_runs_without_a_gpu(
@@ -139,7 +140,7 @@ def test_calibrate_fits_stored_runs_without_a_gpu(
     assert fitted["rate"] < 0.1
     assert fitted["power"] < 0.1
     mine = store.load(Path("mine.json"), Calibration)
-    assert outcome.data["sharing"] == msgspec.structs.asdict(mine.interference)
+    assert outcome.data["interference"] == msgspec.structs.asdict(mine.interference)
     assert f"{len(few)} runs of 2 mixes" in mine.source
     assert mine.fingerprint.driver == whole.fingerprint.driver
     compared = cli("compare", "alexnet", "--calibration", "mine.json", "--seconds", 0.1, "--json")
@@ -240,14 +241,14 @@ def test_a_wrong_name_lists_the_right_ones(
         ("compare", "albert", "--seconds", "0"),
         ("compare", "albert", "--seconds", "nan"),
         ("compare", "albert", "--seconds", "1e12"),
-        ("compare", "albert", "--trace-ms", "-1"),
+        ("compare", "albert", "--set", "trace-ms=-1"),
         ("compare", "albert@1000000000rps", "--seconds", "3600"),
         ("compare", "albert", "--policies", "shared,shared"),
         ("plan", "albert", "--switch-max", "-1"),
         ("plan", "albert", "--tolerance", "-0.1"),
         ("plan", "albert", "--profiles", "nowhere"),
         ("plan", "albert", "--topology", "nowhere.json"),
-        ("compare", "albert", "--arrivals", "nowhere.csv"),
+        ("compare", "albert", "--load", "nowhere.csv"),
         ("report", "nowhere.json"),
         ("calibrate", "--from", "nowhere.json"),
         ("calibrate", "--from", "h200", "--topology", "mi50"),
@@ -304,7 +305,7 @@ def test_a_folder_that_cannot_be_written_is_named(cli: Cli) -> None:
     assert_refused(cli("compare", "alexnet", "--seconds", 0.1, "-o", "file/deeper"), "file/deeper")
 
 
-def test_an_interrupt_leaves_one_line_and_no_file(
+def test_an_interrupt_leaves_one_line_and_no_part_of_a_file(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, cli: Cli
 ) -> None:
     cli("plan", "alexnet", "-o", "plan.json")
@@ -316,8 +317,13 @@ def test_an_interrupt_leaves_one_line_and_no_file(
         out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert "Traceback" not in out + err
-    assert err.strip().splitlines()[-1].startswith("eclip: interrupted")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.json"]
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("eclip: stopped")
+    # Where it was stopped before anything was measured there is no file, otherwise a whole one.
+    kept = [] if last.startswith("eclip: stopped before") else ["run.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.json", *kept]
+    for name in kept:
+        assert store.load(tmp_path / name, RunLog).duration_ns < 80_000 * 10**9
 
 
 def test_two_writers_of_one_file_leave_it_whole(tmp_path: Path, cli: Cli) -> None:

@@ -73,7 +73,14 @@ def test_a_plan_for_another_kind_of_device_is_refused(run: Run) -> None:
 
 def test_time_slicing_is_refused(run: Run) -> None:
     assert run("plan", "alexnet:8", "--policy", "timeslice", "-o", "plan.json")[0] == 0
-    assert_refused(run("exec", "--plan", "plan.json", "--", "true"), "time-slicing")
+    outcome = run("exec", "--plan", "plan.json", "--", "true")
+    assert_refused(outcome, "timeslice", "one process per model", "choose another policy")
+
+
+def test_processes_are_refused(run: Run) -> None:
+    assert run("plan", "alexnet:8", "--policy", "mps", "--shares", 60, "-o", "plan.json")[0] == 0
+    outcome = run("exec", "--plan", "plan.json", "--", "true")
+    assert_refused(outcome, "mps", "one process per model", "choose another policy")
 
 
 def test_a_library_that_is_not_built_is_named(
@@ -127,8 +134,8 @@ def test_command_of_which_nothing_was_placed_is_told(
     run: Run, plan: Path, monkeypatch: pytest.MonkeyPatch, counters: dict[str, int], words: str
 ) -> None:
     counts = {1: dict.fromkeys(transparent.COUNTERS, 0) | counters} if counters else {}
-    outcome = transparent.Outcome(3, counts)
-    monkeypatch.setattr(transparent, "run_under", lambda *_: outcome)
+    outcome = transparent.CommandOutcome(3, counts)
+    monkeypatch.setattr("eclip.cli.exec.run_under", lambda *_: outcome)
     code, said = run("exec", "--plan", plan, "--", "true")
     assert code == 3
     assert words in said if words else said == ""

@@ -12,6 +12,7 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import KernelRecords, Requests, RunLog
 from eclip.reports import page
@@ -82,7 +83,7 @@ class Visit:
 
 
 def test_charts_are_drawn_without_a_word_on_the_console(
-    report_logs: list[RunLog], report_profiles: dict[str, Profile], tmp_path: Path
+    report_logs: list[RunLog], report_profiles: dict[ModelKey, Profile], tmp_path: Path
 ) -> None:
     visit = Visit(page.render(report_logs, report_profiles), tmp_path)
     assert visit.console == []
@@ -102,7 +103,7 @@ def test_charts_are_drawn_without_a_word_on_the_console(
 
 
 def test_a_link_to_a_policy_opens_its_tab_and_draws_it(
-    report_logs: list[RunLog], report_profiles: dict[str, Profile], tmp_path: Path
+    report_logs: list[RunLog], report_profiles: dict[ModelKey, Profile], tmp_path: Path
 ) -> None:
     html = page.render(report_logs, report_profiles)
     for number, policy in ((2, "eclip"), (3, "</script>")):
@@ -118,7 +119,7 @@ def test_a_link_to_a_policy_opens_its_tab_and_draws_it(
 
 
 def test_a_click_draws_the_hidden_tab(
-    report_logs: list[RunLog], report_profiles: dict[str, Profile], tmp_path: Path
+    report_logs: list[RunLog], report_profiles: dict[ModelKey, Profile], tmp_path: Path
 ) -> None:
     """Also by key: an arrow goes on to the third tab."""
     html = page.render(report_logs, report_profiles)

@@ -15,6 +15,8 @@ from commands import Cli, Outcome, assert_refused, started
 from eclip.artefacts import store
 from eclip.artefacts.observations import Observations, ObservedRun
 from eclip.artefacts.plan import Plan
+from eclip.errors import UsageError
+from eclip.lab.case import find_earlier, make_case
 from waiting import PATIENCE_S
 
 MIX = "vgg19:8,squeezenet:8"
@@ -24,7 +26,7 @@ def eclip(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "eclip", *arguments],
         cwd=folder,
-        env=os.environ | {"COLUMNS": "160"},
+        env=os.environ | {"COLUMNS": "160"},  # of what a table is cut to
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -86,7 +88,8 @@ def test_verify_tries_baselines_and_finalists_and_keeps_the_best(tmp_path: Path)
         (["--objective", "speed"], "throughput"),
         (["--weights", "1,x"], "--weights '1,x'"),
         (["--weights", "1,1,1"], "3 weights given for a mix of 2 workers"),
-        (["--p99", "1,2"], "objective latency"),
+        (["--objective", "throughput", "--p99", "1,2"], "objective latency"),
+        (["--objective", "energy", "--p99", "1,2"], "objective latency"),
         (["--fairness", "2"], "0 to 1"),
         (["--batches", "-1"], "at least 0"),
         (["--verify", "2", "--device", "abacus"], "sim"),
@@ -104,23 +107,40 @@ def test_verify_without_search_is_refused(cli: Cli) -> None:
     assert_refused(cli("plan", MIX, "--verify", 3), "--policy search")
 
 
-def test_interrupted_search_leaves_the_plan_that_was_there(tmp_path: Path) -> None:
-    search(tmp_path)
-    before = (tmp_path / "plan.json").read_bytes()
-    command = ("plan", MIX, "--policy", "search", "--seconds", 3600, "-o", "plan.json")
-    batch = "eclip.planning.search.candidates:Hunt.try_all"
-    mark = tmp_path / "mark"
-    with started(*command, folder=tmp_path, mark=mark, place=batch, times=3) as child:
+HUNT = ("plan", MIX, "--policy", "search", "--seconds", "600", "-o", "plan.json")
+BATCH = "eclip.planning.search.candidates:Hunt.try_all"
+
+
+def test_interrupted_search_keeps_the_best_plan_until_then(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    mark = tmp_path_factory.mktemp("mark") / "tried"
+    with started(*HUNT, folder=tmp_path, mark=mark, place=BATCH, times=3) as child:
         os.killpg(child.pid, signal.SIGINT)
         _, errors = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == 130
     assert "Traceback" not in errors
+    assert errors.splitlines()[-1] == (
+        "eclip: stopped early; plan.json has the best plan found until then"
+    )
+    assert store.load(tmp_path / "plan.json", Plan).evidence is not None
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_search_that_is_killed_leaves_the_plan_that_was_there(tmp_path: Path) -> None:
+    search(tmp_path)
+    before = (tmp_path / "plan.json").read_bytes()
+    mark = tmp_path / "mark"
+    with started(*HUNT, folder=tmp_path, mark=mark, place=BATCH, times=3) as child:
+        child.kill()
+        assert child.wait(PATIENCE_S) == -signal.SIGKILL
     assert (tmp_path / "plan.json").read_bytes() == before
 
 
 def compare(cli: Cli, mix: str, *more: str) -> Outcome:
-    rounds = ("--seconds", "0.1", "--trials", "2", "--trial-seconds", "0.1", "--trace-ms", "0")
-    searching = ("--policies", "shared,search", "--batches", "2", "--verify", "1")
+    settings = ("trials=2", "trial-seconds=0.1", "trace-ms=0", "batches=2")
+    rounds = ("--seconds", "0.1", *(word for one in settings for word in ("--set", one)))
+    searching = ("--policies", "shared,search", "--verify", "1")
     return cli("compare", mix, *rounds, *searching, *more)
 
 
@@ -129,8 +149,9 @@ def test_search_goes_on_from_an_earlier_one_and_says_what_it_cannot_go_on_from(
 ) -> None:
     first = compare(cli, MIX, "--refine", "1", "-o", "first")
     assert first.code == 0, first.err
-    earlier = ("--refine", "0.1", "--earlier", "first/observations.json.gz")
-    second = compare(cli, MIX, *earlier, "-o", "second")
+    refine = ("--refine", "0.1")
+    earlier = ("--set", "earlier=first/observations.json.gz")
+    second = compare(cli, MIX, *refine, *earlier, "-o", "second")
     assert second.code == 0, second.err
     before, after = (
         store.load(tmp_path / folder / "observations.json.gz", Observations)
@@ -140,14 +161,15 @@ def test_search_goes_on_from_an_earlier_one_and_says_what_it_cannot_go_on_from(
     begun = {run.homes for run in after.runs}
     best = max(before.runs, key=lambda run: sum(fair_shares(run)))
     assert best.homes in begun
+    with pytest.raises(UsageError, match=r"first.observations\.json\.gz was simulated"):
+        find_earlier(tmp_path / "first/observations.json.gz", make_case(MIX), modelled=False)
     (tmp_path / "broken.json.gz").write_bytes(b"no gzip")
     for mix, more, words in (
-        (MIX, earlier[2:], "--earlier goes with --refine"),
-        ("albert:8,alexnet:8", earlier, f"albert:8,alexnet:8 to go on from, only of {MIX}"),
-        (MIX, (*earlier, "--device", "cuda"), "was simulated"),
-        (MIX, (*earlier[:3], "none.json.gz"), "none.json.gz"),
-        (MIX, (*earlier[:3], "broken.json.gz"), "broken.json.gz"),
-        (MIX, (*earlier[:3], "second/search.plan.json"), "search.plan.json"),
+        (MIX, earlier, "give --refine, too"),
+        ("albert:8,alexnet:8", (*refine, *earlier), f"alexnet:8 to go on from, only of {MIX}"),
+        (MIX, (*refine, "--set", "earlier=none.json.gz"), "none.json.gz"),
+        (MIX, (*refine, "--set", "earlier=broken.json.gz"), "broken.json.gz"),
+        (MIX, (*refine, "--set", "earlier=second/search.plan.json"), "search.plan.json"),
     ):  # fmt: skip
         assert_refused(compare(cli, mix, *more), words)
 

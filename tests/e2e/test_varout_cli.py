@@ -14,12 +14,13 @@ import pytest
 from eclip.artefacts import store
 from eclip.artefacts.lengths import Lengths
 from eclip.artefacts.machine import Machine
-from eclip.cli import main
+from eclip.cli import main, screen
 
 
 class Cli:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self._monkeypatch = monkeypatch
+        monkeypatch.setattr(screen.out, "_width", 160)  # room for all columns
         self._capsys = capsys
 
     def __call__(self, *arguments: object, code: int = 0) -> str:
@@ -112,7 +113,7 @@ def test_estimate_chooses_and_keeps_the_distribution(cli: Cli) -> None:
     [
         (["compare", "--machine", "nowhere"], "unknown machine 'nowhere'; choose one of: h200"),
         (["compare", "--machine", "none.json"], "cannot read none.json"),
-        (["compare", "--ratios", "1,x"], "is no list of numbers"),
+        (["compare", "--ratios", "1,x"], "is no list of numbers; write them with commas"),
         (["compare", "--machine", "imagine", "--ratios", "21"], "exceeds the largest"),
         (["compare", "--allocated", "0"], "more than 0"),
         (["estimate", "none.txt"], "cannot read none.txt"),

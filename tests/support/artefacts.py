@@ -95,7 +95,7 @@ RUN = RunLog(
 )
 OBSERVATIONS = Observations(
     fingerprint=msgspec.structs.replace(
-        TOPOLOGY.fingerprint, traces={TRACE.model: TRACE.digest}, driver="1.2"
+        TOPOLOGY.fingerprint, traces={str(TRACE.model): TRACE.digest}, driver="1.2"
     ),
     source="by hand",
     date=datetime.date(2026, 11, 15),

@@ -7,7 +7,7 @@ import numpy as np
 
 from eclip.artefacts import store
 from eclip.artefacts.mix import Mix, MixWorker
-from eclip.artefacts.model_key import parse_model
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Assignment, Group, Lane, Plan, PlannedWorker, Variant
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import KernelRecords, Requests, RunLog, WorkerCounters
@@ -18,11 +18,17 @@ H200 = store.load_builtin("h200", Topology)
 KERNELS = 60
 
 
+def model_key(model: str) -> ModelKey:
+    """``albert`` or ``albert~66`` in batches of 8; of a file, any other name is possible too."""
+    name, _, units = model.partition("~")
+    return ModelKey(name, 8, int(units or 0))
+
+
 def make_mix(workers: int, model: str = "albert") -> Mix:
     return Mix(
         name=f"{workers}x{model}:8",
         workers=tuple(
-            MixWorker(name=f"{model}.{index + 1}", model=parse_model(f"{model}:8"))
+            MixWorker(name=f"{model}.{index + 1}", model=model_key(model))
             for index in range(workers)
         ),
     )
@@ -41,7 +47,7 @@ def make_profile(model: str = "albert", topology: Topology = H200, name: str = "
         Kernel(name=f"{name}<{index}>", grid=(8, 1, 1), block=(128, 1, 1))
         for index in range(KERNELS)
     )
-    trace = Trace(model=parse_model(f"{model}:8"), kernels=kernels)
+    trace = Trace(model=model_key(model), kernels=kernels)
     return Profile(
         trace=trace,
         fingerprint=with_traces(topology.fingerprint, [trace]),

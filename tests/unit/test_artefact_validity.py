@@ -10,12 +10,14 @@ import pytest
 from artefacts import ARTEFACTS, PLAN, refusal, with_value, write
 from eclip.artefacts import store
 
+M_66 = {"name": "m", "batch": 2, "kernels_for": 66}
+
 
 @pytest.mark.parametrize(
     ("kind", "path", "value", "fault"),
     [
         ("trace", ("kernels",), [], "at least one kernel"),
-        ("trace", ("batch",), 0, "batch"),
+        ("trace", ("model", "batch"), 0, "the batch of m must be 1 to 65536, not 0"),
         ("trace", ("kernels", 0, "grid"), [0, 1, 1], "impossible launch shape"),
         ("trace", ("kernels", 0, "block"), [1, 1], "length 3"),
         ("trace", ("kernels", 0, "shared_bytes"), -1, "impossible launch shape"),
@@ -49,8 +51,8 @@ from eclip.artefacts import store
         ("calibration", ("memory", "l2_bytes_per_s"), 0.0, "l2_bytes_per_s"),
         ("calibration", ("power", "idle_w"), -0.5, "idle_w"),
         ("calibration", ("power", "idle_w"), 10**400, "idle_w"),
-        ("calibration", ("sharing", "cohabit"), 1.5, "at most 1"),
-        ("calibration", ("sharing", "pressure"), -0.1, "pressure"),
+        ("calibration", ("interference", "cohabit"), 1.5, "at most 1"),
+        ("calibration", ("interference", "pressure"), -0.1, "pressure"),
         ("observations", ("date",), "yesterday", "date"),
         ("observations", ("fingerprint", "traces"), {}, "trace of m:2"),
         ("observations", ("fingerprint", "slice_units"), [4, 4], "2 slices"),
@@ -77,10 +79,16 @@ from eclip.artefacts import store
         ("plan", ("variants",), [], "variant"),
         ("plan", ("mix", "workers"), [], "1 to 32 workers"),
         ("plan", ("mix", "workers", 1, "name"), "m.1", "one name"),
-        ("plan", ("mix", "workers", 0, "model"), "m~x", "'m~x' is no model"),
-        ("plan", ("mix", "workers", 0, "model"), "m~66", "m~66:2"),
+        ("plan", ("mix", "workers", 0, "model"), "m:2", "Expected `object`"),
+        ("plan", ("mix", "workers", 0, "model", "name"), "m~x", "'m~x' is not a model's name"),
+        ("plan", ("mix", "workers", 0, "model", "batch"), 0, "must be 1 to 65536"),
+        ("plan", ("mix", "workers", 0, "model"), M_66, "m~66:2"),
         ("plan", ("workers", 0, "name"), "other", "other"),
-        ("plan", ("workers", 0, "model"), "other:2", "other:2"),
+        ("plan", ("workers", 0, "model", "name"), "other", "other:2"),
+        ("plan", ("sharing",), {"type": "magic"}, "magic"),
+        ("plan", ("sharing",), {"type": "processes", "shares": [50]}, "1 shares given for 2"),
+        ("plan", ("sharing",), {"type": "processes", "shares": [0, 9]}, "1 to 100 percent"),
+        ("plan", ("sharing",), {"type": "turns", "shares": [50, 50]}, "unknown field"),
         ("plan", ("fingerprint", "units"), 9, "units"),
         ("plan", ("fingerprint", "slice_units"), [4, 4], "slices"),
         ("plan", ("fingerprint", "compute"), "8.0", "compute"),
@@ -102,7 +110,8 @@ from eclip.artefacts import store
         ("plan", ("workers", 0, "kernels"), 7, "do not cover"),
         ("run", ("counters",), [], "2 entries each"),
         ("run", ("unfinished",), [0], "2 entries each"),
-        ("run", ("alone_rps",), [1.0], "2 entries each"),
+        ("run", ("alone_rps",), [1.0], "alone_rps needs 2 entries, or none"),
+        ("run", ("lag_ns",), [0], "2 entries each"),
         ("run", ("alone_rps",), [1.0, 0.0], "alone_rps"),
         ("run", ("duration_ns",), 0, "at least 1 ns"),
         ("run", ("energy_uj",), -1, "negative energy"),

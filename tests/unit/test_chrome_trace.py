@@ -33,9 +33,8 @@ def test_chrome_trace_names_processes_threads_and_kernels() -> None:
     assert len(kernels) == len(log.kernels.worker)
     assert kernels[0]["name"] == f"kernel {kernels[0]['args']['position']}"
     assert all(("thread_name", event["pid"], event["tid"]) in names for event in kernels)
-    named = json.loads(
-        gzip.decompress(chrome_trace.export(log, {"albert:8": make_profile().trace}))
-    )
+    trace = make_profile().trace
+    named = json.loads(gzip.decompress(chrome_trace.export(log, {trace.model: trace})))
     first = next(event for event in named["traceEvents"] if event["ph"] == "X")
     assert first["name"] == f"gemm<{first['args']['position']}>"
 

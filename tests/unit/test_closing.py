@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from eclip.devices.base import Closing
-from eclip.devices.cuda import closing, driver, graphs, lanes
+from eclip.devices.cuda import closing, driver, executables, graphs, lanes
 from eclip.devices.cuda import device as device_module
 from eclip.devices.cuda.closing import Belongings, Releases
 from eclip.devices.cuda.device import CudaDevice, CudaSession, Execution
@@ -30,6 +30,7 @@ from eclip.devices.cuda.executables import Capture
 from eclip.devices.cuda.lanes import LanePool, Slices
 from eclip.devices.gpu import loop
 from eclip.errors import DeviceError
+from eclip.progress import Progress
 from eclip.runtime.program import Program, Route
 from logs import KERNELS, make_mix, make_plan, make_profile
 
@@ -155,7 +156,7 @@ class Bench:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.fake = RecordingDriver()
-        for module in (driver, closing, lanes, graphs, device_module):
+        for module in (driver, closing, executables, lanes, graphs):
             monkeypatch.setattr(module, "cu", self.fake)
         monkeypatch.setattr(loop, "WorkerLoop", FakeWorkerLoop)
         monkeypatch.setattr(FakeWorkerLoop, "gate", None)
@@ -169,6 +170,7 @@ class Bench:
         self.device = object.__new__(CudaDevice)
         vars(self.device).update(
             execution=Execution.WHOLE,
+            progress=Progress(),
             gpu=self.gpu,
             slices=FakeSlices(self.gpu),
             nvml=types.SimpleNamespace(close=lambda: self.fake.said.append("nvmlShutdown")),
@@ -201,7 +203,7 @@ class Bench:
         graph = types.SimpleNamespace(atomic=True, nodes=[])
         source = Capture(cast(Any, graph), trace, None, self._recapture)
         program = Program(plan=plan, routes=(routes,))
-        session = CudaSession(self.device, program, [source, source], ())
+        session = CudaSession(self.device, program, [source, source], (), self.device.execution)
         self.device._sessions.add(session)
         self.fake.said.clear()
         return session

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eclip.artefacts.calibration import Calibration, Sharing
+from eclip.artefacts.calibration import Calibration, Interference
 from eclip.devices.sim import device as sim
 from eclip.devices.sim.contention import LIMITS, RUNNING_KERNEL, contend, draw_w
 from simulations import (
@@ -59,8 +59,8 @@ def ends(
 
 def sharing(
     cohabit: float = 0.0, crowding: float = 0.0, presence: float = 0.0, pressure: float = 0.0
-) -> Sharing:
-    return Sharing(cohabit=cohabit, crowding=crowding, presence=presence, pressure=pressure)
+) -> Interference:
+    return Interference(cohabit=cohabit, crowding=crowding, presence=presence, pressure=pressure)
 
 
 # --- Waiting for units ------------------------------------------------------------------------
@@ -121,9 +121,9 @@ def test_kernel_whose_blocks_fill_a_unit_has_nobody_beside_it() -> None:
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("constants", [NO_SHARING, CALIBRATIONS["h200"].sharing])
+@pytest.mark.parametrize("constants", [NO_SHARING, CALIBRATIONS["h200"].interference])
 def test_identical_full_kernels_on_the_same_units_take_as_many_times_as_long(
-    workers: int, constants: Sharing
+    workers: int, constants: Interference
 ) -> None:
     profiles = [flat_profile(f"m{n}", [20_000] * 10, H200) for n in range(workers)]
     plan = pinned(profiles, ["0-3"] * workers, H200)
@@ -180,7 +180,7 @@ class Running:
 def speeds(
     kernels: Sequence[Running],  # in the order they came
     units: Sequence[int],
-    constants: Sharing = NO_SHARING,
+    constants: Interference = NO_SHARING,
     order: Sequence[int] | None = None,  # in which they are handed to ``contend``
 ) -> list[float]:
     """``contend`` with 100 bytes/ns of DRAM and of L2."""
@@ -229,7 +229,7 @@ CONSTANTS = st.builds(
 
 @given(kernels=ANYTHING, units=UNITS, constants=CONSTANTS, data=st.data())
 def test_speeds_depend_on_who_came_first_and_not_on_the_order_they_are_listed_in(
-    kernels: list[Running], units: list[int], constants: Sharing, data: st.DataObject
+    kernels: list[Running], units: list[int], constants: Interference, data: st.DataObject
 ) -> None:
     order = data.draw(st.permutations(range(len(kernels))))
     assert speeds(kernels, units, constants, order) == speeds(kernels, units, constants)
@@ -237,7 +237,7 @@ def test_speeds_depend_on_who_came_first_and_not_on_the_order_they_are_listed_in
 
 @given(kernels=ANYTHING, units=UNITS, constants=CONSTANTS)
 def test_nobody_is_faster_than_alone_and_somebody_gets_on(
-    kernels: list[Running], units: list[int], constants: Sharing
+    kernels: list[Running], units: list[int], constants: Interference
 ) -> None:
     found = speeds(kernels, units, constants)
     assert all(0 <= speed <= 1 + 1e-9 for speed in found)
@@ -265,7 +265,7 @@ def test_who_comes_later_takes_no_unit_from_those_who_came_before(
 
 @given(kernels=ON_UNITS, units=UNITS, constants=CONSTANTS)
 def test_lanes_that_nobody_else_touches_feel_only_presence(
-    kernels: list[Running], units: list[int], constants: Sharing
+    kernels: list[Running], units: list[int], constants: Interference
 ) -> None:
     apart = Running(frozenset({4}))
     found = speeds([*kernels, apart], [*units, 7], constants)
@@ -278,7 +278,7 @@ def test_lanes_that_nobody_else_touches_feel_only_presence(
 
 @given(kernels=ANYTHING, units=UNITS, constants=CONSTANTS)
 def test_all_together_stay_within_the_bandwidth(
-    kernels: list[Running], units: list[int], constants: Sharing
+    kernels: list[Running], units: list[int], constants: Interference
 ) -> None:
     found = speeds(kernels, units, constants)
     assert np.dot(found, [kernel.dram for kernel in kernels]) <= LIMIT * (1 + 1e-9)
@@ -385,7 +385,7 @@ mi50 = store.load_builtin("mi50", Topology)
 profiles = [synthetic_profile(0, 1, mi50, name=name) for name in "ab"]
 device = SimDevice(mi50, store.load_builtin("mi50", Calibration))
 session = device.open(lower(unpartitioned(mi50, profiles), [p.trace for p in profiles]), profiles)
-log = session.run(Load("", 0, (np.array([0]),) * 2), Window(), [1.0] * 2)
+log = session.run(Load("", 0, (np.array([0]),) * 2), Window())
 print(log.requests.end_ns[-1])
 """
 

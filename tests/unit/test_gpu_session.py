@@ -21,6 +21,7 @@ from eclip.devices.gpu import loop
 from eclip.devices.gpu.recording import Placed
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.errors import DeviceError, TracingError
+from eclip.progress import Progress
 from eclip.runtime.program import Program, Route
 from logs import make_mix, make_plan
 
@@ -78,11 +79,13 @@ class Stage(contextlib.ExitStack):
         self.session = object.__new__(CudaSession)
         gpu = types.SimpleNamespace(make_current=lambda: None, quicken=lambda: None)
         vars(self.session).update(
-            _device=types.SimpleNamespace(nvml=FakeNvml(), gpu=gpu, title="a GPU"),
+            _device=types.SimpleNamespace(
+                nvml=FakeNvml(), gpu=gpu, title="a GPU", progress=Progress()
+            ),
             _captures=[],
             _program=Program(plan=plan, routes=((route,),)),
             _warnings=("from before",),
-            _placed={40: Placed(route, range(self.kernels))},
+            _executables=types.SimpleNamespace(placed={40: Placed(route, range(self.kernels))}),
             _loops=[self.loop],
             _belongings=Belongings(cast(Any, gpu), None),
         )
@@ -105,7 +108,7 @@ class Stage(contextlib.ExitStack):
     def run(self, load: Load | None = None, **window: float) -> Any:
         load = load or Load(label="closed loop", seed=4, arrivals=(CLOSED_LOOP,))
         given = {"seconds": 0.4, "warmup_seconds": 0.02, "trace_ms": 100.0, **window}
-        return self.session.run(load, Window(**given), [7.0])
+        return self.session.run(load, Window(**given))
 
 
 def test_kernels_come_from_a_run_of_their_own_after_the_measured_one(

@@ -9,7 +9,7 @@ import pytest
 
 from eclip.artefacts import store
 from eclip.artefacts.calibration import Calibration
-from eclip.artefacts.model_key import ModelKey
+from eclip.artefacts.model_key import ModelKey, parse_model
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Topology
 from eclip.errors import ArtefactError, MismatchError, UsageError
@@ -22,7 +22,7 @@ CALIBRATION = store.load_builtin("h200", Calibration)
 
 
 def find(model: str, *folders: Path, batch: int = 8) -> Profile:
-    return find_profile(model, batch, H200, CALIBRATION, folders)
+    return find_profile(parse_model(f"{model}:{batch}"), H200, CALIBRATION, folders)
 
 
 def save_synthetic(path: Path, seed: int, model: str = "alexnet", batch: int = 8) -> Profile:
@@ -117,7 +117,7 @@ def test_unknown_model_is_refused_with_all_that_is_there(tmp_path: Path) -> None
 
 
 def others(model: str, *folders: Path, batch: int = 8) -> list[Profile]:
-    return find_others(model, batch, H200, folders)
+    return find_others(parse_model(f"{model}:{batch}"), H200, folders)
 
 
 def test_other_kernels_are_those_of_the_folder_that_has_the_own_ones(tmp_path: Path) -> None:
@@ -129,13 +129,13 @@ def test_other_kernels_are_those_of_the_folder_that_has_the_own_ones(tmp_path: P
     save_synthetic(more / "alexnet~66-8.json.gz", seed=3, model="alexnet~66")
     assert others("alexnet", mine, more) == []
     (found,) = others("alexnet", more, mine)
-    assert found.model == "alexnet~66:8"
+    assert found.model == ModelKey("alexnet", 8, 66)
 
 
 def test_pack_has_other_kernels_that_differ_from_the_own_ones() -> None:
     for model in ("albert", "bert", "gpt2", "vit_b_16"):
         (other,) = others(model)
-        assert other.model == f"{model}~66:8" and not other.modelled
+        assert other.model == ModelKey(model, 8, 66) and not other.modelled
         assert other.trace.digest != find(model).trace.digest
     assert others("densenet201") == []  # it multiplies no matrices to speak of
 
@@ -158,7 +158,7 @@ def test_usual_traffic_is_the_mean_of_the_models_that_were_counted() -> None:
 def test_own_profile_of_the_user_hides_the_other_kernels_of_the_pack(tmp_path: Path) -> None:
     save_synthetic(tmp_path / "albert-8.json.gz", seed=1, model="albert")
     assert others("albert", tmp_path) == []
-    assert [one.model for one in others("bert", tmp_path)] == ["bert~66:8"]
+    assert [one.model for one in others("bert", tmp_path)] == [ModelKey("bert", 8, 66)]
 
 
 def test_all_numbers_of_units_are_found_in_order_and_nothing_else(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_all_numbers_of_units_are_found_in_order_and_nothing_else(tmp_path: Path
         (tmp_path / f"{name}.json.gz").write_text("not looked into")
     (tmp_path / "xalexnet~66-8.json").write_text("not looked into")
     found = others("alexnet", tmp_path)
-    assert [one.model for one in found] == ["alexnet~8:8", "alexnet~66:8", "alexnet~100:8"]
+    assert [str(one.model) for one in found] == ["alexnet~8:8", "alexnet~66:8", "alexnet~100:8"]
     assert found[1] == newer  # .json.gz comes first, as for a model's own
 
 
@@ -205,7 +205,7 @@ def test_kernels_without_a_profile_are_not_modelled(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("units", [132, 999999])
 def test_kernels_for_as_many_units_as_there_are_or_more_are_refused(units: int) -> None:
-    with pytest.raises(UsageError, match=rf"albert~{units}: .* has 132 SMs; give a smaller"):
+    with pytest.raises(UsageError, match=rf"albert~{units}:8: .* has 132 SMs; give a smaller"):
         find(f"albert~{units}")
 
 
@@ -217,6 +217,5 @@ def test_unknown_model_is_not_answered_with_other_kernels_of_known_ones(tmp_path
 
 @pytest.mark.parametrize("key", ["albert~:8", "albert~x:8", "~66:8"])
 def test_key_with_a_senseless_number_of_units_is_refused(key: str) -> None:
-    assert split_key("albert~66:8") == ("albert~66", 8)
-    with pytest.raises(UsageError, match="as in albert~66"):
-        split_key(key)
+    with pytest.raises(UsageError, match="or albert~66:8 for kernels chosen for 66 units"):
+        parse_model(key)

@@ -15,15 +15,15 @@ from eclip.artefacts.mix import (
     MixWorker,
     mix_of,
     parse_mix,
-    split_model,
-    with_kernels_for,
 )
-from eclip.artefacts.model_key import ModelKey
+from eclip.artefacts.model_key import MAX_BATCH, ModelKey, parse_model
 from eclip.errors import UsageError
+
+ASCII = st.characters(max_codepoint=127)
 
 
 def read(text: str) -> list[tuple[str, str, float | None]]:
-    return [(worker.name, worker.model, worker.rate_rps) for worker in parse_mix(text).workers]
+    return [(worker.name, str(worker.model), worker.rate_rps) for worker in parse_mix(text).workers]
 
 
 def test_repeat_model_batch_and_rate_are_read() -> None:
@@ -68,32 +68,61 @@ def test_mix_of_models_is_the_mix_that_its_name_means() -> None:
 
 def test_kernels_for_fewer_units_are_part_of_a_model_but_not_of_what_it_serves() -> None:
     mix = parse_mix("2xalbert~66:8,albert:8@30rps,package.module:factory~40:2")
-    assert [(worker.name, worker.model) for worker in mix.workers] == [
+    assert [(worker.name, str(worker.model)) for worker in mix.workers] == [
         ("albert.1", "albert~66:8"),
         ("albert.2", "albert~66:8"),
         ("albert.3", "albert:8"),
         ("package.module:factory", "package.module:factory~40:2"),
     ]
-    assert [worker.service for worker in mix.workers] == [
+    assert [str(model.usual) for model in mix.models] == [
         *["albert:8"] * 3,
         "package.module:factory:2",
     ]
 
 
 def test_model_is_split_into_what_it_serves_and_its_units_and_put_together_again() -> None:
-    assert [split_model(model) for model in ("albert", "a:f~7")] == [("albert", 0), ("a:f", 7)]
-    assert with_kernels_for("albert", 66) == with_kernels_for("albert~33", 66) == "albert~66"
-    assert with_kernels_for("albert~33", 0) == "albert"
+    assert parse_model("albert:8") == ModelKey("albert", 8)
+    assert parse_model(" a:f~7:2 ") == ModelKey("a:f", 2, 7)
+    usual, for_66, for_33 = (parse_model(f"albert{kernels}:8") for kernels in ("", "~66", "~33"))
+    assert usual.with_kernels_for(66) == for_33.with_kernels_for(66) == for_66
+    assert for_33.with_kernels_for(0) == for_33.usual == usual == usual.usual
+    assert (for_66.title, usual.title) == ("albert~66", "albert")
+
+
+@given(
+    name=st.from_regex(r"[A-Za-z][\w.-]{0,9}(:[A-Za-z_]\w{0,9})?", fullmatch=True, alphabet=ASCII),
+    batch=st.integers(1, MAX_BATCH),
+    kernels_for=st.integers(0, 999_999),
+)
+def test_every_key_is_read_again_from_its_text(name: str, batch: int, kernels_for: int) -> None:
+    key = ModelKey(name, batch, kernels_for)
+    assert parse_model(str(key)) == key
+    assert mix_of([key]).models == parse_mix(str(key)).models == (key,)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (("", 8), "is not a model's name"),
+        (("albert~66", 8), "is not a model's name"),
+        (("albert", 0), "must be 1 to 65536, not 0"),
+        (("albert", MAX_BATCH + 1), "must be 1 to 65536"),
+        (("albert", 8, -1), "cannot be chosen for -1 units"),
+    ],
+)
+def test_key_out_of_its_limits_is_refused(values: tuple[str, int], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        ModelKey(*values)
 
 
 @pytest.mark.parametrize(
     "model", ["albert~", "albert~x", "albert~0", "albert~066", "albert~1000000", "albert~6_6"]
 )
 def test_what_follows_a_tilde_is_a_number_of_units_or_refused(model: str) -> None:
-    with pytest.raises(UsageError, match=rf"'{model}' is no model: .* as in albert~66"):
+    with pytest.raises(UsageError, match=rf"'{model}:8' is not model:batch, .* or albert~66:8"):
         parse_mix(f"vgg19,2x{model}:8@30rps")
-    with pytest.raises(UsageError, match="as in albert~66"):
-        mix_of([(model, 8)])
+    with pytest.raises(ValueError, match="is not a model's name"):
+        ModelKey(model, 8)
 
 
 @pytest.mark.parametrize(
@@ -106,13 +135,14 @@ def test_tilde_stands_between_a_model_and_its_units(text: str) -> None:
 
 @pytest.mark.parametrize("model", ["~66", "albert~66~33", "albert~٦٦", "albert~-1"])
 def test_model_that_no_mix_can_have_is_refused_where_it_is_split(model: str) -> None:
-    with pytest.raises(UsageError, match="as in albert~66"):
-        split_model(model)
+    with pytest.raises(UsageError, match="or albert~66:8 for kernels chosen for 66 units"):
+        parse_model(f"{model}:8")
 
 
 def test_mix_with_other_kernels_is_as_asked_by_its_name() -> None:
     asked = parse_mix("paper/2")
-    chosen = [msgspec.structs.replace(asked.workers[0], model="albert~66"), asked.workers[1]]
+    albert, densenet = asked.workers
+    chosen = [msgspec.structs.replace(albert, model=albert.model.with_kernels_for(66)), densenet]
     assert Mix(name="paper/2", workers=tuple(chosen)).as_asked() == asked
     named = parse_mix("albert~66:8,vgg19:8")
     assert named.as_asked() == named
@@ -140,8 +170,8 @@ def test_mix_whose_name_does_not_say_what_it_serves_is_as_it_is() -> None:
 def test_paper_mixes_are_those_of_table_1(number: int, models: list[str]) -> None:
     mix = parse_mix(f"paper/{number}")
     assert mix.name == f"paper/{number}"
-    assert [worker.model for worker in mix.workers] == models
-    assert {(worker.batch, worker.rate_rps) for worker in mix.workers} == {(8, None)}
+    assert list(mix.models) == [ModelKey(model, 8) for model in models]
+    assert {worker.rate_rps for worker in mix.workers} == {None}
 
 
 @pytest.mark.parametrize("name", ["paper/0", "paper/8", "paper/", "paper/1,albert", "paper/01"])
@@ -190,10 +220,16 @@ def test_what_is_no_mix_is_refused_with_an_example(text: str) -> None:
         parse_mix(text)
 
 
-@pytest.mark.parametrize("text", ["0xalbert", "albert:0", "albert@0rps", "albert@0.0rps"])
+@pytest.mark.parametrize("text", ["0xalbert", "albert@0rps", "albert@0.0rps"])
 def test_nothing_starts_at_0(text: str) -> None:
     with pytest.raises(UsageError, match="start above 0"):
         parse_mix(text)
+
+
+@pytest.mark.parametrize("batch", ["0", "65537", "999999999999"])
+def test_batch_that_no_model_has_is_refused_with_the_range(batch: str) -> None:
+    with pytest.raises(UsageError, match=f"batch of albert must be 1 to 65536, not {batch}"):
+        parse_mix(f"albert:{batch}")
 
 
 def test_32_workers_are_enough_for_anybody() -> None:
@@ -221,12 +257,12 @@ def test_any_text_is_a_mix_or_a_usage_error(text: str) -> None:
         return
     names = [worker.name for worker in mix.workers]
     assert len(set(names)) == len(names)
-    assert all(worker.batch >= 1 for worker in mix.workers)
+    assert all(1 <= model.batch <= MAX_BATCH for model in mix.models)
     assert all(worker.rate_rps is None or worker.rate_rps > 0 for worker in mix.workers)
 
 
 def test_mix_without_workers_or_with_one_name_twice_is_refused() -> None:
-    worker = MixWorker(name="a", model="a", batch=1)
+    worker = MixWorker(name="a", model=ModelKey("a", 1))
     with pytest.raises(ValueError, match="1 to 32 workers, not 0"):
         Mix(name="", workers=())
     with pytest.raises(ValueError, match="one name"):
@@ -236,10 +272,12 @@ def test_mix_without_workers_or_with_one_name_twice_is_refused() -> None:
 @pytest.mark.parametrize(
     "worker",
     [
-        {"name": "a", "model": "a", "batch": 0},
-        {"name": "a", "model": "a", "batch": 1, "rate_rps": 0},
-        {"name": "a", "model": "a", "batch": 1, "rate_rps": -3},
-        {"name": "a", "model": "a~x", "batch": 1},
+        {"name": "a", "model": {"name": "a", "batch": 0}},
+        {"name": "a", "model": {"name": "a", "batch": 1}, "rate_rps": 0},
+        {"name": "a", "model": {"name": "a", "batch": 1}, "rate_rps": -3},
+        {"name": "a", "model": {"name": "a~x", "batch": 1}},
+        {"name": "a", "model": {"name": "a", "batch": 1, "kernels_for": -1}},
+        {"name": "a", "model": "a:1"},
     ],
 )
 def test_worker_in_a_file_keeps_the_limits_of_the_grammar(worker: dict[str, object]) -> None:

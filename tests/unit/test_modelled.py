@@ -146,7 +146,7 @@ def test_inputs_can_be_read_by_a_person() -> None:
 
 
 def test_every_model_of_the_papers_mixes_is_known() -> None:
-    wanted = {worker.model for name in PAPER_MIXES for worker in parse_mix(name).workers}
+    wanted = {model.name for name in PAPER_MIXES for model in parse_mix(name).models}
     assert wanted <= set(model_names())
 
 
@@ -156,7 +156,7 @@ def test_unknown_model_is_refused_with_the_names() -> None:
 
 
 def test_batch_below_one_is_refused() -> None:
-    with pytest.raises(UsageError, match="at least 1, not 0"):
+    with pytest.raises(ValueError, match="must be 1 to 65536, not 0"):
         modelled("bert", 0)
 
 

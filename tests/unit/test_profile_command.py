@@ -11,13 +11,15 @@ import msgspec
 import pytest
 
 from eclip.artefacts import store
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Topology
 from eclip.cli import profile as command
-from eclip.cli import screen
 from eclip.errors import DeviceError
+from eclip.frontends import measuring
 from eclip.frontends.library import file_of
 from eclip.frontends.synthetic import synthetic_profile
+from eclip.progress import Progress
 from waiting import PATIENCE_S
 
 # As eclip.frontends.profiler, each model with a fate of its own. Its arguments: GPU, seconds of
@@ -55,7 +57,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     script = tmp_path / "child.py"
     script.write_text(CHILD)
     (tmp_path / "sample").write_bytes(b"a profile")
-    monkeypatch.setattr(command, "_CHILD", (sys.executable, str(script)))
+    monkeypatch.setattr(measuring, "_CHILD", (sys.executable, str(script)))
     known = importlib.util.find_spec
     monkeypatch.setattr(
         "importlib.util.find_spec",
@@ -91,14 +93,14 @@ def test_models_that_crash_or_fail_are_named_and_the_others_are_kept(
 def test_model_that_hangs_is_stopped_and_named(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = command._said
+    said = measuring._said
 
     def patient(word: str, lines: Any, seconds: float) -> int | None:
         """Two seconds are long enough for the model that hangs, however busy the machine is."""
         assert seconds == 2.0 or word == "ready"
         return said(word, lines, 0.5 if word == "done hangs:1" else PATIENCE_S)
 
-    monkeypatch.setattr(command, "_said", patient)
+    monkeypatch.setattr(measuring, "_said", patient)
     with pytest.raises(DeviceError, match="not profiled: hangs:1;"):
         profile(folder, "good:1", "hangs:1", "fine:1", limit=2.0)
     assert "hangs:1 took more than 2 s and was stopped" in capsys.readouterr().err
@@ -121,29 +123,36 @@ def test_models_that_are_done_are_not_measured_again(folder: Path) -> None:
 def test_traffic_is_counted_one_by_one_where_counting_all_at_once_fails(
     folder: Path, monkeypatch: pytest.MonkeyPatch, h200: Topology
 ) -> None:
-    keys = [f"{name}:1" for name in ("good", "bad", "fine")]
+    keys = good, bad, fine = [ModelKey(name, 1) for name in ("good", "bad", "fine")]
     for key in keys:
-        name = key.partition(":")[0]
-        made = synthetic_profile(1, 3, h200, name, 1)
+        made = synthetic_profile(1, 3, h200, key.name, key.batch)
         made = msgspec.structs.replace(made, dram_bytes=(0,) * 3, l2_bytes=(0,) * 3)
         store.save(made, file_of(folder, key))
-    asked: list[list[str]] = []
-    saved: list[str] = []
+    asked: list[list[ModelKey]] = []
+    saved: list[ModelKey] = []
     warned: list[str] = []
+
+    class Heard(Progress):
+        def warn(self, message: str) -> None:
+            warned.append(message)
 
     def count(profiles: list[Profile], gpu: int, seconds: float) -> list[Profile]:
         asked.append([one.model for one in profiles])
-        if any(one.model == "bad:1" for one in profiles):
+        if any(one.model == bad for one in profiles):
             raise DeviceError("ncu failed")
         return profiles
 
     def save(value: Any, path: Path) -> None:
         saved.append(value.model)
 
-    monkeypatch.setattr(command, "with_traffic", count)
+    monkeypatch.setattr(measuring, "with_traffic", count)
     monkeypatch.setattr(store, "save", save)
-    monkeypatch.setattr(screen, "warn", warned.append)
-    assert command._count_traffic(keys, folder, 0) == ["bad:1"]
-    assert asked == [keys, ["good:1"], ["bad:1"], ["fine:1"]]
-    assert saved == ["good:1", "fine:1"]
-    assert warned == ["bad:1 has no memory traffic: ncu failed"]
+    failed = measuring.measure_profiles(keys, folder, progress=Heard())
+    assert failed == [bad]
+    assert asked == [keys, [good], [bad], [fine]]
+    assert saved == [good, fine]
+    assert not (folder / "children").exists()  # nothing was measured anew
+    kept = [
+        f"{file_of(folder, key)} exists and is kept; remove it to measure again" for key in keys
+    ]
+    assert warned == [*kept, "bad:1 has no memory traffic: ncu failed"]

@@ -68,7 +68,9 @@ def cases(draw: st.DrawFn) -> tuple[Plan, list[Trace]]:
         fingerprint=with_traces(MI50.fingerprint, traces),
         modelled=True,
         workers=tuple(
-            PlannedWorker(name=trace.model, model=trace.model, kernels=len(trace.kernels), why="")
+            PlannedWorker(
+                name=trace.model.name, model=trace.model, kernels=len(trace.kernels), why=""
+            )
             for trace in traces
         ),
         lanes=lanes,
@@ -197,8 +199,8 @@ def small_case() -> tuple[Plan, list[Trace]]:
         fingerprint=with_traces(MI50.fingerprint, traces),
         modelled=True,
         workers=(
-            PlannedWorker(name="a", model="a:1", kernels=3, why=""),
-            PlannedWorker(name="b", model="b:1", kernels=2, why=""),
+            PlannedWorker(name="a", model=ModelKey("a", 1), kernels=3, why=""),
+            PlannedWorker(name="b", model=ModelKey("b", 1), kernels=2, why=""),
         ),
         lanes=lanes,
         variants=(
@@ -238,8 +240,9 @@ def test_traces_of_other_kernels_models_or_order_are_refused() -> None:
     ):
         assert "worker a" in refused(plan, [msgspec.structs.replace(a, kernels=kernels), b])
     assert "worker a" in refused(plan, [b, a])
-    assert "worker a" in refused(plan, [msgspec.structs.replace(a, batch=2), b])
-    assert "worker b" in refused(plan, [a, msgspec.structs.replace(b, model="c")])
+    assert "worker a" in refused(plan, [msgspec.structs.replace(a, model=ModelKey("a", 2)), b])
+    assert "worker b" in refused(plan, [a, msgspec.structs.replace(b, model=ModelKey("c", 1))])
+    assert "worker b" in refused(plan, [a, msgspec.structs.replace(b, model=ModelKey("b", 1, 66))])
 
 
 def test_plan_without_the_digest_of_a_trace_is_refused() -> None:

@@ -8,10 +8,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.topology import Topology
 from eclip.artefacts.trace import Kernel
 from eclip.errors import ArtefactError, MismatchError
 from eclip.frontends.recorded import Launches, find_requests, make_profile, read_recording
+
+MODEL = ModelKey("m", 4)
 
 
 def kernel(name: str) -> Kernel:
@@ -73,8 +76,8 @@ def test_too_few_repeats_are_refused(names: str) -> None:
 def test_a_profile_closes_and_keeps_the_kernels(h200: Topology) -> None:
     slow = find_requests(launches("abc" * 5, busy=100))
     fast = find_requests(launches("abc" * 5, busy=50))
-    profile = make_profile("m:4", h200, (64, 132), [slow, fast], "a test")
-    assert profile.model == "m:4"
+    profile = make_profile(MODEL, h200, (64, 132), [slow, fast], "a test")
+    assert profile.model == MODEL
     assert profile.sizes == (64, 132)
     assert profile.request_ns[0] > profile.request_ns[1]
 
@@ -96,7 +99,7 @@ def test_a_request_begins_at_the_same_kernel_at_every_size(h200: Topology) -> No
     small = find_requests(waited("abcf", {0: 100, 3: 110}))
     large = find_requests(waited("abcf", {0: 100, 3: 20}))
     assert small.kernels != large.kernels
-    profile = make_profile("m:4", h200, (64, 132), [small, large], "a test")
+    profile = make_profile(MODEL, h200, (64, 132), [small, large], "a test")
     assert [one.name for one in profile.trace.kernels] == ["a", "b", "c", "f"]
     # What lies between requests is no part of them; what lies inside is.
     assert profile.gap_ns[2][0] > 100
@@ -108,7 +111,7 @@ def test_sizes_that_launch_different_kernels_are_refused_with_what_differs(h200:
     one = find_requests(launches("abcdefgh" * 5, {0, 8, 16}))
     other = find_requests(launches("ghabcxxdef" * 5, {0, 10, 20}))
     with pytest.raises(MismatchError) as raised:
-        make_profile("m:4", h200, (64, 132), [one, other], "a test")
+        make_profile(MODEL, h200, (64, 132), [one, other], "a test")
     message = str(raised.value)
     assert "other kernels on 132 SMs than on 64" in message
     assert "8 kernels on 64 and 10 on 132" in message

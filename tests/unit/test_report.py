@@ -15,6 +15,7 @@ import pytest
 
 from eclip.artefacts import store
 from eclip.artefacts.measures import measure
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import ALL_WORKERS, Lane
 from eclip.artefacts.runlog import KernelRecords, Requests
 from eclip.artefacts.topology import Mask, Topology
@@ -30,6 +31,7 @@ from eclip.reports.labels import (
 )
 from logs import H200, make_log, make_mix, make_profile, without_records
 
+ALBERT = ModelKey("albert", 8)
 EVIL = "</script><script>throw 1</script><b>ä→日本"
 
 
@@ -66,7 +68,7 @@ class Reader(HTMLParser):
 
 def test_page_shows_the_header_the_measures_and_the_words() -> None:
     logs = [make_log("shared", sizes=(132,)), make_log("eclip")]
-    reader = Reader(page.render(logs, {"albert:8": make_profile()}))
+    reader = Reader(page.render(logs, {ALBERT: make_profile()}))
     for words in (
         "3xalbert:8",
         "NVIDIA H200",
@@ -84,7 +86,7 @@ def test_page_shows_the_header_the_measures_and_the_words() -> None:
 
 
 def test_every_chart_and_table_of_modelled_data_says_so() -> None:
-    html = page.render([make_log("eclip")], {"albert:8": make_profile()})
+    html = page.render([make_log("eclip")], {ALBERT: make_profile()})
     captions = re.findall(r"<figcaption>.*?</figcaption>", html, re.DOTALL)
     assert len(captions) == 8
     assert all('<span class="badge">modelled' in caption for caption in captions)
@@ -97,7 +99,7 @@ def test_measured_data_is_not_called_modelled() -> None:
     plan = msgspec.structs.replace(log.plan, modelled=False)
     profile = msgspec.structs.replace(make_profile(), modelled=False)
     measured = msgspec.structs.replace(log, modelled=False, plan=plan)
-    html = page.render([measured], {"albert:8": profile})
+    html = page.render([measured], {ALBERT: profile})
     assert '<span class="badge">' not in html
     assert "were measured on the device" in html
 
@@ -136,7 +138,10 @@ def test_runs_with_kernels_that_a_search_chose_are_in_one_report_with_the_others
     asked = make_mix(2)
     chosen = msgspec.structs.replace(
         asked,
-        workers=(msgspec.structs.replace(asked.workers[0], model="albert~66"), asked.workers[1]),
+        workers=(
+            msgspec.structs.replace(asked.workers[0], model=ALBERT.with_kernels_for(66)),
+            asked.workers[1],
+        ),
     )
     logs = [make_log("shared", sizes=(132,), mix=asked), make_log("search", mix=chosen)]
     profiles = {one.model: one for one in map(make_profile, ("albert", "albert~66"))}
@@ -144,9 +149,9 @@ def test_runs_with_kernels_that_a_search_chose_are_in_one_report_with_the_others
     assert "albert:8, albert~66:8" in reader.text
     assert "No heat map" not in reader.text
     (names,) = (data for data in reader.data if "albert~66:8" in data)
-    assert names.keys() == profiles.keys()
+    assert names.keys() == set(map(str, profiles))
     assert "No heat map: The profile of albert~66:8 was not given" in (
-        Reader(page.render(logs, {"albert:8": profiles["albert:8"]})).text
+        Reader(page.render(logs, {ALBERT: profiles[ALBERT]})).text
     )
 
 
@@ -157,7 +162,7 @@ def test_profile_of_other_kernels_than_a_later_run_had_is_not_drawn() -> None:
         log.plan, fingerprint=msgspec.structs.replace(log.plan.fingerprint, traces=traces)
     )
     logs = [log, msgspec.structs.replace(log, plan=other)]
-    text = Reader(page.render(logs, {"albert:8": make_profile()})).text
+    text = Reader(page.render(logs, {ALBERT: make_profile()})).text
     assert "No heat map: the plan and profile albert:8 hold different kernels" in text
 
 
@@ -176,7 +181,7 @@ def test_a_missing_profile_and_one_of_another_device_are_explained() -> None:
     log = make_log("eclip")
     assert "The profile of albert:8 was not given" in Reader(page.render([log], {})).text
     foreign = make_profile(topology=store.load_builtin("mi50", Topology))
-    assert "are for different devices" in Reader(page.render([log], {"albert:8": foreign})).text
+    assert "are for different devices" in Reader(page.render([log], {ALBERT: foreign})).text
 
 
 def test_warnings_are_shown_once_with_their_runs() -> None:
@@ -201,7 +206,7 @@ def test_a_run_of_nothing_still_gives_a_page(empty: bool) -> None:
 @pytest.mark.parametrize("workers", [1, 32])
 def test_few_and_many_workers_give_a_page(workers: int) -> None:
     log = make_log("eclip", workers=workers, kernel_ns=400_000)
-    reader = Reader(page.render([log], {"albert:8": make_profile()}))
+    reader = Reader(page.render([log], {ALBERT: make_profile()}))
     assert f"albert.{workers}" in reader.text
 
 
@@ -211,8 +216,8 @@ def test_names_from_files_stay_text() -> None:
     log = make_log(EVIL, mix=mix, topology=topology)
     log = msgspec.structs.replace(log, device=EVIL, load=EVIL, warnings=(EVIL,))
     profile = make_profile(EVIL, name=EVIL)
-    reader = Reader(page.render([log], {f"{EVIL}:8": profile}))
-    plain_page = Reader(page.render([make_log("eclip", workers=2)], {"albert:8": make_profile()}))
+    reader = Reader(page.render([log], {profile.model: profile}))
+    plain_page = Reader(page.render([make_log("eclip", workers=2)], {ALBERT: make_profile()}))
     kinds = [kind for kind, _ in reader.scripts]
     assert kinds == [kind for kind, _ in plain_page.scripts]
     assert not [tag for tag, _ in reader.tags if tag == "b"]
@@ -226,7 +231,7 @@ def test_names_from_files_stay_text() -> None:
 
 
 def test_the_page_loads_nothing() -> None:
-    html = page.render([make_log("eclip")], {"albert:8": make_profile()})
+    html = page.render([make_log("eclip")], {ALBERT: make_profile()})
     reader = Reader(html)
     for tag, attrs in reader.tags:
         assert tag not in ("link", "img", "iframe", "object", "embed", "base")

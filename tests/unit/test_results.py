@@ -107,7 +107,11 @@ def test_file_whose_only_line_was_cut_can_be_added_to(tmp_path: Path) -> None:
     [
         (b"years of work", "not an eclip file"),
         (b'{"format":"eclip/comparison","version":99,"body":{}}', "update eclip"),
-        (b'{"format":"eclip/comparison","version":1,"body":{}}', "not a valid comparison"),
+        (b'{"format":"eclip/comparison","version":2,"body":{}}', "not a valid comparison"),
+        (
+            b'{"format":"eclip/comparison","version":1,"body":{}}',
+            "make the file again: eclip compare",
+        ),
         (b"\xff\xfe", "damaged"),
     ],
 )
@@ -199,11 +203,11 @@ def test_equal_plans_have_equal_digests_whoever_made_them() -> None:
 # Tables
 
 
-def table_of(comparisons: list[Comparison], start: str) -> drawn.Table:
+def table_of(comparisons: list[Comparison], start: str) -> drawn.ResultsTable:
     return next(table for table in drawn.tables(comparisons) if table.title.startswith(start))
 
 
-def row(table: drawn.Table, name: str) -> dict[str, str]:
+def row(table: drawn.ResultsTable, name: str) -> dict[str, str]:
     found = next(row for row in table.rows if name in row[:2])
     return dict(zip(table.columns, found, strict=True))
 

@@ -10,20 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eclip.artefacts.measures import Measures, WorkerMeasures
+from eclip.artefacts.model_key import parse_model
 from eclip.cli import screen
 from eclip.cli.screen.tables import lay_out
 
 WORDS = ["policy", "searching", "eclip", "1.234", "+11.9%", "densenet201", "of", "alone", "a b"]
 
 
-class Offered(WorkerMeasures, frozen=True, kw_only=True):
-    offered_rps: float | None = None
-
-
-def worker(name: str, rate: float, offered: float | None = None, model: str = "") -> Offered:
-    return Offered(
+def worker(name: str, rate: float, offered: float | None = None, model: str = "") -> WorkerMeasures:
+    return WorkerMeasures(
         name=name,
-        model=model or f"{name}:8",
+        model=parse_model(model or f"{name}:8"),
         requests=100,
         rate_rps=rate,
         alone_rps=1000.0,
@@ -139,9 +136,9 @@ def test_kernels_for_fewer_units_are_named(shown: io.StringIO) -> None:
     usual, chosen = worker("gpt2", 500.0), worker("gpt2", 600.0, model="gpt2~66:8")
     screen.print_measures([measures("shared", 1.0, usual), measures("search", 1.2, chosen)])
     assert "gpt2~66" in shown.getvalue()
-    assert screen.worker_label("gpt2.2", "gpt2~66:8") == "gpt2~66.2"
-    assert screen.worker_label("gpt2", "gpt2:8") == "gpt2"
-    assert screen.worker_label("m", "package.module:m:8") == "m"
+    assert screen.worker_label("gpt2.2", parse_model("gpt2~66:8")) == "gpt2~66.2"
+    assert screen.worker_label("gpt2", parse_model("gpt2:8")) == "gpt2"
+    assert screen.worker_label("m", parse_model("package.module:m:8")) == "m"
 
 
 def test_runs_are_counted_in_words() -> None:

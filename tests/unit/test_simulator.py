@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
-from eclip.lab.alone import alone_rates
 
 from eclip.artefacts import store
 from eclip.artefacts.calibration import Calibration
@@ -26,7 +25,9 @@ from eclip.devices.sim import device as sim
 from eclip.devices.sim.contention import LIMITS, RUNNING_KERNEL, contend, draw_w
 from eclip.errors import MismatchError
 from eclip.frontends.synthetic import synthetic_profile
+from eclip.lab.stand import alone_rates
 from eclip.planning.policies import make_plan
+from eclip.progress import Progress
 from eclip.runtime.program import lower
 from simulations import (
     CALIBRATIONS,
@@ -115,7 +116,7 @@ def integrate(log: RunLog, profiles: Sequence[Profile], calibration: Calibration
 
 
 def limits_of(calibration: Calibration) -> npt.NDArray[np.void]:
-    sharing, memory, power = calibration.sharing, calibration.memory, calibration.power
+    sharing, memory, power = calibration.interference, calibration.memory, calibration.power
     constants = (
         sharing.cohabit,
         sharing.crowding,
@@ -270,9 +271,14 @@ def test_progress_rises_to_the_end() -> None:
     profile = flat_profile("a", [1000])
     plan = pinned([profile], ["0"])
     seen: list[float] = []
-    device = sim.SimDevice(MI50, CALIBRATIONS["mi50"], progress=seen.append)
+
+    class Watched(Progress):
+        def part(self, share: float) -> None:
+            seen.append(share)
+
+    device = sim.SimDevice(MI50, CALIBRATIONS["mi50"], progress=Watched())
     with device.open(lower(plan, [profile.trace]), [profile]) as session:
-        session.run(closed(plan), Window(seconds=0.3, warmup_seconds=0.1), [1.0])
+        session.run(closed(plan), Window(seconds=0.3, warmup_seconds=0.1))
     assert seen == sorted(seen)
     assert len(seen) > 3
     assert seen[-1] == 1.0
@@ -352,7 +358,9 @@ from eclip.devices.base import MAX_SECONDS, Window
 from eclip.devices.load import Load
 from eclip.devices.sim import device as sim
 from eclip.frontends.synthetic import synthetic_profile
+from eclip.lab.stand import alone_rates
 from eclip.artefacts.plan import unpartitioned
+from eclip.progress import Progress
 from eclip.runtime.program import lower
 from eclip.artefacts.topology import Topology
 
@@ -363,11 +371,11 @@ device = sim.SimDevice(h200, store.load_builtin("h200", Calibration))
 session = device.open(lower(unpartitioned(h200, profiles), [p.trace for p in profiles]), profiles)
 late = np.full(200, round((MAX_SECONDS - 1) * 1e9))
 short, long = (Window(seconds=s, warmup_seconds=0.0, trace_ms=0.0) for s in (0.01, MAX_SECONDS))
-session.run(Load("late", 0, (late,) * 3), short, [1.0] * 3)  # compiles
+session.run(Load("late", 0, (late,) * 3), short)  # compiles
 # Seconds of work from here on, whatever else this machine does; then the kernel ends the process.
 most = int(time.process_time()) + 20
 resource.setrlimit(resource.RLIMIT_CPU, (most, most))
-log = session.run(Load("late", 0, (late,) * 3), long, [1.0] * 3)
+log = session.run(Load("late", 0, (late,) * 3), long)
 assert len(log.requests.worker) == 600, len(log.requests.worker)
 """
 

@@ -30,6 +30,7 @@ from artefacts import (
 )
 from eclip.artefacts import store
 from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Topology
@@ -242,12 +243,12 @@ def test_file_of_another_kind_is_refused_by_name(tmp_path: Path) -> None:
 def test_edit_is_noticed_unless_the_digest_is_removed(tmp_path: Path) -> None:
     path = saved(tmp_path, TRACE)
     content = json.loads(path.read_text(encoding="utf-8"))
-    content["body"]["batch"] = 4
+    content["body"]["model"]["batch"] = 4
     path.write_text(json.dumps(content), encoding="utf-8")
     assert "digest" in refusal(path)
     del content["digest"]
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    assert store.load(path) == msgspec.structs.replace(TRACE, batch=4)
+    assert store.load(path) == msgspec.structs.replace(TRACE, model=ModelKey("m", 4))
 
 
 def test_unknown_built_in_lists_the_right_names() -> None:

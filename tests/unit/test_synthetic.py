@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eclip.artefacts import store
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.topology import Topology
 from eclip.errors import UsageError
 from eclip.frontends.synthetic import synthetic_profile
@@ -55,7 +56,7 @@ def test_classes_scale_as_their_names_say() -> None:
 
 def test_name_batch_and_sizes_are_the_callers() -> None:
     profile = synthetic_profile(1, 5, H200, name="toy", batch=4, sizes=SIXTEEN_SIZES)
-    assert profile.model == "toy:4"
+    assert profile.model == ModelKey("toy", 4)
     assert profile.sizes == SIXTEEN_SIZES
     assert profile.fingerprint.traces == {"toy:4": profile.trace.digest}
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from eclip.cli.screen import interrupt
 from eclip.cli import record as record_command
+from eclip.cli.screen import interrupt
 from eclip.errors import DeviceError, UsageError
 from eclip.frontends import transparent
-from eclip.frontends.transparent import COUNTERS, Outcome, run_under
+from eclip.frontends.transparent import COUNTERS, CommandOutcome, run_under
 
 # A shell that starts another process and waits for it: both have to get the signal.
 WAITING = "trap 'echo told > told; exit 7' INT TERM; touch ready; sleep 60 & wait"
@@ -100,7 +100,8 @@ def test_library_whose_path_has_blanks_is_preloaded_by_a_link(
 
 def test_what_was_placed_is_counted() -> None:
     none = dict.fromkeys(COUNTERS, 0)
-    assert (Outcome(0, {}).launches, Outcome(0, {}).placed) == (0, 0)
-    seen = Outcome(0, {1: none | {"launches": 5}, 2: none | {"graph_launches": 2}})
+    assert (CommandOutcome(0, {}).launches, CommandOutcome(0, {}).placed) == (0, 0)
+    seen = CommandOutcome(0, {1: none | {"launches": 5}, 2: none | {"graph_launches": 2}})
     assert (seen.launches, seen.placed) == (7, 0)
-    assert Outcome(0, {1: none | {"launches": 5, "planned": 3, "graph_planned": 1}}).placed == 4
+    planned = CommandOutcome(0, {1: none | {"launches": 5, "planned": 3, "graph_planned": 1}})
+    assert planned.placed == 4

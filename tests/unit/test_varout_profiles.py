@@ -19,6 +19,7 @@ from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Topology
 from eclip.artefacts.trace import Kernel, KernelLengths, Trace
 from eclip.errors import UsageError
+from eclip.frontends.library import file_of
 from eclip.frontends.synthetic import synthetic_profile
 from eclip.planning.policies import make_plan
 from eclip.planning.problem import Problem
@@ -83,7 +84,7 @@ def test_planning_uses_expected_or_tail_times(
     profile: Profile, machine: Machine, lengths: Lengths, h200: Topology
 ) -> None:
     made = annotate(profile, lengths, machine, Mechanism.SWAP, CAPACITY, 5_000, [2, 5])
-    mix = mix_of([(made.trace.model, made.trace.batch)])
+    mix = mix_of([made.model])
 
     def predicted(one: Profile) -> int:
         plan = make_plan("shared", Problem(mix, h200, (one,)))
@@ -102,10 +103,17 @@ def test_simulation_uses_expected_or_tail_times(
     from eclip.cli import main
 
     made = annotate(profile, lengths, machine, Mechanism.SWAP, CAPACITY, 5_000, [2, 5])
-    store.save(made, tmp_path / f"{made.trace.model}-{made.trace.batch}.json")
+    store.save(made, file_of(tmp_path, made.model))
     rates = []
-    for extra in ([], ["--tail"]):
-        arguments = ["compare", made.model, "--policies", "shared", "--profiles", str(tmp_path)]
+    for extra in ([], ["--set", "tail=yes"]):
+        arguments = [
+            "compare",
+            str(made.model),
+            "--policies",
+            "shared",
+            "--profiles",
+            str(tmp_path),
+        ]
         monkeypatch.setattr(
             sys, "argv", ["eclip", *arguments, "--seconds", "0.2", "--json", *extra]
         )

@@ -64,6 +64,8 @@ class Power(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A device's constants, which the simulator and modelled profiles are made from."""
+
     fingerprint: Fingerprint
     modelled: bool  # some constant is assumed, not measured or fitted; the source says which
     source: str

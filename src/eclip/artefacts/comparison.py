@@ -60,6 +60,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One mix under several policies, as kept in a results file. Shows itself in a notebook."""
+
     mix: str  # as the user wrote it
     workers: tuple[str, ...]
     models: tuple[ModelKey, ...]

@@ -48,6 +48,8 @@ class WorkerMeasures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measures(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person asks of a run: throughput, fairness, power, every worker's latencies."""
+
     policy: str
     device: str
     modelled: bool
@@ -84,6 +86,13 @@ def worst_off(p99_ms: Sequence[float | None], alone_rps: Sequence[float]) -> int
 
 
 def measure(log: RunLog) -> Measures:
+    """The measures of one run.
+
+    Throughput and fairness are against the rates alone, which the log has::
+
+        log = eclip.run(plan)
+        print(eclip.measure(log).stp)
+    """
     return measure_together([log])
 
 

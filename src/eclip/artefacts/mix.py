@@ -52,6 +52,8 @@ class MixWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Mix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The workers that run together, each with its model and its rate; closed loop has none."""
+
     name: str  # as the user wrote it
     workers: tuple[MixWorker, ...]
 
@@ -82,6 +84,13 @@ class Mix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 def parse_mix(text: str) -> Mix:
+    """The mix that a text names.
+
+    It has parts with commas between: repeat, model, batch, rate; or it is one of the paper's::
+
+        mix = eclip.parse_mix("2xalbert:8,densenet201:8@120rps")
+        print([worker.name for worker in mix.workers])
+    """
     name = text.strip()
     if name.startswith("paper/") and name not in PAPER_MIXES:
         raise unknown_name("mix", name, PAPER_MIXES)

@@ -22,6 +22,8 @@ _KEY = re.compile(rf"(?P<name>{_NAME})(?:~(?P<units>{_UNITS}))?:(?P<batch>\d{{1,
 class ModelKey(
     msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True, omit_defaults=True
 ):
+    """A model, its batch and its kernels; ``str`` gives the text that a mix has for it."""
+
     name: str  # of the zoo, or package.module:factory
     batch: int
     kernels_for: int = 0  # units that libraries chose its kernels for; 0: all of the device's

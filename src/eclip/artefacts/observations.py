@@ -96,6 +96,8 @@ class ObservedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Observations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Runs measured on one device, which a calibration is fitted to or a search goes on from."""
+
     fingerprint: Fingerprint
     source: str  # how they were measured, for a person
     date: datetime.date  # of the first run

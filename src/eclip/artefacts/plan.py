@@ -125,6 +125,8 @@ Sharing = Lanes | Turns | Processes
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which lane every kernel of a mix takes on a device, and why. Shows itself in a notebook."""
+
     mix: Mix
     policy: str
     topology: Topology

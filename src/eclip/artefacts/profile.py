@@ -25,6 +25,8 @@ _WHOLE = 0.75  # how far a last wave counts as a full one, however few blocks it
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long every kernel of a model takes on lanes of every size, measured or modelled."""
+
     trace: Trace
     fingerprint: Fingerprint
     modelled: bool

@@ -3,6 +3,7 @@
 Requests, energy and counters are always there; kernels only inside the trace window, so that a long
 run stays small. Times are nanoseconds since the measured part of the run began: what began during
 the warm-up has a negative start. Columns, not records: a request or kernel is one index in each.
+Measures are taken of logs, so a log imports them only to show itself.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ class WorkerCounters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class RunLog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What happened when a plan ran: requests, energy, kernels. Shows itself in a notebook."""
+
     plan: Plan
     device: str
     modelled: bool  # time and energy are a simulator's
@@ -114,7 +117,7 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         )
 
     def _repr_html_(self) -> str:
-        from eclip.artefacts.measures import measure  # which reads logs
+        from eclip.artefacts.measures import measure
 
         if not self.alone_rps:
             return html_table(repr(self), ["worker"], ([one.name] for one in self.plan.workers))

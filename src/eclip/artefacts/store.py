@@ -93,6 +93,13 @@ _MADE_BY = {
     "machine": "eclip varout measure -o FILE",
     "comparison": "eclip compare MIX --results FILE",
 }
+# Kinds of which some ship with the package, and where in its data.
+_BUILTIN_FOLDERS: dict[type[Artefact], str] = {
+    Topology: "topologies",
+    Calibration: "calibrations",
+    Observations: "observations",
+    Machine: "machines",
+}
 # Far above any real artefact; keeps a wrong file (or a gzip bomb) from filling the memory.
 MAX_BYTES = 512 * 1024 * 1024
 
@@ -267,10 +274,15 @@ def _load_any(path: Path) -> Artefact:
 
 
 def load_builtin(name: str, kind: type[A]) -> A:
-    """A topology, calibration, machine or observations that ship with the package::
+    """A topology, calibration, machine or observations that ship with the package.
 
-    h200 = eclip.load_builtin("h200", eclip.Topology)
+    A name that is not there is refused with those that are::
+
+        h200 = eclip.load_builtin("h200", eclip.Topology)
     """
+    if not isinstance(name, str) or kind not in _BUILTIN_FOLDERS:
+        kinds = ", ".join(f"eclip.{cls.__name__}" for cls in _BUILTIN_FOLDERS)
+        raise UsageError(f"load_builtin takes a name and then a kind, one of {kinds}")
     files = _builtin_files(kind)
     if name not in files:
         raise unknown_name(_kind_of(kind), name, builtin_names(kind))
@@ -447,13 +459,7 @@ def _a(kind: str, adjective: str = "") -> str:
 
 def _builtin_files(cls: type[Artefact]) -> dict[str, Path]:
     """By name: what ships in this kind's folder."""
-    folders = {
-        "topology": "topologies",
-        "calibration": "calibrations",
-        "observations": "observations",
-        "machine": "machines",
-    }
-    folder = Path(str(resources.files("eclip") / "data" / folders[_kind_of(cls)]))
+    folder = Path(str(resources.files("eclip") / "data" / _BUILTIN_FOLDERS[cls]))
     return {path.name.partition(".")[0]: path for path in folder.iterdir()}
 
 

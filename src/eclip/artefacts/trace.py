@@ -51,6 +51,8 @@ def with_traces(fingerprint: Fingerprint, traces: Iterable[Trace]) -> Fingerprin
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The kernels that a request of a model launches, in order."""
+
     model: ModelKey
     kernels: tuple[Kernel, ...]
     inputs: tuple[str, ...] = ()  # shapes and types a person can read, one per input

@@ -60,6 +60,7 @@ def calibrate(
             shape = find_topology(topology)
         else:
             outputs.check_output(observations, eclip.Observations)
+            wanted = [eclip.parse_mix(mix) for mix in mixes or MIXES]
             try:
                 opened = open_device(device)
             except DeviceError as error:
@@ -70,7 +71,7 @@ def calibrate(
                 shape = opened.topology
                 found = measure(
                     opened,
-                    cases_on(opened, mixes or MIXES, calibration, folders),
+                    cases_on(opened, wanted, calibration, folders),
                     observations,
                     runs=runs,
                     budget_s=budget,

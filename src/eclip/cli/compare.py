@@ -120,7 +120,8 @@ def compare(
     if report_file is not None or folder is not None:
         given.setdefault("trace_ms", min(20.0, 1000 * seconds))
     if results is not None:
-        store.check_results(results)
+        for warning in store.check_results(results):
+            screen.warn(warning)
     if report_file is not None:
         outputs.check_output(report_file, REPORT_MARK)
     if folder is not None:

@@ -11,8 +11,13 @@ from typing import Any
 import msgspec
 import typer
 
+from eclip.artefacts.topology import Mask
 from eclip.cli import screen
 from eclip.cli.options import GpuOption, JsonOption
+from eclip.devices.cuda.driver import CONNECTIONS, Gpu, call, cu
+from eclip.devices.cuda.energy import Nvml
+from eclip.devices.cuda.lanes import LanePool, Slices
+from eclip.devices.cuda.tracer import Tracer
 from eclip.errors import EclipError
 
 _PACKAGES = {
@@ -78,12 +83,6 @@ def _packages() -> list[Finding]:
 
 
 def _device(index: int) -> list[Finding]:
-    from eclip.artefacts.topology import Mask
-    from eclip.devices.cuda.driver import CONNECTIONS, Gpu, call, cu
-    from eclip.devices.cuda.energy import Nvml
-    from eclip.devices.cuda.lanes import LanePool, Slices
-    from eclip.devices.cuda.tracer import Tracer
-
     findings: list[Finding] = []
 
     def look(what: str, how: Callable[[], str], remedy: str, failed: str = "missing") -> bool:

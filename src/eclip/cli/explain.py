@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -12,9 +12,7 @@ from eclip.artefacts import store
 from eclip.artefacts.plan import Assignment, Evidence, Plan, PlannedWorker, Trial
 from eclip.cli import screen
 from eclip.cli.options import JsonOption
-
-if TYPE_CHECKING:
-    from eclip.planning.search.objective import Score
+from eclip.planning.search.objective import Score
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 54  # with the words beside it: 80 columns
@@ -167,8 +165,6 @@ def _print_evidence(plan: Plan, evidence: Evidence) -> None:
 
 
 def _score(trial: Trial) -> Score:
-    from eclip.planning.search.objective import Score
-
     return Score(trial.ratios, trial.power_w, ())
 
 

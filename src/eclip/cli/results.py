@@ -13,6 +13,7 @@ from eclip.artefacts.comparison import Comparison
 from eclip.cli import screen
 from eclip.cli.options import JsonOption
 from eclip.errors import ArtefactError
+from eclip.reports import results as drawn
 
 # Where the screen is narrow, the first of these goes first.
 _OPTIONAL = (
@@ -49,8 +50,6 @@ def results(
     if as_json:
         screen.print_json(comparisons)
         return
-    from eclip.reports import results as drawn
-
     if into is not None:
         document = _read(into)
         try:
@@ -66,9 +65,7 @@ def results(
 
 
 def print_results(comparisons: Sequence[Comparison]) -> None:
-    from eclip.reports.results import tables
-
-    for table in tables(comparisons):
+    for table in drawn.tables(comparisons):
         screen.print_table(table.title, table.columns, table.rows, names=2, optional=_OPTIONAL)
 
 

@@ -1,21 +1,26 @@
-"""``eclip varout``: what variable-output mechanisms cost, and which capacity to take."""
+"""``eclip varout``: what variable-output mechanisms cost, and which capacity to take.
+
+Only ``measure`` imports what needs a GPU.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from eclip.artefacts import outputs, store
 from eclip.artefacts.lengths import Lengths, lengths_of
 from eclip.artefacts.machine import Machine
+from eclip.artefacts.profile import Profile
 from eclip.cli import screen
 from eclip.cli.options import GpuOption, JsonOption, between, finite_numbers, numbers
 from eclip.errors import DeviceError, PlanningError, UsageError, unknown_name
-
-if TYPE_CHECKING:
-    from eclip.varout.growth import Growth
+from eclip.reports import growth as page
+from eclip.varout import growth, profiles
+from eclip.varout.estimate import CHOICES, choose
+from eclip.varout.mechanisms import Mechanism
 
 app = typer.Typer(
     help="Kernels with data-dependent output lengths: mechanisms compared, capacities chosen.",
@@ -53,8 +58,6 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Growth of the interval over exact allocation, by mechanism, against the actual A."""
-    from eclip.varout import growth
-
     wanted = None if ratios is None else numbers(ratios, "--ratios", 0, _LARGEST_RATIO)
     if report_file is not None:
         outputs.check_output(report_file, _PAGE)
@@ -63,8 +66,6 @@ def compare(
         chosen.sort(key=lambda one: one.gpu is not None)  # the document's first
     found = [growth.compare(one, allocated, wanted) for one in chosen]
     if report_file is not None:
-        from eclip.reports import growth as page
-
         store.save_export(report_file, page.render(found).encode(), _PAGE)
     if as_json:
         screen.print_json(found)
@@ -109,9 +110,6 @@ def estimate(
     as_json: JsonOption = False,
 ) -> None:
     """The mechanism and capacity of least expected cost for a sample of lengths."""
-    from eclip.varout.estimate import CHOICES, choose
-    from eclip.varout.mechanisms import Mechanism
-
     if out is not None:
         outputs.check_output(out, Lengths)
     names = [one.value for one in CHOICES]
@@ -218,17 +216,12 @@ def annotate(
     machine: MachineOption = "h200",
 ) -> None:
     """Give a profile the length distribution of its stage, and expected and tail times with it."""
-    from eclip.artefacts.profile import Profile
-    from eclip.varout.estimate import CHOICES
-    from eclip.varout.mechanisms import Mechanism
-    from eclip.varout.profiles import annotate as annotated
-
     if mechanism not in [one.value for one in CHOICES]:
         raise unknown_name("mechanism", mechanism, [one.value for one in CHOICES])
     places = None if kernels is None else _positions(kernels)
     outputs.check_output(out, Profile)
     seen = _read_lengths(lengths)
-    profile = annotated(
+    profile = profiles.annotate(
         store.load(file, Profile),
         seen,
         find_machine(machine),
@@ -282,29 +275,27 @@ def _positions(text: str) -> list[int]:
         ) from None
 
 
-def _print_growth(growth: Growth) -> None:
-    from eclip.reports.growth import percent
-
-    mechanisms = list(growth.points[0].interval)
-    columns = [growth.percent(name) for name in mechanisms]
-    step = max(1, (len(growth.points) - 1) // (_ROWS - 1))
-    note = " (modelled)" if growth.modelled else ""
-    best = {point.best for point in growth.points}
+def _print_growth(curve: growth.Growth) -> None:
+    mechanisms = list(curve.points[0].interval)
+    columns = [curve.percent(name) for name in mechanisms]
+    step = max(1, (len(curve.points) - 1) // (_ROWS - 1))
+    note = " (modelled)" if curve.modelled else ""
+    best = {point.best for point in curve.points}
     never_best = [name for name in mechanisms if name not in best]
     screen.print_table(
-        f"{growth.title}{note}, allocated for A = {growth.allocated_ratio:g}: longer than exact",
-        ["A", f"exact {growth.unit}", *mechanisms],
+        f"{curve.title}{note}, allocated for A = {curve.allocated_ratio:g}: longer than exact",
+        ["A", f"exact {curve.unit}", *mechanisms],
         (
             [
-                f"{growth.points[index].ratio:.4g}",
-                f"{growth.points[index].exact:.0f}",
+                f"{curve.points[index].ratio:.4g}",
+                f"{curve.points[index].exact:.0f}",
                 *(
-                    percent(column[index]) + ("*" if name == growth.points[index].best else " ")
+                    page.percent(column[index]) + ("*" if name == curve.points[index].best else " ")
                     for name, column in zip(mechanisms, columns, strict=True)
                 ),
             ]
-            for index in range(0, len(growth.points), step)
+            for index in range(0, len(curve.points), step)
         ),
-        optional=[f"exact {growth.unit}", *reversed(never_best)],
+        optional=[f"exact {curve.unit}", *reversed(never_best)],
     )
     screen.out.print("* shortest of those that can serve the length\n")

@@ -29,7 +29,7 @@ def open_device(
     """
     match = _NAME.fullmatch(name)
     if match is None or match["kind"] not in _OPENERS:
-        raise unknown_name("device", name, [*_OPENERS, "cuda:1 for the second GPU"])
+        raise unknown_name("device", name, ["sim", *_measured_names()])
     index = int(match["index"] or 0)
     return _OPENERS[match["kind"]](index, topology, calibration, progress or Progress())
 
@@ -39,8 +39,12 @@ def _open_sim(
 ) -> Device:
     from eclip.devices.sim.device import SimDevice
 
-    if index or topology is None or calibration is None:
-        raise UsageError("the simulator is named sim, and needs a topology and a calibration")
+    if index:
+        raise UsageError(f"there is one simulator, named sim, and no sim:{index}")
+    if topology is None or calibration is None:
+        raise UsageError(
+            f"a simulator measures nothing; choose one of: {', '.join(_measured_names())}"
+        )
     return SimDevice(topology, calibration, progress)
 
 
@@ -50,6 +54,10 @@ def _open_cuda(
     from eclip.devices.cuda.device import CudaDevice
 
     return CudaDevice(index, progress=progress)
+
+
+def _measured_names() -> list[str]:
+    return ["cuda", "cuda:1 for the second GPU"]
 
 
 _Opener = Callable[[int, Topology | None, Calibration | None, Progress], Device]

@@ -2,6 +2,7 @@
 
 The counters are read in a child process under ``ncu``, clocks and caches left alone, for one launch
 of each distinct kernel (name, grid, block): the parent gives their bytes to all launches like it.
+Only the child imports torch.
 """
 
 from __future__ import annotations

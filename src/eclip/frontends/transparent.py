@@ -50,7 +50,7 @@ COUNTERS = (
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CommandOutcome:
     code: int  # of the command, as a shell would give it
     counters: dict[int, dict[str, int]]  # per process that met a plan
     signal: int | None = None  # the first that was passed on to the command
@@ -96,7 +96,7 @@ def library() -> Path:
 
 def run_under(
     command: Sequence[str], table: bytes, gpu: int = 0, record_to: Path | None = None
-) -> Outcome:
+) -> CommandOutcome:
     """Run a command with this table and wait for its end; signals go on to it."""
     if not command:
         raise UsageError("no command given; write it after --, like: eclip exec … -- python app.py")
@@ -126,7 +126,7 @@ def run_under(
         code, passed_on = _run(command, environment)
         counters = {int(path.name): _read(path) for path in (place / "counters").iterdir()}
     met = {process: counts for process, counts in sorted(counters.items()) if any(counts.values())}
-    return Outcome(code if code >= 0 else 128 - code, met, passed_on)
+    return CommandOutcome(code if code >= 0 else 128 - code, met, passed_on)
 
 
 def _without_blanks(path: Path, place: Path) -> str:

@@ -147,7 +147,7 @@ def _begin(device: Device, cases: Sequence[Case], path: Path) -> Observations:
 
 def cases_on(
     device: Device,
-    mixes: Sequence[str],
+    mixes: Sequence[str | Mix],
     calibration: str | Path | Calibration | None,
     profiles: Sequence[Path],
 ) -> list[Case]:

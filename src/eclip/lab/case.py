@@ -26,6 +26,8 @@ from eclip.planning.problem import Problem
 
 @dataclass(frozen=True)
 class Case:
+    """A mix on a device, with the profiles and constants that belong to them."""
+
     mix: Mix
     topology: Topology
     calibration: Calibration

@@ -43,8 +43,7 @@ class Stand(Closing):
     def __init__(self, case: Case, device: Device, extra: Iterable[Profile] = ()) -> None:
         self.case = case
         self.device = device
-        known = (*extra, *case.others, *case.profiles)
-        self._profiles = {profile.model: profile for profile in known}
+        self._profiles = {profile.model: profile for profile in (*extra, *case.profiles)}
         self._made: dict[tuple[SourceKind, int, ModelKey], Any] = {}
         self._alone: list[tuple[float, ...]] = []  # every time they were measured
 
@@ -96,6 +95,8 @@ class Stand(Closing):
         return unpartitioned(self.case.topology, self.case.profiles, self.case.mix)
 
     def _profiles_of(self, plan: Plan) -> list[Profile]:
+        if not self._profiles.keys() >= set(plan.models):  # others are only read if they are needed
+            self._profiles = {other.model: other for other in self.case.others} | self._profiles
         missing = [str(model) for model in plan.models if model not in self._profiles]
         if missing:
             raise UsageError(

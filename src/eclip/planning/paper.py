@@ -1,7 +1,8 @@
 """The ``eclip`` policy: the ECLIP paper's optimizer on the paper's pool of lanes.
 
 All workers weigh the same; β is the profiled time, α the mix's average sizes over all units; at
-most ``switch_max`` switches per request and worker (the paper chose 14 by profiling).
+most ``switch_max`` switches per request and worker (the paper chose 14 by profiling). The paper's
+integer programme is imported when it is asked for: HiGHS is heavy.
 """
 
 from __future__ import annotations
@@ -52,8 +53,7 @@ def plan_as_the_paper(problem: Problem, switch_max: int, solver: str = "exact") 
 def _allocate_by_highs(
     times: Sequence[Times], sizes: Sequence[int], units: int, switch_max: int
 ) -> Allocation:
-    """The same optimum by the paper's integer programme. HiGHS is an extra, so it is imported
-    only here."""
+    """The same optimum by the paper's integer programme."""
     try:
         from eclip.planning.ilp import allocate_by_ilp
     except ModuleNotFoundError:

@@ -32,6 +32,8 @@ DEFAULT_SHARE = 60  # percent for everybody: the best of most mixes on an H200
 
 @dataclass(frozen=True)
 class PolicyOptions:
+    """What policies may be told; each takes what it knows."""
+
     switch_max: int = DEFAULT_SWITCH_MAX  # eclip: lane switches per request and worker
     solver: str = "exact"  # eclip: the dynamic programme, or the paper's ILP by HiGHS
     tolerance: float = 0.05  # model, kernel: how much slower than on all units is still right-sized

@@ -165,7 +165,7 @@ def timeline(log: RunLog) -> tuple[Figure, int]:
                 "type": "bar",
                 "orientation": "h",
                 "name": plain(log.plan.workers[index].name),
-                "meta": {"model": log.plan.workers[index].model},
+                "meta": {"model": str(log.plan.workers[index].model)},
                 "y": row_of[lane[mine]].tolist(),
                 "base": (start_ns[mine] / 1e6).tolist(),
                 "x": ((end_ns - start_ns)[mine] / 1e6).tolist(),

@@ -3,7 +3,8 @@
 The operations below are PyTorch's, except that they give a ``Ragged``: a static buffer, the length
 on the device, and no wait for either, so that a model which uses them can be captured. ``each``
 runs a consumer over the output window by window inside the graph; ``result`` is the plain tensor,
-once a request has completed. The models, the estimates and the reference need no GPU.
+once a request has completed. The models, the estimates and the reference need no GPU, so each
+operation imports what needs one when it is called.
 """
 
 from __future__ import annotations

@@ -285,10 +285,10 @@ class CudaSession(Owner):
         stop = np.zeros(1, dtype=np.int64)
         runners = self._runners(load, zero, zero + duration_ns, stop)
         power, ended = self._run_threads(runners, zero, zero + duration_ns, stop)
+        served = [runner.rows() - zero for runner in runners]  # raises what a worker failed of
         if ended <= zero:
             raise StoppedError("stopped before the run began to be measured")
         duration_ns = ended - zero
-        served = [runner.rows() - zero for runner in runners]
         kernels = NO_KERNELS
         if window.trace_ms > 0 and not self._device.progress.stopped:
             try:

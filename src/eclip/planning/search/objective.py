@@ -80,7 +80,7 @@ class Objective:
         if self.kind not in KINDS:
             raise unknown_name("objective", self.kind, KINDS)
         if not all(0 <= weight < math.inf for weight in self.weights):
-            raise UsageError("weights must be finite numbers of at least 0")
+            raise UsageError(f"weights must be 0 or more and finite, not {_listed(self.weights)}")
         if self.weights and max(self.weights) == 0:
             raise UsageError("one of the weights must be more than 0")
         if self.fairness is not None and not 0 <= self.fairness <= 1:
@@ -88,7 +88,9 @@ class Objective:
         if self.p99_ms and self.kind != "latency":
             raise UsageError("bounds on the p99 go with the objective latency")
         if not all(0 < bound < math.inf for bound in self.p99_ms):
-            raise UsageError("a p99 bound must be a finite number of ms above 0")
+            raise UsageError(
+                f"p99 bounds must be more than 0 ms and finite, not {_listed(self.p99_ms)}"
+            )
 
     def check(self, workers: int) -> None:
         for name, given in (("weights", self.weights), ("p99 bounds", self.p99_ms)):
@@ -162,3 +164,8 @@ def _weighted(ratios: Sequence[float], weights: Sequence[float]) -> float:
     if not weights:
         return sum(ratios)
     return float(np.dot(ratios, weights)) * len(weights) / sum(weights)
+
+
+def _listed(values: Sequence[float]) -> str:
+    """As a person writes them: ``1,2.5``."""
+    return ",".join(f"{value:g}" for value in values)

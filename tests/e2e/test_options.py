@@ -1,0 +1,131 @@
+"""Options as their users meet them: strictness, solvers, shares, devices and rare settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from commands import Cli, assert_refused
+from eclip.artefacts import store
+from eclip.artefacts.plan import Plan, Processes, Turns
+from eclip.artefacts.runlog import RunLog
+
+TOO_MUCH = "alexnet:8@100000rps"
+
+
+# --- Strict -----------------------------------------------------------------------------------
+
+
+def test_strict_exits_with_3_where_a_worker_is_overloaded(cli: Cli) -> None:
+    command = ("compare", TOO_MUCH, "--policies", "shared", "--seconds", 0.1)
+    lenient, strict = cli(*command), cli(*command, "--strict")
+    assert (lenient.code, strict.code) == (0, 3)
+    for outcome in (lenient, strict):
+        assert "alexnet is overloaded: " in outcome.err
+        assert "Traceback" not in outcome.err
+    assert cli("plan", TOO_MUCH, "--policy", "shared", "--strict").code == 0  # nothing has run
+    assert cli("run", "plan.json", "--seconds", 0.1).code == 0
+    assert cli("run", "plan.json", "--seconds", 0.1, "--strict").code == 3
+
+
+def test_strict_exits_with_0_where_all_is_well(cli: Cli) -> None:
+    command = ("compare", "alexnet:8", "--policies", "shared", "--seconds", 0.1, "--strict")
+    assert cli(*command).code == 0
+
+
+def test_strict_exits_with_3_where_a_search_misses_a_bound(cli: Cli) -> None:
+    search = ("plan", "alexnet:8,vgg19:8", "--policy", "search", "--batches", 0, "--p99", "99,0.01")
+    outcome = cli(*search, "--strict")
+    assert outcome.code == 3
+    assert "vgg19" in outcome.err and "at most 0.01" in outcome.err
+    assert store.load("plan.json", Plan).evidence is not None  # the plan is kept all the same
+    assert cli(*search).code == 0
+
+
+# --- Plans ------------------------------------------------------------------------------------
+
+
+def test_both_solvers_prove_one_optimum(cli: Cli) -> None:
+    plans = []
+    for solver in ("exact", "highs"):
+        command = ("plan", "alexnet:8,squeezenet:8", "--switch-max", 2, "--solver", solver)
+        assert cli(*command, "-o", f"{solver}.json").code == 0
+        plans.append(store.load(f"{solver}.json", Plan))
+    assert plans[0].why.partition(" ms")[0] == plans[1].why.partition(" ms")[0]
+    assert_refused(cli("plan", "alexnet:8", "--solver", "guess"), "guess", "exact", "highs")
+
+
+def test_plans_say_how_workers_share_the_device(cli: Cli) -> None:
+    mix = "alexnet:8,vgg19:8"
+    for arguments, sharing in (
+        (("--policy", "timeslice"), Turns()),
+        (("--policy", "mps", "--shares", "60,30"), Processes((60, 30))),
+        (("--policy", "mps", "--shares", "50"), Processes((50, 50))),
+    ):
+        assert cli("plan", mix, *arguments).code == 0
+        assert store.load("plan.json", Plan).sharing == sharing
+    assert cli("plan", mix, "--policy", "mps-model").code == 0
+    assert isinstance(store.load("plan.json", Plan).sharing, Processes)
+
+
+@pytest.mark.parametrize("shares", ["0", "101", "50,", "a", "33.3", "nan", "1,2,3"])
+def test_shares_that_mean_nothing_are_refused(cli: Cli, shares: str) -> None:
+    refused = cli("plan", "alexnet:8,vgg19:8", "--policy", "mps", f"--shares={shares}")
+    assert_refused(refused)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--objective", "energy"),
+        ("--weights", "1,1"),
+        ("--p99", "5,5"),
+        ("--fairness", "0.8"),
+        ("--verify", "1"),
+        ("--refine", "1"),
+    ],
+)
+def test_what_only_a_search_knows_is_refused_elsewhere(cli: Cli, option: str, value: str) -> None:
+    refused = cli("plan", "alexnet:8,vgg19:8", option, value)
+    assert_refused(refused, f"{option} goes with --policy search")
+    assert not Path("plan.json").exists()
+
+
+# --- Runs -------------------------------------------------------------------------------------
+
+
+def test_trace_is_cut_to_a_short_run_unless_it_is_asked_for(cli: Cli) -> None:
+    assert cli("plan", "alexnet:8").code == 0
+    assert cli("run", "plan.json", "--seconds", 0.01).code == 0
+    assert store.load("run.json", RunLog).kernels.window_ns == 10_000_000
+    assert_refused(cli("run", "plan.json", "--seconds", 0.01, "--trace-ms", 11), "--trace-ms")
+    assert cli("run", "plan.json", "--seconds", 0.01, "--trace-ms", 5).code == 0
+    assert store.load("run.json", RunLog).kernels.window_ns == 5_000_000
+
+
+@pytest.mark.parametrize("device", ["sim:1", "cuda:", "cuda:x", "cuda:-1", "CUDA", "", "cuda:1:1"])
+def test_device_that_is_none_is_refused(cli: Cli, device: str) -> None:
+    assert cli("plan", "alexnet:8").code == 0
+    assert_refused(cli("run", "plan.json", f"--device={device}"))
+
+
+# --- Rare settings ----------------------------------------------------------------------------
+
+
+def test_settings_reach_the_comparison(cli: Cli) -> None:
+    outcome = cli(
+        "compare", "alexnet:8,vgg19:8", "--policies", "masks", "--seconds", 0.1, "-o", "kept",
+        "--set", "trials=3", "--set", "trial-seconds=0.05", "--set", "trace-ms=2", "--json",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    (entry,) = outcome.data["comparison"]["entries"]
+    assert len(entry["trials"]) == 3
+    assert store.load("kept/masks.run.json", RunLog).kernels.window_ns == 2_000_000
+
+
+def test_wrong_setting_lists_the_right_ones(cli: Cli) -> None:
+    refused = cli("compare", "alexnet:8", "--set", "trails=3")
+    assert_refused(refused, "trails=3", "trials=", "warmup=", "usual-kernels=")
+    for own in ("seed=1", "verify=2", "command=x", "search-seconds=1"):  # have options, or none
+        assert_refused(cli("compare", "alexnet:8", "--set", own), own, "trials=")
