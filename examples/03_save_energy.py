@@ -10,4 +10,6 @@ for trial in plan.evidence.trials:
     chosen = "->" if trial.chosen else "  "
     stp = sum(trial.ratios)
     refused = f" (refused: {'; '.join(trial.refused)})" if trial.refused else ""
-    print(f"{chosen} {trial.label:32} STP {stp:.3f}, {1000 * stp / trial.power_w:.2f} per kJ{refused}")
+    print(
+        f"{chosen} {trial.label:32} STP {stp:.3f}, {1000 * stp / trial.power_w:.2f} per kJ{refused}"
+    )
