@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from eclip.artefacts.runlog import RunLog
+from eclip.devices import remote as processes
 from eclip.devices.base import Window
-from eclip.devices.cuda import processes
-from eclip.devices.cuda.processes import ProcessSession
 from eclip.devices.load import Load
+from eclip.devices.remote import ProcessSession
 
 _run = ProcessSession.run  # tests may put ``run_in_time`` in its place
 
