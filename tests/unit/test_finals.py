@@ -224,7 +224,7 @@ def test_readme_example_deploys_a_finalist_just_above_the_floor_and_explains_wha
     assert refused["search 1"] == ()
     assert [trial.label for trial in plan.evidence.trials if trial.chosen] == ["search 1"]
     assert plan.evidence.missed == ()
-    words = f"fairness {fairness[PLAIN]:.3f}, at least 0.700 wanted"
+    words = f"fairness {fairness[PLAIN]:.4f}, at least 0.7000 wanted"
     assert refused[PLAIN] == (words,)
     path = tmp_path / "plan.json"
     store.save(plan, path)

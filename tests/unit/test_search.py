@@ -329,7 +329,7 @@ def test_what_finds_and_what_decides_hold_plans_to_one_fairness_floor(
     )
     assert plan.evidence is not None
     trial = plan.evidence.trials[2]
-    words = f"fairness {fairness:.3f}, at least 0.700 wanted"
+    words = f"fairness {fairness:.4f}, at least 0.7000 wanted"
     assert trial.refused == (() if kept else (words,))
     assert trial.chosen
     assert plan.evidence.missed == trial.refused
@@ -363,7 +363,7 @@ def test_trial_that_misses_floors_says_each_in_words(
         (),
         ("STP 1.150, at least plain streams' 1.200 wanted",),
         (
-            "fairness 0.250, at least 0.900 wanted",
+            "fairness 0.2500, at least 0.9000 wanted",
             "STP 1.000, at least plain streams' 1.200 wanted",
         ),
     ]

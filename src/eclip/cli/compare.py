@@ -250,8 +250,9 @@ def show(outcome: eclip.Outcome, as_json: bool) -> None:
     )
     aim = "latency" if comparison.load_part else comparison.objective.split(",")[0]
     screen.print_measures(measures, aim)
-    if comparison.repeats > 1 or any(entry.setting for entry in comparison.entries):
+    if comparison.repeats > 1:
         _print_spreads(comparison)
+    _print_settings(comparison)
     if comparison.load_part is not None:
         _print_tails(comparison)
     _print_table_i(comparison)
@@ -268,19 +269,28 @@ def _print_spreads(comparison: Comparison) -> None:
     most = max(len(entry.runs) for entry in comparison.entries)
     screen.print_table(
         f"{screen.runs_title(most)}{screen.modelled_note(comparison.modelled)}",
-        ["policy", "setting", "runs", "mean", "median", "min", "max", "vs shared"],
+        ["policy", "runs", "mean", "median", "min", "max", "vs shared"],
         (
             [
                 entry.policy,
-                entry.setting,
                 str(len(entry.runs)),
                 *(f"{value:.3f}" for value in spread([run.stp for run in entry.runs])),
                 "" if plain is None else f"{entry.together.stp / plain.together.stp - 1:+.1%}",
             ]
             for entry in comparison.entries
         ),
-        names=2,
     )
+
+
+def _print_settings(comparison: Comparison) -> None:
+    chosen = [
+        (entry.policy, f"{entry.setting}, the best of {len(entry.trials)} that were tried")
+        for entry in comparison.entries
+        if entry.setting and entry.trials
+    ]
+    if chosen:
+        screen.print_facts(chosen)
+        screen.out.print()
 
 
 def spread(values: Sequence[float]) -> tuple[float, float, float, float]:

@@ -127,10 +127,10 @@ class Objective:
             return found  # rates are the load's, not the plan's
         floor = self.fairness_floor(plain)
         if score.fairness < floor:
-            words = f"fairness {score.fairness:.3f}, at least {floor:.3f} wanted"
+            words = f"fairness {score.fairness:.4f}, at least {floor:.4f} wanted"
             found.append(Shortfall("fairness", -1, floor - score.fairness, words))
         if self.kind == "energy" and score.stp < plain.stp:
-            words = f"STP {score.stp:.3f}, at least plain streams' {plain.stp:.3f} wanted"
+            words = f"STP {score.stp:.4f}, at least plain streams' {plain.stp:.4f} wanted"
             found.append(Shortfall("throughput", -1, 1 - score.stp / plain.stp, words))
         return found
 
