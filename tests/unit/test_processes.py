@@ -240,7 +240,8 @@ def test_a_process_that_does_not_leave_is_made_to(monkeypatch: pytest.MonkeyPatc
 
 
 PARENT = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also if a shell's background job runs us
 from test_processes import WINDOW, Window, closed, mps_sharing, open_sets, plan_of, Sharing
 plan = plan_of("steady", "steady")
 with open_sets(Sharing(plan), mps_sharing(plan, (50, 50))) as sets:
