@@ -255,7 +255,8 @@ def test_a_process_that_does_not_leave_is_made_to(monkeypatch: pytest.MonkeyPatc
 
 
 PARENT = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also if a shell's background job runs us
 from test_processes import Window, closed_loop, open_sets, plan_of, with_shares
 plan = plan_of("steady", "steady")
 with open_sets(plan, with_shares(plan, (50, 50))) as sets:
