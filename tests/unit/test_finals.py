@@ -109,6 +109,7 @@ def test_plain_streams_with_other_kernels_are_in_the_finals_once() -> None:
     assert labels == [PLAIN, STATIC, "search 1"]  # it is the finalist
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "others"),
     [(WithPriorities, ()), (WithPriorities, OTHERS), (Refusing, OTHERS)],
