@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import itertools
+import statistics
 import subprocess
 import sys
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
