@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +24,32 @@ from eclip.devices.base import Window
 from eclip.errors import UsageError
 from eclip.planning.search.objective import Objective
 from eclip.progress import Progress
+from waiting import PATIENCE_S, until
 
 BOTH = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
-# A command of the command line that works for half a minute, or until it is told to stop.
+# A command of the command line that works until it is told to stop; one that only reads ends when
+# it has read a line, and one that never looks says that it goes on.
 WORK = """
 import sys, time
 import eclip.cli
 from eclip.cli import screen
 
-def work(manner: str, steps: int = 600):
+def work(manner: str):
+    steps = 1_000_000
     with screen.progress_bar("working") as progress:
         progress.phase("first")
         print("ready", flush=True)
         for step in range(steps):
             progress.part(step / steps)
+            if manner == "reads":
+                sys.stdin.readline()
+                break
             time.sleep(0.05)
             if progress.stopped and manner == "looks":
                 break
+            if progress.stopped and manner == "never looks":
+                print("going on", flush=True)
+                manner = "has said so"
     screen.exit_if_stopped(progress, "3 of 10 runs are in r.jsonl")
 
 make_app = eclip.cli.make_app
@@ -67,7 +77,7 @@ def eclip(*arguments: object, shell: str = "", **more: str) -> subprocess.Comple
         env=environment(**more),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
 
@@ -86,17 +96,11 @@ def test_signal_while_commands_are_imported_is_one_line(
     tmp_path: Path, number: int, code: int
 ) -> None:
     slow = tmp_path / "typer.py"
-    slow.write_text("import pathlib, time\npathlib.Path('importing').touch()\ntime.sleep(60)\n")
-    child = subprocess.Popen(
-        [sys.executable, "-m", "eclip", "--help"],
-        cwd=tmp_path,
-        env=environment(),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    wait_for((tmp_path / "importing").exists)
-    child.send_signal(number)
-    _, said = child.communicate(timeout=30)
+    slow.write_text("import pathlib, time\npathlib.Path('importing').touch()\ntime.sleep(3600)\n")
+    with child_of("-m", "eclip", "--help", folder=tmp_path) as child:
+        assert until((tmp_path / "importing").exists)
+        child.send_signal(number)
+        _, said = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == code
     assert len(said.splitlines()) == 1 and said.startswith("eclip: ")
 
@@ -110,9 +114,9 @@ def test_installed_command_is_the_same_door() -> None:
 def test_first_signal_asks_the_work_to_end_and_what_ran_is_kept(
     tmp_path: Path, number: int, code: int
 ) -> None:
-    child = start(tmp_path, "looks")
-    child.send_signal(number)
-    _, said = child.communicate(timeout=30)
+    with working(tmp_path, "looks") as child:
+        child.send_signal(number)
+        _, said = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == code
     lines = said.strip().splitlines()
     assert lines[0] == "stopping: what ran is kept; press Ctrl-C again to stop at once"
@@ -122,12 +126,11 @@ def test_first_signal_asks_the_work_to_end_and_what_ran_is_kept(
 
 @pytest.mark.parametrize(("number", "code"), BOTH)
 def test_second_signal_ends_at_once(tmp_path: Path, number: int, code: int) -> None:
-    child = start(tmp_path, "never looks")
-    child.send_signal(signal.SIGINT)
-    time.sleep(0.3)
-    assert child.poll() is None
-    child.send_signal(number)
-    _, said = child.communicate(timeout=10)
+    with working(tmp_path, "never looks") as child:
+        child.send_signal(signal.SIGINT)
+        assert child.stdout is not None and child.stdout.readline() == "going on\n"
+        child.send_signal(number)
+        _, said = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == code
     assert len(said.splitlines()) == 2 and said.splitlines()[-1].startswith("eclip: ")
     assert said.count("stopping:") == 1
@@ -148,37 +151,35 @@ def test_signal_outside_of_a_bar_ends_the_command_with_one_line(
 
 def test_ignored_signal_stays_ignored(tmp_path: Path) -> None:
     ignoring = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n{WORK}"
-    child = subprocess.Popen(
-        [sys.executable, "-c", ignoring, "looks", "--steps", "20"],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert child.stdout is not None and child.stdout.readline() == "ready\n"
-    child.send_signal(signal.SIGINT)
-    _, said = child.communicate(timeout=30)
+    with working(tmp_path, "reads", ignoring) as child:
+        child.send_signal(signal.SIGINT)
+        _, said = child.communicate("\n", timeout=PATIENCE_S)
     assert (child.returncode, said) == (0, "")
 
 
-def start(folder: Path, manner: str) -> subprocess.Popen[str]:
-    child = subprocess.Popen(
-        [sys.executable, "-c", WORK, manner],
+@contextlib.contextmanager
+def child_of(*arguments: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Python in a process of its own, which is ended where the test fails."""
+    with subprocess.Popen(
+        [sys.executable, *arguments],
         cwd=folder,
         env=environment(),
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    assert child.stdout is not None and child.stdout.readline() == "ready\n"
-    return child
+    ) as child:
+        try:
+            yield child
+        finally:
+            child.kill()  # nothing if it has ended, as it should have
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)
+@contextlib.contextmanager
+def working(folder: Path, manner: str, script: str = WORK) -> Iterator[subprocess.Popen[str]]:
+    with child_of("-c", script, manner, folder=folder) as child:
+        assert child.stdout is not None and child.stdout.readline() == "ready\n"
+        yield child
 
 
 def test_work_that_was_not_stopped_goes_on_to_its_end() -> None:

@@ -16,6 +16,7 @@ from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import KernelRecords, Requests, RunLog
 from eclip.reports import page
+from waiting import PATIENCE_S
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # Milliseconds of the page's own clock, which runs as fast as the page lets it.
@@ -60,7 +61,7 @@ class Visit:
             text=True,
             encoding="utf-8",
             errors="replace",
-            timeout=120,
+            timeout=PATIENCE_S,
             check=True,
         )
         # Scripts stay in the dumped DOM as they were written; what was drawn is outside them.

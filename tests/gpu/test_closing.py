@@ -332,16 +332,16 @@ def test_collected_by_another_thread_during_a_capture(device: CudaDevice, plan_o
 
     holder = [open_session(device, plan_of)]
 
-    class Slow(torch.nn.Module):
-        def forward(self, x: Any) -> Any:
-            if torch.cuda.is_current_stream_capturing():
-                dropping = threading.Thread(target=holder.clear)
-                dropping.start()
-                dropping.join(20)
-            return x * 2 + 1
+    def forward(_: Any, x: Any) -> Any:
+        if torch.cuda.is_current_stream_capturing():
+            dropping = threading.Thread(target=holder.clear)
+            dropping.start()
+            dropping.join(20)
+        return x * 2 + 1
 
+    slow = type("Slow", (torch.nn.Module,), {"forward": forward})
     x = torch.randn(1000, device="cuda")
-    captured = capture(Slow(), [x], ModelKey("slow", 1))
+    captured = capture(slow(), [x], ModelKey("slow", 1))
     assert not holder
     captured.graph.replay()
     torch.cuda.synchronize()

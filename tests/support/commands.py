@@ -15,10 +15,12 @@ import pytest
 from eclip.cli import main
 from waiting import until
 
-# Runs the command line, and makes a file when a function is called for the n-th time.
+# Runs the command line, and makes a file when a function is called for the n-th time. What a shell
+# starts in the background ignores interrupts, and so would its children.
 _MARKING = """
-import importlib, sys
+import importlib, signal, sys
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)
 place, mark, left = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 module, _, names = place.partition(":")
 *outer, name = names.split(".")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,6 +47,16 @@ class WithPriorities(Refusing):
     """Says that it knows stream priorities, which do nothing on it."""
 
     capabilities = SimDevice.capabilities | {Capability.PRIORITIES}
+
+
+class Looks:
+    """Stands for the module ``time``: a second passes between any two looks at the clock."""
+
+    def __init__(self) -> None:
+        self._seconds = itertools.count()
+
+    def monotonic(self) -> float:
+        return float(next(self._seconds))
 
 
 def stand_on(device: Refusing, others: Sequence[Profile] = OTHERS) -> Stand:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from eclip.artefacts.runlog import RunLog
-from eclip.devices import remote as processes
+from eclip.devices import remote
 from eclip.devices.base import Window
 from eclip.devices.load import Load
 from eclip.devices.remote import ProcessSession
@@ -13,20 +11,18 @@ from eclip.devices.remote import ProcessSession
 _run = ProcessSession.run  # tests may put ``run_in_time`` in its place
 
 
-def run_in_time(
-    session: ProcessSession, load: Load, window: Window, alone_rps: Sequence[float]
-) -> RunLog:
+def run_in_time(session: ProcessSession, load: Load, window: Window) -> RunLog:
     """A run that all workers began in time and whose energy was seen.
 
     A busy machine may come too late to either. Then orders are sent earlier, up to ten seconds.
     """
-    lead_s = processes._LEAD_S
+    lead_s = remote._LEAD_S
     try:
         while True:
-            log = _run(session, load, window, alone_rps)
+            log = _run(session, load, window)
             late = any(" ms late" in warning for warning in log.warnings)
-            if (not late and log.energy_uj > 0) or processes._LEAD_S > 10:
+            if (not late and log.energy_uj > 0) or remote._LEAD_S > 10:
                 return log
-            processes._LEAD_S *= 2
+            remote._LEAD_S *= 2
     finally:
-        processes._LEAD_S = lead_s
+        remote._LEAD_S = lead_s

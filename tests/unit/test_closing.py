@@ -33,6 +33,7 @@ from eclip.errors import DeviceError
 from eclip.progress import Progress
 from eclip.runtime.program import Program, Route
 from logs import KERNELS, make_mix, make_plan, make_profile
+from waiting import PATIENCE_S, until
 
 
 class Result(enum.IntEnum):
@@ -132,7 +133,7 @@ class FakeWorkerLoop:
     ) -> Any:
         if most_requests:
             if self.gate is not None:
-                self.gate.wait(10)
+                self.gate.wait(PATIENCE_S)
             return np.zeros((1, 3), dtype=np.int64)
         while not stop[0]:
             time.sleep(0.001)
@@ -367,11 +368,11 @@ def test_closing_waits_for_a_request_of_another_thread(
     session = bench.open()
     served = threading.Thread(target=session.request, args=(0,))
     served.start()
-    while not session._belongings._users:
-        time.sleep(0.001)
+    assert until(lambda: bool(session._belongings._users))
     closer = threading.Thread(target=session.close)
     closer.start()
-    time.sleep(0.05)
+    assert until(session._belongings._closing.locked)
+    time.sleep(0.05)  # in which it could release what is in use
     assert order(bench) == []
     gate.set()
     served.join()
@@ -393,8 +394,7 @@ def test_closing_in_the_middle_of_a_run_ends_its_loops_first(bench: Bench, close
         else:
             thread = threading.Thread(target=session.close)
             thread.start()
-            while not stop[0]:
-                time.sleep(0.001)
+            assert until(lambda: bool(stop[0]))
             assert order(bench) == []  # this block has not ended
     if closer == "another thread":
         thread.join()
@@ -467,7 +467,10 @@ def test_a_lane_that_cannot_be_waited_for_gives_its_stream_back_and_keeps_its_co
 
 def in_a_child(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
 
 

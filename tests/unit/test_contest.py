@@ -22,7 +22,7 @@ from eclip.artefacts.runlog import RunLog
 from eclip.artefacts.trace import with_traces
 from eclip.devices.base import Capability, Closing, SourceKind, Window
 from eclip.devices.load import CLOSED_LOOP, Load
-from eclip.devices.remote import Host, ProcessSets
+from eclip.devices.remote import Host, ProcessSession, ProcessSets
 from eclip.devices.remote_child import Job
 from eclip.devices.sim.device import SimDevice
 from eclip.errors import DeviceError, PlanningError, StoppedError, UsageError
@@ -39,6 +39,7 @@ from eclip.planning.problem import Problem
 from eclip.planning.search.objective import Objective
 from eclip.progress import Progress
 from heard import Heard
+from punctual import run_in_time
 from simulations import CALIBRATIONS, H200, case_of, flat_profile
 from standins import ENTRY, SteadyCounter, install_control, processes_with, trace_of
 
@@ -180,7 +181,8 @@ def with_rates_alone(log: RunLog, contest: Contest) -> RunLog:
 
 
 @pytest.fixture
-def stage() -> Stage:
+def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
+    monkeypatch.setattr(ProcessSession, "run", run_in_time)
     return Stage()
 
 
@@ -643,6 +645,7 @@ def test_senseless_options_are_refused(wrong: dict[str, Any]) -> None:
 # Processes: the whole of a GPU's contest, with stand-ins for the models
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("mps_control", "no_process_left")
 def test_processes_take_turns_with_plans_and_the_best_share_enters(stage: Stage) -> None:
     names = ("shared", "timeslice", "mps", "mps-model")

@@ -28,6 +28,7 @@ from exploring import (
     PROFILES,
     QUIET,
     WINDOW,
+    Looks,
     Refusing,
     WithPriorities,
     explorer_of,
@@ -75,9 +76,10 @@ def test_rates_of_a_short_closed_loop_are_between_completions(device: Refusing) 
 
 @pytest.mark.parametrize("kind", ["throughput", "energy"])
 def test_search_goes_on_on_the_device_and_the_best_there_is_the_plan(
-    device: Refusing, kind: str
+    device: Refusing, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    searching = explorer_of(Verification(finalists=2, refine_seconds=0.5))
+    monkeypatch.setattr("eclip.planning.search.refine.time", Looks())
+    searching = explorer_of(Verification(finalists=2, refine_seconds=5.0))
     aim = Objective(kind, fairness=0.1)
     found = searching.simulate(aim, QUIET)
     known = (Home(1, 1, 13, 0.0, 0), Home(3, 1, 13, 0.0, 0))
@@ -85,6 +87,7 @@ def test_search_goes_on_on_the_device_and_the_best_there_is_the_plan(
     exploring, deciding = Heard(), Heard()
     trials = trials_on(stand)
     searching.explore(found, aim, stand, trials, exploring, [known])
+    assert exploring.parts == pytest.approx([0.2, 0.4, 0.6, 0.8])  # a thought after each
     plan = confirm(searching, found, aim, stand, trials, WINDOW, deciding)
     evidence = plan.evidence
     assert evidence is not None

@@ -38,6 +38,7 @@ from exploring import (
     PROFILES,
     QUIET,
     WINDOW,
+    Looks,
     Refusing,
     WithPriorities,
     explorer_of,
@@ -109,6 +110,7 @@ def test_plain_streams_with_other_kernels_are_in_the_finals_once() -> None:
     assert labels == [PLAIN, STATIC, "search 1"]  # it is the finalist
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "others"),
     [(WithPriorities, ()), (WithPriorities, OTHERS), (Refusing, OTHERS)],
@@ -295,11 +297,14 @@ def test_stop_before_all_finalists_ran_leaves_the_decision_to_the_search(device:
 
 
 @pytest.mark.parametrize("phase", ["searching", "searching on the device", "trying the finalists"])
-def test_stop_in_any_phase_of_a_search_returns_the_best_so_far(phase: str) -> None:
+def test_stop_in_any_phase_of_a_search_returns_the_best_so_far(
+    phase: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eclip.planning.search.refine.time", Looks())
     progress = Heard(stop_at=0.0, stop_in=phase)
     stand = Stand(case_of(PROFILES), Refusing(Progress(progress)))
     options = PolicyOptions(batches=400 if phase == "searching" else 1)
-    plan = search_and_confirm(stand, options, Verification(1, refine_seconds=0.2), progress)
+    plan = search_and_confirm(stand, options, Verification(1, refine_seconds=5.0), progress)
     assert progress.stopped
     assert phase in progress.phases
     assert plan.evidence is not None

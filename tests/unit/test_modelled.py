@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 
 import msgspec
@@ -181,4 +182,4 @@ def test_largest_model_takes_less_than_50_ms() -> None:
         modelled("densenet201")
         return time.thread_time() - start
 
-    assert min(seconds() for _ in range(5)) < 0.05
+    assert statistics.median(seconds() for _ in range(5)) < 0.05

@@ -8,8 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -27,19 +26,22 @@ from eclip.devices import remote
 from eclip.devices.base import Window
 from eclip.devices.cuda.mps import python_path
 from eclip.devices.load import CLOSED_LOOP, Load, closed_loop
-from eclip.devices.remote import Host, LoneSession, ProcessSets
+from eclip.devices.remote import Host, LoneSession, ProcessSession, ProcessSets
 from eclip.devices.remote_child import Job
 from eclip.errors import DeviceError, MismatchError, UsageError
 from eclip.planning.policies import with_shares
+from punctual import run_in_time
 from standins import (
     ENTRY,
     KERNELS,
     POWER_W,
+    SERVING,
     SteadyCounter,
     install_control,
     processes_with,
     trace_of,
 )
+from waiting import PATIENCE_S, until
 
 H200 = store.load_builtin("h200", Topology)
 UUID = f"GPU-of-test-{os.getpid()}"
@@ -98,13 +100,6 @@ def folders_of(parent: int) -> list[Path]:
     return list(Path("/tmp").glob(f"eclip-mps-{parent}-*"))
 
 
-def until(condition: Callable[[], bool], seconds: float = 15.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return condition()
-
-
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
     yield
@@ -123,35 +118,39 @@ def test_workers_serve_a_window_at_once_each_in_its_own_process() -> None:
     with open_sets(plan) as sets:
         (session,) = sets.sessions
         assert len({os.getpid(), *(child.pid for child in session.children)}) == 3
-        log = session.run(closed_loop(2), WINDOW)
+        log = run_in_time(session, closed_loop(2), WINDOW)
     requests = log.requests
-    first, second = ([n for n in requests.worker if n == worker] for worker in (0, 1))
-    assert 30 <= len(first) <= 200
-    assert 10 <= len(second) <= 50
+    first, second = (requests.worker.count(worker) for worker in (0, 1))
+    assert 199 <= first <= 200
+    assert 49 <= second <= 50
     assert list(requests.end_ns) == sorted(requests.end_ns)
-    assert requests.end_ns[0] < 100e6, "nothing ran in the warm-up"
-    assert log.duration_ns - requests.end_ns[-1] < 100e6
-    assert [counters.kernels for counters in log.counters] == [3 * len(first), 3 * len(second)]
-    assert log.energy_uj == pytest.approx(POWER_W * 0.4 * 1e6, rel=0.02)
+    assert requests.end_ns[0] < 2e6, "nothing ran in the warm-up"
+    assert log.duration_ns - requests.end_ns[-1] <= 2e6
+    assert [counters.kernels for counters in log.counters] == [3 * first, 3 * second]
+    assert log.energy_uj == pytest.approx(POWER_W * 0.4 * 1e6)
     assert (log.plan, log.device, log.modelled) == (plan, "a GPU", False)
     assert set(log.unfinished) <= {0, 1}
-    measured = msgspec.structs.replace(log, alone_rps=(400.0, 100.0))
-    assert 0.2 < measure(measured).stp < 2.5
+    measured = msgspec.structs.replace(log, alone_rps=(500.0, 125.0))
+    assert measure(measured).stp == pytest.approx(2.0, rel=0.03)
 
 
-def test_no_worker_begins_before_the_instant_given_to_all() -> None:
+def test_no_worker_begins_before_the_instant_given_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
     window = Window(seconds=0.1, warmup_seconds=0.0, trace_ms=0.0)
     with open_sets(plan_of("steady:1", "steady:1", "steady:1")) as sets:
-        log = sets.sessions[0].run(closed_loop(3), window)
+        for lead_s in (remote._LEAD_S, 0.1, 0.5, 2.5):  # a busy machine may need longer
+            monkeypatch.setattr(remote, "_LEAD_S", lead_s)
+            log = sets.sessions[0].run(closed_loop(3), window)
+            assert min(log.requests.start_ns, default=0) >= 0
+            if set(log.requests.worker) == {0, 1, 2}:
+                break
     assert set(log.requests.worker) == {0, 1, 2}
-    assert 0 <= min(log.requests.start_ns) < 100e6
 
 
 def test_arrivals_are_those_of_the_load() -> None:
     times = np.arange(-40, 400, 10, dtype=np.int64) * 1_000_000
     load = Load(label="by hand", seed=3, arrivals=(times, CLOSED_LOOP))
     with open_sets(plan_of("steady:2", "steady:2")) as sets:
-        log = sets.sessions[0].run(load, WINDOW)
+        log = run_in_time(sets.sessions[0], load, WINDOW)
     seen = [
         arrival
         for arrival, worker in zip(log.requests.arrival_ns, log.requests.worker, strict=True)
@@ -164,6 +163,7 @@ def test_arrivals_are_those_of_the_load() -> None:
     assert (log.load, log.seed) == ("by hand", 3)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("mps_control")
 def test_sets_take_turns_and_keep_their_processes() -> None:
     plan = plan_of("steady:2", "steady:4")
@@ -177,9 +177,8 @@ def test_sets_take_turns_and_keep_their_processes() -> None:
         for turn in range(3):
             for index in range(3):
                 session = sets.sessions[(turn + index) % 3]
-                # Long for two cores on which other tests run: each process gets some of it.
-                short = Window(seconds=0.5, warmup_seconds=0.02, trace_ms=0.0)
-                log = session.run(closed_loop(2), short)
+                short = Window(seconds=0.05, warmup_seconds=0.02, trace_ms=0.0)
+                log = run_in_time(session, closed_loop(2), short)
                 assert set(log.requests.worker) == {0, 1}
                 policies.append(log.plan.policy)
         assert pids == [[child.pid for child in session.children] for session in sets.sessions]
@@ -233,50 +232,57 @@ def test_a_worker_that_takes_too_long_to_build_is_named(monkeypatch: pytest.Monk
 def test_a_death_during_a_window_ends_its_set_at_once_and_leaves_the_others(
     model: str, reason: str
 ) -> None:
-    long = Window(seconds=30.0, warmup_seconds=0.0, trace_ms=0.0)
+    # So long that this test would be stopped before it ends.
+    long = Window(seconds=3600.0, warmup_seconds=0.0, trace_ms=0.0)
     with open_sets(plan_of("steady", model), plan_of("steady")) as sets:
         broken, sound = sets.sessions
-        begun = time.monotonic()
         with pytest.raises(DeviceError, match=rf"worker {model} \(timeslice\){reason}"):
             broken.run(closed_loop(2), long)
-        assert time.monotonic() - begun < 5
         assert len(ours()) == 1
         with pytest.raises(DeviceError, match="the processes of timeslice have ended"):
             broken.run(closed_loop(2), WINDOW)
-        assert sound.run(closed_loop(1), WINDOW).requests.worker
+        assert run_in_time(sound, closed_loop(1), WINDOW).requests.worker
 
 
 def test_a_process_that_does_not_leave_is_made_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "_LEAVE_SECONDS", 0.3)
-    begun = time.monotonic()
-    with open_sets(plan_of("stubborn")):
+    with open_sets(plan_of("stubborn")) as sets:
         assert len(ours()) == 1
-    assert time.monotonic() - begun < 10
+        (child,) = sets.sessions[0].children
+    assert child._process.returncode == -signal.SIGKILL
 
 
 PARENT = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also if a shell's background job runs us
 from test_processes import Window, closed_loop, open_sets, plan_of, with_shares
 plan = plan_of("steady", "steady")
 with open_sets(plan, with_shares(plan, (50, 50))) as sets:
     print("ready", flush=True)
     if sys.argv[1] == "serving":
-        sets.sessions[0].run(closed_loop(2), Window(seconds=60.0, trace_ms=0.0))
+        sets.sessions[0].run(closed_loop(2), Window(seconds=3600.0, trace_ms=0.0))
     sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("mps_control")
 @pytest.mark.parametrize("state", ["waiting", "serving"])
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_outlives_a_parent_that_is_interrupted_or_killed(
-    state: str, how: signal.Signals
+    state: str, how: signal.Signals, tmp_path: Path
 ) -> None:
     here = str(Path(__file__).parent)
+    serving = tmp_path / "serving"
     program = PARENT.replace("test_processes", Path(__file__).stem)
     with subprocess.Popen(
         [sys.executable, "-c", program, state],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join((here, python_path())), "TEST_UUID": UUID},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join((here, python_path())),
+            "TEST_UUID": UUID,
+            SERVING: str(serving),
+        },
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -284,10 +290,10 @@ def test_nothing_outlives_a_parent_that_is_interrupted_or_killed(
     ) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "ready\n"
-        time.sleep(0.3)
+        assert state == "waiting" or until(serving.exists)
         assert len(processes_with(f"TEST_UUID={UUID}")) >= 6  # it, four workers, the guard
         parent.send_signal(how)
-        assert parent.wait(timeout=20) != 0
+        assert parent.wait(timeout=PATIENCE_S) != 0
     assert until(lambda: processes_with(f"TEST_UUID={UUID}") == [])
     assert until(lambda: folders_of(parent.pid) == [])
 
@@ -298,7 +304,7 @@ def test_other_kernels_are_refused_in_plain_processes_and_told_of_under_mps() ->
     with pytest.raises(MismatchError, match="changed launches other kernels"):
         open_sets(plan)
     with open_sets(with_shares(plan, (60,))) as sets:
-        log = sets.sessions[0].run(closed_loop(1), WINDOW)
+        log = run_in_time(sets.sessions[0], closed_loop(1), WINDOW)
     assert "under mps 60% libraries chose other kernels for changed" in log.warnings
 
 
@@ -321,10 +327,11 @@ def test_a_load_for_other_workers_is_refused_and_harms_nothing() -> None:
     with open_sets(plan_of("steady")) as sets:
         with pytest.raises(UsageError, match="for 2 workers, not 1"):
             sets.sessions[0].run(closed_loop(2), WINDOW)
-        assert sets.sessions[0].run(closed_loop(1), WINDOW).requests.worker
+        assert run_in_time(sets.sessions[0], closed_loop(1), WINDOW).requests.worker
 
 
-def test_session_of_one_plan_ends_its_own_processes() -> None:
+def test_session_of_one_plan_ends_its_own_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ProcessSession, "run", run_in_time)
     plan = plan_of("steady", "steady")
     with LoneSession(host_of(), plan, jobs_of(plan)) as session:
         assert len(ours()) == 2

@@ -23,6 +23,7 @@ from eclip.frontends.synthetic import synthetic_profile
 from eclip.lab import compare as lab_compare
 from eclip.lab.contest import known_policies
 from logs import make_log, make_mix
+from waiting import PATIENCE_S
 
 FUNCTIONS = [
     *("case", "colocate", "compare", "load", "load_builtin", "measure", "parse_mix"),
@@ -42,7 +43,7 @@ def in_a_fresh_process(script: str, folder: Path | None = None) -> str:
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -23,6 +23,7 @@ from eclip.planning.policies import make_plan
 from eclip.reports import results as drawn
 from eclip.reports.labels import ABSENT
 from simulations import H200, flat_profile, problem_of
+from waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 MIXES = ("m/1", "m/2", "m/3")
@@ -62,7 +63,7 @@ def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
         )
         for n in range(4)
     ]
-    assert [writer.wait(timeout=120) for writer in writers] == [0] * 4
+    assert [writer.wait(timeout=PATIENCE_S) for writer in writers] == [0] * 4
     found = [one.mix for one in store.load_results(path).comparisons]
     assert len(found) == 160
     for n in range(4):  # each writer's own are all there, in its order

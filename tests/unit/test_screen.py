@@ -146,15 +146,16 @@ def test_runs_are_counted_in_words() -> None:
 
 
 def test_bar_shows_phase_elapsed_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = io.StringIO()
-    terminal = screen._Console(file=text, width=100, force_terminal=True)
+    text, now = io.StringIO(), [0.0]
+    terminal = screen._Console(file=text, width=100, force_terminal=True, get_time=lambda: now[0])
     monkeypatch.setattr(screen, "err", terminal)
     with screen.progress_bar("planning paper/3") as progress:
         progress.phase("trying on the device")
+        now[0] = 65.0
         progress.part(0.25)
         progress.warn("something is odd")
         progress._bar.refresh()
     assert "planning paper/3: trying on the device" in text.getvalue()
-    assert "0:00:0" in text.getvalue() and "left" in text.getvalue()
+    assert "0:01:05" in text.getvalue() and "left" in text.getvalue()
     assert "warning: something is odd" in text.getvalue()
     assert not progress.stopped

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import time
+import types
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -28,6 +28,7 @@ from eclip.frontends.synthetic import synthetic_profile
 from eclip.lab.evaluate import SimEvaluator
 from eclip.planning.policies import PolicyOptions, make_plan
 from eclip.planning.problem import Problem
+from eclip.planning.search import candidates
 from eclip.planning.search.candidates import Found, search
 from eclip.planning.search.decision import PLAIN, STATIC, Finalist, decide, shortlist
 from eclip.planning.search.objective import Objective, Score
@@ -243,19 +244,18 @@ def test_plan_of_a_search_that_was_stopped_is_a_plan_like_any_other(
 
 
 def test_what_the_first_evaluation_compiles_is_not_taken_from_the_time(
-    h200: Topology, make_problem: MakeProblem
+    h200: Topology, make_problem: MakeProblem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = likes(40)
-    compiled = False
+    now = [0.0]
+    monkeypatch.setattr(candidates, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
 
     def evaluate(plans: Sequence[Plan]) -> list[Score]:
-        nonlocal compiled
-        if not compiled:
-            time.sleep(1.1)
-            compiled = True
+        now[0] += 0.25 if now[0] else 1.1
         return known(plans)
 
-    assert search(make_problem(h200, 2), evaluate, seconds=1.0).batches > 0
+    # A second in steps of a quarter: the starts, and three batches.
+    assert search(make_problem(h200, 2), evaluate, seconds=1.0).batches == 3
 
 
 def test_frontier_holds_what_nothing_beats_in_both(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import signal
 import stat
@@ -16,6 +17,7 @@ from artefacts import ARTEFACTS, PLAN, RUN, TOPOLOGY, TRACE, every_suffix, saved
 from eclip.artefacts import store
 from eclip.artefacts.topology import Topology
 from eclip.errors import ArtefactError
+from waiting import PATIENCE_S, until
 
 KILLED_WHILE_WRITING = """
 import os, signal, sys
@@ -32,7 +34,9 @@ store.save(store.load_builtin("h200", Topology), Path(sys.argv[1]))
 def test_crash_while_writing_leaves_the_old_file(tmp_path: Path, call: str) -> None:
     path = saved(tmp_path, TOPOLOGY)
     script = KILLED_WHILE_WRITING.format(call=call)
-    done = subprocess.run([sys.executable, "-c", script, str(path)], check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(path)], check=False, timeout=PATIENCE_S
+    )
     if call == "rename" and done.returncode == 0:
         assert store.load(path) == store.load_builtin("h200", Topology)
         return
@@ -134,25 +138,33 @@ from eclip.artefacts import store
 from eclip.artefacts.topology import Topology
 
 topology = store.load_builtin(sys.argv[2], Topology)
-for _ in range(150):
+while not Path(sys.argv[3]).exists():
     store.save(topology, Path(sys.argv[1]))
 """
 
 
 def test_two_writers_leave_one_whole_file_at_every_moment(tmp_path: Path) -> None:
     topologies = [store.load_builtin(name, Topology) for name in ("h200", "mi50")]
-    path = saved(tmp_path, topologies[0])
+    folder, enough = tmp_path / "folder", tmp_path / "enough"
+    folder.mkdir()
+    path = saved(folder, topologies[0])
     writers = [
-        subprocess.Popen([sys.executable, "-c", WRITE_OFTEN, str(path), topology.name])
+        subprocess.Popen([sys.executable, "-c", WRITE_OFTEN, str(path), topology.name, str(enough)])
         for topology in topologies
     ]
-    reads = 0
-    while any(writer.poll() is None for writer in writers):
-        assert store.load(path) in topologies
-        reads += 1
-    assert [writer.returncode for writer in writers] == [0, 0]
-    assert reads > 10
-    assert list(tmp_path.iterdir()) == [path]
+    found = []
+
+    def replaced_often() -> bool:
+        found.append(store.load(path))
+        return sum(one != two for one, two in itertools.pairwise(found)) >= 30
+
+    try:
+        assert until(replaced_often, pause_s=0.0)
+    finally:
+        enough.touch()
+    assert [writer.wait(timeout=PATIENCE_S) for writer in writers] == [0, 0]
+    assert all(one in topologies for one in found)
+    assert list(folder.iterdir()) == [path]
 
 
 def test_export_replaces_only_what_carries_its_mark(tmp_path: Path) -> None:
