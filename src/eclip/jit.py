@@ -67,10 +67,20 @@ def _compile(function: Callable[..., object]) -> Any:
 
 
 class _Cache(FunctionCache):
-    """Numba's cache, which a disk that has become full or read-only does not break."""
+    """Numba's cache. A disk that is full or read-only, or an older cache, does not break it."""
 
     def __init__(self, function: Callable[..., object]) -> None:
         super().__init__(function)  # type: ignore[no-untyped-call]
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """None where there is nothing to use, also in a cache that an older eclip left behind: it
+        names classes that are gone."""
+        try:
+            return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+        except Exception:
+            with contextlib.suppress(OSError):
+                self.flush()  # type: ignore[no-untyped-call]
+            return None
 
     @contextlib.contextmanager
     def _guard_against_spurious_io_errors(self) -> Iterator[None]:

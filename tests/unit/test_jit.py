@@ -172,3 +172,25 @@ def test_a_disk_that_has_become_full_harms_nothing(
     monkeypatch.setattr(made._cache._cache_file, "save", full)
     assert made(2) == 6
     assert asked
+
+
+def test_cache_of_an_older_version_is_made_anew(tmp_path: Path) -> None:
+    """Such a cache names classes that are gone; numba would end with an AttributeError."""
+    (tmp_path / "module.py").write_text(MODULE)
+    command = [sys.executable, "-c", "from module import double; print(double(3))"]
+    folder = str(Path(jit.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, str(tmp_path)])}
+    environment["NUMBA_CACHE_DIR"] = str(tmp_path / "cache")
+
+    def double() -> str:
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=True
+        ).stdout.strip()
+
+    assert double() == "6"
+    (index,) = (tmp_path / "cache").rglob("*double*.nbi")
+    whole = index.read_bytes()
+    version = whole[: whole.index(b"\x80")]  # numba's own comes before the pickled rest
+    index.write_bytes(version + b"\x80\x04cmodule\nGone\n.")
+    assert double() == "6"
+    assert index.read_bytes() != version + b"\x80\x04cmodule\nGone\n."
