@@ -1,7 +1,7 @@
 """What the stored plans of docs/plans give on the simulator, to the last digit, as one line each.
 
-Two checkouts on one machine compare by their lines: equal lines are equal requests, kernels, energy,
-counters and rates alone.
+Two checkouts on one machine compare by their lines: equal lines mean equal requests, kernels,
+energy, counters and rates alone.
 """
 
 from __future__ import annotations
