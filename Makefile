@@ -59,7 +59,7 @@ format: $(READY_DEV) ## Format the code
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: $(READY_DEV) ## Measure the solver and the simulator on this machine
+bench: $(READY_DEV) ## Run all scripts in bench/: speeds here, stored runs against the simulator
 	@for script in bench/*.py; do $(BIN)/python $$script || exit 1; done
 
 lock: ## Pin the newest versions that pyproject.toml allows into constraints.txt
