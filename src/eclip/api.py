@@ -162,8 +162,9 @@ def run(
         load = load_of_mix(plan.mix, window.seconds, window.warmup_seconds, seed)
     else:
         load = load_of_csv(Path(arrivals), [worker.name for worker in plan.mix.workers], seed)
+    profiles = asked.profiles_of(plan.mix)  # before a device is opened, which would stay open
     opened = open_device(device, plan.topology, asked.calibration, progress)
-    with Stand(asked, opened, extra=asked.profiles_of(plan.mix)) as stand:
+    with Stand(asked, opened, extra=profiles) as stand:
         progress.phase(f"running {plan.policy}")
         return stand.run_once(plan, load, window)
 
@@ -235,12 +236,13 @@ def colocate(
     except ModuleNotFoundError as error:
         raise DeviceError(f"the package {error.name} is missing; see `eclip doctor`") from None
     options = policy_options(objective, seconds=seconds, progress=progress)
+    given = store.load(plan, Plan) if isinstance(plan, str | Path) else plan
     return Colocation(
         models,
-        open_device(device),
+        open_device(device),  # last: the colocation closes it, whatever fails from here on
         policy=policy,
         options=options,
-        plan=store.load(plan, Plan) if isinstance(plan, str | Path) else plan,
+        plan=given,
         profiles=[profiles] if isinstance(profiles, str | Path) else profiles,
     )
 
