@@ -22,6 +22,7 @@ from eclip.artefacts.observations import ObservedHome, ObservedRun
 from eclip.artefacts.plan import Plan, unpartitioned
 from eclip.devices.base import Capability
 from eclip.errors import StoppedError, UsageError
+from eclip.lab.evaluate import SimEvaluator
 from eclip.lab.fit import plan_of
 from eclip.lab.observe import placements
 from eclip.lab.stand import Stand
@@ -29,7 +30,7 @@ from eclip.lab.trials import Trials
 from eclip.planning.policies import PolicyOptions
 from eclip.planning.problem import Problem
 from eclip.planning.search.candidates import Candidate, Found, Homes, fitted, search
-from eclip.planning.search.objective import Evaluator, Objective, Score
+from eclip.planning.search.objective import Objective, Score
 from eclip.planning.search.placement import Home, Placer, groups_of
 from eclip.planning.search.refine import refine
 from eclip.progress import Progress
@@ -66,7 +67,7 @@ class Explorer:
     def __init__(
         self,
         problem: Problem,
-        evaluate: Evaluator,
+        evaluate: SimEvaluator,
         options: PolicyOptions,
         how: Verification,
     ) -> None:
