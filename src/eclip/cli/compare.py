@@ -32,6 +32,7 @@ from eclip.cli.options import (
     named_plans,
     settings_of,
 )
+from eclip.errors import EclipError
 from eclip.planning.table_i import TABLE_I
 from eclip.reports.marks import REPORT_MARK
 
@@ -158,6 +159,7 @@ def compare(
         kept = keep(outcome, results=results, folder=folder, report_file=report_file)
     show(outcome, as_json)
     kept.report()
+    raise_failure(outcome, kept)
     screen.exit_if_stopped(progress, f"{_ran(outcome)}{kept.words}")
     screen.exit_if_missed(outcome.missed, strict)
 
@@ -177,7 +179,7 @@ class Kept:
 
     @property
     def words(self) -> str:
-        return f"; {', '.join(self.files)} have it" if self.files else ""
+        return f"; kept in {', '.join(self.files)}" if self.files else ""
 
     def report(self) -> None:
         """Raise the first error, after everything else was tried and printed."""
@@ -203,6 +205,14 @@ def keep(
     if report_file is not None:
         kept.add(report_file, outputs.rescue(functools.partial(_draw, outcome), report_file))
     return kept
+
+
+def raise_failure(outcome: eclip.Outcome, kept: Kept) -> None:
+    """End with 1 if the comparison ended early by a failure, after what it measured is kept."""
+    if outcome.failure is not None:
+        raise EclipError(
+            f"the comparison ended early: {outcome.failure}; {_ran(outcome)}{kept.words}"
+        )
 
 
 def _draw(outcome: eclip.Outcome, path: Path) -> None:

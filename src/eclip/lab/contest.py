@@ -331,12 +331,21 @@ class Contest:
     def _run_rounds(self) -> None:
         """Every entrant once a round, after one lap that is not counted: whoever runs first finds
         a GPU in another state."""
-        repeats, window = self.options.repeats, self._arrivals.window(self.stand)
+        window = self._arrivals.window(self.stand)
         if not self.stand.device.modelled:
             for entrant in self.entrants:
                 with self._or_leave_out(entrant.policy), entrant.open() as session:
                     self._sweep.run(session, entrant.plan)
         self._progress.phase("measuring")
+        try:
+            self._measure(window)
+        finally:  # also for what was measured before a failure
+            self._share_rates_alone()
+        if not self.measured and not self._progress.stopped:
+            raise UsageError(f"nothing could run: {'; '.join(self.left_out.values())}")
+
+    def _measure(self, window: Window) -> None:
+        repeats = self.options.repeats
         total = len(self.entrants) * repeats
         for done, (repeat, index) in enumerate(rotation(len(self.entrants), repeats)):
             if done % len(self.entrants) == 0 and done and not self._progress.stopped:
@@ -356,13 +365,13 @@ class Contest:
                 if not self._progress.stopped:  # otherwise it may have been cut short
                     entrant.logs.append(log)
             self._progress.part((done + 1) / total)
-        # A log of an early round gets the rates alone of all rounds.
+
+    def _share_rates_alone(self) -> None:
+        """Give the log of an early round the rates alone of all rounds."""
         for entrant in self.measured:
             entrant.logs = [
                 msgspec.structs.replace(log, alone_rps=self.stand.alone_rps) for log in entrant.logs
             ]
-        if not self.measured and not self._progress.stopped:
-            raise UsageError(f"nothing could run: {'; '.join(self.left_out.values())}")
 
 
 def _kept_open(session: Session) -> Callable[[], contextlib.AbstractContextManager[Session]]:

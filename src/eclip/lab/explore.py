@@ -80,13 +80,7 @@ class Explorer:
         self.observed: list[ObservedRun] = []  # on the device, while the search went on there
 
     def simulate(self, objective: Objective, progress: Progress) -> Found:
-        if self.how.refine_seconds > 0 and (
-            objective.kind == "latency" or self.problem.mix.has_rates
-        ):
-            raise UsageError(
-                "a search goes on on the device (--refine) for throughput or energy of workers "
-                "that are always busy"
-            )
+        check_refinement(self.how.refine_seconds, objective, rates=self.problem.mix.has_rates)
         return search(
             self.problem,
             self.evaluate,
@@ -245,6 +239,15 @@ class Explorer:
                     switch_ns=self.options.switch_ns,
                 )
             )
+
+
+def check_refinement(seconds: float, objective: Objective, *, rates: bool) -> None:
+    """Refuse a search on the device for what its short trials cannot tell."""
+    if seconds > 0 and (objective.kind == "latency" or rates):
+        raise UsageError(
+            "--refine searches on the device for throughput or energy of workers that are always "
+            "busy; leave it out for latency and for mixes with rates"
+        )
 
 
 def priority_levels(stand: Stand) -> int:
