@@ -32,7 +32,7 @@ from eclip.cli.options import (
     named_plans,
     settings_of,
 )
-from eclip.errors import EclipError
+from eclip.errors import EclipError, UsageError
 from eclip.planning.table_i import TABLE_I
 from eclip.reports.marks import REPORT_MARK
 
@@ -120,6 +120,12 @@ def compare(
     )
     if report_file is not None or folder is not None:
         given.setdefault("trace_ms", min(20.0, 1000 * seconds))
+    chosen = [name.strip() for name in policies.split(",")]
+    if (verify or refine) and not {"all", "search"} & {*chosen}:
+        raise UsageError("--verify and --refine go with the policy search")
+    part = load_of(load)
+    if refine and isinstance(part, float):
+        raise UsageError("--refine searches under full load; leave it or --load out")
     if results is not None:
         for warning in store.check_results(results):
             screen.warn(warning)
@@ -151,7 +157,7 @@ def compare(
             objective=objective,
             seconds=seconds,
             repeats=repeats,
-            load=load_of(load),
+            load=part,
             plans=named_plans(plan or []),
             options=options,
             progress=progress,

@@ -275,6 +275,20 @@ def _setting(text: str, value: str, kind: str) -> Any:
     return value
 
 
+def given_options(context: typer.Context) -> list[str]:
+    """The options that stand on the command line, as a person writes them: ``--search-seconds``."""
+    sources = {option: context.get_parameter_source(option.name or "") for option in _all(context)}
+    return [
+        max(option.opts, key=len)
+        for option, source in sources.items()
+        if source is not None and source.name == "COMMANDLINE"
+    ]
+
+
+def _all(context: typer.Context) -> list[Any]:
+    return [option for option in context.command.params if option.param_type_name == "option"]
+
+
 def finite_numbers(command: Callable[..., None]) -> Callable[..., None]:
     """The command, which refuses ``nan`` and ``inf`` for every option that takes a number."""
 
