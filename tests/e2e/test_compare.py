@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -209,3 +210,34 @@ def test_demo_names_files_that_are_there(cli: Cli, monkeypatch: pytest.MonkeyPat
     for name in ("shared.plan.json", "shared.trace.json.gz"):
         assert name in outcome.out
         assert Path("eclip-demo", name).exists()
+
+
+def test_shared_that_serves_nothing_is_no_baseline_and_no_traceback(cli: Cli) -> None:
+    outcome = cli(
+        "compare", "vgg19:64", "--policies", "shared,model", "--seconds", 0.001, "--repeats", 2,
+        "--set", "warmup=0",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    assert "shared" in outcome.out
+
+
+def test_json_for_scripts_names_models_as_a_mix_does(cli: Cli) -> None:
+    compared = cli("compare", "alexnet:8,vgg19:8", "--policies", "model", *QUICK, "-o", "kept",
+                   "--json").data  # fmt: skip
+    assert compared["comparison"]["models"] == ["alexnet:8", "vgg19:8"]
+    assert [worker["model"] for worker in compared["policies"][0]["workers"]] == [
+        "alexnet:8",
+        "vgg19:8",
+    ]
+    explained = cli("explain", "kept/model.plan.json", "--json").data
+    assert [worker["model"] for worker in explained["workers"]] == ["alexnet:8", "vgg19:8"]
+    assert explained["sharing"] == {"type": "lanes"}
+    # A file is shown as it is stored.
+    shown = cli("inspect", "kept/model.plan.json", "--json").data
+    assert {"name": "alexnet", "batch": 8} in [worker["model"] for worker in find(shown, "workers")]
+
+
+def find(data: Any, key: str) -> list[Any]:
+    """The list of this name, at the top of a file or in its body."""
+    found: list[Any] = data.get(key) or data["body"][key]
+    return found

@@ -281,7 +281,6 @@ def _ran(outcome: eclip.Outcome) -> str:
 
 
 def _print_spreads(comparison: Comparison) -> None:
-    plain = comparison.entry("shared")
     most = max(len(entry.runs) for entry in comparison.entries)
     screen.print_table(
         f"{screen.runs_title(most)}{screen.modelled_note(comparison.modelled)}",
@@ -291,9 +290,10 @@ def _print_spreads(comparison: Comparison) -> None:
                 entry.policy,
                 str(len(entry.runs)),
                 *(f"{value:.3f}" for value in spread([run.stp for run in entry.runs])),
-                "" if plain is None else f"{entry.together.stp / plain.together.stp - 1:+.1%}",
+                "" if gain is None else f"{gain:+.1%}",
             ]
             for entry in comparison.entries
+            for gain in (comparison.gain(entry),)
         ),
     )
 
@@ -335,9 +335,9 @@ def _print_tails(comparison: Comparison) -> None:
 
 
 def _ratio(entry: Entry, plain: Entry | None, worker: int) -> str:
-    mine = entry.together.p99_ms[worker]
-    theirs = None if plain is None else plain.together.p99_ms[worker]
-    return "" if mine is None or not theirs else f"{mine / theirs:.2f}x"
+    p99_ms = entry.together.p99_ms[worker]
+    plain_ms = None if plain is None else plain.together.p99_ms[worker]
+    return "" if p99_ms is None or not plain_ms else f"{p99_ms / plain_ms:.2f}x"
 
 
 def _print_table_i(comparison: Comparison) -> None:
