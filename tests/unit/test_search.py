@@ -361,10 +361,10 @@ def test_trial_that_misses_floors_says_each_in_words(
     assert [trial.chosen for trial in plan.evidence.trials] == [True, False, False]
     assert [trial.refused for trial in plan.evidence.trials] == [
         (),
-        ("STP 1.150, at least plain streams' 1.200 wanted",),
+        ("STP 1.1500, at least plain streams' 1.2000 wanted",),
         (
             "fairness 0.2500, at least 0.9000 wanted",
-            "STP 1.000, at least plain streams' 1.200 wanted",
+            "STP 1.0000, at least plain streams' 1.2000 wanted",
         ),
     ]
     assert plan.evidence.missed == ()

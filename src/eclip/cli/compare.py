@@ -43,7 +43,7 @@ def compare(
         str,
         typer.Option(
             "--policies",
-            help="Policies to run, with commas between: shared, priority, timeslice, mps, "
+            help="Policies to run, separated by commas: shared, priority, timeslice, mps, "
             "mps-model, model, masks, kernel, eclip, search; or all that can run here.",
         ),
     ] = "all",
@@ -54,29 +54,29 @@ def compare(
         ),
     ] = None,
     repeats: Annotated[
-        int, typer.Option("--repeats", help="Rounds; each runs the policies in another order.")
+        int, typer.Option("--repeats", help="Rounds to run; each has another order of policies.")
     ] = 1,
     load: Annotated[
         str | None,
         typer.Option(
             "--load",
             metavar="PART|CSV",
-            help="Poisson arrivals at this part of every worker's closed-loop rate under shared, "
-            "such as 0.6, or a CSV time_s,worker of arrivals.",
+            help="0.6: Poisson arrivals at 60% of every worker's closed-loop rate under shared. A "
+            "CSV time_s,worker: arrivals from that file.",
         ),
     ] = None,
     objective: Annotated[
         str | None,
         typer.Option(
             "--objective",
-            help="What mps, masks and search are best at: throughput, energy or latency, or "
-            "several with commas. Throughput unless given; latency where the mix has rates.",
+            help="What mps, masks and search optimise: throughput, energy, latency, or several "
+            "separated by commas. Throughput unless given; latency where the mix has rates.",
         ),
     ] = None,
     search_seconds: SearchSecondsOption = 20.0,
     verify: Annotated[
         int,
-        typer.Option("--verify", min=0, help="search: try so many plans on the device first."),
+        typer.Option("--verify", min=0, help="search: try the best N plans on the device."),
     ] = 0,
     refine: RefineOption = 0.0,
     results: Annotated[

@@ -21,7 +21,7 @@ def demo(
     mix: Annotated[
         str, typer.Option("--mix", help="The workers, as for `eclip compare`.")
     ] = "paper/3",
-    folder: Annotated[Path, typer.Option("-o", "--out", help="Where to put everything.")] = Path(
+    folder: Annotated[Path, typer.Option("-o", "--out", help="Folder for all files.")] = Path(
         "eclip-demo"
     ),
     topology: TopologyOption = "h200",
@@ -29,7 +29,7 @@ def demo(
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare all ways of sharing a GPU on one mix and write plans, run logs, report and trace."""
+    """Compare the ways of sharing a GPU on one mix; write plans, run logs, a report and a trace."""
     outputs.check_folder(folder)
     case = eclip.case(mix, topology)
     with screen.progress_bar(f"comparing {case.mix.name}") as progress:

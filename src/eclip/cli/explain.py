@@ -22,7 +22,7 @@ def explain(
     file: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Say in words and a small picture which worker runs where and why."""
+    """Show which worker of a plan runs where, and why."""
     plan = store.load(file, Plan)
     if as_json:
         screen.print_json(describe(plan))

@@ -82,7 +82,7 @@ def plan(
     seed: SearchSeedOption = 0,
     verify: Annotated[
         int,
-        typer.Option("--verify", min=0, help="search: try so many plans on the device first."),
+        typer.Option("--verify", min=0, help="search: try the best N plans on the device."),
     ] = 0,
     refine: RefineOption = 0.0,
     earlier: EarlierOption = None,
