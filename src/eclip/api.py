@@ -41,14 +41,14 @@ def case(
     tail: bool = False,
     usual_kernels: bool = False,
 ) -> Case:
-    """A mix on a device: what the other functions are asked about, when a mix alone is too little.
+    """A mix on a device, for the other functions, where a mix alone does not say enough.
 
     ``profiles`` are folders of profiles of your own models. ``calibration`` is a file with the
     simulator's constants. ``tail`` takes variable-output kernels at the times of long outputs.
     ``usual_kernels`` keeps a search from choosing kernels for fewer units::
 
-        mine = eclip.case("bert:8,my.package:factory:4", profiles="mine")
-        plan = eclip.plan(mine, policy="search")
+        served = eclip.case("bert:8,my.package:factory:4", profiles="mine")
+        plan = eclip.plan(served, policy="search")
     """
     from eclip.lab.case import make_case
 
@@ -61,17 +61,18 @@ def plan(
     policy: str = "eclip",
     *,
     objective: str | Objective | None = None,
-    seconds: float = DEFAULT_SEARCH_SECONDS,
+    seconds: float | None = None,
     batches: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     options: PolicyOptions | None = None,
     progress: Progress | None = None,
 ) -> Plan:
     """Decide which lane every kernel of a mix takes.
 
     ``policy`` is one of shared, priority, timeslice, mps, mps-model, model, kernel, eclip, search.
-    ``objective``, ``seconds``, ``batches`` and ``seed`` are for search; without an objective it is
-    throughput, or latency where the mix has rates::
+    ``objective``, ``seconds`` (20 unless given), ``batches`` and ``seed`` are for search. Without
+    an objective it is throughput, or latency where the mix has rates. ``options`` has what is not
+    given here::
 
         plan = eclip.plan("albert:8,vgg19:8", policy="search", objective="energy", seconds=10)
     """
@@ -105,8 +106,8 @@ def search(
 ) -> Plan:
     """Search for a plan by simulation and try the best ``verify`` of them on a device.
 
-    ``refine`` lets the search go on on the device for so many seconds; ``earlier`` is a file of
-    observations from an earlier search to go on from. The plan's ``evidence`` has all trials::
+    With ``refine`` the search continues on the device for that many seconds; ``earlier`` is a file
+    of observations from an earlier search to start from. The plan's ``evidence`` has all trials::
 
         plan = eclip.search("paper/3", "energy", seconds=10, device="cuda", verify=3, refine=12)
     """
@@ -140,7 +141,7 @@ def run(
     """Run a plan, or a plan's file, and return what happened.
 
     ``device`` is sim, cuda, or cuda:1 for the second GPU. ``arrivals`` is a CSV ``time_s,worker``
-    instead of the mix's rates. ``trace_ms`` of kernels are recorded, 20 unless given::
+    that replaces the mix's rates. Kernels of the first ``trace_ms`` are recorded, 20 unless given::
 
         log = eclip.run(plan, device="cuda", seconds=3)
         print(eclip.measure(log).stp)
@@ -162,8 +163,9 @@ def run(
         load = load_of_mix(plan.mix, window.seconds, window.warmup_seconds, seed)
     else:
         load = load_of_csv(Path(arrivals), [worker.name for worker in plan.mix.workers], seed)
+    profiles = asked.profiles_of(plan.mix)  # before a device is opened, which would stay open
     opened = open_device(device, plan.topology, asked.calibration, progress)
-    with Stand(asked, opened, extra=asked.profiles_of(plan.mix)) as stand:
+    with Stand(asked, opened, extra=profiles) as stand:
         progress.phase(f"running {plan.policy}")
         return stand.run_once(plan, load, window)
 
@@ -183,10 +185,11 @@ def compare(
 ) -> Outcome:
     """Run a mix under several policies in turns, with identical arrivals, and compare them.
 
-    Without ``policies`` all take part that can run on the device. ``objective`` is what is swept
-    and searched for: throughput, energy or latency, or several of them; without one it is
-    throughput, or latency where the mix has rates. ``load`` is a part of the closed-loop rates
-    under plain streams (0.6), or a CSV of arrivals. ``plans`` take part too, by name::
+    Without ``policies`` every policy that the device can run takes part. ``objective`` is what
+    swept and searched policies optimise: throughput, energy, latency, or several of them; without
+    one it is throughput, or latency where the mix has rates. ``load`` is a part of the closed-loop
+    rates under plain streams (0.6), or a CSV of arrivals. ``plans`` take part too, by name. If a
+    device fails midway, the outcome holds what was measured, and ``failure`` says why it ended::
 
         outcome = eclip.compare("paper/3", ["shared", "masks", "search"], repeats=3)
         eclip.report(outcome, "report.html")
@@ -218,10 +221,11 @@ def colocate(
     device: str = "cuda",
     progress: Progress | None = None,
 ) -> Colocation:
-    """Several PyTorch models, each ``name: (module, inputs)``, on one GPU.
+    """Run several PyTorch models, each ``name: (module, inputs)``, on one GPU.
 
-    They run by the plan if one is given, otherwise by the policy's, from profiles in the folders
-    or measured now. ``CUDA_DEVICE_MAX_CONNECTIONS=32`` must be in the environment::
+    They follow ``plan`` if it is given, otherwise a plan by the policy. Profiles come from the
+    folders; those missing there are measured now. Set ``CUDA_DEVICE_MAX_CONNECTIONS=32`` in the
+    environment first::
 
         models = {"bert": (bert, [tokens]), "vgg": (vgg, [images])}
         with eclip.colocate(models, policy="search", objective="latency") as gpu:
@@ -235,12 +239,13 @@ def colocate(
     except ModuleNotFoundError as error:
         raise DeviceError(f"the package {error.name} is missing; see `eclip doctor`") from None
     options = policy_options(objective, seconds=seconds, progress=progress)
+    given = store.load(plan, Plan) if isinstance(plan, str | Path) else plan
     return Colocation(
         models,
-        open_device(device),
+        open_device(device),  # last: the colocation closes it, whatever fails from here on
         policy=policy,
         options=options,
-        plan=store.load(plan, Plan) if isinstance(plan, str | Path) else plan,
+        plan=given,
         profiles=[profiles] if isinstance(profiles, str | Path) else profiles,
     )
 
@@ -254,8 +259,8 @@ def report(
 ) -> Path:
     """Draw run logs of one mix, or their files, as one HTML file that works offline.
 
-    ``trace`` also writes a Chrome trace of the last log, which opens in Perfetto. Kernels have
-    their names from the case's profiles::
+    ``trace`` also writes a Chrome trace of the last log, which opens in Perfetto. Names of kernels
+    come from the case's profiles::
 
         eclip.report([log], "report.html", trace="search.trace.json.gz")
     """

@@ -11,10 +11,10 @@ import threading
 
 
 class Progress:
-    """Shows nothing. What shows something overrides ``phase``, ``part`` and ``warn``."""
+    """A progress that shows nothing; a subclass overrides ``phase``, ``part`` and ``warn``."""
 
     def __init__(self, parent: Progress | None = None) -> None:
-        """``parent``: whose stop requests count here, too."""
+        """A stop request to ``parent`` counts here, too."""
         self._stop = threading.Event()
         self._parent = parent
 

@@ -12,7 +12,11 @@ import pytest
 
 from commands import Cli, assert_refused, started
 from eclip.artefacts import store
-from eclip.devices.sim.device import SimDevice
+from eclip.artefacts.runlog import RunLog
+from eclip.devices.base import Window
+from eclip.devices.load import Load
+from eclip.devices.sim.device import SimDevice, SimSession
+from eclip.errors import DeviceError
 from eclip.reports.results import BEGIN, END
 from waiting import PATIENCE_S
 
@@ -88,7 +92,7 @@ def test_plan_of_a_file_takes_part(cli: Cli) -> None:
     assert_refused(cli("compare", "alexnet", "--plan", "mine.json"), "mine", "alexnet,vgg19")
     for wrong in ("shared=mine.json", "../x=mine.json", "=mine.json"):
         refused = cli("compare", "alexnet,vgg19", "--plan", wrong)
-        assert_refused(refused, "give it another one")
+        assert_refused(refused, "cannot name a plan")
 
 
 @pytest.mark.parametrize(
@@ -176,3 +180,69 @@ def test_interrupt_between_rounds_keeps_what_was_measured(tmp_path: Path, cli: C
     done = [len(entry.runs) for entry in stored.entries]
     assert min(done) >= 1 and max(done) - min(done) <= 1 and stored.repeats == 1000000
     assert json.loads(out)["comparison"]["mix"] == "alexnet:8"
+
+
+def test_device_that_dies_in_the_middle_is_a_failure_that_keeps_what_was_measured(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, ran = SimSession.run, 0
+
+    def dying(self: SimSession, load: Load, window: Window) -> RunLog:
+        nonlocal ran
+        ran += window.seconds == 0.3
+        if ran == 4:
+            raise DeviceError("the GPU fell off the bus")
+        return run(self, load, window)
+
+    monkeypatch.setattr(SimSession, "run", dying)
+    outcome = cli(
+        "compare", "alexnet:8,vgg19:8", "--policies", "shared,model", "--seconds", 0.3,
+        "--repeats", 3, "--results", "r.jsonl", "--json",
+    )  # fmt: skip
+    assert outcome.code == 1
+    last = outcome.err.splitlines()[-1]
+    assert last.startswith("eclip: the comparison ended early: ")
+    assert "fell off the bus; 3 of 6 runs were measured; kept in r.jsonl" in last
+    (stored,) = store.load_results(Path("r.jsonl")).comparisons
+    assert [len(entry.runs) for entry in stored.entries] == [1, 2]
+
+
+def test_demo_names_files_that_are_there(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eclip.cli.demo._POLICIES", ("shared",))  # as if stopped before the search
+    monkeypatch.setattr("eclip.cli.demo._SECONDS", 0.1)
+    outcome = cli("demo", "--mix", "alexnet:8,vgg19:8")
+    assert outcome.code == 0
+    for name in ("shared.plan.json", "shared.trace.json.gz"):
+        assert name in outcome.out
+        assert Path("eclip-demo", name).exists()
+
+
+def test_shared_that_serves_nothing_is_no_baseline_and_no_traceback(cli: Cli) -> None:
+    outcome = cli(
+        "compare", "vgg19:64", "--policies", "shared,model", "--seconds", 0.001, "--repeats", 2,
+        "--set", "warmup=0",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    assert "shared" in outcome.out
+
+
+def test_json_for_scripts_names_models_as_a_mix_does(cli: Cli) -> None:
+    compared = cli("compare", "alexnet:8,vgg19:8", "--policies", "model", *QUICK, "-o", "kept",
+                   "--json").data  # fmt: skip
+    assert compared["comparison"]["models"] == ["alexnet:8", "vgg19:8"]
+    assert [worker["model"] for worker in compared["policies"][0]["workers"]] == [
+        "alexnet:8",
+        "vgg19:8",
+    ]
+    explained = cli("explain", "kept/model.plan.json", "--json").data
+    assert [worker["model"] for worker in explained["workers"]] == ["alexnet:8", "vgg19:8"]
+    assert explained["sharing"] == {"type": "lanes"}
+    # A file is shown as it is stored.
+    shown = cli("inspect", "kept/model.plan.json", "--json").data
+    assert {"name": "alexnet", "batch": 8} in [worker["model"] for worker in find(shown, "workers")]
+
+
+def find(data: Any, key: str) -> list[Any]:
+    """The list of this name, at the top of a file or in its body."""
+    found: list[Any] = data.get(key) or data["body"][key]
+    return found

@@ -84,12 +84,59 @@ def test_shares_that_mean_nothing_are_refused(cli: Cli, shares: str) -> None:
         ("--fairness", "0.8"),
         ("--verify", "1"),
         ("--refine", "1"),
+        ("--earlier", "o.json.gz"),
+        ("--seconds", "20"),
+        ("--batches", "2"),
+        ("--seed", "1"),
+        ("--usual-kernels", None),
     ],
 )
-def test_what_only_a_search_knows_is_refused_elsewhere(cli: Cli, option: str, value: str) -> None:
-    refused = cli("plan", "alexnet:8,vgg19:8", option, value)
+def test_what_only_a_search_knows_is_refused_elsewhere(
+    cli: Cli, option: str, value: str | None
+) -> None:
+    refused = cli("plan", "alexnet:8,vgg19:8", option, *([] if value is None else [value]))
     assert_refused(refused, f"{option} goes with --policy search")
     assert not Path("plan.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--shares", "60"), "--shares goes with --policy mps"),
+        (("--tolerance", "0.05"), "--tolerance goes with --policy model or kernel or mps-model"),
+        (("--policy", "model", "--switch-max", "14"), "--switch-max goes with --policy eclip"),
+        (("--policy", "search", "--solver", "exact"), "--solver goes with --policy eclip"),
+        (("--policy", "search", "--earlier", "o.json.gz"), "--earlier goes with --refine"),
+        (("--device", "cuda"), "--device goes with --verify"),
+        (
+            ("--policy", "search", "--objective", "energy", "--weights", "2,1"),
+            "weights go with the objective throughput",
+        ),
+    ],
+)
+def test_option_that_would_be_ignored_is_refused(
+    cli: Cli, arguments: tuple[str, ...], words: str
+) -> None:
+    assert_refused(cli("plan", "alexnet:8,vgg19:8", *arguments), words)
+    assert not Path("plan.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("compare", "alexnet:8", "--policies", "shared", "--verify", 1), "the policy search"),
+        (("compare", "alexnet:8", "--load", 0.5, "--verify", 1, "--refine", 1), "full load"),
+        (("calibrate", "--from", "h200", "--runs", 3), "--runs is for measuring"),
+        (("calibrate", "--topology", "h200"), "--topology goes with --from"),
+        (("results", "r.jsonl", "--json", "--into", "page.md"), "--into"),
+        (("results", "r.jsonl", "--json", "--markdown"), "--markdown"),
+        (("bench", "solver", "--gpu", 0), "bench device"),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused(
+    cli: Cli, arguments: tuple[object, ...], words: str
+) -> None:
+    assert_refused(cli(*arguments), words)
 
 
 # --- Runs -------------------------------------------------------------------------------------

@@ -348,7 +348,7 @@ def test_plan_for_other_workers_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["shared", "a name", ""])
 def test_plan_under_a_policys_name_or_none_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="is a policy's or no name for a plan"):
+    with pytest.raises(UsageError, match="cannot name a plan"):
         eclip.compare("bert:8", "shared", plans={name: eclip.plan("bert:8", "model")})
 
 
@@ -434,6 +434,34 @@ def test_policy_that_fails_is_left_out_where_all_run_and_an_error_where_named(
     with pytest.raises(DeviceError, match="kernel: a launch failed"):
         contest.hold()
     assert [len(one.logs) for one in contest.measured] == [1, 1]
+
+
+def test_logs_before_a_failure_have_one_set_of_rates_alone(stage: Stage) -> None:
+    stage.slower = (1.0, 1.3)
+    stage.fail["kernel"] = DeviceError("a launch failed")
+    contest = stage.contest("shared", "kernel", repeats=2)
+    with pytest.raises(DeviceError):
+        contest.hold()
+    alone = {log.alone_rps for entrant in contest.measured for log in entrant.logs}
+    assert alone == {contest.stand.alone_rps}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"policies": "shared,magic"}, "magic"),
+        ({"options": CompareOptions(refine=1.0)}, "--verify"),
+        ({"options": CompareOptions(verify=1, refine=1.0), "objective": "latency"}, "--refine"),
+    ],
+)
+def test_what_needs_no_device_to_be_refused_opens_none(
+    arguments: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("eclip.lab.compare.open_device", lambda name, *_: opened.append(name))
+    with pytest.raises(UsageError, match=words):
+        eclip.compare("bert:8,albert:8", **arguments)
+    assert opened == []
 
 
 def test_search_that_fails_before_its_turn_is_left_out_where_all_run(

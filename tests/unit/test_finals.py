@@ -312,6 +312,18 @@ def test_stop_in_any_phase_of_a_search_returns_the_best_so_far(
     assert sum(trial.chosen for trial in plan.evidence.trials) == 1
 
 
+def test_stop_before_the_finals_asks_nothing_of_the_device_and_still_tells_of_overload() -> None:
+    progress = Heard(stop_at=0.0, stop_in="searching")
+    device = WithPriorities(Progress(progress))
+    stand = Stand(case_of(PROFILES, mix=at_rates(MIX, [300.0, 99999.0])), device)
+    options = PolicyOptions(batches=400, objective=Objective("latency"))
+    plan = search_and_confirm(stand, options, Verification(1), progress)
+    assert progress.stopped
+    assert device.opened == []
+    assert plan.evidence is not None
+    assert plan.evidence.missed[0].startswith("b is overloaded: 99999 requests/s are offered")
+
+
 @pytest.mark.parametrize("after", range(4))
 def test_stop_in_the_middle_of_a_run_on_the_device_keeps_what_the_search_found(
     after: int, monkeypatch: pytest.MonkeyPatch

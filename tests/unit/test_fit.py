@@ -16,13 +16,14 @@ from eclip.artefacts.mix import parse_mix
 from eclip.artefacts.model_key import ModelKey, parse_model
 from eclip.artefacts.observations import Observations, ObservedHome, ObservedRun
 from eclip.artefacts.profile import Profile
-from eclip.errors import MismatchError, UsageError
+from eclip.errors import MismatchError, StoppedError, UsageError
 from eclip.frontends.library import find_profile
 from eclip.frontends.synthetic import synthetic_profile
 from eclip.lab import fit as fitting
 from eclip.lab.fit import Prediction, Replay, errors, fit, split
 from eclip.lab.observe import placements
 from eclip.planning.search.placement import groups_of
+from eclip.progress import Progress
 from simulations import CALIBRATIONS, H200, NO_SHARING, flat_profile
 
 SHIPPED = CALIBRATIONS["h200"]
@@ -184,6 +185,13 @@ def test_fit_begins_at_the_same_point_whatever_calibration_it_is_given() -> None
         SHIPPED, interference=Interference(cohabit=1.0, crowding=9.0, presence=0.9, pressure=0.9)
     )
     assert fit(replay, other, "").calibration == fit(replay, SHIPPED, "").calibration
+
+
+def test_fit_that_is_asked_to_stop_ends_before_the_next_subset() -> None:
+    progress = Progress()
+    progress.stop()
+    with pytest.raises(StoppedError, match="before the fit was done"):
+        fit(pretended(SHIPPED, each=4), SHIPPED, "", progress=progress)
 
 
 def test_runs_with_switches_are_not_usable() -> None:

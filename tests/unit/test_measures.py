@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
+import logs
 from eclip.artefacts import store
 from eclip.artefacts.measures import measure, measure_together
 from eclip.artefacts.plan import Evidence, Plan, unpartitioned
@@ -14,6 +15,7 @@ from eclip.artefacts.topology import Topology
 from eclip.devices.gpu.loop import Ints
 from eclip.devices.gpu.recording import NO_KERNELS, lags_ns, make_log
 from eclip.devices.load import CLOSED_LOOP, Load
+from eclip.errors import UsageError
 from eclip.frontends.synthetic import synthetic_profile
 from eclip.planning.policies import make_plan
 from eclip.planning.problem import Problem
@@ -226,3 +228,9 @@ def test_log_of_a_late_generator_says_who_had_to_wait() -> None:
     prompt = [served((0, 0, 500), (800, 900, 1500)), rows[1]]
     calm = make_log(PLAN, "a GPU", load, prompt, [30, 30], NO_KERNELS, 10_000_000, 100.0, [])
     assert (calm.lagged, calm.warnings) == (False, ())
+
+
+def test_log_without_rates_alone_is_refused_in_words() -> None:
+    log = msgspec.structs.replace(logs.make_log("shared"), alone_rps=())
+    with pytest.raises(UsageError, match="no rates alone"):
+        measure(log)

@@ -270,7 +270,7 @@ def test_strings_and_paths_are_accepted(
         (lambda plan: eclip.load_builtin("h201", eclip.Topology), "a100, h100, h200"),
         (lambda plan: eclip.plan("alexnet:8", "magic"), "unknown policy 'magic'"),
         (lambda plan: eclip.plan("alexnet:8", "search", objective="speed"), "throughput"),
-        (lambda plan: eclip.compare("alexnet:8", "shared,shared"), "name one twice"),
+        (lambda plan: eclip.compare("alexnet:8", "shared,shared"), "named twice"),
         (lambda plan: eclip.compare("alexnet:8", plans={"mine": plan}), "not alexnet:8"),
         (lambda plan: eclip.run(plan, "tpu"), "unknown device 'tpu'"),
         (lambda plan: eclip.run(plan, "sim:1"), "no sim:1"),
@@ -317,3 +317,13 @@ def test_eight_calls_in_a_fresh_process_without_a_gpu(tmp_path: Path) -> None:
         "DeviceError False",
     ]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.json", "report.html"]
+
+
+def test_plan_takes_from_the_options_what_it_is_not_given() -> None:
+    options = eclip.PolicyOptions(batches=1, seed=7, objective=eclip.Objective("energy"))
+    evidence = eclip.plan("alexnet:8,vgg19:8", "search", options=options).evidence
+    assert evidence is not None
+    assert (evidence.batches, evidence.seed, evidence.objective) == (1, 7, "energy")
+    told = eclip.plan("alexnet:8,vgg19:8", "search", batches=0, seed=0, options=options).evidence
+    assert told is not None
+    assert (told.batches, told.seed) == (0, 0)

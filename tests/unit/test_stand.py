@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+import eclip
+import eclip.devices
 from eclip.artefacts.plan import unpartitioned
 from eclip.artefacts.runlog import RunLog
 from eclip.devices.base import Window
 from eclip.devices.load import Load, closed_loop
 from eclip.devices.sim.device import SimDevice, SimSession
+from eclip.errors import UsageError
 from eclip.lab.stand import Stand, alone_rates
 from eclip.progress import Progress
 from simulations import CALIBRATIONS, H200, case_of, flat_profile
@@ -66,3 +69,13 @@ def test_stop_in_the_middle_of_a_run_keeps_what_ran_with_its_rates_alone(
     log = stand.run_once(unpartitioned(H200, case.profiles), closed_loop(2), WINDOW)
     assert 0.4e9 < log.duration_ns < 0.7e9
     assert len(log.alone_rps) == 2
+
+
+def test_run_whose_profiles_are_missing_opens_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(eclip.devices, "open_device", lambda name, *rest: opened.append(name))
+    case = case_of((LONG, SHORT))
+    plan = unpartitioned(H200, case.profiles)
+    with pytest.raises(UsageError, match="long"):
+        eclip.run(plan, case=case)  # profiles that only this test knows
+    assert opened == []

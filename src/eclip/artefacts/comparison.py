@@ -109,11 +109,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 raise ValueError(f"{entry.policy} needs the switches of {workers} workers")
 
     def __repr__(self) -> str:
-        found = ", ".join(f"{entry.policy} {entry.together.stp:.3f}" for entry in self.entries)
-        return f"Comparison({self.mix} on {self.device}: STP {found})"
+        stps = ", ".join(f"{entry.policy} {entry.together.stp:.3f}" for entry in self.entries)
+        return f"Comparison({self.mix} on {self.device}: STP {stps})"
 
     def _repr_html_(self) -> str:
-        plain = self.entry("shared")
         note = " (modelled)" if self.modelled else ""
         return html_table(
             f"{self.mix} on {self.device}, {self.load}{note}",
@@ -122,15 +121,23 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 [
                     entry.policy,
                     number(entry.together.stp, 3),
-                    "" if plain is None else f"{entry.together.stp / plain.together.stp - 1:+.1%}",
+                    "" if gain is None else f"{gain:+.1%}",
                     number(entry.together.fairness),
                     number(entry.together.power_w, 0),
                     number(entry.together.efficiency_per_kj),
                     number(max((p99 for p99 in entry.together.p99_ms if p99), default=None)),
                 ]
                 for entry in self.entries
+                for gain in (self.gain(entry),)
             ),
         )
+
+    def gain(self, entry: Entry) -> float | None:
+        """The entry's STP over that of shared, less 1; None where shared did not run or serve."""
+        plain = self.entry("shared")
+        if plain is None or plain.together.stp == 0:
+            return None
+        return entry.together.stp / plain.together.stp - 1
 
     def entry(self, policy: str) -> Entry | None:
         return next((entry for entry in self.entries if entry.policy == policy), None)

@@ -13,10 +13,12 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Evidence
 from eclip.artefacts.runlog import RunLog
+from eclip.errors import UsageError
 
 _STEADY = 3  # completions, at least
 _KEEPS_UP = 0.9  # of what is offered
@@ -72,9 +74,9 @@ def steady_rates(log: RunLog) -> tuple[float, ...]:
     owner, ends = np.array(log.requests.worker), np.array(log.requests.end_ns)
     rates = []
     for worker in log.plan.everyone:
-        mine = ends[owner == worker]
-        many = len(mine) >= _STEADY
-        rates.append((len(mine) - 1) * 1e9 / float(mine[-1] - mine[0]) if many else 0.0)
+        own = ends[owner == worker]
+        many = len(own) >= _STEADY
+        rates.append((len(own) - 1) * 1e9 / float(own[-1] - own[0]) if many else 0.0)
     return tuple(rates)
 
 
@@ -100,7 +102,7 @@ def measure_together(logs: Sequence[RunLog]) -> Measures:
     """Several runs of one plan, with the same rates alone, as if they had been one."""
     first = logs[0]
     if not first.alone_rps:
-        raise ValueError("the run log has no rates alone, so nothing can be measured against them")
+        raise UsageError("the run log has no rates alone to measure against; run it by eclip.run")
     seconds = sum(log.duration_ns for log in logs) / 1e9
     # A run too short for the energy counter has none; it used as much as the others.
     metered = [log for log in logs if log.energy_uj > 0]
@@ -113,14 +115,14 @@ def measure_together(logs: Sequence[RunLog]) -> Measures:
     workers = []
     for part in first.plan.main.assignments:
         planned = first.plan.workers[part.worker]
-        mine = latency_ms[owner == part.worker]
-        rate = len(mine) / seconds
-        p50, p95, p99 = np.percentile(mine, [50, 95, 99]).tolist() if len(mine) else [None] * 3
+        latencies = latency_ms[owner == part.worker]
+        rate = len(latencies) / seconds
+        p50, p95, p99 = _percentiles(latencies)
         workers.append(
             WorkerMeasures(
                 name=planned.name,
                 model=planned.model,
-                requests=len(mine),
+                requests=len(latencies),
                 rate_rps=rate,
                 alone_rps=first.alone_rps[part.worker],
                 ratio=rate / first.alone_rps[part.worker],
@@ -148,6 +150,14 @@ def measure_together(logs: Sequence[RunLog]) -> Measures:
         workers=tuple(workers),
         missed=missed(workers, first.plan.evidence),
     )
+
+
+def _percentiles(latencies: npt.NDArray[np.float64]) -> list[float | None]:
+    """p50, p95 and p99; None where no request completed."""
+    if len(latencies) == 0:
+        return [None] * 3
+    percentiles: list[float | None] = np.percentile(latencies, [50, 95, 99]).tolist()
+    return percentiles
 
 
 def missed(workers: Sequence[WorkerMeasures], evidence: Evidence | None) -> tuple[str, ...]:

@@ -7,13 +7,14 @@ from typing import Annotated
 import typer
 
 from eclip.cli import screen
-from eclip.cli.options import JsonOption
+from eclip.cli.options import JsonOption, given_options
 from eclip.devices.cuda.characterise import characterise
-from eclip.errors import unknown_name
+from eclip.errors import UsageError, unknown_name
 from eclip.lab.speed import BENCHES, REPEATS
 
 
 def bench(
+    context: typer.Context,
     what: Annotated[
         str | None,
         typer.Argument(
@@ -25,6 +26,8 @@ def bench(
     as_json: JsonOption = False,
 ) -> None:
     """Measure solver, simulator and search on this machine, or a GPU's lanes."""
+    if "--gpu" in given_options(context) and what != "device":
+        raise UsageError("--gpu goes with `eclip bench device`")
     if what == "device":
         _bench_device(gpu, as_json)
         return
@@ -32,10 +35,10 @@ def bench(
         raise unknown_name("bench", what, [*BENCHES, "device"])
     figures = []
     with screen.progress_bar("measuring") as progress:
-        wanted = [what] if what else list(BENCHES)
-        for index, name in enumerate(wanted):
+        names = [what] if what else list(BENCHES)
+        for index, name in enumerate(names):
             figures += BENCHES[name]()
-            progress.part((index + 1) / len(wanted))
+            progress.part_or_end((index + 1) / len(names))
     if as_json:
         screen.print_json(figures)
         return
@@ -63,14 +66,14 @@ def _bench_device(gpu: int, as_json: bool) -> None:
         screen.print_json(figures)
         return
     for table in dict.fromkeys(figure.table for figure in figures):
-        mine = [figure for figure in figures if figure.table == table]
-        columns = list(dict.fromkeys(figure.column for figure in mine))
-        value = {(figure.row, figure.column): figure for figure in mine}
+        shown = [figure for figure in figures if figure.table == table]
+        columns = list(dict.fromkeys(figure.column for figure in shown))
+        value = {(figure.row, figure.column): figure for figure in shown}
         screen.print_table(
             table,
-            ["", *(f"{column} ({value[mine[0].row, column].unit})" for column in columns)],
+            ["", *(f"{column} ({value[shown[0].row, column].unit})" for column in columns)],
             (
                 [row, *(f"{value[row, column].value:.2f}" for column in columns)]
-                for row in dict.fromkeys(figure.row for figure in mine)
+                for row in dict.fromkeys(figure.row for figure in shown)
             ),
         )

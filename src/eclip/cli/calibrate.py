@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,55 +13,73 @@ from msgspec.structs import asdict
 import eclip
 from eclip.artefacts import outputs
 from eclip.cli import screen
-from eclip.cli.options import CalibrationOption, JsonOption, ProfilesOption
+from eclip.cli.options import CalibrationOption, JsonOption, ProfilesOption, given_options
 from eclip.devices import open_device
-from eclip.errors import DeviceError
+from eclip.errors import DeviceError, StoppedError, UsageError
 from eclip.lab.calibrate import MIXES, cases_on, fit_observations, measure
 from eclip.lab.case import find_calibration, find_observations, find_topology
 from eclip.lab.fit import Errors, Fit
 
+_MEASURING = ("--device", "--mixes", "--runs", "--budget", "--observations")
+
 
 def calibrate(
+    context: typer.Context,
     device: Annotated[
         str, typer.Option("--device", help="Where to measure: cuda, or cuda:1 for the second GPU.")
     ] = "cuda",
     mixes: Annotated[
         list[str] | None, typer.Option("--mixes", help="A mix to measure; repeatable.")
     ] = None,
-    runs: Annotated[int, typer.Option("--runs", min=1, help="Runs of each mix.")] = 20,
+    runs: Annotated[int, typer.Option("--runs", min=1, help="Runs to measure of each mix.")] = 20,
     budget: Annotated[
-        float, typer.Option("--budget", min=1.0, help="Seconds of measuring, at most.")
+        float, typer.Option("--budget", min=1.0, help="Measure for at most this many seconds.")
     ] = 300.0,
     observations: Annotated[
-        Path, typer.Option("--observations", help="Where runs are kept; more are added to it.")
+        Path,
+        typer.Option(
+            "--observations", help="File that keeps the measured runs; new runs are added to it."
+        ),
     ] = Path("observations.json.gz"),
     stored: Annotated[
         str | None,
-        typer.Option("--from", help="Measure nothing: fit this file of runs, or a built-in one."),
+        typer.Option(
+            "--from",
+            help="Measure nothing; fit the runs in this file, or built-in ones such as h200.",
+        ),
     ] = None,
     out: Annotated[Path, typer.Option("-o", "--out", help="The calibration to write.")] = Path(
         "calibration.json"
     ),
     topology: Annotated[
-        str, typer.Option("--topology", help="--from: the device that was measured, or a file.")
+        str,
+        typer.Option(
+            "--topology", help="With --from: the device that was measured, by name or file."
+        ),
     ] = "h200",
     calibration: CalibrationOption = None,
     profiles: ProfilesOption = None,
     seed: Annotated[
-        int, typer.Option("--seed", min=0, help="Seed of placements, and of what is held out.")
+        int, typer.Option("--seed", min=0, help="Seed of the placements and of the runs held out.")
     ] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Measure random placements on a GPU and fit the simulator's constants to them."""
+    given = given_options(context)
+    if ignored := [option for option in given if option in _MEASURING and stored is not None]:
+        raise UsageError(f"{ignored[0]} is for measuring, and --from measures nothing")
+    if "--topology" in given and stored is None:
+        raise UsageError("--topology goes with --from; a device that is measured has its own")
     outputs.check_output(out, eclip.Calibration)
     folders = profiles or []
+    fitted: Fit | None = None
     with screen.progress_bar("calibrating") as progress:
         if stored is not None:
-            found = find_observations(stored)
+            observed = find_observations(stored)
             shape = find_topology(topology)
         else:
             outputs.check_output(observations, eclip.Observations)
-            wanted = [eclip.parse_mix(mix) for mix in mixes or MIXES]
+            asked = [eclip.parse_mix(mix) for mix in mixes or MIXES]
             try:
                 opened = open_device(device)
             except DeviceError as error:
@@ -69,9 +88,9 @@ def calibrate(
                 ) from None
             with opened:
                 shape = opened.topology
-                found = measure(
+                observed = measure(
                     opened,
-                    cases_on(opened, wanted, calibration, folders),
+                    cases_on(opened, asked, calibration, folders),
                     observations,
                     runs=runs,
                     budget_s=budget,
@@ -80,8 +99,14 @@ def calibrate(
                 )
         if not progress.stopped:
             base = find_calibration(calibration, shape)
-            fitted = fit_observations(found, shape, base, folders, seed=seed, progress=progress)
-    screen.exit_if_stopped(progress, f"{observations} has {len(found.runs)} runs; call again")
+            with contextlib.suppress(StoppedError):
+                fitted = fit_observations(
+                    observed, shape, base, folders, seed=seed, progress=progress
+                )
+    if fitted is None:
+        kept = f"{stored or observations} has {len(observed.runs)} runs"
+        screen.exit_if_stopped(progress, f"{kept}; fit them with --from, or call again")
+        return
     failed = outputs.save_or_rescue(fitted.calibration, out)
     if as_json:
         screen.print_json(describe(fitted))
@@ -91,6 +116,7 @@ def calibrate(
             screen.out.print(f"Written to {out}. Next: eclip compare MIX --calibration {out}")
     if failed is not None:
         raise failed
+    screen.exit_if_stopped(progress, f"{out} has the fit, which was done")
 
 
 def describe(fitted: Fit) -> dict[str, Any]:
@@ -100,7 +126,7 @@ def describe(fitted: Fit) -> dict[str, Any]:
         "interference": asdict(calibration.interference),
         "idle_w": calibration.power.idle_w,
         "launch_ns": calibration.costs.launch_ns,
-        "errors": {name: msgspec.to_builtins(one) for name, one in _rows(fitted)},
+        "errors": {name: msgspec.to_builtins(errors) for name, errors in _rows(fitted)},
     }
 
 
@@ -120,18 +146,18 @@ def print_fit(fitted: Fit) -> None:
         (
             [
                 name,
-                str(one.runs),
-                f"{one.rate:.1%}",
-                f"{one.power:.1%}",
-                f"{one.stp_bias:+.1%}",
-                f"{one.stp_correlation:.2f}",
+                str(errors.runs),
+                f"{errors.rate:.1%}",
+                f"{errors.power:.1%}",
+                f"{errors.stp_bias:+.1%}",
+                f"{errors.stp_correlation:.2f}",
             ]
-            for name, one in _rows(fitted)
+            for name, errors in _rows(fitted)
         ),
     )
     left_out = fitted.left_out.values()
-    rate = sum(one.rate for one in left_out) / len(left_out)
-    power = sum(one.power for one in left_out) / len(left_out)
+    rate = sum(errors.rate for errors in left_out) / len(left_out)
+    power = sum(errors.power for errors in left_out) / len(left_out)
     screen.out.print(
         f"On a mix that was not fitted, mean of {len(left_out)}: rates are {rate:.1%} off, power "
         f"{power:.1%}."
@@ -144,7 +170,7 @@ def _rows(fitted: Fit) -> list[tuple[str, Errors]]:
         ("part: fitted", fitted.seen),
         ("part: not fitted, of the same mixes", fitted.held_runs),
         ("part: not fitted, of other mixes", fitted.held_mixes),
-        *((f"not fitted: {mix}", one) for mix, one in fitted.left_out.items()),
+        *((f"not fitted: {mix}", errors) for mix, errors in fitted.left_out.items()),
         ("with switches, never fitted", fitted.switching),
     ]
-    return [(name, one) for name, one in rows if one.runs]
+    return [(name, errors) for name, errors in rows if errors.runs]

@@ -32,6 +32,7 @@ from eclip.cli.options import (
     named_plans,
     settings_of,
 )
+from eclip.errors import EclipError, UsageError
 from eclip.planning.table_i import TABLE_I
 from eclip.reports.marks import REPORT_MARK
 
@@ -42,7 +43,7 @@ def compare(
         str,
         typer.Option(
             "--policies",
-            help="Policies to run, with commas between: shared, priority, timeslice, mps, "
+            help="Policies to run, separated by commas: shared, priority, timeslice, mps, "
             "mps-model, model, masks, kernel, eclip, search; or all that can run here.",
         ),
     ] = "all",
@@ -53,29 +54,29 @@ def compare(
         ),
     ] = None,
     repeats: Annotated[
-        int, typer.Option("--repeats", help="Rounds; each runs the policies in another order.")
+        int, typer.Option("--repeats", help="Rounds to run; each has another order of policies.")
     ] = 1,
     load: Annotated[
         str | None,
         typer.Option(
             "--load",
             metavar="PART|CSV",
-            help="Poisson arrivals at this part of every worker's closed-loop rate under shared, "
-            "such as 0.6, or a CSV time_s,worker of arrivals.",
+            help="0.6: Poisson arrivals at 60% of every worker's closed-loop rate under shared. A "
+            "CSV time_s,worker: arrivals from that file.",
         ),
     ] = None,
     objective: Annotated[
         str | None,
         typer.Option(
             "--objective",
-            help="What mps, masks and search are best at: throughput, energy or latency, or "
-            "several with commas. Throughput unless given; latency where the mix has rates.",
+            help="What mps, masks and search optimise: throughput, energy, latency, or several "
+            "separated by commas. Throughput unless given; latency where the mix has rates.",
         ),
     ] = None,
     search_seconds: SearchSecondsOption = 20.0,
     verify: Annotated[
         int,
-        typer.Option("--verify", min=0, help="search: try so many plans on the device first."),
+        typer.Option("--verify", min=0, help="search: try the best N plans on the device."),
     ] = 0,
     refine: RefineOption = 0.0,
     results: Annotated[
@@ -119,6 +120,12 @@ def compare(
     )
     if report_file is not None or folder is not None:
         given.setdefault("trace_ms", min(20.0, 1000 * seconds))
+    chosen = [name.strip() for name in policies.split(",")]
+    if (verify or refine) and not {"all", "search"} & {*chosen}:
+        raise UsageError("--verify and --refine go with the policy search")
+    part = load_of(load)
+    if refine and isinstance(part, float):
+        raise UsageError("--refine searches under full load; leave it or --load out")
     if results is not None:
         for warning in store.check_results(results):
             screen.warn(warning)
@@ -150,7 +157,7 @@ def compare(
             objective=objective,
             seconds=seconds,
             repeats=repeats,
-            load=load_of(load),
+            load=part,
             plans=named_plans(plan or []),
             options=options,
             progress=progress,
@@ -158,6 +165,7 @@ def compare(
         kept = keep(outcome, results=results, folder=folder, report_file=report_file)
     show(outcome, as_json)
     kept.report()
+    raise_failure(outcome, kept)
     screen.exit_if_stopped(progress, f"{_ran(outcome)}{kept.words}")
     screen.exit_if_missed(outcome.missed, strict)
 
@@ -177,7 +185,7 @@ class Kept:
 
     @property
     def words(self) -> str:
-        return f"; {', '.join(self.files)} have it" if self.files else ""
+        return f"; kept in {', '.join(self.files)}" if self.files else ""
 
     def report(self) -> None:
         """Raise the first error, after everything else was tried and printed."""
@@ -203,6 +211,14 @@ def keep(
     if report_file is not None:
         kept.add(report_file, outputs.rescue(functools.partial(_draw, outcome), report_file))
     return kept
+
+
+def raise_failure(outcome: eclip.Outcome, kept: Kept) -> None:
+    """End with 1 if the comparison ended early by a failure, after what it measured is kept."""
+    if outcome.failure is not None:
+        raise EclipError(
+            f"the comparison ended early: {outcome.failure}; {_ran(outcome)}{kept.words}"
+        )
 
 
 def _draw(outcome: eclip.Outcome, path: Path) -> None:
@@ -265,7 +281,6 @@ def _ran(outcome: eclip.Outcome) -> str:
 
 
 def _print_spreads(comparison: Comparison) -> None:
-    plain = comparison.entry("shared")
     most = max(len(entry.runs) for entry in comparison.entries)
     screen.print_table(
         f"{screen.runs_title(most)}{screen.modelled_note(comparison.modelled)}",
@@ -275,9 +290,10 @@ def _print_spreads(comparison: Comparison) -> None:
                 entry.policy,
                 str(len(entry.runs)),
                 *(f"{value:.3f}" for value in spread([run.stp for run in entry.runs])),
-                "" if plain is None else f"{entry.together.stp / plain.together.stp - 1:+.1%}",
+                "" if gain is None else f"{gain:+.1%}",
             ]
             for entry in comparison.entries
+            for gain in (comparison.gain(entry),)
         ),
     )
 
@@ -319,9 +335,9 @@ def _print_tails(comparison: Comparison) -> None:
 
 
 def _ratio(entry: Entry, plain: Entry | None, worker: int) -> str:
-    mine = entry.together.p99_ms[worker]
-    theirs = None if plain is None else plain.together.p99_ms[worker]
-    return "" if mine is None or not theirs else f"{mine / theirs:.2f}x"
+    p99_ms = entry.together.p99_ms[worker]
+    plain_ms = None if plain is None else plain.together.p99_ms[worker]
+    return "" if p99_ms is None or not plain_ms else f"{p99_ms / plain_ms:.2f}x"
 
 
 def _print_table_i(comparison: Comparison) -> None:

@@ -21,7 +21,7 @@ def demo(
     mix: Annotated[
         str, typer.Option("--mix", help="The workers, as for `eclip compare`.")
     ] = "paper/3",
-    folder: Annotated[Path, typer.Option("-o", "--out", help="Where to put everything.")] = Path(
+    folder: Annotated[Path, typer.Option("-o", "--out", help="Folder for all files.")] = Path(
         "eclip-demo"
     ),
     topology: TopologyOption = "h200",
@@ -29,7 +29,7 @@ def demo(
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare all ways of sharing a GPU on one mix and write plans, run logs, report and trace."""
+    """Compare the ways of sharing a GPU on one mix; write plans, run logs, a report and a trace."""
     outputs.check_folder(folder)
     case = eclip.case(mix, topology)
     with screen.progress_bar(f"comparing {case.mix.name}") as progress:
@@ -41,20 +41,21 @@ def demo(
             options=eclip.CompareOptions(seed=seed, batches=_BATCHES, trace_ms=20.0),
             progress=progress,
         )
+        last = list(outcome.logs)[-1]  # search, unless a stop came before it ran
+        trace = folder / f"{last}.trace.json.gz"
         kept = compare.keep(outcome, folder=folder)
         if not kept.errors:
             progress.phase("drawing the report")
-            last = list(outcome.logs)[-1]
-            trace = folder / f"{last}.trace.json.gz"
             eclip.report(outcome, folder / "report.html", trace=trace)
     compare.show(outcome, as_json)
     kept.report()
+    compare.raise_failure(outcome, kept)
     if not as_json:
         screen.print_facts(
             [
                 ("report", f"{folder / 'report.html'} (open it in a browser)"),
-                ("timeline", f"{folder / 'search.trace.json.gz'} (open it in Perfetto)"),
-                ("plan", f"eclip explain {folder / 'search.plan.json'}"),
+                ("timeline", f"{trace} (open it in Perfetto)"),
+                ("plan", f"eclip explain {folder / f'{last}.plan.json'}"),
             ]
         )
     screen.exit_if_stopped(progress, f"{folder} has what was measured")

@@ -39,7 +39,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def doctor(gpu: GpuOption = 0, as_json: JsonOption = False) -> None:
-    """Say whether this host can run plans on a GPU, and how to get what is missing."""
+    """Check whether this host can run plans on a GPU, and say what is missing."""
     findings = [*_packages(), *_device(gpu)]
     if as_json:
         screen.print_json(findings)

@@ -33,14 +33,14 @@ def exec(
     file: Annotated[Path, typer.Option("--plan", help="A plan file.")],
     workers: WorkersOption = "stream",
     stats: Annotated[
-        bool, typer.Option("--stats", help="Print what was launched where, at the end.")
+        bool, typer.Option("--stats", help="At the end, print how many launches went where.")
     ] = False,
     gpu: GpuOption = 0,
     calibration: CalibrationOption = None,
     profiles: ProfilesOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a command as it is, its kernels on the lanes of a plan."""
+    """Run an unmodified command with its kernels on the lanes of a plan."""
     by = workers_by(workers)
     plan = store.load(file, Plan)
     if plan.modelled:

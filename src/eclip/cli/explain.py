@@ -22,7 +22,7 @@ def explain(
     file: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Say in words and a small picture which worker runs where and why."""
+    """Show which worker of a plan runs where, and why."""
     plan = store.load(file, Plan)
     if as_json:
         screen.print_json(describe(plan))
@@ -171,9 +171,9 @@ def _score(trial: Trial) -> Score:
 def _frontier_picture(evidence: Evidence, chosen: Trial) -> str:
     """Throughput (across) against efficiency (up) of what nothing beats in both, simulated."""
     points = sorted(evidence.frontier)
-    mine = (_score(chosen).stp, _score(chosen).efficiency)
-    across = [point[0] for point in (*points, mine)]
-    up = [point[1] for point in (*points, mine)]
+    deployed = (_score(chosen).stp, _score(chosen).efficiency)
+    across = [point[0] for point in (*points, deployed)]
+    up = [point[1] for point in (*points, deployed)]
     width, height = 48, 8
     rows = [[" "] * width for _ in range(height)]
 
@@ -184,7 +184,7 @@ def _frontier_picture(evidence: Evidence, chosen: Trial) -> str:
 
     for point in points:
         mark(point, "·")
-    mark(mine, "◆")
+    mark(deployed, "◆")
     lines = [f"{max(up):7.2f} ┤{''.join(rows[0])}"]
     lines += [f"{'':7} │{''.join(row)}" for row in rows[1:-1]]
     lines += [f"{min(up):7.2f} ┤{''.join(rows[-1])}", f"{'':7} └{'─' * width}"]
@@ -204,7 +204,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _time_by_units(plan: Plan, part: Assignment) -> dict[int, float]:
-    total = sum(group.predicted_ns for group in part.groups)
+    total = sum(group.predicted_ns for group in part.groups) or 1
     shares: dict[int, float] = {}
     for group in part.groups:
         units = plan.units(group.lane)
@@ -226,7 +226,7 @@ def _slices_picture(plan: Plan) -> str:
     slices = len(plan.topology.slice_units)
     lines = [f"{'slice':{name_width}}  {''.join(str(index % 10) for index in range(slices))}"]
     for part in plan.main.assignments:
-        total = sum(group.predicted_ns for group in part.groups)
+        total = sum(group.predicted_ns for group in part.groups) or 1
         row = ""
         for index in range(slices):
             inside = sum(

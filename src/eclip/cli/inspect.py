@@ -33,7 +33,7 @@ def inspect(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Any file that eclip wrote.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Show what is in a topology, trace, profile, calibration, plan, run log or any other file."""
+    """Show what is in any file that eclip wrote."""
     if store.holds_results(file):
         results.results(file, as_json=as_json)
     else:

@@ -35,11 +35,15 @@ MixArgument = Annotated[
     str,
     typer.Argument(
         metavar="MIX",
-        help="Workers: 2xalbert:8,densenet201:8@120rps (repeat, model, batch, rate) or paper/1.",
+        help="The workers, as [COUNTx]MODEL:BATCH[@RATErps] with commas: "
+        "2xalbert:8,densenet201:8@120rps; or a mix of the paper: paper/1.",
     ),
 ]
 TopologyOption = Annotated[
-    str, typer.Option("--topology", help="A built-in device (see `eclip topology`) or a file.")
+    str,
+    typer.Option(
+        "--topology", help="The device to plan for: a name (see `eclip topology`) or a file."
+    ),
 ]
 CalibrationOption = Annotated[
     Path | None,
@@ -57,13 +61,13 @@ DeviceOption = Annotated[
         "--device", help="Where to run: sim (the simulator), cuda (a GPU), or cuda:1 (the second)."
     ),
 ]
-GpuOption = Annotated[int, typer.Option("--gpu", min=0, help="cuda: which GPU, counted from 0.")]
+GpuOption = Annotated[int, typer.Option("--gpu", min=0, help="The GPU to use, counted from 0.")]
 SecondsOption = Annotated[
     float,
     typer.Option(
         "--seconds",
         callback=between("--seconds", MIN_SECONDS, MAX_SECONDS),
-        help="Seconds to run and measure, from 0.001.",
+        help="Seconds to measure for, at least 0.001.",
     ),
 ]
 WarmupOption = Annotated[
@@ -71,7 +75,7 @@ WarmupOption = Annotated[
     typer.Option(
         "--warmup",
         callback=between("--warmup", 0, MAX_SECONDS),
-        help="Seconds to run before measuring.",
+        help="Seconds to run before measuring begins.",
     ),
 ]
 TraceOption = Annotated[
@@ -79,25 +83,30 @@ TraceOption = Annotated[
     typer.Option(
         "--trace-ms",
         callback=between("--trace-ms", 0, 1000 * MAX_SECONDS),
-        help="Record every kernel of the first so many milliseconds; 20 unless given.",
+        help="Record every kernel of the first N milliseconds; 20 unless given.",
     ),
 ]
 SeedOption = Annotated[
-    int, typer.Option("--seed", min=0, help="Seed of arrivals and of when workers start.")
+    int,
+    typer.Option(
+        "--seed", min=0, help="Seed of arrivals and of the moments at which workers start."
+    ),
 ]
 ArrivalsOption = Annotated[
     Path | None,
-    typer.Option("--arrivals", help="A CSV time_s,worker of arrivals, instead of the mix's rates."),
+    typer.Option(
+        "--arrivals", help="A CSV of arrivals, time_s,worker; it replaces the mix's rates."
+    ),
 ]
 SwitchMaxOption = Annotated[
-    int, typer.Option("--switch-max", help="eclip: most lane switches per request and worker.")
+    int, typer.Option("--switch-max", help="eclip: lane switches per request and worker, at most.")
 ]
 ToleranceOption = Annotated[
     float,
     typer.Option(
         "--tolerance",
         callback=between("--tolerance", 0),
-        help="model, kernel: slowdown that is accepted for fewer units; 0.05 is 5%.",
+        help="model, kernel, mps-model: slowdown accepted for fewer units; 0.05 is 5%.",
     ),
 ]
 ObjectiveOption = Annotated[
@@ -109,21 +118,19 @@ ObjectiveOption = Annotated[
     ),
 ]
 WeightsOption = Annotated[
-    str | None, typer.Option("--weights", help="search: one weight per worker, as 2,1,1.")
+    str | None, typer.Option("--weights", help="search, throughput: a weight per worker, as 2,1,1.")
 ]
 P99Option = Annotated[
     str | None,
-    typer.Option(
-        "--p99", help="search, latency: the longest p99 of every worker in ms, as 5,2.5,8."
-    ),
+    typer.Option("--p99", help="search, latency: bound on every worker's p99 in ms, as 5,2.5,8."),
 ]
 FairnessOption = Annotated[
     float | None,
     typer.Option(
         "--fairness",
         callback=between("--fairness", 0, 1),
-        help="search: the smallest part of its rate alone that a worker gets, over the largest; at "
-        "least this, 0 to 1. Unless given: what plain streams give less 0.05, from 0.7 to 0.9.",
+        help="search: least fairness of a plan, 0 to 1: the smallest ratio of a worker's rate to "
+        "its rate alone, over the largest. Default: 0.05 below plain streams, within 0.7 to 0.9.",
     ),
 ]
 SearchTimeOption = Annotated[
@@ -156,43 +163,47 @@ SharesOption = Annotated[
 ]
 StrictOption = Annotated[
     bool,
-    typer.Option("--strict", help="Exit with 3 if a worker is overloaded or misses its bound."),
+    typer.Option("--strict", help="Exit with 3 if a worker is overloaded or misses its p99 bound."),
 ]
 BatchesOption = Annotated[
     int | None,
-    typer.Option("--batches", help="search: run exactly so many search batches (reproducible)."),
+    typer.Option("--batches", help="search: run exactly N search batches (reproducible)."),
 ]
 RefineOption = Annotated[
     float,
     typer.Option(
         "--refine",
         callback=between("--refine", 0),
-        help="search, with --verify: seconds to go on searching on the device.",
+        help="search, with --verify: seconds to continue the search on the device.",
     ),
 ]
 EarlierOption = Annotated[
     Path | None,
     typer.Option(
         "--earlier",
-        help="search, with --refine: go on from an earlier search, its observations.json.gz.",
+        help="search, with --refine: start from an earlier search's observations.json.gz.",
     ),
 ]
 UsualKernelsOption = Annotated[
     bool,
     typer.Option(
         "--usual-kernels",
-        help="search: keep to the models' usual kernels, none chosen for fewer units.",
+        help="search: use only the models' usual kernels, none for fewer units.",
     ),
 ]
-SearchSeedOption = Annotated[int, typer.Option("--seed", min=0, help="search: seed.")]
+SearchSeedOption = Annotated[
+    int, typer.Option("--seed", min=0, help="search: seed of the random candidates.")
+]
 TailOption = Annotated[
     bool,
-    typer.Option("--tail", help="Plan variable-output kernels by their p99 times, not expected."),
+    typer.Option(
+        "--tail", help="Take variable-output kernels at their p99 times, not the expected ones."
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 WorkersOption = Annotated[
     str,
-    typer.Option("--workers", help="How workers are told apart: by stream or by thread."),
+    typer.Option("--workers", help="What tells workers apart in the command: stream or thread."),
 ]
 
 
@@ -251,13 +262,13 @@ def settings_of(
     ``besides`` are fields that have an option of their own, or none."""
     kinds = {**typing.get_type_hints(options), **more}
     known = {name.replace("_", "-"): name for name in kinds if name not in besides}
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or name not in known:
-            raise unknown_name("setting", text, [f"{each}=…" for each in sorted(known)])
-        found[known[name]] = _setting(text, value, str(kinds[known[name]]))
-    return found
+            raise unknown_name("setting", text, [f"{setting}=…" for setting in sorted(known)])
+        settings[known[name]] = _setting(text, value, str(kinds[known[name]]))
+    return settings
 
 
 def _setting(text: str, value: str, kind: str) -> Any:
@@ -273,6 +284,20 @@ def _setting(text: str, value: str, kind: str) -> Any:
             f"--set {text}: a number is wanted, or yes or no for what is on or off"
         ) from None
     return value
+
+
+def given_options(context: typer.Context) -> list[str]:
+    """The options that stand on the command line, as a person writes them: ``--search-seconds``."""
+    sources = {option: context.get_parameter_source(option.name or "") for option in _all(context)}
+    return [
+        max(option.opts, key=len)
+        for option, source in sources.items()
+        if source is not None and source.name == "COMMANDLINE"
+    ]
+
+
+def _all(context: typer.Context) -> list[Any]:
+    return [option for option in context.command.params if option.param_type_name == "option"]
 
 
 def finite_numbers(command: Callable[..., None]) -> Callable[..., None]:

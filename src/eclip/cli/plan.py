@@ -33,15 +33,28 @@ from eclip.cli.options import (
     TopologyOption,
     UsualKernelsOption,
     WeightsOption,
+    given_options,
     numbers,
     shares_of,
 )
 from eclip.errors import UsageError
 
-_SEARCH_ONLY = ("--objective", "--weights", "--p99", "--fairness", "--verify", "--refine")
+# Options that only some policies know; elsewhere they would be ignored, so they are refused.
+_POLICIES_WITH = {
+    "--switch-max": ("eclip",),
+    "--solver": ("eclip",),
+    "--tolerance": ("model", "kernel", "mps-model"),
+    "--shares": ("mps",),
+    **dict.fromkeys(
+        ("--objective", "--weights", "--p99", "--fairness", "--seconds", "--batches", "--seed",
+         "--verify", "--refine", "--earlier", "--usual-kernels"),
+        ("search",),
+    ),
+}  # fmt: skip
 
 
 def plan(
+    context: typer.Context,
     mix: MixArgument,
     policy: Annotated[
         str,
@@ -69,7 +82,7 @@ def plan(
     seed: SearchSeedOption = 0,
     verify: Annotated[
         int,
-        typer.Option("--verify", min=0, help="search: try so many plans on the device first."),
+        typer.Option("--verify", min=0, help="search: try the best N plans on the device."),
     ] = 0,
     refine: RefineOption = 0.0,
     earlier: EarlierOption = None,
@@ -81,13 +94,17 @@ def plan(
 ) -> None:
     """Decide which lane every kernel of a mix takes, and write the plan."""
     outputs.check_output(out, eclip.Plan)
-    given = (objective, weights, p99, fairness, verify or None, refine or None)
-    if policy != "search":
-        for option, value in zip(_SEARCH_ONLY, given, strict=True):
-            if value is not None:
-                raise UsageError(f"{option} goes with --policy search")
+    given = given_options(context)
+    for option in given:
+        policies = _POLICIES_WITH.get(option, (policy,))
+        if policy not in policies:
+            raise UsageError(f"{option} goes with --policy {' or '.join(policies)}")
     if refine and not verify:
         raise UsageError("--refine goes with --verify, which decides at the end")
+    if earlier is not None and not refine:
+        raise UsageError("--earlier goes with --refine: the search continues on the device")
+    if "--device" in given and not verify:
+        raise UsageError("--device goes with --verify: only plans that are verified run")
     case = eclip.case(
         mix,
         topology,

@@ -18,20 +18,23 @@ from eclip.frontends.measuring import measure_profiles
 def profile(
     models: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL...", help="albert:8, or package.module:factory:8."),
+        typer.Argument(metavar="MODEL...", help="Models: albert:8, or package.module:factory:8."),
     ],
     folder: Annotated[Path, typer.Option("-o", "--out", help="Folder for the profiles.")] = Path(
         "profiles"
     ),
     gpu: GpuOption = 0,
     energy_seconds: Annotated[
-        float, typer.Option("--energy-seconds", min=0.0, help="Per lane size; 0 measures none.")
+        float,
+        typer.Option(
+            "--energy-seconds", min=0.0, help="Seconds of measuring energy per lane size; 0: none."
+        ),
     ] = 1.0,
     ncu: Annotated[
         bool, typer.Option("--ncu/--no-ncu", help="Count DRAM and L2 bytes with Nsight Compute.")
     ] = True,
     limit: Annotated[
-        float, typer.Option("--limit", min=10.0, help="Seconds one model may take.")
+        float, typer.Option("--limit", min=10.0, help="Give a model up after this many seconds.")
     ] = 180.0,
 ) -> None:
     """Measure every kernel of these models at every lane size of a GPU."""
@@ -51,5 +54,5 @@ def profile(
     screen.exit_if_stopped(progress, f"{folder} has what was measured; call again to go on")
     if failed:
         names = ", ".join(map(str, failed))
-        raise DeviceError(f"not profiled: {names}; the reasons stand above")
+        raise DeviceError(f"not profiled: {names}; the reasons are above")
     screen.out.print(f"{len(keys)} profiles in {folder}. Next: eclip plan MIX --profiles {folder}")

@@ -28,10 +28,12 @@ def record(
     ],
     models: Annotated[
         list[str],
-        typer.Option("--as", help="model:batch of a worker, in order of first launch; repeatable."),
+        typer.Option(
+            "--as", help="Name of a worker, MODEL:BATCH, in order of first launch; repeatable."
+        ),
     ],
     sizes: Annotated[
-        str, typer.Option("--sizes", help="Lane sizes: 32,64,132. All of the device's if left out.")
+        str, typer.Option("--sizes", help="Lane sizes to measure, as 32,64,132; all unless given.")
     ] = "",
     folder: Annotated[Path, typer.Option("-o", "--out", help="Folder for the profiles.")] = Path(
         "profiles"

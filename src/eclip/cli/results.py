@@ -12,7 +12,7 @@ from eclip.artefacts import store
 from eclip.artefacts.comparison import Comparison
 from eclip.cli import screen
 from eclip.cli.options import JsonOption
-from eclip.errors import ArtefactError
+from eclip.errors import ArtefactError, UsageError
 from eclip.reports import results as drawn
 
 # Where the screen is narrow, the first of these goes first.
@@ -29,14 +29,16 @@ _OPTIONAL = (
 
 def results(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A results file.")],
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
     into: Annotated[
         Path | None,
-        typer.Option("--into", help="Replace the marked section of this document by the tables."),
+        typer.Option("--into", help="Write Markdown tables into this document, between its marks."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the comparisons that `eclip compare --results FILE` added, mix by mix and as means."""
+    if as_json + as_markdown + (into is not None) > 1:
+        raise UsageError("--json, --markdown and --into exclude each other; give one of them")
     comparisons, warnings = store.load_results(file)
     for warning in warnings:
         screen.warn(warning)

@@ -15,7 +15,8 @@ from eclip.lab.case import find_topology
 
 def topology(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="One of them, or a file.")
+        str | None,
+        typer.Argument(metavar="[NAME]", help="A device of the list, or a topology file."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -23,7 +24,7 @@ def topology(
     if name is not None:
         inspect.show(find_topology(name), as_json)
         return
-    known = [store.load_builtin(each, Topology) for each in store.builtin_names(Topology)]
+    known = [store.load_builtin(known, Topology) for known in store.builtin_names(Topology)]
     if as_json:
         screen.print_json(known)
         return

@@ -46,18 +46,20 @@ def compare(
     ] = None,
     allocated: Annotated[
         float | None,
-        typer.Option("--allocated", help="The A (outputs per input) to allocate for; more than 0."),
+        typer.Option(
+            "--allocated", help="Outputs per input (A) that buffers are allocated for; more than 0."
+        ),
     ] = None,
     ratios: Annotated[
         str | None,
-        typer.Option("--ratios", help="Actual values of A (outputs per input), as 0.5,1,2."),
+        typer.Option("--ratios", help="Actual outputs per input (A), as 0.5,1,2."),
     ] = None,
     report_file: Annotated[
         Path | None, typer.Option("--report", help="Also draw it as HTML here.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Growth of the interval over exact allocation, by mechanism, against the actual A."""
+    """Compare mechanisms: how much longer than exact allocation each one takes."""
     wanted = None if ratios is None else numbers(ratios, "--ratios", 0, _LARGEST_RATIO)
     if report_file is not None:
         outputs.check_output(report_file, _PAGE)
@@ -102,14 +104,16 @@ def estimate(
         int | None, typer.Option("--most-bytes", min=1, help="Use no more buffer than this.")
     ] = None,
     mechanisms: Annotated[
-        str, typer.Option("--mechanisms", help="all, or names with commas between them.")
+        str,
+        typer.Option("--mechanisms", help="Mechanisms to consider, separated by commas; or all."),
     ] = "all",
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Also keep the distribution here.")
+        Path | None,
+        typer.Option("-o", "--out", help="Also write the distribution of lengths here."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The mechanism and capacity of least expected cost for a sample of lengths."""
+    """Choose the mechanism and capacity that cost least for a sample of lengths."""
     if out is not None:
         outputs.check_output(out, Lengths)
     names = [one.value for one in CHOICES]
@@ -172,7 +176,7 @@ def measure(
     ] = 1 << 20,
     gpu: GpuOption = 0,
 ) -> None:
-    """On a GPU: measure every mechanism and write the machine file that choices are made from."""
+    """Measure every mechanism on a GPU and write the machine file that `estimate` reads."""
     outputs.check_output(out, Machine)
     try:
         from eclip.varout.cuda.measure import measure_machine
@@ -215,7 +219,7 @@ def annotate(
     ] = None,
     machine: MachineOption = "h200",
 ) -> None:
-    """Give a profile the length distribution of its stage, and expected and tail times with it."""
+    """Add the lengths of its stage to a profile, with expected and p99 times."""
     if mechanism not in [one.value for one in CHOICES]:
         raise unknown_name("mechanism", mechanism, [one.value for one in CHOICES])
     places = None if kernels is None else _positions(kernels)

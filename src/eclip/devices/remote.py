@@ -70,10 +70,10 @@ class ProcessSets(Closing):
         try:
             if any(isinstance(plan.sharing, Processes) for plan in plans):
                 self._daemon = self._stack.enter_context(MpsDaemon(host.uuid))
-            for plan, wanted in zip(plans, jobs, strict=True):
+            for plan, of_workers in zip(plans, jobs, strict=True):
                 session = ProcessSession(host, plan, self._daemon)
                 self._stack.callback(session.close)
-                session.start(wanted)
+                session.start(of_workers)
                 self.sessions.append(session)
         except BaseException:
             self.close()
@@ -141,13 +141,13 @@ class ProcessSession(Closing):
         """Refuse processes that share the GPU in another way than asked, or run other kernels."""
         plan, under_mps = self.plan, isinstance(self.plan.sharing, Processes)
         other = []
-        for worker, child, found in zip(plan.workers, self.children, facts, strict=True):
-            if found.mps != under_mps:
+        for worker, child, fact in zip(plan.workers, self.children, facts, strict=True):
+            if fact.mps != under_mps:
                 raise DeviceError(
                     f"worker {child.name} {'is no client of MPS' if under_mps else 'is under MPS'}"
                     ", so it would not share the GPU as asked"
                 )
-            if found.trace != plan.fingerprint.traces[str(worker.model)]:
+            if fact.trace != plan.fingerprint.traces[str(worker.model)]:
                 other.append(worker.name)
         if other and not under_mps:
             raise MismatchError(
@@ -186,16 +186,16 @@ class ProcessSession(Closing):
             raise
         served: list[Served] = [answers.of[child] for child in self.children]
         warnings += [
-            f"worker {child.name} began {(mine.began_ns - zero) / 1e6:.1f} ms late"
-            for child, mine in zip(self.children, served, strict=True)
-            if mine.began_ns > zero
+            f"worker {child.name} began {(window_served.began_ns - zero) / 1e6:.1f} ms late"
+            for child, window_served in zip(self.children, served, strict=True)
+            if window_served.began_ns > zero
         ]
         return make_log(
             plan,
             self._host.title,
             load,
-            [mine.rows - zero for mine in served],
-            [found.kernels for found in self.facts],
+            [worker.rows - zero for worker in served],
+            [fact.kernels for fact in self.facts],
             NO_KERNELS,
             duration_ns,
             power,
@@ -221,15 +221,15 @@ class _Child:
     def __init__(self, name: str, environment: dict[str, str]) -> None:
         self.name = name
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
-        self.connection, theirs = Pipe()
-        with theirs:
+        self.connection, of_child = Pipe()
+        with of_child:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _CHILD, str(theirs.fileno())],
+                [sys.executable, "-P", "-c", _CHILD, str(of_child.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._said,
                 stderr=self._said,
                 env=environment,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[of_child.fileno()],
                 start_new_session=True,  # an interrupt from the keyboard is for the parent
             )
         self.pid = self._process.pid

@@ -54,9 +54,10 @@ def measure(
     seed: int,
     progress: Progress,
 ) -> Observations:
-    """Measure until every mix has so many runs or the time is over; all are in the file at once.
+    """Measure until every mix has this many runs or the time is over.
 
-    The time is dealt out evenly: what a mix leaves goes to those after it.
+    Every run is in the file as soon as it is measured. Mixes share the time evenly; what one leaves
+    goes to those after it.
     """
     kept = _begin(device, cases, path)
     begin = time.monotonic()
@@ -155,7 +156,7 @@ def cases_on(
 
 
 def fit_observations(
-    found: Observations,
+    observed: Observations,
     topology: Topology,
     base: Calibration,
     folders: Sequence[Path],
@@ -163,17 +164,17 @@ def fit_observations(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Fit:
-    """The simulator's constants fitted to stored runs, from the base's for all that is not."""
+    """The simulator's constants, fitted to stored runs; what is not fitted is the base's."""
     progress = progress or Progress()
-    if not found.runs:
+    if not observed.runs:
         raise UsageError("there are no runs to fit; measure longer: --budget")
-    replay = Replay(found, topology, find_observed(found, topology, base, folders))
+    replay = Replay(observed, topology, find_observed(observed, topology, base, folders))
     count = len(replay.usable())
     source = (
         f"Interference, idle_w and launch_ns fitted by `eclip calibrate` to {count} runs of "
-        f"{len(found.mixes)} mixes. The runs: {found.source} "
+        f"{len(observed.mixes)} mixes. The runs: {observed.source} "
         f"{_NOT_FITTED}{base.source.rpartition(_NOT_FITTED)[2]}"
     )
-    start = replace(base, fingerprint=replace(found.fingerprint, traces={}))
+    start = replace(base, fingerprint=replace(observed.fingerprint, traces={}))
     progress.phase(f"fitting {count} runs")
     return fit(replay, start, source, seed=seed, progress=progress)

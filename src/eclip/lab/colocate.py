@@ -46,30 +46,31 @@ class Colocation(Closing):
         plan: Plan | None = None,
         profiles: Iterable[str | Path] = (),
     ) -> None:
-        if not models:
-            raise UsageError("colocate needs at least one model")
-        if device.source_kind(Lanes()) is not SourceKind.CAPTURE:
-            raise UsageError(f"colocate runs PyTorch models, which {device.title} cannot")
         self._stack = ExitStack()
         self._stack.callback(device.close)
-        torch.cuda.set_device(device.index)
         try:
+            if not models:
+                raise UsageError("colocate needs at least one model")
+            if device.source_kind(Lanes()) is not SourceKind.CAPTURE:
+                raise UsageError(f"colocate runs PyTorch models, which {device.title} cannot")
+            torch.cuda.set_device(device.index)
             captured = {
                 name: capture(module, inputs, ModelKey(name, _batch(inputs)))
                 for name, (module, inputs) in models.items()
             }
-            every = list(captured.values())
+            modules = list(captured.values())
             if plan is None:
-                plan = _plan(device, every, policy, options, [Path(one) for one in profiles])
-            self.plan: Plan = _checked(plan, every)
-            program = lower(self.plan, [one.capture.trace for one in every])
-            session = device.open(program, [one.capture for one in every])
+                plan = _plan(device, modules, policy, options, [Path(path) for path in profiles])
+            self.plan: Plan = _checked(plan, modules)
+            program = lower(self.plan, [module.capture.trace for module in modules])
+            session = device.open(program, [module.capture for module in modules])
             self._stack.enter_context(session)
         except BaseException:
             self._stack.close()
             raise
         self._workers = {
-            name: Worker(session, index, one) for index, (name, one) in enumerate(captured.items())
+            name: Worker(session, index, module)
+            for index, (name, module) in enumerate(captured.items())
         }
 
     def __getitem__(self, name: str) -> Worker:
@@ -108,27 +109,27 @@ def _plan(
     options: PolicyOptions,
     folders: Sequence[Path],
 ) -> Plan:
-    """By the policy, from profiles in the folders or, where there is none, measured now."""
+    """The policy's plan. Profiles come from the folders; those missing there are measured now."""
     energy_s = 1.0 if options.objective.kind == "energy" else 0.0
     calibration = find_calibration(None, device.topology)
-    found: list[Profile] = []
-    for one in captured:
-        stored = find_measured(one.capture.trace, device.topology, folders)
-        if stored is None:
-            stored = measure_profile(device, one, energy_seconds=energy_s, stress=False)
-        found.append(stored)
-    mix = mix_of(profile.model for profile in found)
-    case = Case(mix, device.topology, calibration, tuple(found), usual_kernels=True)
+    profiles: list[Profile] = []
+    for module in captured:
+        profile = find_measured(module.capture.trace, device.topology, folders)
+        if profile is None:
+            profile = measure_profile(device, module, energy_seconds=energy_s, stress=False)
+        profiles.append(profile)
+    mix = mix_of(profile.model for profile in profiles)
+    case = Case(mix, device.topology, calibration, tuple(profiles), usual_kernels=True)
     return make_plan(case, policy, options)
 
 
 def _checked(plan: Plan, captured: Sequence[CapturedModule]) -> Plan:
     if not isinstance(plan.sharing, Lanes):
         raise UsageError(
-            f"colocate runs models in one process, and {plan.policy} needs one for each; choose "
-            f"another policy"
+            f"{plan.policy} needs a process for each model, and colocate runs all models in one; "
+            f"choose another policy"
         )
-    models = [one.capture.trace.model for one in captured]
+    models = [module.capture.trace.model for module in captured]
     if list(plan.models) != models:
         raise MismatchError(
             f"the plan is for {', '.join(map(str, plan.models))}, the models given are "

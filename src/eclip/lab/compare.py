@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +12,11 @@ from eclip.artefacts import store
 from eclip.artefacts.plan import Plan
 from eclip.devices import open_device
 from eclip.devices.base import Window
-from eclip.errors import EclipError, UsageError
+from eclip.errors import EclipError, StoppedError, UsageError
 from eclip.lab.arrivals import DEFAULT_REQUESTS, Arrivals
 from eclip.lab.case import Case
 from eclip.lab.contest import Contest, ContestOptions, known_policies
-from eclip.lab.explore import Verification
+from eclip.lab.explore import check_refinement
 from eclip.lab.outcome import Outcome, outcome_of
 from eclip.lab.plans import make_verification, objective_of, policy_options
 from eclip.lab.stand import Stand
@@ -28,7 +29,7 @@ _NAME = re.compile(r"[A-Za-z][\w.-]{0,40}", re.ASCII)
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """What few comparisons need to be told."""
+    """Settings that few comparisons change."""
 
     seed: int = 0  # of arrivals, phases, sweeps and searches
     warmup: float = 0.1  # seconds before a run is measured
@@ -36,10 +37,10 @@ class CompareOptions:
     requests: int = DEFAULT_REQUESTS  # of all workers in all repeats, under a part load
     fairness: float | None = None  # floor of sweeps and searches; None: see Objective
     search_seconds: float = 20.0
-    batches: int | None = None  # of the search: exactly so many instead of seconds
-    verify: int = 0  # of the search: try so many plans on the device first
-    refine: float = 0.0  # of the search: go on on the device for so many seconds before
-    earlier: str | Path | None = None  # of the search: observations of an earlier one to go on from
+    batches: int | None = None  # of the search: exactly this many, instead of seconds
+    verify: int = 0  # of the search: try this many of its best plans on the device
+    refine: float = 0.0  # of the search: before that, search on the device for this many seconds
+    earlier: str | Path | None = None  # of the search: observations of an earlier one to start from
     trials: int = 24  # of static masks, for every objective
     trial_seconds: float = 0.3
     processes: int = 30  # at once, at most; thins the sweep of MPS shares
@@ -62,10 +63,13 @@ def compare_policies(
     options: CompareOptions | None,
     progress: Progress,
 ) -> Outcome:
-    """Hold the contest. A stop request, or a failure after something was measured, keeps that."""
+    """Hold the contest. What was measured before a stop request or a failure is returned.
+
+    Whatever can be refused without a device is refused before one is opened.
+    """
     options = options or CompareOptions()
     aims = _objectives(objective, options.fairness, rates=case.mix.has_rates)
-    given = _plans(plans, case)
+    named = _plans(plans, case)
     part = load if isinstance(load, float | int) else None
     window = Window(seconds, options.warmup, min(options.trace_ms, 1000 * seconds))
     arrivals = Arrivals(
@@ -77,51 +81,46 @@ def compare_policies(
         requests=options.requests,
         file=Path(load) if isinstance(load, str | Path) else None,
     )
-    extra = [profile for plan in given.values() for profile in case.profiles_of(plan.mix)]
+    contest_options = ContestOptions(
+        policies=_names(policies),
+        plans=named,
+        objectives=aims,
+        window=window,
+        repeats=repeats,
+        seed=options.seed,
+        policy=policy_options(
+            aims[0],
+            seconds=options.search_seconds,
+            batches=options.batches,
+            seed=options.seed,
+            base=PolicyOptions(switch_max=options.switch_max, tolerance=options.tolerance),
+            progress=Progress(progress),  # it has no phase of its own
+        ),
+        trials=options.trials,
+        trial_seconds=options.trial_seconds,
+        processes=options.processes,
+        reopen=options.reopen,
+    )
+    if not options.verify and (options.refine or options.earlier is not None):
+        raise UsageError("--refine goes with --verify, which decides at the end")
+    if part is None:  # a search for a part load does not go on on the device
+        for aim in aims:
+            check_refinement(options.refine, aim, rates=case.mix.has_rates)
+    extra = [profile for plan in named.values() for profile in case.profiles_of(plan.mix)]
     opened = open_device(device, case.topology, case.calibration, Progress(progress))
     with Stand(case, opened, extra) as stand:
-        contest = Contest(
-            stand,
-            arrivals,
-            ContestOptions(
-                policies=_names(policies),
-                plans=given,
-                objectives=aims,
-                window=window,
-                repeats=repeats,
-                seed=options.seed,
-                policy=policy_options(
-                    aims[0],
-                    seconds=options.search_seconds,
-                    batches=options.batches,
-                    seed=options.seed,
-                    base=PolicyOptions(switch_max=options.switch_max, tolerance=options.tolerance),
-                    progress=Progress(progress),  # it has no phase of its own
-                ),
-                verification=_verification(stand, options),
-                trials=options.trials,
-                trial_seconds=options.trial_seconds,
-                processes=options.processes,
-                reopen=options.reopen,
-            ),
-            progress,
-        )
+        if options.verify:
+            verification = make_verification(stand, options.verify, options.refine, options.earlier)
+            contest_options = dataclasses.replace(contest_options, verification=verification)
+        contest = Contest(stand, arrivals, contest_options, progress)
+        failure = None
         try:
             contest.hold()
         except EclipError as error:
             if not contest.measured:
                 raise
-            progress.warn(f"the comparison ended early: {error}")
-            progress.stop()
-        return outcome_of(contest, part, options.command)
-
-
-def _verification(stand: Stand, options: CompareOptions) -> Verification | None:
-    if not options.verify:
-        if options.refine or options.earlier is not None:
-            raise UsageError("--refine goes with --verify, which decides at the end")
-        return None
-    return make_verification(stand, options.verify, options.refine, options.earlier)
+            failure = None if isinstance(error, StoppedError) else error
+        return outcome_of(contest, part, options.command, failure)
 
 
 def _objectives(
@@ -136,30 +135,30 @@ def _objectives(
 
 
 def _names(policies: Sequence[str] | str | None) -> tuple[str, ...] | None:
-    """None for all of them."""
+    """The policies to run; None: all that can run here."""
     if policies is None or policies == "all":
         return None
     parts = policies.split(",") if isinstance(policies, str) else policies
     names = tuple(name.strip() for name in parts)
     if len(set(names)) != len(names):
-        raise UsageError(f"the policies {', '.join(names)} name one twice; name each once")
+        raise UsageError(f"a policy is named twice in {', '.join(names)}; name each once")
     return names
 
 
 def _plans(plans: Mapping[str, Plan | str | Path], case: Case) -> dict[str, Plan]:
-    found: dict[str, Plan] = {}
+    loaded: dict[str, Plan] = {}
     for name, given in plans.items():
         if not _NAME.fullmatch(name) or name in {*known_policies()} - {"search"}:
             raise UsageError(
-                f"{name!r} is a policy's or no name for a plan; give it another one, with letters "
-                f"and digits"
+                f"{name!r} cannot name a plan; choose a name of letters and digits that is no "
+                f"policy's"
             )
         plan = given if isinstance(given, Plan) else store.load(given, Plan)
-        mine, theirs = (
+        planned, asked = (
             [(worker.name, worker.model.usual) for worker in mix.workers]
             for mix in (plan.mix, case.mix)
         )
-        if mine != theirs:
+        if planned != asked:
             raise UsageError(f"the plan {name} is for {plan.mix.name}, not {case.mix.name}")
-        found[name] = plan
-    return found
+        loaded[name] = plan
+    return loaded

@@ -132,8 +132,8 @@ class Contest:
         return [entrant for entrant in self.entrants if entrant.logs]
 
     def hold(self) -> None:
-        """Run all that take part. Where all policies are wanted, one that cannot run here is left
-        out; one that was named must run."""
+        """Run every policy that takes part. One that was named must run; without names, those that
+        cannot run here are left out."""
         names = self._choose()
         with self._stack:
             self._progress.phase("preparing")
@@ -193,12 +193,13 @@ class Contest:
         searches: Future[list[tuple[Objective, Found]]],
     ) -> None:
         """Make the entrants of one policy or given plan."""
-        mine = next((one for one in started if name in one.plans), None)
+        processes = next((group for group in started if name in group.plans), None)
         self._progress.phase(f"opening {name}")
         if name in self.options.plans:
             self._add(msgspec.structs.replace(self.options.plans[name], policy=name))
-        elif mine is not None:
-            for setting, session in self._sweep.processes(mine.plans[name], mine.sessions[name]):
+        elif processes is not None:
+            plans, sessions = processes.plans[name], processes.sessions[name]
+            for setting, session in self._sweep.processes(plans, sessions):
                 self.entrants.append(
                     Entrant(
                         setting.plan,
@@ -231,25 +232,25 @@ class Contest:
         self.entrants.append(Entrant(plan, opener, **known))
 
     def _start_processes(self, names: Sequence[str]) -> list[_Started]:
-        """The processes of these policies, not waited for yet; those under MPS have one daemon."""
+        """Start the processes of these policies without waiting; all under MPS share one daemon."""
         if Capability.PROCESSES not in self.stand.device.capabilities:
             return []
-        wanted = [name for name in _IN_PROCESSES if name in names]
-        others = sum(name != "mps" for name in wanted)
+        policies = [name for name in _IN_PROCESSES if name in names]
+        others = sum(name != "mps" for name in policies)
         started = []
         for under_mps in (False, True):
             plans = {
                 name: self._process_plans(name, others)
-                for name in wanted
+                for name in policies
                 if (name != "timeslice") == under_mps
             }
             if not plans:
                 continue
             with self._or_leave_out(*plans):
-                sets = self.stand.start([plan for mine in plans.values() for plan in mine])
+                sets = self.stand.start([plan for swept in plans.values() for plan in swept])
                 self._stack.callback(sets.close)
                 sessions = iter(sets.sessions)
-                owned = {name: [next(sessions) for _ in mine] for name, mine in plans.items()}
+                owned = {name: [next(sessions) for _ in swept] for name, swept in plans.items()}
                 started.append(_Started(sets, plans, owned))
         return started
 
@@ -296,7 +297,7 @@ class Contest:
         if explorer is None:
             self._progress.phase("searching")
             options = [dataclasses.replace(self.options.policy, objective=aim) for aim in aims]
-            plans = [make_plan(self.stand.case, "search", each) for each in options]
+            plans = [make_plan(self.stand.case, "search", option) for option in options]
         else:
             # All of it first: what is tried for one objective may serve another.
             self._progress.phase("searching on the device")
@@ -329,8 +330,8 @@ class Contest:
         return msgspec.structs.replace(plan, mix=at_rates(plan.mix, [None] * len(plan.workers)))
 
     def _run_rounds(self) -> None:
-        """Every entrant once a round, after one lap that is not counted: whoever runs first finds
-        a GPU in another state."""
+        """Run every entrant once a round. On a GPU one lap before is not counted: the first to run
+        finds the GPU colder than the others do."""
         repeats, window = self.options.repeats, self._arrivals.window(self.stand)
         if not self.stand.device.modelled:
             for entrant in self.entrants:
@@ -338,29 +339,31 @@ class Contest:
                     self._sweep.run(session, entrant.plan)
         self._progress.phase("measuring")
         total = len(self.entrants) * repeats
-        for done, (repeat, index) in enumerate(rotation(len(self.entrants), repeats)):
-            if done % len(self.entrants) == 0 and done and not self._progress.stopped:
-                with contextlib.suppress(StoppedError):
-                    self.stand.measure_alone()
-            if self._progress.stopped:
-                break
-            entrant = self.entrants[index]
-            if entrant.policy in self.left_out:
-                continue
-            # Recording kernels takes a run of its own on a GPU; one a policy is enough.
-            last = repeat == repeats - 1
-            traced = window if last else dataclasses.replace(window, trace_ms=0.0)
-            load = self._arrivals.load(self.stand, repeat)
-            with self._or_leave_out(entrant.policy), entrant.open() as session:
-                log = self.stand.run(session, entrant.plan, load, traced)
-                if not self._progress.stopped:  # otherwise it may have been cut short
-                    entrant.logs.append(log)
-            self._progress.part((done + 1) / total)
-        # A log of an early round gets the rates alone of all rounds.
-        for entrant in self.measured:
-            entrant.logs = [
-                msgspec.structs.replace(log, alone_rps=self.stand.alone_rps) for log in entrant.logs
-            ]
+        try:
+            for done, (repeat, index) in enumerate(rotation(len(self.entrants), repeats)):
+                if done % len(self.entrants) == 0 and done and not self._progress.stopped:
+                    with contextlib.suppress(StoppedError):
+                        self.stand.measure_alone()
+                if self._progress.stopped:
+                    break
+                entrant = self.entrants[index]
+                if entrant.policy in self.left_out:
+                    continue
+                # Recording kernels takes a run of its own on a GPU; one a policy is enough.
+                last = repeat == repeats - 1
+                traced = window if last else dataclasses.replace(window, trace_ms=0.0)
+                load = self._arrivals.load(self.stand, repeat)
+                with self._or_leave_out(entrant.policy), entrant.open() as session:
+                    log = self.stand.run(session, entrant.plan, load, traced)
+                    if not self._progress.stopped:  # otherwise it may have been cut short
+                        entrant.logs.append(log)
+                self._progress.part((done + 1) / total)
+        finally:  # a log of an early round gets the rates alone of all rounds, also after a failure
+            for entrant in self.measured:
+                alone_rps = self.stand.alone_rps
+                entrant.logs = [
+                    msgspec.structs.replace(log, alone_rps=alone_rps) for log in entrant.logs
+                ]
         if not self.measured and not self._progress.stopped:
             raise UsageError(f"nothing could run: {'; '.join(self.left_out.values())}")
 
@@ -380,7 +383,8 @@ class _Started:
 
 @contextlib.contextmanager
 def _aside(work: Callable[[Progress], Result], progress: Progress) -> Iterator[Future[Result]]:
-    """Do this in another thread meanwhile; if the block fails, it is asked to stop, too."""
+    """Do the work in another thread while the block runs; if the block fails, the work is asked to
+    stop."""
     quiet = Progress(progress)
     with ThreadPoolExecutor(1) as thread:
         try:

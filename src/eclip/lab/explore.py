@@ -22,6 +22,7 @@ from eclip.artefacts.observations import ObservedHome, ObservedRun
 from eclip.artefacts.plan import Plan, unpartitioned
 from eclip.devices.base import Capability
 from eclip.errors import StoppedError, UsageError
+from eclip.lab.evaluate import SimEvaluator
 from eclip.lab.fit import plan_of
 from eclip.lab.observe import placements
 from eclip.lab.stand import Stand
@@ -29,7 +30,7 @@ from eclip.lab.trials import Trials
 from eclip.planning.policies import PolicyOptions
 from eclip.planning.problem import Problem
 from eclip.planning.search.candidates import Candidate, Found, Homes, fitted, search
-from eclip.planning.search.objective import Evaluator, Objective, Score
+from eclip.planning.search.objective import Objective, Score
 from eclip.planning.search.placement import Home, Placer, groups_of
 from eclip.planning.search.refine import refine
 from eclip.progress import Progress
@@ -66,7 +67,7 @@ class Explorer:
     def __init__(
         self,
         problem: Problem,
-        evaluate: Evaluator,
+        evaluate: SimEvaluator,
         options: PolicyOptions,
         how: Verification,
     ) -> None:
@@ -79,13 +80,7 @@ class Explorer:
         self.observed: list[ObservedRun] = []  # on the device, while the search went on there
 
     def simulate(self, objective: Objective, progress: Progress) -> Found:
-        if self.how.refine_seconds > 0 and (
-            objective.kind == "latency" or self.problem.mix.has_rates
-        ):
-            raise UsageError(
-                "a search goes on on the device (--refine) for throughput or energy of workers "
-                "that are always busy"
-            )
+        check_refinement(self.how.refine_seconds, objective, rates=self.problem.mix.has_rates)
         return search(
             self.problem,
             self.evaluate,
@@ -244,6 +239,15 @@ class Explorer:
                     switch_ns=self.options.switch_ns,
                 )
             )
+
+
+def check_refinement(seconds: float, objective: Objective, *, rates: bool) -> None:
+    """Refuse a search on the device for what its short trials cannot tell."""
+    if seconds > 0 and (objective.kind == "latency" or rates):
+        raise UsageError(
+            "--refine searches on the device for throughput or energy of workers that are always "
+            "busy; leave it out for latency and for mixes with rates"
+        )
 
 
 def priority_levels(stand: Stand) -> int:

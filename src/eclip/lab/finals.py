@@ -47,11 +47,13 @@ def confirm(
     window: Window,
     progress: Progress,
 ) -> Plan:
-    """The plan that measures best, with its evidence and its variants: of what was explored, for
-    whatever objective, or of what simulation found.
+    """The plan that measures best, with its evidence and variants.
 
-    If a stop is asked for before every finalist has run, what the search knows decides.
+    Finalists are the best of what was explored, for any objective, or of what simulation found.
+    If a stop is asked for before every finalist has run, simulation decides.
     """
+    if progress.stopped:  # a device that is asked to stop measures nothing
+        return decide_by_search(explorer, found, objective)
     problem, evaluate = explorer.problem, explorer.evaluate
     tried = explorer.tried(objective, stand, trials)
     finalists = shortlist(tried or found, problem, explorer.how.finalists, objective)
@@ -60,13 +62,20 @@ def confirm(
     if problem.mix.has_rates:
         # Where requests arrive by themselves, what happens beside idle workers counts.
         finalists = [
-            dataclasses.replace(one, plan=with_variants(one.plan, problem, evaluate, objective))
-            for one in finalists
+            dataclasses.replace(
+                finalist, plan=with_variants(finalist.plan, problem, evaluate, objective)
+            )
+            for finalist in finalists
         ]
     seconds = max(window.seconds, _SECONDS[objective.kind])
     window = dataclasses.replace(window, seconds=seconds)
     logs = run_in_turns(
-        [one.plan for one in finalists], problem.mix, stand, window, explorer.options.seed, progress
+        [finalist.plan for finalist in finalists],
+        problem.mix,
+        stand,
+        window,
+        explorer.options.seed,
+        progress,
     )
     if logs is None:
         return decide_by_search(explorer, found, objective)
@@ -90,7 +99,7 @@ def confirm(
 def search_and_confirm(
     stand: Stand, options: PolicyOptions, how: Verification, progress: Progress
 ) -> Plan:
-    """Search by simulation, go on on the device if that is wanted, and confirm there."""
+    """Search by simulation, continue on the device if asked to, and confirm the plan there."""
     case, objective = stand.case, options.objective
     explorer = Explorer(
         case.problem(choosing=True), SimEvaluator.of(case), search_options(case, options), how
@@ -110,14 +119,15 @@ def decide_by_search(explorer: Explorer, found: Found, objective: Objective) -> 
     finalists = shortlist(found, explorer.problem, 1, objective)
     plan = decide(
         finalists,
-        [one.found for one in finalists],
+        [finalist.found for finalist in finalists],
         found,
         objective,
         seed=explorer.options.seed,
         device="the simulator",
         modelled=True,
     )
-    return with_variants(plan, explorer.problem, explorer.evaluate, objective)
+    plan = with_variants(plan, explorer.problem, explorer.evaluate, objective)
+    return with_overload(plan, explorer.problem.mix, explorer.evaluate.alone_rps)
 
 
 def run_in_turns(
@@ -128,10 +138,11 @@ def run_in_turns(
     seed: int,
     progress: Progress,
 ) -> dict[int, list[RunLog]] | None:
-    """Every plan under the mix's load, several rounds, each in another order; by the plan's place.
+    """Run every plan under the mix's load, in several rounds, each in another order.
 
-    One that the device refuses, such as for a kernel whose clusters do not fit its slices, is left
-    out; the first, plain streams, must run. None: a stop was asked for before all had run once.
+    The logs are keyed by the plan's place in ``plans``. A plan that the device refuses, such as for
+    a kernel whose clusters do not fit its slices, is left out; the first, plain streams, must run.
+    None: a stop was asked for before every plan had run once.
     """
     load = load_of_mix(mix, window.seconds, window.warmup_seconds, seed)
     logs: dict[int, list[RunLog]] = {}
@@ -159,38 +170,38 @@ def run_in_turns(
 
 
 def mean_score(logs: Sequence[RunLog]) -> Score:
-    every = [measure(log) for log in logs]
-    workers = range(len(every[0].workers))
+    runs = [measure(log) for log in logs]
+    workers = range(len(runs[0].workers))
 
     def mean(values: Iterable[float | None]) -> float:
         return statistics.fmean(math.inf if value is None else value for value in values)
 
     return Score(
-        ratios=tuple(mean(one.workers[w].ratio for one in every) for w in workers),
+        ratios=tuple(mean(run.workers[w].ratio for run in runs) for w in workers),
         power_w=measure_together(logs).power_w,
-        p99_ms=tuple(mean(one.workers[w].p99_ms for one in every) for w in workers),
+        p99_ms=tuple(mean(run.workers[w].p99_ms for run in runs) for w in workers),
     )
 
 
 def _preferring_the_worst_off(
     finalists: Sequence[Finalist], alone_rps: Sequence[float]
 ) -> list[Finalist]:
-    """Those without masks once more, the model with the worst p99 for its length going first: of
-    priorities simulation knows nothing."""
+    """The finalists without masks once more, with priority for the worker whose p99 is worst for
+    its length. They are added here because the simulator does not know priorities."""
     first = worst_off(finalists[0].found.p99_ms, alone_rps)
     name = finalists[0].plan.workers[first].name
     return [
         dataclasses.replace(
-            one,
-            label=f"{one.label}, {name} first",
+            finalist,
+            label=f"{finalist.label}, {name} first",
             plan=msgspec.structs.replace(
-                one.plan,
+                finalist.plan,
                 lanes=tuple(
                     msgspec.structs.replace(lane, priority=int(lane.owner == first))
-                    for lane in one.plan.lanes
+                    for lane in finalist.plan.lanes
                 ),
             ),
         )
-        for one in finalists
-        if one.label in (PLAIN, OTHER_KERNELS)
+        for finalist in finalists
+        if finalist.label in (PLAIN, OTHER_KERNELS)
     ]

@@ -39,7 +39,7 @@ from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Topology
 from eclip.devices.load import closed_loop
 from eclip.devices.sim.device import KernelTables, glimpse
-from eclip.errors import UsageError
+from eclip.errors import StoppedError, UsageError
 from eclip.planning.problem import Problem
 from eclip.planning.search.placement import Home, Placer
 from eclip.progress import Progress
@@ -65,7 +65,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Errors:
-    """How far simulated runs are from measured ones; nothing if there are none."""
+    """How far simulated runs are from measured ones; not a number if there are none."""
 
     runs: int
     rate: float  # mean of |simulated ÷ measured - 1| over every worker of every run
@@ -105,7 +105,7 @@ class Replay:
         self._tables: dict[
             tuple[ModelKey, ...], KernelTables
         ] = {}  # by workers' models, as last used
-        others = tuple(one for one in profiles.values() if one.model.kernels_for)
+        others = tuple(profile for profile in profiles.values() if profile.model.kernels_for)
         for run in self.runs:
             key = run.mix, run.switch_ns
             if key not in placers:
@@ -133,7 +133,7 @@ class Replay:
         # Compiled code holds no GIL, so threads do.
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             plans = [self.plans[index] for index in indices]
-            return list(threads.map(lambda one: _simulate(one, self._tables[one.models]), plans))
+            return list(threads.map(lambda plan: _simulate(plan, self._tables[plan.models]), plans))
 
     def errors(self, indices: Sequence[int], calibration: Calibration) -> Errors:
         return errors([self.runs[i] for i in indices], self.simulate(indices, calibration))
@@ -149,20 +149,24 @@ def plan_of(
     return placer.plan([Home(**asdict(home)) for home in homes], kind, "observed", routes)
 
 
-def errors(runs: Sequence[ObservedRun], found: Sequence[Prediction]) -> Errors:
+def errors(runs: Sequence[ObservedRun], predictions: Sequence[Prediction]) -> Errors:
     if not runs:
         return Errors(0, np.nan, np.nan, np.nan, np.nan)
     stp = np.array(
         [
-            [np.divide(rates, run.alone_rps).sum() for rates in (one.rates_rps, run.rates_rps)]
-            for run, one in zip(runs, found, strict=True)
+            [
+                np.divide(rates, run.alone_rps).sum()
+                for rates in (predicted.rates_rps, run.rates_rps)
+            ]
+            for run, predicted in zip(runs, predictions, strict=True)
         ]
     )
-    power = np.array([one.power_w / run.power_w for run, one in zip(runs, found, strict=True)])
+    pairs = zip(runs, predictions, strict=True)
+    power = np.array([predicted.power_w / run.power_w for run, predicted in pairs])
     spread = stp.std(axis=0).min()
     return Errors(
         runs=len(runs),
-        rate=float(np.mean(np.concatenate(list(map(_rate_errors, runs, found))))),
+        rate=float(np.mean(np.concatenate(list(map(_rate_errors, runs, predictions))))),
         power=float(np.abs(power - 1).mean()),
         stp_bias=float((stp[:, 0] / stp[:, 1] - 1).mean()),
         stp_correlation=float(np.corrcoef(stp.T)[0, 1]) if spread > 0 else np.nan,
@@ -192,6 +196,8 @@ def fit(
     subsets += [[i for i in usable if mixes[i] != left] for left in dict.fromkeys(mixes.values())]
     fitted = []
     for number, subset in enumerate(subsets):
+        if progress.stopped:
+            raise StoppedError("stopped before the fit was done")
         fitted.append(search.best(subset))
         progress.part((number + 1) / len(subsets))
     whole, part, *others = fitted
@@ -253,9 +259,9 @@ class _Search:
 
     def _error(self, point: Point, indices: Sequence[int]) -> float:
         missing = [index for index in indices if (point, index) not in self._rate_errors]
-        found = self._replay.simulate(missing, self._at(point))
-        for index, one in zip(missing, found, strict=True):
-            self._rate_errors[point, index] = _rate_errors(self._replay.runs[index], one)
+        predictions = self._replay.simulate(missing, self._at(point))
+        for index, predicted in zip(missing, predictions, strict=True):
+            self._rate_errors[point, index] = _rate_errors(self._replay.runs[index], predicted)
         return float(np.mean(np.concatenate([self._rate_errors[point, i] for i in indices])))
 
     def _at(self, point: Point) -> Calibration:
@@ -275,8 +281,8 @@ class _Search:
 
         def power_at(idle_w: float) -> Floats:
             power = replace(calibration.power, idle_w=idle_w)
-            found = self._replay.simulate(indices, replace(calibration, power=power))
-            return np.array([one.power_w for one in found])
+            predictions = self._replay.simulate(indices, replace(calibration, power=power))
+            return np.array([predicted.power_w for predicted in predictions])
 
         measured = np.array([self._replay.runs[index].power_w for index in indices])
         a = power_at(0.0)
@@ -312,8 +318,8 @@ def _launch_ns(replay: Replay) -> int:
     return max(0, round(float(np.median(list(extra.values())))))
 
 
-def _rate_errors(run: ObservedRun, found: Prediction) -> Floats:
-    relative: Floats = np.array(found.rates_rps) / np.array(run.rates_rps) - 1
+def _rate_errors(run: ObservedRun, predicted: Prediction) -> Floats:
+    relative: Floats = np.array(predicted.rates_rps) / np.array(run.rates_rps) - 1
     return np.abs(relative)
 
 

@@ -13,7 +13,7 @@ from eclip.artefacts.measures import Measures, measure, measure_together
 from eclip.artefacts.observations import Observations
 from eclip.artefacts.plan import Plan, fingerprint_of
 from eclip.artefacts.runlog import RunLog
-from eclip.errors import StoppedError
+from eclip.errors import EclipError, StoppedError
 from eclip.lab.case import Case
 from eclip.lab.contest import Contest
 
@@ -28,7 +28,8 @@ class Outcome:
     measures: dict[str, Measures]  # by policy: of all its runs together
     case: Case
     observations: Observations | None = None  # what a search tried on the device
-    runs_left: int = 0  # that a stop request kept from running
+    runs_left: int = 0  # that a stop request or a failure kept from running
+    failure: EclipError | None = None  # what ended the comparison early
 
     @property
     def best(self) -> str:
@@ -51,28 +52,31 @@ class Outcome:
             store.save(self.observations, place / "observations.json.gz")
 
     def __repr__(self) -> str:
-        found = ", ".join(f"{name} {one.stp:.3f}" for name, one in self.measures.items())
-        return f"Outcome({self.comparison.mix} on {self.comparison.device}: STP {found})"
+        stps = ", ".join(f"{name} {measures.stp:.3f}" for name, measures in self.measures.items())
+        return f"Outcome({self.comparison.mix} on {self.comparison.device}: STP {stps})"
 
     def _repr_html_(self) -> str:
         return self.comparison._repr_html_()
 
 
-def outcome_of(contest: Contest, load_part: float | None, command: str) -> Outcome:
+def outcome_of(
+    contest: Contest, load_part: float | None, command: str, failure: EclipError | None = None
+) -> Outcome:
     if not contest.measured:
         raise StoppedError("stopped before anything was measured; nothing is kept")
     return Outcome(
         comparison=comparison_of(contest, load_part, command),
-        plans={one.policy: one.plan for one in contest.measured},
-        logs={one.policy: one.logs[-1] for one in contest.measured},
-        measures={one.policy: measure_together(one.logs) for one in contest.measured},
+        plans={entrant.policy: entrant.plan for entrant in contest.measured},
+        logs={entrant.policy: entrant.logs[-1] for entrant in contest.measured},
+        measures={entrant.policy: measure_together(entrant.logs) for entrant in contest.measured},
         case=contest.stand.case,
         observations=observations_of(contest) if contest.observed else None,
         runs_left=sum(
-            contest.options.repeats - len(one.logs)
-            for one in contest.entrants
-            if one.policy not in contest.left_out
+            contest.options.repeats - len(entrant.logs)
+            for entrant in contest.entrants
+            if entrant.policy not in contest.left_out
         ),
+        failure=failure,
     )
 
 
@@ -80,7 +84,7 @@ def comparison_of(contest: Contest, load_part: float | None, command: str) -> Co
     """``command``: what would repeat it, for a person."""
     first = contest.measured[0].logs[0]
     case, options = contest.stand.case, contest.options
-    measures = {one.policy: measure_together(one.logs) for one in contest.measured}
+    measures = {entrant.policy: measure_together(entrant.logs) for entrant in contest.measured}
     logs = [log for entrant in contest.measured for log in entrant.logs]
     return Comparison(
         mix=case.mix.name,
@@ -113,7 +117,9 @@ def comparison_of(contest: Contest, load_part: float | None, command: str) -> Co
         ),
         left_out=tuple(f"{policy}: {why}" for policy, why in contest.left_out.items()),
         missed=tuple(
-            f"{policy}: {words}" for policy, one in measures.items() for words in one.missed
+            f"{policy}: {words}"
+            for policy, measured in measures.items()
+            for words in measured.missed
         ),
         warnings=tuple(dict.fromkeys(warning for log in logs for warning in log.warnings)),
     )

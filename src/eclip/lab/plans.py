@@ -17,8 +17,7 @@ from eclip.lab.explore import Verification
 from eclip.lab.stand import Stand
 from eclip.planning import policies
 from eclip.planning.policies import PolicyOptions
-from eclip.planning.search.candidates import DEFAULT_SECONDS
-from eclip.planning.search.objective import Objective
+from eclip.planning.search.objective import THROUGHPUT, Objective
 from eclip.progress import Progress
 
 _KEEPS_UP = 0.9  # of what is offered, or a queue grows
@@ -28,21 +27,26 @@ def policy_options(
     objective: str | Objective | None = None,
     *,
     rates: bool = False,
-    seconds: float = DEFAULT_SECONDS,
+    seconds: float | None = None,
     batches: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     base: PolicyOptions | None = None,
     progress: Progress | None = None,
 ) -> PolicyOptions:
-    """A policy's options; ``rates``: the mix has some, so that a search is for latency unless told
-    otherwise. ``base`` has those that only some policies know."""
+    """A policy's options: what is given here, and the base's for the rest.
+
+    ``rates``: the mix has some, so a search is for latency unless told otherwise.
+    """
+    options = base or PolicyOptions()
+    if objective is None and options.objective is not THROUGHPUT:
+        objective = options.objective
     return dataclasses.replace(
-        base or PolicyOptions(),
+        options,
         objective=objective_of(objective, rates=rates),
-        seconds=seconds,
-        batches=batches,
-        seed=seed,
-        progress=progress or Progress(),
+        seconds=options.seconds if seconds is None else seconds,
+        batches=options.batches if batches is None else batches,
+        seed=options.seed if seed is None else seed,
+        progress=progress or options.progress,
     )
 
 
@@ -57,7 +61,7 @@ def make_verification(
 ) -> Verification:
     """How a search is to be verified, from what a person writes."""
     if earlier is not None and not refine:
-        raise UsageError("an earlier search is gone on from on the device: give --refine, too")
+        raise UsageError("an earlier search is continued on the device: give --refine, too")
     modelled = stand.device.modelled
     tried = () if earlier is None else find_earlier(earlier, stand.case, modelled=modelled)
     return Verification(verify, refine, tried)
@@ -80,7 +84,7 @@ def search_options(case: Case, options: PolicyOptions) -> PolicyOptions:
 
 
 def with_overload(plan: Plan, mix: Mix, alone_rps: Sequence[float]) -> Plan:
-    """The plan, whose evidence says which workers are offered more than it serves."""
+    """The plan with a sentence in its evidence for every worker that it cannot keep up with."""
     evidence = plan.evidence
     if evidence is None:
         return plan

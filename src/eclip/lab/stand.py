@@ -111,7 +111,7 @@ class Stand(Closing):
             key = (kind, worker, profile.model)
             if key not in self._made:
                 self._made[key] = make_source(kind, profile, self.device)
-        return [self._made[kind, worker, each.model] for worker, each in enumerate(profiles)]
+        return [self._made[kind, worker, profile.model] for worker, profile in enumerate(profiles)]
 
 
 def alone_rates(

@@ -36,7 +36,7 @@ _SHARES = (60, 100, 0, 75, 50, 85, 40, 33, 25)  # percent; 0 stands for equal pa
 
 @dataclass(frozen=True)
 class Setting:
-    """One that won its trials, and all that were tried."""
+    """A setting that won its trials, with all the settings that were tried."""
 
     plan: Plan
     label: str
@@ -70,7 +70,7 @@ class Sweep:
         return score_of(self._stand.run(session, plan, load, window))
 
     def masks(self, count: int) -> list[Setting]:
-        """The best static masks for every objective, of so many tried for each."""
+        """The best static masks for every objective, of ``count`` tried for each."""
         aims = self._objectives
         wanted = count * len(aims)
         proposals = StaticMasks(self._problem, wanted, self._seed)
@@ -123,8 +123,10 @@ class Sweep:
 
     def best_masks(self, objective: Objective) -> list[Homes]:
         """All masks that were tried, the best first."""
+        if not self._masks:  # then plain streams need not be tried to rank them
+            return []
         plain = self._plain
-        ranked = sorted(self._masks, key=lambda one: -objective.value(one[1], plain))
+        ranked = sorted(self._masks, key=lambda masks: -objective.value(masks[1], plain))
         return [homes for homes, _ in ranked]
 
     def named(self, plan: Plan, objective: Objective) -> Plan:

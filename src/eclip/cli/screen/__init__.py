@@ -91,8 +91,26 @@ def _silence() -> None:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on standard output, and nothing else."""
-    write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+    """One JSON document on standard output, and nothing else; a model is its text, ``bert:8``."""
+    write(msgspec.json.format(msgspec.json.encode(_readable(value)), indent=2).decode() + "\n")
+
+
+def _readable(value: Any) -> Any:
+    """Plain data with every model key as its text."""
+    if isinstance(value, ModelKey):
+        return str(value)
+    if isinstance(value, msgspec.Struct):
+        data: dict[str, Any] = msgspec.to_builtins(value)
+        members = {field.encode_name: field.name for field in msgspec.structs.fields(value)}
+        return {
+            name: _readable(getattr(value, members[name])) if name in members else plain
+            for name, plain in data.items()
+        }
+    if isinstance(value, dict):
+        return {key: _readable(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_readable(part) for part in value]
+    return value
 
 
 def print_table(

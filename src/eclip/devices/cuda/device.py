@@ -250,7 +250,9 @@ class CudaSession(Owner):
         )
         seconds = max(_TRIAL_SECONDS, _TRIAL_REQUESTS * longest_ns / 1e9)
         stop = np.zeros(1, dtype=np.int64)
-        runners = [loop.Runner(functools.partial(one.drive, stop=stop), stop) for one in loops]
+        runners = [
+            loop.Runner(functools.partial(worker.drive, stop=stop), stop) for worker in loops
+        ]
         with self._belongings.running(runners, stop):
             time.sleep(seconds)
         rates = []
@@ -332,7 +334,7 @@ class CudaSession(Owner):
         )
         stop = np.zeros(1, dtype=np.int64)
         self._device.gpu.make_current()  # in the caller's thread, for the tracer
-        names = {kernel.name for one in self._captures for kernel in one.trace.kernels}
+        names = {kernel.name for capture in self._captures for kernel in capture.trace.kernels}
         with Tracer(names) as tracer:
             ids = {
                 tracer.executable_id(handle): part

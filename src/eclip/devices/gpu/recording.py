@@ -162,14 +162,14 @@ def record_requests(
     """Requests that ended in the measured part, and how many of each worker's did not."""
     rows = []
     unfinished = []
-    for worker, (mine, arrivals) in enumerate(zip(served, load.arrivals, strict=True)):
-        inside = (mine[:, 2] >= 0) & (mine[:, 2] < duration_ns)
+    for worker, (spans, arrivals) in enumerate(zip(served, load.arrivals, strict=True)):
+        inside = (spans[:, 2] >= 0) & (spans[:, 2] < duration_ns)
         rows += [
-            (int(end), worker, int(arrival), int(start)) for arrival, start, end in mine[inside]
+            (int(end), worker, int(arrival), int(start)) for arrival, start, end in spans[inside]
         ]
-        late = int(np.count_nonzero(mine[:, 2] >= duration_ns))
+        late = int(np.count_nonzero(spans[:, 2] >= duration_ns))
         waiting = (
-            0 if arrivals is None else int(np.count_nonzero(arrivals < duration_ns)) - len(mine)
+            0 if arrivals is None else int(np.count_nonzero(arrivals < duration_ns)) - len(spans)
         )
         unfinished.append(late + waiting)
     rows.sort()

@@ -269,8 +269,8 @@ class KernelTables:
     def under(self, calibration: Calibration) -> KernelTables:
         """The same kernels under other constants; a table depends on few of them."""
         other = KernelTables(self.profiles, calibration)
-        mine, theirs = self.calibration, calibration
-        if (mine.power, mine.memory) == (theirs.power, theirs.memory):
+        known = self.calibration
+        if (known.power, known.memory) == (calibration.power, calibration.memory):
             other._tables = self._tables
         return other
 

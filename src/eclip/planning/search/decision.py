@@ -39,8 +39,10 @@ def shortlist(
     """Plain streams, the best static masks, the finalists, and kernels for fewer units."""
     plain = unpartitioned(problem.topology, problem.profiles, problem.mix)
     entries = [Finalist(PLAIN, plain, found.plain)]
-    ran = [one for one in found.static if one.score.stp > 0]
-    static = max(ran, key=lambda one: objective.value(one.score, found.plain), default=None)
+    ran = [candidate for candidate in found.static if candidate.score.stp > 0]
+    static = max(
+        ran, key=lambda candidate: objective.value(candidate.score, found.plain), default=None
+    )
     chosen = [(STATIC, static)] if static is not None else []
     # A search may arrive at what is there already, by homes that say something else.
     taken = {_what_runs(plain), *(_what_runs(one.plan) for _, one in chosen)}
@@ -74,7 +76,8 @@ def decide(
     best = values.index(max(values))
     names = [worker.name for worker in entries[0].plan.workers]
     refused = [
-        tuple(one.sentence(names) for one in objective.shortfalls(score, plain)) for score in scores
+        tuple(miss.sentence(names) for miss in objective.shortfalls(score, plain))
+        for score in scores
     ]
     how = f"{entries[best].label}, best of {len(entries)} that were "
     how += "simulated" if modelled else f"measured on {device}"
@@ -113,7 +116,7 @@ def decide(
 def _why(objective: Objective, score: Score, plain: Score, how: str) -> str:
     if objective.kind == "latency":
         tails = ", ".join(
-            _tail(mine, theirs) for mine, theirs in zip(score.p99_ms, plain.p99_ms, strict=True)
+            _tail(p99, plain_p99) for p99, plain_p99 in zip(score.p99_ms, plain.p99_ms, strict=True)
         )
         return f"99th percentiles {tails} against plain streams: {how}"
     why = (
@@ -126,8 +129,8 @@ def _why(objective: Objective, score: Score, plain: Score, how: str) -> str:
     return f"{why}: {how}"
 
 
-def _tail(mine_ms: float, plain_ms: float) -> str:
-    if math.isinf(mine_ms):
+def _tail(p99_ms: float, plain_ms: float) -> str:
+    if math.isinf(p99_ms):
         return "none (no request)"
-    change = "none there" if math.isinf(plain_ms) else f"{mine_ms / plain_ms - 1:+.1%}"
-    return f"{mine_ms:.2f} ms ({change})"
+    change = "none there" if math.isinf(plain_ms) else f"{p99_ms / plain_ms - 1:+.1%}"
+    return f"{p99_ms:.2f} ms ({change})"

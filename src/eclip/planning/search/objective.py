@@ -1,8 +1,8 @@
-"""Objective: what a search is after, and how good a plan is by it.
+"""Objective: what a search maximises, and how good a plan is by that.
 
-A score says what a run, simulated or real, gave. The value of a score is what the objective wants
-as much as possible of, less a penalty for every floor or bound that is missed: a plan that keeps
-all of them beats every plan that does not.
+A score says what a run, simulated or real, gave. Its value is what the objective maximises, less a
+penalty for every floor or bound that is missed. The penalty is so large that a plan which keeps all
+floors and bounds beats every plan which does not.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Shortfall(NamedTuple):
     """A floor or bound that a score misses."""
 
     what: str  # fairness, throughput or p99
-    worker: int  # whose; nobody's: -1
+    worker: int  # whose p99; -1: the whole mix
     part: float  # how far below, as a part of the floor or bound
     words: str
 
@@ -83,6 +83,8 @@ class Objective:
             raise UsageError(f"weights must be 0 or more and finite, not {_listed(self.weights)}")
         if self.weights and max(self.weights) == 0:
             raise UsageError("one of the weights must be more than 0")
+        if self.weights and self.kind != "throughput":
+            raise UsageError("weights go with the objective throughput")
         if self.fairness is not None and not 0 <= self.fairness <= 1:
             raise UsageError(f"the fairness floor must be 0 to 1, not {self.fairness:g}")
         if self.p99_ms and self.kind != "latency":
@@ -101,19 +103,19 @@ class Objective:
         """The higher the better; ``plain`` is what plain streams give."""
         if self.kind == "latency":
             gains = _gains(score, plain)
-            wanted = statistics.geometric_mean(gains) if min(gains) > 0 else 0.0
+            value = statistics.geometric_mean(gains) if min(gains) > 0 else 0.0
         elif self.kind == "energy":
-            wanted = score.efficiency / plain.efficiency
+            value = score.efficiency / plain.efficiency
         else:
-            wanted = _weighted(score.ratios, self.weights) / _weighted(plain.ratios, self.weights)
-        return wanted - _PENALTY * sum(one.part for one in self.shortfalls(score, plain))
+            value = _weighted(score.ratios, self.weights) / _weighted(plain.ratios, self.weights)
+        return value - _PENALTY * sum(miss.part for miss in self.shortfalls(score, plain))
 
     def shortfalls(self, score: Score, plain: Score) -> list[Shortfall]:
         """The floors and bounds that a score misses."""
-        found = []
+        misses = []
         if self.kind == "latency":
             if not self.p99_ms:
-                found += [
+                misses += [
                     Shortfall(
                         "p99", worker, 1 - _SLACK - gain, "p99 longer than under plain streams"
                     )
@@ -123,16 +125,16 @@ class Objective:
             for worker, (p99, bound) in enumerate(zip(score.p99_ms, self.p99_ms, strict=False)):
                 if p99 > bound:
                     words = f"p99 {p99:.2f} ms, at most {bound:g} wanted"
-                    found.append(Shortfall("p99", worker, 1 - bound / p99, words))
-            return found  # rates are the load's, not the plan's
+                    misses.append(Shortfall("p99", worker, 1 - bound / p99, words))
+            return misses  # rates are the load's, not the plan's
         floor = self.fairness_floor(plain)
         if score.fairness < floor:
             words = f"fairness {score.fairness:.4f}, at least {floor:.4f} wanted"
-            found.append(Shortfall("fairness", -1, floor - score.fairness, words))
+            misses.append(Shortfall("fairness", -1, floor - score.fairness, words))
         if self.kind == "energy" and score.stp < plain.stp:
             words = f"STP {score.stp:.4f}, at least plain streams' {plain.stp:.4f} wanted"
-            found.append(Shortfall("throughput", -1, 1 - score.stp / plain.stp, words))
-        return found
+            misses.append(Shortfall("throughput", -1, 1 - score.stp / plain.stp, words))
+        return misses
 
     def fairness_floor(self, plain: Score) -> float:
         if self.fairness is not None:
@@ -153,7 +155,7 @@ class Evaluator(Protocol):
 
 
 def _gains(score: Score, plain: Score) -> list[float]:
-    """How much shorter tails are than under plain streams; none completed is the longest."""
+    """Per worker: p99 under plain streams over its p99 here; 0 if no request completed here."""
     return [
         1.0 if math.isinf(plain_ms) else plain_ms / p99_ms
         for p99_ms, plain_ms in zip(score.p99_ms, plain.p99_ms, strict=True)

@@ -1,0 +1,79 @@
+"""A colocation that cannot be made leaves no device open; torch is a stand-in here."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+import eclip
+import eclip.devices
+from eclip.devices.base import SourceKind
+from eclip.devices.sim.device import SimDevice
+from eclip.errors import ArtefactError, UsageError
+from eclip.planning.policies import PolicyOptions
+from simulations import CALIBRATIONS, H200
+
+HEAVY = (
+    *("torch", "torch.utils", "torch.utils._pytree"),
+    *("eclip.frontends.torch", "eclip.frontends.profiler"),
+)
+
+
+class Watched(SimDevice):
+    """Counts how often it is closed."""
+
+    closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """``eclip.lab.colocate`` on a host without torch."""
+    for name in HEAVY:
+        monkeypatch.setitem(sys.modules, name, MagicMock())
+    monkeypatch.delitem(sys.modules, "eclip.lab.colocate", raising=False)
+    made = importlib.import_module("eclip.lab.colocate")
+    monkeypatch.setitem(sys.modules, "eclip.lab.colocate", made)
+    return made
+
+
+@pytest.fixture
+def device() -> Watched:
+    return Watched(H200, CALIBRATIONS["h200"])
+
+
+@pytest.mark.parametrize("models", [{}, {"m": (None, [])}], ids=["no model", "a simulator"])
+def test_refused_colocation_closes_its_device(
+    room: ModuleType, device: Watched, models: dict[str, Any]
+) -> None:
+    with pytest.raises(UsageError, match="colocate"):
+        room.Colocation(models, device, policy="eclip", options=PolicyOptions())
+    assert device.closed == 1
+
+
+def test_colocation_whose_first_call_fails_closes_its_device(
+    room: ModuleType, device: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "source_kind", lambda sharing: SourceKind.CAPTURE)
+    monkeypatch.setattr(room.torch.cuda, "set_device", MagicMock(side_effect=RuntimeError("none")))
+    with pytest.raises(RuntimeError, match="none"):
+        room.Colocation({"m": (None, [])}, device, policy="eclip", options=PolicyOptions())
+    assert device.closed == 1
+
+
+def test_plan_file_is_read_before_a_device_is_opened(
+    room: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = MagicMock()
+    monkeypatch.setattr(eclip.devices, "open_device", opened)
+    with pytest.raises(ArtefactError, match="missing"):
+        eclip.colocate({}, plan=tmp_path / "missing.json")
+    opened.assert_not_called()
