@@ -166,6 +166,8 @@ def run(
     profiles = asked.profiles_of(plan.mix)  # before a device is opened, which would stay open
     opened = open_device(device, plan.topology, asked.calibration, progress)
     with Stand(asked, opened, extra=profiles) as stand:
+        progress.phase("measuring each worker alone")
+        stand.measure_alone()
         progress.phase(f"running {plan.policy}")
         return stand.run_once(plan, load, window)
 

@@ -8,7 +8,7 @@ import pytest
 
 import logs
 from eclip.artefacts import store
-from eclip.artefacts.measures import measure, measure_together
+from eclip.artefacts.measures import falls_behind, measure, measure_together
 from eclip.artefacts.plan import Evidence, Plan, unpartitioned
 from eclip.artefacts.runlog import KernelRecords, Requests, RunLog, WorkerCounters
 from eclip.artefacts.topology import Topology
@@ -234,3 +234,10 @@ def test_log_without_rates_alone_is_refused_in_words() -> None:
     log = msgspec.structs.replace(logs.make_log("shared"), alone_rps=())
     with pytest.raises(UsageError, match="no rates alone"):
         measure(log)
+
+
+def test_worker_that_is_rarely_asked_is_not_called_overloaded() -> None:
+    """In a short trial it may have had no request at all."""
+    assert not falls_behind(offered_rps=1.0, served_rps=0.0, seconds=0.5)
+    assert not falls_behind(offered_rps=300.0, served_rps=290.0, seconds=100.0)
+    assert falls_behind(offered_rps=300.0, served_rps=200.0, seconds=0.5)

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -41,12 +42,10 @@ class WorkerMeasures(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def overloaded(self) -> bool:
         """More arrives than it serves, so that its queue grows for as long as that lasts."""
-        if self.offered_rps is None or self.rate_rps >= _KEEPS_UP * self.offered_rps:
+        if self.offered_rps is None:
             return False
-        if self.rate_rps == 0:
-            return True
-        seconds = self.requests / self.rate_rps
-        return (self.offered_rps - self.rate_rps) * seconds >= _UNDER_WAY
+        seconds = self.requests / self.rate_rps if self.rate_rps else math.inf
+        return falls_behind(self.offered_rps, self.rate_rps, seconds)
 
 
 class Measures(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,13 +159,26 @@ def _percentiles(latencies: npt.NDArray[np.float64]) -> list[float | None]:
     return percentiles
 
 
+def falls_behind(offered_rps: float, served_rps: float, seconds: float) -> bool:
+    """Whether fewer requests are served than arrive, beyond what may be under way at the end of so
+    many seconds."""
+    behind = (offered_rps - served_rps) * seconds
+    return served_rps < _KEEPS_UP * offered_rps and behind >= _UNDER_WAY
+
+
+def overload_sentence(name: str, offered_rps: float, served_rps: float) -> str:
+    return (
+        f"{name} is overloaded: {offered_rps:.0f} requests/s are offered and {served_rps:.0f} "
+        f"served, so its queue grows"
+    )
+
+
 def missed(workers: Sequence[WorkerMeasures], evidence: Evidence | None) -> tuple[str, ...]:
     """Which workers are overloaded, and whose p99 is above its bound, a sentence each."""
     words = [
-        f"{worker.name} is overloaded: {worker.offered_rps:.0f} requests/s are offered and "
-        f"{worker.rate_rps:.0f} served, so its queue grows"
+        overload_sentence(worker.name, worker.offered_rps, worker.rate_rps)
         for worker in workers
-        if worker.overloaded
+        if worker.overloaded and worker.offered_rps is not None
     ]
     bounds = () if evidence is None else evidence.bounds_ms
     for worker, bound in zip(workers, bounds, strict=False):

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import functools
 import shlex
-import statistics
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 import eclip
 from eclip.artefacts import outputs, store
-from eclip.artefacts.comparison import Comparison, Entry
 from eclip.cli import screen
 from eclip.cli.options import (
     CalibrationOption,
@@ -32,8 +29,8 @@ from eclip.cli.options import (
     named_plans,
     settings_of,
 )
+from eclip.cli.screen import comparisons
 from eclip.errors import EclipError, UsageError
-from eclip.planning.table_i import TABLE_I
 from eclip.reports.marks import REPORT_MARK
 
 
@@ -163,7 +160,7 @@ def compare(
             progress=progress,
         )
         kept = keep(outcome, results=results, folder=folder, report_file=report_file)
-    show(outcome, as_json)
+    comparisons.show(outcome, as_json)
     kept.report()
     raise_failure(outcome, kept)
     screen.exit_if_stopped(progress, f"{_ran(outcome)}{kept.words}")
@@ -225,145 +222,7 @@ def _draw(outcome: eclip.Outcome, path: Path) -> None:
     eclip.report(outcome, path)
 
 
-def show(outcome: eclip.Outcome, as_json: bool) -> None:
-    """Print a comparison: all runs of a policy together, and how far they lie apart."""
-    comparison = outcome.comparison
-    for line in comparison.left_out:
-        policy, _, why = line.partition(": ")
-        screen.warn(f"{policy} is left out: {why}")
-    for warning in comparison.warnings:
-        screen.warn(warning)
-    measures = list(outcome.measures.values())
-    if as_json:
-        screen.print_json(
-            {
-                "mix": comparison.mix,
-                "topology": comparison.topology,
-                "device": comparison.device,
-                "modelled": comparison.modelled,
-                "load": comparison.load,
-                "seed": comparison.seed,
-                "policies": measures,
-                "best": outcome.best,
-                "table_i": _table_i(comparison),
-                "comparison": comparison,
-                "warnings": comparison.warnings,
-            }
-        )
-        return
-    each_s = next(iter(outcome.logs.values())).duration_ns / 1e9
-    rounds = f", {comparison.repeats} rounds, each in another order"
-    screen.print_facts(
-        [
-            ("mix", comparison.mix),
-            ("device", comparison.device),
-            (
-                "load",
-                f"{comparison.load}, seed {comparison.seed}, {each_s:g} s"
-                + (rounds if comparison.repeats > 1 else ""),
-            ),
-        ]
-    )
-    aim = "latency" if comparison.load_part else comparison.objective.split(",")[0]
-    screen.print_measures(measures, aim)
-    if comparison.repeats > 1:
-        _print_spreads(comparison)
-    _print_settings(comparison)
-    if comparison.load_part is not None:
-        _print_tails(comparison)
-    _print_table_i(comparison)
-
-
 def _ran(outcome: eclip.Outcome) -> str:
     """``13 of 50 runs were measured``"""
     ran = sum(len(entry.runs) for entry in outcome.comparison.entries)
     return f"{ran} of {ran + outcome.runs_left} runs were measured"
-
-
-def _print_spreads(comparison: Comparison) -> None:
-    most = max(len(entry.runs) for entry in comparison.entries)
-    screen.print_table(
-        f"{screen.runs_title(most)}{screen.modelled_note(comparison.modelled)}",
-        ["policy", "runs", "mean", "median", "min", "max", "vs shared"],
-        (
-            [
-                entry.policy,
-                str(len(entry.runs)),
-                *(f"{value:.3f}" for value in spread([run.stp for run in entry.runs])),
-                "" if gain is None else f"{gain:+.1%}",
-            ]
-            for entry in comparison.entries
-            for gain in (comparison.gain(entry),)
-        ),
-    )
-
-
-def _print_settings(comparison: Comparison) -> None:
-    chosen = [
-        (entry.policy, f"{entry.setting}, the best of {len(entry.trials)} that were tried")
-        for entry in comparison.entries
-        if entry.setting and entry.trials
-    ]
-    if chosen:
-        screen.print_facts(chosen)
-        screen.out.print()
-
-
-def spread(values: Sequence[float]) -> tuple[float, float, float, float]:
-    """Mean, median, least and greatest."""
-    return statistics.fmean(values), statistics.median(values), min(values), max(values)
-
-
-def _print_tails(comparison: Comparison) -> None:
-    plain = comparison.entry("shared")
-    screen.print_table(
-        f"p99 of all runs together{screen.modelled_note(comparison.modelled)}",
-        ["worker", "policy", "requests", "p99 ms", "vs shared"],
-        (
-            [
-                name if entry is comparison.entries[0] else "",
-                entry.policy,
-                str(entry.together.requests[index]),
-                screen.number(entry.together.p99_ms[index], 2),
-                _ratio(entry, plain, index),
-            ]
-            for index, name in enumerate(comparison.workers)
-            for entry in comparison.entries
-        ),
-        names=2,
-    )
-
-
-def _ratio(entry: Entry, plain: Entry | None, worker: int) -> str:
-    p99_ms = entry.together.p99_ms[worker]
-    plain_ms = None if plain is None else plain.together.p99_ms[worker]
-    return "" if p99_ms is None or not plain_ms else f"{p99_ms / plain_ms:.2f}x"
-
-
-def _print_table_i(comparison: Comparison) -> None:
-    table = _table_i(comparison)
-    if table is None or not table["ours"]:
-        return
-    screen.print_table(
-        "Lane switches per request: the ECLIP paper's Table I (MI50, measured) and ours",
-        ["", *table["paper"], *(f"ours: {name}" for name in table["ours"])],
-        [
-            [
-                comparison.mix,
-                *map(str, table["paper"].values()),
-                *map(str, table["ours"].values()),
-            ]
-        ],
-    )
-
-
-def _table_i(comparison: Comparison) -> dict[str, dict[str, Any]] | None:
-    printed = TABLE_I.get(comparison.mix)
-    if printed is None:
-        return None
-    ours = {
-        entry.policy: sum(entry.switches)
-        for entry in comparison.entries
-        if entry.policy in ("kernel", "eclip")
-    }
-    return {"paper": printed, "ours": ours}

@@ -11,6 +11,7 @@ import eclip
 from eclip.artefacts import outputs
 from eclip.cli import compare, screen
 from eclip.cli.options import DeviceOption, JsonOption, SeedOption, TopologyOption
+from eclip.cli.screen import comparisons
 
 _POLICIES = ("shared", "timeslice", "model", "masks", "kernel", "eclip", "search")
 _BATCHES = 12  # of the search: some seconds, and the same plan every time
@@ -47,7 +48,7 @@ def demo(
         if not kept.errors:
             progress.phase("drawing the report")
             eclip.report(outcome, folder / "report.html", trace=trace)
-    compare.show(outcome, as_json)
+    comparisons.show(outcome, as_json)
     kept.report()
     compare.raise_failure(outcome, kept)
     if not as_json:

@@ -278,10 +278,13 @@ def _setting(text: str, value: str, kind: str) -> Any:
         if "int" in kind:
             return int(value)
         if "float" in kind:
-            return between(f"--set {text.partition('=')[0]}", -math.inf)(float(value))
+            number = float(value)
+            if not math.isfinite(number):
+                raise ValueError
+            return number
     except (ValueError, KeyError):
         raise UsageError(
-            f"--set {text}: a number is wanted, or yes or no for what is on or off"
+            f"--set {text}: a finite number is wanted, or yes or no for what is on or off"
         ) from None
     return value
 

@@ -57,6 +57,11 @@ class SimEvaluator:
             seconds = self._window_ns / 1e9
             self._load = load_of_mix(mix, seconds, _WARMUP * seconds, seed=0)
 
+    @property
+    def seconds(self) -> float:
+        """Of one simulation."""
+        return self._window_ns / 1e9
+
     @classmethod
     def of(cls, case: Case, mix: Mix | None = None) -> SimEvaluator:
         """For a case, or for its mix with rates of its own."""

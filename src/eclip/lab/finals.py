@@ -93,7 +93,7 @@ def confirm(
         tried=tried,
     )
     plan = with_variants(plan, problem, evaluate, objective)
-    return with_overload(plan, problem.mix, stand.alone_rps)
+    return with_overload(plan, problem.mix, stand.alone_rps, window.seconds)
 
 
 def search_and_confirm(
@@ -127,7 +127,8 @@ def decide_by_search(explorer: Explorer, found: Found, objective: Objective) -> 
         modelled=True,
     )
     plan = with_variants(plan, explorer.problem, explorer.evaluate, objective)
-    return with_overload(plan, explorer.problem.mix, explorer.evaluate.alone_rps)
+    evaluate = explorer.evaluate
+    return with_overload(plan, explorer.problem.mix, evaluate.alone_rps, evaluate.seconds)
 
 
 def run_in_turns(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from eclip.artefacts.measures import falls_behind, overload_sentence
 from eclip.artefacts.mix import Mix
 from eclip.artefacts.plan import Plan
 from eclip.errors import UsageError
@@ -19,8 +20,6 @@ from eclip.planning import policies
 from eclip.planning.policies import PolicyOptions
 from eclip.planning.search.objective import THROUGHPUT, Objective
 from eclip.progress import Progress
-
-_KEEPS_UP = 0.9  # of what is offered, or a queue grows
 
 
 def policy_options(
@@ -75,7 +74,7 @@ def make_plan(case: Case, policy: str, options: PolicyOptions) -> Plan:
     evaluator = SimEvaluator.of(case)
     options = dataclasses.replace(search_options(case, options), evaluator=evaluator)
     plan = policies.make_plan(policy, problem, options)
-    return with_overload(plan, case.mix, evaluator.alone_rps)
+    return with_overload(plan, case.mix, evaluator.alone_rps, evaluator.seconds)
 
 
 def search_options(case: Case, options: PolicyOptions) -> PolicyOptions:
@@ -83,17 +82,19 @@ def search_options(case: Case, options: PolicyOptions) -> PolicyOptions:
     return dataclasses.replace(options, switch_ns=case.calibration.costs.barrier_ns)
 
 
-def with_overload(plan: Plan, mix: Mix, alone_rps: Sequence[float]) -> Plan:
-    """The plan with a sentence in its evidence for every worker that it cannot keep up with."""
+def with_overload(plan: Plan, mix: Mix, alone_rps: Sequence[float], seconds: float) -> Plan:
+    """The plan with a sentence in its evidence for every worker that it cannot keep up with.
+
+    ``seconds``: how long its trial lasted; a rarely asked worker may have had no request in it.
+    """
     evidence = plan.evidence
     if evidence is None:
         return plan
     chosen = next(trial for trial in evidence.trials if trial.chosen)
     words = tuple(
-        f"{worker.name} is overloaded: {worker.rate_rps:.0f} requests/s are offered and "
-        f"{ratio * alone:.0f} served, so its queue grows"
+        overload_sentence(worker.name, worker.rate_rps, ratio * alone)
         for worker, ratio, alone in zip(mix.workers, chosen.ratios, alone_rps, strict=True)
-        if worker.rate_rps is not None and ratio * alone < _KEEPS_UP * worker.rate_rps
+        if worker.rate_rps is not None and falls_behind(worker.rate_rps, ratio * alone, seconds)
     )
     evidence = msgspec.structs.replace(evidence, missed=(*words, *evidence.missed))
     return msgspec.structs.replace(plan, evidence=evidence)
