@@ -57,7 +57,7 @@ def test_plan_of_a_search_with_other_kernels_is_explained_run_and_reported(
     explained = cli("explain", plan)
     assert explained.out.count("kernels chosen for 66") == 2
     data = cli("explain", plan, "--json").data
-    models = [{"name": name, "batch": 8, "kernels_for": 66} for name in ("gpt2", "vit_b_16")]
+    models = ["gpt2~66:8", "vit_b_16~66:8"]
     assert (data["mix"], [worker["model"] for worker in data["workers"]]) == (MIX, models)
 
     ran = cli("run", plan, "--seconds", 0.3, "-o", "run.json", "--json")

@@ -120,7 +120,7 @@ def test_a_model_of_ones_own_is_planned_from_its_profile(cli: Cli) -> None:
     )  # fmt: skip
     assert outcome.code == 0
     names = [worker["model"] for worker in outcome.data["policies"][0]["workers"]]
-    assert names == [{"name": "bert", "batch": 8}, {"name": "my.package:factory", "batch": 4}]
+    assert names == ["bert:8", "my.package:factory:4"]
 
 
 def test_calibrate_fits_stored_runs_without_a_gpu(
