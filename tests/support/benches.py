@@ -32,13 +32,12 @@ from simulations import options_for
 
 WORKERS = 3
 TRACE_MS = 20.0
-# Policies whose plans cannot be opened without it, and all that a device may have to refuse.
+# Policies whose plans cannot be opened without it.
 WAYS = {
     "timeslice": Capability.TURNS,
     "mps": Capability.PROCESSES,
     "mps-model": Capability.PROCESSES,
 }
-NEEDS = {"priority": Capability.PRIORITIES, **WAYS}
 
 
 def with_needs(policy: str, needs: Mapping[str, Capability], mark: str = "needs") -> Any:
