@@ -26,7 +26,7 @@ from eclip.devices.remote import ProcessSets
 from eclip.devices.remote_child import Job
 from eclip.errors import DeviceError, UsageError
 from eclip.planning.policies import with_shares
-from eclip.runtime.program import Program, lower, routes_of
+from eclip.runtime.program import lower, program_of
 
 torch = pytest.importorskip("torch", reason="tests/gpu needs the Python package torch")
 
@@ -65,10 +65,6 @@ def jobs_of(plan: Plan) -> list[Job]:
 def label_of(plan: Plan) -> str:
     sharing = plan.sharing
     return f"mps {sharing.label}" if isinstance(sharing, Processes) else plan.policy
-
-
-def program_of(plan: Plan) -> Program:
-    return Program(plan, routes_of(plan))
 
 
 def needs_mps() -> None:

@@ -6,6 +6,7 @@ The driver is a stand-in that writes down what is asked of it; handles are numbe
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import enum
 import gc
 import subprocess
@@ -31,7 +32,7 @@ from eclip.devices.cuda.lanes import LanePool, Slices
 from eclip.devices.gpu import loop
 from eclip.errors import DeviceError
 from eclip.progress import Progress
-from eclip.runtime.program import Program, Route
+from eclip.runtime.program import Route, program_of
 from logs import KERNELS, make_mix, make_plan, make_profile
 from waiting import PATIENCE_S, until
 
@@ -203,7 +204,7 @@ class Bench:
         )
         graph = types.SimpleNamespace(atomic=True, nodes=[])
         source = Capture(cast(Any, graph), trace, None, self._recapture)
-        program = Program(plan=plan, routes=(routes,))
+        program = dataclasses.replace(program_of(plan), routes=(routes,))
         session = CudaSession(self.device, program, [source, source], (), self.device.execution)
         self.device._sessions.add(session)
         self.fake.said.clear()

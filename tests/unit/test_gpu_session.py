@@ -7,6 +7,7 @@ what they do, so that a busy machine changes nothing.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import time
 import types
@@ -28,7 +29,7 @@ from eclip.devices.gpu.recording import Placed
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.errors import DeviceError, TracingError
 from eclip.progress import Progress
-from eclip.runtime.program import Program, Route
+from eclip.runtime.program import Route, program_of
 from logs import make_mix, make_plan
 
 REQUEST_NS = 1_000_000
@@ -113,7 +114,7 @@ class Stage(contextlib.ExitStack):
                 nvml=FakeNvml(self.clock), gpu=gpu, title="a GPU", progress=Progress()
             ),
             _captures=[],
-            _program=Program(plan=plan, routes=((route,),)),
+            _program=dataclasses.replace(program_of(plan), routes=((route,),)),
             _warnings=("from before",),
             _executables=types.SimpleNamespace(placed={40: Placed(route, range(self.kernels))}),
             _loops=[self.loop],

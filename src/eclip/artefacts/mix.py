@@ -2,6 +2,8 @@
 
 ``2xalbert:8,densenet201:8@120rps`` is two workers serving albert in batches of 8, back to back,
 and one serving densenet201 at 120 requests a second; how a model is written is in model_key.py.
+``bert:1@300rps/5ms`` is a service with a bound on its p99, ``bert:1@300rps/1.1x`` one whose bound
+is so many times its p99 alone. ``vgg19:32@background/floor=0.2/weight=2`` runs whenever it may.
 ``paper/1`` … ``paper/7`` are the mixes of the ECLIP paper's Table I.
 """
 
@@ -31,24 +33,71 @@ PAPER_MIXES = {
     "paper/7": "3xalexnet:8",
 }
 
-_Part = tuple[ModelKey, float | None]  # model, rate
-
+_NUMBER = r"\d{1,30}(?:\.\d{1,30})?"
 _PART = re.compile(
     r"(?:(?P<repeat>\d{1,30})x)?(?P<model>[A-Za-z][\w.-]*(?::[A-Za-z_]\w*)?(?:~\w*)?)"
     r"(?::(?P<batch>\d{1,30}))?"
-    r"(?:@(?P<rate>\d{1,30}(?:\.\d{1,30})?)rps)?",
+    rf"(?:@(?:(?P<rate>{_NUMBER})rps|(?P<background>background)))?"
+    r"(?P<terms>(?:/[^/]*)*)",
     re.ASCII,
 )
+_BOUND = re.compile(rf"(?P<number>{_NUMBER})(?P<unit>ms|x)", re.ASCII)
+_TERM = re.compile(rf"(?P<name>floor|weight)=(?P<number>{_NUMBER})", re.ASCII)
 
 
-class MixWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Bound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A service's promise: a p99 of at most so many ms, or so many times its p99 alone."""
+
+    ms: float | None = None
+    times_alone: float | None = None
+
+    def __post_init__(self) -> None:
+        given = [value for value in (self.ms, self.times_alone) if value is not None]
+        if len(given) != 1 or not 0 < given[0] < float("inf"):
+            raise ValueError("a bound is a number of ms, or of times the p99 alone, above 0")
+        if self.times_alone is not None and self.times_alone < 1:
+            raise ValueError(
+                f"a bound of {self.times_alone:g} times the p99 alone cannot be kept: at least 1"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.times_alone:g}x" if self.ms is None else f"{self.ms:g}ms"
+
+
+class Background(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Work that nobody waits for. It gives way to services, but keeps its floor."""
+
+    weight: float = 1.0  # what a part of its rate alone is worth against other background's
+    floor: float = 0.0  # the least part of its rate alone that it is promised
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < float("inf"):
+            raise ValueError(f"a weight is a finite number above 0, not {self.weight:g}")
+        if not 0 <= self.floor < 1:
+            raise ValueError(
+                f"a floor is a part of the rate alone, 0 to below 1, not {self.floor:g}"
+            )
+
+
+class MixWorker(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     name: str
     model: ModelKey
     rate_rps: float | None = None  # None: closed loop, back to back
+    bound: Bound | None = None  # of a service
+    background: Background | None = None
 
     def __post_init__(self) -> None:
         if not (self.rate_rps is None or 0 < self.rate_rps < float("inf")):
             raise ValueError(f"worker {self.name!r}: a rate is a finite number above 0")
+        if self.bound is not None and self.background is not None:
+            raise ValueError(f"worker {self.name!r}: background work has no bound; give it a floor")
+        if self.bound is not None and self.rate_rps is None:
+            raise ValueError(
+                f"worker {self.name!r}: a service with a bound needs the rate at which its "
+                f"requests arrive, as in {self.model}@100rps/{self.bound}"
+            )
 
 
 class Mix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,6 +118,11 @@ class Mix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return tuple(worker.model for worker in self.workers)
 
     @property
+    def services(self) -> tuple[int, ...]:
+        """The workers that have a bound to keep; the others give way to them."""
+        return tuple(i for i, worker in enumerate(self.workers) if worker.bound is not None)
+
+    @property
     def has_rates(self) -> bool:
         """Some worker's requests arrive by themselves."""
         return any(worker.rate_rps is not None for worker in self.workers)
@@ -86,7 +140,8 @@ class Mix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 def parse_mix(text: str) -> Mix:
     """The mix that a text names.
 
-    It has parts with commas between: repeat, model, batch, rate; or it is one of the paper's::
+    It has parts with commas between: repeat, model, batch, rate, bound; or it is one of the
+    paper's::
 
         mix = eclip.parse_mix("2xalbert:8,densenet201:8@120rps")
         print([worker.name for worker in mix.workers])
@@ -94,52 +149,82 @@ def parse_mix(text: str) -> Mix:
     name = text.strip()
     if name.startswith("paper/") and name not in PAPER_MIXES:
         raise unknown_name("mix", name, PAPER_MIXES)
-    parts: list[_Part] = []
+    workers: list[MixWorker] = []
     for part in PAPER_MIXES.get(name, name).split(","):
         match = _PART.fullmatch(part.strip())
-        if match is None:
+        terms = match["terms"].split("/")[1:] if match else []
+        tier = match and (match["rate"] or match["background"])
+        # A bound without a rate is read, to say what is missing.
+        if match is None or (terms and not tier and not _BOUND.fullmatch(terms[0])):
             raise UsageError(
                 f"cannot read {part!r} in the mix {text!r}; write it like "
-                f"2xalbert:8,densenet201:8@120rps (repeat, model, batch, rate) or paper/1 … paper/7"
+                f"2xalbert:8,densenet201:8@120rps (repeat, model, batch, rate), "
+                f"bert:1@300rps/5ms (a service), vgg19:32@background, or paper/1 … paper/7"
             )
+        where = f"{part!r} in the mix {text!r}"
         repeat = int(match["repeat"] or 1)
         rate = float(match["rate"]) if match["rate"] else None
         if repeat < 1 or rate == 0:
-            raise UsageError(f"{part!r} in the mix {text!r}: repeat and rate start above 0")
+            raise UsageError(f"{where}: repeat and rate start above 0")
         if rate is not None and rate > MAX_RATE_RPS:
-            raise UsageError(
-                f"{part!r} in the mix {text!r}: the largest rate is {MAX_RATE_RPS:.0f} requests/s"
-            )
+            raise UsageError(f"{where}: the largest rate is {MAX_RATE_RPS:.0f} requests/s")
         model = parse_model(f"{match['model']}:{match['batch'] or DEFAULT_BATCH}")
-        if len(parts) + repeat > MAX_WORKERS:
+        if len(workers) + repeat > MAX_WORKERS:
             raise UsageError(f"the mix {text!r} has more than {MAX_WORKERS} workers; ask for fewer")
-        parts += [(model, rate)] * repeat
-    names = _names(parts)
-    if len(set(names)) != len(names):
+        try:
+            background = _read_background(terms) if match["background"] else None
+            bound = None if match["background"] else _read_bound(terms)
+            worker = MixWorker(
+                name=model.name, model=model, rate_rps=rate, bound=bound, background=background
+            )
+        except ValueError as error:
+            raise UsageError(f"{where}: {error}") from None
+        workers += [worker] * repeat
+    named = _named(workers)
+    if len({worker.name for worker in named}) != len(named):
         raise UsageError(f"two workers of the mix {text!r} would have one name; name models apart")
-    return _mix(name, parts)
+    return Mix(name=name, workers=named)
+
+
+def _read_bound(terms: list[str]) -> Bound | None:
+    if not terms:
+        return None
+    match = _BOUND.fullmatch(terms[0])
+    if len(terms) > 1 or match is None:
+        raise ValueError(
+            f"cannot read the bound {'/'.join(terms)!r}; write 5ms, or 1.1x for so many times "
+            f"the p99 alone"
+        )
+    number = float(match["number"])
+    return Bound(ms=number) if match["unit"] == "ms" else Bound(times_alone=number)
+
+
+def _read_background(terms: list[str]) -> Background:
+    given: dict[str, float] = {}
+    for term in terms:
+        match = _TERM.fullmatch(term)
+        if match is None or match["name"] in given:
+            raise ValueError(
+                f"cannot read {term!r}; write background/floor=0.2/weight=2, each once at most"
+            )
+        given[match["name"]] = float(match["number"])
+    return Background(**given)
 
 
 def mix_of(models: Iterable[ModelKey]) -> Mix:
     """The closed-loop mix of these models."""
-    parts: list[_Part] = [(model, None) for model in models]
-    return _mix(",".join(str(model) for model, _ in parts), parts)
+    workers = [MixWorker(name=model.name, model=model) for model in models]
+    return Mix(name=",".join(str(worker.model) for worker in workers), workers=_named(workers))
 
 
-def _mix(name: str, parts: list[_Part]) -> Mix:
-    return Mix(
-        name=name,
-        workers=tuple(
-            MixWorker(name=worker_name, model=model, rate_rps=rate)
-            for worker_name, (model, rate) in zip(_names(parts), parts, strict=True)
-        ),
-    )
-
-
-def _names(parts: list[_Part]) -> list[str]:
+def _named(workers: list[MixWorker]) -> tuple[MixWorker, ...]:
     """``albert`` where it is the only one, otherwise ``albert.1``, ``albert.2``, …"""
-    models = [model.name for model, _ in parts]
-    return [
-        model if models.count(model) == 1 else f"{model}.{models[: index + 1].count(model)}"
-        for index, model in enumerate(models)
-    ]
+    models = [worker.model.name for worker in workers]
+    return tuple(
+        worker
+        if models.count(worker.name) == 1
+        else msgspec.structs.replace(
+            worker, name=f"{worker.name}.{models[: index + 1].count(worker.name)}"
+        )
+        for index, worker in enumerate(workers)
+    )

@@ -4,10 +4,15 @@ Lanes belong to the plan and are made once; a variant says, for the workers it i
 their kernels are cut into groups (runs on one lane). Always: groups cover a worker's kernels
 exactly, two neighbouring groups differ in lane, and a worker uses only its own lanes or the one
 owned by all.
+
+A worker may have joints: kernel positions, the same in all variants, at which it looks who else is
+busy and goes on, moves to another lane, or yields. Only services are given way to. Among services
+the one with less slack goes first, so no two workers can wait for each other.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 
 import msgspec
@@ -22,6 +27,8 @@ from eclip.artefacts.topology import Mask, Topology
 from eclip.errors import MismatchError
 
 ALL_WORKERS = -1
+FOREIGN = -1  # in a reaction: services of other sessions on the same device
+MOST_DEPTH = 2
 EVERYTHING = 100  # percent
 MOST_VARIANTS = 16  # of one worker: a device keeps an executable for each
 
@@ -60,12 +67,77 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     assignments: tuple[Assignment, ...]
 
 
-class PlannedWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Slack(enum.Enum):
+    """How much time a busy service has left, less what its requests still need."""
+
+    PLENTY = "plenty"
+    SOME = "some"
+    NONE = "none"
+
+
+class Reaction(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """What a worker does at a joint while one of these services is busy.
+
+    It applies if the service has this much slack or less. Between two services it applies if the
+    other one has less slack than this one, whatever the level.
+    """
+
+    to: tuple[int, ...]  # workers with a promise, or FOREIGN
+    slack: Slack = Slack.PLENTY
+    lane: int | None = None  # where it moves; None: it yields, and launches nothing
+
+
+class Joints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a worker may give way, and to whom. The head of a request is always a joint."""
+
+    at: tuple[int, ...]  # kernels at which a stretch begins, rising, without 0
+    depth: int  # stretches in flight, the running one included
+    reactions: tuple[Reaction, ...]  # the first that applies counts; if none does it goes on
+    longest_ns: int  # the longest stretch, undisturbed on its planned lane
+
+    def __post_init__(self) -> None:
+        if list(self.at) != sorted(set(self.at)) or (self.at and self.at[0] < 1):
+            raise ValueError("joints are rising kernel positions above 0")
+        if not 1 <= self.depth <= MOST_DEPTH:
+            raise ValueError(f"the depth is 1 to {MOST_DEPTH} stretches, not {self.depth}")
+        if self.longest_ns < 0:
+            raise ValueError("the longest stretch takes no negative time")
+
+
+class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a service is to keep, in times that a joint can compare."""
+
+    bound_ns: int  # of a request, from arrival to completion
+    request_ns: int  # that a request takes alone
+    some_ns: int  # less slack than this is not plenty
+    none_ns: int  # less than this is none
+
+    def __post_init__(self) -> None:
+        if self.bound_ns < 1 or self.request_ns < 1:
+            raise ValueError("a bound and the time of a request are at least 1 ns")
+        if not 0 <= self.none_ns <= self.some_ns:
+            raise ValueError("slack limits are at least 0, and none_ns at most some_ns")
+
+
+class PlannedWorker(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     name: str
     model: ModelKey  # of its trace and profile
     kernels: int
     why: str  # in words, for ``eclip explain``
     footprint: Footprint | None = None  # its profile's; None: not known
+    joints: Joints | None = None  # None: it never gives way
+    promise: Promise | None = None  # of a service
+    floor: float = 0.0  # least part of its rate alone, below which it does not yield
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.floor < 1:
+            raise ValueError(f"{self.name}: a floor is a part of the rate alone, 0 to below 1")
+        if self.joints is not None and self.joints.at and self.joints.at[-1] >= self.kernels:
+            raise ValueError(f"{self.name} has a joint behind its last kernel")
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -173,6 +245,28 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError("no variant says what to do while every worker is active")
         for variant in self.variants:
             self._check_variant(variant)
+        for index in self.everyone:
+            self._check_joints(index)
+
+    def _check_joints(self, index: int) -> None:
+        worker = self.workers[index]
+        for reaction in worker.joints.reactions if worker.joints else ():
+            if not reaction.to:
+                raise ValueError(f"{worker.name} has a reaction to nobody")
+            for other in reaction.to:
+                if other == index or not FOREIGN <= other < len(self.workers):
+                    raise ValueError(f"{worker.name} reacts to worker {other}; name another one")
+                if other != FOREIGN and self.workers[other].promise is None:
+                    raise ValueError(
+                        f"{worker.name} gives way to {self.workers[other].name}, who has no "
+                        f"promise to keep"
+                    )
+            if reaction.lane is None:
+                continue
+            if not 0 <= reaction.lane < len(self.lanes):
+                raise ValueError(f"{worker.name} moves to lane {reaction.lane}; it does not exist")
+            if self.lanes[reaction.lane].owner not in (index, ALL_WORKERS):
+                raise ValueError(f"{worker.name} moves to lane {reaction.lane} of another worker")
 
     def _check_variant(self, variant: Variant) -> None:
         if list(variant.active) != sorted(set(variant.active) & set(self.everyone)):
@@ -205,6 +299,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def models(self) -> tuple[ModelKey, ...]:
         """Of every worker: which profiles, traces and sources it needs."""
         return tuple(worker.model for worker in self.workers)
+
+    @property
+    def gives_way(self) -> bool:
+        """Some worker has joints, so the device decides while it runs."""
+        return any(worker.joints is not None for worker in self.workers)
 
     @property
     def main(self) -> Variant:

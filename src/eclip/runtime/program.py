@@ -4,6 +4,9 @@ For every kernel a route holds its lane and the lane it must wait on. ``wait_on`
 the predecessor is on the same lane, whose own order suffices, and at the head of a request, which
 the worker's user stream orders. Graph builders, the simulator's core and dispatch tables read
 these arrays.
+
+A worker with joints has a conduct: its stretches, the lanes it may move to, and its rules. Where it
+moves, the barrier is set while running, from where the last stretch went.
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from eclip.artefacts.plan import Assignment, Plan
+from eclip.artefacts.plan import Assignment, Joints, Plan
 from eclip.artefacts.trace import Trace
 from eclip.errors import MismatchError
+from eclip.runtime.reactions import NO_RULES, Rules, rules_of
 
 NO_WAIT = -1
 LaneColumn = npt.NDArray[np.int64]
@@ -42,9 +46,23 @@ class Route:
 
 
 @dataclass(frozen=True)
+class Conduct:
+    """What one worker does at its joints. Choice 0 is its route; choice i is ``moves[i - 1]``."""
+
+    begins: LaneColumn  # where every stretch begins; the first at 0
+    moves: tuple[int, ...]  # lanes
+    rules: Rules
+    depth: int
+
+    def stretches(self, kernels: int) -> list[range]:
+        return [range(start, end) for start, end in pairwise([*self.begins.tolist(), kernels])]
+
+
+@dataclass(frozen=True)
 class Program:
     plan: Plan
     routes: tuple[tuple[Route, ...], ...]  # per variant of the plan, per active worker
+    conducts: tuple[Conduct, ...]  # per worker
 
 
 def lower(plan: Plan, traces: Sequence[Trace]) -> Program:
@@ -58,12 +76,26 @@ def lower(plan: Plan, traces: Sequence[Trace]) -> Program:
                 f"the plan for worker {worker.name} was made for other kernels than those of "
                 f"{trace.model}; plan again from this profile"
             )
-    return Program(plan, routes_of(plan))
+    return program_of(plan)
 
 
-def routes_of(plan: Plan) -> tuple[tuple[Route, ...], ...]:
-    """Per variant, per active worker: for plans that were made from these traces a moment ago."""
-    return tuple(tuple(_route(part) for part in variant.assignments) for variant in plan.variants)
+def program_of(plan: Plan) -> Program:
+    """For a plan that was made from its workers' traces a moment ago."""
+    routes = tuple(tuple(_route(part) for part in variant.assignments) for variant in plan.variants)
+    return Program(plan, routes, tuple(_conduct(worker.joints) for worker in plan.workers))
+
+
+def _conduct(joints: Joints | None) -> Conduct:
+    if joints is None:
+        return Conduct(np.zeros(1, dtype=np.int64), (), NO_RULES, 1)
+    lanes = [reaction.lane for reaction in joints.reactions if reaction.lane is not None]
+    moves = tuple(dict.fromkeys(lanes))
+    return Conduct(
+        begins=np.array([0, *joints.at], dtype=np.int64),
+        moves=moves,
+        rules=rules_of(joints.reactions, moves),
+        depth=joints.depth,
+    )
 
 
 def _route(part: Assignment) -> Route:

@@ -32,7 +32,7 @@ from eclip.devices.sim import core
 from eclip.devices.sim.contention import LIMITS, Floats, Ints, Records
 from eclip.errors import DeviceError, StoppedError
 from eclip.progress import Progress
-from eclip.runtime.program import NO_WAIT, Program, Route, routes_of
+from eclip.runtime.program import NO_WAIT, Program, Route, program_of
 
 _CHUNK_NS = 50e6
 _BUFFER_ROWS = 1 << 16
@@ -182,7 +182,7 @@ class Glimpse:
 
 def glimpse(plan: Plan, tables: KernelTables, load: Load, window_ns: float) -> Glimpse:
     """Simulate a plan made from these tables' profiles for so long, after a quarter of that."""
-    machine = build_machine(Program(plan, routes_of(plan)), tables, load, 0)
+    machine = build_machine(program_of(plan), tables, load, 0)
     state = initial_state(machine, plan, load, -_GLIMPSE_WARMUP * window_ns, tables.profiles)
     rows: list[Ints] = []
     while core.advance(machine, state, window_ns, True) == core.BUFFER_FULL:

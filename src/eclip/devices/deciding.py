@@ -1,0 +1,84 @@
+"""Deciding at a joint, compiled: go on, yield, or move. runtime/reactions.py has rules and words.
+
+The simulator's core and the driving loop of a GPU call these functions, so both decide alike. Times
+are nanoseconds of the caller's clock.
+"""
+
+from __future__ import annotations
+
+from eclip.jit import inlined
+from eclip.runtime.reactions import (
+    BANKED_NS,
+    BOUND,
+    BUSY_SINCE,
+    DEADLINE,
+    GO_ON,
+    HEARTBEAT,
+    HUNG_BOUNDS,
+    IDLE,
+    LEFT,
+    MOST_OVERTAKEN,
+    NOBODY,
+    NONE,
+    SERVICE,
+    SOME,
+    STOPPED_NS,
+    TIER,
+    Ints,
+)
+
+
+@inlined
+def counts_as_busy(board: Ints, row: int, now: int) -> bool:
+    since = board[row, BUSY_SINCE]
+    if board[row, TIER] == NOBODY or since == IDLE:
+        return False
+    if now - board[row, HEARTBEAT] > STOPPED_NS:
+        return False
+    bound = board[row, BOUND]
+    return bool(bound == 0 or now - since <= HUNG_BOUNDS * bound)
+
+
+@inlined
+def decide(
+    board: Ints, mine: int, who: Ints, level: Ints, choice: Ints, overtaken: int, now: int
+) -> int:
+    """GO_ON, YIELD, or the number of a move, for the worker of row ``mine`` at a joint.
+
+    ``who``, ``level`` and ``choice`` are its rules; ``overtaken`` says how often this request of a
+    service has yielded already.
+    """
+    service = board[mine, TIER] == SERVICE
+    own_limit = board[mine, DEADLINE] - board[mine, LEFT]
+    for rule in range(choice.shape[0]):
+        rows = who[rule]
+        for row in range(board.shape[0]):
+            if not (rows >> row) & 1 or board[row, TIER] != SERVICE:
+                continue
+            if not counts_as_busy(board, row, now):
+                continue
+            limit = board[row, DEADLINE] - board[row, LEFT]  # when its slack is used up
+            if service:
+                first = limit < own_limit or (limit == own_limit and row < mine)
+                applies = first and overtaken < MOST_OVERTAKEN
+            else:
+                slack = limit - now
+                has = 2
+                if slack < board[row, NONE]:
+                    has = 0
+                elif slack < board[row, SOME]:
+                    has = 1
+                applies = has <= level[rule]
+            if applies:
+                return int(choice[rule])
+    return GO_ON
+
+
+@inlined
+def owed_after(owed_ns: float, floor: float, elapsed_ns: float, done_ns: float) -> float:
+    """What a worker is behind its floor, in time of its requests alone: above 0 it does not yield.
+
+    Work done beyond the floor counts for a while only, so that a busy hour is no excuse for a
+    starved second.
+    """
+    return max(owed_ns + floor * elapsed_ns - done_ns, -floor * BANKED_NS)

@@ -1,0 +1,126 @@
+"""Joints: where a worker may give way, chosen from its profile, and what it does there.
+
+A stretch is what lies between two joints. It takes at most the plan's grain on the worker's own
+lane, unless it is one long kernel. ``give_way`` adds joints, promises and the lanes that workers
+move to to a plan of any policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import msgspec
+
+from eclip.artefacts.mix import MixWorker
+from eclip.artefacts.plan import FOREIGN, Joints, Lane, Plan, Promise, Reaction, Slack
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.topology import Mask
+from eclip.errors import UsageError
+
+GRAIN_NS = 150_000
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How one worker gives way: its joints, and what it does at each level of slack.
+
+    ``ways`` goes from the most urgent level to the least; each holds for its level and below, and
+    the first that applies counts. A mask is where the worker moves, None means that it yields.
+    """
+
+    ways: tuple[tuple[Slack, Mask | None], ...] = ((Slack.PLENTY, None),)
+    grain_ns: int = GRAIN_NS
+    depth: int = 2
+    kernels: int | None = None  # a stretch is so many kernels, whatever time they take
+
+
+def cut_by_time(profile: Profile, units: int, grain_ns: int) -> tuple[int, ...]:
+    """Joints such that no stretch takes longer than the grain unless it is a single kernel."""
+    at = []
+    filled = 0.0
+    for position, took in enumerate((profile.busy_at(units) + profile.gap_at(units)).tolist()):
+        if filled > 0 and filled + took > grain_ns:
+            at.append(position)
+            filled = 0.0
+        filled += took
+    return tuple(at)
+
+
+def longest_stretch_ns(profile: Profile, units: int, at: Sequence[int]) -> int:
+    took = profile.busy_at(units) + profile.gap_at(units)
+    cuts = [0, *at, len(took)]
+    return round(max(float(took[start:end].sum()) for start, end in pairwise(cuts)))
+
+
+def promise_of(
+    worker: MixWorker, profile: Profile, p99_alone_ns: float, *, some_ns: int = 0, none_ns: int = 0
+) -> Promise:
+    """A service's promise in times. Limits of slack matter only to reactions that ask for them."""
+    if worker.bound is None:
+        raise UsageError(f"{worker.name} has no bound, so it is no service")
+    if worker.bound.ms is not None:
+        bound_ns = worker.bound.ms * 1e6
+    else:
+        assert worker.bound.times_alone is not None
+        bound_ns = worker.bound.times_alone * p99_alone_ns
+    return Promise(
+        bound_ns=max(round(bound_ns), 1),
+        request_ns=profile.request_ns[-1],
+        some_ns=some_ns,
+        none_ns=none_ns,
+    )
+
+
+def give_way(
+    plan: Plan,
+    profiles: Sequence[Profile],
+    promises: Mapping[int, Promise],
+    manners: Mapping[int, Manner],
+) -> Plan:
+    """The plan with these services' promises, and workers that give way to them, by index."""
+    lanes = list(plan.lanes)
+    workers = list(plan.workers)
+    for index, (asked, worker) in enumerate(zip(plan.mix.workers, plan.workers, strict=True)):
+        joints = None
+        if index in manners:
+            joints = _joints(plan, index, profiles[index], promises, manners[index], lanes)
+        workers[index] = msgspec.structs.replace(
+            worker,
+            joints=joints,
+            promise=promises.get(index),
+            floor=asked.background.floor if asked.background else 0.0,
+        )
+    return msgspec.structs.replace(plan, workers=tuple(workers), lanes=tuple(lanes))
+
+
+def _joints(
+    plan: Plan,
+    index: int,
+    profile: Profile,
+    promises: Mapping[int, Promise],
+    manner: Manner,
+    lanes: list[Lane],
+) -> Joints:
+    units = min(plan.units(group.lane) for group in plan.main.assignments[index].groups)
+    if manner.kernels is None:
+        at = cut_by_time(profile, units, manner.grain_ns)
+    else:
+        at = tuple(range(manner.kernels, len(profile.trace.kernels), manner.kernels))
+    to = (FOREIGN, *(service for service in sorted(promises) if service != index))
+    reactions = []
+    for slack, mask in manner.ways:
+        lane = None
+        if mask is not None:
+            wanted = Lane(index, mask)
+            if wanted not in lanes:
+                lanes.append(wanted)
+            lane = lanes.index(wanted)
+        reactions.append(Reaction(to=to, slack=slack, lane=lane))
+    return Joints(
+        at=at,
+        depth=manner.depth,
+        reactions=tuple(reactions),
+        longest_ns=longest_stretch_ns(profile, units, at),
+    )

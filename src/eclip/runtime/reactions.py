@@ -1,0 +1,95 @@
+"""Reactions: what a worker does at a joint, decided while it runs.
+
+Workers say on a *board* how they are: one row of 64-bit words each, written by its owner and read
+by everybody. The words need not agree with each other at every instant. ``devices/deciding.py``
+reads the board and a worker's rules, for the simulator and the driving loop of a GPU alike.
+
+Rules that keep it from waiting for ever:
+
+- Only services are given way to, and a service never gives way to background.
+- Of two services, the one that must act first goes on. While both wait nothing of that changes, so
+  exactly one of them waits. A request is overtaken at most twice.
+- A background worker that is behind its floor does not yield.
+- An owner that is stopped (no heartbeat) or busy ten times its bound counts as idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from eclip.artefacts.plan import FOREIGN, Plan, Reaction, Slack
+
+Ints = npt.NDArray[np.int64]
+
+# The words of a row. A row of zeros belongs to nobody.
+TIER, BUSY_SINCE, DEADLINE, LEFT, HEARTBEAT, BOUND, SOME, NONE = range(8)
+WORDS = 8  # a cache line
+NOBODY, SERVICE, BACKGROUND = 0, 1, 2  # tiers
+IDLE = -(1 << 62)  # in BUSY_SINCE; times may be negative
+ALWAYS = 1 << 62  # a heartbeat of an owner that cannot stop without its readers
+MOST_ROWS = 62  # who is meant by a rule is a bit set in a signed word
+
+GO_ON, YIELD = 0, -1  # choices; a positive one is a move
+MOST_OVERTAKEN = 2  # times that one request of a service lets another go first
+STOPPED_NS = 100_000_000  # since the last heartbeat
+HUNG_BOUNDS = 10  # that a request may last before its service counts as idle
+BANKED_NS = 100_000_000  # of work that a floor remembers as done before it was due
+
+_LEVELS = {Slack.NONE: 0, Slack.SOME: 1, Slack.PLENTY: 2}
+
+
+class Rules(NamedTuple):
+    """A worker's reactions, in order. ``who`` is a bit set of rows on the board."""
+
+    who: Ints
+    level: Ints  # the most slack at which it applies
+    choice: Ints
+
+
+NO_RULES = Rules(*(np.empty(0, dtype=np.int64) for _ in range(3)))
+
+
+def rules_of(
+    reactions: Sequence[Reaction], moves: Sequence[int], rows: Sequence[int] | None = None
+) -> Rules:
+    """``rows``: the board's row of every worker; by default its index, where nobody is foreign."""
+
+    def bits(reaction: Reaction) -> int:
+        known = 0
+        for other in reaction.to:
+            if other != FOREIGN:
+                known |= 1 << (other if rows is None else rows[other])
+        if FOREIGN in reaction.to and rows is not None:
+            ours = sum(1 << row for row in rows)
+            known |= ((1 << MOST_ROWS) - 1) & ~ours
+        return known
+
+    return Rules(
+        who=np.array([bits(reaction) for reaction in reactions], dtype=np.int64),
+        level=np.array([_LEVELS[reaction.slack] for reaction in reactions], dtype=np.int64),
+        choice=np.array(
+            [
+                YIELD if reaction.lane is None else 1 + moves.index(reaction.lane)
+                for reaction in reactions
+            ],
+            dtype=np.int64,
+        ),
+    )
+
+
+def board_of(plan: Plan) -> Ints:
+    """A board in this process's memory, for a session that is alone: worker i has row i."""
+    board = np.zeros((len(plan.workers), WORDS), dtype=np.int64)
+    for row, worker in zip(board, plan.workers, strict=True):
+        row[BUSY_SINCE] = IDLE
+        row[HEARTBEAT] = ALWAYS
+        row[TIER] = BACKGROUND
+        if worker.promise is not None:
+            promise = worker.promise
+            row[[BOUND, SOME, NONE]] = promise.bound_ns, promise.some_ns, promise.none_ns
+            row[TIER] = SERVICE
+    return board
