@@ -267,18 +267,17 @@ def place_on(board: Ints, row: int) -> Place:
 
 
 def raise_busy(board: Ints, row: int, slack_ns: int = 0) -> int:
-    """As a service does whose request is accepted; when that was."""
+    """As a service does whose request is accepted; a time from which on everybody can see it."""
     now = time.monotonic_ns()
     board[row, DEADLINE] = now + slack_ns
     board[row, LEFT] = 0
     board[row, BUSY_SINCE] = now
-    return now
+    return time.monotonic_ns()
 
 
 def set_idle(board: Ints, row: int) -> int:
-    now = time.monotonic_ns()
     board[row, BUSY_SINCE] = IDLE
-    return now
+    return time.monotonic_ns()
 
 
 @contextmanager
