@@ -7,8 +7,6 @@ import ctypes
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.trace import Trace
 from eclip.devices.base import Closing
@@ -92,8 +90,8 @@ def open_chain(model: ModelKey) -> Iterator[ServedChain]:
         executable = Executable(made.graph.graph)
         stack.callback(executable.close)
         executable.upload(stream)
-        steps = loop.steps_of([(loop.LAUNCH, executable.handle, stream)])
-        worker = loop.WorkerLoop(gpu, [(1, steps)], 0, np.zeros(1, dtype=np.int64))
+        launch = (loop.LAUNCH, executable.handle, stream)
+        worker = loop.WorkerLoop(gpu, loop.whole_request(launch))
         worker.drive(most_requests=1)
         facts = Facts(
             trace=made.trace.digest,

@@ -15,14 +15,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
 from eclip.artefacts.model_key import ModelKey, parse_model
 from eclip.artefacts.trace import Kernel, Trace
 from eclip.devices.cuda.energy import Tick
 from eclip.devices.gpu.loop import Ints
 from eclip.devices.remote_child import Facts, now_ns
 from eclip.errors import DeviceError
+from served import served_rows
 
 ENTRY = f"{__name__}:open_standin"
 KERNELS = 3
@@ -73,7 +72,7 @@ class Standin:
                 todo.pop(0)
             now = start + self._request_ns
             rows.append((arrival, start, now))
-        return np.array(rows, dtype=np.int64).reshape(-1, 3)
+        return served_rows(rows)
 
 
 @contextlib.contextmanager

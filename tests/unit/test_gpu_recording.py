@@ -22,6 +22,7 @@ from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.errors import DeviceError, TracingError
 from eclip.runtime.program import Program, Route, lower
 from logs import make_mix, make_plan
+from served import served_rows
 
 WAIT = np.full(4, -1)
 KERNEL = 10  # CUPTI's number of this kind of record
@@ -231,8 +232,8 @@ def test_launch_recorded_in_part_is_refused() -> None:
 def test_requests_outside_the_run_are_counted_not_recorded() -> None:
     arrivals = np.array([0, 10, 20, 95, 200])
     load = Load(label="", seed=0, arrivals=(CLOSED_LOOP, arrivals))
-    closed = np.array([[-20, -20, -1], [-1, -1, 30], [30, 30, 100]])
-    served = np.array([[0, 5, 20], [10, 20, 40]])
+    closed = served_rows([[-20, -20, -1], [-1, -1, 30], [30, 30, 100]])
+    served = served_rows([[0, 5, 20], [10, 20, 40]])
     requests, unfinished = record_requests([closed, served], load, 100)
     assert requests.worker == (1, 0, 1)
     assert requests.arrival_ns == (0, -1, 10)

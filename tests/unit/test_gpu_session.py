@@ -31,6 +31,7 @@ from eclip.errors import DeviceError, TracingError
 from eclip.progress import Progress
 from eclip.runtime.program import Route, program_of
 from logs import make_mix, make_plan
+from served import served_rows
 
 REQUEST_NS = 1_000_000
 REQUESTS = 50  # of a closed loop, the last before the end
@@ -74,7 +75,7 @@ class FakeLoop:
         starts = list(range(first, stop_at_ns, REQUEST_NS)) if arrivals is None else []
         self.ran += starts
         rows = [(start, start, start + REQUEST_NS) for start in starts]
-        return np.array(rows, dtype=np.int64).reshape(len(rows), 3)
+        return served_rows(rows)
 
 
 class FakeNvml:

@@ -19,6 +19,7 @@ from eclip.errors import UsageError
 from eclip.frontends.synthetic import synthetic_profile
 from eclip.planning.policies import make_plan
 from eclip.planning.problem import Problem
+from served import served_rows
 
 H200 = store.load_builtin("h200", Topology)
 PROFILES = tuple(synthetic_profile(seed, 30, H200, name=name) for seed, name in enumerate("ab"))
@@ -205,7 +206,7 @@ def test_p99_above_the_bound_of_its_plan_is_missed_in_words() -> None:
 
 def served(*rows: tuple[int, int, int]) -> Ints:
     """Arrival, start and end of a worker's requests, in microseconds."""
-    return np.array(rows, dtype=np.int64).reshape(-1, 3) * 1000
+    return served_rows([[1000 * time for time in row] for row in rows])
 
 
 def test_lag_is_what_an_idle_worker_took_to_notice_an_arrival() -> None:

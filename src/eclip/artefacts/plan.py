@@ -95,15 +95,19 @@ class Joints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     at: tuple[int, ...]  # kernels at which a stretch begins, rising, without 0
     depth: int  # stretches in flight, the running one included
     reactions: tuple[Reaction, ...]  # the first that applies counts; if none does it goes on
-    longest_ns: int  # the longest stretch, undisturbed on its planned lane
+    stretch_ns: tuple[int, ...]  # what each takes, undisturbed on the whole device
+
+    @property
+    def longest_ns(self) -> int:
+        return max(self.stretch_ns)
 
     def __post_init__(self) -> None:
         if list(self.at) != sorted(set(self.at)) or (self.at and self.at[0] < 1):
             raise ValueError("joints are rising kernel positions above 0")
         if not 1 <= self.depth <= MOST_DEPTH:
             raise ValueError(f"the depth is 1 to {MOST_DEPTH} stretches, not {self.depth}")
-        if self.longest_ns < 0:
-            raise ValueError("the longest stretch takes no negative time")
+        if len(self.stretch_ns) != len(self.at) + 1 or min(self.stretch_ns) < 0:
+            raise ValueError("every stretch needs a time of at least 0 ns")
 
 
 class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

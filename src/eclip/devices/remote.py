@@ -29,7 +29,7 @@ from eclip.artefacts.topology import Topology
 from eclip.devices.base import Closing, Window, check_load
 from eclip.devices.cuda.energy import EnergyCounter, mean_power_w
 from eclip.devices.cuda.mps import PIPES, SHARE, MpsDaemon, python_path
-from eclip.devices.gpu.recording import NO_KERNELS, make_log, window_warnings
+from eclip.devices.gpu.recording import NO_KERNELS, make_log, since, window_warnings
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.devices.remote_child import Facts, Failure, Job, Order, Served, now_ns
 from eclip.errors import DeviceError, MismatchError
@@ -194,7 +194,7 @@ class ProcessSession(Closing):
             plan,
             self._host.title,
             load,
-            [worker.rows - zero for worker in served],
+            [since(worker.rows, zero) for worker in served],
             [fact.kernels for fact in self.facts],
             NO_KERNELS,
             duration_ns,

@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-import numpy as np
-
 from eclip.artefacts.model_key import ModelKey
 from eclip.devices.cuda.driver import Gpu, call, cu
 from eclip.devices.cuda.graphs import Executable
@@ -44,8 +42,8 @@ def open_model(model: ModelKey) -> Iterator[ServedModel]:
         executable = Executable(made.graph.graph)
         stack.callback(executable.close)
         executable.upload(stream)
-        steps = loop.steps_of([(loop.LAUNCH, executable.handle, stream)])
-        worker = loop.WorkerLoop(gpu, [(1, steps)], 0, np.zeros(1, dtype=np.int64))
+        launch = (loop.LAUNCH, executable.handle, stream)
+        worker = loop.WorkerLoop(gpu, loop.whole_request(launch))
         worker.drive(most_requests=_WARMUPS)
         facts = Facts(
             trace=made.trace.digest,

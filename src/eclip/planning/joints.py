@@ -48,10 +48,12 @@ def cut_by_time(profile: Profile, units: int, grain_ns: int) -> tuple[int, ...]:
     return tuple(at)
 
 
-def longest_stretch_ns(profile: Profile, units: int, at: Sequence[int]) -> int:
+def stretch_times_ns(profile: Profile, at: Sequence[int]) -> tuple[int, ...]:
+    """What each stretch takes on the whole device."""
+    units = profile.sizes[-1]
     took = profile.busy_at(units) + profile.gap_at(units)
     cuts = [0, *at, len(took)]
-    return round(max(float(took[start:end].sum()) for start, end in pairwise(cuts)))
+    return tuple(round(float(took[start:end].sum())) for start, end in pairwise(cuts))
 
 
 def promise_of(
@@ -122,5 +124,5 @@ def _joints(
         at=at,
         depth=manner.depth,
         reactions=tuple(reactions),
-        longest_ns=longest_stretch_ns(profile, units, at),
+        stretch_ns=stretch_times_ns(profile, at),
     )

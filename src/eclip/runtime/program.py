@@ -11,14 +11,14 @@ moves, the barrier is set while running, from where the last stretch went.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from eclip.artefacts.plan import Assignment, Joints, Plan
+from eclip.artefacts.plan import Assignment, Plan
 from eclip.artefacts.trace import Trace
 from eclip.errors import MismatchError
 from eclip.runtime.reactions import NO_RULES, Rules, rules_of
@@ -39,10 +39,12 @@ class Route:
     def barriers(self) -> int:
         return int(np.count_nonzero(self.wait_on != NO_WAIT))
 
-    def segments(self) -> list[range]:
+    def segments(self, within: range | None = None) -> list[range]:
         """The kernels between two barriers, in order: each segment is on one lane."""
-        cuts = [0, *np.flatnonzero(self.wait_on != NO_WAIT).tolist(), len(self.lane)]
-        return [range(start, end) for start, end in pairwise(cuts)]
+        within = within or range(len(self.lane))
+        barriers = np.flatnonzero(self.wait_on != NO_WAIT).tolist()
+        inside = [cut for cut in barriers if within.start < cut < within.stop]
+        return [range(*ends) for ends in pairwise([within.start, *inside, within.stop])]
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Conduct:
     """What one worker does at its joints. Choice 0 is its route; choice i is ``moves[i - 1]``."""
 
     begins: LaneColumn  # where every stretch begins; the first at 0
+    done_ns: LaneColumn  # how far a request alone is at the end of every stretch
     moves: tuple[int, ...]  # lanes
     rules: Rules
     depth: int
@@ -63,6 +66,18 @@ class Program:
     plan: Plan
     routes: tuple[tuple[Route, ...], ...]  # per variant of the plan, per active worker
     conducts: tuple[Conduct, ...]  # per worker
+
+    def moves_of(self, worker: int) -> list[Route]:
+        """Where a worker's reactions may take it, in the order of its choices."""
+        kernels = self.plan.workers[worker].kernels
+        return [_moved(worker, kernels, lane) for lane in self.conducts[worker].moves]
+
+    def all_routes(self) -> Iterator[Route]:
+        """Every way that some kernel may take."""
+        for routes in self.routes:
+            yield from routes
+        for worker in self.plan.everyone:
+            yield from self.moves_of(worker)
 
 
 def lower(plan: Plan, traces: Sequence[Trace]) -> Program:
@@ -82,19 +97,37 @@ def lower(plan: Plan, traces: Sequence[Trace]) -> Program:
 def program_of(plan: Plan) -> Program:
     """For a plan that was made from its workers' traces a moment ago."""
     routes = tuple(tuple(_route(part) for part in variant.assignments) for variant in plan.variants)
-    return Program(plan, routes, tuple(_conduct(worker.joints) for worker in plan.workers))
+    return Program(plan, routes, tuple(_conduct(plan, index) for index in plan.everyone))
 
 
-def _conduct(joints: Joints | None) -> Conduct:
+def _conduct(plan: Plan, index: int) -> Conduct:
+    joints = plan.workers[index].joints
     if joints is None:
-        return Conduct(np.zeros(1, dtype=np.int64), (), NO_RULES, 1)
+        request_ns = sum(group.predicted_ns for group in plan.main.assignments[index].groups)
+        return Conduct(
+            begins=np.zeros(1, dtype=np.int64),
+            done_ns=np.array([request_ns], dtype=np.int64),
+            moves=(),
+            rules=NO_RULES,
+            depth=1,
+        )
     lanes = [reaction.lane for reaction in joints.reactions if reaction.lane is not None]
     moves = tuple(dict.fromkeys(lanes))
     return Conduct(
         begins=np.array([0, *joints.at], dtype=np.int64),
+        done_ns=np.cumsum(joints.stretch_ns, dtype=np.int64),
         moves=moves,
         rules=rules_of(joints.reactions, moves),
         depth=joints.depth,
+    )
+
+
+def _moved(worker: int, kernels: int, lane: int) -> Route:
+    """All kernels of a worker on one lane, as a reaction may ask for."""
+    return Route(
+        worker=worker,
+        lane=np.full(kernels, lane, dtype=np.int64),
+        wait_on=np.full(kernels, NO_WAIT, dtype=np.int64),
     )
 
 

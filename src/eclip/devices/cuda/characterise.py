@@ -280,14 +280,11 @@ def _measure_lanes(gpu: int, connections: int) -> list[tuple[int, float]]:
         graph, captured = bench.capture(20, bench.short)
         executables = [place_whole(captured, [lane.context] * 20) for lane in bench.lanes]
         for lanes in (1, 2, 4, 7, 8, 9, 12, 14):
-            active = np.zeros(lanes, dtype=np.int64)
             stop = np.zeros(1, dtype=np.int64)
             workers = []
             for index in range(lanes):
                 launch = (loop.LAUNCH, executables[index].handle, bench.lanes[index].stream)
-                everyone = (1 << lanes) - 1
-                steps = [(everyone, loop.steps_of([launch]))]
-                workers.append(loop.WorkerLoop(bench.gpu, steps, index, active))
+                workers.append(loop.WorkerLoop(bench.gpu, loop.whole_request(launch)))
             runners = [loop.Runner(partial(worker.drive, stop=stop), stop) for worker in workers]
             for runner in runners:
                 runner.start()

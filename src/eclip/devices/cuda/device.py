@@ -43,6 +43,7 @@ from eclip.devices.gpu.recording import (
     NO_KERNELS,
     make_log,
     record_kernels,
+    since,
     window_warnings,
 )
 from eclip.devices.load import CLOSED_LOOP, Arrivals, Load
@@ -50,7 +51,8 @@ from eclip.devices.remote import Host, LoneSession, ProcessSets
 from eclip.devices.remote_child import Job
 from eclip.errors import DeviceError, StoppedError, TracingError, UsageError
 from eclip.progress import Progress
-from eclip.runtime.program import Program
+from eclip.runtime.program import Program, Route
+from eclip.runtime.reactions import board_of
 
 _TRIAL_SECONDS = 0.15  # to decide between one graph and segments
 _TRIAL_REQUESTS = 8
@@ -64,7 +66,7 @@ class Execution(enum.Enum):
 
 
 class CudaDevice(Owner):
-    capabilities = frozenset(Capability) - {Capability.JOINTS}
+    capabilities = frozenset(Capability)
     modelled = False
 
     def __init__(
@@ -164,6 +166,7 @@ class CudaSession(Owner):
         self._program = program
         self._captures = captures
         self._warnings = warnings
+        self.board = board_of(program.plan)  # who is busy, for joints and variants
         self._belongings = Belongings(device.gpu, captures)
         # Also when it is collected, or the interpreter ends, while it is open.
         self._finalizer = weakref.finalize(self, self._belongings.close_quietly)
@@ -201,7 +204,7 @@ class CudaSession(Owner):
         """
         wanted = self._execution
         barriers = sum(route.barriers for routes in self._program.routes for route in routes)
-        if wanted is not Execution.AUTO or barriers == 0:
+        if wanted is not Execution.AUTO or barriers == 0 or self._program.plan.gives_way:
             return self._make_loops(wanted, self._belongings.releases)
         whole_owner, segments_owner = Releases(), Releases()
         try:
@@ -221,26 +224,48 @@ class CudaSession(Owner):
         return loops
 
     def _make_loops(self, way: Execution, owner: Releases) -> list[loop.WorkerLoop]:
-        active = np.zeros(len(self._captures), dtype=np.int64)
-        prepare = (
-            self._executables.segments if way is Execution.SEGMENTS else self._executables.whole
-        )
+        rows = np.arange(len(self._captures))
         return [
             loop.WorkerLoop(
                 self._device.gpu,
-                [
-                    (sum(1 << other for other in variant.active), prepare(route, owner))
-                    for variant, routes in zip(
-                        self._program.plan.variants, self._program.routes, strict=True
-                    )
-                    for route in routes
-                    if route.worker == worker
-                ],
-                worker,
-                active,
+                self._ways(worker, way, owner),
+                loop.Place(self.board, worker, rows),
+                self._habits(worker, owner),
             )
             for worker in self._program.plan.everyone
         ]
+
+    def _ways(self, worker: int, way: Execution, owner: Releases) -> loop.Ways:
+        """A worker's requests in every variant, and wherever its reactions may take it."""
+        plan = self._program.plan
+        stretches = self._program.conducts[worker].stretches(plan.workers[worker].kernels)
+
+        def prepare(route: Route) -> list[loop.Steps]:
+            if way is Execution.SEGMENTS or plan.gives_way:
+                return self._executables.stretches(route, stretches, owner)
+            return [self._executables.whole(route, owner)]
+
+        return loop.Ways(
+            variants=[
+                (sum(1 << other for other in variant.active), prepare(route))
+                for variant, routes in zip(plan.variants, self._program.routes, strict=True)
+                for route in routes
+                if route.worker == worker
+            ],
+            moves=[prepare(route) for route in self._program.moves_of(worker)],
+        )
+
+    def _habits(self, worker: int, owner: Releases) -> loop.Habits:
+        planned = self._program.plan.workers[worker]
+        conduct = self._program.conducts[worker]
+        in_flight = conduct.depth if len(conduct.begins) > 1 else 0
+        return loop.Habits(
+            rules=conduct.rules,
+            events=tuple(int(self._executables.event(owner)) for _ in range(in_flight)),
+            done_ns=tuple(conduct.done_ns.tolist()),
+            bound_ns=planned.promise.bound_ns if planned.promise else 0,
+            floor=planned.floor,
+        )
 
     def _try_rates(self, loops: Sequence[loop.WorkerLoop]) -> npt.NDArray[np.float64]:
         """Requests per second of every worker, all of them back to back for a moment."""
@@ -257,13 +282,13 @@ class CudaSession(Owner):
             time.sleep(seconds)
         rates = []
         for runner in runners:
-            ends = runner.rows()[:, 2]
+            ends = runner.rows()[:, loop.END]
             rates.append((len(ends) - 1) * 1e9 / (ends[-1] - ends[0]) if len(ends) > 1 else 1e-9)
         return np.array(rates)
 
     def steps(self, worker: int) -> loop.Steps:
-        """What a request of a worker takes while everybody is active, for measuring it."""
-        return self._loops[worker].steps
+        """What the first stretch of a worker's request takes while everybody is active."""
+        return self._loops[worker].stretches[0]
 
     def request(self, worker: int) -> None:
         """Run one request of a worker and wait for it: one thread at a time for each worker."""
@@ -287,7 +312,9 @@ class CudaSession(Owner):
         stop = np.zeros(1, dtype=np.int64)
         runners = self._runners(load, zero, zero + duration_ns, stop)
         power, ended = self._run_threads(runners, zero, zero + duration_ns, stop)
-        served = [runner.rows() - zero for runner in runners]  # raises what a worker failed of
+        served = [
+            since(runner.rows(), zero) for runner in runners
+        ]  # raises what a worker failed of
         if ended <= zero:
             raise StoppedError("stopped before the run began to be measured")
         duration_ns = ended - zero

@@ -1,7 +1,8 @@
 """Executables of a session: a worker's route on its lanes, as steps that the loop takes.
 
 A route is one graph whose nodes live in several contexts, or one graph per group chained by events.
-Whoever asks for steps owns what they launch.
+A worker with joints has a graph for every stretch, and for every lane that it may move to; they are
+cut once and shared by all variants. Whoever asks for steps owns what they launch.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from eclip.devices.cuda.graphs import CapturedGraph, Executable, place_segments,
 from eclip.devices.cuda.lanes import GpuLane
 from eclip.devices.gpu import loop
 from eclip.devices.gpu.recording import Placed
-from eclip.errors import DeviceError
+from eclip.errors import DeviceError, UsageError
 from eclip.runtime.program import NO_WAIT, Route
+
+MOST_EXECUTABLES = 8192  # of a session: instantiating more takes minutes
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Capture:
 class Executables:
     def __init__(self, captures: Sequence[Capture], lanes: Sequence[GpuLane]) -> None:
         self.placed: dict[int, Placed] = {}  # by the executable's handle, while it lives
+        self._cut: dict[tuple[int, int, int, int], Executable] = {}  # segments, while they live
         self._captures = captures
         self._lanes = lanes
 
@@ -52,7 +56,8 @@ class Executables:
             executable = place_whole(source.graph, self._contexts(route), self._priorities(route))
         self._keep(executable, Placed(route, range(len(route.lane))), owner)
         executable.upload(first.stream)
-        return loop.steps_of([(loop.LAUNCH, executable.handle, first.stream)])
+        launch = (loop.LAUNCH, executable.handle, first.stream)
+        return loop.steps_of([launch], barriers=route.barriers)
 
     def _captured_on(
         self, lane: GpuLane, source: Capture, route: Route, owner: Releases
@@ -69,29 +74,66 @@ class Executables:
 
     def segments(self, route: Route, owner: Releases) -> loop.Steps:
         """A graph for every segment; an event for every barrier."""
-        if self._captures[route.worker].graph.atomic:
-            return self.whole(route, owner)
-        segments = route.segments()
-        executables = place_segments(
-            self._captures[route.worker].graph,
-            self._contexts(route),
-            segments,
-            self._priorities(route),
-        )
-        for kernels, executable in zip(segments, executables, strict=True):
-            self._keep(executable, Placed(route, kernels), owner)  # before anything can fail
+        (steps,) = self.stretches(route, [range(len(route.lane))], owner)
+        return steps
+
+    def stretches(
+        self, route: Route, stretches: Sequence[range], owner: Releases
+    ) -> list[loop.Steps]:
+        """A graph for every segment of every stretch; an event for every barrier inside one. What
+        comes between two stretches is the loop's to say."""
+        source = self._captures[route.worker]
+        if source.graph.atomic:
+            if len(stretches) > 1:
+                raise DeviceError(
+                    f"{source.trace.model} has a loop in its graph, so it cannot be cut into "
+                    f"stretches; plan it without joints"
+                )
+            return [self.whole(route, owner)]
+        cuts = [route.segments(within) for within in stretches]
+        self._place(route, [segment for cut in cuts for segment in cut], owner)
+        return [self._chain(route, cut, owner) for cut in cuts]
+
+    def _chain(self, route: Route, segments: Sequence[range], owner: Releases) -> loop.Steps:
         parts = []
-        for kernels, executable in zip(segments, executables, strict=True):
+        for index, kernels in enumerate(segments):
             lane = self._lanes[route.lane[kernels.start]]
             waits_on = route.wait_on[kernels.start]
             barrier = None
-            if waits_on != NO_WAIT:
-                event = call(cu.cuEventCreate, cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
-                owner.callback(call, cu.cuEventDestroy, event)
+            if index > 0 and waits_on != NO_WAIT:
+                event = self.event(owner)
                 barrier = (event, self._lanes[waits_on].stream)
-            executable.upload(lane.stream)
-            parts.append((executable.handle, lane.stream, barrier))
+            parts.append((self._cut[_key(route, kernels)].handle, lane.stream, barrier))
         return loop.chained(parts)
+
+    def event(self, owner: Releases) -> Any:
+        event = call(cu.cuEventCreate, cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+        owner.callback(call, cu.cuEventDestroy, event)
+        return event
+
+    def _place(self, route: Route, segments: Sequence[range], owner: Releases) -> None:
+        """Instantiate the segments that nobody has asked for before."""
+        missing = [kernels for kernels in segments if _key(route, kernels) not in self._cut]
+        if not missing:
+            return
+        if len(self._cut) + len(missing) > MOST_EXECUTABLES:
+            raise UsageError(
+                f"the plan needs more than {MOST_EXECUTABLES} executables; plan it with a larger "
+                f"grain or fewer lanes to move to"
+            )
+        executables = place_segments(
+            self._captures[route.worker].graph,
+            self._contexts(route),
+            missing,
+            self._priorities(route),
+        )
+        for kernels, executable in zip(missing, executables, strict=True):
+            self._keep(executable, Placed(route, kernels), owner)  # before anything can fail
+            key = _key(route, kernels)
+            self._cut[key] = executable
+            owner.callback(self._cut.pop, key)
+        for kernels, executable in zip(missing, executables, strict=True):
+            executable.upload(self._lanes[route.lane[kernels.start]].stream)
 
     def _keep(self, executable: Executable, part: Placed, owner: Releases) -> None:
         owner.callback(executable.close)
@@ -104,3 +146,7 @@ class Executables:
 
     def _priorities(self, route: Route) -> list[int]:
         return [self._lanes[lane].priority for lane in route.lane]
+
+
+def _key(route: Route, kernels: range) -> tuple[int, int, int, int]:
+    return route.worker, kernels.start, kernels.stop, int(route.lane[kernels.start])

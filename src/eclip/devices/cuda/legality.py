@@ -27,21 +27,20 @@ def check_clusters(
     """Raise for the first kernel that does not fit its lane; equal launches are asked for once."""
     plan = program.plan
     asked: dict[tuple[Kernel, int], bool] = {}
-    for routes in program.routes:
-        for route in routes:
-            kernels = traces[route.worker].kernels
-            nodes = [node for node in graphs[route.worker].nodes if node.kind == "KERNEL"]
-            for position, (kernel, node) in enumerate(zip(kernels, nodes, strict=True)):
-                lane = int(route.lane[position])
-                if kernel.cluster <= 1:
-                    continue
-                if (kernel, lane) not in asked:
-                    asked[kernel, lane] = fits(node, lanes[lane].stream)
-                if not asked[kernel, lane]:
-                    raise DeviceError(
-                        f"kernel {position} of {plan.workers[route.worker].name} "
-                        f"({kernel.name[:_MOST_NAME]}) needs clusters of {kernel.cluster} blocks, "
-                        f"which do not fit lane {lane} ({plan.units(lane)} SMs, slices "
-                        f"{plan.lanes[lane].mask}); give it a lane with another slice, or profile "
-                        f"the model on this GPU and plan again"
-                    )
+    for route in program.all_routes():
+        kernels = traces[route.worker].kernels
+        nodes = [node for node in graphs[route.worker].nodes if node.kind == "KERNEL"]
+        for position, (kernel, node) in enumerate(zip(kernels, nodes, strict=True)):
+            lane = int(route.lane[position])
+            if kernel.cluster <= 1:
+                continue
+            if (kernel, lane) not in asked:
+                asked[kernel, lane] = fits(node, lanes[lane].stream)
+            if not asked[kernel, lane]:
+                raise DeviceError(
+                    f"kernel {position} of {plan.workers[route.worker].name} "
+                    f"({kernel.name[:_MOST_NAME]}) needs clusters of {kernel.cluster} blocks, "
+                    f"which do not fit lane {lane} ({plan.units(lane)} SMs, slices "
+                    f"{plan.lanes[lane].mask}); give it a lane with another slice, or profile "
+                    f"the model on this GPU and plan again"
+                )

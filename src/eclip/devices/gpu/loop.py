@@ -1,9 +1,11 @@
 """The driving loop: requests of one worker, launched from compiled code that holds no GIL.
 
-A worker's executable is a list of steps (launch a graph, record an event, let a stream wait for
-one, hold the host until one has happened). Each worker has a thread of its own that repeats: wait
-for the next request, pick the variant by who is active, take the steps, wait for completion.
-Threads share one array of activity flags and nothing else, so they do not disturb each other.
+A request is a list of stretches, one for a worker without joints. A stretch is a list of steps
+(launch a graph, record an event, let a stream wait for one, hold the host until one has happened).
+Each worker has a thread of its own that repeats: wait for the next request, pick the variant by who
+is active, take the stretches, wait for completion. Before each stretch it waits until fewer than
+``depth`` are in flight, and then decides by its rules: go on, move, or launch nothing for now.
+Threads share the board and nothing else, so they do not disturb each other.
 """
 
 from __future__ import annotations
@@ -19,15 +21,41 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from eclip.devices.deciding import counts_as_busy, decide, owed_after
 from eclip.errors import DeviceError
+from eclip.runtime.reactions import (
+    ALWAYS,
+    BUSY_SINCE,
+    DEADLINE,
+    GO_ON,
+    HEARTBEAT,
+    IDLE,
+    LEFT,
+    NO_RULES,
+    SERVICE,
+    TIER,
+    WORDS,
+    YIELD,
+    Rules,
+)
 
 LAUNCH, RECORD, WAIT, HOLD = 0, 1, 2, 3
 # A dozen graphs that wait for events keep other workers' launches from starting until they have
 # moved on (docs/results.md, lock-step); up to six were seen to harm nobody.
 AHEAD = 2
 _CLOCK_MONOTONIC = 1
-_CHUNK = 1 << 16  # requests between two returns to Python
+_CHUNK = 1 << 15  # requests between two returns to Python
 FOREVER_NS = int(np.iinfo(np.int64).max)
+# A worker that yields spins for a moment, then looks about every 20 us. That takes a tenth of a
+# core; a futex would take none, but does not see slack run out, floors and owners that have died.
+_SPIN_NS = 50_000
+_LOOK_US = 20
+_TIMER_SLACK = (29, 1000)  # prctl: sleep no more than 1 us longer than asked, instead of 50
+_MOST_QUEUED = 64  # requests that are looked at for the most urgent one
+
+# Columns of a served request.
+ARRIVAL, START, END, BARRIERS, YIELDS, MOVES, PAUSE_NS = range(7)
+COLUMNS = 7
 
 Words = npt.NDArray[np.uint64]
 Ints = npt.NDArray[np.int64]
@@ -61,12 +89,50 @@ def _entry(library: str, name: str, arguments: int) -> Any:
 
 @dataclass(frozen=True)
 class Steps:
-    """What one request of a worker takes, in order; ``stream`` completes last."""
+    """What one stretch of a request takes, in order."""
 
     kind: Ints
     first: Words  # executable, event, stream, event
     second: Words  # stream, stream, event, nothing
-    stream: int
+    entry: int  # the stream that it begins on
+    stream: int  # the stream that completes last
+    barriers: int  # between lanes, inside
+
+
+@dataclass(frozen=True)
+class Ways:
+    """What requests of a worker take: one entry for every stretch, in each variant or moved."""
+
+    variants: Sequence[tuple[int, Sequence[Steps]]]  # with the bit set of the active workers
+    moves: Sequence[Sequence[Steps]] = ()
+
+
+@dataclass(frozen=True)
+class Place:
+    """A worker's row on the board, and those of all workers of its session, by their index."""
+
+    board: Ints
+    row: int
+    peers: Ints
+
+    @property
+    def beats(self) -> bool:
+        """Others must see that this process runs."""
+        return bool(self.board[self.row, HEARTBEAT] != ALWAYS)
+
+
+@dataclass(frozen=True)
+class Habits:
+    """What a worker does at its joints."""
+
+    rules: Rules = NO_RULES
+    events: tuple[int, ...] = ()  # one for each stretch in flight, where there are several
+    done_ns: tuple[int, ...] = (0,)  # per stretch: how far a request alone is at its end
+    bound_ns: int = 0  # of a service
+    floor: float = 0.0
+
+
+NO_HABITS = Habits()
 
 
 class LoopGpu(Protocol):
@@ -93,6 +159,7 @@ def make_driver(table: EntryPoints) -> Callable[..., tuple[int, int, int]]:
     synchronise = _entry(table.library, table.synchronise, 1)
     clock = _entry("libc.so.6", "clock_gettime", 2)
     usleep = _entry("libc.so.6", "usleep", 1)
+    prctl = _entry("libc.so.6", "prctl", 2)
 
     @numba.njit(nogil=True)
     def now_ns(scratch: Ints) -> int:
@@ -100,27 +167,80 @@ def make_driver(table: EntryPoints) -> Callable[..., tuple[int, int, int]]:
         return int(scratch[0] * 1_000_000_000 + scratch[1])
 
     @numba.njit(nogil=True)
+    def publish(
+        board: Ints, row: int, arrivals: Ints, first: int, bound_ns: int, request_ns: int, now: int
+    ) -> None:
+        """Deadline and time left of the most urgent request that has arrived; all before it are
+        served first."""
+        tightest = FOREVER_NS
+        for ahead in range(min(_MOST_QUEUED, arrivals.shape[0] - first)):
+            arrival = arrivals[first + ahead]
+            if arrival > now:
+                break
+            left = (ahead + 1) * request_ns
+            if arrival + bound_ns - left < tightest:
+                tightest = arrival + bound_ns - left
+                board[row, DEADLINE] = arrival + bound_ns
+                board[row, LEFT] = left
+
+    @numba.njit(nogil=True)
+    def take(kind: Ints, first: Words, second: Words, begin: int, end: int) -> int:
+        """Take these steps; the first bad status, or 0."""
+        for step in range(begin, end):
+            if kind[step] == LAUNCH:
+                status = graph_launch(first[step], second[step])
+            elif kind[step] == RECORD:
+                status = event_record(first[step], second[step])
+            elif kind[step] == WAIT:
+                status = stream_wait(first[step], second[step], np.uint64(0))
+            else:
+                status = event_hold(first[step])
+            if status:
+                return int(status)
+        return 0
+
+    @numba.njit(nogil=True)
     def drive(
         kind: Ints,
         first: Words,
         second: Words,
-        begins: Ints,  # per variant: where its steps begin; one more entry at the end
-        streams: Words,  # per variant: the stream that completes last
+        begins: Ints,  # way × stretch: where its steps begin; one more entry at the end
+        entry: Words,  # way × stretch: the stream that it begins on
+        stream: Words,  # way × stretch: the stream that completes last
+        inner: Ints,  # way × stretch: barriers inside
         variant_active: Ints,  # per variant a bit set of workers; the smallest sets first
-        worker: int,
-        active: Ints,  # per worker: 1 while it has a request; shared by all threads
+        board: Ints,  # shared by all threads
+        row: int,
+        peers: Ints,
+        beats: bool,
+        who: Ints,  # rules, as the following
+        level: Ints,
+        choices: Ints,
+        events: Words,  # one for each stretch that may be in flight
+        done_ns: Ints,
+        bound_ns: int,
+        floor: float,
         closed: bool,
         arrivals: Ints,  # absolute times
         taken: int,  # how many of them were served before
         stop_at: int,
         stop: Ints,  # set from outside to end the loop
-        rows: Ints,  # out: arrival, start, end of every request
+        rows: Ints,  # out: the columns of every request
     ) -> tuple[int, int, int]:
         """Requests done, arrivals taken, and the first bad status, 0 if there was none."""
+        prctl(np.uint64(_TIMER_SLACK[0]), np.uint64(_TIMER_SLACK[1]))
         scratch = np.zeros(2, dtype=np.int64)
+        stretches = done_ns.shape[0]
+        depth = max(events.shape[0], 1)
+        request_ns = done_ns[stretches - 1]
+        service = board[row, TIER] == SERVICE and bound_ns > 0
+        owed = 0.0  # against the floor, and when it was last reckoned
+        reckoned = now_ns(scratch)
         done = 0
         while done < rows.shape[0]:
             now = now_ns(scratch)
+            if beats:
+                board[row, HEARTBEAT] = now
             if now >= stop_at or stop[0]:
                 break
             arrival = now
@@ -129,76 +249,150 @@ def make_driver(table: EntryPoints) -> Callable[..., tuple[int, int, int]]:
                     break
                 arrival = arrivals[taken]
                 if arrival > now:
-                    active[worker] = 0
-                    # Sleep while it is far, spin when it is near: usleep overshoots by about 60 µs.
+                    board[row, BUSY_SINCE] = IDLE
+                    # Sleep while it is far, spin when it is near.
                     if arrival - now > 200_000:
                         usleep(np.uint64(min(arrival - now - 150_000, 10_000_000) // 1000))
                     continue
+                if service:
+                    publish(board, row, arrivals, taken, bound_ns, request_ns, now)
                 taken += 1
-            active[worker] = 1
-            others = 0
-            for other in range(active.shape[0]):
-                others |= active[other] << other
+            left = board[row, LEFT]
+            board[row, BUSY_SINCE] = now
+            active = 0
+            for peer in range(peers.shape[0]):
+                if peers[peer] == row or counts_as_busy(board, peers[peer], now):
+                    active |= 1 << peer
             variant = 0
-            while others & ~variant_active[variant]:
+            while active & ~variant_active[variant]:
                 variant += 1
-            start = now_ns(scratch)
-            for step in range(begins[variant], begins[variant + 1]):
-                if kind[step] == LAUNCH:
-                    status = graph_launch(first[step], second[step])
-                elif kind[step] == RECORD:
-                    status = event_record(first[step], second[step])
-                elif kind[step] == WAIT:
-                    status = stream_wait(first[step], second[step], np.uint64(0))
-                else:
-                    status = event_hold(first[step])
+            rows[done, ARRIVAL] = arrival
+            rows[done, START] = now_ns(scratch)
+            rows[done, BARRIERS:] = 0
+            last = np.uint64(0)
+            for stretch in range(stretches):
+                if stretch >= depth:
+                    status = event_hold(events[stretch % depth])
+                    if status:
+                        return done, taken, status
+                    before = done_ns[stretch - depth - 1] if stretch > depth else 0
+                    owed -= done_ns[stretch - depth] - before
+                    if service:
+                        board[row, LEFT] = left - done_ns[stretch - depth]
+                choice = GO_ON
+                held_at = 0
+                while choices.shape[0] > 0:
+                    now = now_ns(scratch)
+                    if beats:
+                        board[row, HEARTBEAT] = now
+                    overtaken = rows[done, YIELDS]
+                    choice = decide(board, row, who, level, choices, overtaken, now)
+                    if choice != YIELD:
+                        break
+                    if floor > 0.0:
+                        owed = owed_after(owed, floor, now - reckoned, 0.0)
+                        reckoned = now
+                    if owed > 0.0 or stop[0] or now >= stop_at:
+                        choice = GO_ON
+                        break
+                    if held_at == 0:
+                        held_at = now
+                    if now - held_at > _SPIN_NS:
+                        usleep(np.uint64(_LOOK_US))
+                if held_at:
+                    rows[done, YIELDS] += 1
+                    rows[done, PAUSE_NS] = max(rows[done, PAUSE_NS], now - held_at)
+                way = variant
+                if choice > 0:
+                    way = variant_active.shape[0] + choice - 1
+                    rows[done, MOVES] += 1
+                at = way * stretches + stretch
+                if stretch > 0 and entry[at] != last:
+                    event = events[(stretch - 1) % depth]
+                    status = stream_wait(entry[at], event, np.uint64(0))
+                    if status:
+                        return done, taken, status
+                    rows[done, BARRIERS] += 1
+                status = take(kind, first, second, begins[at], begins[at + 1])
                 if status:
                     return done, taken, status
-            status = synchronise(streams[variant])
+                rows[done, BARRIERS] += inner[at]
+                last = stream[at]
+                if stretches > 1:
+                    status = event_record(events[stretch % depth], last)
+                    if status:
+                        return done, taken, status
+            status = synchronise(last)
             if status:
                 return done, taken, status
-            rows[done, 0] = arrival
-            rows[done, 1] = start
-            rows[done, 2] = now_ns(scratch)
+            in_flight = min(depth, stretches)
+            before = done_ns[stretches - in_flight - 1] if stretches > in_flight else 0
+            owed -= request_ns - before
+            rows[done, END] = now_ns(scratch)
             done += 1
         return done, taken, 0
 
-    nothing = np.empty(0, dtype=np.int64)
-    words = nothing.astype(np.uint64)
-    one = np.ones(1, dtype=np.int64)
-    rows = np.zeros((1, 3), dtype=np.int64)
-    # Compile now: the first call would otherwise do it in the middle of a run.
-    drive(nothing, words, words, nothing, words, one, 0, one, True, nothing, 0, 0, one, rows)
+    _compile(drive)
     return drive
 
 
+def _compile(drive: Any) -> None:
+    """Now: the first call would otherwise do it in the middle of a run."""
+    ways = whole_request((LAUNCH, 0, 0))
+    now = np.ones(1, dtype=np.int64)
+    rows = np.zeros((1, COLUMNS), dtype=np.int64)
+    drive(*_program(ways, alone_place(), NO_HABITS), True, now[:0], 0, 0, now, rows)
+
+
+def alone_place() -> Place:
+    """For a worker that nobody else looks at."""
+    board = np.zeros((1, WORDS), dtype=np.int64)
+    board[0, HEARTBEAT] = ALWAYS
+    board[0, BUSY_SINCE] = IDLE
+    return Place(board, 0, np.zeros(1, dtype=np.int64))
+
+
+def _program(ways: Ways, place: Place, habits: Habits) -> tuple[Any, ...]:
+    """What ``drive`` reads of a worker, in its order."""
+    ordered = sorted(ways.variants, key=lambda pair: pair[0].bit_count())
+    taken = (*(stretches for _, stretches in ordered), *ways.moves)
+    every = [steps for stretches in taken for steps in stretches]
+    return (
+        np.concatenate([steps.kind for steps in every]),
+        np.concatenate([steps.first for steps in every]),
+        np.concatenate([steps.second for steps in every]),
+        np.cumsum([0, *(len(steps.kind) for steps in every)]),
+        np.array([steps.entry for steps in every], dtype=np.uint64),
+        np.array([steps.stream for steps in every], dtype=np.uint64),
+        np.array([steps.barriers for steps in every], dtype=np.int64),
+        np.array([active for active, _ in ordered], dtype=np.int64),
+        place.board,
+        place.row,
+        place.peers,
+        place.beats,
+        *habits.rules,
+        np.array(habits.events, dtype=np.uint64),
+        np.array(habits.done_ns, dtype=np.int64),
+        habits.bound_ns,
+        float(habits.floor),
+    )
+
+
 class WorkerLoop:
-    """One worker's steps, per variant, and its place among the others' activity flags."""
+    """One worker's ways, its place on the board, and what it does at joints."""
 
     def __init__(
         self,
         gpu: LoopGpu,
-        variants: Sequence[tuple[int, Steps]],  # bit set of the active workers, and the steps
-        worker: int,
-        active: Ints,
+        ways: Ways,
+        place: Place | None = None,  # None: nobody else looks at it
+        habits: Habits = NO_HABITS,
     ) -> None:
-        ordered = sorted(variants, key=lambda pair: pair[0].bit_count())
-        steps = [one for _, one in ordered]
-        self.steps = steps[-1]  # while everybody is active
+        self.stretches = max(ways.variants, key=lambda pair: pair[0].bit_count())[1]
         self._gpu = gpu
-        self._worker = worker
-        self._active = active
+        self._place = place or alone_place()
         self._drive = make_driver(gpu.entry_points)
-        self._program = (
-            np.concatenate([one.kind for one in steps]),
-            np.concatenate([one.first for one in steps]),
-            np.concatenate([one.second for one in steps]),
-            np.cumsum([0, *(len(one.kind) for one in steps)]),
-            np.array([one.stream for one in steps], dtype=np.uint64),
-            np.array([active_set for active_set, _ in ordered], dtype=np.int64),
-            worker,
-            active,
-        )
+        self._program = _program(ways, self._place, habits)
 
     def drive(
         self,
@@ -207,7 +401,7 @@ class WorkerLoop:
         stop: Ints | None = None,
         most_requests: int = FOREVER_NS,
     ) -> Ints:
-        """Serve requests in the calling thread; arrival, start and end of each, absolute times."""
+        """Serve requests in the calling thread; a row for each, with absolute times."""
         self._gpu.make_current()
         closed = arrivals is None
         times = np.empty(0, dtype=np.int64) if arrivals is None else arrivals
@@ -217,7 +411,7 @@ class WorkerLoop:
         left = most_requests
         try:
             while left > 0:
-                rows = np.zeros((min(left, _CHUNK), 3), dtype=np.int64)
+                rows = np.zeros((min(left, _CHUNK), COLUMNS), dtype=np.int64)
                 done, taken, status = self._drive(
                     *self._program, closed, times, taken, stop_at_ns, stop, rows
                 )
@@ -228,7 +422,7 @@ class WorkerLoop:
                 if done < len(rows):
                     break
         finally:
-            self._active[self._worker] = 0
+            self._place.board[self._place.row, BUSY_SINCE] = IDLE
         return np.concatenate(chunks)
 
 
@@ -264,8 +458,7 @@ class Repeater:
     """One executable launched back to back from a thread of its own, while the block lasts."""
 
     def __init__(self, gpu: LoopGpu, executable: Any, stream: Any) -> None:
-        steps = steps_of([(LAUNCH, executable, stream)])
-        worker = WorkerLoop(gpu, [(1, steps)], 0, np.zeros(1, dtype=np.int64))
+        worker = WorkerLoop(gpu, whole_request((LAUNCH, executable, stream)))
         self._stop = np.zeros(1, dtype=np.int64)
         self._runner = Runner(lambda: worker.drive(stop=self._stop), self._stop)
 
@@ -278,7 +471,12 @@ class Repeater:
         self._runner.join()
 
     def ends_ns(self) -> Ints:
-        return self._runner.rows()[:, 2]
+        return self._runner.rows()[:, END]
+
+
+def whole_request(launch: tuple[int, Any, Any]) -> Ways:
+    """A request that is one launch, whoever else is active."""
+    return Ways([(1, [steps_of([launch])])])
 
 
 def chained(parts: Sequence[tuple[Any, Any, tuple[Any, Any] | None]]) -> Steps:
@@ -300,10 +498,15 @@ def chained(parts: Sequence[tuple[Any, Any, tuple[Any, Any] | None]]) -> Steps:
     return steps_of(steps)
 
 
-def steps_of(steps: Sequence[tuple[int, Any, Any]]) -> Steps:
+def steps_of(steps: Sequence[tuple[int, Any, Any]], barriers: int | None = None) -> Steps:
+    """``barriers``: how many are inside; by default as many as streams wait."""
+    streams = [int(stream) for kind, _, stream in steps if kind == LAUNCH]
+    waits = sum(kind == WAIT for kind, _, _ in steps)
     return Steps(
         kind=np.array([kind for kind, _, _ in steps], dtype=np.int64),
         first=np.array([int(first) for _, first, _ in steps], dtype=np.uint64),
         second=np.array([int(second) for _, _, second in steps], dtype=np.uint64),
-        stream=int(steps[-1][2]),
+        entry=streams[0],
+        stream=streams[-1],
+        barriers=waits if barriers is None else barriers,
     )

@@ -13,12 +13,13 @@ from itertools import groupby
 from operator import attrgetter
 
 import numpy as np
+import numpy.typing as npt
 
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.runlog import MOST_LAG_NS, KernelRecords, Requests, RunLog, WorkerCounters
 from eclip.devices.base import Window
 from eclip.devices.cuda.tracer import Span
-from eclip.devices.gpu.loop import Ints
+from eclip.devices.gpu.loop import ARRIVAL, BARRIERS, END, MOVES, PAUSE_NS, START, YIELDS, Ints
 from eclip.devices.load import Load
 from eclip.errors import TracingError
 from eclip.runtime.program import Route
@@ -92,7 +93,7 @@ def make_log(
     plan: Plan,
     device: str,
     load: Load,
-    served: Sequence[Ints],  # per worker: arrival, start, end; 0 is where measuring began
+    served: Sequence[Ints],  # per worker: a row a request; time 0 is where measuring began
     launched: Sequence[int],  # per worker: kernels of a request
     kernels: KernelRecords,
     duration_ns: int,
@@ -102,7 +103,6 @@ def make_log(
     """The log of a measured run, in one process or several."""
     requests, unfinished = record_requests(served, load, duration_ns)
     lag_ns = lags_ns(served)
-    done = [requests.worker.count(worker) for worker in plan.everyone]
     short = "the run was too short for the energy counter: no energy was measured"
     return RunLog(
         plan=plan,
@@ -115,14 +115,8 @@ def make_log(
         requests=requests,
         kernels=kernels,
         counters=tuple(
-            WorkerCounters(
-                kernels=done[part.worker] * launched[part.worker],
-                barriers=done[part.worker] * part.switches,
-                lane_waits=None,
-                false_waits=None,
-                false_wait_ns=None,
-            )
-            for part in plan.main.assignments
+            _counters(rows[_inside(rows, duration_ns)], count)
+            for rows, count in zip(served, launched, strict=True)
         ),
         unfinished=unfinished,
         offered=load.offered(duration_ns),
@@ -135,13 +129,38 @@ def make_log(
     )
 
 
+def since(rows: Ints, zero_ns: int) -> Ints:
+    """Served requests with their times counted from then."""
+    moved = rows.copy()
+    moved[:, [ARRIVAL, START, END]] -= zero_ns
+    return moved
+
+
+def _inside(rows: Ints, duration_ns: int) -> npt.NDArray[np.bool_]:
+    """Which requests ended in the measured part."""
+    return (rows[:, END] >= 0) & (rows[:, END] < duration_ns)
+
+
+def _counters(rows: Ints, kernels: int) -> WorkerCounters:
+    return WorkerCounters(
+        kernels=len(rows) * kernels,
+        barriers=int(rows[:, BARRIERS].sum()),
+        lane_waits=None,
+        false_waits=None,
+        false_wait_ns=None,
+        yields=int(rows[:, YIELDS].sum()),
+        moves=int(rows[:, MOVES].sum()),
+        longest_pause_ns=int(rows[:, PAUSE_NS].max(initial=0)),
+    )
+
+
 def lags_ns(served: Sequence[Ints]) -> tuple[int, ...]:
     """Per worker: the longest time from when a request could begin (it had arrived, and the one
     before it was done) to when the loop began it. It is the host's, not the policy's."""
     lags = []
     for rows in served:
-        could = np.maximum(rows[1:, 0], rows[:-1, 2])
-        lags.append(int((rows[1:, 1] - could).max(initial=0)))
+        could = np.maximum(rows[1:, ARRIVAL], rows[:-1, END])
+        lags.append(int((rows[1:, START] - could).max(initial=0)))
     return tuple(lags)
 
 
@@ -163,11 +182,9 @@ def record_requests(
     rows = []
     unfinished = []
     for worker, (spans, arrivals) in enumerate(zip(served, load.arrivals, strict=True)):
-        inside = (spans[:, 2] >= 0) & (spans[:, 2] < duration_ns)
-        rows += [
-            (int(end), worker, int(arrival), int(start)) for arrival, start, end in spans[inside]
-        ]
-        late = int(np.count_nonzero(spans[:, 2] >= duration_ns))
+        inside = spans[_inside(spans, duration_ns)][:, [ARRIVAL, START, END]]
+        rows += [(int(end), worker, int(arrival), int(start)) for arrival, start, end in inside]
+        late = int(np.count_nonzero(spans[:, END] >= duration_ns))
         waiting = (
             0 if arrivals is None else int(np.count_nonzero(arrivals < duration_ns)) - len(spans)
         )
