@@ -251,7 +251,9 @@ class LlamaLayer(nn.Module):
         shape = self._shape
         batch, tokens, _ = hidden.shape
         parts = self.queries_keys_values(hidden)
-        parts = parts.view(batch, tokens, shape.heads + 2 * shape.groups, shape.head).transpose(1, 2)
+        parts = parts.view(batch, tokens, shape.heads + 2 * shape.groups, shape.head).transpose(
+            1, 2
+        )
         queries, keys, values = parts.split((shape.heads, shape.groups, shape.groups), dim=1)
         queries, keys = _turned(queries, *turn), _turned(keys, *turn)
         if place is None:

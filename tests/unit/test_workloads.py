@@ -21,9 +21,7 @@ def workloads(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_training_step_inside_inference_mode_trains(workloads: Any) -> None:
-    shape = workloads.TextShape(
-        vocabulary=50, tokens=8, causal=True, layers=2, width=16, heads=2
-    )
+    shape = workloads.TextShape(vocabulary=50, tokens=8, causal=True, layers=2, width=16, heads=2)
     step, inputs = workloads._train_text(shape, 2)
     with torch.inference_mode():
         losses = [float(step(*inputs)) for _ in range(60)]
@@ -33,9 +31,7 @@ def test_a_training_step_inside_inference_mode_trains(workloads: Any) -> None:
 
 def test_a_step_gives_a_loss_that_may_be_written_over(workloads: Any) -> None:
     """As tests do with the outputs of captures."""
-    shape = workloads.TextShape(
-        vocabulary=50, tokens=8, causal=False, layers=1, width=16, heads=2
-    )
+    shape = workloads.TextShape(vocabulary=50, tokens=8, causal=False, layers=1, width=16, heads=2)
     step, inputs = workloads._train_text(shape, 2)
     with torch.inference_mode():
         step(*inputs).zero_()
@@ -43,7 +39,10 @@ def test_a_step_gives_a_loss_that_may_be_written_over(workloads: Any) -> None:
 
 def test_images_train(workloads: Any) -> None:
     net = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten(), torch.nn.LazyLinear(5)
+        torch.nn.Conv2d(3, 4, 3),
+        torch.nn.BatchNorm2d(4),
+        torch.nn.Flatten(),
+        torch.nn.LazyLinear(5),
     )
     images, labels = torch.randn(4, 3, 8, 8), torch.randint(0, 5, (4,))
     net(images)
