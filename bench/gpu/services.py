@@ -227,7 +227,8 @@ def run_pair(bench: Bench, name: str) -> None:
         bench.say(f"{name}: {len(entrants)} sessions open after {time.monotonic() - begin:.1f} s")
         if not entrants:
             return
-        capacity = [_capacity(entrants, worker, profiles) for worker in range(len(pair.services))]
+        reference = reference_of(entrants)
+        capacity = [_capacity(reference, worker, profiles) for worker in range(len(pair.services))]
         for load in pair.loads or bench.options.loads:
             if bench.time_is_up:
                 return
@@ -253,11 +254,16 @@ def _opened(
         yield Entrant(way, plan, session, time.monotonic() - begin)
 
 
-def _capacity(entrants: Sequence[Entrant], worker: int, profiles: Sequence[Profile]) -> float:
+def reference_of(entrants: Sequence[Entrant]) -> Entrant:
+    """Whose session services are measured alone in: one with joints, if there is one."""
+    return next((one for one in entrants if one.plan.gives_way), entrants[0])
+
+
+def _capacity(reference: Entrant, worker: int, profiles: Sequence[Profile]) -> float:
     """Requests per second of a service back to back, all others present but idle."""
     request_s = profiles[worker].request_ns[-1] / 1e9
     window = Window(max(CAPACITY_SECONDS, 30 * request_s), max(0.1, 3 * request_s), trace_ms=0.0)
-    log = entrants[-1].session.run(closed_loop(len(profiles), only=worker), window)
+    log = reference.session.run(closed_loop(len(profiles), only=worker), window)
     return sharing.rate_of([log], worker)
 
 
@@ -280,8 +286,7 @@ class Measured:
 
     @property
     def reference(self) -> Entrant:
-        """Whose session services are measured alone in: one with joints, if there is one."""
-        return next((one for one in self.entrants if one.plan.gives_way), self.entrants[0])
+        return reference_of(self.entrants)
 
     def run(self, mix: Mix) -> None:
         options = self.bench.options
@@ -313,8 +318,9 @@ class Measured:
         return jobs + [("background", one, last) for one in (*own, *plain)]
 
     def _short(self) -> Window:
+        """A GPU may go above its power limit for a quarter of a second, which is not measured."""
         request_s = self.scene.profiles[-1].request_ns[-1] / 1e9
-        return Window(max(0.3, ALONE_REQUESTS * request_s), max(0.05, request_s), trace_ms=0.0)
+        return Window(max(0.4, ALONE_REQUESTS * request_s), 0.25, trace_ms=0.0)
 
     def keep(self) -> None:
         alone = {
