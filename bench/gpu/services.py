@@ -16,17 +16,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import multiprocessing
 import os
+import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns of what is experimental
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import msgspec
@@ -46,6 +47,7 @@ from eclip.artefacts.topology import Topology
 from eclip.devices import open_device
 from eclip.devices.base import Device, Session, SourceKind, Window
 from eclip.devices.load import Load, closed_loop, load_of_mix
+from eclip.devices.shapes import shape_of
 from eclip.errors import EclipError, UsageError
 from eclip.frontends.library import file_of, find_profile
 from eclip.lab.case import Case, find_calibration, find_topology
@@ -56,6 +58,7 @@ OWN = "bench.gpu.workloads"
 BOUND = 10.0  # times a request alone: wide, since nothing here depends on slack
 CAPACITY_SECONDS = 0.3
 ALONE_REQUESTS = 12  # of background, at least
+REFERENCES = ("yield d2", "yield d1", "streams")
 # On the simulator, what is nearest in the zoo.
 STAND_INS = {
     f"{OWN}:train_resnet50:32": "resnet152:32",
@@ -208,12 +211,6 @@ def at_rates(mix: Mix, rates: Sequence[float]) -> Mix:
     return msgspec.structs.replace(mix, workers=(*workers, mix.workers[-1]))
 
 
-def only(load: Load, worker: int) -> Load:
-    nothing = np.empty(0, dtype=np.int64)
-    kept = [times if index == worker else nothing for index, times in enumerate(load.arrivals)]
-    return replace(load, arrivals=tuple(kept))
-
-
 def run_pair(bench: Bench, name: str) -> None:
     pair = PAIRS[name]
     begin = time.monotonic()
@@ -256,7 +253,11 @@ def _opened(
 
 def reference_of(entrants: Sequence[Entrant]) -> Entrant:
     """Whose session services are measured alone in: one with joints, if there is one."""
-    return next((one for one in entrants if one.plan.gives_way), entrants[0])
+    for name in REFERENCES:
+        for one in entrants:
+            if one.name == name:
+                return one
+    return entrants[0]
 
 
 def _capacity(reference: Entrant, worker: int, profiles: Sequence[Profile]) -> float:
@@ -293,7 +294,7 @@ class Measured:
         window = Window(options.seconds, options.warmup, trace_ms=0.0)
         jobs = self._jobs()
         self.loads = [
-            load_of_mix(mix, window.seconds, window.warmup_seconds, seed=number)
+            load_of_mix(mix, window.seconds, window.warmup_seconds, number, options.shape)
             for number in range(options.rounds)
         ]
         for number, index in rotation(len(jobs), options.rounds):
@@ -302,7 +303,7 @@ class Measured:
                 load, taken = closed_loop(len(mix.workers), only=worker), self._short()
             else:
                 whole = self.loads[number]
-                load, taken = (whole if kind == "shared" else only(whole, worker)), window
+                load, taken = (whole if kind == "shared" else whole.only(worker)), window
             key = (f"{kind} {worker}", entrant.name)
             self.logs.setdefault(key, []).append(entrant.session.run(load, taken))
 
@@ -358,6 +359,9 @@ class Measured:
             "way": way,
             "rounds": len(self.loads),
             "seconds": self.bench.options.seconds,
+            "shape": self.bench.options.shape.label,
+            "floor": self.bench.options.floor,
+            "busy_cores": self.bench.options.busy_cores,
             "busy_share": sum(busy),
         }
         entrant = next(one for one in self.entrants if one.name == session)
@@ -369,7 +373,7 @@ class Measured:
             arrays[f"{way} {service}"] = ours.ns
             found = sharing.service_figures(ours, alone[service])
             found |= {"capacity_rps": self.capacity[service], "busy_share": busy[service]}
-            if entrant.plan.gives_way:
+            if len(self.services) == 1 and _only_yields(entrant.plan):
                 found["checks"] = sharing.checks(
                     found, _waits_ns(entrant.plan), 1e9 / self.capacity[service]
                 )
@@ -416,6 +420,13 @@ class Measured:
         np.savez_compressed(folder / f"{self.pair}-{self.load:g}.npz", **named)
 
 
+def _only_yields(plan: Plan) -> bool:
+    """Where background moves or goes on, a service waits for more than what was in flight."""
+    joints = plan.workers[-1].joints
+    reactions = joints.reactions if joints else ()
+    return bool(reactions) and all(reaction.lane is None for reaction in reactions)
+
+
 def _waits_ns(plan: Plan) -> float:
     """What all workers that give way may have in flight when a request arrives."""
     joints = [worker.joints for worker in plan.workers if worker.joints is not None]
@@ -453,26 +464,60 @@ def show(rows: Iterable[dict[str, Any]]) -> None:
     print_table("Services beside background", columns, lines)
 
 
+def summarise(rows: Iterable[dict[str, Any]]) -> None:
+    """The promises of issue 16 over all pairs, for every way that shares."""
+    ways: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        if "background" in row:
+            ways.setdefault(row["way"], []).append(row)
+    first = {_key(row): row for row in ways.get("priorities", [])}
+    lines = []
+    for way, mine in ways.items():
+        rests = [row["background_over_rest"] for row in mine]
+        costs = [row["idle_cost"] for row in mine if row["idle_cost"] is not None]
+        held = [found["checks"] for row in mine for found in row["services"] if "checks" in found]
+        gains = [
+            theirs["latency"]["p99_ms"] / ours["latency"]["p99_ms"]
+            for row in mine
+            if _key(row) in first
+            for ours, theirs in zip(row["services"], first[_key(row)]["services"], strict=True)
+        ]
+        lines.append(
+            [
+                way,
+                f"{len(mine)}",
+                f"{np.mean([row['background'] for row in mine]):.3f}",
+                f"{min(rests):.3f}",
+                f"{np.mean(rests):.3f}",
+                f"{max(costs):.3f}" if costs else "",
+                f"{np.exp(np.mean(np.log(gains))):.1f}" if gains else "",
+                f"{min(gains):.2f}" if gains else "",
+                f"{sum(all(one.values()) for one in held)}/{len(held)}" if held else "",
+            ]
+        )
+    columns = ["way", "runs", "background", "÷ (1-u) least", "÷ (1-u) mean", "worst idle cost"]
+    columns += ["p99 of priorities ÷ own", "least", "latency kept"]
+    print_table("Over all pairs", columns, lines)
+
+
+def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["pair"], row["load"]
+
+
 @contextlib.contextmanager
 def busy_cores(wanted: bool) -> Iterator[None]:
     """Every CPU core spins while the block lasts."""
     if not wanted:
         yield
         return
-    context = multiprocessing.get_context("spawn")
-    burners = [context.Process(target=_burn, daemon=True) for _ in range(os.cpu_count() or 1)]
-    for burner in burners:
-        burner.start()
+    spinning = [sys.executable, "-c", "while True: pass"]
+    burners = [subprocess.Popen(spinning) for _ in range(os.cpu_count() or 1)]
     try:
         yield
     finally:
         for burner in burners:
             burner.kill()
-
-
-def _burn() -> None:
-    while True:
-        pass
+            burner.wait()
 
 
 def _words(text: str) -> list[str]:
@@ -496,6 +541,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=60.0, help="start nothing new after that")
     parser.add_argument("--grain-us", type=float, default=150.0)
     parser.add_argument("--floor", type=float, default=0.0, help="of the background")
+    parser.add_argument("--shape", default="poisson", help="of arrivals: bursts, azure-code, …")
     parser.add_argument("--again", action="store_true", help="alone twice, to see the noise")
     parser.add_argument("--busy-cores", action="store_true", help="beside spinning CPU cores")
     parser.add_argument("--quick", action="store_true", help="core ways, one round of a second")
@@ -510,8 +556,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     sets = {"all": list(WAYS), "core": list(CORE)}
     options.ways = sets.get(options.ways) or _words(options.ways)
     unknown += [way for way in options.ways if way not in WAYS]
+    unknown += [] if shape_of(options.shape) else [options.shape]
     if unknown:
-        parser.error(f"no such pair or way: {', '.join(unknown)}")
+        parser.error(f"no such pair, way or shape: {', '.join(unknown)}")
+    options.shape = shape_of(options.shape)
     return options
 
 
@@ -539,6 +587,7 @@ def main() -> int:
                 traceback.print_exc()
                 bench.keep({"pair": name, "error": f"{type(error).__name__}: {error}"})
         show(bench.rows)
+        summarise(bench.rows)
         bench.made.clear()
     return int(failed > 0)
 
