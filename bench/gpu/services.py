@@ -19,6 +19,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
@@ -182,6 +183,8 @@ class Bench:
         )
         self.made[SourceKind.CAPTURE, worker, model] = captured.capture
         store.save(profile, file_of(self.folder / "profiles", model))
+        with tarfile.open(self.folder / "profiles.tar", "w") as packed:
+            packed.add(self.folder / "profiles", "profiles")  # under a name without colons
         what = f"{profile.request_ns[-1] / 1e6:.3f} ms, {len(profile.trace.kernels)} kernels"
         self.say(f"profiled {model}: {what}, {time.monotonic() - begin:.1f} s")
         return profile
@@ -414,10 +417,13 @@ class Measured:
         folder = self.bench.folder / "latencies"
         folder.mkdir(exist_ok=True)
         for service in self.services:
-            due = [load.arrivals[service] for load in self.loads]
-            arrays[f"arrivals {service}"] = np.concatenate([one for one in due if one is not None])
+            every = [load.arrivals[service] for load in self.loads]
+            due = [one[one >= 0] for one in every if one is not None]
+            arrays[f"arrivals {service}"] = np.concatenate(due)
         named = {key.replace(" ", "_").replace("/", "-"): one for key, one in arrays.items()}
-        np.savez_compressed(folder / f"{self.pair}-{self.load:g}.npz", **named)
+        shape = self.bench.options.shape.label.split()[0].lower()
+        name = f"{self.pair}-{self.load:g}-{shape}.npz".replace("+", "-")
+        np.savez_compressed(folder / name, **named)
 
 
 def _only_yields(plan: Plan) -> bool:

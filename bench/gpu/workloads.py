@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 Made = tuple[nn.Module, tuple[torch.Tensor, ...]]
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -136,9 +137,7 @@ class TextBlock(nn.Module):
         parts = self.queries_keys_values(self.norms[0](hidden))
         parts = parts.view(batch, tokens, 3, self._heads, width // self._heads)
         queries, keys, values = parts.permute(2, 0, 3, 1, 4).unbind(0)
-        seen = functional.scaled_dot_product_attention(
-            queries, keys, values, is_causal=self._causal
-        )
+        seen = _attention(queries, keys, values, is_causal=self._causal)
         hidden = hidden + self.out(seen.transpose(1, 2).reshape(batch, tokens, width))
         more: torch.Tensor = self.down(functional.gelu(self.up(self.norms[1](hidden))))
         return hidden + more
@@ -259,15 +258,13 @@ class LlamaLayer(nn.Module):
         if place is None:
             self.keys[:, :, :tokens].copy_(keys)
             self.values[:, :, :tokens].copy_(values)
-            seen = functional.scaled_dot_product_attention(
-                queries, keys, values, is_causal=True, enable_gqa=True
-            )
+            seen = _attention(queries, keys, values, is_causal=True, enable_gqa=True)
             return seen.transpose(1, 2).reshape(batch, tokens, shape.width)
         self.keys.index_copy_(2, place, keys)
         self.values.index_copy_(2, place, values)
         # The heads of a group read the same keys, as several tokens of one head would.
         grouped = queries.reshape(batch, shape.groups, -1, shape.head)
-        seen = functional.scaled_dot_product_attention(grouped, self.keys, self.values)
+        seen = _attention(grouped, self.keys, self.values)
         return seen.reshape(batch, tokens, shape.width)
 
 
@@ -331,6 +328,18 @@ def llama_prefill(batch: int, shape: LlamaShape | None = None) -> Made:
     with _on_device(torch.bfloat16):
         tokens = torch.randint(0, shape.vocabulary, (batch, shape.chunk))
         return Prefill(shape, batch), (tokens,)
+
+
+def _attention(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **options: Any
+) -> torch.Tensor:
+    """Not by cuDNN: it compiles kernels while running, for one context, so they could not move."""
+    kinds = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    with sdpa_kernel(kinds):
+        seen: torch.Tensor = functional.scaled_dot_product_attention(
+            queries, keys, values, **options
+        )
+        return seen
 
 
 @contextlib.contextmanager

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from eclip.artefacts.measures import steady_rates
 from eclip.artefacts.runlog import RunLog
 from eclip.devices.load import Load
 
@@ -71,8 +70,15 @@ def busy_share(logs: Sequence[RunLog], worker: int) -> float:
 
 
 def rate_of(logs: Sequence[RunLog], worker: int) -> float:
-    """Requests per second: the mean of the runs' steady rates."""
-    return float(np.mean([steady_rates(log)[worker] for log in logs]))
+    """Requests per second between the first and the last completion of every run: in a short one,
+    a request more or less in the window would be percents."""
+    requests, span_ns = 0, 0
+    for log in logs:
+        mine = np.array(log.requests.worker, dtype=np.int64) == worker
+        end = np.array(log.requests.end_ns, dtype=np.int64)[mine]
+        if len(end) > 1:
+            requests, span_ns = requests + len(end) - 1, span_ns + int(end[-1] - end[0])
+    return requests * 1e9 / span_ns if span_ns else 0.0
 
 
 def percentiles_ms(values: Values) -> dict[str, float]:
