@@ -408,6 +408,7 @@ class Measured:
             "yields": sum(one.yields for one in counters),
             "moves": sum(one.moves for one in counters),
             "longest_pause_ms": max(one.longest_pause_ns for one in counters) / 1e6,
+            "prepared": msgspec.to_builtins(logs[0].prepared),
             "lagged": any(log.lagged for log in logs),
             "warnings": sorted({text for log in logs for text in log.warnings}),
         }
