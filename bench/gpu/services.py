@@ -41,7 +41,7 @@ from eclip.artefacts import store
 from eclip.artefacts.calibration import Calibration
 from eclip.artefacts.mix import Mix, parse_mix
 from eclip.artefacts.model_key import ModelKey, parse_model
-from eclip.artefacts.plan import Plan
+from eclip.artefacts.plan import Lanes, Plan
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import RunLog
 from eclip.artefacts.topology import Topology
@@ -49,8 +49,9 @@ from eclip.devices import open_device
 from eclip.devices.base import Device, Session, SourceKind, Window
 from eclip.devices.load import Load, closed_loop, load_of_mix
 from eclip.devices.shapes import shape_of
-from eclip.errors import EclipError, UsageError
+from eclip.errors import EclipError, MismatchError, UsageError
 from eclip.frontends.library import file_of, find_profile
+from eclip.frontends.sources import make_source
 from eclip.lab.case import Case, find_calibration, find_topology
 from eclip.lab.rounds import rotation
 from eclip.lab.stand import Stand
@@ -152,8 +153,22 @@ class Bench:
     def profile(self, name: str, worker: int) -> Profile:
         model = self.model(name)
         if model not in self.profiles:
-            self.profiles[model] = self._find(model) or self._measure(model, worker)
+            found = self._find(model)
+            if found is None or not self._captured(found, worker):
+                found = self._measure(model, worker)
+            self.profiles[model] = found
         return self.profiles[model]
+
+    def _captured(self, profile: Profile, worker: int) -> bool:
+        """Whether the model launches here what its profile says; if so, its source is kept."""
+        kind = self.device.source_kind(Lanes())
+        try:
+            source = make_source(kind, profile, self.device)
+        except MismatchError as error:
+            self.say(str(error))
+            return False
+        self.made[kind, worker, profile.model] = source
+        return True
 
     def _find(self, model: ModelKey) -> Profile | None:
         folders = [self.folder / "profiles", *self.options.profiles]
