@@ -12,6 +12,7 @@
 #include <set>
 
 #include "standin.h"
+#include "watch.h"
 
 using namespace standin;
 
@@ -268,6 +269,7 @@ CUresult launch_graph(CUgraphExec exec, CUstream handle, bool threaded) {
     Stream& stream = *stream_of(handle, threaded);
     if (CUresult status = implicit(stream)) return status;
     if (stream.capture != nullptr) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    watch_launch(exec, handle);
     return launch(*reinterpret_cast<Exec*>(exec), stream);
 }
 

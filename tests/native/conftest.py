@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from native_build import Native
+from standin_gpu import StandinGpu
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,3 +37,8 @@ def native() -> Native:
             pytrace=False,
         )
     return Native(ROOT / "native" / "build")
+
+
+@pytest.fixture(scope="session")
+def gpu(native: Native) -> StandinGpu:
+    return StandinGpu(native.standin)

@@ -18,6 +18,11 @@ class Native:
     def library(self) -> Path:
         return self.folder / "plain" / "libeclip.so"
 
+    @property
+    def standin(self) -> Path:
+        """The stand-in driver, to be loaded into the process of a test."""
+        return self.folder / "plain" / "libstandin.so"
+
     def run(
         self, program: str, *arguments: object, preload: bool = False, **variables: str
     ) -> subprocess.CompletedProcess[str]:

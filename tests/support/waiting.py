@@ -9,9 +9,11 @@ from collections.abc import Callable
 PATIENCE_S = 480.0
 
 
-def until(condition: Callable[[], bool], pause_s: float = 0.01) -> bool:
+def until(
+    condition: Callable[[], bool], pause_s: float = 0.01, patience_s: float = PATIENCE_S
+) -> bool:
     """Whether it comes true: as soon as it does, however busy the machine is."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while not condition():
         if time.monotonic() > deadline:
             return False

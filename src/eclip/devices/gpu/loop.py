@@ -25,6 +25,7 @@ from eclip.devices.deciding import counts_as_busy, decide, owed_after
 from eclip.errors import DeviceError
 from eclip.runtime.reactions import (
     ALWAYS,
+    BANKED_NS,
     BUSY_SINCE,
     DEADLINE,
     GO_ON,
@@ -184,6 +185,12 @@ def make_driver(table: EntryPoints) -> Callable[..., tuple[int, int, int]]:
                 board[row, LEFT] = left
 
     @numba.njit(nogil=True)
+    def reckon(owed: float, floor: float, elapsed_ns: int, done_ns: int) -> float:
+        """Between two joints passes less than this, unless the process was stopped: then nobody
+        owes it anything."""
+        return float(owed_after(owed, floor, min(elapsed_ns, BANKED_NS), done_ns))
+
+    @numba.njit(nogil=True)
     def take(kind: Ints, first: Words, second: Words, begin: int, end: int) -> int:
         """Take these steps; the first bad status, or 0."""
         for step in range(begin, end):
@@ -250,6 +257,7 @@ def make_driver(table: EntryPoints) -> Callable[..., tuple[int, int, int]]:
                 arrival = arrivals[taken]
                 if arrival > now:
                     board[row, BUSY_SINCE] = IDLE
+                    reckoned = now  # a floor promises nothing for time without requests
                     # Sleep while it is far, spin when it is near.
                     if arrival - now > 200_000:
                         usleep(np.uint64(min(arrival - now - 150_000, 10_000_000) // 1000))
@@ -257,6 +265,9 @@ def make_driver(table: EntryPoints) -> Callable[..., tuple[int, int, int]]:
                 if service:
                     publish(board, row, arrivals, taken, bound_ns, request_ns, now)
                 taken += 1
+            elif service:
+                board[row, DEADLINE] = now + bound_ns
+                board[row, LEFT] = request_ns
             left = board[row, LEFT]
             board[row, BUSY_SINCE] = now
             active = 0
@@ -275,8 +286,11 @@ def make_driver(table: EntryPoints) -> Callable[..., tuple[int, int, int]]:
                     status = event_hold(events[stretch % depth])
                     if status:
                         return done, taken, status
+                    now = now_ns(scratch)
                     before = done_ns[stretch - depth - 1] if stretch > depth else 0
-                    owed -= done_ns[stretch - depth] - before
+                    done_since = done_ns[stretch - depth] - before
+                    owed = reckon(owed, floor, now - reckoned, done_since)
+                    reckoned = now
                     if service:
                         board[row, LEFT] = left - done_ns[stretch - depth]
                 choice = GO_ON
@@ -289,9 +303,8 @@ def make_driver(table: EntryPoints) -> Callable[..., tuple[int, int, int]]:
                     choice = decide(board, row, who, level, choices, overtaken, now)
                     if choice != YIELD:
                         break
-                    if floor > 0.0:
-                        owed = owed_after(owed, floor, now - reckoned, 0.0)
-                        reckoned = now
+                    owed = reckon(owed, floor, now - reckoned, 0)
+                    reckoned = now
                     if owed > 0.0 or stop[0] or now >= stop_at:
                         choice = GO_ON
                         break
@@ -325,10 +338,12 @@ def make_driver(table: EntryPoints) -> Callable[..., tuple[int, int, int]]:
             status = synchronise(last)
             if status:
                 return done, taken, status
+            now = now_ns(scratch)
             in_flight = min(depth, stretches)
             before = done_ns[stretches - in_flight - 1] if stretches > in_flight else 0
-            owed -= request_ns - before
-            rows[done, END] = now_ns(scratch)
+            owed = reckon(owed, floor, now - reckoned, request_ns - before)
+            reckoned = now
+            rows[done, END] = now
             done += 1
         return done, taken, 0
 
