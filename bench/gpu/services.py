@@ -39,6 +39,7 @@ from bench.support.tables import print_table
 
 from eclip.artefacts import store
 from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.measures import busy_share
 from eclip.artefacts.mix import Mix, parse_mix
 from eclip.artefacts.model_key import ModelKey, parse_model
 from eclip.artefacts.plan import Lanes, Plan
@@ -349,7 +350,7 @@ class Measured:
             for service in self.services
         }
         busy = [
-            sharing.busy_share(self.logs[f"alone {service}", self.reference.name], service)
+            busy_share(self.logs[f"alone {service}", self.reference.name], service)
             for service in self.services
         ]
         arrays = {f"alone {service}": one.ns for service, one in alone.items()}
