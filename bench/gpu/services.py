@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+import itertools
 import json
 import os
 import subprocess
@@ -22,7 +24,7 @@ import sys
 import tarfile
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,13 +37,14 @@ import msgspec
 import numpy as np
 from bench.support import sharing
 from bench.support.contenders import CORE, WAYS, Scene
-from bench.support.tables import print_table
+from bench.support.results_of_services import array_name, finish, show, summarise
 
 from eclip.artefacts import store
 from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.measures import busy_share
 from eclip.artefacts.mix import Mix, parse_mix
 from eclip.artefacts.model_key import ModelKey, parse_model
-from eclip.artefacts.plan import Plan
+from eclip.artefacts.plan import Lanes, Plan
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import RunLog
 from eclip.artefacts.topology import Topology
@@ -49,8 +52,9 @@ from eclip.devices import open_device
 from eclip.devices.base import Device, Session, SourceKind, Window
 from eclip.devices.load import Load, closed_loop, load_of_mix
 from eclip.devices.shapes import shape_of
-from eclip.errors import EclipError, UsageError
+from eclip.errors import EclipError, MismatchError, UsageError
 from eclip.frontends.library import file_of, find_profile
+from eclip.frontends.sources import make_source
 from eclip.lab.case import Case, find_calibration, find_topology
 from eclip.lab.rounds import rotation
 from eclip.lab.stand import Stand
@@ -152,8 +156,22 @@ class Bench:
     def profile(self, name: str, worker: int) -> Profile:
         model = self.model(name)
         if model not in self.profiles:
-            self.profiles[model] = self._find(model) or self._measure(model, worker)
+            found = self._find(model)
+            if found is None or not self._captured(found, worker):
+                found = self._measure(model, worker)
+            self.profiles[model] = found
         return self.profiles[model]
+
+    def _captured(self, profile: Profile, worker: int) -> bool:
+        """Whether the model launches here what its profile says; if so, its source is kept."""
+        kind = self.device.source_kind(Lanes())
+        try:
+            source = make_source(kind, profile, self.device)
+        except MismatchError as error:
+            self.say(str(error))
+            return False
+        self.made[kind, worker, profile.model] = source
+        return True
 
     def _find(self, model: ModelKey) -> Profile | None:
         folders = [self.folder / "profiles", *self.options.profiles]
@@ -334,10 +352,12 @@ class Measured:
             for service in self.services
         }
         busy = [
-            sharing.busy_share(self.logs[f"alone {service}", self.reference.name], service)
+            busy_share(self.logs[f"alone {service}", self.reference.name], service)
             for service in self.services
         ]
-        arrays = {f"alone {service}": one.ns for service, one in alone.items()}
+        arrays: dict[str, Any] = {}
+        for service, base in alone.items():
+            arrays |= {f"alone {service}": base.ns, f"ended {service}": base.ended}
         if self.bench.options.again:
             first = self.entrants[0].name
             self._keep_way("alone again", "again", first, alone, busy, arrays)
@@ -366,6 +386,7 @@ class Measured:
             "floor": self.bench.options.floor,
             "busy_cores": self.bench.options.busy_cores,
             "busy_share": sum(busy),
+            "latencies": self.file.name,
         }
         entrant = next(one for one in self.entrants if one.name == session)
         row["services"] = []
@@ -415,16 +436,21 @@ class Measured:
 
     def _save(self, arrays: dict[str, Any]) -> None:
         """Latencies in ns by arrival, so that other questions need no other run."""
-        folder = self.bench.folder / "latencies"
-        folder.mkdir(exist_ok=True)
         for service in self.services:
             every = [load.arrivals[service] for load in self.loads]
             due = [one[one >= 0] for one in every if one is not None]
             arrays[f"arrivals {service}"] = np.concatenate(due)
-        named = {key.replace(" ", "_").replace("/", "-"): one for key, one in arrays.items()}
+        np.savez_compressed(self.file, **{array_name(key): one for key, one in arrays.items()})
+
+    @functools.cached_property
+    def file(self) -> Path:
+        """Of latencies; its own, whatever was measured into this folder before."""
+        folder = self.bench.folder / "latencies"
+        folder.mkdir(exist_ok=True)
         shape = self.bench.options.shape.label.split()[0].lower()
-        name = f"{self.pair}-{self.load:g}-{shape}.npz".replace("+", "-")
-        np.savez_compressed(folder / name, **named)
+        stem = f"{self.pair}-{self.load:g}-{shape}".replace("+", "-")
+        names = (f"{stem}-{number}.npz" for number in itertools.count(1))
+        return next(folder / name for name in names if not (folder / name).exists())
 
 
 def _only_yields(plan: Plan) -> bool:
@@ -438,77 +464,6 @@ def _waits_ns(plan: Plan) -> float:
     """What all workers that give way may have in flight when a request arrives."""
     joints = [worker.joints for worker in plan.workers if worker.joints is not None]
     return max(one.depth * one.longest_ns for one in joints)
-
-
-def show(rows: Iterable[dict[str, Any]]) -> None:
-    lines = []
-    for row in rows:
-        if "error" in row:
-            continue
-        for found in row["services"]:
-            p50, p99 = found["p50_ratio"], found["p99_ratio"]
-            held = found.get("checks", {})
-            lines.append(
-                [
-                    row["pair"],
-                    f"{row['load']:g}",
-                    row["way"],
-                    f"{found['requests']}",
-                    f"{found['alone']['p99_ms']:.2f}",
-                    f"{found['latency']['p99_ms']:.2f}",
-                    f"{p50['value']:.2f}",
-                    f"{p99['value']:.2f} ({p99['low']:.2f}-{p99['high']:.2f})",
-                    f"{1e3 * found['excess']['p99_ms']:.0f}",
-                    f"{found['busy_share']:.2f}",
-                    f"{row['background']:.3f}" if "background" in row else "",
-                    f"{row['background_over_rest']:.3f}" if "background" in row else "",
-                    f"{row['idle_cost']:.3f}" if row.get("idle_cost") is not None else "",
-                    ", ".join(key for key, ok in held.items() if not ok) or ("ok" * bool(held)),
-                ]
-            )
-    columns = ["pair", "load", "way", "n", "alone p99", "p99 ms", "p50 ×", "p99 × (95%)"]
-    columns += ["excess p99 µs", "u", "background", "÷ (1-u)", "idle cost", "missed"]
-    print_table("Services beside background", columns, lines)
-
-
-def summarise(rows: Iterable[dict[str, Any]]) -> None:
-    """The promises of issue 16 over all pairs, for every way that shares."""
-    ways: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        if "background" in row:
-            ways.setdefault(row["way"], []).append(row)
-    first = {_key(row): row for row in ways.get("priorities", [])}
-    lines = []
-    for way, mine in ways.items():
-        rests = [row["background_over_rest"] for row in mine]
-        costs = [row["idle_cost"] for row in mine if row["idle_cost"] is not None]
-        held = [found["checks"] for row in mine for found in row["services"] if "checks" in found]
-        gains = [
-            theirs["latency"]["p99_ms"] / ours["latency"]["p99_ms"]
-            for row in mine
-            if _key(row) in first
-            for ours, theirs in zip(row["services"], first[_key(row)]["services"], strict=True)
-        ]
-        lines.append(
-            [
-                way,
-                f"{len(mine)}",
-                f"{np.mean([row['background'] for row in mine]):.3f}",
-                f"{min(rests):.3f}",
-                f"{np.mean(rests):.3f}",
-                f"{max(costs):.3f}" if costs else "",
-                f"{np.exp(np.mean(np.log(gains))):.1f}" if gains else "",
-                f"{min(gains):.2f}" if gains else "",
-                f"{sum(all(one.values()) for one in held)}/{len(held)}" if held else "",
-            ]
-        )
-    columns = ["way", "runs", "background", "÷ (1-u) least", "÷ (1-u) mean", "worst idle cost"]
-    columns += ["p99 of priorities ÷ own", "least", "latency kept"]
-    print_table("Over all pairs", columns, lines)
-
-
-def _key(row: dict[str, Any]) -> tuple[Any, ...]:
-    return row["pair"], row["load"]
 
 
 @contextlib.contextmanager
@@ -553,6 +508,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--busy-cores", action="store_true", help="beside spinning CPU cores")
     parser.add_argument("--quick", action="store_true", help="core ways, one round of a second")
     parser.add_argument("--profile-only", action="store_true")
+    parser.add_argument(
+        "--later", action="store_true", help="no intervals yet: --finish gives them"
+    )
+    parser.add_argument("--finish", action="store_true", help="only that, of what FOLDER has")
     parser.add_argument("--profiles", type=Path, action="append", default=[])
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args(arguments)
@@ -570,9 +529,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def main() -> int:
-    options = parse()
-    (options.folder / "profiles").mkdir(parents=True, exist_ok=True)
+def measure(options: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
+    """The results, and how many pairs failed."""
     topology = find_topology("h200")
     calibration = find_calibration(None, topology)
     device = open_device(options.device, topology, calibration)
@@ -593,9 +551,18 @@ def main() -> int:
                 failed += 1
                 traceback.print_exc()
                 bench.keep({"pair": name, "error": f"{type(error).__name__}: {error}"})
-        show(bench.rows)
-        summarise(bench.rows)
         bench.made.clear()
+    return bench.rows, failed
+
+
+def main() -> int:
+    options = parse()
+    (options.folder / "profiles").mkdir(parents=True, exist_ok=True)
+    rows, failed = ([], 0) if options.finish else measure(options)
+    if options.finish or (rows and not options.later):
+        rows = finish(options.folder)
+    show(rows)
+    summarise(rows)
     return int(failed > 0)
 
 

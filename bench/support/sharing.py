@@ -1,8 +1,8 @@
 """What sharing cost services and left to background, from runs with the same arrivals.
 
 Latency counts from arrival. *Excess* is a request's latency less the same request's latency alone.
-A request that had not ended when its run did counts with the time it had waited by then: such a
-tail is a lower limit.
+A request that had not ended when its run did counts with the time it had waited by then, so that
+an overloaded way of sharing does not look better than it is: its tail is a lower limit.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from eclip.artefacts.excess import paired_ratios
 from eclip.artefacts.runlog import RunLog
 from eclip.devices.load import Load
 
@@ -22,8 +24,6 @@ Flags = npt.NDArray[np.bool_]
 
 ALLOWED_NS = 50_000  # of excess beyond the stretches in flight
 SHORT = 0.3  # depth × stretch over the latency at rest, up to which ratios are promised
-_BLOCKS = 50
-_DRAWS = 1000
 
 
 @dataclass(frozen=True)
@@ -55,20 +55,6 @@ def _latencies(log: RunLog, load: Load, worker: int) -> tuple[Values, Flags]:
     return latency, np.arange(len(due)) < done
 
 
-def busy_share(logs: Sequence[RunLog], worker: int) -> float:
-    """The part of the time in which the service had a request."""
-    shares = []
-    for log in logs:
-        mine = np.array(log.requests.worker, dtype=np.int64) == worker
-        arrival = np.array(log.requests.arrival_ns, dtype=np.int64)[mine]
-        end = np.array(log.requests.end_ns, dtype=np.int64)[mine]
-        order = np.argsort(arrival, kind="stable")
-        arrival, end = np.maximum(arrival[order], 0), end[order]
-        before = np.concatenate([[0], np.maximum.accumulate(end)[:-1]]) if len(end) else end
-        shares.append(float(np.maximum(end - np.maximum(arrival, before), 0).sum()))
-    return sum(shares) / sum(log.duration_ns for log in logs)
-
-
 def rate_of(logs: Sequence[RunLog], worker: int) -> float:
     """Requests per second between the first and the last completion of every run: in a short one,
     a request more or less in the window would be percents."""
@@ -86,34 +72,25 @@ def percentiles_ms(values: Values) -> dict[str, float]:
     return {"p50_ms": float(p50), "p99_ms": float(p99), "max_ms": float(values.max()) / 1e6}
 
 
-def ratio(shared: Values, alone: Values, percent: float) -> dict[str, float]:
-    """Of a percentile, with a 95% interval by resampling blocks of consecutive requests, the same
-    blocks for both: requests that queue together are not independent."""
-    length = max(1, len(alone) // _BLOCKS)
-    starts = np.arange(0, len(alone) - length + 1)
-    random = np.random.default_rng(0)
-    picked = random.choice(starts, (_DRAWS, -(-len(alone) // length)))
-    index = (picked[:, :, None] + np.arange(length)).reshape(_DRAWS, -1)[:, : len(alone)]
-    drawn = np.percentile(shared[index], percent, axis=1) / np.percentile(
-        alone[index], percent, axis=1
-    )
-    low, high = np.percentile(drawn, [2.5, 97.5])
-    value = np.percentile(shared, percent) / np.percentile(alone, percent)
-    return {"value": float(value), "low": float(low), "high": float(high)}
-
-
 def service_figures(shared: Latencies, alone: Latencies) -> dict[str, Any]:
+    """Without intervals, which take long (``with_intervals``)."""
     known = alone.ended
     ours, base = shared.ns[known], alone.ns[known]
+    p50, p99 = np.percentile(ours, [50, 99]) / np.percentile(base, [50, 99])
     return {
         "requests": len(base),
         "unfinished": int(np.count_nonzero(~shared.ended[known])),
         "latency": percentiles_ms(ours),
         "alone": percentiles_ms(base),
         "excess": percentiles_ms(ours - base),
-        "p50_ratio": ratio(ours, base, 50),
-        "p99_ratio": ratio(ours, base, 99),
+        "p50_ratio": {"value": float(p50)},
+        "p99_ratio": {"value": float(p99)},
     }
+
+
+def with_intervals(figures: dict[str, Any], shared_ns: Values, alone: Latencies) -> dict[str, Any]:
+    p50, p99 = paired_ratios(shared_ns[alone.ended], alone.ns[alone.ended], (0.5, 0.99))
+    return figures | {"p50_ratio": msgspec.to_builtins(p50), "p99_ratio": msgspec.to_builtins(p99)}
 
 
 def checks(figures: dict[str, Any], waits_ns: float, rest_ns: float) -> dict[str, bool]:

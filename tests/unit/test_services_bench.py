@@ -66,6 +66,6 @@ def test_a_rehearsal_writes_a_line_for_every_way(tmp_path: Path) -> None:
         assert 0.9 < found[way]["background_over_rest"] < 1.1
     assert found["move half"]["moves"] > 0
     assert found["masks"]["background"] < 0.8
-    with np.load(tmp_path / "latencies" / "bert-vgg-0.35-poisson.npz") as kept:
+    with np.load(tmp_path / "latencies" / "bert-vgg-0.35-poisson-1.npz") as kept:
         assert len(kept["arrivals_0"]) == len(kept["yield_d1_0"]) == len(kept["alone_0"])
     assert "Over all pairs" in said.stdout
