@@ -24,8 +24,9 @@ MIB = 1 << 20
 def test_footprint_is_plausible(device: CudaDevice, name: str) -> None:
     import torch
 
+    from eclip.devices.cuda.driver import free_memory
     from eclip.frontends.models import build
-    from eclip.frontends.profiler import free_memory, measure_profile
+    from eclip.frontends.profiler import measure_profile
     from eclip.frontends.torch import capture
 
     gc.collect()

@@ -101,6 +101,8 @@ class RecordingDriver:
                 return (Result.CUDA_SUCCESS, Handle(self._made, f"{MAKERS[name]}{self._made}"))
             if name in ("cuThreadExchangeStreamCaptureMode", "cuCtxFromGreenCtx"):
                 return (Result.CUDA_SUCCESS, arguments[0])
+            if name == "cuMemGetInfo":
+                return (Result.CUDA_SUCCESS, 0, 0)
             return (Result.CUDA_SUCCESS,)
 
         function.__name__ = name

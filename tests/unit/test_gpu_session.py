@@ -119,6 +119,7 @@ class Stage(contextlib.ExitStack):
             _warnings=("from before",),
             _executables=types.SimpleNamespace(placed={40: Placed(route, range(self.kernels))}),
             _loops=[self.loop],
+            prepared=None,
             _belongings=Belongings(cast(Any, gpu), None),
         )
         self.seen_by_tracer = True

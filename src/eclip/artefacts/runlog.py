@@ -63,6 +63,14 @@ class WorkerCounters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     longest_pause_ns: int = 0  # that it stood still at a joint
 
 
+class Prepared(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a session made before it could run."""
+
+    executables: int
+    seconds: float
+    device_bytes: int  # as the device reports them: in large blocks, some of which were there
+
+
 class RunLog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What happened when a plan ran: requests, energy, kernels. Shows itself in a notebook."""
 
@@ -84,6 +92,7 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # Per worker: its rate with all others present but idle; empty: not measured.
     alone_rps: tuple[float, ...] = ()
     warnings: tuple[str, ...] = ()
+    prepared: Prepared | None = None  # None: not known
 
     def __post_init__(self) -> None:
         workers = len(self.plan.workers)

@@ -66,6 +66,12 @@ def run(
         screen.print_json(measures)
     else:
         screen.print_measures([measures])
+        if log.prepared is not None:
+            made = log.prepared
+            screen.out.print(
+                f"Prepared {made.executables} executables in {made.seconds:.2f} s, with "
+                f"{made.device_bytes / 2**20:.0f} MiB of the device's memory."
+            )
         if failed is None:
             screen.out.print(f"Written to {out}. Next: eclip report {out} -o report.html")
     if failed is not None:

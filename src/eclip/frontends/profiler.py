@@ -34,7 +34,7 @@ from eclip.artefacts.topology import Mask
 from eclip.artefacts.trace import with_traces
 from eclip.devices.base import Closing
 from eclip.devices.cuda.device import CudaDevice
-from eclip.devices.cuda.driver import call, cu
+from eclip.devices.cuda.driver import call, cu, free_memory
 from eclip.devices.cuda.graphs import (
     CapturedGraph,
     Executable,
@@ -127,12 +127,6 @@ def measure_profile(
         energy_uj=tuple(energy_uj),
         slowdown_beside=beside,
     )
-
-
-def free_memory() -> int:
-    """Bytes of the GPU's memory that nobody has taken, by the driver's count."""
-    free_bytes, _ = call(cu.cuMemGetInfo)
-    return int(free_bytes)
 
 
 def _footprint(captured: CapturedModule, executables_bytes: int) -> Footprint | None:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from eclip.artefacts.plan import FOREIGN, Plan, Reaction, Slack
+from eclip.artefacts.plan import FOREIGN, Plan, Promise, Reaction, Slack
 
 Ints = npt.NDArray[np.int64]
 
@@ -85,11 +85,22 @@ def board_of(plan: Plan) -> Ints:
     """A board in this process's memory, for a session that is alone: worker i has row i."""
     board = np.zeros((len(plan.workers), WORDS), dtype=np.int64)
     for row, worker in zip(board, plan.workers, strict=True):
-        row[BUSY_SINCE] = IDLE
-        row[HEARTBEAT] = ALWAYS
-        row[TIER] = BACKGROUND
-        if worker.promise is not None:
-            promise = worker.promise
-            row[[BOUND, SOME, NONE]] = promise.bound_ns, promise.some_ns, promise.none_ns
-            row[TIER] = SERVICE
+        enter(row, worker.promise, ALWAYS)
     return board
+
+
+def enter(row: Ints, promise: Promise | None, heartbeat: int) -> None:
+    """Write a worker that is idle into its row: with a promise a service, else background."""
+    clear(row)
+    row[BUSY_SINCE] = IDLE
+    row[HEARTBEAT] = heartbeat
+    if promise is not None:
+        row[[BOUND, SOME, NONE]] = promise.bound_ns, promise.some_ns, promise.none_ns
+    # Last: others may read meanwhile.
+    row[TIER] = BACKGROUND if promise is None else SERVICE
+
+
+def clear(row: Ints) -> None:
+    """Leave a row to nobody."""
+    row[TIER] = NOBODY
+    row[:] = 0

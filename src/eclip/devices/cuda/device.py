@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from eclip.artefacts.memory import check_memory, memory_of_plan
 from eclip.artefacts.plan import MOST_VARIANTS, Lanes, Plan, Sharing
-from eclip.artefacts.runlog import KernelRecords, RunLog
+from eclip.artefacts.runlog import KernelRecords, Prepared, RunLog
 from eclip.artefacts.topology import Topology
 from eclip.devices.base import (
     Capability,
@@ -32,7 +32,7 @@ from eclip.devices.base import (
     check_sources,
 )
 from eclip.devices.cuda.closing import Belongings, Owner, Releases, noting
-from eclip.devices.cuda.driver import CONNECTIONS, Gpu
+from eclip.devices.cuda.driver import CONNECTIONS, Gpu, free_memory
 from eclip.devices.cuda.energy import Nvml, mean_power_w
 from eclip.devices.cuda.executables import Capture, Executables
 from eclip.devices.cuda.lanes import LanePool, Slices
@@ -184,7 +184,13 @@ class CudaSession(Owner):
                 self._pool.lanes,
             )
             self._executables = Executables(captures, self._pool.lanes)
+            began, free = time.monotonic(), free_memory()
             self._loops = self._open_loops()
+            self.prepared = Prepared(
+                executables=len(self._executables.placed),
+                seconds=time.monotonic() - began,
+                device_bytes=max(0, free - free_memory()),
+            )
         except BaseException as error:
             with noting(error):
                 self.close()
@@ -334,6 +340,7 @@ class CudaSession(Owner):
             duration_ns,
             power,
             warnings,
+            self.prepared,
         )
 
     def _runners(self, load: Load, zero: int, end_ns: int, stop: Arrivals) -> list[loop.Runner]:

@@ -18,7 +18,7 @@ try:
     from cuda.bindings import driver as cu
 except ImportError:
     cu = None
-__all__ = ["CONNECTIONS", "CONNECTIONS_VARIABLE", "Gpu", "call", "cu", "describe"]
+__all__ = ["CONNECTIONS", "CONNECTIONS_VARIABLE", "Gpu", "call", "cu", "describe", "free_memory"]
 
 # Hardware queues: as many as there can be, so that lanes do not wait behind each other in one.
 CONNECTIONS = 32
@@ -42,6 +42,12 @@ def describe(status: Any) -> str:
     known, text = cu.cuGetErrorString(status)
     words = text.decode() if known == cu.CUresult.CUDA_SUCCESS and text else "no description"
     return f"{status.name} ({words})"
+
+
+def free_memory() -> int:
+    """Bytes of the GPU's memory that nobody has taken, by the driver's count."""
+    free_bytes, _ = call(cu.cuMemGetInfo)
+    return int(free_bytes)
 
 
 class Gpu:

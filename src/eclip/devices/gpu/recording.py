@@ -16,7 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from eclip.artefacts.plan import Plan
-from eclip.artefacts.runlog import MOST_LAG_NS, KernelRecords, Requests, RunLog, WorkerCounters
+from eclip.artefacts.runlog import (
+    MOST_LAG_NS,
+    KernelRecords,
+    Prepared,
+    Requests,
+    RunLog,
+    WorkerCounters,
+)
 from eclip.devices.base import Window
 from eclip.devices.cuda.tracer import Span
 from eclip.devices.gpu.loop import ARRIVAL, BARRIERS, END, MOVES, PAUSE_NS, START, YIELDS, Ints
@@ -99,6 +106,7 @@ def make_log(
     duration_ns: int,
     power: float,
     warnings: Sequence[str],
+    prepared: Prepared | None = None,
 ) -> RunLog:
     """The log of a measured run, in one process or several."""
     requests, unfinished = record_requests(served, load, duration_ns)
@@ -121,6 +129,7 @@ def make_log(
         unfinished=unfinished,
         offered=load.offered(duration_ns),
         lag_ns=lag_ns,
+        prepared=prepared,
         warnings=(
             *warnings,
             *([short] if power == 0.0 else []),

@@ -1,0 +1,65 @@
+/* The board: a small mapped file on which workers of all processes say how they are.
+ *
+ * Plain C, for the driving loop and libeclip alike. src/eclip/devices/gpu/board.py makes and opens
+ * the file, src/eclip/runtime/reactions.py has the words and devices/deciding.py the rules;
+ * tests/unit/test_board.py compares both with this file, word by word.
+ *
+ * The file is one header and ECLIP_BOARD_ROWS rows, each a cache line. Integers are the machine's
+ * own. Who opens it checks owner, mode, size and the header before mapping it, and refuses another
+ * version. It is put in place by link(), never renamed over, truncated or removed; space is taken by
+ * posix_fallocate() before it is mapped, because writing to a page that a full tmpfs cannot give is
+ * SIGBUS.
+ *
+ * An owner holds an OFD lock (F_OFD_SETLK, F_WRLCK) on the bytes of its row, and writes no other
+ * row. A row whose lock is free is nobody's, whatever its words say: who claims it clears it first.
+ * Locks are inherited by fork(): a child closes its copy of the descriptor and never unlocks.
+ * Readers ask for no lock. Words are read and written one by one, aligned, and need not agree with
+ * each other. */
+#ifndef ECLIP_BOARD_H
+#define ECLIP_BOARD_H
+
+#include <stdint.h>
+
+#define ECLIP_BOARD_MAGIC INT64_C(0x64726270696c6365) /* "eclipbrd" */
+
+enum {
+    ECLIP_BOARD_VERSION = 1,
+    ECLIP_BOARD_ROWS = 62, /* who is meant by a rule is a bit set in a signed word */
+    ECLIP_BOARD_WORDS = 8, /* of a row: a cache line */
+};
+
+enum { ECLIP_NOBODY = 0, ECLIP_SERVICE = 1, ECLIP_BACKGROUND = 2 }; /* tiers */
+
+/* In busy_since; times may be negative. */
+#define ECLIP_IDLE (-(INT64_C(1) << 62))
+/* A heartbeat of an owner that cannot stop without its readers; only in memory of one process. */
+#define ECLIP_ALWAYS (INT64_C(1) << 62)
+/* A row counts as idle once its heartbeat is older than this, ... */
+#define ECLIP_STOPPED_NS INT64_C(100000000)
+/* ... or once it has been busy for so many times its bound. */
+#define ECLIP_HUNG_BOUNDS 10
+/* How often one request of a service lets another go first. */
+#define ECLIP_MOST_OVERTAKEN 2
+
+/* All times are nanoseconds of CLOCK_MONOTONIC. A row of zeros belongs to nobody. */
+struct eclip_board_row {
+    int64_t tier;       /* written last by who claims the row, cleared first by who leaves it */
+    int64_t busy_since; /* when its oldest request was accepted, or ECLIP_IDLE */
+    int64_t deadline;   /* of its most urgent request */
+    int64_t left_ns;    /* that this request should still need, with those before it */
+    int64_t heartbeat;  /* when its owner was last seen to run: at least every 20 ms */
+    int64_t bound_ns;   /* of a service's requests; 0 for background */
+    int64_t some_ns;    /* less slack than this (deadline - left_ns - now) is not plenty, */
+    int64_t none_ns;    /* and less than this is none */
+};
+
+struct eclip_board {
+    int64_t magic;
+    int64_t version;
+    int64_t rows;
+    int64_t words;
+    int64_t reserved[4]; /* 0 */
+    struct eclip_board_row row[ECLIP_BOARD_ROWS];
+};
+
+#endif
