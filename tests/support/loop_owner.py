@@ -1,0 +1,56 @@
+"""Services in processes of their own, to be stopped and killed in the middle of a request.
+
+    python loop_owner.py LIBRARY BOARD
+
+It compiles the loop once. For every line that it reads it forks a process with a service that is
+always busy, and prints that one's pid and row.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from eclip.artefacts.plan import Promise
+from eclip.devices.gpu.board import open_board
+from eclip.devices.gpu.loop import Place, make_driver
+from standin_gpu import StandinGpu, make_worker
+
+BOUND_NS = 1000 * 1_000_000_000
+
+
+def serve(gpu: StandinGpu, path: Path) -> None:
+    board = open_board(path)
+    row = board.claim(Promise(bound_ns=BOUND_NS, request_ns=1, some_ns=0, none_ns=0))
+    worker = make_worker(
+        gpu,
+        0,
+        [[[(0, [2000])]] * 5],
+        streams=[gpu.stream()],
+        place=Place(board.words, row, np.array([row])),
+        depth=2,
+        bound_ns=BOUND_NS,
+    )
+    print(os.getpid(), row, flush=True)
+    worker.loop.drive()
+
+
+def main(library: str, path: str) -> None:
+    gpu = StandinGpu(Path(library))
+    make_driver(gpu.entry_points)
+    children = []
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            serve(gpu, Path(path))
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,188 @@
+"""Deciding at a joint: compiled code, a second implementation, and what both promise."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import deciding as oracle
+from deciding import Owner, Rule, choice_of
+from eclip.devices.deciding import counts_as_busy, decide, owed_after
+from eclip.runtime.reactions import (
+    ALWAYS,
+    BACKGROUND,
+    BUSY_SINCE,
+    GO_ON,
+    HEARTBEAT,
+    IDLE,
+    MOST_ROWS,
+    SERVICE,
+    STOPPED_NS,
+    WORDS,
+    YIELD,
+    Ints,
+)
+
+LEVELS = {"none": 0, "some": 1, "plenty": 2}
+CHOICES = {"go on": GO_ON, "yield": YIELD}
+ROWS = 5
+
+# Few values, so that limits are met exactly; times may be negative.
+times = st.integers(-6, 6) | st.sampled_from([-STOPPED_NS, STOPPED_NS, STOPPED_NS + 1])
+owner = st.builds(
+    Owner,
+    service=st.booleans(),
+    busy_since=st.none() | times,
+    deadline=times,
+    left=st.integers(0, 4),
+    heartbeat=st.none() | times,
+    bound=st.sampled_from([0, 1, STOPPED_NS]),
+    some=st.integers(2, 4),
+    none=st.integers(0, 2),
+)
+rule = st.builds(
+    Rule,
+    to=st.frozensets(st.integers(0, ROWS - 1)),
+    slack=st.sampled_from(sorted(LEVELS)),
+    choice=st.sampled_from(["yield", "go on", 1, 2]),
+)
+owners = st.dictionaries(st.integers(0, ROWS - 1), owner, min_size=1)
+
+
+def board_of(rows: Mapping[int, Owner]) -> Ints:
+    board = np.zeros((ROWS, WORDS), dtype=np.int64)
+    for row, one in rows.items():
+        board[row] = (
+            SERVICE if one.service else BACKGROUND,
+            IDLE if one.busy_since is None else one.busy_since,
+            one.deadline,
+            one.left,
+            ALWAYS if one.heartbeat is None else one.heartbeat,
+            one.bound,
+            one.some,
+            one.none,
+        )
+    return board
+
+
+def decided(
+    board: Ints, mine: int, wanted: Sequence[Rule], overtaken: int = 0, now: int = 0
+) -> int:
+    return decide(
+        board,
+        mine,
+        np.array([sum(1 << row for row in one.to) for one in wanted], dtype=np.int64),
+        np.array([LEVELS[one.slack] for one in wanted], dtype=np.int64),
+        np.array([CHOICES.get(str(one.choice), one.choice) for one in wanted], dtype=np.int64),
+        overtaken,
+        now,
+    )
+
+
+@given(owners, st.data(), st.lists(rule, max_size=3), st.integers(0, 3), times)
+def test_both_decide_alike(
+    rows: dict[int, Owner], data: st.DataObject, wanted: list[Rule], overtaken: int, now: int
+) -> None:
+    mine = data.draw(st.sampled_from(sorted(rows)))
+    expected = choice_of(rows, mine, wanted, overtaken, now)
+    number = CHOICES.get(str(expected), expected)
+    assert decided(board_of(rows), mine, wanted, overtaken, now) == number
+
+
+@given(owner, times)
+def test_both_see_who_is_busy(one: Owner, now: int) -> None:
+    assert counts_as_busy(board_of({3: one}), 3, now) == one.counts_as_busy(now)
+    assert not counts_as_busy(board_of({3: one}), 2, now)  # nobody's row
+
+
+@given(
+    st.fractions(0, 1, max_denominator=10),
+    st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**9)), max_size=20),
+)
+def test_both_owe_the_same(floor: Fraction, happened: list[tuple[int, int]]) -> None:
+    owed = 0.0
+    for elapsed, done in happened:
+        owed = owed_after(owed, float(floor), elapsed, done)
+    assert owed == pytest.approx(float(oracle.owed(floor, happened)), abs=1.0)
+
+
+# --- What both promise ------------------------------------------------------------------------
+
+
+@given(st.lists(owner, min_size=ROWS, max_size=ROWS), times)
+def test_of_busy_services_that_all_wait_for_each_other_exactly_one_goes_on(
+    rows: list[Owner], now: int
+) -> None:
+    """Whatever their limits, also equal ones."""
+    known = dict(enumerate(rows))
+    board = board_of(known)
+    busy = [row for row, one in known.items() if one.service and one.counts_as_busy(now)]
+    everybody = [Rule(frozenset(range(ROWS)), "none", "yield")]
+    going = [row for row in busy if decided(board, row, everybody, 0, now) != YIELD]
+    assert len(going) == min(len(busy), 1)
+
+
+@given(owners, st.data(), st.lists(rule, max_size=3), times)
+def test_a_service_that_was_overtaken_twice_goes_on(
+    rows: dict[int, Owner], data: st.DataObject, wanted: list[Rule], now: int
+) -> None:
+    mine = data.draw(st.sampled_from(sorted(rows)))
+    if rows[mine].service:
+        assert decided(board_of(rows), mine, wanted, 2, now) == GO_ON
+
+
+@given(owners, st.data(), st.lists(rule, max_size=3), times)
+def test_nobody_gives_way_to_background_or_to_the_idle(
+    rows: dict[int, Owner], data: st.DataObject, wanted: list[Rule], now: int
+) -> None:
+    mine = data.draw(st.sampled_from(sorted(rows)))
+    others = [one for row, one in rows.items() if row != mine]
+    if not any(one.service and one.counts_as_busy(now) for one in others):
+        assert decided(board_of(rows), mine, wanted, 0, now) == GO_ON
+
+
+@given(owners, st.data(), st.lists(rule, max_size=3), times)
+def test_deciding_writes_nothing(
+    rows: dict[int, Owner], data: st.DataObject, wanted: list[Rule], now: int
+) -> None:
+    board = board_of(rows)
+    decided(board, data.draw(st.sampled_from(sorted(rows))), wanted, 0, now)
+    assert np.array_equal(board, board_of(rows))
+
+
+def test_the_last_row_can_be_named_in_a_rule() -> None:
+    board = np.zeros((MOST_ROWS, WORDS), dtype=np.int64)
+    last = MOST_ROWS - 1
+    board[0, :2] = BACKGROUND, 0
+    board[last, 0] = SERVICE
+    board[last, [BUSY_SINCE, HEARTBEAT]] = 0, ALWAYS
+    assert decided(board, 0, [Rule(frozenset({last}), "plenty", "yield")]) == YIELD
+    assert decided(board, 0, [Rule(frozenset(range(last)), "plenty", "yield")]) == GO_ON
+
+
+def test_a_floor_is_kept_by_whoever_goes_on_while_it_owes() -> None:
+    """Steps of a millisecond, in which it may work or not, beside a service that is always busy."""
+    owed, worked = 0.0, 0
+    for _ in range(10_000):
+        owed = owed_after(owed, 0.25, 1e6, 0.0)
+        if owed > 0.0:
+            owed = owed_after(owed, 0.25, 0.0, 1e6)
+            worked += 1
+    assert worked == pytest.approx(2500, abs=2)
+
+
+def test_what_is_banked_is_used_up_in_a_tenth_of_a_second() -> None:
+    owed = 0.0
+    for _ in range(10_000):  # ten seconds at full speed
+        owed = owed_after(owed, 0.25, 1e6, 1e6)
+    steps = itertools.count()
+    while owed <= 0.0:
+        owed = owed_after(owed, 0.25, 1e6, 0.0)
+        next(steps)
+    assert next(steps) == STOPPED_NS // 10**6 + 1
