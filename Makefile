@@ -42,7 +42,7 @@ native-tests: ## Build libeclip and the programs that test it; `make test` does
 	fi
 
 # No virtual environment and no network: the host's own Python, with what .gpu-deps brings along.
-gpu-test: ## On a host with a GPU: its tests in parts of some minutes (PART=1: one of them)
+gpu-test: ## On a host with a GPU: its tests, a quarter of an hour (PART=1, 2 or 3: one part; PART=lanes: one file)
 	@$(PYTHON) tools/gpu_test.py $(PART)
 
 gpu-transparent: native ## On a host with a GPU: what libeclip costs, and unmodified programs under it

@@ -1,8 +1,12 @@
 #!/usr/bin/env python3
-"""Run the tests that need a GPU, part by part: tools/gpu_test.py [PART]
+"""Run the tests that need a GPU: tools/gpu_test.py [PART]
 
-Each part is a pytest process of its own, so that one which is aborted does not hide the others. No
-virtual environment and no network: the host's own Python, with what .gpu-deps brings along.
+Part 1 runs several files beside each other. Tests with the mark ``alone`` time something, count the
+device's memory or look for other processes: parts 2 and 3 run them, one file at a time. PART may
+also be a file: ``transparent`` is all of tests/gpu/test_transparent.py, alone. Each file has a
+pytest process of its own, so that one which is aborted does not hide the others; what it said is
+printed when it ends. No virtual environment and no network: the host's own Python, with what
+.gpu-deps brings along.
 """
 
 from __future__ import annotations
@@ -10,36 +14,47 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 GPU = ROOT / "tests" / "gpu"
-# By what takes long on an H200 (docs/results.md); a part should end within eight minutes. The last
-# part is all the others.
-PARTS = (
-    ("test_execution.py", "test_choice.py", "test_tracer.py"),
-    (
-        *("test_varout.py", "test_varout_operations.py", "test_compiled.py", "test_colocate.py"),
-        *("test_footprint.py", "test_lanes.py", "test_errors.py"),
-    ),
-    ("test_processes.py", "test_compare.py", "test_transparent.py", "test_api.py"),
-    (),
-)
-NAMED = {name for part in PARTS for name in part}
+PARTS = ("1", "2", "3")
+AT_ONCE = 5
+# Files of part 1 that take long on an H200 go first, in so many pieces (docs/results.md).
+PIECES = {"test_closing.py": 4, "test_transparent.py": 1, "test_execution.py": 2}
+# Part 2; part 3 has all other tests that run alone. Each should end within eight minutes.
+SECOND = ("test_api.py", "test_processes.py", "test_compare.py")
+NOTHING_TO_RUN = 5  # pytest's exit status where all tests were left out
+
+Job = list[str]  # pytest's arguments
 
 
-def targets_of(part: int) -> list[str]:
-    """What pytest is to run of the part with this number, from 1."""
-    named = PARTS[part - 1]
-    if named:
-        return [str(GPU / name) for name in named]
-    others = sorted(path for path in GPU.glob("test_*.py") if path.name not in NAMED)
-    return [*map(str, others), str(ROOT / "tests" / "conformance")]
+def jobs_of(part: str) -> list[Job]:
+    """The pytest runs of a part, or the one of a file."""
+    if part not in PARTS:
+        return [[str(GPU / f"test_{part}.py"), "-s"]]
+    files = {path: path.read_text() for path in sorted(GPU.glob("test_*.py"))}
+    if part == "1":
+        mixed = [
+            path for path, text in files.items() if "pytestmark = pytest.mark.alone" not in text
+        ]
+        mixed.sort(key=lambda path: -PIECES.get(path.name, 0))
+        return [
+            [str(path), "-m", "not alone", "--piece", f"{piece}/{pieces}"]
+            for path in mixed
+            for pieces in [PIECES.get(path.name, 1)]
+            for piece in range(1, pieces + 1)
+        ]
+    alone = [path for path, text in files.items() if "mark.alone" in text]
+    jobs = [[str(path), "-m", "alone"] for path in alone if (path.name in SECOND) == (part == "2")]
+    return jobs if part == "2" else [*jobs, [str(ROOT / "tests" / "conformance")]]
 
 
-def run(arguments: list[str]) -> tuple[int, str]:
-    """The exit status and the last line of pytest, whose output is passed on as it comes."""
+def run(job: Job) -> tuple[bool, str]:
+    """Whether all went well, and a line that says so; the output is printed at the end."""
     path = [str(ROOT / folder) for folder in ("src", "tests/support", "tests/oracles", ".gpu-deps")]
     environment = {
         **os.environ,
@@ -47,42 +62,38 @@ def run(arguments: list[str]) -> tuple[int, str]:
         "PYTHONPATH": os.pathsep.join(filter(None, [*path, os.environ.get("PYTHONPATH")])),
     }
     command = [
-        *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+        *(sys.executable, "-m", "pytest", "-q", "-ra", "--durations=5", "-p", "no:cacheprovider"),
         *("-o", "addopts=--import-mode=importlib", "-o", "filterwarnings=default"),
     ]
-    last = "it said nothing"
-    with subprocess.Popen(
-        [*command, *arguments], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            sys.stdout.write(line)
-            sys.stdout.flush()
-            last = line.strip() or last
-    return process.returncode, last
+    name = " ".join([Path(job[0]).name, *job[1:]])
+    print(f"begins: {name}", flush=True)
+    began = time.monotonic()
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
+        status = subprocess.run(
+            [*command, *job], cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
+        ).returncode
+        output.seek(0)
+        said = output.read()
+    well = status in (0, NOTHING_TO_RUN)
+    how = "ends" if well else f"FAILED with status {status}"
+    last = (said.strip().splitlines() or ["it said nothing"])[-1].strip("= ")
+    line = f"{how}: {name}, {time.monotonic() - began:.0f} s: {last}"
+    print(f"\n{said}\n{line}\n", flush=True)
+    return well, line
 
 
 def main(words: list[str]) -> int:
-    if words == ["transparent"]:
-        return run(["-s", str(GPU / "test_transparent.py")])[0]
-    numbers = range(1, len(PARTS) + 1)
-    wanted = [number for number in numbers if not words or str(number) in words]
-    if not wanted or len(words) > 1:
-        sys.exit(
-            f"gpu-test: the parts are {', '.join(map(str, numbers))}; name one, or none for all"
-        )
-    lines, failed = [], False
-    for number in wanted:
+    named = [path.stem.removeprefix("test_") for path in GPU.glob("test_*.py")]
+    if len(words) > 1 or not set(words) <= {*PARTS, *named}:
+        sys.exit(f"gpu-test: name a part (1, 2, 3), a file ({', '.join(sorted(named))}), or none")
+    results: list[tuple[bool, str]] = []
+    for part in words or PARTS:
         began = time.monotonic()
-        status, last = run(targets_of(number))
-        failed = failed or status != 0
-        how = "passed" if status == 0 else f"FAILED with status {status}"
-        minutes = (time.monotonic() - began) / 60
-        lines.append(f"part {number} of {len(PARTS)} {how} in {minutes:.1f} minutes: {last}")
-        print(lines[-1], flush=True)
-    if len(lines) > 1:
-        print("", *lines, sep="\n")
-    return int(failed)
+        with ThreadPoolExecutor(AT_ONCE if part == "1" else 1) as pool:
+            results += pool.map(run, jobs_of(part))
+        results.append((True, f"part {part}: {(time.monotonic() - began) / 60:.1f} minutes"))
+    print(*(line for _, line in results), sep="\n")
+    return int(not all(well for well, _ in results))
 
 
 if __name__ == "__main__":

@@ -37,8 +37,16 @@ _TOLERATED = [
 ]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--piece", default="1/1", help="1/4: the first, fifth, ... of the tests")
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", f"{MARKER}: runs in a child, which may abort")
+    for line in (
+        f"{MARKER}: runs in a child, which may abort",
+        "alone: times something or counts the device's memory, so no other process may use it",
+    ):
+        config.addinivalue_line("markers", line)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -51,7 +59,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(trylast=True)  # after -m
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    piece, pieces = map(int, config.getoption("--piece", "1/1").split("/"))
+    items[:] = items[piece - 1 :: pieces]
     mine = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
     reason = missing() if mine else None
     for item in mine:

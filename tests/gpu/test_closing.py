@@ -301,6 +301,7 @@ def test_device_closed_before_its_sessions(plan_of: PlanOf) -> None:
         check_alive(another, plan_of)
 
 
+@pytest.mark.alone
 def test_collected_without_being_closed(device: CudaDevice, plan_of: PlanOf, held: Held) -> None:
     models = capture_both()
 
@@ -349,6 +350,7 @@ def test_collected_by_another_thread_during_a_capture(device: CudaDevice, plan_o
     check_alive(device, plan_of)
 
 
+@pytest.mark.alone
 def test_opened_and_closed_many_times_leaks_nothing(
     device: CudaDevice, plan_of: PlanOf, held: Held
 ) -> None:

@@ -63,7 +63,7 @@ def test_calls_give_the_models_outputs_from_several_threads(
 def test_a_policy_that_does_not_run_inside_one_process_is_refused_and_all_is_released(
     device: CudaDevice,
 ) -> None:
-    with pytest.raises(UsageError, match="timeslice needs one for each"):
+    with pytest.raises(UsageError, match="timeslice needs a process for each model"):
         eclip.colocate(models(), policy="timeslice")
     with eclip.colocate(models(), policy="shared") as gpu:
         assert set(gpu.plan.main.active) == {0, 1}

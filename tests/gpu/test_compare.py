@@ -20,6 +20,8 @@ from eclip.runtime.program import lower
 
 torch = pytest.importorskip("torch", reason="tests/gpu needs the Python package torch")
 
+pytestmark = pytest.mark.alone
+
 MODELS = ("vgg19", "shufflenet")  # the second has the shorter requests
 KEYS = [ModelKey(name, 8) for name in MODELS]
 CLOSED = Load(label="closed loop", seed=0, arrivals=(CLOSED_LOOP,) * len(MODELS))

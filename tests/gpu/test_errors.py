@@ -168,6 +168,7 @@ class Ledger:
 
 @pytest.mark.parametrize("execution", [Execution.WHOLE, Execution.SEGMENTS, Execution.AUTO])
 @pytest.mark.parametrize("failing", ["Executable", "upload"])
+@pytest.mark.alone
 def test_an_executable_that_fails_releases_clones_lanes_and_events(
     failing: str,
     execution: Execution,
@@ -231,6 +232,8 @@ def test_a_session_releases_all_it_made(
 ) -> None:
     source = small_capture().capture
     plan = plan_in_turns(device.topology, source.trace, plan_of)
+    with opened(device, plan, [source], Execution.WHOLE):
+        pass  # the lanes' contexts are made once and kept
     ledger = Ledger(monkeypatch)
     for execution in Execution:
         with opened(device, plan, [source], execution) as session:
@@ -346,6 +349,7 @@ def read_until(child: subprocess.Popen[str], word: str) -> list[str]:
     raise AssertionError(f"the child ended before {word!r}:\n{''.join(lines)}")
 
 
+@pytest.mark.alone
 def test_an_interrupt_in_mid_run_releases_everything_and_the_next_run_works() -> None:
     script = ["-c", SCRIPT, str(Path(__file__).with_name("conftest.py"))]
     with child_of([*script, "30"]) as child:

@@ -155,6 +155,7 @@ def test_random_plans_give_the_outputs_of_the_unpartitioned_model(
 
 
 @pytest.mark.parametrize("name", TIMED)
+@pytest.mark.alone
 def test_one_lane_of_all_units_costs_at_most_1_percent_over_replay(
     name: str,
     device: CudaDevice,
@@ -198,6 +199,7 @@ SWITCHING = [
 
 
 @pytest.mark.parametrize(("name", "switches"), SWITCHING)
+@pytest.mark.alone
 def test_a_plan_alone_takes_its_predicted_time_and_little_per_switch(
     name: str,
     switches: int,
@@ -236,6 +238,7 @@ def test_a_plan_alone_takes_its_predicted_time_and_little_per_switch(
 @pytest.mark.parametrize(
     "names", [("albert", "vgg19"), ("resnet50", "bert", "densenet121", "shufflenet")]
 )
+@pytest.mark.alone
 def test_workers_with_14_switches_do_not_fall_into_lock_step(
     names: tuple[str, ...],
     device: CudaDevice,
@@ -269,6 +272,7 @@ def test_workers_with_14_switches_do_not_fall_into_lock_step(
     assert kept.mean() >= 0.97, f"{dict(zip(names, kept.round(3).tolist(), strict=True))}"
 
 
+@pytest.mark.alone
 def test_short_groups_behind_a_long_one_hold_up_nobody(
     device: CudaDevice,
     zoo: Zoo,
@@ -296,6 +300,7 @@ def test_short_groups_behind_a_long_one_hold_up_nobody(
     assert switched[1] >= 0.95 * still[1]
 
 
+@pytest.mark.alone
 def test_a_neighbour_with_longer_requests_on_other_units_takes_nothing(
     device: CudaDevice,
     stressors: Stressors,
@@ -344,6 +349,7 @@ def count_for(seconds: float) -> float:
     return rounds / seconds
 
 
+@pytest.mark.alone
 def test_the_driving_loop_holds_no_gil(
     device: CudaDevice, zoo: Zoo, plan_of: PlanOf, opened: Opened, run_closed: RunClosed
 ) -> None:
@@ -368,6 +374,7 @@ def test_the_driving_loop_holds_no_gil(
 
 
 @pytest.mark.parametrize("execution", [WHOLE, SEGMENTS])
+@pytest.mark.alone
 def test_what_others_do_on_the_gpu_makes_no_run_faster(
     execution: Execution,
     device: CudaDevice,
@@ -391,6 +398,7 @@ def test_what_others_do_on_the_gpu_makes_no_run_faster(
 
 
 @pytest.mark.parametrize("rate_rps", [None, 200.0])
+@pytest.mark.alone
 def test_the_run_log_has_requests_in_order_and_plausible_power(
     rate_rps: float | None,
     device: CudaDevice,

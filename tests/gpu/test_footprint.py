@@ -17,6 +17,8 @@ from eclip.frontends.modelled import model_profile
 from eclip.planning.policies import make_plan
 from eclip.planning.problem import Problem
 
+pytestmark = pytest.mark.alone
+
 MIB = 1 << 20
 
 

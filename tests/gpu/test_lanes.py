@@ -250,6 +250,7 @@ def test_memory_nodes_go_with_the_kernel_that_follows_them(
     assert seen == wanted[part.start : part.stop]
 
 
+@pytest.mark.alone
 def test_a_thousand_pools_leak_nothing(
     device: CudaDevice, stressors: Stressors, held: Held
 ) -> None:
@@ -277,6 +278,7 @@ def test_a_thousand_pools_leak_nothing(
     assert files_after - files <= LEAK_FILES
 
 
+@pytest.mark.alone
 def test_a_mask_of_a_slice_that_does_not_exist_is_refused_and_leaves_nothing(
     device: CudaDevice, held: Held
 ) -> None:

@@ -30,6 +30,8 @@ from eclip.runtime.program import lower, program_of
 
 torch = pytest.importorskip("torch", reason="tests/gpu needs the Python package torch")
 
+pytestmark = pytest.mark.alone
+
 MODELS = (ModelKey("vgg19", 8), ModelKey("shufflenet", 8))
 ENTRY = "eclip.frontends.served:open_model"
 HALF = 50

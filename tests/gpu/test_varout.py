@@ -138,6 +138,7 @@ def test_an_exhausted_arena_is_an_error_with_the_numbers(device: CudaDevice) -> 
         assert stage.count() == 999  # the next request is not affected
 
 
+@pytest.mark.alone
 def test_a_stage_built_and_closed_many_times_leaks_nothing(
     device: CudaDevice, held: Callable[[], tuple[int, int]]
 ) -> None:

@@ -12,10 +12,9 @@ from eclip.artefacts.trace import Trace
 from eclip.devices.base import Closing
 from eclip.devices.cuda.driver import Gpu, call, cu
 from eclip.devices.cuda.executables import Capture
-from eclip.devices.cuda.graphs import Executable
+from eclip.devices.cuda.own_process import ServedCapture, open_capture
 from eclip.devices.cuda.stressors import Stressors
-from eclip.devices.gpu import loop
-from eclip.devices.remote_child import Facts, Job
+from eclip.devices.remote_child import Job, Seated
 from gpu_host import captured_from
 
 CLUSTERED = ModelKey("clustered", 1)
@@ -69,37 +68,15 @@ def enqueue_cluster(stressors: Stressors, stream: Any, cluster: int, data: int =
     call(cu.cuLaunchKernelEx, config, cu.CUfunction(int(stressors.kernels["fma"])), arguments, 0)
 
 
-class ServedChain:
-    def __init__(self, facts: Facts, worker: loop.WorkerLoop) -> None:
-        self.facts = facts
-        self._worker = worker
-
-    def serve(self, arrivals: loop.Ints | None, stop_at_ns: int, stop: loop.Ints) -> loop.Ints:
-        return self._worker.drive(arrivals, stop_at_ns, stop)
-
-
 @contextlib.contextmanager
-def open_chain(model: ModelKey) -> Iterator[ServedChain]:
+def open_chain(model: ModelKey, seated: Seated | None = None) -> Iterator[ServedCapture]:
     """A model in a process of its own: what ``job_of`` runs in a child."""
-    with contextlib.ExitStack() as stack:
-        gpu = Gpu(0, connections=None)
-        stack.callback(gpu.close)
-        made = stack.enter_context(Chains(gpu)).capture(model)
-        stream = call(cu.cuStreamCreate, cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
-        stack.callback(call, cu.cuStreamDestroy, stream)
-        executable = Executable(made.graph.graph)
-        stack.callback(executable.close)
-        executable.upload(stream)
-        launch = (loop.LAUNCH, executable.handle, stream)
-        worker = loop.WorkerLoop(gpu, loop.whole_request(launch))
-        worker.drive(most_requests=1)
-        facts = Facts(
-            trace=made.trace.digest,
-            kernels=len(made.trace.kernels),
-            units=gpu.attribute("MULTIPROCESSOR_COUNT"),
-            mps=bool(gpu.attribute("MPS_ENABLED")),
-        )
-        yield ServedChain(facts, worker)
+    with (
+        contextlib.closing(Gpu(0, connections=None)) as gpu,
+        Chains(gpu) as chains,
+        open_capture(gpu, chains.capture(model), seated, warmups=1) as served,
+    ):
+        yield served
 
 
 def job_of(model: ModelKey) -> Job:

@@ -18,9 +18,11 @@ from pathlib import Path
 from eclip.artefacts.model_key import ModelKey, parse_model
 from eclip.artefacts.trace import Kernel, Trace
 from eclip.devices.cuda.energy import Tick
-from eclip.devices.gpu.loop import Ints
-from eclip.devices.remote_child import Facts, now_ns
+from eclip.devices.deciding import decide
+from eclip.devices.gpu.loop import YIELDS, Ints
+from eclip.devices.remote_child import Facts, Seated, now_ns
 from eclip.errors import DeviceError
+from eclip.runtime.reactions import BUSY_SINCE, IDLE, YIELD
 from served import served_rows
 
 ENTRY = f"{__name__}:open_standin"
@@ -75,9 +77,39 @@ class Standin:
         return served_rows(rows)
 
 
+class MannerlyStandin(Standin):
+    """A service that is busy for as long as it serves, if it has requests, or a worker that looks
+    at the board as often as it can and counts in its one request how often it would yield."""
+
+    def __init__(self, key: ModelKey, seated: Seated) -> None:
+        super().__init__(key)
+        self._seated = seated
+        self._choice()  # compiles
+
+    def _choice(self) -> int:
+        place = self._seated.place
+        return decide(place.board, place.row, *self._seated.conduct.rules, 0, now_ns())
+
+    def serve(self, arrivals: Ints | None, stop_at_ns: int, stop: Ints) -> Ints:
+        seated, place = self._seated, self._seated.place
+        begin, yields = now_ns(), 0
+        if seated.worker.promise is not None and (arrivals is None or len(arrivals) > 0):
+            place.board[place.row, BUSY_SINCE] = begin
+        while not stop[0] and now_ns() < stop_at_ns - self._request_ns:
+            yields += self._choice() == YIELD
+            time.sleep(0.001)
+        place.board[place.row, BUSY_SINCE] = IDLE
+        rows = served_rows([(begin, begin, stop_at_ns - 1)])
+        rows[:, YIELDS] = yields
+        return rows
+
+
 @contextlib.contextmanager
-def open_standin(key: ModelKey) -> Iterator[Standin]:
+def open_standin(key: ModelKey, seated: Seated | None = None) -> Iterator[Standin]:
     model = key.name
+    if seated is not None:
+        yield MannerlyStandin(key, seated)
+        return
     if model == "refuses":
         raise DeviceError("refuses does not fit into the GPU's memory")
     if model == "raises":

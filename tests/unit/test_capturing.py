@@ -48,6 +48,7 @@ class FakeTorch(types.ModuleType):
         super().__init__("torch")
         self.underway: list[tuple[int, Any]] = []
         self.users: dict[Any, int] = {}
+        self.workspaces: set[str] = set()  # streams that torch keeps one for
         self.generator = Generator()
         self._mended = mended
         self._pools = 0
@@ -61,6 +62,7 @@ class FakeTorch(types.ModuleType):
             _cuda_beginAllocateCurrentThreadToPool=self._begin,
             _cuda_endAllocateToPool=self._end,
             _cuda_releasePool=self._release,
+            _cuda_clearCublasWorkspaces=self.workspaces.clear,
         )
 
     def _new_pool(self) -> tuple[int, int]:
@@ -135,6 +137,20 @@ def test_a_capture_that_fails_is_no_longer_under_way(
     if not fake._mended:  # where torch ends it, torch also gives the pool back with the graph
         assert fake.users == {(0, 1): 0}
         assert module.never_freed == [graph]
+
+
+def test_a_capture_takes_its_own_workspaces_and_torch_keeps_none(
+    module: Any, fake: FakeTorch
+) -> None:
+    fake.workspaces.add("of the warm-up, outside of the capture's memory")
+    with module.capturing(Graph(), "stream"):
+        assert not fake.workspaces
+        fake.workspaces.add("in the capture's memory")
+    assert not fake.workspaces
+    with contextlib.suppress(RuntimeError), module.capturing(Graph(), "stream"):
+        fake.workspaces.add("in the memory of a capture that fails")
+        raise ValueError
+    assert not fake.workspaces
 
 
 def test_nothing_is_collected_during_a_capture(module: Any, fake: FakeTorch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import signal
@@ -19,7 +20,19 @@ from eclip.artefacts import store
 from eclip.artefacts.measures import measure
 from eclip.artefacts.mix import mix_of
 from eclip.artefacts.model_key import ModelKey
-from eclip.artefacts.plan import Assignment, Group, Lane, Plan, PlannedWorker, Turns, Variant
+from eclip.artefacts.plan import (
+    FOREIGN,
+    Assignment,
+    Group,
+    Joints,
+    Lane,
+    Plan,
+    PlannedWorker,
+    Promise,
+    Reaction,
+    Turns,
+    Variant,
+)
 from eclip.artefacts.topology import Topology
 from eclip.artefacts.trace import with_traces
 from eclip.devices import remote
@@ -350,3 +363,54 @@ def test_closing_twice_is_harmless() -> None:
     with contextlib.closing(sets):
         sets.sessions[0].close()
         sets.close()
+
+
+# --- Sets whose workers give way ----------------------------------------------------------------
+
+
+def giving_way(plan: Plan, lane: int | None = None) -> Plan:
+    """The second worker gives way to the first, a service."""
+    service, background = plan.workers
+    promise = Promise(bound_ns=10**12, request_ns=1_000_000, some_ns=0, none_ns=0)
+    reaction = Reaction(to=(FOREIGN, 0), lane=lane)
+    joints = Joints(at=(1,), depth=1, reactions=(reaction,), stretch_ns=(1, 2))
+    workers = (
+        msgspec.structs.replace(service, promise=promise),
+        msgspec.structs.replace(background, joints=joints),
+    )
+    return msgspec.structs.replace(plan, workers=workers)
+
+
+@pytest.mark.usefixtures("mps_control")
+@pytest.mark.parametrize("under_mps", [False, True])
+def test_workers_of_a_set_see_on_a_board_who_is_busy(under_mps: bool) -> None:
+    plan = giving_way(plan_of("steady", "steady"))
+    plan = with_shares(plan, (100, 100)) if under_mps else plan
+    nothing = Load(label="by hand", seed=0, arrivals=(np.empty(0, dtype=np.int64), CLOSED_LOOP))
+    before = set(Path("/proc/self/fd").iterdir())
+    with open_sets(plan) as sets:
+        for seconds in (0.2, 1.0, 5.0, 20.0):  # a busy machine may need longer
+            window = Window(seconds=seconds, warmup_seconds=0.0, trace_ms=0.0)
+            busy = sets.sessions[0].run(closed_loop(2), window)
+            if busy.counters[1].yields:
+                break
+        idle = sets.sessions[0].run(nothing, window)
+    assert busy.counters[1].yields
+    assert idle.counters[1].yields == 0
+    assert busy.counters[0].yields == 0
+    assert len(set(Path("/proc/self/fd").iterdir())) == len(before), "a board is left open"
+
+
+def test_a_worker_in_a_process_of_its_own_cannot_move() -> None:
+    plan = giving_way(plan_of("steady", "steady"), lane=1)
+    with pytest.raises(UsageError, match=r"steady\.2 is to move to another lane"):
+        start_sets(plan)
+
+
+def test_a_set_that_gets_no_board_starts_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(UsageError, match="No space left on device"):
+        start_sets(giving_way(plan_of("steady", "steady")))

@@ -4,7 +4,8 @@ A set of processes serves one plan; several sets can be open at once and take tu
 process that waits for its next window costs the GPU nothing. Each process builds the same model and
 launches its whole captured graph on one stream from the same loop as a session inside one process.
 All processes of a window begin at one instant of the clock that they share. Whatever goes wrong in
-one of them closes its set and names the worker; no process outlives its set.
+one of them closes its set and names the worker; no process outlives its set. Workers that give way
+to each other have a board of their set's own, a row each.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -29,10 +30,11 @@ from eclip.artefacts.topology import Topology
 from eclip.devices.base import Closing, Window, check_load
 from eclip.devices.cuda.energy import EnergyCounter, mean_power_w
 from eclip.devices.cuda.mps import PIPES, SHARE, MpsDaemon, python_path
+from eclip.devices.gpu.board import Board, private_board
 from eclip.devices.gpu.recording import NO_KERNELS, make_log, since, window_warnings
 from eclip.devices.load import CLOSED_LOOP, Load
-from eclip.devices.remote_child import Facts, Failure, Job, Order, Served, now_ns
-from eclip.errors import DeviceError, MismatchError
+from eclip.devices.remote_child import Facts, Failure, Job, Order, Seat, Served, now_ns
+from eclip.errors import DeviceError, MismatchError, UsageError
 
 _BUILD_SECONDS = 300.0
 _LEAD_S = 0.02  # from sending orders to the instant at which all begin
@@ -108,7 +110,9 @@ class ProcessSession(Closing):
         self.children: list[_Child] = []
         self._host = host
         self._daemon = daemon
+        self._board: Board | None = None
         self._label = _label(plan)
+        _check_stays(plan)
         self._warnings = plan.fingerprint.check(
             host.topology.fingerprint, "the plan", host.topology.title
         )
@@ -126,16 +130,27 @@ class ProcessSession(Closing):
         sharing = self.plan.sharing
         shares = sharing.shares if isinstance(sharing, Processes) else None
         pipes = _NO_PIPES if shares is None or self._daemon is None else self._daemon.pipes
+        seats = self._make_board() if self.plan.gives_way else [None] * len(jobs)
         for index, (worker, job) in enumerate(zip(self.plan.workers, jobs, strict=True)):
             child = _Child(
                 name=f"{worker.name} ({self._label})",
                 environment=_environment(
                     self._host.uuid, pipes, None if shares is None else shares[index]
                 ),
+                board=self._board,
             )
             self.children.append(child)
             self._host.counter.ours.add(child.pid)
-            child.send(job)
+            child.send(replace(job, seat=seats[index]))
+
+    def _make_board(self) -> Sequence[Seat | None]:
+        """A row for every worker. Its process says that it runs, so that one which is stopped or
+        killed counts as idle although the rows are ours."""
+        self._board = private_board()
+        promises = [worker.promise for worker in self.plan.workers]
+        rows = self._board.claim_all(promises, beats=False)
+        descriptor = self._board.descriptor
+        return [Seat(self.plan, worker, rows, descriptor) for worker in self.plan.everyone]
 
     def check(self, facts: Sequence[Facts]) -> None:
         """Refuse processes that share the GPU in another way than asked, or run other kernels."""
@@ -213,23 +228,26 @@ class ProcessSession(Closing):
             child.reap()
             self._host.counter.ours.discard(child.pid)
         self.children = []
+        if self._board is not None:
+            self._board.close()
 
 
 class _Child:
     """The parent's end of one process."""
 
-    def __init__(self, name: str, environment: dict[str, str]) -> None:
+    def __init__(self, name: str, environment: dict[str, str], board: Board | None) -> None:
         self.name = name
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         self.connection, of_child = Pipe()
         with of_child:
+            passed = [of_child.fileno(), *([] if board is None else [board.descriptor])]
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _CHILD, str(of_child.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._said,
                 stderr=self._said,
                 env=environment,
-                pass_fds=[of_child.fileno()],
+                pass_fds=passed,
                 start_new_session=True,  # an interrupt from the keyboard is for the parent
             )
         self.pid = self._process.pid
@@ -322,6 +340,17 @@ class LoneSession(Closing):
 def _label(plan: Plan) -> str:
     """``timeslice`` or ``mps 60/30/10%``"""
     return f"mps {plan.sharing.label}" if isinstance(plan.sharing, Processes) else "timeslice"
+
+
+def _check_stays(plan: Plan) -> None:
+    """A process has one stream; which units it gets is not ours to say, so nobody can move."""
+    for worker in plan.workers:
+        reactions = worker.joints.reactions if worker.joints else ()
+        if any(reaction.lane is not None for reaction in reactions):
+            raise UsageError(
+                f"{worker.name} is to move to another lane, which a process of its own does not "
+                f"have; plan it to yield, or with lanes"
+            )
 
 
 def _environment(uuid: str, pipes: Path, share: int | None) -> dict[str, str]:

@@ -8,30 +8,69 @@ parent as one line.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 import numpy as np
 
 from eclip.artefacts.model_key import ModelKey
-from eclip.devices.gpu.loop import Ints, Runner
+from eclip.artefacts.plan import Plan, PlannedWorker
+from eclip.devices.gpu.board import LentRow
+from eclip.devices.gpu.loop import Ints, Place, Runner
 from eclip.errors import DeviceError, EclipError
+from eclip.runtime.program import Conduct, program_of
+from eclip.runtime.reactions import rules_of
 
 _LOOK_S = 0.05  # how often a child that serves looks whether its parent is still there
 
 
 @dataclass(frozen=True)
+class Seat:
+    """A child's place in a set whose workers give way to each other: what its parent tells it."""
+
+    plan: Plan
+    worker: int  # its index
+    rows: tuple[int, ...]  # of the board, one per worker
+    board: int  # a descriptor that the child inherits
+
+    @property
+    def planned(self) -> PlannedWorker:
+        return self.plan.workers[self.worker]
+
+    def conduct(self) -> Conduct:
+        """What it does at its joints; rules are about rows of the board."""
+        conduct = program_of(self.plan).conducts[self.worker]
+        joints = self.planned.joints
+        if joints is None:
+            return conduct
+        return replace(conduct, rules=rules_of(joints.reactions, conduct.moves, self.rows))
+
+
+@dataclass(frozen=True)
+class Seated:
+    """A seat that was taken: what a worker's loop needs to give way, or to be given way to."""
+
+    worker: PlannedWorker
+    conduct: Conduct
+    place: Place
+
+
+@dataclass(frozen=True)
 class Job:
-    """What a child builds: ``entry`` is module:function, called with the model."""
+    """What a child builds: ``entry`` is module:function, called with the model; and with what it
+    was seated with, if its set gives way."""
 
     entry: str
     model: ModelKey
+    seat: Seat | None = None
 
 
 @dataclass(frozen=True)
@@ -80,7 +119,7 @@ def main(descriptor: int) -> None:
     try:
         job: Job = connection.recv()
         try:
-            with _load(job.entry)(job.model) as workload:
+            with _open(job) as workload:
                 connection.send(workload.facts)
                 _serve(connection, workload)
         except EclipError as error:
@@ -96,6 +135,24 @@ def main(descriptor: int) -> None:
     except (EOFError, BrokenPipeError, ConnectionResetError):
         sys.stderr.flush()
         os._exit(1)  # the parent is gone: nobody is left to tell
+
+
+@contextlib.contextmanager
+def _open(job: Job) -> Iterator[Workload]:
+    open_workload = _load(job.entry)
+    with contextlib.ExitStack() as stack:
+        given: list[Any] = [job.model]
+        if job.seat is not None:
+            given.append(stack.enter_context(_take(job.seat)))
+        yield stack.enter_context(open_workload(*given))
+
+
+@contextlib.contextmanager
+def _take(seat: Seat) -> Iterator[Seated]:
+    with LentRow(seat.board, seat.rows[seat.worker]) as row:
+        # Whoever is active, a process has one way to run: so it is its only peer.
+        place = Place(row.words, row.row, np.array([row.row], dtype=np.int64))
+        yield Seated(seat.planned, seat.conduct(), place)
 
 
 def _load(entry: str) -> Any:

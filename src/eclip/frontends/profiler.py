@@ -287,10 +287,6 @@ def _main(gpu: int, energy_seconds: float, folder: Path, keys: Sequence[str]) ->
         captured = capture(module, inputs, model)
         profile = measure_profile(device, captured, energy_seconds=energy_seconds)
         del module, inputs, captured
-        # Torch keeps a workspace for every stream it ever used, and has 32 streams: the next model
-        # on the same one would find its workspace there and seem to need none. Nobody uses them
-        # any more: the graph that has their addresses is gone.
-        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
         store.save(profile, file_of(folder, model))
         _tell(f"done {key}")

@@ -70,7 +70,7 @@ class Program:
     def moves_of(self, worker: int) -> list[Route]:
         """Where a worker's reactions may take it, in the order of its choices."""
         kernels = self.plan.workers[worker].kernels
-        return [_moved(worker, kernels, lane) for lane in self.conducts[worker].moves]
+        return [on_one_lane(worker, kernels, lane) for lane in self.conducts[worker].moves]
 
     def all_routes(self) -> Iterator[Route]:
         """Every way that some kernel may take."""
@@ -122,8 +122,8 @@ def _conduct(plan: Plan, index: int) -> Conduct:
     )
 
 
-def _moved(worker: int, kernels: int, lane: int) -> Route:
-    """All kernels of a worker on one lane, as a reaction may ask for."""
+def on_one_lane(worker: int, kernels: int, lane: int) -> Route:
+    """All kernels of a worker there, as a reaction may ask for."""
     return Route(
         worker=worker,
         lane=np.full(kernels, lane, dtype=np.int64),

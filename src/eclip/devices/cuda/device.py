@@ -236,7 +236,9 @@ class CudaSession(Owner):
                 self._device.gpu,
                 self._ways(worker, way, owner),
                 loop.Place(self.board, worker, rows),
-                self._habits(worker, owner),
+                self._executables.habits(
+                    self._program.plan.workers[worker], self._program.conducts[worker], owner
+                ),
             )
             for worker in self._program.plan.everyone
         ]
@@ -259,18 +261,6 @@ class CudaSession(Owner):
                 if route.worker == worker
             ],
             moves=[prepare(route) for route in self._program.moves_of(worker)],
-        )
-
-    def _habits(self, worker: int, owner: Releases) -> loop.Habits:
-        planned = self._program.plan.workers[worker]
-        conduct = self._program.conducts[worker]
-        in_flight = conduct.depth if len(conduct.begins) > 1 else 0
-        return loop.Habits(
-            rules=conduct.rules,
-            events=tuple(int(self._executables.event(owner)) for _ in range(in_flight)),
-            done_ns=tuple(conduct.done_ns.tolist()),
-            bound_ns=planned.promise.bound_ns if planned.promise else 0,
-            floor=planned.floor,
         )
 
     def _try_rates(self, loops: Sequence[loop.WorkerLoop]) -> npt.NDArray[np.float64]:

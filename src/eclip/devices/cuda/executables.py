@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from eclip.artefacts.plan import PlannedWorker
 from eclip.artefacts.trace import Trace
 from eclip.devices.base import Closing
 from eclip.devices.cuda.closing import Releases
@@ -20,7 +21,7 @@ from eclip.devices.cuda.lanes import GpuLane
 from eclip.devices.gpu import loop
 from eclip.devices.gpu.recording import Placed
 from eclip.errors import DeviceError, UsageError
-from eclip.runtime.program import NO_WAIT, Route
+from eclip.runtime.program import NO_WAIT, Conduct, Route
 
 MOST_EXECUTABLES = 8192  # of a session: instantiating more takes minutes
 
@@ -110,6 +111,16 @@ class Executables:
         event = call(cu.cuEventCreate, cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
         owner.callback(call, cu.cuEventDestroy, event)
         return event
+
+    def habits(self, planned: PlannedWorker, conduct: Conduct, owner: Releases) -> loop.Habits:
+        in_flight = conduct.depth if len(conduct.begins) > 1 else 0
+        return loop.Habits(
+            rules=conduct.rules,
+            events=tuple(int(self.event(owner)) for _ in range(in_flight)),
+            done_ns=tuple(conduct.done_ns.tolist()),
+            bound_ns=planned.promise.bound_ns if planned.promise else 0,
+            floor=planned.floor,
+        )
 
     def _place(self, route: Route, segments: Sequence[range], owner: Releases) -> None:
         """Instantiate the segments that nobody has asked for before."""
