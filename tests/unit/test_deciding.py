@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import deciding as oracle
@@ -33,22 +33,23 @@ LEVELS = {"none": 0, "some": 1, "plenty": 2}
 CHOICES = {"go on": GO_ON, "yield": YIELD}
 ROWS = 5
 
-# Few values, so that limits are met exactly; times may be negative.
+# Few values, so that limits are met exactly, and mostly services that are busy; times may be
+# negative.
 times = st.integers(-6, 6) | st.sampled_from([-STOPPED_NS, STOPPED_NS, STOPPED_NS + 1])
 owner = st.builds(
     Owner,
-    service=st.booleans(),
-    busy_since=st.none() | times,
-    deadline=times,
-    left=st.integers(0, 4),
-    heartbeat=st.none() | times,
-    bound=st.sampled_from([0, 1, STOPPED_NS]),
+    service=st.sampled_from([True, True, True, False]),
+    busy_since=st.sampled_from([0, 0, 0, None]) | times,
+    deadline=st.integers(-2, 6) | times,
+    left=st.integers(0, 2),
+    heartbeat=st.sampled_from([None, None, 0]) | times,
+    bound=st.sampled_from([0, 0, 1, STOPPED_NS]),
     some=st.integers(2, 4),
     none=st.integers(0, 2),
 )
 rule = st.builds(
     Rule,
-    to=st.frozensets(st.integers(0, ROWS - 1)),
+    to=st.frozensets(st.integers(0, ROWS - 1), min_size=1),
     slack=st.sampled_from(sorted(LEVELS)),
     choice=st.sampled_from(["yield", "go on", 1, 2]),
 )
@@ -85,6 +86,7 @@ def decided(
     )
 
 
+@settings(max_examples=1000)
 @given(owners, st.data(), st.lists(rule, max_size=3), st.integers(0, 3), times)
 def test_both_decide_alike(
     rows: dict[int, Owner], data: st.DataObject, wanted: list[Rule], overtaken: int, now: int
@@ -128,13 +130,21 @@ def test_of_busy_services_that_all_wait_for_each_other_exactly_one_goes_on(
     assert len(going) == min(len(busy), 1)
 
 
-@given(owners, st.data(), st.lists(rule, max_size=3), times)
-def test_a_service_that_was_overtaken_twice_goes_on(
-    rows: dict[int, Owner], data: st.DataObject, wanted: list[Rule], now: int
-) -> None:
-    mine = data.draw(st.sampled_from(sorted(rows)))
-    if rows[mine].service:
-        assert decided(board_of(rows), mine, wanted, 2, now) == GO_ON
+@pytest.mark.parametrize(("overtaken", "choice"), [(0, YIELD), (1, YIELD), (2, GO_ON), (3, GO_ON)])
+def test_a_service_that_was_overtaken_twice_goes_on(overtaken: int, choice: int) -> None:
+    rows = {0: Owner(True, 0, deadline=5), 1: Owner(True, 0, deadline=6)}
+    wanted = [Rule(frozenset({0}), "plenty", "yield")]
+    assert decided(board_of(rows), 1, wanted, overtaken) == choice
+
+
+@pytest.mark.parametrize(
+    ("slack", "least"), [(0, "none"), (9, "none"), (10, "some"), (19, "some"), (20, "plenty")]
+)
+def test_levels_of_slack_begin_at_their_limits(slack: int, least: str) -> None:
+    rows = {0: Owner(True, 0, deadline=slack + 3, left=3, some=20, none=10), 1: Owner(False, 0)}
+    for level, number in LEVELS.items():
+        wanted = [Rule(frozenset({0}), level, "yield")]
+        assert (decided(board_of(rows), 1, wanted) == YIELD) == (number >= LEVELS[least])
 
 
 @given(owners, st.data(), st.lists(rule, max_size=3), times)

@@ -1,0 +1,301 @@
+"""Sessions of plans with joints: a graph for every stretch and lane, shared and released.
+
+The driver is a stand-in that keeps account of what was made and what each executable holds.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from cuda_bench import Bench, Handle, RecordingDriver, Result
+from eclip.artefacts.plan import (
+    Assignment,
+    Group,
+    Joints,
+    Plan,
+    Promise,
+    Reaction,
+    Slack,
+    Variant,
+)
+from eclip.devices.cuda import executables
+from eclip.devices.cuda.device import CudaSession, Execution
+from eclip.devices.cuda.executables import Capture
+from eclip.devices.cuda.graphs import Node
+from eclip.devices.gpu import loop
+from eclip.errors import DeviceError, EclipError, UsageError
+from eclip.runtime.program import program_of
+from logs import KERNELS, make_mix, make_plan, make_profile
+
+JOINTS = (15, 30, 45)
+STRETCHES = [range(15), range(15, 30), range(30, 45), range(45, 60)]
+# The plan's groups of ten kernels go round two lanes; joints cut some of them.
+SERVICE = [(range(at, at + 10), at // 10 % 2) for at in range(0, KERNELS, 10)]
+BACKGROUND = [
+    (range(10), 2), (range(10, 15), 3), (range(15, 20), 3), (range(20, 30), 2),
+    (range(30, 40), 3), (range(40, 45), 2), (range(45, 50), 2), (range(50, 60), 3),
+]  # fmt: skip
+MOVED = [(kernels, 3) for kernels in STRETCHES]
+OWNED = {
+    "cuGraphClone": "cuGraphDestroy",
+    "cuGraphInstantiate": "cuGraphExecDestroy",
+    "cuEventCreate": "cuEventDestroy",
+    "cuGreenCtxStreamCreate": "cuStreamDestroy",
+}
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A kernel node of a graph."""
+
+    kernel: int
+    graph: int
+
+
+class GraphDriver(RecordingDriver):
+    """``fails_at``: the calls of these names that answer with an error, counted from 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live: dict[int, str] = {}  # what was made and not released, by its maker
+        self.graphs: dict[int, dict[int, Any]] = {}  # kernels and their contexts
+        self.holds: dict[int, dict[int, Any]] = {}  # the same of executables
+        self.fails_at: dict[str, int] = {}
+        self._calls: dict[str, int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        known = super().__getattr__(name)
+        if not callable(known):
+            return known
+
+        def function(*arguments: Any) -> tuple[Any, ...]:
+            self._calls[name] = self._calls.get(name, 0) + 1
+            if self._calls[name] == self.fails_at.get(name):
+                return (Result.CUDA_ERROR_INVALID_VALUE, None)
+            ours = vars(GraphDriver).get(f"_{name}")
+            status, *given = ours(self, *arguments) if ours else known(*arguments)
+            if name in OWNED:
+                self.live[int(given[0])] = name
+            elif name in OWNED.values():
+                assert OWNED[self.live.pop(int(arguments[0]))] == name
+            return (status, *given)
+
+        function.__name__ = name
+        return function
+
+    @staticmethod
+    def CUfunction(raw: int) -> int:  # noqa: N802
+        return raw
+
+    def _new(self, name: str) -> Handle:
+        self._made += 1
+        return Handle(self._made, f"{name}{self._made}")
+
+    def _cuGraphClone(self, graph: int) -> tuple[Any, ...]:  # noqa: N802
+        clone = self._new("graph")
+        self.graphs[clone] = dict(self.graphs[graph])
+        return (Result.CUDA_SUCCESS, clone)
+
+    def _cuGraphNodeFindInClone(self, node: Twin, clone: int) -> tuple[Any, ...]:  # noqa: N802
+        assert node.kernel in self.graphs[clone]
+        return (Result.CUDA_SUCCESS, Twin(node.kernel, clone))
+
+    def _cuGraphDestroyNode(self, node: Twin) -> tuple[Any, ...]:  # noqa: N802
+        del self.graphs[node.graph][node.kernel]
+        return (Result.CUDA_SUCCESS,)
+
+    def _cuGraphKernelNodeGetParams(self, node: Twin) -> tuple[Any, ...]:  # noqa: N802
+        return (Result.CUDA_SUCCESS, types.SimpleNamespace(kern=1))
+
+    def _cuGraphKernelNodeSetParams(self, node: Twin, params: Any) -> tuple[Any, ...]:  # noqa: N802
+        self.graphs[node.graph][node.kernel] = params.ctx
+        return (Result.CUDA_SUCCESS,)
+
+    def _cuGraphInstantiate(self, graph: int, flags: int) -> tuple[Any, ...]:  # noqa: N802
+        made = self._new("executable")
+        self.holds[made] = self.graphs[graph]
+        return (Result.CUDA_SUCCESS, made)
+
+    def kinds_alive(self) -> dict[str, int]:
+        found = list(self.live.values())
+        return {name: found.count(name) for name in set(found)}
+
+
+class RecordedLoop:
+    """What a session makes a loop of."""
+
+    def __init__(
+        self, gpu: object, ways: loop.Ways, place: loop.Place, habits: loop.Habits
+    ) -> None:
+        self.ways, self.place, self.habits = ways, place, habits
+
+
+class Stage:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.driver = GraphDriver()
+        self.bench = Bench(monkeypatch, self.driver)
+        monkeypatch.setattr(loop, "WorkerLoop", RecordedLoop)
+        self.atomic = False
+
+    def capture(self, number: int) -> Capture:
+        self.driver.graphs[-number] = dict.fromkeys(range(KERNELS))
+        graph = types.SimpleNamespace(
+            atomic=self.atomic,
+            graph=-number,
+            kernel_count=KERNELS,
+            nodes=[Node(Twin(kernel, -number), "KERNEL", kernel) for kernel in range(KERNELS)],
+        )
+        return Capture(cast(Any, graph), make_profile().trace, None)
+
+    def open(self, plan: Plan) -> CudaSession:
+        captures = [self.capture(1), self.capture(2)]
+        session = CudaSession(self.bench.device, program_of(plan), captures, (), Execution.AUTO)
+        self.bench.device._sessions.add(session)
+        return session
+
+    def held(self) -> list[tuple[range, Any]]:
+        """Kernels and the one context of every executable that lives."""
+        found = []
+        for handle, kernels in self.driver.holds.items():
+            if handle in self.driver.live:
+                (context,) = set(kernels.values())
+                found.append((range(min(kernels), max(kernels) + 1), context))
+        return found
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    made = Stage(monkeypatch)
+    yield made
+    for session in list(made.bench.device._sessions):
+        session.close()
+
+
+def make_giving(depth: int = 2) -> Plan:
+    """A service, and background that yields to it, moves to its second lane while the service has
+    slack, and has that lane to itself while it is alone."""
+    plan = make_plan("test", make_mix(2), (48, 96))
+    service, background = plan.workers
+    alone = Variant(
+        active=(1,),
+        assignments=(
+            Assignment(worker=1, groups=(Group(lane=3, kernels=KERNELS, predicted_ns=9),)),
+        ),
+    )
+    joints = Joints(
+        at=JOINTS,
+        depth=depth,
+        reactions=(Reaction(to=(0,), slack=Slack.SOME), Reaction(to=(0,), lane=3)),
+        stretch_ns=(400, 300, 200, 100),
+    )
+    promise = Promise(bound_ns=5_000_000, request_ns=1_000_000, some_ns=200, none_ns=100)
+    return msgspec.structs.replace(
+        plan,
+        workers=(
+            msgspec.structs.replace(service, promise=promise),
+            msgspec.structs.replace(background, joints=joints, floor=0.25),
+        ),
+        variants=(*plan.variants, alone),
+    )
+
+
+def handles(stretches: Any) -> list[list[int]]:
+    return [steps.first[steps.kind == loop.LAUNCH].tolist() for steps in stretches]
+
+
+def test_a_session_has_a_graph_for_every_stretch_and_lane(stage: Stage) -> None:
+    session = stage.open(make_giving())
+    contexts = [lane.context for lane in session._pool.lanes]
+    assert len(set(contexts)) == 4
+    expected = [(kernels, contexts[lane]) for kernels, lane in (*SERVICE, *BACKGROUND, *MOVED)]
+    assert sorted(stage.held(), key=str) == sorted(expected, key=str)
+    assert session.prepared.executables == len(expected)
+
+
+def test_loops_get_their_stretches_in_every_variant_and_move(stage: Stage) -> None:
+    session = stage.open(make_giving())
+    service, background = cast(list[RecordedLoop], session._loops)
+    streams = [int(lane.stream) for lane in session._pool.lanes]
+    assert [active for active, _ in service.ways.variants] == [0b11]
+    assert [active for active, _ in background.ways.variants] == [0b11, 0b10]
+    ((_, whole),) = service.ways.variants
+    assert [len(parts) for parts in handles(whole)] == [6]
+    assert whole[0].barriers == 5
+    (_, together), (_, alone) = background.ways.variants
+    assert [len(parts) for parts in handles(together)] == [2, 2, 2, 2]
+    assert [steps.entry for steps in together] == [streams[lane] for lane in (2, 3, 3, 2)]
+    assert [steps.stream for steps in together] == [streams[lane] for lane in (3, 2, 2, 3)]
+    assert [steps.barriers for steps in together] == [1, 1, 1, 1]
+    (moved,) = background.ways.moves
+    assert handles(alone) == handles(moved)  # the same graphs on the same lane
+    assert {steps.entry for steps in moved} == {streams[3]}
+    assert sum(steps.barriers for steps in moved) == 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_loops_get_their_habits(stage: Stage, depth: int) -> None:
+    session = stage.open(make_giving(depth))
+    service, background = (one.habits for one in cast(list[RecordedLoop], session._loops))
+    assert service.events == () and service.bound_ns == 5_000_000
+    assert len(set(background.events)) == depth
+    assert background.done_ns == (400, 700, 900, 1000)
+    assert background.floor == 0.25
+    assert background.rules.choice.tolist() == [-1, 1]
+    assert all(one.place.board is session.board for one in cast(Any, session._loops))
+
+
+def test_closing_releases_all_of_it(stage: Stage) -> None:
+    session = stage.open(make_giving())
+    assert stage.driver.kinds_alive() == {
+        "cuGraphInstantiate": len(SERVICE) + len(BACKGROUND) + len(MOVED),
+        "cuEventCreate": 5 + 4 + 2,  # barriers inside, and stretches in flight
+        "cuGreenCtxStreamCreate": 4,
+    }
+    session.close()
+    assert stage.driver.kinds_alive() == {}
+    assert session._executables.placed == {} and session._executables._cut == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [("cuGraphInstantiate", call) for call in (1, 4, 7, 11, 15, 18)]
+    + [("cuGraphClone", call) for call in (1, 9, 20)]
+    + [("cuGraphUpload", call) for call in (1, 10, 18)]
+    + [("cuEventCreate", call) for call in (1, 7, 11)]
+    + [("cuGraphKernelNodeSetParams", call) for call in (1, 100)],
+)
+def test_a_session_that_fails_on_the_way_leaves_nothing(stage: Stage, name: str, call: int) -> None:
+    stage.driver.fails_at[name] = call
+    with pytest.raises(DeviceError, match=f"^{name} failed"):
+        stage.open(make_giving())
+    assert stage.driver._calls[name] >= call
+    assert stage.driver.kinds_alive() == {}
+    stage.driver.fails_at.clear()
+    stage.open(make_giving()).close()
+    assert stage.driver.kinds_alive() == {}
+
+
+def refused(stage: Stage, error: type[EclipError], words: str) -> None:
+    with pytest.raises(error, match=words):
+        stage.open(make_giving())
+    assert stage.driver.kinds_alive() == {}
+
+
+def test_a_plan_of_too_many_executables_is_refused(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executables, "MOST_EXECUTABLES", 17)
+    refused(stage, UsageError, "more than 17 executables; plan it with a larger grain")
+    monkeypatch.setattr(executables, "MOST_EXECUTABLES", 18)
+    stage.open(make_giving())
+
+
+def test_a_graph_with_a_loop_cannot_be_cut_at_joints(stage: Stage) -> None:
+    stage.atomic = True
+    refused(stage, DeviceError, "has a loop in its graph")
