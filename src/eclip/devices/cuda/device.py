@@ -246,7 +246,10 @@ class CudaSession(Owner):
                 self._ways(worker, way, owner),
                 loop.Place(self.board, self._rows[worker], rows),
                 self._executables.habits(
-                    self._program.plan.workers[worker], self._program.conducts[worker], owner
+                    worker,
+                    self._program.plan.workers[worker],
+                    self._program.conducts[worker],
+                    owner,
                 ),
             )
             for worker in self._program.plan.everyone
