@@ -226,7 +226,7 @@ def test_joints_cost_nothing_while_no_service_is_busy(
     assert with_joints >= (1 - MOST_COST) * without
 
 
-class Copying(torch.nn.Module):
+class Copying(torch.nn.Module):  # type: ignore[misc, name-defined]
     """From pinned memory to the GPU, some work, and back, in one graph."""
 
     def __init__(self) -> None:
