@@ -24,6 +24,7 @@ from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Mask
 from eclip.devices.base import Window
 from eclip.devices.cuda.device import CudaDevice, CudaSession, Execution
+from eclip.devices.cuda.graphs import PART_BYTES
 from eclip.devices.load import closed_loop
 from eclip.planning.joints import Manner, give_way, promise_of
 from eclip.runtime.program import lower
@@ -47,6 +48,7 @@ JOINT = 0.3  # chance of a kernel to be one
 LIMITS_NS = (1_000_000, 2_000_000)  # of slack: none, some
 ROUNDS = 5
 MOST_COST = 0.02
+COPIED_BYTES = 32 << 20
 QUICK = Window(seconds=0.3, warmup_seconds=0.0, trace_ms=0.0)
 
 PlanOf = Callable[..., Plan]
@@ -222,3 +224,48 @@ def test_joints_cost_nothing_while_no_service_is_busy(
         f"{with_joints:.1f} ({with_joints / without - 1:+.1%})"
     )
     assert with_joints >= (1 - MOST_COST) * without
+
+
+class Copying(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """From pinned memory to the GPU, some work, and back, in one graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        count = COPIED_BYTES // 4
+        self.inbound = torch.arange(count, dtype=torch.float32).pin_memory()
+        self.outbound = torch.zeros(count).pin_memory()
+        self.register_buffer("here", torch.zeros(count, device="cuda"))
+
+    def forward(self, scale: Any) -> Any:
+        doubled = scale * 2
+        self.here.copy_(self.inbound, non_blocking=True)
+        result = self.here * doubled
+        self.outbound.copy_(result, non_blocking=True)
+        return result[:4]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_long_copies_are_cut_and_lose_nothing(
+    depth: int, device: CudaDevice, captured: Capturing, plan_of: PlanOf, opened: Opened
+) -> None:
+    from eclip.frontends.torch import capture
+
+    module = Copying()
+    model = capture(module, (torch.ones(1, device="cuda"),), ModelKey("copying", 1))
+    assert sorted({node.copy_bytes for node in model.capture.graph.nodes})[-1] == COPIED_BYTES
+    sources = [captured(SERVICE).capture, model.capture]
+    traces = [source.trace for source in sources]
+    full, half = device.topology.full, Mask(range(len(device.topology.slice_units) // 2))
+    routes = [[0] * len(trace.kernels) for trace in traces]
+    plain: Plan = plan_of(device.topology, traces, [[full], [full, half, half]], routes)
+    random = np.random.default_rng(depth)
+    plan = restless(plain, len(traces[1].kernels), depth, random)
+    with opened(device, plan, sources, Execution.AUTO) as session:
+        # Two copies, each in parts, in each of three places.
+        assert session.prepared.executables > 3 * 2 * (COPIED_BYTES // PART_BYTES)
+        with flipping(session.board, random):
+            for turn in range(COMPARED):
+                module.inbound += turn
+                module.outbound.zero_()
+                session.request(1)
+                assert torch.equal(module.outbound, 2 * module.inbound)

@@ -145,16 +145,24 @@ def test_priority_that_the_device_does_not_have_is_refused(cuda: FakeCuda) -> No
         lanes.LanePool(slices(), [Mask([0])], [6])
 
 
+def captured_of(graph: Any, nodes: list[graphs.Node]) -> graphs.CapturedGraph:
+    """A captured graph of these nodes, which nobody captured."""
+    captured = object.__new__(graphs.CapturedGraph)
+    captured.graph, captured.nodes, captured.atomic = graph, tuple(nodes), False
+    captured.kernel_count = sum(node.kind == "KERNEL" for node in nodes)
+    return captured
+
+
 def test_kernel_nodes_get_the_priority_of_their_lane(
     cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graphs, "_home", lambda node, twin, context: None)
+    monkeypatch.setattr(graphs, "_home", lambda node, twin, context, part: None)
     kinds = {"memset": 0, "k0": 0, "k1": 1, "k2": 2}
     nodes = [
         graphs.Node(name, "KERNEL" if name.startswith("k") else "MEMSET", kernel)
         for name, kernel in kinds.items()
     ]
-    captured: Any = SimpleNamespace(graph="graph", nodes=nodes, kernel_count=3, atomic=False)
+    captured = captured_of("graph", nodes)
     graphs.place_whole(captured, ["c"] * 3, [-4, 0, -1])
     assert cuda.nodes == {"k0": -4, "k2": -1}
     cuda.nodes.clear()
@@ -196,14 +204,60 @@ def test_graph_is_cut_into_its_segments_in_order(
     )
     homes: list[tuple[int, str]] = []
     monkeypatch.setattr(
-        graphs, "_home", lambda node, twin, context: homes.append((node.kernel, context))
+        graphs, "_home", lambda node, twin, context, part: homes.append((node.kernel, context))
     )
     nodes = [graphs.Node(f"k{kernel}", "KERNEL", kernel) for kernel in range(7)]
-    captured: Any = SimpleNamespace(
-        graph=[node.handle for node in nodes], nodes=nodes, kernel_count=7, atomic=False
-    )
+    captured = captured_of([node.handle for node in nodes], nodes)
     segments = [range(1), range(1, 4), range(4, 5), range(5, 6), range(6, 7)]
     graphs.place_segments(captured, list("abcdefg"), segments)
     assert made == [["k0"], ["k1", "k2", "k3"], ["k4"], ["k5"], ["k6"]]
     assert homes == list(enumerate("abcdefg"))
     assert open_graphs == []
+
+
+LONG = 2 * graphs.PART_BYTES + 1  # three parts
+
+
+def copying() -> graphs.CapturedGraph:
+    """A copy in, two kernels, a copy and a memset between them, and a copy out."""
+    kinds = [
+        ("in", "MEMCPY", 0, LONG),
+        ("k0", "KERNEL", 0, 0),
+        ("short", "MEMCPY", 1, graphs.PART_BYTES),
+        ("memset", "MEMSET", 1, 0),
+        ("k1", "KERNEL", 1, 0),
+        ("out", "MEMCPY", 1, LONG),
+    ]
+    nodes = [graphs.Node(*kind[:3], copy_bytes=kind[3]) for kind in kinds]
+    return captured_of([node.handle for node in nodes], nodes)
+
+
+def test_long_copies_are_cut_into_parts_between_the_kernels_around_them() -> None:
+    pieces = copying().pieces(range(2))
+    names = [[copying().nodes[place].handle for place in sorted(piece.nodes)] for piece in pieces]
+    assert names == [["in"]] * 3 + [["k0", "short", "memset", "k1"]] + [["out"]] * 3
+    assert [piece.kernels for piece in pieces] == [range(0)] * 3 + [range(2)] + [range(2, 2)] * 3
+    for copy in (pieces[:3], pieces[4:]):
+        parts = [piece.part for piece in copy]
+        assert [byte for part in parts if part for byte in (part.start, part.stop)] == [
+            *(0, LONG // 3),
+            *(LONG // 3, 2 * LONG // 3),
+            *(2 * LONG // 3, LONG),
+        ]
+        assert max(len(part) for part in parts if part) <= graphs.PART_BYTES
+    assert len({piece.place for piece in pieces}) == len(pieces)
+
+
+def test_a_stretch_in_the_middle_takes_only_its_own_copies() -> None:
+    captured = copying()
+    first, second = captured.pieces(range(1)), captured.pieces(range(1, 2))
+    assert [piece.kernels for piece in first] == [range(0)] * 3 + [range(1)]
+    assert [piece.kernels for piece in second] == [range(1, 2)] + [range(2, 2)] * 3
+    every = [place for piece in (*first, *second) for place in piece.nodes]
+    assert set(every) == set(range(6))
+
+
+def test_without_long_copies_a_stretch_is_one_piece() -> None:
+    nodes = [graphs.Node("k0", "KERNEL", 0), graphs.Node("k1", "KERNEL", 1)]
+    captured = captured_of([], nodes)
+    assert captured.pieces(range(2)) == [captured.piece(range(2))]

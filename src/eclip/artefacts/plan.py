@@ -310,6 +310,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return any(worker.joints is not None for worker in self.workers)
 
     @property
+    def has_tiers(self) -> bool:
+        """Some worker gives way or has a promise, so other processes may want to know."""
+        return self.gives_way or any(worker.promise is not None for worker in self.workers)
+
+    @property
     def main(self) -> Variant:
         """The variant for all workers active."""
         return next(variant for variant in self.variants if variant.active == self.everyone)

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -27,7 +27,6 @@ from eclip.devices.gpu.board import LentRow
 from eclip.devices.gpu.loop import Ints, Place, Runner
 from eclip.errors import DeviceError, EclipError
 from eclip.runtime.program import Conduct, program_of
-from eclip.runtime.reactions import rules_of
 
 _LOOK_S = 0.05  # how often a child that serves looks whether its parent is still there
 
@@ -47,11 +46,7 @@ class Seat:
 
     def conduct(self) -> Conduct:
         """What it does at its joints; rules are about rows of the board."""
-        conduct = program_of(self.plan).conducts[self.worker]
-        joints = self.planned.joints
-        if joints is None:
-            return conduct
-        return replace(conduct, rules=rules_of(joints.reactions, conduct.moves, self.rows))
+        return program_of(self.plan).seated(self.rows).conducts[self.worker]
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from eclip.devices.cuda.lanes import LanePool, Slices
 from eclip.devices.cuda.legality import check_clusters
 from eclip.devices.cuda.tracer import Tracer
 from eclip.devices.gpu import loop
+from eclip.devices.gpu.board import shared_board
 from eclip.devices.gpu.recording import (
     NO_KERNELS,
     make_log,
@@ -163,14 +164,14 @@ class CudaSession(Owner):
     ) -> None:
         self._execution = execution
         self._device = device
-        self._program = program
         self._captures = captures
         self._warnings = warnings
-        self.board = board_of(program.plan)  # who is busy, for joints and variants
         self._belongings = Belongings(device.gpu, captures)
         # Also when it is collected, or the interpreter ends, while it is open.
         self._finalizer = weakref.finalize(self, self._belongings.close_quietly)
         try:
+            self.board, self._rows = self._take_rows(program.plan)  # who is busy
+            self._program = program.seated(self._rows)
             lanes = program.plan.lanes
             self._pool = LanePool(
                 device.slices, [lane.mask for lane in lanes], [lane.priority for lane in lanes]
@@ -202,6 +203,14 @@ class CudaSession(Owner):
         self._belongings.close()
         self._finalizer.detach()
 
+    def _take_rows(self, plan: Plan) -> tuple[loop.Ints, tuple[int, ...]]:
+        """A row of the shared board for every worker if others are to see them, else of our own."""
+        shared = shared_board(self._device.gpu.uuid) if plan.has_tiers else None
+        if shared is None:
+            return board_of(plan), plan.everyone
+        self._belongings.releases.callback(shared.close)
+        return shared.words, shared.claim_all([worker.promise for worker in plan.workers])
+
     def _open_loops(self) -> list[loop.WorkerLoop]:
         """Every worker's loop, in the way the device asks for or, if that is AUTO, the faster one.
 
@@ -230,14 +239,17 @@ class CudaSession(Owner):
         return loops
 
     def _make_loops(self, way: Execution, owner: Releases) -> list[loop.WorkerLoop]:
-        rows = np.arange(len(self._captures))
+        rows = np.array(self._rows, dtype=np.int64)
         return [
             loop.WorkerLoop(
                 self._device.gpu,
                 self._ways(worker, way, owner),
-                loop.Place(self.board, worker, rows),
+                loop.Place(self.board, self._rows[worker], rows),
                 self._executables.habits(
-                    self._program.plan.workers[worker], self._program.conducts[worker], owner
+                    worker,
+                    self._program.plan.workers[worker],
+                    self._program.conducts[worker],
+                    owner,
                 ),
             )
             for worker in self._program.plan.everyone

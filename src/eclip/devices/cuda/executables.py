@@ -16,12 +16,12 @@ from eclip.artefacts.trace import Trace
 from eclip.devices.base import Closing
 from eclip.devices.cuda.closing import Releases
 from eclip.devices.cuda.driver import call, cu
-from eclip.devices.cuda.graphs import CapturedGraph, Executable, place_segments, place_whole
+from eclip.devices.cuda.graphs import CapturedGraph, Executable, Piece, place_pieces, place_whole
 from eclip.devices.cuda.lanes import GpuLane
 from eclip.devices.gpu import loop
 from eclip.devices.gpu.recording import Placed
 from eclip.errors import DeviceError, UsageError
-from eclip.runtime.program import NO_WAIT, Conduct, Route
+from eclip.runtime.program import Conduct, Route
 
 MOST_EXECUTABLES = 8192  # of a session: instantiating more takes minutes
 
@@ -43,7 +43,7 @@ class Capture:
 class Executables:
     def __init__(self, captures: Sequence[Capture], lanes: Sequence[GpuLane]) -> None:
         self.placed: dict[int, Placed] = {}  # by the executable's handle, while it lives
-        self._cut: dict[tuple[int, int, int, int], Executable] = {}  # segments, while they live
+        self._cut: dict[tuple[int, ...], Executable] = {}  # segments, while they live
         self._captures = captures
         self._lanes = lanes
 
@@ -75,14 +75,18 @@ class Executables:
 
     def segments(self, route: Route, owner: Releases) -> loop.Steps:
         """A graph for every segment; an event for every barrier."""
-        (steps,) = self.stretches(route, [range(len(route.lane))], owner)
-        return steps
+        graph = self._captures[route.worker].graph
+        if graph.atomic:
+            return self.whole(route, owner)
+        cut = [graph.piece(kernels) for kernels in route.segments()]
+        self._place(route, cut, owner)
+        return self._chain(route, cut, owner)
 
     def stretches(
         self, route: Route, stretches: Sequence[range], owner: Releases
     ) -> list[loop.Steps]:
-        """A graph for every segment of every stretch; an event for every barrier inside one. What
-        comes between two stretches is the loop's to say."""
+        """The same for every stretch of a worker with joints. Long copies are stretches of their
+        own, in parts. What comes between two stretches is the loop's to say."""
         source = self._captures[route.worker]
         if source.graph.atomic:
             if len(stretches) > 1:
@@ -91,20 +95,23 @@ class Executables:
                     f"stretches; plan it without joints"
                 )
             return [self.whole(route, owner)]
-        cuts = [route.segments(within) for within in stretches]
-        self._place(route, [segment for cut in cuts for segment in cut], owner)
+        cuts = [
+            _at_barriers(source.graph, piece, route)
+            for within in stretches
+            for piece in source.graph.pieces(within)
+        ]
+        self._place(route, [piece for cut in cuts for piece in cut], owner)
         return [self._chain(route, cut, owner) for cut in cuts]
 
-    def _chain(self, route: Route, segments: Sequence[range], owner: Releases) -> loop.Steps:
+    def _chain(self, route: Route, pieces: Sequence[Piece], owner: Releases) -> loop.Steps:
         parts = []
-        for index, kernels in enumerate(segments):
-            lane = self._lanes[route.lane[kernels.start]]
-            waits_on = route.wait_on[kernels.start]
+        for index, piece in enumerate(pieces):
             barrier = None
-            if index > 0 and waits_on != NO_WAIT:
+            if index > 0:
                 event = self.event(owner)
-                barrier = (event, self._lanes[waits_on].stream)
-            parts.append((self._cut[_key(route, kernels)].handle, lane.stream, barrier))
+                barrier = (event, self._lanes[route.wait_on[piece.kernels.start]].stream)
+            executable = self._cut[_key(route, piece)]
+            parts.append((executable.handle, self._lane(route, piece).stream, barrier))
         return loop.chained(parts)
 
     def event(self, owner: Releases) -> Any:
@@ -112,19 +119,36 @@ class Executables:
         owner.callback(call, cu.cuEventDestroy, event)
         return event
 
-    def habits(self, planned: PlannedWorker, conduct: Conduct, owner: Releases) -> loop.Habits:
-        in_flight = conduct.depth if len(conduct.begins) > 1 else 0
+    def habits(
+        self, worker: int, planned: PlannedWorker, conduct: Conduct, owner: Releases
+    ) -> loop.Habits:
+        done_ns = self._done_ns(worker, conduct, planned)
+        in_flight = conduct.depth if len(done_ns) > 1 else 0
         return loop.Habits(
             rules=conduct.rules,
             events=tuple(int(self.event(owner)) for _ in range(in_flight)),
-            done_ns=tuple(conduct.done_ns.tolist()),
+            done_ns=tuple(done_ns),
             bound_ns=planned.promise.bound_ns if planned.promise else 0,
             floor=planned.floor,
         )
 
-    def _place(self, route: Route, segments: Sequence[range], owner: Releases) -> None:
-        """Instantiate the segments that nobody has asked for before."""
-        missing = [kernels for kernels in segments if _key(route, kernels) not in self._cut]
+    def _done_ns(self, worker: int, conduct: Conduct, planned: PlannedWorker) -> list[int]:
+        """How far a request alone is at the end of every stretch, parts of copies included: they
+        count with what follows them."""
+        graph = self._captures[worker].graph
+        if planned.joints is None or graph.atomic:
+            return [int(done_ns) for done_ns in conduct.done_ns]
+        done: list[int] = []
+        for within, after_ns in zip(
+            conduct.stretches(planned.kernels), conduct.done_ns.tolist(), strict=True
+        ):
+            before_ns = done[-1] if done else 0
+            done += [before_ns] * (len(graph.pieces(within)) - 1) + [after_ns]
+        return done
+
+    def _place(self, route: Route, pieces: Sequence[Piece], owner: Releases) -> None:
+        """Instantiate what nobody has asked for before."""
+        missing = [piece for piece in pieces if _key(route, piece) not in self._cut]
         if not missing:
             return
         if len(self._cut) + len(missing) > MOST_EXECUTABLES:
@@ -132,25 +156,28 @@ class Executables:
                 f"the plan needs more than {MOST_EXECUTABLES} executables; plan it with a larger "
                 f"grain or fewer lanes to move to"
             )
-        executables = place_segments(
+        executables = place_pieces(
             self._captures[route.worker].graph,
             self._contexts(route),
             missing,
             self._priorities(route),
         )
-        for kernels, executable in zip(missing, executables, strict=True):
-            self._keep(executable, Placed(route, kernels), owner)  # before anything can fail
-            key = _key(route, kernels)
+        for piece, executable in zip(missing, executables, strict=True):
+            self._keep(executable, Placed(route, piece.kernels), owner)  # before anything can fail
+            key = _key(route, piece)
             self._cut[key] = executable
             owner.callback(self._cut.pop, key)
-        for kernels, executable in zip(missing, executables, strict=True):
-            executable.upload(self._lanes[route.lane[kernels.start]].stream)
+        for piece, executable in zip(missing, executables, strict=True):
+            executable.upload(self._lane(route, piece).stream)
 
     def _keep(self, executable: Executable, part: Placed, owner: Releases) -> None:
         owner.callback(executable.close)
         handle = int(executable.handle)
         self.placed[handle] = part
         owner.callback(self.placed.pop, handle)
+
+    def _lane(self, route: Route, piece: Piece) -> GpuLane:
+        return self._lanes[_lane_of(route, piece)]
 
     def _contexts(self, route: Route) -> list[Any]:
         return [self._lanes[lane].context for lane in route.lane]
@@ -159,5 +186,24 @@ class Executables:
         return [self._lanes[lane].priority for lane in route.lane]
 
 
-def _key(route: Route, kernels: range) -> tuple[int, int, int, int]:
-    return route.worker, kernels.start, kernels.stop, int(route.lane[kernels.start])
+def _at_barriers(graph: CapturedGraph, piece: Piece, route: Route) -> list[Piece]:
+    """A piece cut where its route changes lanes."""
+    if not piece.kernels:
+        return [piece]
+    segments = route.segments(piece.kernels)
+    return [
+        Piece(
+            kernels,
+            frozenset(place for place in piece.nodes if graph.nodes[place].kernel in kernels),
+        )
+        for kernels in segments
+    ]
+
+
+def _lane_of(route: Route, piece: Piece) -> int:
+    """A copy goes with the kernel behind it, or with the last."""
+    return int(route.lane[min(piece.kernels.start, len(route.lane) - 1)])
+
+
+def _key(route: Route, piece: Piece) -> tuple[int, ...]:
+    return route.worker, _lane_of(route, piece), *piece.place

@@ -4,14 +4,17 @@ A capture's nodes are taken in launch order, which respects all its edges. Kerne
 worker's kernels; memory nodes (memset, memcpy) go with the kernel that follows them, or the last.
 Re-homing works on a clone, so that one capture serves any number of plans. An executable cannot
 change its nodes' contexts: there is one for every plan variant, kept until the session closes.
+A copy between host and device that takes longer than a stretch should is cut into parts, so that a
+worker with joints can give way inside it.
 A kernel node can move if it holds a kernel, which belongs to no context, and not a function, which
 belongs to one: ``kernel_of`` may give the former for the latter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from eclip.artefacts.trace import Kernel
@@ -21,6 +24,7 @@ from eclip.errors import DeviceError
 # What can be moved between contexts, and loops, which cannot: a graph with one runs whole on the
 # lane it was captured on. A graph with any other kind of node is refused.
 _KINDS = ("KERNEL", "MEMSET", "MEMCPY", "EMPTY", "CONDITIONAL")
+PART_BYTES = 4 << 20  # of a copy that is cut: about 80 us over PCIe
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,22 @@ class Node:
     kind: str
     kernel: int  # position of the kernel it is, or goes with
     instead: Any = None  # the kernel that stands for a function of one context
+    copy_bytes: int = 0  # of a copy between host and device that can be cut
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one executable holds: consecutive kernels with the memory nodes around them, or a part
+    of a long copy, which has no kernels."""
+
+    kernels: range
+    nodes: frozenset[int]  # their places in the captured graph
+    part: range | None = None  # bytes of the copy
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Different for any two pieces of a worker."""
+        return min(self.nodes), len(self.nodes), self.part.start if self.part else -1
 
 
 class CapturedGraph:
@@ -45,11 +65,38 @@ class CapturedGraph:
         seen = 0
         for handle, kind in zip(handles, kinds, strict=True):
             instead = _instead(handle, kernel_of) if kind == "KERNEL" else None
-            nodes.append(Node(handle, kind, min(seen, kernels - 1), instead))
+            copied = _copy_bytes(handle) if kind == "MEMCPY" else 0
+            nodes.append(Node(handle, kind, min(seen, kernels - 1), instead, copied))
             seen += kind == "KERNEL"
         self.nodes = tuple(nodes)
         self.kernel_count = kernels
         self.atomic = "CONDITIONAL" in kinds
+
+    def piece(self, kernels: range) -> Piece:
+        """These kernels and the memory nodes that go with them."""
+        inside = (place for place, node in enumerate(self.nodes) if node.kernel in kernels)
+        return Piece(kernels, frozenset(inside))
+
+    def pieces(self, kernels: range) -> list[Piece]:
+        """The same, in order, with long copies apart and in parts."""
+        cut: list[Piece] = []
+        run: list[int] = []
+        first = kernels.start
+        for place, node in enumerate(self.nodes):
+            if node.kernel not in kernels:
+                continue
+            if node.copy_bytes <= PART_BYTES:
+                run.append(place)
+                continue
+            until = first + sum(self.nodes[earlier].kind == "KERNEL" for earlier in run)
+            if run:
+                cut.append(Piece(range(first, until), frozenset(run)))
+            here = range(until, until)
+            cut += [Piece(here, frozenset({place}), part) for part in _parts(node.copy_bytes)]
+            first, run = until, []
+        if run:
+            cut.append(Piece(range(first, kernels.stop), frozenset(run)))
+        return cut
 
     def kernels(self) -> tuple[Kernel, ...]:
         return tuple(_read_kernel(node) for node in self.nodes if node.kind == "KERNEL")
@@ -90,6 +137,35 @@ def _kind(handle: Any) -> str:
     if kind not in _KINDS:
         raise DeviceError(f"a captured graph with a {kind} node cannot be placed on lanes")
     return kind
+
+
+def _parts(size: int) -> list[range]:
+    """Equal parts, none larger than it should be."""
+    count = -(-size // PART_BYTES)
+    ends = [size * part // count for part in range(count + 1)]
+    return [range(start, end) for start, end in pairwise(ends)]
+
+
+def _copy_bytes(handle: Any) -> int:
+    """Of a copy in one piece between host and device; 0: it is another kind."""
+    params = call(cu.cuGraphMemcpyNodeGetParams, handle)
+    if (params.Height, params.Depth) != (1, 1):
+        return 0
+    host = any(
+        _on_host(kind, pointer)
+        for kind, pointer in (
+            (params.srcMemoryType, params.srcDevice),
+            (params.dstMemoryType, params.dstDevice),
+        )
+    )
+    return int(params.WidthInBytes) if host else 0
+
+
+def _on_host(kind: Any, pointer: Any) -> bool:
+    if kind == cu.CUmemorytype.CU_MEMORYTYPE_UNIFIED:
+        asked = cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+        kind = cu.CUmemorytype(int(call(cu.cuPointerGetAttribute, asked, pointer)))
+    return bool(kind == cu.CUmemorytype.CU_MEMORYTYPE_HOST)
 
 
 def _read_kernel(node: Node) -> Kernel:
@@ -151,11 +227,21 @@ def place_segments(
     segments: Sequence[range],
     priorities: Sequence[int] | None = None,
 ) -> list[Executable]:
-    """One graph for each run of consecutive kernels, with the memory nodes that go with them.
+    """One graph for each run of consecutive kernels, with the memory nodes that go with them."""
+    return place_pieces(captured, contexts, [captured.piece(own) for own in segments], priorities)
 
-    Consecutive, because the order of two kernels goes by the chain between them; segments are given
-    in that order. ``priorities`` are CUDA's, one per kernel; a kernel with 0 keeps the one it was
-    captured with, which is the least.
+
+def place_pieces(
+    captured: CapturedGraph,
+    contexts: Sequence[Any],
+    pieces: Sequence[Piece],
+    priorities: Sequence[int] | None = None,
+) -> list[Executable]:
+    """One graph for each piece.
+
+    The kernels of a piece are consecutive, because the order of two goes by the chain between them;
+    pieces are given in that order. ``priorities`` are CUDA's, one per kernel; a kernel with 0 keeps
+    the one it was captured with, which is the least.
     """
     if len(contexts) != captured.kernel_count:
         raise DeviceError(
@@ -164,14 +250,15 @@ def place_segments(
     if captured.atomic:
         raise DeviceError("a graph with a loop cannot be placed on lanes: capture it there")
 
-    def home(node: Node, twin: Any) -> None:
-        _home(node, twin, contexts[node.kernel])
+    def home(node: Node, twin: Any, part: range | None) -> None:
+        _home(node, twin, contexts[node.kernel], part)
         if priorities is not None and node.kind == "KERNEL" and priorities[node.kernel]:
             _prefer(twin, priorities[node.kernel])
 
     made: list[Executable] = []
     try:
-        _cut(captured.graph, [(node, node.handle) for node in captured.nodes], segments, home, made)
+        every = {place: (node, node.handle) for place, node in enumerate(captured.nodes)}
+        _cut(captured.graph, every, pieces, home, made)
     except BaseException:
         for executable in made:
             executable.close()
@@ -181,36 +268,37 @@ def place_segments(
 
 def _cut(
     graph: Any,
-    nodes: Sequence[tuple[Node, Any]],  # with their handles in this graph
-    segments: Sequence[range],
-    home: Callable[[Node, Any], None],
+    nodes: Mapping[int, tuple[Node, Any]],  # with their handles in this graph
+    pieces: Sequence[Piece],
+    home: Callable[[Node, Any, range | None], None],
     made: list[Executable],
 ) -> None:
-    """Halves first, and these again: a clone of everything for each segment would be their number
+    """Halves first, and these again: a clone of everything for each piece would be their number
     times the graph."""
     clone = call(cu.cuGraphClone, graph)
     try:
-        wanted = range(segments[0].start, segments[-1].stop)
-        kept = []
-        for node, handle in nodes:
+        wanted = frozenset().union(*(piece.nodes for piece in pieces))
+        kept = {}
+        for place, (node, handle) in nodes.items():
             twin = call(cu.cuGraphNodeFindInClone, handle, clone)
-            if node.kernel in wanted:
-                kept.append((node, twin))
+            if place in wanted:
+                kept[place] = (node, twin)
             else:
                 call(cu.cuGraphDestroyNode, twin)
-        if len(segments) > 1:
-            half = len(segments) // 2
-            _cut(clone, kept, segments[:half], home, made)
-            _cut(clone, kept, segments[half:], home, made)
+        if len(pieces) > 1:
+            half = len(pieces) // 2
+            _cut(clone, kept, pieces[:half], home, made)
+            _cut(clone, kept, pieces[half:], home, made)
             return
-        for node, twin in kept:
-            home(node, twin)
+        for node, twin in kept.values():
+            home(node, twin, pieces[0].part)
         made.append(Executable(clone))
     finally:
         call(cu.cuGraphDestroy, clone)
 
 
-def _home(node: Node, twin: Any, context: Any) -> None:
+def _home(node: Node, twin: Any, context: Any, part: range | None = None) -> None:
+    """Move a node to a context; of a copy, only these bytes."""
     if node.kind == "KERNEL":
         params = call(cu.cuGraphKernelNodeGetParams, node.handle)
         if not int(params.kern):
@@ -235,7 +323,12 @@ def _home(node: Node, twin: Any, context: Any) -> None:
     elif node.kind == "MEMCPY":
         wanted = cu.CUgraphNodeParams()
         wanted.type = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMCPY
-        wanted.memcpy.copyParams = call(cu.cuGraphMemcpyNodeGetParams, node.handle)
+        params = call(cu.cuGraphMemcpyNodeGetParams, node.handle)
+        if part is not None:
+            params.srcXInBytes += part.start
+            params.dstXInBytes += part.start
+            params.WidthInBytes = len(part)
+        wanted.memcpy.copyParams = params
         wanted.memcpy.copyCtx = context
         call(cu.cuGraphNodeSetParams, twin, wanted)
 

@@ -53,7 +53,7 @@ def open_capture(
         place, habits = None, loop.NO_HABITS
         if seated is not None:
             place = seated.place
-            habits = executables.habits(seated.worker, seated.conduct, owner)
+            habits = executables.habits(0, seated.worker, seated.conduct, owner)
         if seated is None or seated.worker.joints is None:
             ways = _whole(made, lane, owner)
         else:

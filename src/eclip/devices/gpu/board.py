@@ -94,6 +94,11 @@ def open_board(path: Path) -> Board:
         return Board(_open_or_make(path), str(path))
 
 
+def shared_board(uuid: str) -> Board | None:
+    """The board that the user shares between processes; None: every session is alone."""
+    return open_board(board_path(uuid)) if os.environ.get(VARIABLE) else None
+
+
 def private_board() -> Board:
     """A board without a name, for processes that get its descriptor from this one."""
     with _told("of a set of processes"):
