@@ -14,11 +14,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 
 from eclip.devices.gpu import loop
-from eclip.devices.gpu.loop import EntryPoints, Habits, Place, Runner, Steps, Ways, WorkerLoop
+from eclip.devices.gpu.loop import (
+    EntryPoints,
+    Habits,
+    Place,
+    Runner,
+    Steps,
+    Ways,
+    WorkerLoop,
+    make_driver,
+)
 from eclip.runtime.reactions import (
     ALWAYS,
     BUSY_SINCE,
@@ -132,6 +142,10 @@ class StandinGpu:
             graph = ctypes.c_uint64()
             self._driver.cuStreamEndCapture(ctypes.c_uint64(stream), ctypes.byref(graph))
 
+    def times_compiled(self) -> int:
+        """The loop, for this driver: more than once if it was called with other types."""
+        return len(cast(Any, make_driver(self.entry_points)).signatures)
+
     def watch(self) -> Log:
         words = np.zeros(2 + _LINE * _ROOM, dtype=np.int64)
         words[1] = _ROOM
@@ -151,7 +165,8 @@ class Log:
 
     def of(self, kind: int) -> Ints:
         lines = self.lines()
-        return lines[lines[:, KIND] == kind]
+        found: Ints = lines[lines[:, KIND] == kind]
+        return found
 
 
 @dataclass(frozen=True)
@@ -178,11 +193,13 @@ class Worker:
 
     def launches(self, log: Log) -> Ints:
         lines = log.of(LAUNCHED)
-        return lines[np.isin(lines[:, WHO], list(self.parts))]
+        ours: Ints = lines[np.isin(lines[:, WHO], list(self.parts))]
+        return ours
 
     def ran(self, log: Log) -> Ints:
         lines = log.of(RAN)
-        return lines[lines[:, WHO] // _NAMES == self.number]
+        ours: Ints = lines[lines[:, WHO] // _NAMES == self.number]
+        return ours
 
     def runner(self, stop: Ints | None = None, **given: object) -> Runner:
         flag = np.zeros(1, dtype=np.int64) if stop is None else stop

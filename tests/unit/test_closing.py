@@ -196,6 +196,34 @@ def test_closing_waits_for_a_request_of_another_thread(
     assert order(bench) == ORDER
 
 
+def test_closing_lets_a_request_go_on_that_yields_to_a_busy_service(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service may be another process's, and busy for ever."""
+
+    def held(worker: Any, stop: Any, most_requests: int) -> Any:
+        assert until(lambda: bool(stop[0]))
+        return np.zeros((most_requests, 3), dtype=np.int64)
+
+    monkeypatch.setattr(FakeWorkerLoop, "drive", held)
+    session = bench.open()
+    served = threading.Thread(target=session.request, args=(0,))
+    served.start()
+    assert until(lambda: bool(session._belongings._users))
+    session.close()
+    served.join()
+    assert order(bench) == ORDER
+
+
+def test_a_request_that_closing_kept_from_beginning_says_so(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = np.zeros((0, 3), dtype=np.int64)
+    monkeypatch.setattr(FakeWorkerLoop, "drive", lambda worker, **given: nothing)
+    with pytest.raises(DeviceError, match="closed before the request began"):
+        bench.open().request(0)
+
+
 @pytest.mark.parametrize("closer", ["another thread", "the run itself"])
 def test_closing_in_the_middle_of_a_run_ends_its_loops_first(bench: Bench, closer: str) -> None:
     session = bench.open()

@@ -41,7 +41,7 @@ BACKGROUND = [
     (range(10), 2), (range(10, 15), 3), (range(15, 20), 3), (range(20, 30), 2),
     (range(30, 40), 3), (range(40, 45), 2), (range(45, 50), 2), (range(50, 60), 3),
 ]  # fmt: skip
-MOVED = [(kernels, 3) for kernels in STRETCHES]
+MOVED = [(kernels, lane) for lane in (2, 3) for kernels in STRETCHES]
 OWNED = {
     "cuGraphClone": "cuGraphDestroy",
     "cuGraphInstantiate": "cuGraphExecDestroy",
@@ -178,8 +178,8 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
 
 
 def make_giving(depth: int = 2) -> Plan:
-    """A service, and background that yields to it, moves to its second lane while the service has
-    slack, and has that lane to itself while it is alone."""
+    """A service, and background that yields to it or moves to one of its lanes, by how much slack
+    there is, and has the second lane to itself while it is alone."""
     plan = make_plan("test", make_mix(2), (48, 96))
     service, background = plan.workers
     alone = Variant(
@@ -191,7 +191,11 @@ def make_giving(depth: int = 2) -> Plan:
     joints = Joints(
         at=JOINTS,
         depth=depth,
-        reactions=(Reaction(to=(0,), slack=Slack.SOME), Reaction(to=(0,), lane=3)),
+        reactions=(
+            Reaction(to=(0,), slack=Slack.NONE),
+            Reaction(to=(0,), slack=Slack.SOME, lane=2),
+            Reaction(to=(0,), lane=3),
+        ),
         stretch_ns=(400, 300, 200, 100),
     )
     promise = Promise(bound_ns=5_000_000, request_ns=1_000_000, some_ns=200, none_ns=100)
@@ -232,10 +236,12 @@ def test_loops_get_their_stretches_in_every_variant_and_move(stage: Stage) -> No
     assert [steps.entry for steps in together] == [streams[lane] for lane in (2, 3, 3, 2)]
     assert [steps.stream for steps in together] == [streams[lane] for lane in (3, 2, 2, 3)]
     assert [steps.barriers for steps in together] == [1, 1, 1, 1]
-    (moved,) = background.ways.moves
-    assert handles(alone) == handles(moved)  # the same graphs on the same lane
-    assert {steps.entry for steps in moved} == {streams[3]}
-    assert sum(steps.barriers for steps in moved) == 0
+    first, second = background.ways.moves
+    assert handles(alone) == handles(second)  # the same graphs on the same lane
+    for moved, lane in (first, 2), (second, 3):
+        assert {(steps.entry, steps.stream, steps.barriers) for steps in moved} == {
+            (streams[lane], streams[lane], 0)
+        }
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -246,7 +252,7 @@ def test_loops_get_their_habits(stage: Stage, depth: int) -> None:
     assert len(set(background.events)) == depth
     assert background.done_ns == (400, 700, 900, 1000)
     assert background.floor == 0.25
-    assert background.rules.choice.tolist() == [-1, 1]
+    assert background.rules.choice.tolist() == [-1, 1, 2]
     assert all(one.place.board is session.board for one in cast(Any, session._loops))
 
 
@@ -264,9 +270,9 @@ def test_closing_releases_all_of_it(stage: Stage) -> None:
 
 @pytest.mark.parametrize(
     ("name", "call"),
-    [("cuGraphInstantiate", call) for call in (1, 4, 7, 11, 15, 18)]
+    [("cuGraphInstantiate", call) for call in (1, 4, 7, 11, 15, 22)]
     + [("cuGraphClone", call) for call in (1, 9, 20)]
-    + [("cuGraphUpload", call) for call in (1, 10, 18)]
+    + [("cuGraphUpload", call) for call in (1, 10, 22)]
     + [("cuEventCreate", call) for call in (1, 7, 11)]
     + [("cuGraphKernelNodeSetParams", call) for call in (1, 100)],
 )
@@ -290,9 +296,9 @@ def refused(stage: Stage, error: type[EclipError], words: str) -> None:
 def test_a_plan_of_too_many_executables_is_refused(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executables, "MOST_EXECUTABLES", 17)
-    refused(stage, UsageError, "more than 17 executables; plan it with a larger grain")
-    monkeypatch.setattr(executables, "MOST_EXECUTABLES", 18)
+    monkeypatch.setattr(executables, "MOST_EXECUTABLES", 21)
+    refused(stage, UsageError, "more than 21 executables; plan it with a larger grain")
+    monkeypatch.setattr(executables, "MOST_EXECUTABLES", 22)
     stage.open(make_giving())
 
 

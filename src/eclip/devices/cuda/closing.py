@@ -17,6 +17,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from eclip.devices.base import Closing
 from eclip.devices.cuda.driver import Gpu, call, cu
 from eclip.devices.gpu.loop import Ints, Runner
@@ -95,6 +97,7 @@ class Belongings:
         self.releases = Releases()
         self.streams: list[Any] = []  # of the lanes, to wait for
         self.closed = False
+        self.ending: Ints = np.zeros(1, dtype=np.int64)  # set then: who yields goes on
         self._gpu = gpu
         self._sources = sources
         self._closing = threading.Lock()
@@ -140,6 +143,7 @@ class Belongings:
         """An interrupt meanwhile leaves the rest to the next call."""
         with self._changed:
             self.closed = True
+            self.ending[0] = 1
         with self._closing:
             if self._done:
                 return

@@ -301,7 +301,9 @@ class CudaSession(Owner):
     def request(self, worker: int) -> None:
         """Run one request of a worker and wait for it: one thread at a time for each worker."""
         with self._belongings.in_use():
-            self._loops[worker].drive(most_requests=1)
+            served = self._loops[worker].drive(most_requests=1, stop=self._belongings.ending)
+        if len(served) == 0:
+            raise DeviceError("the session was closed before the request began")
 
     def run(self, load: Load, window: Window) -> RunLog:
         with self._belongings.in_use():
