@@ -220,8 +220,8 @@ def test_service_that_is_busy_ten_bounds_counts_as_idle() -> None:
 
 
 def test_stretches_follow_each_other_at_the_cost_of_a_joint_or_a_launch() -> None:
-    costs = free(launch_ns=6 * US, joint_ns=1_500, hold_ns=8 * US)
-    for depth, between in ((2, 1_500), (1, 6 * US)):
+    costs = free(launch_ns=6 * US, joint_ns=1_500, notice_ns=5 * US, hold_ns=8 * US)
+    for depth, between in ((2, 1_500), (1, 11 * US)):
         (_, start, end), *_ = requests_of(run(pair(depth), PAIR, arrivals([], [0]), costs), 1)
         assert end - start == 6 * US + 20 * 100 * US + 19 * between
 
@@ -274,8 +274,10 @@ def test_background_with_joints_is_within_2_percent_of_one_without() -> None:
 
 def test_costs_of_joints_are_assumed_where_a_calibration_does_not_say() -> None:
     known = msgspec.to_builtins(CALIBRATIONS["h200"].costs)
-    old = {name: value for name, value in known.items() if name not in ("joint_ns", "hold_ns")}
-    assert msgspec.convert(old, Costs).hold_ns > msgspec.convert(old, Costs).joint_ns > 0
+    new = ("joint_ns", "notice_ns", "hold_ns")
+    old = {name: value for name, value in known.items() if not name.endswith(new)}
+    assumed = msgspec.convert(old, Costs)
+    assert assumed.hold_ns > assumed.notice_ns > assumed.joint_ns > 0
 
 
 def test_one_stretch_and_no_reactions_run_as_without_joints() -> None:

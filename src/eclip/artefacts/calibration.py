@@ -22,7 +22,8 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     turn_switch_ns: int  # handing the device to the next worker
     # Assumed where a file does not have them.
     joint_ns: int = 1_500  # from one stretch to the next that was launched behind it
-    hold_ns: int = 8_000  # what a launch takes longer after its worker was held
+    notice_ns: int = 5_500  # until the host sees that a stretch is done, before it launches another
+    hold_ns: int = 8_000  # the same for the end of what its worker was held for
 
 
 class Compute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

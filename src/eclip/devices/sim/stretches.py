@@ -100,6 +100,7 @@ class Conducts(NamedTuple):
     choice: Ints
     switch_ns: Floats  # lane left × lane entered
     joint_ns: float
+    notice_ns: float
     hold_ns: float
 
 
@@ -198,7 +199,7 @@ def settle(c: Conducts, j: Joined, workers: Records, kernels: Records, now: floa
                     mine["yields"] += now >= 0.0
                 wake = min(wake, _next_look(c, j, index, now))
                 break
-            _launch(c, mine, choice, c.moves[index, max(choice - 1, 0)], now)
+            _launch(c, given, mine, choice, c.moves[index, max(choice - 1, 0)], now)
         if worker["phase"] == AT_JOINT and mine["launched"] > mine["done"]:
             _start(c, mine, worker, c.moves[index], kernels, now)
     j.wake[0] = wake
@@ -227,7 +228,9 @@ def _decide(c: Conducts, j: Joined, index: int, now: float) -> int:
 
 
 @inlined
-def _launch(c: Conducts, mine: np.void, choice: int, moved: int, now: float) -> None:
+def _launch(
+    c: Conducts, given: np.void, mine: np.void, choice: int, moved: int, now: float
+) -> None:
     number = mine["launched"]
     ways = moved if choice > 0 else mine["ways"]
     ready = now + c.stretches[ways + number]["launch_ns"]
@@ -237,6 +240,8 @@ def _launch(c: Conducts, mine: np.void, choice: int, moved: int, now: float) -> 
         mine["overtaken"] += 1
         pause = now - max(mine["held_since"], 0.0)
         mine["longest_pause_ns"] = max(mine["longest_pause_ns"], pause)
+    elif number >= given["depth"]:
+        ready += c.notice_ns
     mine["choice"][number % 2] = choice
     mine["ready"][number % 2] = ready
     mine["moves"] += choice > 0 and now >= 0.0

@@ -189,6 +189,7 @@ class JointTables:
             choice=np.concatenate([rule.choice for rule in rules]),
             switch_ns=self._switch_ns(),
             joint_ns=float(self._costs.joint_ns),
+            notice_ns=float(self._costs.notice_ns),
             hold_ns=float(self._costs.hold_ns),
         )
 
