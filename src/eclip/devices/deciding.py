@@ -18,6 +18,7 @@ from eclip.runtime.reactions import (
     IDLE,
     LEFT,
     MOST_OVERTAKEN,
+    MOST_QUEUED,
     NOBODY,
     NONE,
     SERVICE,
@@ -72,6 +73,32 @@ def decide(
             if applies:
                 return int(choice[rule])
     return GO_ON
+
+
+@inlined
+def publish(
+    board: Ints,
+    row: int,
+    arrival: int,
+    queued: Ints,
+    bound_ns: int,
+    request_ns: int,
+    now: int,
+) -> None:
+    """Say what a service that begins a request is up to: deadline and time left of the most urgent
+    request that has arrived. ``queued`` are the arrivals after this one, some still to come; each
+    is served when all before it are."""
+    tightest = arrival + bound_ns - request_ns
+    board[row, DEADLINE] = arrival + bound_ns
+    board[row, LEFT] = request_ns
+    for behind in range(min(queued.shape[0], MOST_QUEUED)):
+        if queued[behind] > now:
+            break
+        deadline, left = queued[behind] + bound_ns, (behind + 2) * request_ns
+        if deadline - left < tightest:
+            tightest = deadline - left
+            board[row, DEADLINE] = deadline
+            board[row, LEFT] = left
 
 
 @inlined

@@ -35,6 +35,7 @@ MOST_ROWS = 62  # who is meant by a rule is a bit set in a signed word
 
 GO_ON, YIELD = 0, -1  # choices; a positive one is a move
 MOST_OVERTAKEN = 2  # times that one request of a service lets another go first
+MOST_QUEUED = 64  # requests behind one that begins, among which the most urgent is looked for
 STOPPED_NS = 100_000_000  # since the last heartbeat
 HUNG_BOUNDS = 10  # that a request may last before its service counts as idle
 BANKED_NS = 100_000_000  # of work that a floor remembers as done before it was due

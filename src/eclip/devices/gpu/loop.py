@@ -21,13 +21,12 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from eclip.devices.deciding import counts_as_busy, decide, owed_after
+from eclip.devices.deciding import counts_as_busy, decide, owed_after, publish
 from eclip.errors import DeviceError
 from eclip.runtime.reactions import (
     ALWAYS,
     BANKED_NS,
     BUSY_SINCE,
-    DEADLINE,
     GO_ON,
     HEARTBEAT,
     IDLE,
@@ -52,7 +51,6 @@ FOREVER_NS = int(np.iinfo(np.int64).max)
 _SPIN_NS = 50_000
 _LOOK_US = 20
 _TIMER_SLACK = (29, 1000)  # prctl: sleep no more than 1 us longer than asked, instead of 50
-_MOST_QUEUED = 64  # requests that are looked at for the most urgent one
 
 # Columns of a served request.
 ARRIVAL, START, END, BARRIERS, YIELDS, MOVES, PAUSE_NS = range(7)
@@ -168,23 +166,6 @@ def make_driver(table: EntryPoints) -> Callable[..., tuple[int, int, int]]:
         return int(scratch[0] * 1_000_000_000 + scratch[1])
 
     @numba.njit(nogil=True)
-    def publish(
-        board: Ints, row: int, arrivals: Ints, first: int, bound_ns: int, request_ns: int, now: int
-    ) -> None:
-        """Deadline and time left of the most urgent request that has arrived; all before it are
-        served first."""
-        tightest = FOREVER_NS
-        for ahead in range(min(_MOST_QUEUED, arrivals.shape[0] - first)):
-            arrival = arrivals[first + ahead]
-            if arrival > now:
-                break
-            left = (ahead + 1) * request_ns
-            if arrival + bound_ns - left < tightest:
-                tightest = arrival + bound_ns - left
-                board[row, DEADLINE] = arrival + bound_ns
-                board[row, LEFT] = left
-
-    @numba.njit(nogil=True)
     def reckon(owed: float, floor: float, elapsed_ns: int, done_ns: int) -> float:
         """Between two joints passes less than this, unless the process was stopped: then nobody
         owes it anything."""
@@ -262,12 +243,10 @@ def make_driver(table: EntryPoints) -> Callable[..., tuple[int, int, int]]:
                     if arrival - now > 200_000:
                         usleep(np.uint64(min(arrival - now - 150_000, 10_000_000) // 1000))
                     continue
-                if service:
-                    publish(board, row, arrivals, taken, bound_ns, request_ns, now)
                 taken += 1
-            elif service:
-                board[row, DEADLINE] = now + bound_ns
-                board[row, LEFT] = request_ns
+            if service:
+                queued = arrivals[taken:]  # none in a closed loop
+                publish(board, row, arrival, queued, bound_ns, request_ns, now)
             left = board[row, LEFT]
             board[row, BUSY_SINCE] = now
             active = 0

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from eclip.devices import deciding
-from eclip.devices.deciding import counts_as_busy, decide, owed_after
+from eclip.devices.deciding import counts_as_busy, decide, owed_after, publish
 from eclip.devices.sim.contention import Floats, Ints, Records
 from eclip.jit import compiled_with, inlined
 from eclip.runtime import reactions
@@ -41,7 +41,6 @@ from eclip.runtime.reactions import (
 # A worker's phases. At a joint nothing of it is in flight; at the end of an instant it is held.
 IDLE, DELAY, QUEUED, RUNNING, AT_JOINT = range(5)
 NO_LANE = -1
-_MOST_QUEUED = 64  # requests among which the most urgent is looked for
 
 # One way to take a stretch: on a route of a variant, or on a lane that its worker moves to.
 STRETCH = np.dtype(
@@ -124,21 +123,10 @@ def accept_request(
     j.board[index, BUSY_SINCE] = at
     j.unsettled[0] = 1
     if given["request_ns"] > 0:
-        tightest = np.inf
-        for ahead in range(_MOST_QUEUED):
-            arrival = round(worker["arrival"])
-            if ahead > 0:
-                following = worker["next_arrival"] + ahead - 1
-                if worker["closed"] or following >= worker["arrival_end"]:
-                    break
-                arrival = arrivals[following]
-                if arrival > at:
-                    break
-            left = (ahead + 1) * given["request_ns"]
-            if arrival + given["bound_ns"] - left < tightest:
-                tightest = arrival + given["bound_ns"] - left
-                j.board[index, DEADLINE] = arrival + given["bound_ns"]
-                j.board[index, LEFT] = left
+        end = worker["next_arrival"] if worker["closed"] else worker["arrival_end"]
+        queued = arrivals[worker["next_arrival"] : end]
+        arrival = round(worker["arrival"])
+        publish(j.board, index, arrival, queued, given["bound_ns"], given["request_ns"], at)
     if given["jointed"]:
         mine = j.progress[index]
         # A floor promises nothing for the time without requests.
