@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eclip.devices.gpu.loop import BARRIERS, MOVES, PAUSE_NS, YIELDS, Runner
+from eclip.errors import DeviceError
 from eclip.runtime.reactions import BACKGROUND, BOUND, NONE, SERVICE, SOME, YIELD, Ints, Rules
 from standin_gpu import (
     BEGIN,
@@ -215,3 +216,10 @@ def test_no_set_of_workers_waits_for_ever(
         if worker.number < services:
             assert served[:, YIELDS].max() <= 2
     assert gpu.times_compiled() == 1  # and never in the middle of a run
+
+
+def test_ways_of_other_lengths_are_refused(gpu: StandinGpu) -> None:
+    """The loop would take stretches of one way for those of the next."""
+    two: Stretches = [[(0, [0])], [(0, [0])]]
+    with pytest.raises(DeviceError, match="other numbers of stretches"):
+        make_worker(gpu, 0, [two], [two[:1]], streams=[gpu.stream()])

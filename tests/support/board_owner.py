@@ -104,7 +104,7 @@ class _Owning:
         return self.row
 
     def claim_and_die(self) -> object:
-        boards.enter = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+        vars(boards)["enter"] = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
         return self.claim()
 
     def busy(self) -> object:

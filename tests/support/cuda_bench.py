@@ -165,7 +165,11 @@ class Bench:
         self.kept: list[Any] = []
         monkeypatch.setattr(closing, "never_free", self.kept.append)
         self.gpu = types.SimpleNamespace(
-            context="primary", make_current=lambda: None, quicken=lambda: None, close=self._closer
+            uuid="GPU-0",
+            context="primary",
+            make_current=lambda: None,
+            quicken=lambda: None,
+            close=self._closer,
         )
         self.device = object.__new__(CudaDevice)
         vars(self.device).update(

@@ -5,12 +5,17 @@ The driver is a stand-in that keeps account of what was made and what each execu
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import itertools
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+import numpy as np
 import pytest
 
 from cuda_bench import Bench, Handle, RecordingDriver, Result
@@ -27,10 +32,12 @@ from eclip.artefacts.plan import (
 from eclip.devices.cuda import executables
 from eclip.devices.cuda.device import CudaSession, Execution
 from eclip.devices.cuda.executables import Capture
-from eclip.devices.cuda.graphs import Node
+from eclip.devices.cuda.graphs import PART_BYTES, CapturedGraph, Node
+from eclip.devices.gpu import board as boards
 from eclip.devices.gpu import loop
 from eclip.errors import DeviceError, EclipError, UsageError
 from eclip.runtime.program import program_of
+from eclip.runtime.reactions import TIER
 from logs import KERNELS, make_mix, make_plan, make_profile
 
 JOINTS = (15, 30, 45)
@@ -42,6 +49,7 @@ BACKGROUND = [
     (range(30, 40), 3), (range(40, 45), 2), (range(45, 50), 2), (range(50, 60), 3),
 ]  # fmt: skip
 MOVED = [(kernels, lane) for lane in (2, 3) for kernels in STRETCHES]
+COPIED = 5 * PART_BYTES // 2  # of every copy: three parts
 OWNED = {
     "cuGraphClone": "cuGraphDestroy",
     "cuGraphInstantiate": "cuGraphExecDestroy",
@@ -52,9 +60,9 @@ OWNED = {
 
 @dataclass(frozen=True)
 class Twin:
-    """A kernel node of a graph."""
+    """A node of a graph."""
 
-    kernel: int
+    place: int  # in the graph that was captured
     graph: int
 
 
@@ -64,7 +72,8 @@ class GraphDriver(RecordingDriver):
     def __init__(self) -> None:
         super().__init__()
         self.live: dict[int, str] = {}  # what was made and not released, by its maker
-        self.graphs: dict[int, dict[int, Any]] = {}  # kernels and their contexts
+        self.graphs: dict[int, dict[int, Any]] = {}  # nodes and their contexts
+        self.copied: dict[tuple[int, int], tuple[int, int]] = {}  # graph, node: bytes of a copy
         self.holds: dict[int, dict[int, Any]] = {}  # the same of executables
         self.fails_at: dict[str, int] = {}
         self._calls: dict[str, int] = {}
@@ -103,23 +112,54 @@ class GraphDriver(RecordingDriver):
         return (Result.CUDA_SUCCESS, clone)
 
     def _cuGraphNodeFindInClone(self, node: Twin, clone: int) -> tuple[Any, ...]:  # noqa: N802
-        assert node.kernel in self.graphs[clone]
-        return (Result.CUDA_SUCCESS, Twin(node.kernel, clone))
+        assert node.place in self.graphs[clone]
+        return (Result.CUDA_SUCCESS, Twin(node.place, clone))
 
     def _cuGraphDestroyNode(self, node: Twin) -> tuple[Any, ...]:  # noqa: N802
-        del self.graphs[node.graph][node.kernel]
+        del self.graphs[node.graph][node.place]
         return (Result.CUDA_SUCCESS,)
 
     def _cuGraphKernelNodeGetParams(self, node: Twin) -> tuple[Any, ...]:  # noqa: N802
         return (Result.CUDA_SUCCESS, types.SimpleNamespace(kern=1))
 
     def _cuGraphKernelNodeSetParams(self, node: Twin, params: Any) -> tuple[Any, ...]:  # noqa: N802
-        self.graphs[node.graph][node.kernel] = params.ctx
+        self.graphs[node.graph][node.place] = params.ctx
+        return (Result.CUDA_SUCCESS,)
+
+    CUgraphNodeType = types.SimpleNamespace(
+        CU_GRAPH_NODE_TYPE_MEMSET="memset", CU_GRAPH_NODE_TYPE_MEMCPY="memcpy"
+    )
+
+    @staticmethod
+    def CUgraphNodeParams() -> Any:  # noqa: N802
+        return types.SimpleNamespace(
+            memset=types.SimpleNamespace(), memcpy=types.SimpleNamespace(copyParams=None)
+        )
+
+    def _cuGraphMemsetNodeGetParams(self, node: Twin) -> tuple[Any, ...]:  # noqa: N802
+        fields = ("dst", "pitch", "value", "elementSize", "width", "height")
+        return (Result.CUDA_SUCCESS, types.SimpleNamespace(**dict.fromkeys(fields, 0)))
+
+    def _cuGraphMemcpyNodeGetParams(self, node: Twin) -> tuple[Any, ...]:  # noqa: N802
+        fields = types.SimpleNamespace(srcXInBytes=0, dstXInBytes=0, WidthInBytes=COPIED)
+        return (Result.CUDA_SUCCESS, fields)
+
+    def _cuGraphNodeSetParams(self, node: Twin, given: Any) -> tuple[Any, ...]:  # noqa: N802
+        copy = given.memcpy.copyParams
+        context = given.memset.ctx if copy is None else given.memcpy.copyCtx
+        self.graphs[node.graph][node.place] = context
+        if copy is not None:
+            assert copy.srcXInBytes == copy.dstXInBytes
+            part = copy.srcXInBytes, copy.srcXInBytes + copy.WidthInBytes
+            self.copied[node.graph, node.place] = part
         return (Result.CUDA_SUCCESS,)
 
     def _cuGraphInstantiate(self, graph: int, flags: int) -> tuple[Any, ...]:  # noqa: N802
         made = self._new("executable")
         self.holds[made] = self.graphs[graph]
+        for place in self.graphs[graph]:
+            if (graph, place) in self.copied:
+                self.copied[made, place] = self.copied[graph, place]
         return (Result.CUDA_SUCCESS, made)
 
     def kinds_alive(self) -> dict[str, int]:
@@ -137,27 +177,49 @@ class RecordedLoop:
 
 
 class Stage:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, board: Path) -> None:
+        monkeypatch.setenv(boards.VARIABLE, str(board))
+        self._board = board
         self.driver = GraphDriver()
         self.bench = Bench(monkeypatch, self.driver)
         monkeypatch.setattr(loop, "WorkerLoop", RecordedLoop)
         self.atomic = False
+        self.nodes = [Node(None, "KERNEL", kernel) for kernel in range(KERNELS)]
 
     def capture(self, number: int) -> Capture:
-        self.driver.graphs[-number] = dict.fromkeys(range(KERNELS))
-        graph = types.SimpleNamespace(
+        self.driver.graphs[-number] = dict.fromkeys(range(len(self.nodes)))
+        graph = object.__new__(CapturedGraph)
+        vars(graph).update(
             atomic=self.atomic,
             graph=-number,
             kernel_count=KERNELS,
-            nodes=[Node(Twin(kernel, -number), "KERNEL", kernel) for kernel in range(KERNELS)],
+            nodes=tuple(
+                dataclasses.replace(node, handle=Twin(place, -number))
+                for place, node in enumerate(self.nodes)
+            ),
         )
-        return Capture(cast(Any, graph), make_profile().trace, None)
+        return Capture(graph, make_profile().trace, None)
+
+    def launched(self, stretches: Sequence[loop.Steps]) -> list[tuple[int, tuple[int, int] | None]]:
+        """The nodes of a request in the order of its launches, with the bytes of copies."""
+        return [
+            (place, self.driver.copied.get((handle, place)))
+            for parts in handles(stretches)
+            for handle in parts
+            for place in sorted(self.driver.holds[handle])
+        ]
 
     def open(self, plan: Plan) -> CudaSession:
         captures = [self.capture(1), self.capture(2)]
         session = CudaSession(self.bench.device, program_of(plan), captures, (), Execution.AUTO)
         self.bench.device._sessions.add(session)
         return session
+
+    def left(self) -> dict[str, int]:
+        """What was made and not released, rows of the board included."""
+        with contextlib.closing(boards.open_board(self._board)) as board:
+            rows = int(np.count_nonzero(board.words[:, TIER]))
+        return self.driver.kinds_alive() | ({"rows": rows} if rows else {})
 
     def held(self) -> list[tuple[range, Any]]:
         """Kernels and the one context of every executable that lives."""
@@ -170,8 +232,8 @@ class Stage:
 
 
 @pytest.fixture
-def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    made = Stage(monkeypatch)
+def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(monkeypatch, tmp_path / "board")
     yield made
     for session in list(made.bench.device._sessions):
         session.close()
@@ -209,7 +271,7 @@ def make_giving(depth: int = 2) -> Plan:
     )
 
 
-def handles(stretches: Any) -> list[list[int]]:
+def handles(stretches: Sequence[loop.Steps]) -> list[list[int]]:
     return [steps.first[steps.kind == loop.LAUNCH].tolist() for steps in stretches]
 
 
@@ -258,14 +320,46 @@ def test_loops_get_their_habits(stage: Stage, depth: int) -> None:
 
 def test_closing_releases_all_of_it(stage: Stage) -> None:
     session = stage.open(make_giving())
-    assert stage.driver.kinds_alive() == {
+    assert stage.left() == {
         "cuGraphInstantiate": len(SERVICE) + len(BACKGROUND) + len(MOVED),
         "cuEventCreate": 5 + 4 + 2,  # barriers inside, and stretches in flight
         "cuGreenCtxStreamCreate": 4,
+        "rows": 2,
     }
     session.close()
-    assert stage.driver.kinds_alive() == {}
+    assert stage.left() == {}
     assert session._executables.placed == {} and session._executables._cut == {}
+
+
+def with_copies() -> list[Node]:
+    """A long copy before the first kernel, behind the last, and one in the middle of a group, with
+    a memset on both sides."""
+    nodes = [Node(None, "KERNEL", kernel) for kernel in range(KERNELS)]
+    copy = Node(None, "MEMCPY", 0, copy_bytes=COPIED)
+    memset = Node(None, "MEMSET", 5)
+    middle = [memset, dataclasses.replace(copy, kernel=5), memset]
+    return [copy, *nodes[:5], *middle, *nodes[5:], dataclasses.replace(copy, kernel=KERNELS - 1)]
+
+
+def test_every_node_is_launched_once_and_in_order_with_long_copies_in_parts(stage: Stage) -> None:
+    stage.nodes = with_copies()
+    session = stage.open(make_giving())
+    service, background = cast(list[RecordedLoop], session._loops)
+    ends = [COPIED * part // 3 for part in range(4)]
+    whole: list[Any] = []
+    cut: list[Any] = []
+    for place, node in enumerate(stage.nodes):
+        copy = node.kind == "MEMCPY"
+        whole.append((place, (0, COPIED) if copy else None))
+        cut += [(place, part) for part in itertools.pairwise(ends)] if copy else [(place, None)]
+    for worker, expected in (service, whole), (background, cut):
+        for stretches in (*(taken for _, taken in worker.ways.variants), *worker.ways.moves):
+            assert stage.launched(stretches) == expected
+            assert len(stretches) == len(worker.habits.done_ns)
+    assert len(background.habits.done_ns) == len(STRETCHES) + 3 * 3 + 1
+    assert background.habits.done_ns[-1] == 1000
+    session.close()
+    assert stage.left() == {}
 
 
 @pytest.mark.parametrize(
@@ -281,16 +375,16 @@ def test_a_session_that_fails_on_the_way_leaves_nothing(stage: Stage, name: str,
     with pytest.raises(DeviceError, match=f"^{name} failed"):
         stage.open(make_giving())
     assert stage.driver._calls[name] >= call
-    assert stage.driver.kinds_alive() == {}
+    assert stage.left() == {}
     stage.driver.fails_at.clear()
     stage.open(make_giving()).close()
-    assert stage.driver.kinds_alive() == {}
+    assert stage.left() == {}
 
 
 def refused(stage: Stage, error: type[EclipError], words: str) -> None:
     with pytest.raises(error, match=words):
         stage.open(make_giving())
-    assert stage.driver.kinds_alive() == {}
+    assert stage.left() == {}
 
 
 def test_a_plan_of_too_many_executables_is_refused(

@@ -258,11 +258,14 @@ class CudaSession(Owner):
     def _ways(self, worker: int, way: Execution, owner: Releases) -> loop.Ways:
         """A worker's requests in every variant, and wherever its reactions may take it."""
         plan = self._program.plan
-        stretches = self._program.conducts[worker].stretches(plan.workers[worker].kernels)
+        planned = plan.workers[worker]
+        stretches = self._program.conducts[worker].stretches(planned.kernels)
 
         def prepare(route: Route) -> list[loop.Steps]:
-            if way is Execution.SEGMENTS or plan.gives_way:
+            if planned.joints is not None:
                 return self._executables.stretches(route, stretches, owner)
+            if way is Execution.SEGMENTS or plan.gives_way:
+                return [self._executables.segments(route, owner)]
             return [self._executables.whole(route, owner)]
 
         return loop.Ways(

@@ -190,13 +190,15 @@ def _at_barriers(graph: CapturedGraph, piece: Piece, route: Route) -> list[Piece
     """A piece cut where its route changes lanes."""
     if not piece.kernels:
         return [piece]
-    segments = route.segments(piece.kernels)
+    last = piece.kernels[-1]  # what goes with a kernel behind a long copy may be before that copy
     return [
         Piece(
             kernels,
-            frozenset(place for place in piece.nodes if graph.nodes[place].kernel in kernels),
+            frozenset(
+                place for place in piece.nodes if min(graph.nodes[place].kernel, last) in kernels
+            ),
         )
-        for kernels in segments
+        for kernels in route.segments(piece.kernels)
     ]
 
 

@@ -350,6 +350,8 @@ def _program(ways: Ways, place: Place, habits: Habits) -> tuple[Any, ...]:
     """What ``drive`` reads of a worker, in its order."""
     ordered = sorted(ways.variants, key=lambda pair: pair[0].bit_count())
     taken = (*(stretches for _, stretches in ordered), *ways.moves)
+    if any(len(stretches) != len(habits.done_ns) for stretches in taken):
+        raise DeviceError("a worker's ways have other numbers of stretches than its plan")
     every = [steps for stretches in taken for steps in stretches]
     return (
         np.concatenate([steps.kind for steps in every]),
