@@ -7,6 +7,7 @@ list of arrival times: drawn from a Poisson process or read from a CSV.
 from __future__ import annotations
 
 import csv
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,15 @@ def closed_loop(workers: int, only: int | None = None) -> Load:
             CLOSED_LOOP if only in (None, worker) else nothing for worker in range(workers)
         ),
     )
+
+
+def only(load: Load, worker: int) -> Load:
+    """The same arrivals of one worker while all others are idle."""
+    nothing = np.empty(0, dtype=np.int64)
+    arrivals = tuple(
+        times if index == worker else nothing for index, times in enumerate(load.arrivals)
+    )
+    return dataclasses.replace(load, arrivals=arrivals)
 
 
 def load_of_mix(mix: Mix, seconds: float, warmup_seconds: float, seed: int) -> Load:

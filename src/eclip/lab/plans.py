@@ -10,7 +10,7 @@ import msgspec
 
 from eclip.artefacts.measures import falls_behind, overload_sentence
 from eclip.artefacts.mix import Mix
-from eclip.artefacts.plan import Plan
+from eclip.artefacts.plan import Plan, Promise, unpartitioned
 from eclip.errors import UsageError
 from eclip.lab.case import Case, find_earlier
 from eclip.lab.evaluate import SimEvaluator
@@ -19,6 +19,7 @@ from eclip.lab.stand import Stand
 from eclip.planning import policies
 from eclip.planning.policies import PolicyOptions
 from eclip.planning.search.objective import THROUGHPUT, Objective
+from eclip.planning.tiers import check_rates, make_promises
 from eclip.progress import Progress
 
 
@@ -68,13 +69,31 @@ def make_verification(
 
 def make_plan(case: Case, policy: str, options: PolicyOptions) -> Plan:
     """A policy's plan; a search is evaluated by simulation."""
+    problem = case.problem(choosing=policy == "search")  # first: it refuses what does not fit
     if policy != "search":
-        return policies.make_plan(policy, case.problem(), options)
-    problem = case.problem(choosing=True)  # first: it refuses a mix that does not fit
+        if case.mix.services and not options.promises:
+            options = dataclasses.replace(options, promises=simulated_promises(case))
+        return policies.make_plan(policy, problem, options)
     evaluator = SimEvaluator.of(case)
     options = dataclasses.replace(search_options(case, options), evaluator=evaluator)
     plan = policies.make_plan(policy, problem, options)
     return with_overload(plan, case.mix, evaluator.alone_rps, evaluator.seconds)
+
+
+def needs_alone(mix: Mix) -> bool:
+    """Whether a bound is so many times the p99 alone."""
+    bounds = [mix.workers[service].bound for service in mix.services]
+    return any(bound is not None and bound.times_alone is not None for bound in bounds)
+
+
+def simulated_promises(case: Case, evaluator: SimEvaluator | None = None) -> dict[int, Promise]:
+    """Of every service, with its p99 alone by simulation where that is needed."""
+    check_rates(case.mix, case.profiles)  # before a simulation that would not end well
+    if not needs_alone(case.mix):
+        return make_promises(case.mix, case.profiles)
+    plain = unpartitioned(case.topology, case.profiles, case.mix)
+    tails_ms = (evaluator or SimEvaluator.of(case)).p99_alone_ms(plain)
+    return make_promises(case.mix, case.profiles, [1e6 * tail for tail in tails_ms])
 
 
 def search_options(case: Case, options: PolicyOptions) -> PolicyOptions:
