@@ -140,8 +140,9 @@ def run(
 ) -> RunLog:
     """Run a plan, or a plan's file, and return what happened.
 
-    ``device`` is sim, cuda, or cuda:1 for the second GPU. ``arrivals`` is a CSV ``time_s,worker``
-    that replaces the mix's rates. Kernels of the first ``trace_ms`` are recorded, 20 unless given::
+    ``device`` is sim, cuda, or cuda:1 for the second GPU. ``arrivals`` says how requests come at
+    the mix's rates (poisson, bursts, azure-code, azure-conv), or is a CSV ``time_s,worker`` that
+    replaces them. Kernels of the first ``trace_ms`` are recorded, 20 unless given::
 
         log = eclip.run(plan, device="cuda", seconds=3)
         print(eclip.measure(log).stp)
@@ -149,6 +150,7 @@ def run(
     from eclip.devices import open_device
     from eclip.devices.base import Window
     from eclip.devices.load import load_of_csv, load_of_mix
+    from eclip.devices.shapes import shape_of
     from eclip.lab.case import case_of
     from eclip.lab.stand import Stand
 
@@ -159,8 +161,9 @@ def run(
         warmup_seconds=warmup,
         trace_ms=min(_TRACE_MS, 1000 * seconds) if trace_ms is None else trace_ms,
     )
-    if arrivals is None:
-        load = load_of_mix(plan.mix, window.seconds, window.warmup_seconds, seed)
+    shape = None if arrivals is None else shape_of(arrivals)
+    if arrivals is None or shape is not None:
+        load = load_of_mix(plan.mix, window.seconds, window.warmup_seconds, seed, shape)
     else:
         load = load_of_csv(Path(arrivals), [worker.name for worker in plan.mix.workers], seed)
     profiles = asked.profiles_of(plan.mix)  # before a device is opened, which would stay open
@@ -190,8 +193,9 @@ def compare(
     Without ``policies`` every policy that the device can run takes part. ``objective`` is what
     swept and searched policies optimise: throughput, energy, latency, or several of them; without
     one it is throughput, or latency where the mix has rates. ``load`` is a part of the closed-loop
-    rates under plain streams (0.6), or a CSV of arrivals. ``plans`` take part too, by name. If a
-    device fails midway, the outcome holds what was measured, and ``failure`` says why it ended::
+    rates under plain streams (0.6), the shape of arrivals at the mix's rates (bursts, azure-code,
+    azure-conv), or a CSV of arrivals. ``plans`` take part too, by name. If a device fails midway,
+    the outcome holds what was measured, and ``failure`` says why it ended::
 
         outcome = eclip.compare("paper/3", ["shared", "masks", "search"], repeats=3)
         eclip.report(outcome, "report.html")

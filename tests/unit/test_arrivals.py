@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eclip.artefacts.mix import parse_mix
+from eclip.artefacts.mix import Mix, parse_mix
 from eclip.devices.base import Window
 from eclip.devices.load import CLOSED_LOOP, load_of_csv, load_of_mix
+from eclip.devices.load import Arrivals as Arrived
+from eclip.devices.shapes import Bursts, shape_of
 from eclip.devices.sim.device import SimDevice
 from eclip.errors import ArtefactError, UsageError
 from eclip.frontends.synthetic import synthetic_profile
-from eclip.lab.arrivals import Arrivals
+from eclip.lab.arrivals import Arrivals, parts_of_load
 from eclip.lab.stand import Stand
 from eclip.planning.policies import make_plan
 from simulations import (
@@ -196,6 +198,150 @@ def test_missing_csv_and_folder_are_refused(tmp_path: Path) -> None:
             load_of_csv(path, ["a"], seed=0)
 
 
+# --- Shapes -----------------------------------------------------------------------------------
+
+SHAPES = ("poisson", "bursts", "bursts:on=20ms,off=0.03s", "azure-code", "azure-conv")
+SERVICES = parse_mix("a@700rps,b,c@300rps")
+
+
+def drawn(text: str, seed: int = 0, seconds: float = 8.0, mix: Mix = SERVICES) -> list[Arrived]:
+    load = load_of_mix(mix, seconds, 2.0, seed, shape_of(text))
+    return [times for times in load.arrivals if times is not CLOSED_LOOP]
+
+
+def burstiness(times: Arrived, bin_ns: int = 100_000_000) -> float:
+    """Variance over mean of the arrivals in a bin: 1 for a Poisson process."""
+    counts = np.bincount((times - times[0]) // bin_ns)
+    return float(counts.var() / counts.mean())
+
+
+@pytest.mark.parametrize("text", SHAPES)
+def test_every_shape_keeps_the_rate_and_the_bounds_of_the_run(text: str) -> None:
+    for seed in range(20):
+        for times, rate in zip(drawn(text, seed), (700, 300), strict=True):
+            assert len(times) == pytest.approx(rate * 10, abs=4 * np.sqrt(rate * 10))
+            assert -2_000_000_000 <= times[0] <= times[-1] < 8_000_000_000
+            assert (np.diff(times) >= 0).all()
+
+
+@pytest.mark.parametrize("text", SHAPES)
+def test_a_shape_is_the_same_again_with_its_seed_only(text: str) -> None:
+    first, again, other = drawn(text, 1), drawn(text, 1), drawn(text, 2)
+    assert [times.tolist() for times in first] == [times.tolist() for times in again]
+    assert first[0].tolist() != other[0].tolist()
+    beside = drawn(text, 1, mix=parse_mix("a@700rps"))
+    assert first[0].tolist() == beside[0].tolist()
+
+
+def test_bursts_come_three_times_as_fast_and_not_at_all_for_two_thirds_of_the_time() -> None:
+    (times,) = drawn("bursts", seconds=60.0, mix=parse_mix("a@1000rps"))
+    counts = np.bincount((times - times[0]) // 5_000_000)
+    assert np.mean(counts == 0) == pytest.approx(2 / 3, abs=0.05)
+    assert np.median(counts[counts > 0]) == pytest.approx(15, abs=2)
+    pauses = np.diff(times)[np.diff(times) > 20_000_000] / 1e9
+    assert np.mean(pauses) == pytest.approx(0.2 + 0.02, abs=0.04)  # those above 20 ms
+    assert np.std(pauses) == pytest.approx(0.2, abs=0.05)  # exponential: as large as the mean
+
+
+def test_recorded_arrivals_are_as_bursty_as_the_service_was() -> None:
+    mix = parse_mix("a@1000rps")
+    found = {
+        text: np.median([burstiness(drawn(text, seed, mix=mix)[0]) for seed in range(10)])
+        for text in ("poisson", "azure-conv", "azure-code", "bursts")
+    }
+    assert found["poisson"] == pytest.approx(1, abs=0.3)
+    assert 1 < found["azure-conv"] < 5
+    assert found["azure-code"] > 20 and found["bursts"] > 20
+
+
+def test_workers_begin_at_different_places_of_a_record() -> None:
+    first, second = drawn("azure-code", mix=parse_mix("a@300rps,b@300rps"))
+    together = [np.histogram(times, 100, (-2e9, 8e9))[0] for times in (first, second)]
+    assert abs(np.corrcoef(np.array(together))[0, 1]) < 0.9
+
+
+def test_a_record_begins_again_at_its_end() -> None:
+    (times,) = drawn("azure-code", mix=parse_mix("a@3000rps"))
+    gaps = np.diff(times)
+    assert len(times) == 30_000
+    record = 8818  # gaps that it has
+    assert np.abs(gaps[1:5000] - gaps[1 + record : 5000 + record]).max() <= 2  # rounding
+
+
+@pytest.mark.parametrize("requests", [0, 1, 2])
+def test_a_run_may_be_too_short_for_its_shape(requests: int) -> None:
+    for text in ("azure-code", "azure-conv"):
+        for seed in range(200):
+            assert len(drawn(text, seed, 8.0, parse_mix(f"a@{requests / 10 + 0.01}rps"))[0]) == (
+                requests
+            )
+    assert len(drawn("bursts:on=1s,off=3000s", seconds=0.1, mix=parse_mix("a@100rps"))[0]) > 100
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("bursts:", None),
+        ("bursts:on=0.1s", None),
+        ("bursts:off=5ms,on=1s", None),
+        ("bursts:on", "'on'"),
+        ("bursts:on=0.1", "'on=0.1'"),
+        ("bursts:on=-1s", "'on=-1s'"),
+        ("bursts:on=1s,on=2s", "'on=2s'"),
+        ("bursts:on=1s,", "''"),
+        ("bursts:on=nans", "'on=nans'"),
+        ("bursts:on=0s", "on lasts 0.001 to 3600 s, not 0"),
+        ("bursts:off=2h", "'off=2h'"),
+        ("bursts:off=99999s", "off lasts"),
+    ],
+)
+def test_bursts_are_read_or_refused_in_one_line(text: str, fault: str | None) -> None:
+    if fault is None:
+        assert isinstance(shape_of(text), Bursts)
+        return
+    with pytest.raises(UsageError) as refusal:
+        shape_of(text)
+    assert fault in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_what_names_no_shape_is_a_file(tmp_path: Path) -> None:
+    assert shape_of("arrivals.csv") is shape_of(tmp_path / "bursts") is None
+    assert parts_of_load(0.6) == (0.6, None, None)
+    assert parts_of_load("a.csv") == (None, None, Path("a.csv"))
+    assert parts_of_load("bursts") == (None, Bursts(0.1, 0.2), None)
+    with pytest.raises(ArtefactError, match=r"poisson, bursts, azure-code, azure-conv"):
+        load_of_csv(Path("azure"), ["a"], seed=0)
+
+
+def test_shape_of_arrivals_that_nobody_has_is_refused() -> None:
+    with pytest.raises(UsageError, match="azure-code says how requests come at a rate, and no"):
+        Arrivals(parse_mix("m0,m1"), Window(), shape=shape_of("azure-code"))
+    with pytest.raises(UsageError, match="no worker of the mix has one"):
+        load_of_mix(parse_mix("m0,m1"), 1.0, 0.0, 0, shape_of("bursts"))
+
+
+def test_arrivals_of_a_contest_have_the_shape_in_every_repeat() -> None:
+    case = case_of([flat_profile(name, [100_000], H200) for name in ("m0", "m1")])
+    mix, window = parse_mix("m0:1@500rps,m1:1"), Window(2.0, 0.1, 0.0)
+    asked = Arrivals(mix, window, repeats=2, shape=shape_of("bursts:on=10ms,off=30ms"))
+    stand = Stand(case, SimDevice(case.topology, case.calibration))
+    first, second = (asked.load(stand, repeat) for repeat in range(2))
+    assert first.label == "workers: 1 bursts (on 10 ms, off 30 ms) at 500/s, 1 closed loop"
+    assert first.arrivals[0] is not None and second.arrivals[0] is not None
+    assert first.arrivals[0].tolist() != second.arrivals[0].tolist()
+    assert first.arrivals[1] is CLOSED_LOOP
+
+
+def test_the_same_arrivals_alone_leave_all_others_idle() -> None:
+    load = load_of_mix(SERVICES, 1.0, 0.1, 3)
+    alone = load.only(2)
+    assert [len(times) if times is not None else None for times in alone.arrivals[:2]] == [0, 0]
+    assert alone.arrivals[2] is load.arrivals[2]
+    assert alone.label == f"{load.label}; all others idle"
+    assert alone.seed == load.seed
+    assert load.only(1).arrivals[1] is CLOSED_LOOP
+
+
 # --- Windows ----------------------------------------------------------------------------------
 
 
@@ -230,7 +376,9 @@ def test_trace_window_may_be_the_whole_run(milliseconds: int) -> None:
 
 
 def test_load_of_a_part_draws_arrivals_so_a_mix_with_rates_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"--load draws the arrivals; leave rates \(@rps\) out"):
+    with pytest.raises(
+        UsageError, match=r"--load 0.6 draws the arrivals; leave rates \(@rps\) out"
+    ):
         Arrivals(parse_mix("m0@900rps,m1"), Window(), part=0.6)
     Arrivals(parse_mix("m0@900rps,m1"), Window())
     Arrivals(parse_mix("m0,m1"), Window(), part=0.6)

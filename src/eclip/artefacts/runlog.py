@@ -14,6 +14,7 @@ from eclip.artefacts.display import html_table, number
 from eclip.artefacts.plan import Plan
 
 MOST_LAG_NS = 1_000_000  # of a generator that is on time
+OTHERS_IDLE = "; all others idle"  # how the load of a worker alone ends
 
 
 class Requests(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -57,9 +57,10 @@ def compare(
         str | None,
         typer.Option(
             "--load",
-            metavar="PART|CSV",
-            help="0.6: Poisson arrivals at 60% of every worker's closed-loop rate under shared. A "
-            "CSV time_s,worker: arrivals from that file.",
+            metavar="PART|SHAPE|CSV",
+            help="0.6: Poisson arrivals at 60% of every worker's closed-loop rate under shared. "
+            "How requests come at the mix's rates: poisson, bursts, bursts:on=100ms,off=200ms, "
+            "azure-code, azure-conv. A CSV time_s,worker: arrivals from that file.",
         ),
     ] = None,
     objective: Annotated[

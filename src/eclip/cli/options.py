@@ -93,9 +93,12 @@ SeedOption = Annotated[
     ),
 ]
 ArrivalsOption = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
-        "--arrivals", help="A CSV of arrivals, time_s,worker; it replaces the mix's rates."
+        "--arrivals",
+        metavar="SHAPE|CSV",
+        help="How requests come at the mix's rates: poisson, bursts, bursts:on=100ms,off=200ms, "
+        "azure-code, azure-conv. Or a CSV of arrivals, time_s,worker, that replaces them.",
     ),
 ]
 SwitchMaxOption = Annotated[
@@ -232,14 +235,14 @@ def shares_of(text: str | None) -> tuple[int, ...]:
     return tuple(int(share) for share in shares)
 
 
-def load_of(text: str | None) -> float | Path | None:
-    """A part such as 0.6, or the file of arrivals."""
+def load_of(text: str | None) -> float | str | None:
+    """A part such as 0.6, or the shape or file of arrivals."""
     if text is None:
         return None
     try:
         return float(text)
     except ValueError:
-        return Path(text)
+        return text
 
 
 def named_plans(texts: Sequence[str]) -> dict[str, Path]:

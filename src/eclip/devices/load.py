@@ -1,21 +1,22 @@
 """Load: when requests arrive. The same load on two devices or policies has identical arrivals.
 
 A worker either runs back to back (closed loop, one request outstanding) or takes requests from a
-list of arrival times: drawn from a Poisson process or read from a CSV.
+list of arrival times: drawn at its rate in some shape, or read from a CSV.
 """
 
 from __future__ import annotations
 
 import csv
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from eclip.artefacts.mix import Mix
+from eclip.artefacts.runlog import OTHERS_IDLE
+from eclip.devices.shapes import Poisson, Shape, recorded_names
 from eclip.errors import ArtefactError, UsageError, unknown_name
 
 MAX_ARRIVALS = 50_000_000
@@ -23,6 +24,7 @@ MAX_SECONDS = 24 * 3600.0  # of a run
 CLOSED_LOOP = None
 
 Arrivals = npt.NDArray[np.int64]  # rising, nanoseconds; 0 is where the measured part begins
+NO_ARRIVALS: Arrivals = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -40,54 +42,68 @@ class Load:
             for times in self.arrivals
         )
 
+    def only(self, worker: int) -> Load:
+        """The same arrivals of one worker, while all others are idle: the worker alone."""
+        return replace(
+            self,
+            label=f"{self.label}{OTHERS_IDLE}",
+            arrivals=tuple(
+                times if index == worker else NO_ARRIVALS
+                for index, times in enumerate(self.arrivals)
+            ),
+        )
+
 
 def closed_loop(workers: int, only: int | None = None) -> Load:
     """Everybody back to back, or one worker while the others are idle."""
-    nothing = np.empty(0, dtype=np.int64)
     return Load(
         label="closed loop",
         seed=0,
         arrivals=tuple(
-            CLOSED_LOOP if only in (None, worker) else nothing for worker in range(workers)
+            CLOSED_LOOP if only in (None, worker) else NO_ARRIVALS for worker in range(workers)
         ),
     )
 
 
-def only(load: Load, worker: int) -> Load:
-    """The same arrivals of one worker while all others are idle."""
-    nothing = np.empty(0, dtype=np.int64)
-    arrivals = tuple(
-        times if index == worker else nothing for index, times in enumerate(load.arrivals)
-    )
-    return dataclasses.replace(load, arrivals=arrivals)
-
-
-def load_of_mix(mix: Mix, seconds: float, warmup_seconds: float, seed: int) -> Load:
-    """Closed loop, or Poisson arrivals for the workers that the mix gives a rate."""
+def load_of_mix(
+    mix: Mix, seconds: float, warmup_seconds: float, seed: int, shape: Shape | None = None
+) -> Load:
+    """Closed loop, or arrivals of this shape for the workers that the mix gives a rate; Poisson
+    unless given."""
+    check_shape(mix, shape)
+    shape = shape or Poisson()
+    span = seconds + warmup_seconds
     arrivals: list[Arrivals | None] = []
     for index, worker in enumerate(mix.workers):
         if worker.rate_rps is None:
             arrivals.append(CLOSED_LOOP)
             continue
-        if worker.rate_rps * (seconds + warmup_seconds) > MAX_ARRIVALS:
+        if worker.rate_rps * span > MAX_ARRIVALS:
             raise UsageError(
                 f"{worker.name} at {worker.rate_rps:g} requests/s for {seconds:g} s is more than "
                 f"{MAX_ARRIVALS} requests; lower the rate or the time"
             )
         random = np.random.default_rng([seed, index])
-        count = random.poisson(worker.rate_rps * (seconds + warmup_seconds))
-        # Given their number, Poisson arrivals are uniform over the interval.
-        times = random.uniform(-warmup_seconds, seconds, count)
-        arrivals.append(np.sort((times * 1e9).astype(np.int64)))
+        times = shape.draw(worker.rate_rps, span, random) - warmup_seconds
+        arrivals.append((times * 1e9).astype(np.int64))
     rates = [worker.rate_rps for worker in mix.workers]
     kinds = [
         f"{rates.count(rate)} closed loop"
         if rate is None
-        else f"{rates.count(rate)} Poisson at {rate:g}/s"
+        else f"{rates.count(rate)} {shape.label} at {rate:g}/s"
         for rate in dict.fromkeys(rates)
     ]
     label = kinds[0].partition(" ")[2] if len(kinds) == 1 else "workers: " + ", ".join(kinds)
     return Load(label=label, seed=seed, arrivals=tuple(arrivals))
+
+
+def check_shape(mix: Mix, shape: Shape | None) -> None:
+    """Refuse a shape of arrivals where no worker has any."""
+    if shape is not None and not mix.has_rates:
+        raise UsageError(
+            f"{shape.label} says how requests come at a rate, and no worker of the mix has one; "
+            f"give it one, as in {mix.models[0]}@100rps"
+        )
 
 
 def load_of_csv(path: Path, names: Sequence[str], seed: int) -> Load:
@@ -101,7 +117,10 @@ def load_of_csv(path: Path, names: Sequence[str], seed: int) -> Load:
             for row in filter(None, rows):
                 _read_row(row, f"{path} line {rows.line_num}", times)
     except OSError as error:
-        raise ArtefactError(f"cannot read {path}: {error.strerror or error}") from None
+        raise ArtefactError(
+            f"cannot read {path}: {error.strerror or error}; arrivals are a CSV, or come as "
+            f"poisson, bursts, {', '.join(recorded_names())}"
+        ) from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise ArtefactError(f"{path} is not a CSV text file: {error}") from None
     if not any(times.values()):

@@ -1,7 +1,7 @@
 """Arrivals of a contest: the load of every repeat, the same for all policies, and its window.
 
-They are the mix's own (closed loop, or Poisson at its rates), replayed from a file, or Poisson at a
-part of every worker's closed-loop rate under plain streams, which is measured first.
+They are the mix's own (closed loop, or drawn at its rates in some shape), replayed from a file, or
+Poisson at a part of every worker's closed-loop rate under plain streams, which is measured first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from eclip.artefacts.measures import measure
 from eclip.artefacts.mix import Mix
 from eclip.artefacts.plan import unpartitioned
 from eclip.devices.base import Window
-from eclip.devices.load import Load, load_of_csv, load_of_mix
+from eclip.devices.load import Load, check_shape, load_of_csv, load_of_mix
+from eclip.devices.shapes import Shape, shape_of
 from eclip.errors import UsageError
 from eclip.lab.stand import Stand
 
@@ -37,12 +38,16 @@ class Arrivals:
         seed: int = 0,
         part: float | None = None,
         requests: int = DEFAULT_REQUESTS,
+        shape: Shape | None = None,
         file: Path | None = None,
     ) -> None:
         if part is not None and not 0 < part <= 10:
             raise UsageError(f"the load is a part of a rate, such as 0.6, not {part:g}")
         if part is not None and mix.has_rates:
-            raise UsageError("--load draws the arrivals; leave rates (@rps) out of the mix")
+            raise UsageError(
+                f"--load {part:g} draws the arrivals; leave rates (@rps) out of the mix"
+            )
+        check_shape(mix, shape)
         if requests < 1:
             raise UsageError("requests start at 1")
         names = [worker.name for worker in mix.workers]
@@ -52,6 +57,7 @@ class Arrivals:
         self._repeats = repeats
         self._seed = seed
         self._requests = requests
+        self._shape = shape
         self._replayed = None if file is None else load_of_csv(file, names, seed)
         self._rates: list[float] | None = None
 
@@ -70,7 +76,7 @@ class Arrivals:
         if self.part is not None:
             mix = at_rates(mix, self.rates_under_shared(stand))
         seed = self._seed + repeat
-        load = load_of_mix(mix, window.seconds, window.warmup_seconds, seed)
+        load = load_of_mix(mix, window.seconds, window.warmup_seconds, seed, self._shape)
         if self.part is None:
             return load
         label = f"Poisson at {self.part:.0%} of the closed-loop rates under shared"
@@ -92,6 +98,16 @@ class Arrivals:
                 )
             self._rates = [(self.part or 1.0) * worker.rate_rps for worker in workers]
         return self._rates
+
+
+def parts_of_load(
+    load: float | str | Path | None,
+) -> tuple[float | None, Shape | None, Path | None]:
+    """A part of the closed-loop rates, a shape of the arrivals, or the file that has them."""
+    if load is None or isinstance(load, float | int):
+        return load, None, None
+    shape = shape_of(load)
+    return None, shape, Path(load) if shape is None else None
 
 
 def at_rates(mix: Mix, rates: Sequence[float | None]) -> Mix:

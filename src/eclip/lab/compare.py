@@ -13,7 +13,7 @@ from eclip.artefacts.plan import Plan
 from eclip.devices import open_device
 from eclip.devices.base import Window
 from eclip.errors import EclipError, StoppedError, UsageError
-from eclip.lab.arrivals import DEFAULT_REQUESTS, Arrivals
+from eclip.lab.arrivals import DEFAULT_REQUESTS, Arrivals, parts_of_load
 from eclip.lab.case import Case
 from eclip.lab.contest import Contest, ContestOptions, known_policies
 from eclip.lab.explore import check_refinement
@@ -70,7 +70,7 @@ def compare_policies(
     options = options or CompareOptions()
     aims = _objectives(objective, options.fairness, rates=case.mix.has_rates)
     named = _plans(plans, case)
-    part = load if isinstance(load, float | int) else None
+    part, shape, file = parts_of_load(load)
     window = Window(seconds, options.warmup, min(options.trace_ms, 1000 * seconds))
     arrivals = Arrivals(
         case.mix,
@@ -79,7 +79,8 @@ def compare_policies(
         seed=options.seed,
         part=part,
         requests=options.requests,
-        file=Path(load) if isinstance(load, str | Path) else None,
+        shape=shape,
+        file=file,
     )
     contest_options = ContestOptions(
         policies=_names(policies),

@@ -17,7 +17,7 @@ from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Topology
-from eclip.devices.load import CLOSED_LOOP, Load, load_of_mix, only
+from eclip.devices.load import CLOSED_LOOP, Load, load_of_mix
 from eclip.devices.sim.contention import Ints
 from eclip.devices.sim.device import KernelTables, SimDevice, glimpse
 from eclip.lab.case import Case
@@ -71,7 +71,7 @@ class SimEvaluator:
     def _alone_p99_ms(self, plain: Plan, worker: int) -> float:
         if self._load is None or self._load.arrivals[worker] is CLOSED_LOOP:
             return float("inf")
-        return self._score(plain, plain.everyone, only(self._load, worker)).p99_ms[worker]
+        return self._score(plain, plain.everyone, self._load.only(worker)).p99_ms[worker]
 
     @property
     def seconds(self) -> float:
