@@ -71,7 +71,7 @@ def plan(
 
     ``policy`` is one of shared, priority, timeslice, mps, mps-model, model, kernel, eclip, search.
     ``objective``, ``seconds`` (20 unless given), ``batches`` and ``seed`` are for search. Without
-    an objective it is throughput, or latency where the mix has rates. ``options`` has what is not
+    an objective it is throughput, or slo where the mix has services. ``options`` has what is not
     given here::
 
         plan = eclip.plan("albert:8,vgg19:8", policy="search", objective="energy", seconds=10)
@@ -81,7 +81,7 @@ def plan(
     asked = _case(mix)
     chosen = policy_options(
         objective,
-        rates=asked.mix.has_rates,
+        mix=asked.mix,
         seconds=seconds,
         batches=batches,
         seed=seed,
@@ -117,9 +117,7 @@ def search(
     from eclip.lab.stand import Stand
 
     asked, progress = _case(mix), progress or Progress()
-    options = policy_options(
-        objective, rates=asked.mix.has_rates, seconds=seconds, batches=batches, seed=seed
-    )
+    options = policy_options(objective, mix=asked.mix, seconds=seconds, batches=batches, seed=seed)
     opened = open_device(device, asked.topology, asked.calibration, Progress(progress))
     with Stand(asked, opened) as stand:
         how = make_verification(stand, verify, refine, earlier)
@@ -191,8 +189,8 @@ def compare(
     """Run a mix under several policies in turns, with identical arrivals, and compare them.
 
     Without ``policies`` every policy that the device can run takes part. ``objective`` is what
-    swept and searched policies optimise: throughput, energy, latency, or several of them; without
-    one it is throughput, or latency where the mix has rates. ``load`` is a part of the closed-loop
+    swept and searched policies optimise: throughput, energy, slo, or several of them; without one
+    it is throughput, or slo where the mix has services. ``load`` is a part of the closed-loop
     rates under plain streams (0.6), the shape of arrivals at the mix's rates (bursts, azure-code,
     azure-conv), or a CSV of arrivals. ``plans`` take part too, by name. If a device fails midway,
     the outcome holds what was measured, and ``failure`` says why it ended::
@@ -234,7 +232,7 @@ def colocate(
     environment first::
 
         models = {"bert": (bert, [tokens]), "vgg": (vgg, [images])}
-        with eclip.colocate(models, policy="search", objective="latency") as gpu:
+        with eclip.colocate(models, policy="search", objective="energy") as gpu:
             hidden = gpu["bert"](tokens)  # from other threads at once, too
     """
     from eclip.devices import open_device

@@ -67,8 +67,8 @@ def compare(
         str | None,
         typer.Option(
             "--objective",
-            help="What mps, masks and search optimise: throughput, energy, latency, or several "
-            "separated by commas. Throughput unless given; latency where the mix has rates.",
+            help="What mps, masks and search optimise: throughput, energy, slo, or several with "
+            "commas between. Throughput unless given; slo where the mix has services.",
         ),
     ] = None,
     search_seconds: SearchSecondsOption = 20.0,

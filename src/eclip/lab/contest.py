@@ -24,7 +24,7 @@ from eclip.artefacts.plan import Plan
 from eclip.artefacts.runlog import RunLog
 from eclip.devices.base import Capability, Session, StartedSessions, Window
 from eclip.errors import EclipError, StoppedError, UsageError, unknown_name
-from eclip.lab.arrivals import Arrivals, at_rates
+from eclip.lab.arrivals import Arrivals
 from eclip.lab.evaluate import SimEvaluator
 from eclip.lab.explore import Explorer, Verification
 from eclip.lab.finals import confirm
@@ -59,7 +59,6 @@ _NEEDS = {
     "mps": Capability.PROCESSES,
     "mps-model": Capability.PROCESSES,
 }
-_TAIL_SECONDS = 2.0  # of a run that is to tell a 99th percentile
 
 
 @dataclass(frozen=True)
@@ -266,9 +265,7 @@ class Contest:
 
     def _simulate(self, names: Sequence[str], progress: Progress) -> list[tuple[Objective, Found]]:
         """What a search that is to be verified finds by simulation, for every objective."""
-        if "search" not in names or self._arrivals.part is not None:
-            return []  # a search for a part load waits until that was measured
-        if (explorer := self._explorer) is None:
+        if "search" not in names or (explorer := self._explorer) is None:
             return []
         return [(aim, explorer.simulate(aim, progress)) for aim in self.options.objectives]
 
@@ -277,11 +274,9 @@ class Contest:
         how = self.options.verification
         if how is None:
             return None
-        mix, part = self.stand.case.mix, self._arrivals.part
-        if part is not None:  # the search is for that load, which had to be measured first
-            mix = at_rates(mix, self._arrivals.rates_under_shared(self.stand))
+        if self._arrivals.part is not None:
             how = dataclasses.replace(how, refine_seconds=0.0)
-        case = dataclasses.replace(self.stand.case, mix=mix)
+        case = self.stand.case
         return Explorer(
             case.problem(choosing=True),
             SimEvaluator.of(case),
@@ -292,8 +287,6 @@ class Contest:
     def _search(self, searches: Future[list[tuple[Objective, Found]]]) -> list[Plan]:
         """A plan for every objective: what the device confirms, or what simulation says."""
         explorer, aims = self._explorer, self.options.objectives
-        if self._arrivals.part is not None:
-            return [self._plan_for_load(explorer)]
         if explorer is None:
             self._progress.phase("searching")
             options = [dataclasses.replace(self.options.policy, objective=aim) for aim in aims]
@@ -312,22 +305,6 @@ class Contest:
             ]
             self.observed = explorer.observed
         return [self._sweep.named(plan, aim) for plan, aim in zip(plans, aims, strict=True)]
-
-    def _plan_for_load(self, explorer: Explorer | None) -> Plan:
-        """What the search finds for the latency of the arrivals that the policies will meet."""
-        mix, aim = self.stand.case.mix, Objective("latency")
-        self._progress.phase("searching for this load")
-        if explorer is None:
-            rates = self._arrivals.rates_under_shared(self.stand)
-            case = dataclasses.replace(self.stand.case, mix=at_rates(mix, rates))
-            options = dataclasses.replace(self.options.policy, objective=aim)
-            plan = make_plan(case, "search", options)
-        else:
-            window = Window(seconds=_TAIL_SECONDS, warmup_seconds=0.05, trace_ms=0.0)
-            found = explorer.simulate(aim, self._progress)
-            trials = self._sweep.trials
-            plan = confirm(explorer, found, aim, self.stand, trials, window, self._progress)
-        return msgspec.structs.replace(plan, mix=at_rates(plan.mix, [None] * len(plan.workers)))
 
     def _run_rounds(self) -> None:
         """Run every entrant once a round. On a GPU one lap before is not counted: the first to run

@@ -23,7 +23,8 @@ from eclip.planning.paper import DEFAULT_SWITCH_MAX, plan_as_the_paper
 from eclip.planning.pool import build_pool
 from eclip.planning.problem import Problem
 from eclip.planning.search.candidates import DEFAULT_SECONDS, MOST_SECONDS, search
-from eclip.planning.search.decision import decide, shortlist
+from eclip.planning.search.decision import decide, shortlist, shortlist_conducts
+from eclip.planning.search.giving import search_conducts
 from eclip.planning.search.objective import THROUGHPUT, Evaluator, Objective
 from eclip.planning.search.variants import with_variants
 from eclip.planning.tiers import (
@@ -86,7 +87,7 @@ def make_plan(policy: str, problem: Problem, options: PolicyOptions | None = Non
         promises = make_promises(problem.mix, problem.profiles)
         options = dataclasses.replace(options, promises=promises)
     plan = POLICIES[policy](problem, options)
-    if options.promises and policy != "search":  # a search chooses limits of slack of its own
+    if options.promises and not plan.gives_way:  # otherwise it has them, with limits of slack
         plan = promising(plan, options.promises)
     check_memory(memory_of_plan(plan), f"the {policy} plan of {plan.mix.name}")
     return plan
@@ -311,27 +312,55 @@ def _kernel(problem: Problem, options: PolicyOptions) -> Plan:
 def _search(problem: Problem, options: PolicyOptions) -> Plan:
     if options.evaluator is None:
         raise UsageError("the policy search needs something that evaluates plans")
+    objective = options.objective.for_mix(problem.mix, options.promises)
+    if objective.kind == "slo":
+        return _search_conducts(problem, options, options.evaluator, objective)
     found = search(
         problem,
         options.evaluator,
-        options.objective,
+        objective,
         seconds=options.seconds,
         batches=options.batches,
         seed=options.seed,
         switch_ns=options.switch_ns,
         progress=options.progress,
     )
-    entries = shortlist(found, problem, 1, options.objective)
+    entries = shortlist(found, problem, 1, objective)
     plan = decide(
         entries,
         [entry.found for entry in entries],
         found,
-        options.objective,
+        objective,
         seed=options.seed,
         device="the simulator",
         modelled=True,
     )
-    return with_variants(plan, problem, options.evaluator, options.objective)
+    return with_variants(plan, problem, options.evaluator, objective)
+
+
+def _search_conducts(
+    problem: Problem, options: PolicyOptions, evaluate: Evaluator, objective: Objective
+) -> Plan:
+    found = search_conducts(
+        problem,
+        options.promises,
+        evaluate,
+        objective,
+        seconds=options.seconds,
+        batches=options.batches,
+        seed=options.seed,
+        progress=options.progress,
+    )
+    entries = shortlist_conducts(found, problem, options.promises, 1)
+    return decide(
+        entries,
+        [entry.found for entry in entries],
+        found,
+        objective,
+        seed=options.seed,
+        device="the simulator",
+        modelled=True,
+    )
 
 
 def _eclip(problem: Problem, options: PolicyOptions) -> Plan:

@@ -71,13 +71,7 @@ def check_services(mix: Mix, what: str) -> None:
 
 
 def promising(plan: Plan, promises: Mapping[int, Promise]) -> Plan:
-    """The plan with these promises; nobody gives way who does not already."""
-    if plan.gives_way:
-        workers = tuple(
-            msgspec.structs.replace(worker, promise=promises.get(index))
-            for index, worker in enumerate(plan.workers)
-        )
-        return msgspec.structs.replace(plan, workers=workers)
+    """The plan with these promises; nobody gives way."""
     return give_way(plan, (), promises, {})
 
 

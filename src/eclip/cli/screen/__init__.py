@@ -37,7 +37,7 @@ _PIPE_WIDTH = 160  # a table cut at 80 columns is of no use in a file
 _BEST: dict[str, tuple[str, Callable[[Measures], float]]] = {
     "throughput": ("highest STP", lambda one: one.stp),
     "energy": ("highest STP·s/kJ", lambda one: one.efficiency_per_kj),
-    "latency": ("shortest p99, geometric mean over the workers", lambda one: -_mean_tail(one)),
+    "tails": ("shortest p99, geometric mean over the workers", lambda one: -_mean_tail(one)),
 }
 
 
