@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -16,20 +18,21 @@ from benches import (
     with_needs,
 )
 from eclip.artefacts import store
-from eclip.artefacts.plan import Plan, Processes
+from eclip.artefacts.plan import Lane, Plan, Processes, Promise, Slack
+from eclip.artefacts.runlog import RunLog
+from eclip.artefacts.topology import Mask
 from eclip.devices.base import Capability, Window
 from eclip.devices.cuda.device import CudaDevice
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.devices.sim.device import SimDevice
 from eclip.errors import EclipError, MismatchError
 from eclip.lab.stand import alone_rates
+from eclip.planning.joints import Manner, give_way
 from eclip.planning.policies import make_plan, with_shares
 from eclip.runtime.program import lower
 
-NOBODY_HAS = {Capability.JOINTS: "no device has it yet"}
 
-
-def test_every_capability_has_a_test_or_is_nobodys() -> None:
+def test_every_capability_has_a_test() -> None:
     tested = {
         mark.args[0]
         for name, test in globals().items()
@@ -37,10 +40,8 @@ def test_every_capability_has_a_test_or_is_nobodys() -> None:
         for mark in getattr(test, "pytestmark", [])
         if mark.name == "needs"
     }
-    assert tested | NOBODY_HAS.keys() == set(Capability)
-    assert not tested & NOBODY_HAS.keys()
-    for device in (SimDevice, CudaDevice):
-        assert not device.capabilities & NOBODY_HAS.keys()
+    assert tested == set(Capability)
+    assert SimDevice.capabilities | CudaDevice.capabilities == set(Capability)
 
 
 @pytest.mark.parametrize("policy", [with_needs(policy, WAYS, mark="lacks") for policy in WAYS])
@@ -173,3 +174,104 @@ def test_kernels_with_clusters_run_on_all_units(bench: Bench) -> None:
     with bench.device.open(program, [source]) as session:
         log = session.run(load, Window(seconds=0.1, warmup_seconds=0.0, trace_ms=0.0))
     assert len(log.requests.worker) > 10
+
+
+# --- Joints: worker 0 is a service, the others give way to it ---------------------------------
+
+
+def giving_way(bench: Bench, floor: float = 0.0, **manner: Any) -> Plan:
+    """Background that may give way every other kernel."""
+    alone_ns = bench.problem.profiles[0].request_ns[-1]
+    promise = Promise(bound_ns=20 * alone_ns, request_ns=alone_ns, some_ns=0, none_ns=0)
+    way = Manner(kernels=2, **manner)
+    plan = give_way(
+        bench.plan("shared"),
+        bench.problem.profiles,
+        {0: promise},
+        dict.fromkeys(range(1, WORKERS), way),
+    )
+    workers = [
+        msgspec.structs.replace(worker, floor=floor if index else 0.0)
+        for index, worker in enumerate(plan.workers)
+    ]
+    return msgspec.structs.replace(plan, workers=tuple(workers))
+
+
+def bursts_for_the_service() -> Load:
+    times = np.repeat(np.arange(0, 18_000_000, 2_000_000), 3)
+    return Load(label="bursts", seed=0, arrivals=(times, *[CLOSED_LOOP for _ in range(1, WORKERS)]))
+
+
+@pytest.mark.needs(Capability.JOINTS)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_background_yields_to_a_service_and_comes_back(bench: Bench, depth: int) -> None:
+    log = bench.run_plan(giving_way(bench, depth=depth), bursts_for_the_service())
+    service, *background = log.counters
+    assert log.offered[0] == log.requests.worker.count(0)
+    assert (service.yields, service.moves, service.longest_pause_ns) == (0, 0, 0)
+    for worker, counter in enumerate(background, start=1):
+        assert counter.yields > 0
+        assert counter.moves == 0
+        assert counter.longest_pause_ns > 0
+        # Most of the run has no service in it.
+        assert log.requests.worker.count(worker) > 10
+        assert max(
+            end
+            for end, of in zip(log.requests.end_ns, log.requests.worker, strict=True)
+            if of == worker
+        ) > max(log.requests.arrival_ns)
+
+
+@pytest.mark.needs(Capability.JOINTS)
+def test_background_that_moves_is_recorded_where_it_ran(bench: Bench) -> None:
+    corner = Mask([0])
+    plan = giving_way(bench, ways=((Slack.PLENTY, corner),))
+    log = bench.run_plan(plan, bursts_for_the_service())
+    seen = set(zip(log.kernels.worker, log.kernels.lane, strict=True))
+    for worker in range(1, WORKERS):
+        small = plan.lanes.index(Lane(worker, corner))
+        assert log.counters[worker].yields == 0
+        assert log.counters[worker].moves > 0
+        assert {(worker, worker), (worker, small)} <= seen
+        # It changes lane and comes back: at most two barriers for a stretch that moved.
+        assert 0 < log.counters[worker].barriers <= 2 * log.counters[worker].moves
+    assert {lane for worker, lane in seen if worker == 0} == {0}
+
+
+@pytest.mark.needs(Capability.JOINTS)
+def test_kernels_keep_their_order_over_yields_and_moves(bench: Bench) -> None:
+    ways = ((Slack.NONE, None), (Slack.PLENTY, Mask([0])))
+    log = bench.run_plan(giving_way(bench, ways=ways), bursts_for_the_service())
+    last = dict.fromkeys(range(WORKERS), (-1, 0))
+    columns = log.kernels
+    for worker, position, start, end in zip(
+        columns.worker, columns.position, columns.start_ns, columns.end_ns, strict=True
+    ):
+        before, free = last[worker]
+        assert position == (before + 1) % log.plan.workers[worker].kernels
+        assert free <= start < end
+        last[worker] = (position, end)
+
+
+@pytest.mark.needs(Capability.JOINTS)
+def test_overloaded_service_leaves_background_its_floor(bench: Bench) -> None:
+    alone = alone_rates(bench.device, bench.problem.profiles, bench.plain)
+    flood = np.zeros(round(10 * alone[0] * bench.seconds), dtype=np.int64)
+    load = Load(label="flood", seed=0, arrivals=(flood, *[CLOSED_LOOP for _ in range(1, WORKERS)]))
+    promised = bench.run_plan(giving_way(bench, floor=0.2), load)
+    starved = bench.run_plan(giving_way(bench), load)
+    for worker in range(1, WORKERS):
+        least = 0.2 * alone[worker] * bench.seconds
+        assert promised.requests.worker.count(worker) >= 0.9 * least - 1
+        assert starved.requests.worker.count(worker) < 0.5 * least
+
+
+@pytest.mark.needs(Capability.JOINTS)
+def test_stored_plan_with_joints_opens_like_any_other(bench: Bench, tmp_path: Path) -> None:
+    plan = giving_way(bench, floor=0.1)
+    store.save(plan, tmp_path / "plan.json")
+    kept = store.load(tmp_path / "plan.json", Plan)
+    assert kept == plan
+    log = bench.run_plan(kept, bursts_for_the_service())
+    store.save(log, tmp_path / "run.json")
+    assert store.load(tmp_path / "run.json", RunLog) == log

@@ -23,6 +23,7 @@ from eclip.artefacts.topology import Mask, Topology
 from eclip.devices.base import Window
 from eclip.devices.sim import device as sim
 from eclip.devices.sim.contention import LIMITS, RUNNING_KERNEL, contend, draw_w
+from eclip.devices.sim.tables import KernelTables
 from eclip.errors import MismatchError
 from eclip.frontends.synthetic import synthetic_profile
 from eclip.lab.stand import alone_rates
@@ -393,7 +394,7 @@ def test_kernels_without_counted_traffic_have_the_usual_one() -> None:
     nothing = (0,) * len(silent.trace.kernels)
     silent = msgspec.structs.replace(silent, dram_bytes=nothing, l2_bytes=nothing)
     few = msgspec.structs.replace(silent, l2_bytes=(1, *nothing[1:]))
-    tables = sim.KernelTables([silent, few], calibration)
+    tables = KernelTables([silent, few], calibration)
     whole, half = tables.at(0, H200.units), tables.at(0, 64)
     assert whole["l2_rate"] == pytest.approx(memory.usual_l2_bytes_per_s / 1e9)
     assert whole["dram_rate"] == pytest.approx(memory.usual_dram_bytes_per_s / 1e9)

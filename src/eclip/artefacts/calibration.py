@@ -20,6 +20,9 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     switch_ns: int  # entering units the previous lane did not have; nothing between nested lanes
     turn_ns: int  # how long a time-sliced worker keeps the device
     turn_switch_ns: int  # handing the device to the next worker
+    # Assumed where a file does not have them.
+    joint_ns: int = 1_500  # from one stretch to the next that was launched behind it
+    hold_ns: int = 8_000  # what a launch takes longer after its worker was held
 
 
 class Compute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -59,6 +59,9 @@ class WorkerCounters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     lane_waits: int | None  # waits behind another worker's kernel on a lane owned by all
     false_waits: int | None  # waits behind an unrelated lane that shares a hardware queue
     false_wait_ns: int | None
+    yields: int = 0  # times that it stopped at a joint for somebody else
+    moves: int = 0  # stretches that it took on another lane than planned
+    longest_pause_ns: int = 0  # that it stood still at a joint
 
 
 class RunLog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -19,7 +19,8 @@ from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Topology
 from eclip.devices.load import CLOSED_LOOP, Load, load_of_mix
 from eclip.devices.sim.contention import Ints
-from eclip.devices.sim.device import KernelTables, SimDevice, glimpse
+from eclip.devices.sim.device import SimDevice, glimpse
+from eclip.devices.sim.tables import KernelTables
 from eclip.lab.case import Case
 from eclip.lab.stand import alone_rates
 from eclip.planning.search.objective import Score

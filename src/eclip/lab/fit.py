@@ -38,7 +38,8 @@ from eclip.artefacts.plan import Plan, unpartitioned
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Topology
 from eclip.devices.load import closed_loop
-from eclip.devices.sim.device import KernelTables, glimpse
+from eclip.devices.sim.device import glimpse
+from eclip.devices.sim.tables import KernelTables
 from eclip.errors import StoppedError, UsageError
 from eclip.planning.problem import Problem
 from eclip.planning.search.placement import Home, Placer

@@ -1,10 +1,10 @@
 """The simulator's event loop, compiled.
 
-A worker is idle, in a delay (launch, gap, barrier), queued for a hardware queue, or running a
-kernel. A hardware queue holds one kernel at a time and serves waiters in the order they became
-ready; lanes beyond the number of queues share one, which is how they come to wait falsely. Events
-are handled in worker order at equal times and nothing is random here, so equal inputs give equal
-logs.
+A worker is idle, in a delay (launch, gap, barrier), queued for a hardware queue, running a kernel,
+or held at a joint (``stretches.py``). A hardware queue holds one kernel at a time and serves
+waiters in the order they became ready; lanes beyond the number of queues share one, which is how
+they come to wait falsely. Events are handled in worker order at equal times and nothing is random
+here, so equal inputs give equal logs.
 
 ``advance`` stops when a record buffer is full; the caller empties it and goes on. Cost: O(workers ×
 slices) per event and at most three events per kernel (its start, last wave and end), so it is
@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eclip.devices.sim import contention
+from eclip.devices import deciding
+from eclip.devices.sim import contention, stretches
 from eclip.devices.sim.contention import (
     RUNNING_KERNEL,
     Floats,
@@ -26,9 +27,22 @@ from eclip.devices.sim.contention import (
     contend,
     draw_w,
 )
+from eclip.devices.sim.stretches import (
+    AT_JOINT,
+    DELAY,
+    IDLE,
+    QUEUED,
+    RUNNING,
+    Conducts,
+    Joined,
+    accept_request,
+    end_stretch,
+    rest,
+    settle,
+)
 from eclip.jit import compiled_with, inlined
+from eclip.runtime import reactions
 
-IDLE, DELAY, QUEUED, RUNNING = 0, 1, 2, 3
 NOBODY = -1
 DONE, BUFFER_FULL = 0, 1
 # What is due within an instant happens now: 1 ps, or after hours what a float can tell apart.
@@ -51,7 +65,14 @@ KERNEL = np.dtype(
         ("power_w", np.float64),
     ]
 )
-ROUTE = np.dtype([("first", np.int64), ("end", np.int64), ("launch_ns", np.float64)])
+ROUTE = np.dtype(
+    [
+        ("first", np.int64),
+        ("end", np.int64),
+        ("launch_ns", np.float64),
+        ("ways", np.int64),  # the first of its stretches, in Conducts.stretches
+    ]
+)
 WORKER = np.dtype(
     [
         *RUNNING_KERNEL,
@@ -104,6 +125,8 @@ class Setup(NamedTuple):
     turn_ns: float
     turn_switch_ns: float
     trace_until: float
+    gives_way: int  # 1: some worker has joints
+    conducts: Conducts
 
 
 class State(NamedTuple):
@@ -114,9 +137,10 @@ class State(NamedTuple):
     scratch: Floats  # 2 × slices
     request_rows: Ints  # buffer of (worker, arrival, start, end)
     kernel_rows: Ints  # buffer of (worker, position, lane, start, end)
+    joined: Joined
 
 
-@compiled_with(contention.__file__)
+@compiled_with(contention.__file__, stretches.__file__, deciding.__file__, reactions.__file__)
 def advance(m: Setup, s: State, until: float, finish: bool) -> int:
     """Handle all events before ``until``; with ``finish`` let the time up to it pass as well.
 
@@ -130,6 +154,7 @@ def advance(m: Setup, s: State, until: float, finish: bool) -> int:
     workers, queue_holder = s.workers, s.queue_holder
     active, held, crowd = s.active, s.scratch[0], s.scratch[1]
     request_rows, kernel_rows = s.request_rows, s.kernel_rows
+    gives_way, conducts, joined = m.gives_way, m.conducts, s.joined
     clock = s.clock[0]
     count = workers.shape[0]
     while True:
@@ -145,6 +170,8 @@ def advance(m: Setup, s: State, until: float, finish: bool) -> int:
             contend(active, running, workers, lane_units, lane_total, limits, held, crowd)
         power_w = draw_w(active, running, workers, limits)
         now = _next_event(workers, clock, active, running, m.turns)
+        if gives_way:
+            now = min(now, max(joined.wake[0], clock["now"]))
         if now >= until:
             if finish:
                 _elapse(workers, clock, active, running, power_w, until)
@@ -157,6 +184,8 @@ def advance(m: Setup, s: State, until: float, finish: bool) -> int:
                 if worker["remaining"] <= instant:
                     lane = kernels[worker["kernel"]]["lane"]
                     _finish_kernel(worker, index, clock, kernels, kernel_rows, m.trace_until)
+                    if gives_way and worker["kernel"] == worker["route_end"]:
+                        end_stretch(conducts, joined, workers, index, now)
                     _serve_queue(workers, clock, kernels, queue, queue_holder, queue[lane])
                 elif worker["remaining"] <= worker["tail_ns"] + instant:
                     worker["tail_ns"] = np.inf  # from here on it is in its last wave
@@ -167,8 +196,15 @@ def advance(m: Setup, s: State, until: float, finish: bool) -> int:
                     else:
                         _finish_request(worker, index, clock, request_rows, arrivals)
                 # Not else: the next request may be there already.
-                if worker["phase"] == IDLE and worker["due"] <= now + instant:
-                    _begin_request(workers, index, now, arrivals, routes, variant_active)
+                if worker["phase"] == IDLE:
+                    if worker["due"] <= now + instant:
+                        ways = _begin_request(workers, index, now, arrivals, routes, variant_active)
+                        if gives_way:
+                            accept_request(conducts, joined, workers, index, arrivals, now, ways)
+                    elif gives_way:
+                        rest(joined, index)
+        if gives_way and (joined.unsettled[0] or joined.wake[0] <= now + instant):
+            settle(conducts, joined, workers, kernels, now)
 
 
 @inlined
@@ -219,11 +255,12 @@ def _elapse(
 @inlined
 def _pass_turn(workers: Records, clock: np.void, turn_ns: float, turn_switch_ns: float) -> None:
     """Time-slicing: who holds the device, and until when; a holder that has nothing queued, as
-    between two of its requests, gives it up at once."""
+    between two of its requests or at a joint, gives it up at once."""
     holder = clock["holder"]
     kept = (
         holder != NOBODY
         and workers[holder]["phase"] != IDLE
+        and workers[holder]["phase"] != AT_JOINT
         and clock["now"] < clock["turn_end"] - _INSTANT - _ROUNDING * abs(clock["now"])
     )
     if not kept:
@@ -231,7 +268,7 @@ def _pass_turn(workers: Records, clock: np.void, turn_ns: float, turn_switch_ns:
         count = workers.shape[0]
         for step in range(1, count + 1):
             candidate = (max(holder, 0) + step) % count
-            if workers[candidate]["phase"] != IDLE:
+            if workers[candidate]["phase"] != IDLE and workers[candidate]["phase"] != AT_JOINT:
                 clock["holder"] = candidate
                 clock["turn_ready"] = clock["now"]
                 if candidate != holder:
@@ -243,7 +280,8 @@ def _pass_turn(workers: Records, clock: np.void, turn_ns: float, turn_switch_ns:
 @inlined
 def _begin_request(
     workers: Records, index: int, now: float, arrivals: Ints, routes: Records, variant_active: Ints
-) -> None:
+) -> int:
+    """Which variant it takes; gives the first of its route's stretches."""
     worker = workers[index]
     if worker["closed"]:
         worker["arrival"] = now
@@ -264,6 +302,7 @@ def _begin_request(
     worker["route_end"] = route["end"]
     worker["kernel"] = route["first"]
     worker["due"] = now + route["launch_ns"]
+    return int(route["ways"])
 
 
 @inlined

@@ -1,7 +1,7 @@
 """The simulator as a device: profiles in, run logs out, time and energy modelled.
 
-It lowers a program and its profiles to the columns that ``core.advance`` reads; all constants come
-from the calibration. Progress and interrupts are handled between chunks of simulated time.
+It lowers a program and its profiles to what ``core.advance`` reads (``tables.py``); all constants
+come from the calibration. Progress and interrupts are handled between chunks of simulated time.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from eclip.artefacts.calibration import Bandwidth, Calibration, Costs
+from eclip.artefacts.calibration import Calibration
 from eclip.artefacts.memory import check_memory, memory_of_plan
 from eclip.artefacts.plan import Plan, Processes, Sharing, Turns
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import KernelRecords, Requests, RunLog, WorkerCounters
-from eclip.artefacts.topology import Mask, Topology
+from eclip.artefacts.topology import Topology
 from eclip.devices.base import (
     Capability,
     Closing,
@@ -28,11 +28,13 @@ from eclip.devices.base import (
     check_sources,
 )
 from eclip.devices.load import CLOSED_LOOP, Load
-from eclip.devices.sim import core
-from eclip.devices.sim.contention import LIMITS, Floats, Ints, Records
+from eclip.devices.sim import core, stretches
+from eclip.devices.sim.contention import LIMITS, Ints, Records
+from eclip.devices.sim.tables import JointTables, KernelTables, kernels_of
 from eclip.errors import DeviceError, StoppedError
 from eclip.progress import Progress
-from eclip.runtime.program import NO_WAIT, Program, Route, program_of
+from eclip.runtime.program import Program, program_of
+from eclip.runtime.reactions import board_of
 
 _CHUNK_NS = 50e6
 _BUFFER_ROWS = 1 << 16
@@ -40,7 +42,9 @@ _GLIMPSE_WARMUP = 0.25  # of the window
 
 
 class SimDevice(Closing):
-    capabilities = frozenset({Capability.TURNS, Capability.TRACE, Capability.ENERGY})
+    capabilities = frozenset(
+        {Capability.TURNS, Capability.TRACE, Capability.ENERGY, Capability.JOINTS}
+    )
     modelled = True
     driver = None
     index = 0
@@ -153,16 +157,7 @@ class SimSession(Closing):
                 start_ns=tuple(kernel_columns[3]),
                 end_ns=tuple(kernel_columns[4]),
             ),
-            counters=tuple(
-                WorkerCounters(
-                    kernels=int(worker["kernels"]),
-                    barriers=int(worker["barriers"]),
-                    lane_waits=int(worker["lane_waits"]),
-                    false_waits=int(worker["false_waits"]),
-                    false_wait_ns=round(float(worker["false_wait_ns"])),
-                )
-                for worker in state.workers
-            ),
+            counters=_counters(state, duration_ns),
             unfinished=tuple(_unfinished(machine, worker, duration_ns) for worker in state.workers),
             offered=load.offered(duration_ns),
             lag_ns=(0,) * len(plan.workers),
@@ -208,12 +203,20 @@ def build_machine(program: Program, tables: KernelTables, load: Load, trace_ns: 
     routes = np.zeros((len(order), len(plan.workers)), dtype=core.ROUTE)
     kernels: list[Records] = []
     filled = 0
+    joints = JointTables(program, tables)
     for row, index in enumerate(order):
         for route in program.routes[index]:
-            kernels.append(_kernels(plan, route, tables))
+            rows = kernels_of(plan, route, tables)
             launch_ns = costs.launch_ns + route.barriers * costs.launch_switch_ns
-            routes[row, route.worker] = (filled, filled + len(route.lane), launch_ns)
-            filled += len(route.lane)
+            ways = joints.add(route.worker, rows, filled)
+            routes[row, route.worker] = (filled, filled + len(rows), launch_ns, ways)
+            kernels.append(rows)
+            filled += len(rows)
+    for route in joints.moves():
+        rows = kernels_of(plan, route, tables)
+        joints.add_move(route.worker, rows, filled)
+        kernels.append(rows)
+        filled += len(rows)
     slice_units = np.array(plan.topology.slice_units, dtype=np.float64)
     lane_units = np.zeros((len(plan.lanes), len(slice_units)))
     for number, lane in enumerate(plan.lanes):
@@ -249,97 +252,9 @@ def build_machine(program: Program, tables: KernelTables, load: Load, trace_ns: 
         turn_ns=float(costs.turn_ns),
         turn_switch_ns=float(costs.turn_switch_ns),
         trace_until=float(trace_ns),
+        gives_way=int(plan.gives_way),
+        conducts=joints.conducts(),
     )
-
-
-class KernelTables:
-    """The kernels of every worker as the core reads them, per lane size; made once, on demand."""
-
-    def __init__(self, profiles: Sequence[Profile], calibration: Calibration) -> None:
-        self.profiles = profiles
-        self.calibration = calibration
-        self._tables: dict[tuple[int, int], Records] = {}
-
-    def at(self, worker: int, units: int) -> Records:
-        key = (worker, units)
-        if key not in self._tables:
-            self._tables[key] = _table(self.profiles[worker], units, self.calibration)
-        return self._tables[key]
-
-    def under(self, calibration: Calibration) -> KernelTables:
-        """The same kernels under other constants; a table depends on few of them."""
-        other = KernelTables(self.profiles, calibration)
-        known = self.calibration
-        if (known.power, known.memory) == (calibration.power, calibration.memory):
-            other._tables = self._tables
-        return other
-
-
-def _table(profile: Profile, units: int, calibration: Calibration) -> Records:
-    """All kernels of a request on a lane of so many units."""
-    power = calibration.power
-    dram_bytes, l2_bytes = _traffic(profile, calibration.memory)
-    blocks = np.array([kernel.blocks for kernel in profile.trace.kernels], dtype=np.float64)
-    busy, gap = profile.busy_at(units), profile.gap_at(units)
-    waves = profile.waves_at(units)
-    last = np.ceil(waves)
-    rows = np.zeros(len(blocks), dtype=core.KERNEL)
-    rows["busy_ns"] = busy
-    rows["gap_ns"] = gap
-    rows["tail_ns"] = busy / last
-    rows["body_room"] = np.minimum(waves, 1.0)
-    rows["tail_room"] = waves - last + 1
-    rows["open"] = 1 - 1 / np.maximum(profile.blocks_per_unit, 1)
-    rows["dram_rate"] = dram_bytes / busy
-    rows["l2_rate"] = l2_bytes / busy
-    if profile.energy_uj:
-        # All kernels alike: energy was measured for whole requests.
-        mean_w = np.array(profile.energy_uj) * 1e3 / np.array(profile.request_ns)
-        drawn_w = max(float(np.interp(units, profile.sizes, mean_w)) - power.idle_w, 0.0)
-        rows["power_w"] = drawn_w * (busy + gap).sum() / busy.sum()
-    else:
-        # byte/ns · pJ/byte = mW
-        rows["power_w"] = (
-            np.minimum(blocks, units) * power.busy_unit_w
-            + rows["dram_rate"] * power.dram_pj_per_byte * 1e-3
-        )
-    return rows
-
-
-def _traffic(profile: Profile, memory: Bandwidth) -> tuple[Floats, Floats]:
-    """DRAM and L2 bytes of every kernel: as counted, or as kernels usually have."""
-    if any(profile.l2_bytes) or any(profile.dram_bytes):
-        return np.array(profile.dram_bytes, float), np.array(profile.l2_bytes, float)
-    busy_s = profile.busy_at(profile.sizes[-1]) / 1e9
-    return busy_s * memory.usual_dram_bytes_per_s, busy_s * memory.usual_l2_bytes_per_s
-
-
-def _kernels(plan: Plan, route: Route, tables: KernelTables) -> Records:
-    rows = np.zeros(len(route.lane), dtype=core.KERNEL)
-    for lane in np.unique(route.lane).tolist():
-        here = route.lane == lane
-        rows[here] = tables.at(route.worker, plan.units(lane))[here]
-    rows["lane"] = route.lane
-    barriers = route.wait_on != NO_WAIT
-    rows["barrier"] = barriers
-    cost_ns = {
-        (left, entered): switch_cost_ns(
-            plan.topology, tables.calibration.costs, plan.lanes[left].mask, plan.lanes[entered].mask
-        )
-        for left, entered in set(
-            zip(route.wait_on[barriers].tolist(), route.lane[barriers].tolist(), strict=True)
-        )
-    }
-    for k in np.flatnonzero(barriers).tolist():
-        rows["before_ns"][k] = cost_ns[int(route.wait_on[k]), int(route.lane[k])]
-    return rows
-
-
-def switch_cost_ns(topology: Topology, costs: Costs, left: Mask, entered: Mask) -> float:
-    """A barrier, and entering units the last lane did not have: nothing extra for nested lanes."""
-    common = topology.units_of(left & entered)
-    smaller = min(topology.units_of(left), topology.units_of(entered))
-    return costs.barrier_ns + costs.switch_ns * (1 - common / smaller)
 
 
 def _arrivals(load: Load, worker: int) -> Ints:
@@ -351,7 +266,7 @@ def initial_state(
     machine: core.Setup, plan: Plan, load: Load, begin_ns: float, profiles: Sequence[Profile]
 ) -> core.State:
     workers = np.zeros(len(plan.workers), dtype=core.WORKER)
-    workers["phase"] = core.IDLE
+    workers["phase"] = stretches.IDLE
     workers["closed"] = [times is CLOSED_LOOP for times in load.arrivals]
     workers["arrival_end"] = np.cumsum([len(_arrivals(load, index)) for index in plan.everyone])
     workers["next_arrival"][1:] = workers["arrival_end"][:-1]
@@ -363,6 +278,8 @@ def initial_state(
             worker["due"] = begin_ns + next(phases) * profiles[index].request_ns[-1]
         else:
             worker["due"] = max(times[0], begin_ns) if len(times) else np.inf
+    progress = np.zeros(len(plan.workers), dtype=stretches.PROGRESS)
+    progress["free_at"] = -np.inf
     clock = np.zeros(1, dtype=core.CLOCK)
     clock["now"] = begin_ns
     clock["holder"] = core.NOBODY
@@ -374,6 +291,12 @@ def initial_state(
         scratch=np.zeros((2, machine.lane_units.shape[1])),
         request_rows=np.zeros((_BUFFER_ROWS, 4), dtype=np.int64),
         kernel_rows=np.zeros((_BUFFER_ROWS, 5), dtype=np.int64),
+        joined=stretches.Joined(
+            board=board_of(plan),
+            progress=progress,
+            wake=np.full(1, np.inf),
+            unsettled=np.zeros(1, dtype=np.int64),
+        ),
     )
 
 
@@ -385,7 +308,31 @@ def _empty_buffers(state: core.State, requests: list[Ints], kernels: list[Ints])
     clock["kernels"] = 0
 
 
+def _counters(state: core.State, duration_ns: int) -> tuple[WorkerCounters, ...]:
+    return tuple(
+        WorkerCounters(
+            kernels=int(worker["kernels"]),
+            barriers=int(worker["barriers"] + mine["barriers"]),
+            lane_waits=int(worker["lane_waits"]),
+            false_waits=int(worker["false_waits"]),
+            false_wait_ns=round(float(worker["false_wait_ns"])),
+            yields=int(mine["yields"]),
+            moves=int(mine["moves"]),
+            longest_pause_ns=_longest_pause_ns(mine, duration_ns),
+        )
+        for worker, mine in zip(state.workers, state.joined.progress, strict=True)
+    )
+
+
+def _longest_pause_ns(mine: np.void, duration_ns: int) -> int:
+    """The one that it is in counts, too: a worker may starve to the end."""
+    longest = float(mine["longest_pause_ns"])
+    if mine["held"]:
+        longest = max(longest, duration_ns - max(float(mine["held_since"]), 0.0))
+    return round(longest)
+
+
 def _unfinished(machine: core.Setup, worker: np.void, duration_ns: int) -> int:
     """Requests begun, or arrived and still waiting, at the end of the run."""
     waiting = machine.arrivals[worker["next_arrival"] : worker["arrival_end"]]
-    return int(worker["phase"] != core.IDLE) + int(np.count_nonzero(waiting < duration_ns))
+    return int(worker["phase"] != stretches.IDLE) + int(np.count_nonzero(waiting < duration_ns))
