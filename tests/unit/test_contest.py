@@ -256,21 +256,18 @@ def test_load_is_a_part_of_the_rates_under_shared_and_as_long_as_needed(stage: S
         assert worker.rate_rps == pytest.approx(0.5 * plain.rate_rps, rel=0.25)
 
 
-def test_search_for_a_load_is_verified_under_that_load(stage: Stage) -> None:
+def test_search_at_a_part_load_is_for_busy_workers_and_not_continued_on_the_device(
+    stage: Stage,
+) -> None:
     contest = stage.contest(
         "shared", "search", seconds=0.2, part=0.5, requests=100, verification=Verification(1, 9.0)
     )
     contest.hold()
     search = contest.measured[-1]
-    assert search.policy == "search"
-    assert search.plan.mix == MIX
     evidence = search.plan.evidence
     assert evidence is not None
-    assert evidence.objective == "latency"
-    assert [trial.label for trial in evidence.trials][:1] == ["plain streams"]
-    tried = [log for log in stage.logs if log.duration_ns == 2_000_000_000]
-    assert len(tried) == 2 * len(evidence.trials)
-    assert all("rps" in log.load or "Poisson" in log.load for log in tried)
+    assert (search.plan.mix, evidence.objective, evidence.tried) == (MIX, "throughput", 0)
+    assert search.logs[-1].load.startswith("Poisson at 50%")
 
 
 def test_slowest_worker_has_a_tenth_of_the_requests() -> None:
@@ -451,7 +448,7 @@ def test_logs_before_a_failure_have_one_set_of_rates_alone(stage: Stage) -> None
     [
         ({"policies": "shared,magic"}, "magic"),
         ({"options": CompareOptions(refine=1.0)}, "--verify"),
-        ({"options": CompareOptions(verify=1, refine=1.0), "objective": "latency"}, "--refine"),
+        ({"options": CompareOptions(verify=1, refine=1.0), "objective": "slo"}, "--refine"),
     ],
 )
 def test_what_needs_no_device_to_be_refused_opens_none(
@@ -611,22 +608,13 @@ def test_comparison_that_is_stopped_returns_what_it_has() -> None:
 # What is searched and swept for
 
 
-def test_comparison_of_a_mix_with_rates_is_for_latency_unless_told() -> None:
+def test_comparison_of_a_mix_with_rates_is_for_throughput_unless_told() -> None:
     rates = "bert:8@60rps,albert:8@60rps"
     options = CompareOptions(batches=0)
     outcome = eclip.compare(rates, ["shared", "search"], seconds=0.3, options=options)
-    assert outcome.comparison.objective == "latency"
+    assert outcome.comparison.objective == "throughput"
     evidence = outcome.plans["search"].evidence
-    assert evidence is not None and evidence.objective == "latency"
-    tails = {
-        name: float(np.prod([worker.p99_ms or np.inf for worker in one.workers]))
-        for name, one in outcome.measures.items()
-    }
-    assert outcome.best == min(tails, key=tails.__getitem__)
-    told = eclip.compare(rates, "shared", objective="energy", seconds=0.1)
-    assert told.comparison.objective == "energy"
-    busy = eclip.compare("bert:8,albert:8", "shared", seconds=0.1)
-    assert busy.comparison.objective == "throughput"
+    assert evidence is not None and evidence.missed == ()  # fairness is no plan's
 
 
 def test_overload_of_a_policy_is_said_in_the_comparison() -> None:

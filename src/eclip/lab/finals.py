@@ -18,7 +18,7 @@ from eclip.devices.load import load_of_mix
 from eclip.errors import EclipError, StoppedError
 from eclip.lab.evaluate import SimEvaluator
 from eclip.lab.explore import Explorer, Verification, check_measured
-from eclip.lab.plans import search_options, with_missed
+from eclip.lab.plans import search_options, simulated_promises, with_missed
 from eclip.lab.rounds import rotation
 from eclip.lab.stand import Stand
 from eclip.lab.trials import Trials
@@ -27,6 +27,7 @@ from eclip.planning.search.candidates import Found
 from eclip.planning.search.decision import decide, shortlist
 from eclip.planning.search.objective import Objective, Score
 from eclip.planning.search.variants import with_variants
+from eclip.planning.tiers import promising
 from eclip.progress import Progress
 
 _ROUNDS = 2  # of the runs in turns
@@ -89,6 +90,7 @@ def confirm(
         tried=tried,
     )
     plan = with_variants(plan, problem, evaluate, objective)
+    plan = promising(plan, explorer.options.promises)
     return with_missed(plan, problem.mix, stand.alone_rps, window.seconds)
 
 
@@ -96,10 +98,12 @@ def search_and_confirm(
     stand: Stand, options: PolicyOptions, how: Verification, progress: Progress
 ) -> Plan:
     """Search by simulation, continue on the device if asked to, and confirm the plan there."""
-    case, objective = stand.case, options.objective
-    explorer = Explorer(
-        case.problem(choosing=True), SimEvaluator.of(case), search_options(case, options), how
-    )
+    case = stand.case
+    problem, evaluator = case.problem(choosing=True), SimEvaluator.of(case)
+    objective = options.objective.for_mix(case.mix, {})
+    if case.mix.services:  # every plan says what they are promised
+        options = dataclasses.replace(options, promises=simulated_promises(case, evaluator))
+    explorer = Explorer(problem, evaluator, search_options(case, options), how)
     progress.phase("searching")
     found = explorer.simulate(objective, progress)
     trials = Trials(stand, progress=progress)
@@ -123,6 +127,7 @@ def decide_by_search(explorer: Explorer, found: Found, objective: Objective) -> 
         modelled=True,
     )
     plan = with_variants(plan, explorer.problem, explorer.evaluate, objective)
+    plan = promising(plan, explorer.options.promises)
     evaluate = explorer.evaluate
     return with_missed(plan, explorer.problem.mix, evaluate.alone_rps, evaluate.seconds)
 

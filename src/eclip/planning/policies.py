@@ -23,8 +23,8 @@ from eclip.planning.paper import DEFAULT_SWITCH_MAX, plan_as_the_paper
 from eclip.planning.pool import build_pool
 from eclip.planning.problem import Problem
 from eclip.planning.search.candidates import DEFAULT_SECONDS, MOST_SECONDS, search
-from eclip.planning.search.decision import decide, shortlist, shortlist_conducts
-from eclip.planning.search.giving import search_conducts
+from eclip.planning.search.decision import decide, shortlist, shortlist_habits
+from eclip.planning.search.giving import search_habits
 from eclip.planning.search.objective import THROUGHPUT, Evaluator, Objective
 from eclip.planning.search.variants import with_variants
 from eclip.planning.tiers import (
@@ -314,7 +314,7 @@ def _search(problem: Problem, options: PolicyOptions) -> Plan:
         raise UsageError("the policy search needs something that evaluates plans")
     objective = options.objective.for_mix(problem.mix, options.promises)
     if objective.kind == "slo":
-        return _search_conducts(problem, options, options.evaluator, objective)
+        return _search_habits(problem, options, options.evaluator, objective)
     found = search(
         problem,
         options.evaluator,
@@ -338,10 +338,10 @@ def _search(problem: Problem, options: PolicyOptions) -> Plan:
     return with_variants(plan, problem, options.evaluator, objective)
 
 
-def _search_conducts(
+def _search_habits(
     problem: Problem, options: PolicyOptions, evaluate: Evaluator, objective: Objective
 ) -> Plan:
-    found = search_conducts(
+    found = search_habits(
         problem,
         options.promises,
         evaluate,
@@ -351,7 +351,7 @@ def _search_conducts(
         seed=options.seed,
         progress=options.progress,
     )
-    entries = shortlist_conducts(found, problem, options.promises, 1)
+    entries = shortlist_habits(found, problem, options.promises, 1)
     return decide(
         entries,
         [entry.found for entry in entries],

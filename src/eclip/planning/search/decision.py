@@ -18,7 +18,7 @@ import msgspec
 from eclip.artefacts.plan import Evidence, Plan, Promise, ServiceTrial, Trial, unpartitioned
 from eclip.planning.problem import Problem
 from eclip.planning.search.candidates import Found
-from eclip.planning.search.giving import FoundConducts, Way, in_words
+from eclip.planning.search.giving import FoundHabits, Way, in_words
 from eclip.planning.search.objective import Objective, Score
 from eclip.planning.search.placement import groups_of
 from eclip.planning.tiers import excess_in_words, promising
@@ -57,8 +57,8 @@ def shortlist(
     return [*entries, *(Finalist(label, one.plan, one.score) for label, one in chosen)]
 
 
-def shortlist_conducts(
-    found: FoundConducts, problem: Problem, promises: Mapping[int, Promise], finalists: int
+def shortlist_habits(
+    found: FoundHabits, problem: Problem, promises: Mapping[int, Promise], finalists: int
 ) -> list[Finalist]:
     """Plain streams, the best static masks, yielding with depth 2 and 1, and the finalists."""
     plain = promising(unpartitioned(problem.topology, problem.profiles, problem.mix), promises)
@@ -74,7 +74,7 @@ def shortlist_conducts(
     return [
         *entries,
         *(
-            Finalist(in_words(one.conducts, one.plan), one.plan, one.score)
+            Finalist(in_words(one.habits, one.plan), one.plan, one.score)
             for one in others[:finalists]
         ),
     ]
@@ -87,7 +87,7 @@ def _what_runs(plan: Plan) -> tuple[object, ...]:
 def decide(
     entries: Sequence[Finalist],
     scores: Sequence[Score],  # of the trials, one per entry
-    found: Found | FoundConducts,
+    found: Found | FoundHabits,
     objective: Objective,
     *,
     seed: int,
@@ -132,7 +132,7 @@ def decide(
         bounds_ms=objective.bounds_ms,
         # Plain streams are what they are; a floor above them is no promise of ours.
         missed=refused[best] if best or objective.bounds_ms else (),
-        tradeoffs=found.tradeoffs if isinstance(found, FoundConducts) else (),
+        tradeoffs=found.tradeoffs if isinstance(found, FoundHabits) else (),
     )
     how += f", of {found.evaluated} that were planned"
     chosen = entries[best].plan

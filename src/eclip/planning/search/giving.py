@@ -76,46 +76,46 @@ class Habit:
 
 
 @dataclass(frozen=True)
-class Conducts:
+class Habits:
     """A candidate: a habit for every worker, and limits of slack in times of a request."""
 
-    habits: tuple[Habit, ...]
+    each: tuple[Habit, ...]
     none: float = 1.0
     some: float = 1.0
 
     @property
-    def plainly(self) -> Conducts:
-        habits = tuple(habit.plainly for habit in self.habits)
-        if not any(habit.way.asks_for_slack for habit in habits):
-            return Conducts(habits)
-        stepwise = any(habit.way is Way.STEPWISE for habit in habits)
-        return Conducts(habits, self.none, self.some if stepwise else 1.0)
+    def plainly(self) -> Habits:
+        each = tuple(habit.plainly for habit in self.each)
+        if not any(habit.way.asks_for_slack for habit in each):
+            return Habits(each)
+        stepwise = any(habit.way is Way.STEPWISE for habit in each)
+        return Habits(each, self.none, self.some if stepwise else 1.0)
 
 
 @dataclass(frozen=True)
-class Conducted:
+class TriedHabits:
     """A candidate that was evaluated."""
 
-    conducts: Conducts
+    habits: Habits
     plan: Plan
     score: Score
     value: float
 
 
 @dataclass(frozen=True)
-class FoundConducts:
+class FoundHabits:
     """The best first; ``plain`` is the score of plain streams by the same evaluation."""
 
-    candidates: tuple[Conducted, ...]
+    candidates: tuple[TriedHabits, ...]
     plain: Score
     batches: int
     evaluated: int
     tradeoffs: tuple[Tradeoff, ...]
     frontier: tuple[tuple[float, float], ...] = ()  # of throughput and efficiency: not looked for
 
-    def finalists(self, count: int) -> list[Conducted]:
+    def finalists(self, count: int) -> list[TriedHabits]:
         """The best ones that are not all alike."""
-        chosen: list[Conducted] = []
+        chosen: list[TriedHabits] = []
         for one in self.candidates:
             if len(chosen) == count:
                 break
@@ -123,12 +123,12 @@ class FoundConducts:
                 chosen.append(one)
         return chosen
 
-    def best_of(self, *ways: Way, depth: int | None = None) -> Conducted | None:
+    def best_of(self, *ways: Way, depth: int | None = None) -> TriedHabits | None:
         """The best in which everybody who is no service has one of these ways."""
         for one in self.candidates:
             mine = [
                 habit
-                for habit, worker in zip(one.conducts.habits, one.plan.workers, strict=True)
+                for habit, worker in zip(one.habits.each, one.plan.workers, strict=True)
                 if worker.promise is None
             ]
             if all(habit.way in ways and depth in (None, habit.depth) for habit in mine):
@@ -136,7 +136,7 @@ class FoundConducts:
         return None
 
 
-def search_conducts(
+def search_habits(
     problem: Problem,
     promises: Mapping[int, Promise],
     evaluate: Evaluate,
@@ -146,7 +146,7 @@ def search_conducts(
     batches: int | None = None,
     seed: int = 0,
     progress: Progress | None = None,
-) -> FoundConducts:
+) -> FoundHabits:
     """Search for so many seconds, or exactly so many batches after the grid."""
     progress = progress or Progress()
     objective.check(len(problem.profiles))
@@ -192,19 +192,19 @@ class Maker:
                 return False
         return units < self.problem.topology.units
 
-    def all_alike(self, habit: Habit, none: float = 1.0, some: float = 1.0) -> Conducts:
+    def all_alike(self, habit: Habit, none: float = 1.0, some: float = 1.0) -> Habits:
         """The habit for all background, as far as their lanes allow; services have all units."""
         habits = [Habit()] * len(self.problem.profiles)
         if len(self._promises) > 1 and habit.way is not Way.STAY:
             habits = [Habit(Way.YIELD, 0, habit.grain_ns, habit.depth)] * len(habits)
         for worker in self.background:
             habits[worker] = replace(habit, units=self._near(worker, habit.units))
-        return Conducts(tuple(habits), none, some).plainly
+        return Habits(tuple(habits), none, some).plainly
 
-    def apart(self, units: int) -> Conducts:
+    def apart(self, units: int) -> Habits:
         """Static masks: background on so many units from the far end, services on the others."""
         rest = self.problem.topology.units - units
-        return Conducts(
+        return Habits(
             tuple(
                 Habit(units=self._near(worker, rest if worker in self._promises else units))
                 for worker in range(len(self.problem.profiles))
@@ -216,12 +216,13 @@ class Maker:
             return 0
         return min(self.sizes[worker], key=lambda size: abs(size - units))
 
-    def starts(self) -> list[Conducts]:
+    def starts(self) -> list[Habits]:
         """The grid: ways from the most careful to the least, at the usual grain."""
         units = self.problem.topology.units
         parts = [round(part * units) for part in (0.25, 0.5, 0.75)]
         grid = [self.all_alike(Habit(Way.YIELD, depth=depth)) for depth in (2, 1)]
-        grid += [self.apart(part) for part in parts]
+        grid += [self.apart(size) for size in self.problem.topology.lane_sizes[:-1]]
+        grid += [self.all_alike(Habit(units=part)) for part in parts]
         grid += [self.all_alike(Habit(Way.YIELD, grain_ns=grain)) for grain in _GRAINS_NS]
         grid += [self.all_alike(Habit(Way.PATIENT), none) for none in _NONE]
         grid += [self.all_alike(Habit(Way.MOVE, part)) for part in parts]
@@ -236,10 +237,11 @@ class Maker:
         ]
         return list(dict.fromkeys(grid))
 
-    def plan(self, conducts: Conducts) -> Plan:
-        habits = conducts.habits
-        problem = self.problem.choosing([habit.kernels_for for habit in habits])
-        lanes = [Lane(worker, self._home(worker, habit)) for worker, habit in enumerate(habits)]
+    def plan(self, habits: Habits) -> Plan:
+        problem = self.problem.choosing([habit.kernels_for for habit in habits.each])
+        lanes = [
+            Lane(worker, self._home(worker, habit)) for worker, habit in enumerate(habits.each)
+        ]
         base = problem.plan(
             policy="search",
             lanes=lanes,
@@ -247,15 +249,15 @@ class Maker:
                 np.full(len(profile.trace.kernels), worker, dtype=np.int64)
                 for worker, profile in enumerate(problem.profiles)
             ],
-            whys=[self._why(habit, lane) for habit, lane in zip(habits, lanes, strict=True)],
+            whys=[self._why(habit, lane) for habit, lane in zip(habits.each, lanes, strict=True)],
             why="",
         )
         manners = {
             worker: Manner(self._ways(habit), habit.grain_ns, habit.depth)
-            for worker, habit in enumerate(habits)
+            for worker, habit in enumerate(habits.each)
             if habit.way is not Way.STAY
         }
-        return giving_way(base, problem.profiles, self._limits(problem, conducts), manners)
+        return giving_way(base, problem.profiles, self._limits(problem, habits), manners)
 
     def _home(self, worker: int, habit: Habit) -> Mask:
         topology = self.problem.topology
@@ -283,12 +285,12 @@ class Maker:
             Way.STEPWISE: ((Slack.NONE, None), (Slack.SOME, room)),
         }[habit.way]
 
-    def _limits(self, problem: Problem, conducts: Conducts) -> dict[int, Promise]:
+    def _limits(self, problem: Problem, habits: Habits) -> dict[int, Promise]:
         """Promises with limits of slack: none is left when what is in flight, and so many requests,
         would use it up."""
         in_flight_ns = 0
         for worker in self.background:
-            habit, profile = conducts.habits[worker], problem.profiles[worker]
+            habit, profile = habits.each[worker], problem.profiles[worker]
             if habit.way is not Way.STAY:
                 units = problem.topology.units
                 at = cut_by_time(profile, units, habit.grain_ns)
@@ -296,25 +298,25 @@ class Maker:
                 in_flight_ns = max(in_flight_ns, habit.depth * longest_ns)
         limits = {}
         for service, promise in self._promises.items():
-            none_ns = in_flight_ns + round(conducts.none * promise.request_ns)
-            some_ns = none_ns + round(conducts.some * promise.request_ns)
+            none_ns = in_flight_ns + round(habits.none * promise.request_ns)
+            some_ns = none_ns + round(habits.some * promise.request_ns)
             limits[service] = msgspec.structs.replace(promise, none_ns=none_ns, some_ns=some_ns)
         return limits
 
-    def changed(self, conducts: Conducts, random: np.random.Generator) -> Conducts:
+    def changed(self, habits: Habits, random: np.random.Generator) -> Habits:
         """One thing different: a limit, or one worker's habit."""
-        asks = any(habit.way.asks_for_slack for habit in conducts.habits)
+        asks = any(habit.way.asks_for_slack for habit in habits.each)
         if asks and random.random() < 0.4:
             if random.random() < 0.7:
                 factor = float(random.choice((0.7, 0.85, 1.2, 1.4)))
-                return replace(conducts, none=round(conducts.none * factor, 3))
-            return replace(conducts, some=float(random.choice(_SOME)))
+                return replace(habits, none=round(habits.none * factor, 3))
+            return replace(habits, some=float(random.choice(_SOME)))
         service = len(self._promises) > 1 and random.random() < 0.15
         among = list(self._promises) if service or not self.background else self.background
         worker = int(random.choice(among))
-        habits = list(conducts.habits)
-        habits[worker] = self._habit(worker, habits[worker], random)
-        return replace(conducts, habits=tuple(habits))
+        each = list(habits.each)
+        each[worker] = self._habit(worker, each[worker], random)
+        return replace(habits, each=tuple(each))
 
     def _habit(self, worker: int, habit: Habit, random: np.random.Generator) -> Habit:
         kernels = self.kernels[worker]
@@ -352,42 +354,42 @@ class _Hunt:
         self._objective = objective
         self._plain = plain
         self._random = random
-        self.known: dict[Conducts, Conducted] = {}
+        self.known: dict[Habits, TriedHabits] = {}
 
-    def try_all(self, wanted: Sequence[Conducts]) -> bool:
+    def try_all(self, wanted: Sequence[Habits]) -> bool:
         """Evaluate those that are new; False: none is."""
         new = [one for one in dict.fromkeys(wanted) if one not in self.known]
         plans = [self._maker.plan(one) for one in new]
         for one, plan, score in zip(new, plans, self._evaluate(plans), strict=True):
             value = self._objective.value(score, self._plain)
-            self.known[one] = Conducted(one, plan, score, value)
+            self.known[one] = TriedHabits(one, plan, score, value)
         return bool(new)
 
-    def ranked(self) -> list[Conducted]:
+    def ranked(self) -> list[TriedHabits]:
         return sorted(self.known.values(), key=lambda one: -one.value)
 
-    def children(self, count: int) -> list[Conducts]:
+    def children(self, count: int) -> list[Habits]:
         best = self.ranked()[:_PARENTS]
-        made: dict[Conducts, None] = {}
+        made: dict[Habits, None] = {}
         for _ in range(50 * count):
             if len(made) == count:
                 break
             rank = min(int(self._random.exponential(_PARENTS / 4)), len(best) - 1)
-            child = best[rank].conducts
+            child = best[rank].habits
             for _ in range(1 + int(self._random.random() < 0.3)):
                 child = self._maker.changed(child, self._random).plainly
             if child not in self.known:
                 made[child] = None
         return list(made)
 
-    def found(self, batches: int) -> FoundConducts:
+    def found(self, batches: int) -> FoundHabits:
         ranked = self.ranked()
         tradeoffs = _tradeoffs(ranked, self._plain, self._objective)
-        return FoundConducts(tuple(ranked), self._plain, batches, len(ranked), tradeoffs)
+        return FoundHabits(tuple(ranked), self._plain, batches, len(ranked), tradeoffs)
 
 
 def _tradeoffs(
-    ranked: Sequence[Conducted], plain: Score, objective: Objective
+    ranked: Sequence[TriedHabits], plain: Score, objective: Objective
 ) -> tuple[Tradeoff, ...]:
     """What nothing beats in background and in tails, and plain streams."""
     points = sorted(
@@ -399,7 +401,7 @@ def _tradeoffs(
         tail = objective.worst_tail(one.score)
         if tail < lowest:
             lowest = tail
-            frontier.append(tradeoff_of(in_words(one.conducts, one.plan), one.score, objective))
+            frontier.append(tradeoff_of(in_words(one.habits, one.plan), one.score, objective))
     return tuple(frontier)
 
 
@@ -412,18 +414,20 @@ def tradeoff_of(label: str, score: Score, objective: Objective) -> Tradeoff:
     )
 
 
-def in_words(conducts: Conducts, plan: Plan) -> str:
-    """``yields when slack is used up, else moves to 64 SMs; 150 µs, depth 2``"""
+def in_words(habits: Habits, plan: Plan) -> str:
+    """``yields when slack is used up, else moves to 64 SMs, 150 µs, depth 2``; of static masks,
+    every worker's size"""
+    unit = plan.topology.unit_name
+    if all(habit.way is Way.STAY for habit in habits.each):
+        sizes = [str(habit.units or plan.topology.units) for habit in habits.each]
+        return f"{'+'.join(sizes)} {unit}s"
     parts = []
-    for habit, worker in zip(conducts.habits, plan.workers, strict=True):
+    for habit, worker in zip(habits.each, plan.workers, strict=True):
         if worker.promise is not None:
             continue
-        words = habit.way.value
-        if habit.way.moves:
-            words = words.replace("moves", f"moves to {habit.units} {plan.topology.unit_name}s")
+        words = habit.way.value.replace("moves", f"moves to {habit.units} {unit}s")
         if habit.way is Way.STAY:
-            units = habit.units or plan.topology.units
-            words = f"stays on {units} {plan.topology.unit_name}s"
+            words = f"stays on {habit.units or plan.topology.units} {unit}s"
         else:
             words += f", {habit.grain_ns / 1e3:g} µs, depth {habit.depth}"
         parts.append(words)
@@ -438,5 +442,5 @@ def _apart(one: Score, other: Score) -> bool:
     return any(abs(mine - theirs) > _ALIKE * max(abs(theirs), 1e-9) for mine, theirs in pairs)
 
 
-def _batched(conducts: Sequence[Conducts]) -> list[Sequence[Conducts]]:
-    return [conducts[start : start + _BATCH] for start in range(0, len(conducts), _BATCH)]
+def _batched(habits: Sequence[Habits]) -> list[Sequence[Habits]]:
+    return [habits[start : start + _BATCH] for start in range(0, len(habits), _BATCH)]
