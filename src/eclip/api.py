@@ -69,14 +69,15 @@ def plan(
 ) -> Plan:
     """Decide which lane every kernel of a mix takes.
 
-    ``policy`` is one of shared, priority, timeslice, mps, mps-model, model, kernel, eclip, search.
-    ``objective``, ``seconds`` (20 unless given), ``batches`` and ``seed`` are for search. Without
-    an objective it is throughput, or slo where the mix has services. ``options`` has what is not
-    given here::
+    ``policy`` is one of shared, priority, timeslice, mps, mps-model, model, kernel, eclip, search;
+    for mixes with services also yield, move, priority-segments, launches-16-8, launches-4-2 and
+    launches-1-1. ``objective``, ``seconds`` (20 unless given), ``batches`` and ``seed`` are for
+    search. Without an objective it is throughput, or slo where the mix has services. ``options``
+    has what is not given here. What cannot be promised is refused::
 
         plan = eclip.plan("albert:8,vgg19:8", policy="search", objective="energy", seconds=10)
     """
-    from eclip.lab.plans import make_plan, policy_options
+    from eclip.lab.plans import check_kept, make_plan, policy_options
 
     asked = _case(mix)
     chosen = policy_options(
@@ -88,7 +89,7 @@ def plan(
         base=options,
         progress=progress,
     )
-    return make_plan(asked, policy, chosen)
+    return check_kept(make_plan(asked, policy, chosen))
 
 
 def search(
@@ -112,8 +113,10 @@ def search(
         plan = eclip.search("paper/3", "energy", seconds=10, device="cuda", verify=3, refine=12)
     """
     from eclip.devices import open_device
+    from eclip.lab.explore import check_refinement
     from eclip.lab.finals import search_and_confirm
-    from eclip.lab.plans import make_verification, policy_options
+    from eclip.lab.keeping import search_services
+    from eclip.lab.plans import check_kept, make_verification, policy_options
     from eclip.lab.stand import Stand
 
     asked, progress = _case(mix), progress or Progress()
@@ -121,6 +124,9 @@ def search(
     opened = open_device(device, asked.topology, asked.calibration, Progress(progress))
     with Stand(asked, opened) as stand:
         how = make_verification(stand, verify, refine, earlier)
+        if options.objective.kind == "slo":
+            check_refinement(refine, options.objective, rates=True)
+            return check_kept(search_services(stand, options, verify, progress))
         return search_and_confirm(stand, options, how, progress)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -39,6 +40,14 @@ class WorkerMeasures(msgspec.Struct, frozen=True, kw_only=True):
     switches_per_request: int
     offered_rps: float | None = None  # None: closed loop, as many as it can serve
     bound_ms: float | None = None  # on its p99; None: it is no service
+    yields: int = 0  # times that it stopped at a joint for somebody else
+    moves: int = 0  # stretches on another lane than planned
+    longest_pause_ms: float = 0.0  # that it stood still at a joint
+
+    @property
+    def kept(self) -> bool:
+        """Its bound, if it has one."""
+        return self.bound_ms is None or (self.p99_ms is not None and self.p99_ms <= self.bound_ms)
 
     @property
     def overloaded(self) -> bool:
@@ -133,6 +142,7 @@ def measure_together(logs: Sequence[RunLog]) -> Measures:
                 switches_per_request=part.switches,
                 offered_rps=_offered_rps(logs, part.worker, seconds),
                 bound_ms=bound_of(planned),
+                **_counted(logs, part.worker),
             )
         )
     ratios = [worker.ratio for worker in workers]
@@ -153,6 +163,16 @@ def measure_together(logs: Sequence[RunLog]) -> Measures:
         missed=_missed(first.plan, workers),
         background=_background(first.plan, workers),
     )
+
+
+def _counted(logs: Sequence[RunLog], worker: int) -> dict[str, Any]:
+    """What it did at joints."""
+    counters = [log.counters[worker] for log in logs]
+    return {
+        "yields": sum(one.yields for one in counters),
+        "moves": sum(one.moves for one in counters),
+        "longest_pause_ms": max(one.longest_pause_ns for one in counters) / 1e6,
+    }
 
 
 def _percentiles(latencies: npt.NDArray[np.float64]) -> list[float | None]:

@@ -41,7 +41,9 @@ def compare(
         typer.Option(
             "--policies",
             help="Policies to run, separated by commas: shared, priority, timeslice, mps, "
-            "mps-model, model, masks, kernel, eclip, search; or all that can run here.",
+            "mps-model, model, masks, kernel, eclip, search; for mixes with services also "
+            "priority-segments, launches-16-8, launches-4-2, launches-1-1, yield, move; or all "
+            "that can run here.",
         ),
     ] = "all",
     plan: Annotated[

@@ -35,8 +35,9 @@ MixArgument = Annotated[
     str,
     typer.Argument(
         metavar="MIX",
-        help="The workers, as [COUNTx]MODEL:BATCH[@RATErps] with commas: "
-        "2xalbert:8,densenet201:8@120rps; or a mix of the paper: paper/1.",
+        help="The workers, as [COUNTx]MODEL:BATCH[@RATErps[/BOUND]] or MODEL:BATCH@background with "
+        "commas: 2xalbert:8,densenet201:8@120rps; bert:1@300rps/5ms,vgg19:32@background; or a mix "
+        "of the paper: paper/1.",
     ),
 ]
 TopologyOption = Annotated[

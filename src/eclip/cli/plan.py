@@ -59,7 +59,9 @@ def plan(
         str,
         typer.Option(
             "--policy",
-            help="shared, priority, timeslice, mps, mps-model, model, kernel, eclip or search.",
+            help="shared, priority, timeslice, mps, mps-model, model, kernel, eclip or search; for "
+            "mixes with services also yield, move, priority-segments, launches-16-8, launches-4-2, "
+            "launches-1-1.",
         ),
     ] = "eclip",
     out: Annotated[Path, typer.Option("-o", "--out", help="Where to write the plan.")] = Path(

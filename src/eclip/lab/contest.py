@@ -19,8 +19,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from eclip.artefacts.comparison import SettingTrial
+from eclip.artefacts.mix import Mix
 from eclip.artefacts.observations import ObservedRun
-from eclip.artefacts.plan import Plan
+from eclip.artefacts.plan import Plan, Promise
 from eclip.artefacts.runlog import RunLog
 from eclip.devices.base import Capability, Session, StartedSessions, Window
 from eclip.errors import EclipError, StoppedError, UsageError, unknown_name
@@ -28,6 +29,7 @@ from eclip.lab.arrivals import Arrivals
 from eclip.lab.evaluate import SimEvaluator
 from eclip.lab.explore import Explorer, Verification
 from eclip.lab.finals import confirm
+from eclip.lab.keeping import alone_logs, alone_tails, search_services, with_bounds
 from eclip.lab.plans import make_plan, search_options
 from eclip.lab.rounds import rotation
 from eclip.lab.stand import Stand
@@ -35,6 +37,7 @@ from eclip.lab.sweep import MOST_CLIENTS, Setting, Sweep, equal_shares
 from eclip.planning.policies import POLICIES, PolicyOptions, with_shares
 from eclip.planning.search.candidates import Found
 from eclip.planning.search.objective import Objective
+from eclip.planning.tiers import FOR_SERVICES, LAUNCHES, make_promises, needs_alone, promising
 from eclip.progress import Progress
 
 Result = TypeVar("Result")
@@ -50,15 +53,33 @@ _ORDER = (
     "masks",
     "kernel",
     "eclip",
+    *FOR_SERVICES,
+    "search",
+)
+# Who takes part in a mix with services unless named: what a user would do, and parts of ours.
+_WITH_SERVICES = (
+    "shared",
+    "priority",
+    "priority-segments",
+    "timeslice",
+    "mps",
+    "masks",
+    *LAUNCHES,
+    "yield",
     "search",
 )
 _IN_PROCESSES = ("timeslice", "mps", "mps-model")  # where the device runs processes
 _NEEDS = {
-    "priority": Capability.PRIORITIES,
-    "timeslice": Capability.TURNS,
-    "mps": Capability.PROCESSES,
-    "mps-model": Capability.PROCESSES,
+    **dict.fromkeys(FOR_SERVICES, (Capability.JOINTS,)),
+    "priority": (Capability.PRIORITIES,),
+    "priority-segments": (Capability.PRIORITIES, Capability.JOINTS),
+    "timeslice": (Capability.TURNS,),
+    "mps": (Capability.PROCESSES,),
+    "mps-model": (Capability.PROCESSES,),
 }
+_BACKGROUND_SHARES = (50, 25, 75, 40)  # percent, beside services with all units
+_TRIAL_REQUESTS = 300  # of the rarest service, in a trial that is to tell a p99
+_MOST_TRIAL_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -95,6 +116,13 @@ def known_policies() -> list[str]:
     return [*_ORDER, *(name for name in POLICIES if name not in _ORDER)]
 
 
+def usual_policies(mix: Mix) -> list[str]:
+    """Who takes part where nobody is named."""
+    if mix.services:
+        return list(_WITH_SERVICES)
+    return [name for name in known_policies() if name not in FOR_SERVICES]
+
+
 @dataclass
 class Entrant:
     """A policy with its plan, how its session is opened, and the logs of its runs."""
@@ -119,12 +147,19 @@ class Contest:
         self.entrants: list[Entrant] = []
         self.left_out: dict[str, str] = {}  # by policy: why
         self.observed: list[ObservedRun] = []  # while a search went on on the device
+        self.alone: dict[int, dict[int, RunLog]] = {}  # services alone, by seed of the arrivals
         self._arrivals = arrivals
         self._progress = progress
-        self._sweep = Sweep(
-            stand, options.objectives, options.trial_seconds, options.seed, progress
-        )
         self._stack = contextlib.ExitStack()
+
+    @functools.cached_property
+    def _sweep(self) -> Sweep:
+        seconds, mix = self.options.trial_seconds, self.stand.case.mix
+        if mix.services:
+            slowest = min(mix.workers[service].rate_rps or 1.0 for service in mix.services)
+            seconds = max(seconds, min(_TRIAL_REQUESTS / slowest, _MOST_TRIAL_S))
+        aims, seed = self.options.objectives, self.options.seed
+        return Sweep(self.stand, aims, seconds, seed, self._progress)
 
     @property
     def measured(self) -> list[Entrant]:
@@ -145,6 +180,7 @@ class Contest:
                 with self._or_leave_out(*processes.plans):
                     processes.sets.wait()
             self.stand.measure_alone()
+            self._promise()
             for name in [*names, *self.options.plans]:
                 if not self._progress.stopped and name not in self.left_out:
                     with self._or_leave_out(name):
@@ -156,16 +192,39 @@ class Contest:
                 )
             self._run_rounds()
 
+    def _promise(self) -> None:
+        """From here on plans say what services are promised, by their p99 alone on this device."""
+        mix, promises = self.stand.case.mix, {}
+        if mix.services:
+            self._progress.phase("measuring services alone")
+            promises = self._measured_promises()
+        self.options = dataclasses.replace(
+            self.options,
+            objectives=tuple(aim.for_mix(mix, promises) for aim in self.options.objectives),
+            policy=dataclasses.replace(self.options.policy, promises=promises),
+            plans={name: with_bounds(plan, promises) for name, plan in self.options.plans.items()},
+        )
+
+    def _measured_promises(self) -> dict[int, Promise]:
+        case, tails_ns = self.stand.case, []
+        if needs_alone(case.mix):
+            load = self._arrivals.load(self.stand, 0)
+            tails_ms = alone_tails(self.stand, load, self._arrivals.window(self.stand))
+            tails_ns = [1e6 * tail for tail in tails_ms]
+        return make_promises(case.mix, case.profiles, tails_ns)
+
     def _choose(self) -> list[str]:
         """Who takes part; a plan given under a policy's name stands for it."""
         chosen = []
-        for name in self.options.policies or known_policies():
-            need = _NEEDS.get(name)
+        for name in self.options.policies or usual_policies(self.stand.case.mix):
             if name in self.options.plans:
                 continue
-            if need is not None and need not in self.stand.device.capabilities:
+            missing = [
+                need for need in _NEEDS.get(name, ()) if need not in self.stand.device.capabilities
+            ]
+            if missing:
                 device = self.stand.device.title
-                self._leave_out(name, UsageError(f"{device} has no {need.value}"))
+                self._leave_out(name, UsageError(f"{device} has no {missing[0].value}"))
             else:
                 chosen.append(name)
         return chosen
@@ -197,7 +256,9 @@ class Contest:
         if name in self.options.plans:
             self._add(msgspec.structs.replace(self.options.plans[name], policy=name))
         elif processes is not None:
-            plans, sessions = processes.plans[name], processes.sessions[name]
+            promises = self.options.policy.promises  # measured since they were started
+            plans = [with_bounds(plan, promises) for plan in processes.plans[name]]
+            sessions = processes.sessions[name]
             for setting, session in self._sweep.processes(plans, sessions):
                 self.entrants.append(
                     Entrant(
@@ -209,8 +270,9 @@ class Contest:
                 )
         elif name == "masks":
             self._progress.phase("trying static masks")
+            promises = self.options.policy.promises
             for setting in self._sweep.masks(self.options.trials):
-                self._add(setting.plan, setting)
+                self._add(promising(setting.plan, promises), setting)
         elif name == "search":
             for plan in self._search(searches):
                 self._add(plan)
@@ -260,14 +322,25 @@ class Contest:
         workers = len(shared.workers)
         # The others have a set each, and one of them is under MPS, too.
         sets = min(self.options.processes // workers - others, MOST_CLIENTS // workers - 1)
-        shares = equal_shares(workers, max(1, sets))
-        return [with_shares(shared, (share,) * workers) for share in shares]
+        services = self.stand.case.mix.services
+        wanted = [(share,) * workers for share in equal_shares(workers, max(1, sets))]
+        if services:  # they have all units, and background a share
+            wanted[1:1] = [
+                tuple(100 if worker in services else share for worker in range(workers))
+                for share in _BACKGROUND_SHARES
+            ]
+        return [with_shares(shared, shares) for shares in dict.fromkeys(wanted[: max(1, sets)])]
 
     def _simulate(self, names: Sequence[str], progress: Progress) -> list[tuple[Objective, Found]]:
         """What a search that is to be verified finds by simulation, for every objective."""
         if "search" not in names or (explorer := self._explorer) is None:
             return []
-        return [(aim, explorer.simulate(aim, progress)) for aim in self.options.objectives]
+        mix = self.stand.case.mix
+        return [
+            (bound := aim.for_mix(mix, {}), explorer.simulate(bound, progress))
+            for aim in self.options.objectives
+            if aim.kind != "slo"
+        ]
 
     @functools.cached_property
     def _explorer(self) -> Explorer | None:
@@ -286,25 +359,34 @@ class Contest:
 
     def _search(self, searches: Future[list[tuple[Objective, Found]]]) -> list[Plan]:
         """A plan for every objective: what the device confirms, or what simulation says."""
-        explorer, aims = self._explorer, self.options.objectives
-        if explorer is None:
-            self._progress.phase("searching")
-            options = [dataclasses.replace(self.options.policy, objective=aim) for aim in aims]
-            plans = [make_plan(self.stand.case, "search", option) for option in options]
-        else:
+        aims = self.options.objectives
+        found = dict(searches.result())
+        explorer = self._explorer if found else None
+        if explorer is not None:
+            explorer.options = search_options(self.stand.case, self.options.policy)
             # All of it first: what is tried for one objective may serve another.
             self._progress.phase("searching on the device")
-            trials, window = self._sweep.trials, self._sweep.window
-            for aim, found in searches.result():
+            for aim, one in found.items():
                 known = self._sweep.best_masks(aim)
-                explorer.explore(found, aim, self.stand, trials, self._progress, known)
-            self._progress.phase("trying the finalists")
-            plans = [
-                confirm(explorer, found, aim, self.stand, trials, window, self._progress)
-                for aim, found in searches.result()
-            ]
+                explorer.explore(one, aim, self.stand, self._sweep.trials, self._progress, known)
             self.observed = explorer.observed
-        return [self._sweep.named(plan, aim) for plan, aim in zip(plans, aims, strict=True)]
+        return [self._sweep.named(self._searched(aim, explorer, found), aim) for aim in aims]
+
+    def _searched(
+        self, aim: Objective, explorer: Explorer | None, found: Mapping[Objective, Found]
+    ) -> Plan:
+        options, how = self.options, self.options.verification
+        if explorer is not None and aim in found:
+            self._progress.phase("trying the finalists")
+            sweep = self._sweep
+            return confirm(
+                explorer, found[aim], aim, self.stand, sweep.trials, sweep.window, self._progress
+            )
+        policy = dataclasses.replace(options.policy, objective=aim)
+        if how is not None:
+            return search_services(self.stand, policy, how.finalists, self._progress)
+        self._progress.phase("searching")
+        return make_plan(self.stand.case, "search", policy)
 
     def _run_rounds(self) -> None:
         """Run every entrant once a round. On a GPU one lap before is not counted: the first to run
@@ -318,9 +400,11 @@ class Contest:
         total = len(self.entrants) * repeats
         try:
             for done, (repeat, index) in enumerate(rotation(len(self.entrants), repeats)):
-                if done % len(self.entrants) == 0 and done and not self._progress.stopped:
+                if done % len(self.entrants) == 0 and not self._progress.stopped:
                     with contextlib.suppress(StoppedError):
-                        self.stand.measure_alone()
+                        if done:
+                            self.stand.measure_alone()
+                        self._run_alone(repeat, window)
                 if self._progress.stopped:
                     break
                 entrant = self.entrants[index]
@@ -343,6 +427,15 @@ class Contest:
                 ]
         if not self.measured and not self._progress.stopped:
             raise UsageError(f"nothing could run: {'; '.join(self.left_out.values())}")
+
+    def _run_alone(self, repeat: int, window: Window) -> None:
+        """Every service alone under plain streams, with the arrivals of this round."""
+        case, load = self.stand.case, self._arrivals.load(self.stand, repeat)
+        if not case.mix.services or load.seed in self.alone:
+            return
+        logs = alone_logs(self.stand, load, window)
+        if not self._progress.stopped:
+            self.alone[load.seed] = logs
 
 
 def _kept_open(session: Session) -> Callable[[], contextlib.AbstractContextManager[Session]]:

@@ -19,7 +19,7 @@ from eclip.lab.stand import Stand
 from eclip.planning import policies
 from eclip.planning.policies import PolicyOptions
 from eclip.planning.search.objective import THROUGHPUT, Objective
-from eclip.planning.tiers import check_rates, make_promises
+from eclip.planning.tiers import check_rates, make_promises, needs_alone
 from eclip.progress import Progress
 
 
@@ -81,12 +81,6 @@ def make_plan(case: Case, policy: str, options: PolicyOptions) -> Plan:
     options = dataclasses.replace(search_options(case, options), evaluator=evaluator)
     plan = policies.make_plan(policy, problem, options)
     return with_missed(plan, case.mix, evaluator.alone_rps, evaluator.seconds)
-
-
-def needs_alone(mix: Mix) -> bool:
-    """Whether a bound is so many times the p99 alone."""
-    bounds = [mix.workers[service].bound for service in mix.services]
-    return any(bound is not None and bound.times_alone is not None for bound in bounds)
 
 
 def simulated_promises(case: Case, evaluator: SimEvaluator | None = None) -> dict[int, Promise]:

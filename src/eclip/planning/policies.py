@@ -28,6 +28,7 @@ from eclip.planning.search.giving import search_habits
 from eclip.planning.search.objective import THROUGHPUT, Evaluator, Objective
 from eclip.planning.search.variants import with_variants
 from eclip.planning.tiers import (
+    FOR_SERVICES,
     LAUNCHES,
     check_services,
     excess_in_words,
@@ -36,6 +37,7 @@ from eclip.planning.tiers import (
     half_of,
     make_promises,
     manners_of,
+    needs_alone,
     promising,
 )
 from eclip.progress import Progress
@@ -83,7 +85,8 @@ def make_plan(policy: str, problem: Problem, options: PolicyOptions | None = Non
     if policy not in POLICIES:
         raise unknown_name("policy", policy, POLICIES)
     options = options or PolicyOptions()
-    if problem.mix.services and not options.promises:
+    known = policy in FOR_SERVICES or not needs_alone(problem.mix)
+    if problem.mix.services and not options.promises and known:
         promises = make_promises(problem.mix, problem.profiles)
         options = dataclasses.replace(options, promises=promises)
     plan = POLICIES[policy](problem, options)

@@ -49,6 +49,12 @@ def make_promises(
     return promises
 
 
+def needs_alone(mix: Mix) -> bool:
+    """Whether a bound is so many times the p99 alone."""
+    bounds = [mix.workers[service].bound for service in mix.services]
+    return any(bound is not None and bound.times_alone is not None for bound in bounds)
+
+
 def check_rates(mix: Mix, profiles: Sequence[Profile]) -> None:
     """Refuse a service that could not keep up if it had the device to itself."""
     for index in mix.services:
@@ -118,7 +124,31 @@ def half_of(topology: Topology) -> int:
 
 def expected_excess_ns(plan: Plan) -> int | None:
     """What a service's request may wait for background: the stretches in flight when it arrives.
-    None: somebody without a bound never yields."""
+    None: somebody without a bound does not yield to whoever is busy."""
+    drain_ns = _drain_ns(plan)
+    always = all(
+        worker.joints is None or worker.joints.reactions[0].slack is Slack.PLENTY
+        for worker in plan.workers
+        if worker.promise is None
+    )
+    return drain_ns if always else None
+
+
+def excess_in_words(plan: Plan) -> str:
+    """One sentence about what services wait for; empty where nobody has to let them pass."""
+    drain_ns = _drain_ns(plan)
+    if drain_ns is None:
+        return ""
+    most = f"at most about {drain_ns / 1e6:.2f} ms for background (depth times longest stretch)"
+    if expected_excess_ns(plan) is None:
+        return (
+            f"a service's request shares the device until its slack is used up, then waits {most}"
+        )
+    return f"a service's request waits {most}"
+
+
+def _drain_ns(plan: Plan) -> int | None:
+    """How long what is in flight takes when background yields; None: some of it never does."""
     waits = [0]
     for worker in plan.workers:
         if worker.promise is not None:
@@ -128,17 +158,6 @@ def expected_excess_ns(plan: Plan) -> int | None:
             return None
         waits.append(joints.depth * joints.longest_ns)
     return max(waits)
-
-
-def excess_in_words(plan: Plan) -> str:
-    """One sentence about what services wait for; empty if that is not known."""
-    excess_ns = expected_excess_ns(plan)
-    if excess_ns is None:
-        return ""
-    return (
-        f"a service's request waits at most about {excess_ns / 1e6:.2f} ms for background (depth "
-        f"times the longest stretch)"
-    )
 
 
 def joints_in_words(plan: Plan, index: int) -> str:

@@ -217,21 +217,26 @@ class Maker:
         return min(self.sizes[worker], key=lambda size: abs(size - units))
 
     def starts(self) -> list[Habits]:
-        """The grid: ways from the most careful to the least, at the usual grain."""
-        units = self.problem.topology.units
-        parts = [round(part * units) for part in (0.25, 0.5, 0.75)]
+        """The grid, the most telling first: a few of every kind at the usual grain, then more."""
+        topology = self.problem.topology
+        quarter, half, most = (round(part * topology.units) for part in (0.25, 0.5, 0.75))
         grid = [self.all_alike(Habit(Way.YIELD, depth=depth)) for depth in (2, 1)]
-        grid += [self.apart(size) for size in self.problem.topology.lane_sizes[:-1]]
-        grid += [self.all_alike(Habit(units=part)) for part in parts]
+        grid += [self.apart(half), self.apart(quarter), self.all_alike(Habit(Way.PATIENT))]
+        grid += [
+            self.all_alike(Habit(Way.MOVE_YIELD, part), none)
+            for part in (half, most)
+            for none in (1.0, 0.5, 2.0)
+        ]
+        grid.append(self.all_alike(Habit(Way.STEPWISE, most)))
+        grid += [self.apart(size) for size in topology.lane_sizes[:-1]]
         grid += [self.all_alike(Habit(Way.YIELD, grain_ns=grain)) for grain in _GRAINS_NS]
         grid += [self.all_alike(Habit(Way.PATIENT), none) for none in _NONE]
-        grid += [self.all_alike(Habit(Way.MOVE, part)) for part in parts]
-        grid += [
-            self.all_alike(Habit(Way.MOVE_YIELD, part), none) for part in parts for none in _NONE
-        ]
+        for part in (half, most, quarter):
+            grid += [self.all_alike(Habit(units=part)), self.all_alike(Habit(Way.MOVE, part))]
+            grid += [self.all_alike(Habit(Way.MOVE_YIELD, part), none) for none in _NONE]
         grid += [
             self.all_alike(Habit(Way.STEPWISE, part), none, some)
-            for part in parts[1:]
+            for part in (half, most)
             for none in (0.5, 1.0, 2.0)
             for some in (1.0, 2.0)
         ]
@@ -415,8 +420,8 @@ def tradeoff_of(label: str, score: Score, objective: Objective) -> Tradeoff:
 
 
 def in_words(habits: Habits, plan: Plan) -> str:
-    """``yields when slack is used up, else moves to 64 SMs, 150 µs, depth 2``; of static masks,
-    every worker's size"""
+    """``yields when slack is below 1.2 requests, else moves to 64 SMs, 150 µs, depth 2``; of static
+    masks, every worker's size"""
     unit = plan.topology.unit_name
     if all(habit.way is Way.STAY for habit in habits.each):
         sizes = [str(habit.units or plan.topology.units) for habit in habits.each]
@@ -426,6 +431,7 @@ def in_words(habits: Habits, plan: Plan) -> str:
         if worker.promise is not None:
             continue
         words = habit.way.value.replace("moves", f"moves to {habit.units} {unit}s")
+        words = words.replace("slack is used up", f"slack is below {habits.none:g} requests")
         if habit.way is Way.STAY:
             words = f"stays on {habit.units or plan.topology.units} {unit}s"
         else:
