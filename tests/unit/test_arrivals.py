@@ -340,6 +340,7 @@ def test_the_same_arrivals_alone_leave_all_others_idle() -> None:
     assert alone.label == f"{load.label}; all others idle"
     assert alone.seed == load.seed
     assert load.only(1).arrivals[1] is CLOSED_LOOP
+    assert alone.only(2).label == alone.label
 
 
 # --- Windows ----------------------------------------------------------------------------------

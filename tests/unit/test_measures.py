@@ -8,7 +8,7 @@ import pytest
 
 import logs
 from eclip.artefacts import store
-from eclip.artefacts.measures import falls_behind, measure, measure_together
+from eclip.artefacts.measures import busy_share, falls_behind, measure, measure_together
 from eclip.artefacts.plan import Plan, Promise, unpartitioned
 from eclip.artefacts.runlog import KernelRecords, Requests, RunLog, WorkerCounters
 from eclip.artefacts.topology import Topology
@@ -88,6 +88,23 @@ def test_latency_runs_from_arrival_to_completion() -> None:
 def test_requests_that_arrived_in_the_warm_up_count_whole() -> None:
     found = measure(log_of([(0, -30, 10)]))
     assert found.workers[0].p50_ms == 40
+
+
+def test_busy_is_the_part_of_the_run_with_a_request_begun_and_not_ended() -> None:
+    log = log_of([(0, 0, 10), (0, 0, 20), (0, 30, 40), (0, 95, 105), (1, 0, 50)])
+    starts = (-5, 8, 30, 95, 0)  # ms: before the run, before the last one ended, then apart
+    requests = msgspec.structs.replace(
+        log.requests,
+        worker=(0, 0, 0, 0, 1),
+        arrival_ns=(-10_000_000,) * 4 + (0,),
+        start_ns=tuple(start * 1_000_000 for start in starts),
+        end_ns=tuple(end * 1_000_000 for end in (10, 20, 40, 105, 50)),
+    )
+    log = msgspec.structs.replace(log, requests=requests, duration_ns=200_000_000)
+    assert busy_share([log], 0) == pytest.approx((20 + 10 + 10) / 200)
+    assert busy_share([log], 1) == pytest.approx(50 / 200)
+    assert busy_share([log, log_of([], duration_ns=200_000_000)], 1) == pytest.approx(50 / 400)
+    assert [worker.busy for worker in measure(log).workers] == pytest.approx([0.2, 0.25])
 
 
 def test_energy_is_per_request_and_efficiency_stp_seconds_per_kilojoule() -> None:

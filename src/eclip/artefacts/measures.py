@@ -4,6 +4,7 @@
 - STP, the throughput of a mix: the sum of the ratios.
 - fairness: the smallest ratio over the largest.
 - latency: from arrival to completion.
+- busy: the part of a run in which a worker had a request begun and not ended.
 - efficiency: STP · seconds per joule, given per kilojoule.
 """
 
@@ -39,6 +40,7 @@ class WorkerMeasures(msgspec.Struct, frozen=True, kw_only=True):
     p99_ms: float | None
     switches_per_request: int
     offered_rps: float | None = None  # None: closed loop, as many as it can serve
+    busy: float = 0.0  # part of the run
     bound_ms: float | None = None  # on its p99; None: it is no service
     yields: int = 0  # times that it stopped at a joint for somebody else
     moves: int = 0  # stretches on another lane than planned
@@ -88,6 +90,20 @@ def steady_rates(log: RunLog) -> tuple[float, ...]:
         many = len(own) >= _STEADY
         rates.append((len(own) - 1) * 1e9 / float(own[-1] - own[0]) if many else 0.0)
     return tuple(rates)
+
+
+def busy_share(logs: Sequence[RunLog], worker: int) -> float:
+    """The part of the runs in which the worker had a request begun and not ended. What had not
+    ended with the run is not in its log, and is left out: one request at most."""
+    busy_ns = 0
+    for log in logs:
+        own = np.array(log.requests.worker, dtype=np.int64) == worker
+        start = np.array(log.requests.start_ns, dtype=np.int64)[own]
+        end = np.array(log.requests.end_ns, dtype=np.int64)[own]  # rising, as the log is
+        # The next request may begin before the last one ends: that time counts once.
+        begun = np.maximum(start, np.concatenate([[0], end[:-1]])[: len(start)])
+        busy_ns += int(np.maximum(end - begun, 0).sum())
+    return busy_ns / sum(log.duration_ns for log in logs)
 
 
 def worst_off(p99_ms: Sequence[float | None], alone_rps: Sequence[float]) -> int:
@@ -142,6 +158,7 @@ def measure_together(logs: Sequence[RunLog]) -> Measures:
                 switches_per_request=part.switches,
                 offered_rps=_offered_rps(logs, part.worker, seconds),
                 bound_ms=bound_of(planned),
+                busy=busy_share(logs, part.worker),
                 **_counted(logs, part.worker),
             )
         )

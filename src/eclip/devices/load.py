@@ -46,7 +46,7 @@ class Load:
         """The same arrivals of one worker, while all others are idle: the worker alone."""
         return replace(
             self,
-            label=f"{self.label}{OTHERS_IDLE}",
+            label=f"{self.label.removesuffix(OTHERS_IDLE)}{OTHERS_IDLE}",
             arrivals=tuple(
                 times if index == worker else NO_ARRIVALS
                 for index, times in enumerate(self.arrivals)

@@ -4,16 +4,22 @@ This is the one place that opens a plan, runs it, and takes the log. *Alone* mea
 there, in one session of plain streams, and all but one are idle. Rates alone are taken again
 between the runs of a long measurement (``measure_alone``), because a device's speed changes with
 time; a log carries those that were last measured.
+
+Where workers give way, what counts is a service's latency alone and background's rate alone in the
+very session that they share (``run_beside_alone``): its loop has costs that plain streams have not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from eclip.artefacts.excess import Excess, measure_excess
 from eclip.artefacts.memory import check_memory, memory_of_plan
 from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Plan, unpartitioned
@@ -28,13 +34,18 @@ from eclip.devices.base import (
     StartedSessions,
     Window,
 )
-from eclip.devices.load import Load, closed_loop
-from eclip.errors import DeviceError, UsageError
+from eclip.devices.load import CLOSED_LOOP, Load, closed_loop
+from eclip.errors import DeviceError, StoppedError, UsageError
 from eclip.frontends.sources import make_source
 from eclip.lab.case import Case
+from eclip.lab.rounds import rotation
+from eclip.progress import Progress
 from eclip.runtime.program import lower
 
 REQUESTS = 20  # enough for a median-stable rate on a GPU; the simulator repeats itself exactly
+# Of background alone, at least: a GPU may go above its power limit for a quarter of a second.
+_BACKGROUND_SECONDS = 1.0
+_EVERYBODY = -1  # who runs, where it is not one worker
 
 
 class Stand(Closing):
@@ -65,7 +76,7 @@ class Stand(Closing):
 
     def open(self, plan: Plan, *, brief: bool = False) -> Session:
         """A session of the plan; ``brief``: for runs so short that to open it fast counts."""
-        profiles = self._profiles_of(plan)
+        profiles = self.profiles_of(plan)
         check_memory(memory_of_plan(plan, self.device.topology), "the plan")  # before any capture
         program = lower(plan, [profile.trace for profile in profiles])
         kind = self.device.source_kind(plan.sharing)
@@ -73,7 +84,7 @@ class Stand(Closing):
 
     def start(self, plans: Sequence[Plan]) -> StartedSessions:
         """Sessions of plans whose workers are processes, not waited for yet."""
-        jobs = [self._sources(SourceKind.JOB, self._profiles_of(plan)) for plan in plans]
+        jobs = [self._sources(SourceKind.JOB, self.profiles_of(plan)) for plan in plans]
         return self.device.start(plans, jobs)
 
     def run(self, session: Session, plan: Plan, load: Load, window: Window) -> RunLog:
@@ -94,7 +105,7 @@ class Stand(Closing):
     def _plain(self) -> Plan:
         return unpartitioned(self.case.topology, self.case.profiles, self.case.mix)
 
-    def _profiles_of(self, plan: Plan) -> list[Profile]:
+    def profiles_of(self, plan: Plan) -> list[Profile]:
         if not self._profiles.keys() >= set(plan.models):  # others are only read if they are needed
             self._profiles = {other.model: other for other in self.case.others} | self._profiles
         missing = [str(model) for model in plan.models if model not in self._profiles]
@@ -128,13 +139,79 @@ def alone_rates(
     return tuple(rates[profile.model] for profile in profiles)
 
 
-def _alone_rate(session: Session, worker: int, profiles: Sequence[Profile]) -> float:
+@dataclass(frozen=True)
+class Beside:
+    """Runs of one session with the same arrivals: everybody, and every service alone."""
+
+    shared: RunLog
+    alone: dict[int, RunLog]  # by the service's place in the plan
+
+
+def run_beside_alone(
+    stand: Stand,
+    session: Session,
+    plan: Plan,
+    loads: Sequence[Load],  # one a round; other arrivals make the rounds independent
+    window: Window,
+    progress: Progress | None = None,
+) -> list[Beside]:
+    """Rounds of a plan's session. In each, everybody runs once, every service runs alone with the
+    same arrivals, and every closed loop alone for its rate; each round has another order.
+
+    The logs' rates alone are of this session. Of a stop request only whole rounds are left.
+    """
+    progress = progress or Progress()
+    profiles = stand.profiles_of(plan)
+    services = {w for w in plan.everyone if loads[0].arrivals[w] is not CLOSED_LOOP}
+    runs = (_EVERYBODY, *plan.everyone)
+    logs: list[dict[int, RunLog]] = [{} for _ in loads]
+    done = 0
+    with contextlib.suppress(StoppedError):
+        rates = {w: [_alone_rate(session, w, profiles)] for w in services}
+        for number, turn in rotation(len(runs), len(loads)):
+            who, load = runs[turn], loads[number]
+            if who == _EVERYBODY or who in services:
+                asked = load if who == _EVERYBODY else load.only(who)
+                logs[number][who] = session.run(asked, window)
+            else:
+                rate = _alone_rate(session, who, profiles, _BACKGROUND_SECONDS)
+                rates.setdefault(who, []).append(rate)
+            if progress.stopped:  # the run may have been cut short
+                break
+            done += 1
+            progress.part(done / (len(runs) * len(loads)))
+    whole = logs[: done // len(runs)]
+    if not whole:
+        raise StoppedError("stopped before everybody had run beside the others and alone")
+    alone_rps = tuple(statistics.median(rates[w]) for w in plan.everyone)
+    return [_beside(of_round, plan, alone_rps) for of_round in whole]
+
+
+def excesses_of(rounds: Sequence[Beside]) -> dict[int, Excess]:
+    """What sharing cost every service, over all rounds, by its place in the plan."""
+    return {
+        service: measure_excess([(one.shared, one.alone[service]) for one in rounds], service)
+        for service in sorted(rounds[0].alone)
+    }
+
+
+def _beside(logs: dict[int, RunLog], plan: Plan, alone_rps: tuple[float, ...]) -> Beside:
+    named = {
+        who: msgspec.structs.replace(log, plan=plan, alone_rps=alone_rps)
+        for who, log in logs.items()
+    }
+    return Beside(shared=named.pop(_EVERYBODY), alone=named)
+
+
+def _alone_rate(
+    session: Session, worker: int, profiles: Sequence[Profile], least_s: float = MIN_SECONDS
+) -> float:
     load = closed_loop(len(profiles), only=worker)
     request_s = profiles[worker].request_ns[-1] / 1e9
     # Short requests take longer than their kernels: launching them counts too.
     for factor in (1, 10, 100, 1000):
         window = Window(
-            seconds=max(MIN_SECONDS, factor * (REQUESTS + 5) * request_s),
+            seconds=max(least_s, factor * (REQUESTS + 5) * request_s),
             warmup_seconds=2 * request_s,
             trace_ms=0.0,
         )
