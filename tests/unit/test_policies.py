@@ -104,7 +104,7 @@ def test_equal_problems_get_equal_plans(policy: str) -> None:
 
 
 def test_unknown_policy_lists_the_right_ones() -> None:
-    with pytest.raises(UsageError, match="shared, priority, timeslice, mps, mps-model, model"):
+    with pytest.raises(UsageError, match="shared, priority, priority-segments, timeslice, mps"):
         make_plan("fastest", problem_of("mi50", 1))
 
 

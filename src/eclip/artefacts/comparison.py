@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from typing import TypeVar
 
 import msgspec
@@ -113,7 +114,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 raise ValueError(f"{entry.policy} needs the switches of {workers} workers")
 
     def __repr__(self) -> str:
-        stps = ", ".join(f"{entry.policy} {entry.together.stp:.3f}" for entry in self.entries)
+        stps = shortly([f"{entry.policy} {entry.together.stp:.3f}" for entry in self.entries])
         return f"Comparison({self.mix} on {self.device}: STP {stps})"
 
     def _repr_html_(self) -> str:
@@ -166,6 +167,12 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def entry(self, policy: str) -> Entry | None:
         return next((entry for entry in self.entries if entry.policy == policy), None)
+
+
+def shortly(parts: Sequence[str], most: int = 7) -> str:
+    """The first of them, on one line."""
+    more = f", and {len(parts) - most} more" if len(parts) > most else ""
+    return ", ".join(parts[:most]) + more
 
 
 def best_policy(comparison: Comparison) -> str:

@@ -26,10 +26,11 @@ from eclip.artefacts.runlog import RunLog
 from eclip.devices.base import Capability, Session, StartedSessions, Window
 from eclip.errors import EclipError, StoppedError, UsageError, unknown_name
 from eclip.lab.arrivals import Arrivals
+from eclip.lab.case import Case
 from eclip.lab.evaluate import SimEvaluator
 from eclip.lab.explore import Explorer, Verification
 from eclip.lab.finals import confirm
-from eclip.lab.keeping import alone_logs, alone_tails, search_services, with_bounds
+from eclip.lab.keeping import alone_logs, promises_on, search_services, with_bounds
 from eclip.lab.plans import make_plan, search_options
 from eclip.lab.rounds import rotation
 from eclip.lab.stand import Stand
@@ -37,7 +38,7 @@ from eclip.lab.sweep import MOST_CLIENTS, Setting, Sweep, equal_shares
 from eclip.planning.policies import POLICIES, PolicyOptions, with_shares
 from eclip.planning.search.candidates import Found
 from eclip.planning.search.objective import Objective
-from eclip.planning.tiers import FOR_SERVICES, LAUNCHES, make_promises, needs_alone, promising
+from eclip.planning.tiers import FOR_SERVICES, LAUNCHES, promising
 from eclip.progress import Progress
 
 Result = TypeVar("Result")
@@ -180,7 +181,9 @@ class Contest:
                 with self._or_leave_out(*processes.plans):
                     processes.sets.wait()
             self.stand.measure_alone()
-            self._promise()
+            self._progress.phase("measuring services alone")
+            promises = promises_on(self.stand, self._arrivals)
+            self.options = _promising(self.options, self.stand.case.mix, promises)
             for name in [*names, *self.options.plans]:
                 if not self._progress.stopped and name not in self.left_out:
                     with self._or_leave_out(name):
@@ -191,27 +194,6 @@ class Contest:
                     + "; ".join(f"{name}: {why}" for name, why in self.left_out.items())
                 )
             self._run_rounds()
-
-    def _promise(self) -> None:
-        """From here on plans say what services are promised, by their p99 alone on this device."""
-        mix, promises = self.stand.case.mix, {}
-        if mix.services:
-            self._progress.phase("measuring services alone")
-            promises = self._measured_promises()
-        self.options = dataclasses.replace(
-            self.options,
-            objectives=tuple(aim.for_mix(mix, promises) for aim in self.options.objectives),
-            policy=dataclasses.replace(self.options.policy, promises=promises),
-            plans={name: with_bounds(plan, promises) for name, plan in self.options.plans.items()},
-        )
-
-    def _measured_promises(self) -> dict[int, Promise]:
-        case, tails_ns = self.stand.case, []
-        if needs_alone(case.mix):
-            load = self._arrivals.load(self.stand, 0)
-            tails_ms = alone_tails(self.stand, load, self._arrivals.window(self.stand))
-            tails_ns = [1e6 * tail for tail in tails_ms]
-        return make_promises(case.mix, case.profiles, tails_ns)
 
     def _choose(self) -> list[str]:
         """Who takes part; a plan given under a policy's name stands for it."""
@@ -301,7 +283,7 @@ class Contest:
         started = []
         for under_mps in (False, True):
             plans = {
-                name: self._process_plans(name, others)
+                name: _process_plans(self.stand.case, self.options, name, others)
                 for name in policies
                 if (name != "timeslice") == under_mps
             }
@@ -314,22 +296,6 @@ class Contest:
                 owned = {name: [next(sessions) for _ in swept] for name, swept in plans.items()}
                 started.append(_Started(sets, plans, owned))
         return started
-
-    def _process_plans(self, name: str, others: int) -> list[Plan]:
-        if name != "mps":
-            return [make_plan(self.stand.case, name, self.options.policy)]
-        shared = make_plan(self.stand.case, "shared", self.options.policy)
-        workers = len(shared.workers)
-        # The others have a set each, and one of them is under MPS, too.
-        sets = min(self.options.processes // workers - others, MOST_CLIENTS // workers - 1)
-        services = self.stand.case.mix.services
-        wanted = [(share,) * workers for share in equal_shares(workers, max(1, sets))]
-        if services:  # they have all units, and background a share
-            wanted[1:1] = [
-                tuple(100 if worker in services else share for worker in range(workers))
-                for share in _BACKGROUND_SHARES
-            ]
-        return [with_shares(shared, shares) for shares in dict.fromkeys(wanted[: max(1, sets)])]
 
     def _simulate(self, names: Sequence[str], progress: Progress) -> list[tuple[Objective, Found]]:
         """What a search that is to be verified finds by simulation, for every objective."""
@@ -404,7 +370,7 @@ class Contest:
                     with contextlib.suppress(StoppedError):
                         if done:
                             self.stand.measure_alone()
-                        self._run_alone(repeat, window)
+                        self.alone |= _alone_of_round(self.stand, self._arrivals, repeat)
                 if self._progress.stopped:
                     break
                 entrant = self.entrants[index]
@@ -428,14 +394,39 @@ class Contest:
         if not self.measured and not self._progress.stopped:
             raise UsageError(f"nothing could run: {'; '.join(self.left_out.values())}")
 
-    def _run_alone(self, repeat: int, window: Window) -> None:
-        """Every service alone under plain streams, with the arrivals of this round."""
-        case, load = self.stand.case, self._arrivals.load(self.stand, repeat)
-        if not case.mix.services or load.seed in self.alone:
-            return
-        logs = alone_logs(self.stand, load, window)
-        if not self._progress.stopped:
-            self.alone[load.seed] = logs
+
+def _promising(options: ContestOptions, mix: Mix, promises: dict[int, Promise]) -> ContestOptions:
+    """From here on plans and objectives say what services are promised."""
+    return dataclasses.replace(
+        options,
+        objectives=tuple(aim.for_mix(mix, promises) for aim in options.objectives),
+        policy=dataclasses.replace(options.policy, promises=promises),
+        plans={name: with_bounds(plan, promises) for name, plan in options.plans.items()},
+    )
+
+
+def _process_plans(case: Case, options: ContestOptions, name: str, others: int) -> list[Plan]:
+    if name != "mps":
+        return [make_plan(case, name, options.policy)]
+    shared = make_plan(case, "shared", options.policy)
+    workers, services = len(shared.workers), case.mix.services
+    # The others have a set each, and one of them is under MPS, too.
+    sets = max(1, min(options.processes // workers - others, MOST_CLIENTS // workers - 1))
+    wanted = [(share,) * workers for share in equal_shares(workers, sets)]
+    if services:  # they have all units, and background a share
+        wanted[1:1] = [
+            tuple(100 if worker in services else share for worker in range(workers))
+            for share in _BACKGROUND_SHARES
+        ]
+    return [with_shares(shared, shares) for shares in list(dict.fromkeys(wanted))[:sets]]
+
+
+def _alone_of_round(stand: Stand, arrivals: Arrivals, repeat: int) -> dict[int, dict[int, RunLog]]:
+    """Every service alone under plain streams, with the arrivals of this round, by their seed."""
+    if not stand.case.mix.services:
+        return {}
+    load = arrivals.load(stand, repeat)
+    return {load.seed: alone_logs(stand, load, arrivals.window(stand))}
 
 
 def _kept_open(session: Session) -> Callable[[], contextlib.AbstractContextManager[Session]]:

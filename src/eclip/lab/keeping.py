@@ -23,6 +23,7 @@ from eclip.artefacts.runlog import RunLog
 from eclip.devices.base import Window
 from eclip.devices.load import Load, load_of_mix
 from eclip.errors import EclipError, StoppedError
+from eclip.lab.arrivals import Arrivals
 from eclip.lab.case import Case
 from eclip.lab.evaluate import SimEvaluator
 from eclip.lab.explore import priority_levels
@@ -206,6 +207,15 @@ class _Tried:
             tuple(_service_trial(one) for one in excesses_of(rounds).values())
             for rounds in self._rounds
         ]
+
+
+def promises_on(stand: Stand, arrivals: Arrivals) -> dict[int, Promise]:
+    """Of every service, by its p99 alone on this device, with the arrivals of a first round."""
+    mix, tails_ns = stand.case.mix, []
+    if needs_alone(mix):
+        tails_ms = alone_tails(stand, arrivals.load(stand, 0), arrivals.window(stand))
+        tails_ns = [1e6 * tail for tail in tails_ms]
+    return make_promises(mix, stand.case.profiles, tails_ns)
 
 
 def alone_tails(stand: Stand, load: Load, window: Window) -> tuple[float, ...]:

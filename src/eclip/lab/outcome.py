@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eclip.artefacts import store
-from eclip.artefacts.comparison import Comparison, Entry, best_policy, plan_digest, summary_of
+from eclip.artefacts.comparison import (
+    Comparison,
+    Entry,
+    best_policy,
+    plan_digest,
+    shortly,
+    summary_of,
+)
 from eclip.artefacts.excess import Excess, measure_excess
 from eclip.artefacts.measures import Measures, bound_of, measure, measure_together
 from eclip.artefacts.mix import Background, Mix
@@ -55,7 +62,7 @@ class Outcome:
             store.save(self.observations, place / "observations.json.gz")
 
     def __repr__(self) -> str:
-        stps = ", ".join(f"{name} {measures.stp:.3f}" for name, measures in self.measures.items())
+        stps = shortly([f"{name} {measures.stp:.3f}" for name, measures in self.measures.items()])
         return f"Outcome({self.comparison.mix} on {self.comparison.device}: STP {stps})"
 
     def _repr_html_(self) -> str:
