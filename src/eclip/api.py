@@ -224,6 +224,7 @@ def colocate(
     models: Mapping[str, Any],
     policy: str = "eclip",
     *,
+    tiers: Mapping[str, str] | None = None,
     plan: Plan | str | Path | None = None,
     profiles: str | Path | Iterable[str | Path] = (),
     objective: str | Objective | None = None,
@@ -233,12 +234,14 @@ def colocate(
 ) -> Colocation:
     """Run several PyTorch models, each ``name: (module, inputs)``, on one GPU.
 
-    They follow ``plan`` if it is given, otherwise a plan by the policy. Profiles come from the
+    They follow ``plan`` if it is given, otherwise a plan by the policy. ``tiers`` say who is a
+    service with a bound and who is background, as after the @ of a mix. Profiles come from the
     folders; those missing there are measured now. Set ``CUDA_DEVICE_MAX_CONNECTIONS=32`` in the
     environment first::
 
         models = {"bert": (bert, [tokens]), "vgg": (vgg, [images])}
-        with eclip.colocate(models, policy="search", objective="energy") as gpu:
+        tiers = {"bert": "300rps/5ms", "vgg": "background"}
+        with eclip.colocate(models, policy="yield", tiers=tiers) as gpu:
             hidden = gpu["bert"](tokens)  # from other threads at once, too
     """
     from eclip.devices import open_device
@@ -256,6 +259,7 @@ def colocate(
         policy=policy,
         options=options,
         plan=given,
+        tiers=tiers,
         profiles=[profiles] if isinstance(profiles, str | Path) else profiles,
     )
 

@@ -203,10 +203,14 @@ class Maker:
 
     def apart(self, units: int) -> Habits:
         """Static masks: background on so many units from the far end, services on the others."""
-        rest = self.problem.topology.units - units
+        topology = self.problem.topology
+        units = min(topology.lane_sizes[:-1], key=lambda size: abs(size - units), default=0)
+        rest = topology.units - units
         return Habits(
             tuple(
-                Habit(units=self._near(worker, rest if worker in self._promises else units))
+                Habit(units=self._near(worker, units))
+                if worker not in self._promises
+                else Habit(units=rest if self._fits(worker, rest) else self._near(worker, rest))
                 for worker in range(len(self.problem.profiles))
             )
         )
