@@ -341,17 +341,20 @@ def test_each_level_of_slack_has_its_own_way() -> None:
     assert log.counters[1].yields == 1
 
 
-def test_held_worker_notices_when_slack_falls_although_nothing_happens() -> None:
+@pytest.mark.parametrize(("level", "at_ns"), [(Slack.SOME, 4 * MS), (Slack.NONE, 8 * MS)])
+def test_held_worker_notices_when_slack_falls_although_nothing_happens(
+    level: Slack, at_ns: int
+) -> None:
     whole = flat_profile("whole", [12 * MS], blocks=1)
     limits = promise(bound_ns=11 * MS, request_ns=MS, some_ns=6 * MS, none_ns=2 * MS)
     corner = Mask.parse("3")
     plan = giving(
         [whole, BACKGROUND],
         {0: limits},
-        {1: Manner(ways=((Slack.NONE, corner), (Slack.PLENTY, None)), depth=1)},
+        {1: Manner(ways=((level, corner), (Slack.PLENTY, None)), depth=1)},
     )
     log = run(plan, [whole, BACKGROUND], arrivals([0], [100 * US]), free())
-    assert starts(log, 1)[0] == 8 * MS + 1
+    assert starts(log, 1)[0] == at_ns + 1
     assert kernels_of(log, 1)[0][1] == plan.lanes.index(Lane(1, corner))
 
 
@@ -465,10 +468,12 @@ def test_work_done_in_good_times_is_remembered_for_a_while_only() -> None:
 
 
 def test_floor_promises_nothing_for_time_without_requests() -> None:
-    load = arrivals(overload(1.0, 15 * MS), [8 * MS])
-    log = run(pair(1, 0.2), PAIR, load, free())
-    # Had it been owed for those 8 ms, 1.6 ms of its 2 would run at once.
-    assert len([start for start in starts(log, 1) if start < 10 * MS]) <= 6
+    load = arrivals(overload(1.0, 45 * MS), [0, 30 * MS])
+    log = run(pair(1, 0.2), PAIR, load, free(), seconds=0.05, trace_ms=50)
+    (_, _, done), (_, again, _) = requests_of(log, 1)
+    assert done < 15 * MS  # two at a fifth, and in one piece
+    # Had it been owed since then, it would run at once.
+    assert len([start for start in starts(log, 1) if again <= start < again + 2 * MS]) <= 6
 
 
 # --- Everything at random ---------------------------------------------------------------------
