@@ -30,7 +30,13 @@ from eclip.lab.case import Case
 from eclip.lab.evaluate import SimEvaluator
 from eclip.lab.explore import Explorer, Verification
 from eclip.lab.finals import confirm
-from eclip.lab.keeping import alone_logs, promises_on, search_services, with_bounds
+from eclip.lab.keeping import (
+    alone_logs,
+    promises_from,
+    promises_on,
+    search_services,
+    with_bounds,
+)
 from eclip.lab.plans import make_plan, search_options
 from eclip.lab.rounds import rotation
 from eclip.lab.stand import Stand
@@ -38,7 +44,7 @@ from eclip.lab.sweep import MOST_CLIENTS, Setting, Sweep, equal_shares
 from eclip.planning.policies import POLICIES, PolicyOptions, with_shares
 from eclip.planning.search.candidates import Found
 from eclip.planning.search.objective import Objective
-from eclip.planning.tiers import FOR_SERVICES, LAUNCHES, promising
+from eclip.planning.tiers import FOR_SERVICES, LAUNCHES, needs_alone, promising
 from eclip.progress import Progress
 
 Result = TypeVar("Result")
@@ -386,11 +392,13 @@ class Contest:
                         entrant.logs.append(log)
                 self._progress.part((done + 1) / total)
         finally:  # a log of an early round gets the rates alone of all rounds, also after a failure
+            promises: Mapping[int, Promise] = {}
+            if self.alone and needs_alone(self.stand.case.mix):  # all rounds' arrivals count
+                promises = promises_from(self.stand, list(self.alone.values()))
             for entrant in self.measured:
-                alone_rps = self.stand.alone_rps
-                entrant.logs = [
-                    msgspec.structs.replace(log, alone_rps=alone_rps) for log in entrant.logs
-                ]
+                entrant.plan = with_bounds(entrant.plan, promises)
+                known = {"plan": entrant.plan, "alone_rps": self.stand.alone_rps}
+                entrant.logs = [msgspec.structs.replace(log, **known) for log in entrant.logs]
         if not self.measured and not self._progress.stopped:
             raise UsageError(f"nothing could run: {'; '.join(self.left_out.values())}")
 

@@ -15,20 +15,20 @@ from dataclasses import dataclass
 
 import msgspec
 
-from eclip.artefacts.excess import Excess
-from eclip.artefacts.measures import measure, measure_together
+from eclip.artefacts.excess import Excess, measure_excess
+from eclip.artefacts.measures import measure_together
 from eclip.artefacts.mix import Mix
 from eclip.artefacts.plan import Plan, Promise, ServiceTrial, unpartitioned
 from eclip.artefacts.runlog import RunLog
 from eclip.devices.base import Window
 from eclip.devices.load import Load, load_of_mix
-from eclip.errors import EclipError, StoppedError
+from eclip.errors import EclipError, StoppedError, UsageError
 from eclip.lab.arrivals import Arrivals
 from eclip.lab.case import Case
 from eclip.lab.evaluate import SimEvaluator
 from eclip.lab.explore import priority_levels
 from eclip.lab.plans import simulated_promises, with_missed
-from eclip.lab.stand import Beside, Stand, excesses_of, run_beside_alone
+from eclip.lab.stand import Beside, Stand, run_beside_alone
 from eclip.lab.trials import tails
 from eclip.planning.policies import PolicyOptions
 from eclip.planning.search.decision import Finalist, decide, shortlist_habits
@@ -159,19 +159,17 @@ class _Tried:
         """With bounds of so many times the p99 alone as the device has it."""
         if not needs_alone(self._mix):
             return searched.promises
-        window = Window(self.seconds, _WARMUP_S, trace_ms=0.0)
-        load = load_of_mix(self._mix, window.seconds, _WARMUP_S, self._seed)
-        tails_ms = alone_tails(self._stand, load, window)
-        return make_promises(
-            self._mix, self._stand.case.profiles, [1e6 * tail for tail in tails_ms]
-        )
+        window, loads = self._loads(self.seconds, self._seed)
+        return promises_from(self._stand, [alone_logs(self._stand, load, window) for load in loads])
+
+    def _loads(self, seconds: float, first_seed: int) -> tuple[Window, list[Load]]:
+        """Of the rounds that take so long together."""
+        window = Window(seconds / _ROUNDS, _WARMUP_S, trace_ms=0.0)
+        seeds = range(first_seed, first_seed + _ROUNDS)
+        return window, [load_of_mix(self._mix, window.seconds, _WARMUP_S, seed) for seed in seeds]
 
     def _run(self, plan: Plan, seconds: float, first_seed: int) -> list[Beside]:
-        window = Window(seconds / _ROUNDS, _WARMUP_S, trace_ms=0.0)
-        loads = [
-            load_of_mix(self._mix, window.seconds, _WARMUP_S, first_seed + number)
-            for number in range(_ROUNDS)
-        ]
+        window, loads = self._loads(seconds, first_seed)
         with self._stand.open(plan) as session:
             rounds = run_beside_alone(
                 self._stand, session, plan, loads, window, Progress(self._progress)
@@ -199,32 +197,62 @@ class _Tried:
 
     @property
     def scores(self) -> list[Score]:
-        return [_score(rounds, self._stand.alone_rps) for rounds in self._rounds]
+        return [self._score(rounds) for rounds in self._rounds]
+
+    def _score(self, rounds: Sequence[Beside]) -> Score:
+        """Ratios are of the rates alone on all units: a session's own may be those of its lanes.
+        A tail that is bound to the p99 alone is held against that of the same requests."""
+        alone_rps = self._stand.alone_rps
+        together = measure_together(
+            [msgspec.structs.replace(one.shared, alone_rps=alone_rps) for one in rounds]
+        )
+        p99_ms = list(tails(together))
+        for service, excess in self._excesses(rounds).items():
+            bound, bound_ms = self._mix.workers[service].bound, self.objective.bounds_ms[service]
+            if bound is not None and bound.times_alone is not None and bound_ms is not None:
+                p99_ms[service] = excess.p99_ratio.value * bound_ms / bound.times_alone
+        return Score(
+            ratios=tuple(worker.ratio for worker in together.workers),
+            power_w=together.power_w,
+            p99_ms=tuple(p99_ms),
+        )
 
     @property
     def services(self) -> list[tuple[ServiceTrial, ...]]:
         return [
-            tuple(_service_trial(one) for one in excesses_of(rounds).values())
+            tuple(_service_trial(one) for one in self._excesses(rounds).values())
             for rounds in self._rounds
         ]
+
+    def _excesses(self, rounds: Sequence[Beside]) -> dict[int, Excess]:
+        """Of the services of which requests ended both beside others and alone."""
+        found = {}
+        for service in self._mix.services:
+            with contextlib.suppress(UsageError):
+                pairs = [(one.shared, one.alone[service]) for one in rounds]
+                found[service] = measure_excess(pairs, service)
+        return found
 
 
 def promises_on(stand: Stand, arrivals: Arrivals) -> dict[int, Promise]:
     """Of every service, by its p99 alone on this device, with the arrivals of a first round."""
-    mix, tails_ns = stand.case.mix, []
-    if needs_alone(mix):
-        tails_ms = alone_tails(stand, arrivals.load(stand, 0), arrivals.window(stand))
-        tails_ns = [1e6 * tail for tail in tails_ms]
-    return make_promises(mix, stand.case.profiles, tails_ns)
+    if not needs_alone(stand.case.mix):
+        return make_promises(stand.case.mix, stand.case.profiles)
+    load, window = arrivals.load(stand, 0), arrivals.window(stand)
+    return promises_from(stand, [alone_logs(stand, load, window)])
 
 
-def alone_tails(stand: Stand, load: Load, window: Window) -> tuple[float, ...]:
-    """Every service's p99 in ms, with its own arrivals of the load, under plain streams and with
-    all others idle; infinite for all others."""
-    found = [math.inf] * len(stand.case.profiles)
-    for service, log in alone_logs(stand, load, window).items():
-        found[service] = tails(measure(log))[service]
-    return tuple(found)
+def promises_from(stand: Stand, alone: Sequence[Mapping[int, RunLog]]) -> dict[int, Promise]:
+    """Of every service, by its p99 in these runs alone together."""
+    mix, profiles = stand.case.mix, stand.case.profiles
+    tails_ns = [math.inf] * len(profiles)
+    for service in mix.services:
+        logs = [one[service] for one in alone]
+        tail_ms = tails(measure_together(logs))[service]
+        if math.isinf(tail_ms):
+            raise UsageError(f"{mix.workers[service].name} completed no request alone; run longer")
+        tails_ns[service] = 1e6 * tail_ms
+    return make_promises(mix, profiles, tails_ns)
 
 
 def alone_logs(stand: Stand, load: Load, window: Window) -> dict[int, RunLog]:
@@ -240,9 +268,10 @@ def alone_logs(stand: Stand, load: Load, window: Window) -> dict[int, RunLog]:
 
 
 def seconds_for(mix: Mix, requests: int) -> float:
-    """Until the service with the fewest has had so many, but no longer than a finalist may take."""
+    """Until the service with the fewest has had so many, but no longer than a finalist may take,
+    which runs beside others and each of its services alone."""
     slowest = min(mix.workers[service].rate_rps or math.inf for service in mix.services)
-    return min(_ROOM * requests / slowest, MOST_SECONDS)
+    return min(_ROOM * requests / slowest, MOST_SECONDS / (1 + len(mix.services)))
 
 
 def with_bounds(plan: Plan, promises: Mapping[int, Promise]) -> Plan:
@@ -257,18 +286,6 @@ def with_bounds(plan: Plan, promises: Mapping[int, Promise]) -> Plan:
         for index, worker in enumerate(plan.workers)
     ]
     return msgspec.structs.replace(plan, workers=tuple(workers))
-
-
-def _score(rounds: Sequence[Beside], alone_rps: tuple[float, ...]) -> Score:
-    """Ratios are of the rates alone on all units: a session's own may be those of its lanes."""
-    together = measure_together(
-        [msgspec.structs.replace(one.shared, alone_rps=alone_rps) for one in rounds]
-    )
-    return Score(
-        ratios=tuple(worker.ratio for worker in together.workers),
-        power_w=together.power_w,
-        p99_ms=tails(together),
-    )
 
 
 def _service_trial(excess: Excess) -> ServiceTrial:
