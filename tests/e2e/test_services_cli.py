@@ -120,6 +120,10 @@ def test_comparison_shows_tails_against_bounds_and_what_background_does(cli: Cli
     assert 0 < excess.excess_us.p99 < 2 * 313 + 50  # depth times the longest stretch
     assert entries["yield"].plan != entries["shared"].plan
     assert Path("kept/launches-4-2.plan.json").exists()
+    drawn = cli("results", "r.jsonl", "--markdown").out
+    assert "### Services (modelled" in drawn and "p99 of excess, ms" in drawn
+    (row,) = (line for line in drawn.splitlines() if "| yield |" in line)
+    assert f"{stored.background(entries['yield']):.1%}" in row
 
 
 def test_comparison_takes_the_policies_for_services_unless_told(cli: Cli) -> None:

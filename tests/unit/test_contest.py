@@ -16,7 +16,7 @@ import pytest
 import eclip
 from eclip.artefacts.measures import measure, measure_together
 from eclip.artefacts.mix import parse_mix
-from eclip.artefacts.plan import Lanes, Plan, Sharing
+from eclip.artefacts.plan import Lanes, Plan, Processes, Sharing
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import RunLog
 from eclip.artefacts.trace import with_traces
@@ -28,7 +28,13 @@ from eclip.devices.sim.device import SimDevice
 from eclip.errors import DeviceError, PlanningError, StoppedError, UsageError
 from eclip.lab.arrivals import Arrivals, long_enough
 from eclip.lab.compare import CompareOptions
-from eclip.lab.contest import Contest, ContestOptions, known_policies
+from eclip.lab.contest import (
+    Contest,
+    ContestOptions,
+    _process_plans,
+    known_policies,
+    usual_policies,
+)
 from eclip.lab.explore import Verification
 from eclip.lab.fit import Replay
 from eclip.lab.outcome import observations_of, outcome_of
@@ -703,3 +709,48 @@ def test_interrupt_ends_all_processes(stage: Stage) -> None:
     with pytest.raises(KeyboardInterrupt):
         contest.hold()
     assert [len(one.logs) for one in contest.measured] == [1, 2]
+
+
+# --- Services ---------------------------------------------------------------------------------
+
+PROFILES = (flat_profile("a", [100_000] * 8, H200), flat_profile("b", [150_000] * 6, H200))
+SERVED = parse_mix("a:1@200rps/2x,b:1@background")
+
+
+def test_bounds_of_times_alone_are_of_all_rounds_and_the_same_for_all_policies() -> None:
+    case = case_of(PROFILES, mix=SERVED)
+    options = ContestOptions(
+        policies=("shared", "yield"), objectives=(Objective("slo"),), repeats=2
+    )
+    window = Window(0.5, 0.05, 0.0)
+    with Stand(case, SimDevice(H200, CALIBRATIONS["h200"])) as stand:
+        contest = Contest(stand, Arrivals(SERVED, window, repeats=2), options, Progress())
+        contest.hold()
+    promises = {entrant.plan.workers[0].promise for entrant in contest.entrants}
+    (promise,) = promises
+    assert promise is not None
+    alone = measure_together([logs[0] for logs in contest.alone.values()])
+    assert len(contest.alone) == 2
+    assert promise.bound_ns == pytest.approx(2e6 * (alone.workers[0].p99_ms or 0.0), rel=1e-6)
+    for entrant in contest.entrants:
+        assert {log.plan.workers[0].promise for log in entrant.logs} == promises
+
+
+def test_under_mps_services_have_all_units_and_background_a_share() -> None:
+    case = case_of(PROFILES, mix=SERVED)
+    options = ContestOptions(objectives=(Objective("slo"),), processes=30)
+    shares = {
+        plan.sharing.shares
+        for plan in _process_plans(case, options, "mps", 1)
+        if isinstance(plan.sharing, Processes)
+    }
+    assert {(100, 50), (100, 25), (60, 60)} <= shares
+    closed = case_of(PROFILES)
+    plans = _process_plans(closed, options, "mps", 1)
+    assert all(len({*plan.sharing.shares}) == 1 for plan in plans)  # type: ignore[union-attr]
+
+
+def test_who_takes_part_depends_on_services() -> None:
+    assert {"yield", "launches-4-2", "mps"} <= {*usual_policies(SERVED)}
+    assert not {"kernel", "eclip"} & {*usual_policies(SERVED)}
+    assert not {*FOR_SERVICES} & {*usual_policies(MIX)}
