@@ -168,6 +168,24 @@ def test_shortlist_always_has_the_baselines() -> None:
     assert all(entry.plan.workers[0].promise is not None for entry in entries)
 
 
+def test_finalists_use_less_and_less_of_the_bounds_and_one_more() -> None:
+    def evaluate(plans: Sequence[Plan]) -> list[Score]:
+        """The longer the slack that is left, the shorter the tail and the less for background."""
+        scores = []
+        for plan in plans:
+            promise = plan.workers[0].promise
+            assert promise is not None
+            tail = max(0.5, 1.2 - promise.none_ns / 4e6) if plan.gives_way else 9.0
+            scores.append(Score((0.3, 0.5 * tail), 300.0, (4.0 * tail, 9.0)))
+        return scores
+
+    found = found_by(evaluate, batches=4)
+    tails = [one.tail for one in found.finalists(4)]
+    assert 0.9 < tails[0] <= 1.0 and tails[1] <= 0.9 and tails[2] <= 0.8
+    assert 1.0 < tails[3] <= 1.15
+    assert len(found.finalists(1)) == 1
+
+
 def test_frontier_has_nothing_that_another_beats() -> None:
     found = found_by(likes(Way.PATIENT))
     plain, *frontier = found.tradeoffs

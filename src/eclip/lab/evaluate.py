@@ -28,7 +28,7 @@ from eclip.planning.search.objective import Score
 _REQUESTS = 12  # of the worker with the longest, were it alone
 _ARRIVALS = 60  # of the worker with the fewest, where requests arrive by themselves
 _MOST = 6_000  # requests of all: nobody waits hours for a model that is asked once a minute
-_PROMISED = 600  # arrivals of the service with the fewest: a bound is on a p99
+_PROMISED = 550  # arrivals of the service with the fewest: a bound is on a p99
 _MOST_PROMISED = 60_000  # requests of all, where there are services
 _WARMUP = 0.25  # of the window
 

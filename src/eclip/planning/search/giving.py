@@ -10,6 +10,7 @@ seed and number of batches give the same result.
 from __future__ import annotations
 
 import enum
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +34,8 @@ _DEPTHS = (1, 2)
 # Limits of slack, in times of a service's request.
 _NONE = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
 _SOME = (0.5, 1.0, 2.0, 4.0)
+# What finalists may use of the bounds, in this order.
+_SHARES_OF_BOUND = (1.0, 0.9, 0.8, 1.15, 0.7)
 _ALIKE = 0.005  # of background and of tails: less apart are two candidates not
 
 Evaluate = Callable[[Sequence[Plan]], list[Score]]
@@ -100,6 +103,8 @@ class TriedHabits:
     plan: Plan
     score: Score
     value: float
+    background: float
+    tail: float  # worst of all services, over its bound
 
 
 @dataclass(frozen=True)
@@ -114,14 +119,18 @@ class FoundHabits:
     frontier: tuple[tuple[float, float], ...] = ()  # of throughput and efficiency: not looked for
 
     def finalists(self, count: int) -> list[TriedHabits]:
-        """The best ones that are not all alike."""
+        """The best ones that are not all alike, with less and less use of the bounds: on a device
+        tails are not those of the simulator. One may be beyond them."""
         chosen: list[TriedHabits] = []
-        for one in self.candidates:
+        for share in itertools.islice(itertools.cycle(_SHARES_OF_BOUND), 3 * len(_SHARES_OF_BOUND)):
             if len(chosen) == count:
                 break
-            if all(_apart(one.score, other.score) for other in chosen):
-                chosen.append(one)
-        return chosen
+            fitting = [one for one in self.candidates if one.tail <= share]
+            if share > 1:
+                fitting.sort(key=lambda one: -one.background)
+            apart = (one for one in fitting if all(_apart(one.score, two.score) for two in chosen))
+            chosen += itertools.islice(apart, 1)
+        return chosen or list(self.candidates[:1])
 
     def best_of(self, *ways: Way, depth: int | None = None) -> TriedHabits | None:
         """The best in which everybody who is no service has one of these ways."""
@@ -147,7 +156,7 @@ def search_habits(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> FoundHabits:
-    """Search for so many seconds, or exactly so many batches after the grid."""
+    """Search for so many seconds, or exactly so many batches after the beginning of the grid."""
     progress = progress or Progress()
     objective.check(len(problem.profiles))
     shared = promising(unpartitioned(problem.topology, problem.profiles, problem.mix), promises)
@@ -155,17 +164,17 @@ def search_habits(
     deadline = time.monotonic() + seconds  # the first evaluation may compile for as long as that
     maker = Maker(problem, promises)
     hunt = _Hunt(maker, evaluate, objective, plain, np.random.default_rng(seed))
-    for some in _batched(maker.starts()):
-        if hunt.known and (progress.stopped or (batches is None and time.monotonic() > deadline)):
-            break
-        hunt.try_all(some)
+    first, *grid = _batched(maker.starts())
+    hunt.try_all(first)
     done = 0
     while not progress.stopped:
         left = deadline - time.monotonic()
         progress.part(done / max(1, batches) if batches is not None else 1 - max(left, 0) / seconds)
         if done >= batches if batches is not None else left <= 0:
             break
-        if not hunt.try_all(hunt.children(_BATCH)):
+        # By turns: what is left of the grid, and changes of the best.
+        from_grid = bool(grid) and done % 2 == 0
+        if not hunt.try_all(grid.pop(0) if from_grid else hunt.children(_BATCH)) and not grid:
             break  # nothing new is left near the best
         done += 1
     return hunt.found(done)
@@ -371,7 +380,8 @@ class _Hunt:
         plans = [self._maker.plan(one) for one in new]
         for one, plan, score in zip(new, plans, self._evaluate(plans), strict=True):
             value = self._objective.value(score, self._plain)
-            self.known[one] = TriedHabits(one, plan, score, value)
+            background, tail = self._objective.background(score), self._objective.worst_tail(score)
+            self.known[one] = TriedHabits(one, plan, score, value, background, tail)
         return bool(new)
 
     def ranked(self) -> list[TriedHabits]:
@@ -401,15 +411,12 @@ def _tradeoffs(
     ranked: Sequence[TriedHabits], plain: Score, objective: Objective
 ) -> tuple[Tradeoff, ...]:
     """What nothing beats in background and in tails, and plain streams."""
-    points = sorted(
-        ranked, key=lambda one: (-objective.background(one.score), objective.worst_tail(one.score))
-    )
+    points = sorted(ranked, key=lambda one: (-one.background, one.tail))
     frontier = [tradeoff_of("plain streams", plain, objective)]
     lowest = float("inf")
     for one in points:
-        tail = objective.worst_tail(one.score)
-        if tail < lowest:
-            lowest = tail
+        if one.tail < lowest:
+            lowest = one.tail
             frontier.append(tradeoff_of(in_words(one.habits, one.plan), one.score, objective))
     return tuple(frontier)
 
