@@ -31,6 +31,7 @@ from simulations import (
     flat_profile,
     free,
     pinned,
+    problem_of,
     random_plan,
     run,
 )
@@ -319,6 +320,22 @@ def test_worker_that_moves_runs_on_the_other_lane_while_the_service_is_busy() ->
         if left != entered
     ]
     assert [start - end for start, end in changed] == [3 * US, 3 * US]
+
+
+def test_launch_pays_for_the_switches_of_the_way_that_is_taken() -> None:
+    zigzag = problem_of(PAIR, MI50).plan(
+        policy="by hand",
+        lanes=[Lane(0, Mask.parse("0")), Lane(1, Mask.parse("1-2")), Lane(1, Mask.parse("1-3"))],
+        choices=[np.zeros(8, dtype=np.int64), np.arange(20) % 2 + 1],
+        whys=["", ""],
+        why="",
+    )
+    way = Manner(ways=((Slack.PLENTY, Mask.parse("3")),), kernels=5)
+    plan = give_way(zigzag, PAIR, {0: PROMISE}, {1: way})
+    costs = free(launch_ns=6 * US, launch_switch_ns=US)
+    stays = run(plan, PAIR, arrivals([], [0]), costs)
+    moves = run(plan, PAIR, arrivals([0], [0]), costs)
+    assert (starts(stays, 1)[0], starts(moves, 1)[0]) == (6 * US + 4 * US, 6 * US)
 
 
 def test_each_level_of_slack_has_its_own_way() -> None:
