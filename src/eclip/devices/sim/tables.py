@@ -141,7 +141,6 @@ class JointTables:
             return 0
         begins = self._conducts[worker].begins
         kernels["barrier"][begins] = 0
-        kernels["before_ns"][begins] = 0.0
         rows = np.zeros(len(begins), dtype=stretches.STRETCH)
         rows["first"] = first + begins
         rows["end"] = first + np.append(begins[1:], len(kernels))
