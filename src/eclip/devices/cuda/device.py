@@ -245,7 +245,7 @@ class CudaSession(Owner):
                 self._device.gpu,
                 self._ways(worker, way, owner),
                 loop.Place(self.board, self._rows[worker], rows),
-                self._executables.habits(
+                self._executables.behaviour(
                     worker,
                     self._program.plan.workers[worker],
                     self._program.conducts[worker],

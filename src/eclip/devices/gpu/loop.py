@@ -121,7 +121,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Habits:
+class Behaviour:
     """What a worker does at its joints."""
 
     rules: Rules = NO_RULES
@@ -131,7 +131,7 @@ class Habits:
     floor: float = 0.0
 
 
-NO_HABITS = Habits()
+NO_BEHAVIOUR = Behaviour()
 
 
 class LoopGpu(Protocol):
@@ -335,7 +335,7 @@ def _compile(drive: Any) -> None:
     ways = whole_request((LAUNCH, 0, 0))
     now = np.ones(1, dtype=np.int64)
     rows = np.zeros((1, COLUMNS), dtype=np.int64)
-    drive(*_program(ways, alone_place(), NO_HABITS), True, now[:0], 0, 0, now, rows)
+    drive(*_program(ways, alone_place(), NO_BEHAVIOUR), True, now[:0], 0, 0, now, rows)
 
 
 def alone_place() -> Place:
@@ -346,11 +346,11 @@ def alone_place() -> Place:
     return Place(board, 0, np.zeros(1, dtype=np.int64))
 
 
-def _program(ways: Ways, place: Place, habits: Habits) -> tuple[Any, ...]:
+def _program(ways: Ways, place: Place, behaviour: Behaviour) -> tuple[Any, ...]:
     """What ``drive`` reads of a worker, in its order."""
     ordered = sorted(ways.variants, key=lambda pair: pair[0].bit_count())
     taken = (*(stretches for _, stretches in ordered), *ways.moves)
-    if any(len(stretches) != len(habits.done_ns) for stretches in taken):
+    if any(len(stretches) != len(behaviour.done_ns) for stretches in taken):
         raise DeviceError("a worker's ways have other numbers of stretches than its plan")
     every = [steps for stretches in taken for steps in stretches]
     return (
@@ -366,11 +366,11 @@ def _program(ways: Ways, place: Place, habits: Habits) -> tuple[Any, ...]:
         place.row,
         place.peers,
         place.beats,
-        *habits.rules,
-        np.array(habits.events, dtype=np.uint64),
-        np.array(habits.done_ns, dtype=np.int64),
-        habits.bound_ns,
-        float(habits.floor),
+        *behaviour.rules,
+        np.array(behaviour.events, dtype=np.uint64),
+        np.array(behaviour.done_ns, dtype=np.int64),
+        behaviour.bound_ns,
+        float(behaviour.floor),
     )
 
 
@@ -382,13 +382,13 @@ class WorkerLoop:
         gpu: LoopGpu,
         ways: Ways,
         place: Place | None = None,  # None: nobody else looks at it
-        habits: Habits = NO_HABITS,
+        behaviour: Behaviour = NO_BEHAVIOUR,
     ) -> None:
         self.stretches = max(ways.variants, key=lambda pair: pair[0].bit_count())[1]
         self._gpu = gpu
         self._place = place or alone_place()
         self._drive = make_driver(gpu.entry_points)
-        self._program = _program(ways, self._place, habits)
+        self._program = _program(ways, self._place, behaviour)
 
     def drive(
         self,
