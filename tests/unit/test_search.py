@@ -133,7 +133,7 @@ def test_slo_takes_bounds_floors_and_weights_from_the_mix() -> None:
         Objective("slo").for_mix(parse_mix("a:1@9rps,b:1"), {})
     for wrong in ({"weights": (1.0, 1.0)}, {"fairness": 0.5}):
         with pytest.raises(UsageError, match="stand in the mix"):
-            Objective("slo", **wrong)  # type: ignore[arg-type]
+            Objective("slo", **wrong)
 
 
 def test_nobody_is_held_to_fairness_where_rates_are_given() -> None:
