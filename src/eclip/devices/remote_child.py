@@ -45,8 +45,8 @@ class Seat:
         return self.plan.workers[self.worker]
 
     def conduct(self) -> Conduct:
-        """What it does at its joints; rules are about rows of the board."""
-        return program_of(self.plan).seated(self.rows).conducts[self.worker]
+        """What it does at its joints."""
+        return program_of(self.plan).conducts[self.worker]
 
 
 @dataclass(frozen=True)

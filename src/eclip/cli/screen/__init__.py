@@ -24,7 +24,8 @@ import msgspec
 import rich.progress
 import typer
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -126,9 +127,19 @@ def print_table(
 
     ``optional`` are the columns to leave out first where the screen is too narrow.
     """
+    out.print(draw_table(title, columns, rows, names, optional))
+
+
+def draw_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    names: int = 1,
+    optional: Sequence[str] = (),
+) -> Group:
+    """What ``print_table`` prints."""
     cells = [list(row) for row in rows]
     layout = lay_out(columns, cells, names, out.width, optional)
-    out.print(Text(title, style="italic"))
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for index, width in zip(layout.shown, layout.widths, strict=True):
         name = index < names
@@ -140,9 +151,18 @@ def print_table(
         )
     for row in cells:
         table.add_row(*(row[index] for index in layout.shown))
-    out.print(table)
+    parts: list[RenderableType] = [Text(title, style="italic"), table]
     if layout.left_out:
-        out.print(f"(too narrow for: {', '.join(layout.left_out)}; set COLUMNS to see them)")
+        narrow = f"(too narrow for: {', '.join(layout.left_out)}; set COLUMNS to see them)"
+        parts.append(Text(narrow))
+    return Group(*parts)
+
+
+@contextlib.contextmanager
+def repainted() -> Iterator[Callable[[Sequence[Group]], None]]:
+    """A part of the screen that is painted anew by every call, and stays when the block ends."""
+    with Live(console=out, auto_refresh=False) as live:
+        yield lambda tables: live.update(Group(*tables), refresh=True)
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:

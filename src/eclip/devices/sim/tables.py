@@ -183,6 +183,7 @@ class JointTables:
             given=given,
             stretches=np.concatenate([np.zeros(0, dtype=stretches.STRETCH), *self._rows]),
             moves=moves,
+            peers=np.arange(len(rules), dtype=np.int64),
             who=np.concatenate([rule.who for rule in rules]),
             level=np.concatenate([rule.level for rule in rules]),
             choice=np.concatenate([rule.choice for rule in rules]),
