@@ -9,6 +9,7 @@ import pytest
 from commands import Cli, assert_refused
 from eclip.artefacts import store
 from eclip.artefacts.plan import Plan
+from eclip.cli import screen
 
 MIX = "bert:1@300rps/1.5x,vgg19:32@background"
 SEARCH = ("--policy", "search", "--batches", 0)
@@ -68,7 +69,7 @@ def test_yielding_plan_says_what_its_workers_do_and_what_to_expect(cli: Cli) -> 
 
 
 def test_search_for_services_is_confirmed_and_shows_its_frontier(cli: Cli) -> None:
-    cli.monkeypatch.setenv("COLUMNS", "200")  # headers on one line
+    cli.monkeypatch.setattr(screen.out, "width", 200)  # headers on one line
     made = cli("plan", MIX, *SEARCH, "--verify", 1)
     assert made.code == 0, made.err
     plan = store.load("plan.json", Plan)
@@ -103,7 +104,7 @@ def test_run_says_which_bound_is_missed_and_strict_ends_with_3(cli: Cli) -> None
 
 
 def test_comparison_shows_tails_against_bounds_and_what_background_does(cli: Cli) -> None:
-    cli.monkeypatch.setenv("COLUMNS", "200")  # headers on one line
+    cli.monkeypatch.setattr(screen.out, "width", 200)  # headers on one line
     policies = "shared,masks,launches-4-2,yield,move,search"
     done = cli(
         "compare", MIX, "--policies", policies, "--seconds", 1, "--results", "r.jsonl",
