@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
 import pytest
 
-from commands import run_eclip
 from eclip.artefacts.plan import Promise
 from eclip.devices.gpu.board import VARIABLE, open_board
 from eclip.devices.gpu.board_view import SeenWorker, look, look_around
@@ -101,22 +99,3 @@ def test_what_is_no_board_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv(VARIABLE, str(path.parent))
     with pytest.raises(UsageError, match="there is no board"):
         look_around()
-
-
-def test_the_command_shows_all_boards_of_the_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from eclip.devices.gpu.board import board_path
-
-    monkeypatch.setenv(VARIABLE, str(tmp_path))
-    with open_board(board_path("GPU-1")) as first, open_board(board_path("GPU-2")) as second:
-        first.claim(PROMISE, "bert")
-        second.claim(None, "training")
-        shown = run_eclip("top", "--once")
-        assert shown.returncode == 0, shown.stderr
-        assert "bert" in shown.stdout and "service" in shown.stdout
-        assert "training" in shown.stdout and "background" in shown.stdout
-        told = json.loads(run_eclip("top", "--json").stdout)
-        assert [one["workers"][0]["name"] for one in told] == ["bert", "training"]
-        one = json.loads(run_eclip("top", "--json", "--board", str(board_path("GPU-2"))).stdout)
-        assert [board["workers"][0]["tier"] for board in one] == ["background"]
