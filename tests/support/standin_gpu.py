@@ -236,7 +236,7 @@ def make_worker(
         begins = [0, *itertools.accumulate(sizes)]
         return [steps(way, at, begins[at], taken) for at, taken in enumerate(stretches)]
 
-    masks = active or [(1 << 62) - 1]
+    masks = active or [loop.ANYBODY]
     count = len(variants[0])
     worker = WorkerLoop(
         gpu,

@@ -78,4 +78,4 @@ def _cut(executables: Executables, made: Capture, seated: Seated, owner: Release
         )
     route = on_one_lane(0, kernels, 0)
     steps = executables.stretches(route, seated.conduct.stretches(kernels), owner)
-    return loop.Ways([(1, steps)])
+    return loop.Ways([(loop.ANYBODY, steps)])

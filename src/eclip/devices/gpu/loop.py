@@ -52,6 +52,7 @@ LAUNCH, RECORD, WAIT, HOLD = 0, 1, 2, 3
 AHEAD = 2
 _CLOCK_MONOTONIC = 1
 _CHUNK = 1 << 15  # requests between two returns to Python
+ANYBODY = (1 << 62) - 1  # as a variant's bit set: it fits whoever is active
 FOREVER_NS = int(np.iinfo(np.int64).max)
 # A worker that yields spins for a moment, then looks about every 20 us. That takes a tenth of a
 # core; a futex would take none, but does not see slack run out, floors and owners that have died.
@@ -494,7 +495,7 @@ class Repeater:
 
 def whole_request(launch: tuple[int, Any, Any]) -> Ways:
     """A request that is one launch, whoever else is active."""
-    return Ways([(1, [steps_of([launch])])])
+    return Ways([(ANYBODY, [steps_of([launch])])])
 
 
 def chained(parts: Sequence[tuple[Any, Any, tuple[Any, Any] | None]]) -> Steps:
