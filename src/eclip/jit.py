@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import config
 from numba.core.caching import FunctionCache
+from numba.extending import intrinsic
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -53,6 +55,25 @@ def inlined(function: F) -> F:
     to them than working.
     """
     return cast(F, numba.njit(inline="always", error_model="numpy")(function))
+
+
+def _call_c(
+    typing_context: Any, address: Any, first: Any, second: Any, third: Any
+) -> tuple[Any, Callable[..., Any]]:
+    word = numba.types.uint64
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        at, *words = arguments
+        kind = ir.FunctionType(ir.IntType(32), [ir.IntType(64)] * len(words))
+        return builder.call(builder.inttoptr(at, kind.as_pointer()), words)
+
+    return numba.types.int32(word, word, word, word), emit
+
+
+# For compiled code: call the C function at an address with three words, and get its int. Unlike a
+# function of ctypes, an address can be handed to code that is cached. Words that a function does
+# not take stay in registers that it does not read.
+call_c: Callable[[Any, Any, Any, Any], int] = cast(Any, intrinsic)(_call_c)
 
 
 def _compile(function: Callable[..., object]) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 
 from eclip.artefacts.plan import Promise
 from eclip.devices.gpu.board import open_board
-from eclip.devices.gpu.loop import Place, make_driver
+from eclip.devices.gpu.loop import LAUNCH, Place, WorkerLoop, whole_request
 from standin_gpu import StandinGpu, make_worker
 
 BOUND_NS = 1000 * 1_000_000_000
@@ -40,7 +40,7 @@ def serve(gpu: StandinGpu, path: Path) -> None:
 
 def main(library: str, path: str) -> None:
     gpu = StandinGpu(Path(library))
-    make_driver(gpu.entry_points)
+    WorkerLoop(gpu, whole_request((LAUNCH, 0, 0)))  # compiles
     children = []
     print("ready", flush=True)
     for _ in sys.stdin:

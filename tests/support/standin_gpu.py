@@ -27,7 +27,7 @@ from eclip.devices.gpu.loop import (
     Steps,
     Ways,
     WorkerLoop,
-    make_driver,
+    drive,
 )
 from eclip.runtime.reactions import (
     ALWAYS,
@@ -143,8 +143,8 @@ class StandinGpu:
             self._driver.cuStreamEndCapture(ctypes.c_uint64(stream), ctypes.byref(graph))
 
     def times_compiled(self) -> int:
-        """The loop, for this driver: more than once if it was called with other types."""
-        return len(cast(Any, make_driver(self.entry_points)).signatures)
+        """The loop: more than once if it was called with other types."""
+        return len(cast(Any, drive).signatures)
 
     def watch(self) -> Log:
         words = np.zeros(2 + _LINE * _ROOM, dtype=np.int64)

@@ -15,14 +15,16 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, cast
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from eclip.devices import deciding
 from eclip.devices.deciding import counts_as_busy, decide, owed_after, publish
 from eclip.errors import DeviceError
+from eclip.jit import call_c, compiled, compiled_with, inlined
+from eclip.runtime import reactions
 from eclip.runtime.reactions import (
     ALWAYS,
     BANKED_NS,
@@ -57,8 +59,11 @@ FOREVER_NS = int(np.iinfo(np.int64).max)
 # A worker that yields spins for a moment, then looks about every 20 us. That takes a tenth of a
 # core; a futex would take none, but does not see slack run out, floors and owners that have died.
 _SPIN_NS = 50_000
-_LOOK_US = 20
-_TIMER_SLACK = (29, 1000)  # prctl: sleep no more than 1 us longer than asked, instead of 50
+_LOOK_US = np.uint64(20)
+_TIMER_SLACK = (
+    np.uint64(29),
+    np.uint64(1000),
+)  # prctl: sleep no more than 1 us longer than asked, instead of 50
 
 # Columns of a served request.
 ARRIVAL, START, END, BARRIERS, YIELDS, MOVES, PAUSE_NS = range(7)
@@ -81,17 +86,38 @@ class EntryPoints:
     synchronise: str  # stream: the host waits for it
 
 
-def _entry(library: str, name: str, arguments: int) -> Any:
-    """A C function, as compiled code calls it."""
+def _address(library: str, name: str) -> int:
+    """Of a C function, as compiled code calls it."""
     try:
         function = getattr(ctypes.CDLL(library), name)
     except (OSError, AttributeError):
         raise DeviceError(
             f"{library} has no {name}: the GPU's driver is missing or too old"
         ) from None
-    function.argtypes = [ctypes.c_uint64] * arguments
-    function.restype = ctypes.c_int
-    return function
+    return int(ctypes.cast(function, ctypes.c_void_p).value or 0)
+
+
+# Places in what ``addresses_of`` gives.
+_GRAPH_LAUNCH, _EVENT_RECORD, _STREAM_WAIT, _EVENT_HOLD, _SYNCHRONISE = range(5)
+_CLOCK, _SLEEP, _CONTROL = range(5, 8)
+_NOTHING = np.uint64(0)  # where a function takes fewer words
+
+
+@functools.cache
+def addresses_of(table: EntryPoints) -> Words:
+    """The functions that ``drive`` calls."""
+    named = (
+        *(table.graph_launch, table.event_record, table.stream_wait),
+        *(table.event_hold, table.synchronise),
+    )
+    system = ("clock_gettime", "usleep", "prctl")
+    return np.array(
+        [
+            *(_address(table.library, name) for name in named),
+            *(_address("libc.so.6", name) for name in system),
+        ],
+        dtype=np.uint64,
+    )
 
 
 @dataclass(frozen=True)
@@ -156,209 +182,200 @@ class LoopGpu(Protocol):
         ...
 
 
-@functools.cache
-def make_driver(table: EntryPoints) -> Callable[..., tuple[int, int, int]]:
-    """The loop, bound to a GPU's driver and compiled; called like ``drive`` below."""
-    graph_launch = _entry(table.library, table.graph_launch, 2)
-    event_record = _entry(table.library, table.event_record, 2)
-    stream_wait = _entry(table.library, table.stream_wait, 3)
-    event_hold = _entry(table.library, table.event_hold, 1)
-    synchronise = _entry(table.library, table.synchronise, 1)
-    clock = _entry("libc.so.6", "clock_gettime", 2)
-    usleep = _entry("libc.so.6", "usleep", 1)
-    prctl = _entry("libc.so.6", "prctl", 2)
+@inlined
+def _now_ns(calls: Words, scratch: Ints) -> int:
+    call_c(calls[_CLOCK], np.uint64(_CLOCK_MONOTONIC), np.uint64(scratch.ctypes.data), _NOTHING)
+    return int(scratch[0] * 1_000_000_000 + scratch[1])
 
-    @numba.njit(nogil=True)
-    def now_ns(scratch: Ints) -> int:
-        clock(_CLOCK_MONOTONIC, scratch.ctypes.data)
-        return int(scratch[0] * 1_000_000_000 + scratch[1])
 
-    @numba.njit(nogil=True)
-    def reckon(owed: float, floor: float, elapsed_ns: int, done_ns: int) -> float:
-        """Between two joints passes less than this, unless the process was stopped: then nobody
-        owes it anything."""
-        return float(owed_after(owed, floor, min(elapsed_ns, BANKED_NS), done_ns))
+@inlined
+def _reckon(owed: float, floor: float, elapsed_ns: int, done_ns: int) -> float:
+    """Between two joints passes less than this, unless the process was stopped: then nobody
+    owes it anything."""
+    return float(owed_after(owed, floor, min(elapsed_ns, BANKED_NS), done_ns))
 
-    @numba.njit(nogil=True)
-    def tell(board: Ints, row: int, request: Ints, stretches: int) -> None:
-        """Show people what was served; nobody decides by it."""
-        board[row, SERVED] += 1
-        board[row, LAUNCHED] += stretches
-        board[row, YIELDED] += request[YIELDS]
-        board[row, MOVED] += request[MOVES]
-        board[row, CROSSED] += request[BARRIERS]
-        board[row, LONGEST_PAUSE] = max(board[row, LONGEST_PAUSE], request[PAUSE_NS])
-        # Rises 99 times as far as it falls, so it settles where one request in 100 is slower.
-        latency, tail = request[END] - request[ARRIVAL], board[row, TAIL]
-        step = max(tail, latency // 2) // 2000
-        board[row, TAIL] = max(tail + (99 * step if latency > tail else -step), 0)
 
-    @numba.njit(nogil=True)
-    def take(kind: Ints, first: Words, second: Words, begin: int, end: int) -> int:
-        """Take these steps; the first bad status, or 0."""
-        for step in range(begin, end):
-            if kind[step] == LAUNCH:
-                status = graph_launch(first[step], second[step])
-            elif kind[step] == RECORD:
-                status = event_record(first[step], second[step])
-            elif kind[step] == WAIT:
-                status = stream_wait(first[step], second[step], np.uint64(0))
-            else:
-                status = event_hold(first[step])
-            if status:
-                return int(status)
-        return 0
+@inlined
+def _tell(board: Ints, row: int, request: Ints, stretches: int) -> None:
+    """Show people what was served; nobody decides by it."""
+    board[row, SERVED] += 1
+    board[row, LAUNCHED] += stretches
+    board[row, YIELDED] += request[YIELDS]
+    board[row, MOVED] += request[MOVES]
+    board[row, CROSSED] += request[BARRIERS]
+    board[row, LONGEST_PAUSE] = max(board[row, LONGEST_PAUSE], request[PAUSE_NS])
+    # Rises 99 times as far as it falls, so it settles where one request in 100 is slower.
+    latency, tail = request[END] - request[ARRIVAL], board[row, TAIL]
+    step = max(tail, latency // 2) // 2000
+    board[row, TAIL] = max(tail + (99 * step if latency > tail else -step), 0)
 
-    @numba.njit(nogil=True)
-    def drive(
-        kind: Ints,
-        first: Words,
-        second: Words,
-        begins: Ints,  # way × stretch: where its steps begin; one more entry at the end
-        entry: Words,  # way × stretch: the stream that it begins on
-        stream: Words,  # way × stretch: the stream that completes last
-        inner: Ints,  # way × stretch: barriers inside
-        variant_active: Ints,  # per variant a bit set of workers; the smallest sets first
-        board: Ints,  # shared by all threads
-        row: int,
-        peers: Ints,
-        beats: bool,
-        who: Ints,  # rules, as the following
-        level: Ints,
-        choices: Ints,
-        events: Words,  # one for each stretch that may be in flight
-        done_ns: Ints,
-        bound_ns: int,
-        floor: float,
-        closed: bool,
-        arrivals: Ints,  # absolute times
-        taken: int,  # how many of them were served before
-        stop_at: int,
-        stop: Ints,  # set from outside to end the loop
-        rows: Ints,  # out: the columns of every request
-    ) -> tuple[int, int, int]:
-        """Requests done, arrivals taken, and the first bad status, 0 if there was none."""
-        prctl(np.uint64(_TIMER_SLACK[0]), np.uint64(_TIMER_SLACK[1]))
-        scratch = np.zeros(2, dtype=np.int64)
-        stretches = done_ns.shape[0]
-        depth = max(events.shape[0], 1)
-        request_ns = done_ns[stretches - 1]
-        service = board[row, TIER] == SERVICE and bound_ns > 0
-        owed = 0.0  # against the floor, and when it was last reckoned
-        reckoned = now_ns(scratch)
-        done = 0
-        while done < rows.shape[0]:
-            now = now_ns(scratch)
-            if beats:
-                board[row, HEARTBEAT] = now
-            if now >= stop_at or stop[0]:
+
+@compiled
+def _take(calls: Words, kind: Ints, first: Words, second: Words, begin: int, end: int) -> int:
+    """Take these steps; the first bad status, or 0."""
+    for step in range(begin, end):
+        if kind[step] == LAUNCH:
+            status = call_c(calls[_GRAPH_LAUNCH], first[step], second[step], _NOTHING)
+        elif kind[step] == RECORD:
+            status = call_c(calls[_EVENT_RECORD], first[step], second[step], _NOTHING)
+        elif kind[step] == WAIT:
+            status = call_c(calls[_STREAM_WAIT], first[step], second[step], _NOTHING)
+        else:
+            status = call_c(calls[_EVENT_HOLD], first[step], _NOTHING, _NOTHING)
+        if status:
+            return int(status)
+    return 0
+
+
+@compiled_with(deciding.__file__, reactions.__file__)
+def drive(
+    calls: Words,  # addresses_of the GPU's driver
+    kind: Ints,
+    first: Words,
+    second: Words,
+    begins: Ints,  # way × stretch: where its steps begin; one more entry at the end
+    entry: Words,  # way × stretch: the stream that it begins on
+    stream: Words,  # way × stretch: the stream that completes last
+    inner: Ints,  # way × stretch: barriers inside
+    variant_active: Ints,  # per variant a bit set of workers; the smallest sets first
+    board: Ints,  # shared by all threads
+    row: int,
+    peers: Ints,
+    beats: bool,
+    who: Ints,  # rules, as the following
+    level: Ints,
+    choices: Ints,
+    events: Words,  # one for each stretch that may be in flight
+    done_ns: Ints,
+    bound_ns: int,
+    floor: float,
+    closed: bool,
+    arrivals: Ints,  # absolute times
+    taken: int,  # how many of them were served before
+    stop_at: int,
+    stop: Ints,  # set from outside to end the loop
+    rows: Ints,  # out: the columns of every request
+) -> tuple[int, int, int]:
+    """Requests done, arrivals taken, and the first bad status, 0 if there was none."""
+    call_c(calls[_CONTROL], _TIMER_SLACK[0], _TIMER_SLACK[1], _NOTHING)
+    scratch = np.zeros(2, dtype=np.int64)
+    stretches = done_ns.shape[0]
+    depth = max(events.shape[0], 1)
+    request_ns = done_ns[stretches - 1]
+    service = board[row, TIER] == SERVICE and bound_ns > 0
+    owed = 0.0  # against the floor, and when it was last reckoned
+    reckoned = _now_ns(calls, scratch)
+    done = 0
+    while done < rows.shape[0]:
+        now = _now_ns(calls, scratch)
+        if beats:
+            board[row, HEARTBEAT] = now
+        if now >= stop_at or stop[0]:
+            break
+        arrival = now
+        if not closed:
+            if taken >= arrivals.shape[0]:
                 break
-            arrival = now
-            if not closed:
-                if taken >= arrivals.shape[0]:
-                    break
-                arrival = arrivals[taken]
-                if arrival > now:
-                    board[row, BUSY_SINCE] = IDLE
-                    reckoned = now  # a floor promises nothing for time without requests
-                    # Sleep while it is far, spin when it is near.
-                    if arrival - now > 200_000:
-                        usleep(np.uint64(min(arrival - now - 150_000, 10_000_000) // 1000))
-                    continue
-                taken += 1
-            if service:
-                queued = arrivals[taken:]  # none in a closed loop
-                publish(board, row, arrival, queued, bound_ns, request_ns, now)
-            left = board[row, LEFT]
-            board[row, BUSY_SINCE] = now
-            active = 0
-            for peer in range(peers.shape[0]):
-                if peers[peer] == row or counts_as_busy(board, peers[peer], now):
-                    active |= 1 << peer
-            variant = 0
-            while active & ~variant_active[variant]:
-                variant += 1
-            rows[done, ARRIVAL] = arrival
-            rows[done, START] = now_ns(scratch)
-            rows[done, BARRIERS:] = 0
-            last = np.uint64(0)
-            for stretch in range(stretches):
-                if stretch >= depth:
-                    status = event_hold(events[stretch % depth])
-                    if status:
-                        return done, taken, status
-                    now = now_ns(scratch)
-                    before = done_ns[stretch - depth - 1] if stretch > depth else 0
-                    done_since = done_ns[stretch - depth] - before
-                    owed = reckon(owed, floor, now - reckoned, done_since)
-                    reckoned = now
-                    if service:
-                        board[row, LEFT] = left - done_ns[stretch - depth]
-                choice = GO_ON
-                held_at = 0
-                while choices.shape[0] > 0:
-                    now = now_ns(scratch)
-                    if beats:
-                        board[row, HEARTBEAT] = now
-                    overtaken = rows[done, YIELDS]
-                    choice = decide(board, row, peers, who, level, choices, overtaken, now)
-                    if choice != YIELD:
-                        break
-                    owed = reckon(owed, floor, now - reckoned, 0)
-                    reckoned = now
-                    if owed > 0.0 or stop[0] or now >= stop_at:
-                        choice = GO_ON
-                        break
-                    if held_at == 0:
-                        held_at = now
-                    if now - held_at > _SPIN_NS:
-                        usleep(np.uint64(_LOOK_US))
-                if held_at:
-                    rows[done, YIELDS] += 1
-                    rows[done, PAUSE_NS] = max(rows[done, PAUSE_NS], now - held_at)
-                way = variant
-                if choice > 0:
-                    way = variant_active.shape[0] + choice - 1
-                    rows[done, MOVES] += 1
-                at = way * stretches + stretch
-                if stretch > 0 and entry[at] != last:
-                    event = events[(stretch - 1) % depth]
-                    status = stream_wait(entry[at], event, np.uint64(0))
-                    if status:
-                        return done, taken, status
-                    rows[done, BARRIERS] += 1
-                status = take(kind, first, second, begins[at], begins[at + 1])
+            arrival = arrivals[taken]
+            if arrival > now:
+                board[row, BUSY_SINCE] = IDLE
+                reckoned = now  # a floor promises nothing for time without requests
+                # Sleep while it is far, spin when it is near.
+                if arrival - now > 200_000:
+                    away_us = min(arrival - now - 150_000, 10_000_000) // 1000
+                    call_c(calls[_SLEEP], np.uint64(away_us), _NOTHING, _NOTHING)
+                continue
+            taken += 1
+        if service:
+            queued = arrivals[taken:]  # none in a closed loop
+            publish(board, row, arrival, queued, bound_ns, request_ns, now)
+        left = board[row, LEFT]
+        board[row, BUSY_SINCE] = now
+        active = 0
+        for peer in range(peers.shape[0]):
+            if peers[peer] == row or counts_as_busy(board, peers[peer], now):
+                active |= 1 << peer
+        variant = 0
+        while active & ~variant_active[variant]:
+            variant += 1
+        rows[done, ARRIVAL] = arrival
+        rows[done, START] = _now_ns(calls, scratch)
+        rows[done, BARRIERS:] = 0
+        last = np.uint64(0)
+        for stretch in range(stretches):
+            if stretch >= depth:
+                status = call_c(calls[_EVENT_HOLD], events[stretch % depth], _NOTHING, _NOTHING)
                 if status:
                     return done, taken, status
-                rows[done, BARRIERS] += inner[at]
-                last = stream[at]
-                if stretches > 1:
-                    status = event_record(events[stretch % depth], last)
-                    if status:
-                        return done, taken, status
-            status = synchronise(last)
+                now = _now_ns(calls, scratch)
+                before = done_ns[stretch - depth - 1] if stretch > depth else 0
+                done_since = done_ns[stretch - depth] - before
+                owed = _reckon(owed, floor, now - reckoned, done_since)
+                reckoned = now
+                if service:
+                    board[row, LEFT] = left - done_ns[stretch - depth]
+            choice = GO_ON
+            held_at = 0
+            while choices.shape[0] > 0:
+                now = _now_ns(calls, scratch)
+                if beats:
+                    board[row, HEARTBEAT] = now
+                overtaken = rows[done, YIELDS]
+                choice = decide(board, row, peers, who, level, choices, overtaken, now)
+                if choice != YIELD:
+                    break
+                owed = _reckon(owed, floor, now - reckoned, 0)
+                reckoned = now
+                if owed > 0.0 or stop[0] or now >= stop_at:
+                    choice = GO_ON
+                    break
+                if held_at == 0:
+                    held_at = now
+                if now - held_at > _SPIN_NS:
+                    call_c(calls[_SLEEP], _LOOK_US, _NOTHING, _NOTHING)
+            if held_at:
+                rows[done, YIELDS] += 1
+                rows[done, PAUSE_NS] = max(rows[done, PAUSE_NS], now - held_at)
+            way = variant
+            if choice > 0:
+                way = variant_active.shape[0] + choice - 1
+                rows[done, MOVES] += 1
+            at = way * stretches + stretch
+            if stretch > 0 and entry[at] != last:
+                event = events[(stretch - 1) % depth]
+                status = call_c(calls[_STREAM_WAIT], entry[at], event, _NOTHING)
+                if status:
+                    return done, taken, status
+                rows[done, BARRIERS] += 1
+            status = _take(calls, kind, first, second, begins[at], begins[at + 1])
             if status:
                 return done, taken, status
-            now = now_ns(scratch)
-            in_flight = min(depth, stretches)
-            before = done_ns[stretches - in_flight - 1] if stretches > in_flight else 0
-            owed = reckon(owed, floor, now - reckoned, request_ns - before)
-            reckoned = now
-            rows[done, END] = now
-            tell(board, row, rows[done], stretches)
-            done += 1
-        return done, taken, 0
+            rows[done, BARRIERS] += inner[at]
+            last = stream[at]
+            if stretches > 1:
+                status = call_c(calls[_EVENT_RECORD], events[stretch % depth], last, _NOTHING)
+                if status:
+                    return done, taken, status
+        status = call_c(calls[_SYNCHRONISE], last, _NOTHING, _NOTHING)
+        if status:
+            return done, taken, status
+        now = _now_ns(calls, scratch)
+        in_flight = min(depth, stretches)
+        before = done_ns[stretches - in_flight - 1] if stretches > in_flight else 0
+        owed = _reckon(owed, floor, now - reckoned, request_ns - before)
+        reckoned = now
+        rows[done, END] = now
+        _tell(board, row, rows[done], stretches)
+        done += 1
+    return done, taken, 0
 
-    _compile(drive)
-    return drive
 
-
-def _compile(drive: Any) -> None:
-    """Now: the first call would otherwise do it in the middle of a run."""
-    ways = whole_request((LAUNCH, 0, 0))
-    now = np.ones(1, dtype=np.int64)
+def _compile(program: tuple[Any, ...]) -> None:
+    """Now: the first call would otherwise do it, or read it from the cache, in the middle of a
+    run."""
+    nobody, over = np.empty(0, dtype=np.int64), np.ones(1, dtype=np.int64)
     rows = np.zeros((1, COLUMNS), dtype=np.int64)
-    drive(*_program(ways, alone_place(), NO_BEHAVIOUR), True, now[:0], 0, 0, now, rows)
+    cast(Any, drive)(*program, True, nobody, 0, 0, over, rows)
 
 
 def alone_place() -> Place:
@@ -410,8 +427,8 @@ class WorkerLoop:
         self.stretches = max(ways.variants, key=lambda pair: pair[0].bit_count())[1]
         self._gpu = gpu
         self._place = place or alone_place()
-        self._drive = make_driver(gpu.entry_points)
-        self._program = _program(ways, self._place, behaviour)
+        self._program = (addresses_of(gpu.entry_points), *_program(ways, self._place, behaviour))
+        _compile(self._program)
 
     def drive(
         self,
@@ -431,7 +448,7 @@ class WorkerLoop:
         try:
             while left > 0:
                 rows = np.zeros((min(left, _CHUNK), COLUMNS), dtype=np.int64)
-                done, taken, status = self._drive(
+                done, taken, status = cast(Any, drive)(
                     *self._program, closed, times, taken, stop_at_ns, stop, rows
                 )
                 if status:
