@@ -218,12 +218,11 @@ def test_clients_are_told_their_priority(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv(PRIORITY, "1")  # a user's own: for the daemon it would be everybody's limit
     plan = plan_of("steady", "steady")
     lower = with_shares(plan, (100, 50), below_normal=(1,))
-    with start_sets(plan, lower) as sets:
+    with open_sets(plan, lower) as sets:
         told = [
             [environment_of(child.pid).get(PRIORITY) for child in session.children]
             for session in sets.sessions
         ]
-        sets.wait()
     assert told == [[None, None], ["0", "1"]]
 
 
