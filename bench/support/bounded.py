@@ -61,9 +61,7 @@ def kept_plan(path: Path, profiles: Sequence[Profile]) -> Plan | None:
     return plan if same else None
 
 
-def search_plans(
-    case: Case, ways: Sequence[str], seconds: float
-) -> dict[str, Plan]:
+def search_plans(case: Case, ways: Sequence[str], seconds: float) -> dict[str, Plan]:
     """A plan for each of these ways, from one search for every bound. ``case`` has the rates."""
     found: dict[float, FoundHabits] = {}
     plans = {}

@@ -175,10 +175,14 @@ BOUNDED: dict[str, tuple[float, float]] = {
     "bound 2.5": (2.5, 0.95),
     "bound 2.5 careful": (2.5, 0.8),
 }
-OURS = ("yield d1", "yield d2", "yield fine", "move half", *BOUNDED)
 OURS_APART = ("yield time-sliced", "yield MPS")
 # What is claimed of these needs more requests than to tell a baseline.
-CLAIMED = frozenset((*OURS, *OURS_APART))
+CLAIMED = frozenset(
+    (
+        *("yield d2", "bound 1.3", "bound 1.5", "bound 1.5 careful"),
+        *("bound 2.5", "bound 2.5 careful", *OURS_APART),
+    )
+)
 CORE = ("priorities", "yield d1", "yield d2", "move half")
 BASELINES = (
     *("streams", "priorities", "segments", "launches 16/8", "launches 4/2", "launches 1/1"),

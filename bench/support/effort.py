@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.support.contenders import APART, BOUNDED, CLAIMED, OURS_APART, SWEPT_APART, WAYS
@@ -32,7 +32,7 @@ class Effort:
     rarest service over all rounds; what is only to be told from it, briefly in the first."""
 
     requests: int = 1000
-    brief: int = 350
+    brief: int = 300
     rounds: int = 2
     least_s: float = 0.6  # of a run
     most_s: float = 2.5
@@ -67,14 +67,19 @@ class Task:
     busy_cores: bool = False
     again: bool = False  # services alone twice, to see the noise
     stage: str = ""
+    later_ways: tuple[str, ...] | None = None  # at loads after the first; None: the same
+
+    def ways_at(self, load: float) -> tuple[str, ...]:
+        if load == self.loads[0] or self.later_ways is None:
+            return self.ways
+        return self.later_ways
 
     @property
     def inside(self) -> list[str]:
         return [way for way in self.ways if way in WAYS]
 
-    @property
-    def bounded(self) -> list[str]:
-        return [way for way in self.ways if way in BOUNDED]
+    def bounded_at(self, load: float) -> list[str]:
+        return [way for way in self.ways_at(load) if way in BOUNDED]
 
     @property
     def apart(self) -> list[str]:
@@ -89,12 +94,12 @@ class Task:
         return " ".join(words)
 
 
-def loops_of(ways: Sequence[str]) -> int:
-    """Different loops of background, roughly: those that share a grain and a depth share one."""
-    own = {way for way in ways if way.startswith(("launches", "yield d1", "yield fine"))}
-    own |= {way for way in ways if way in OURS_APART}
-    shared = any(way in CLAIMED and way not in own for way in ways) or "segments" in ways
-    return len(own) + shared + 1
+def idle_runs(ways: Sequence[str], rounds: int, *, again: bool) -> int:
+    """Runs of background alone, roughly: ways that share a grain and a depth share a loop, and
+    those of baselines are run once for all loads (``again``: they have been)."""
+    apart = sum(way in OURS_APART for way in ways)
+    own = sum(way.startswith(("launches", "yield d1", "yield fine")) for way in ways)
+    return rounds * (2 + apart) + (0 if again else own)
 
 
 def measured_s(task: Task, load: float, request_ms: RequestMs) -> float:
@@ -102,20 +107,19 @@ def measured_s(task: Task, load: float, request_ms: RequestMs) -> float:
     models = PAIRS[task.pair].models
     services = len(models) - 1
     rates = [load * 1e3 / request_ms(model) / services for model in models[:-1]]
-    effort = task.effort
+    effort, ways = task.effort, task.ways_at(load)
     window, brief = effort.window(min(rates)), effort.brief_window(min(rates))
     whole = window.seconds + window.warmup_seconds + RUN_S
     short = min(brief.seconds, window.seconds) + window.warmup_seconds + RUN_S
-    claimed = sum(way in CLAIMED for way in task.ways)
-    apart = sum(way in OURS_APART for way in task.ways)
-    told = sum(way in SWEPT_APART for way in task.ways)
+    claimed = sum(way in CLAIMED for way in ways)
+    apart = sum(way in OURS_APART for way in ways)
+    told = sum(way in SWEPT_APART for way in ways)
     alone = services * (1 + task.again + apart)
     seconds = effort.rounds * whole * (claimed + alone)
-    seconds += short * (len(task.ways) - claimed) + short * services * min(told, 2)
+    seconds += short * (len(ways) - claimed) + short * services * min(told, 2)
     idle = background_window(request_ms(models[-1]) / 1e3)
-    return seconds + loops_of(task.ways) * effort.rounds * (
-        idle.seconds + idle.warmup_seconds + RUN_S
-    )
+    runs = idle_runs(ways, effort.rounds, again=load != task.loads[0])
+    return seconds + runs * (idle.seconds + idle.warmup_seconds + RUN_S)
 
 
 def prepared_s(task: Task, captured: set[str], profiled: Callable[[str], bool]) -> float:
@@ -133,15 +137,18 @@ def expected_s(
     request_ms: RequestMs,
     profiled: Callable[[str], bool],
     searched: Callable[[Task, float, str], bool],
+    captured: Collection[str] = (),
 ) -> Mapping[Task, float]:
-    """Seconds of every task, in this order, in one process."""
-    captured: set[str] = set()
+    """Seconds of every task, in this order, in one process that has captured these models."""
+    captured = set(captured)
     found = {}
     for task in tasks:
         seconds = prepared_s(task, captured, profiled)
         for load in task.loads:
             seconds += measured_s(task, load, request_ms)
-            factors = {BOUNDED[way][0] for way in task.bounded if not searched(task, load, way)}
+            factors = {
+                BOUNDED[way][0] for way in task.bounded_at(load) if not searched(task, load, way)
+            }
             seconds += SEARCH_S * len(factors)
         found[task] = seconds
     return found

@@ -36,7 +36,7 @@ from eclip.artefacts.runlog import RunLog
 from eclip.devices.base import Session, StartedSessions, Window
 from eclip.devices.load import Load, closed_loop, load_of_mix
 from eclip.devices.shapes import shape_of
-from eclip.errors import EclipError
+from eclip.errors import EclipError, UsageError
 from eclip.lab.case import Case
 from eclip.lab.keeping import with_bounds
 from eclip.lab.rounds import rotation
@@ -103,9 +103,11 @@ def run_task(bench: Bench, task: Task) -> None:
         stack.enter_context(busy_cores(task.busy_cores))
         reference = reference_of(entrants)
         capacity = [_capacity(reference, index, profiles) for index in range(len(models) - 1)]
+        known: dict[tuple[Any, ...], float] = {}  # background alone, by loop
         for load in task.loads:
             rates = [load * rps / len(capacity) for rps in capacity]
-            measured = Measured(bench, task, load, list(entrants), scene, capacity)
+            now = [one for one in entrants if one.name in task.ways_at(load) or one is reference]
+            measured = Measured(bench, task, load, now, scene, capacity, known)
             with contextlib.ExitStack() as of_load:
                 measured.begin(at_rates(mix, rates))
                 measured.entrants += opening.bounded(measured, of_load)
@@ -188,11 +190,12 @@ class Opening:
     def bounded(self, measured: Measured, stack: contextlib.ExitStack) -> list[Entrant]:
         """Their bounds are of the p99 alone that was measured a moment ago."""
         bench, task, load = self._bench, self._task, measured.load
-        if not task.bounded:
+        wanted = task.bounded_at(load)
+        if not wanted:
             return []
         plans = self._plans(measured)
-        found = []
-        for way in task.bounded:
+        found: list[Entrant] = []
+        for way in wanted:
             if way not in plans:
                 continue
             asked = bounded.with_factors(measured.mix, BOUNDED[way][0])
@@ -206,7 +209,7 @@ class Opening:
     def _plans(self, measured: Measured) -> dict[str, Plan]:
         """Those that were made before, and new ones."""
         bench, task, load = self._bench, self._task, measured.load
-        files = {way: plan_file(bench.folder, task, load, way) for way in task.bounded}
+        files = {way: plan_file(bench.folder, task, load, way) for way in task.bounded_at(load)}
         profiles = self._scene.profiles
         plans = {way: bounded.kept_plan(path, profiles) for way, path in files.items()}
         missing = [way for way, plan in plans.items() if plan is None]
@@ -281,6 +284,7 @@ class Measured:
     entrants: list[Entrant]
     scene: Scene
     capacity: Sequence[float]
+    known: dict[tuple[Any, ...], float]  # background alone at loads before this, by loop
     loads: list[Load] = field(default_factory=list)  # of every round
     logs: dict[tuple[str, str], list[RunLog]] = field(default_factory=dict)
     mix: Mix = field(init=False)
@@ -362,9 +366,20 @@ class Measured:
                     Job("alone", one, service, rounds if claimed else 1, not claimed)
                     for service in self.services
                 ]
-        alone_in = {one.loop: one for one in reversed(self.entrants) if not one.apart}
-        alone_in |= {one.loop: one for one in self.entrants if one.name in OURS_APART}
-        return [*jobs, *(Job("background", one, last, rounds) for one in alone_in.values())]
+        return [*jobs, *self._background_jobs()]
+
+    def _background_jobs(self) -> Iterator[Job]:
+        """Alone in every loop; in those of baselines once, for all loads."""
+        last, rounds = self.scene.background, self.task.effort.rounds
+        loops: dict[tuple[Any, ...], list[Entrant]] = {}
+        for one in self.entrants:
+            if not one.apart or one.name in OURS_APART:
+                loops.setdefault(one.loop, []).append(one)
+        for loop, entrants in loops.items():
+            entrants.sort(key=lambda one: one.name.startswith("masks"))  # not on a part, if it can
+            claimed = loop == () or any(one.name in CLAIMED for one in entrants)
+            if claimed or loop not in self.known:
+                yield Job("background", entrants[0], last, rounds if claimed else 1)
 
     def keep(self) -> None:
         alone = {service: self._latencies(f"alone {service}", service) for service in self.services}
@@ -379,7 +394,10 @@ class Measured:
         if self.task.again:
             self._keep_way("alone again", "again", self.entrants[0], alone, busy, arrays)
         for one in self.entrants:
-            self._keep_way(one.name, "shared", one, alone, busy, arrays)
+            try:
+                self._keep_way(one.name, "shared", one, alone, busy, arrays)
+            except UsageError as error:
+                self.bench.keep(self._row(one.name) | {"error": str(error)})
         self._save(arrays)
 
     def _row(self, way: str) -> dict[str, Any]:
@@ -437,6 +455,8 @@ class Measured:
         for service in self.services:
             worker = self.scene.background if kind == "shared" else service
             ours = self._latencies(f"{kind} {worker}", service, entrant.name)
+            if not len(ours.ns):
+                raise UsageError(f"{way}: no request arrived in its run; run longer")
             arrays[f"{way} {service}"] = ours.ns
             found = sharing.service_figures(ours, alone[service])
             found |= {"capacity_rps": self.capacity[service], "busy_share": busy[service]}
@@ -460,8 +480,8 @@ class Measured:
         last = self.scene.background
         for one in self.entrants:
             if one.loop == loop and (logs := self.logs.get((f"background {last}", one.name))):
-                return sharing.rate_of(logs, last)
-        return None
+                self.known[loop] = sharing.rate_of(logs, last)
+        return self.known.get(loop)
 
     def _background(self, entrant: Entrant, busy: float) -> dict[str, Any]:
         last = self.scene.background
@@ -484,6 +504,11 @@ class Measured:
             "depth": joints.depth if joints else None,
             "longest_stretch_us": joints.longest_ns / 1e3 if joints else None,
             "why": entrant.plan.why,
+            "runs": len(logs),
+            "run_seconds": logs[0].duration_ns / 1e9,
+            "bounds_ns": [
+                one.promise.bound_ns for one in entrant.plan.workers if one.promise is not None
+            ],
             "yields": sum(one.yields for one in counters),
             "moves": sum(one.moves for one in counters),
             "longest_pause_ms": max(one.longest_pause_ns for one in counters) / 1e6,

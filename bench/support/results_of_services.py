@@ -35,10 +35,16 @@ def finish(folder: Path) -> list[dict[str, Any]]:
                 )
                 for service, found in enumerate(row["services"])
             ]
+    write_rows(folder, rows)
+    return rows
+
+
+def write_rows(folder: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """All at once, instead of those that are there."""
+    path = folder / "services.jsonl"
     partial = path.with_suffix(".partial")
     partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
     partial.rename(path)
-    return rows
 
 
 def show(rows: Iterable[dict[str, Any]]) -> None:

@@ -73,6 +73,8 @@ def rate_of(logs: Sequence[RunLog], worker: int) -> float:
 
 
 def percentiles_ms(values: Values) -> dict[str, float]:
+    if not len(values):
+        return dict.fromkeys(("p50_ms", "p99_ms", "max_ms"), 0.0)
     p50, p99 = np.percentile(values, [50, 99]) / 1e6
     return {"p50_ms": float(p50), "p99_ms": float(p99), "max_ms": float(values.max()) / 1e6}
 

@@ -48,6 +48,7 @@ class Shelf:
     topology: Topology
     calibration: Calibration
     rehearsal: bool  # zoo models stand for the workloads that only a GPU has
+    found: dict[str, Profile] = field(default_factory=dict)
 
     @property
     def own(self) -> Path:
@@ -58,6 +59,11 @@ class Shelf:
 
     def find(self, name: str) -> Profile | None:
         """None: nobody has measured it."""
+        if name not in self.found and (profile := self._find(name)) is not None:
+            self.found[name] = profile
+        return self.found.get(name)
+
+    def _find(self, name: str) -> Profile | None:
         folders = [folder for folder in (self.own, *self.others) if folder.is_dir()]
         try:
             found = find_profile(self.model(name), self.topology, self.calibration, folders)
@@ -94,7 +100,7 @@ class Bench:
             found = self.shelf.find(name)
             if found is None or not self._captured(found, worker):
                 found = self._measure(model, worker)
-            self.profiles[model] = found
+            self.profiles[model] = self.shelf.found[name] = found
         return self.profiles[model]
 
     def _captured(self, profile: Profile, worker: int) -> bool:

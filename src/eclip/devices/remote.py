@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
@@ -364,7 +364,7 @@ def _check_stays(plan: Plan) -> None:
             )
 
 
-def _environment(uuid: str, pipes: Path, asked: Mapping[str, str]) -> dict[str, str]:
+def _environment(uuid: str, pipes: Path, asked: dict[str, str]) -> dict[str, str]:
     """``asked``: of MPS."""
     environment = os.environ | {
         # By UUID: indices mean something else to clients of a daemon that shows them one GPU.
