@@ -93,7 +93,7 @@ class Mortal:
     def _answer(self) -> Any:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if line.startswith(("{", "[")):  # libraries may print, too
+            with contextlib.suppress(ValueError):  # libraries may print, too
                 return json.loads(line)
         raise RuntimeError(f"a process ended with status {self._process.wait()}")
 

@@ -110,7 +110,7 @@ def with_replays(rows: Sequence[dict[str, Any]], shelf: Shelf) -> list[dict[str,
     """Rows with what the simulator says, where it can."""
     return [
         row | {"simulated": replay(row, shelf)}
-        if can_replay(row) and "simulated" not in row
+        if can_replay(row) and not row.get("simulated")
         else row
         for row in rows
     ]

@@ -6,8 +6,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+
+from eclip.artefacts.model_key import ModelKey
+from eclip.artefacts.plan import Lanes, Processes
+from eclip.artefacts.profile import Profile
+from eclip.devices.remote_child import Job
+from eclip.devices.sim.device import SimDevice
+from eclip.errors import DeviceError
+from eclip.frontends.library import find_profile
+from eclip.lab.case import find_calibration, find_topology
+from eclip.runtime.program import lower
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -16,9 +27,11 @@ from bench.support import deaths, promises
 from bench.support.bounded import factors, pick
 from bench.support.contenders import CLAIMED, KNOWN
 from bench.support.effort import Effort, Task, expected_s, measured_s
+from bench.support.measuring import run_task
 from bench.support.pairs import PAIRS
 from bench.support.promises import Table
 from bench.support.stages import Part, done_parts, fitting, note_done, scaled, stages
+from bench.support.workshop import Bench, Shelf
 
 MS = 1_000_000
 
@@ -121,6 +134,64 @@ def test_the_plan_of_a_visit_fits_into_half_an_hour(
     assert "main: bert+vgg 0.35/0.2/0.6" in said
     parts = [part for part in visit.parts_of(options) if part.stage != "claims"]
     assert sum(visit.reckoned(parts, visit.shelf_of(options)).values()) < 1750
+
+
+# --- Processes --------------------------------------------------------------------------------
+
+
+class Begun:
+    """Sessions of processes, as a GPU starts them; the simulator runs what they would."""
+
+    def __init__(self, sessions: list[Any], log: list[str]) -> None:
+        self.sessions = sessions
+        self._log = log
+
+    def wait(self) -> None:
+        self._log.append("waited")
+
+    def close(self) -> None:
+        self._log.append("closed")
+
+
+class WithProcesses(SimDevice):
+    modelled = False
+
+    def __init__(self, log: list[str]) -> None:
+        topology = find_topology("h200")
+        super().__init__(topology, find_calibration(None, topology))
+        self._log = log
+
+    def start(self, plans: Any, jobs: Any) -> Any:
+        assert all(isinstance(job, Job) for of_plan in jobs for job in of_plan)
+        if self._log and isinstance(plans[0].sharing, Processes):
+            raise DeviceError("there is no MPS here")
+        self._log.append("started")
+        profiles = [find_measured_profile(model) for model in plans[0].models]
+        plain = [msgspec.structs.replace(plan, sharing=Lanes()) for plan in plans]
+        programs = [lower(plan, [one.trace for one in profiles]) for plan in plain]
+        return Begun([self.open(program, profiles) for program in programs], self._log)
+
+
+def find_measured_profile(model: ModelKey) -> Profile:
+    topology = find_topology("h200")
+    return find_profile(model, topology, find_calibration(None, topology), [])
+
+
+def test_processes_are_started_first_and_waited_for_and_may_fail(tmp_path: Path) -> None:
+    log: list[str] = []
+    device = WithProcesses(log)
+    shelf = Shelf(tmp_path, (), device.topology, device.calibration, rehearsal=True)
+    bench = Bench(device, shelf)
+    ways = ("streams", "yield d2", "time-sliced", "MPS 50", "yield time-sliced")
+    run_task(bench, Task("alexnet+resnet152", (0.35,), ways, Effort(100, 50)))
+    assert log == ["started", "waited", "closed"]
+    found = {row["way"]: row for row in bench.rows}
+    assert found["MPS 50"]["error"] == "there is no MPS here"
+    (service,) = found["yield time-sliced"]["services"]
+    assert service["against_alone_apart"]["p99_ratio"]["value"] < 1.3
+    (alone,) = found["alone in time-sliced"]["alone"]
+    assert {"served", "late", "lag_ms", "warnings", "latency"} <= set(alone)
+    assert found["time-sliced"]["background"] > 0
 
 
 # --- Plans ------------------------------------------------------------------------------------
