@@ -22,7 +22,9 @@ def finish(folder: Path) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     for row in rows:
         file = folder / "latencies" / row.get("latencies", "")
-        if not file.is_file() or "low" in row["services"][0]["p99_ratio"]:
+        if "services" not in row or not file.is_file():
+            continue
+        if "low" in row["services"][0]["p99_ratio"]:
             continue
         with np.load(file) as kept:
             row["services"] = [
@@ -33,18 +35,22 @@ def finish(folder: Path) -> list[dict[str, Any]]:
                 )
                 for service, found in enumerate(row["services"])
             ]
+    write_rows(folder, rows)
+    return rows
+
+
+def write_rows(folder: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """All at once, instead of those that are there."""
+    path = folder / "services.jsonl"
     partial = path.with_suffix(".partial")
     partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
     partial.rename(path)
-    return rows
 
 
 def show(rows: Iterable[dict[str, Any]]) -> None:
     lines = []
     for row in rows:
-        if "error" in row:
-            continue
-        for found in row["services"]:
+        for found in row.get("services", ()):
             p50, p99 = found["p50_ratio"], found["p99_ratio"]
             held = found.get("checks", {})
             lines.append(

@@ -33,9 +33,14 @@ class Latencies:
     ns: Values
     ended: Flags
 
+    def first(self, count: int) -> Latencies:
+        """Of these runs, the first ones may have been made in another way, too."""
+        return Latencies(self.ns[:count], self.ended[:count])
+
     @classmethod
     def of(cls, logs: Sequence[RunLog], loads: Sequence[Load], worker: int) -> Latencies:
-        parts = [_latencies(log, load, worker) for log, load in zip(logs, loads, strict=True)]
+        """``loads``: of every round, in order; not all may have been run."""
+        parts = [_latencies(log, load, worker) for log, load in zip(logs, loads, strict=False)]
         return cls(np.concatenate([ns for ns, _ in parts]), np.concatenate([ok for _, ok in parts]))
 
 
@@ -68,12 +73,41 @@ def rate_of(logs: Sequence[RunLog], worker: int) -> float:
 
 
 def percentiles_ms(values: Values) -> dict[str, float]:
+    if not len(values):
+        return dict.fromkeys(("p50_ms", "p99_ms", "max_ms"), 0.0)
     p50, p99 = np.percentile(values, [50, 99]) / 1e6
     return {"p50_ms": float(p50), "p99_ms": float(p99), "max_ms": float(values.max()) / 1e6}
 
 
+def where_time_went(logs: Sequence[RunLog], worker: int) -> dict[str, Any]:
+    """Of a service alone: how long the device took for a request, and how long the host let one
+    wait that could have begun. Together they say why a tail is long."""
+    took, lag = [], []
+    for log in logs:
+        mine = np.array(log.requests.worker, dtype=np.int64) == worker
+        arrival, start, end = (
+            np.array(column, dtype=np.float64)[mine]
+            for column in (log.requests.arrival_ns, log.requests.start_ns, log.requests.end_ns)
+        )
+        took.append(end - start)
+        lag.append(start[1:] - np.maximum(arrival[1:], end[:-1]))
+    served, waited = np.concatenate(took), np.concatenate(lag)
+    if not len(waited):
+        return {}
+    return {
+        "served": percentiles_ms(served),
+        "late": percentiles_ms(waited),
+        "late_by_1ms": int(np.count_nonzero(waited > 1e6)),
+        "lag_ms": max(log.lag_ns[worker] for log in logs if log.lag_ns) / 1e6
+        if any(log.lag_ns for log in logs)
+        else None,
+        "warnings": sorted({text for log in logs for text in log.warnings}),
+    }
+
+
 def service_figures(shared: Latencies, alone: Latencies) -> dict[str, Any]:
     """Without intervals, which take long (``with_intervals``)."""
+    alone = alone.first(len(shared.ns))
     known = alone.ended
     ours, base = shared.ns[known], alone.ns[known]
     p50, p99 = np.percentile(ours, [50, 99]) / np.percentile(base, [50, 99])
@@ -89,6 +123,7 @@ def service_figures(shared: Latencies, alone: Latencies) -> dict[str, Any]:
 
 
 def with_intervals(figures: dict[str, Any], shared_ns: Values, alone: Latencies) -> dict[str, Any]:
+    alone = alone.first(len(shared_ns))
     p50, p99 = paired_ratios(shared_ns[alone.ended], alone.ns[alone.ended], (0.5, 0.99))
     return figures | {"p50_ratio": msgspec.to_builtins(p50), "p99_ratio": msgspec.to_builtins(p99)}
 

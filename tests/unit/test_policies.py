@@ -159,6 +159,16 @@ def test_shares_are_percentages_one_for_each_worker() -> None:
             with_shares(shared, wrong)
 
 
+def test_clients_of_mps_may_have_less_priority(tmp_path: Path) -> None:
+    shared = make_plan("shared", problem_of("h200", 2))
+    plan = with_shares(shared, (100, 100), below_normal=(1,))
+    assert plan.why.endswith("shares 100%, 2 below normal")
+    store.save(plan, tmp_path / "plan.json")
+    assert store.load(tmp_path / "plan.json", Plan) == plan
+    with pytest.raises(UsageError, match="worker 2 has less priority, and does not exist"):
+        with_shares(shared, (100, 100), below_normal=(2,))
+
+
 @pytest.mark.parametrize(
     ("policy", "sharing", "words"),
     [

@@ -37,7 +37,7 @@ from eclip.artefacts.topology import Topology
 from eclip.artefacts.trace import with_traces
 from eclip.devices import remote
 from eclip.devices.base import Window
-from eclip.devices.cuda.mps import python_path
+from eclip.devices.cuda.mps import PRIORITY, python_path
 from eclip.devices.load import CLOSED_LOOP, Load, closed_loop
 from eclip.devices.remote import Host, LoneSession, ProcessSession, ProcessSets
 from eclip.devices.remote_child import Job
@@ -211,6 +211,24 @@ def test_a_child_sees_one_gpu_and_only_the_daemon_meant_for_it(
     folder = "/tmp/eclip-mps-" if under_mps else "/nonexistent"
     with pytest.raises(DeviceError, match=rf"worker tells .*: {UUID} None {folder}"):
         open_sets(with_shares(plan, (50,)) if under_mps else plan)
+
+
+@pytest.mark.usefixtures("mps_control")
+def test_clients_are_told_their_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PRIORITY, "1")  # a user's own: for the daemon it would be everybody's limit
+    plan = plan_of("steady", "steady")
+    lower = with_shares(plan, (100, 50), below_normal=(1,))
+    with open_sets(plan, lower) as sets:
+        told = [
+            [environment_of(child.pid).get(PRIORITY) for child in session.children]
+            for session in sets.sessions
+        ]
+    assert told == [[None, None], ["0", "1"]]
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    words = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    return dict(word.split("=", 1) for word in words if "=" in word)
 
 
 @pytest.mark.parametrize(

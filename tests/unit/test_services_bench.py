@@ -23,15 +23,15 @@ def constants() -> Any:
     """The script's tables, without running it as a script."""
     code = (
         f"import sys, json; sys.path.insert(0, {str(ROOT)!r})\n"
-        "from bench.gpu import services as s\n"
-        "print(json.dumps([{n: p.models for n, p in s.PAIRS.items()}, s.STAND_INS, list(s.WAYS)]))"
+        "from bench.support import pairs as s\n"
+        "print(json.dumps([{n: p.models for n, p in s.PAIRS.items()}, s.STAND_INS]))"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return json.loads(said.stdout)
 
 
 def test_every_workload_exists_and_has_a_stand_in() -> None:
-    pairs, stand_ins, _ = constants()
+    pairs, stand_ins = constants()
     tree = ast.parse((ROOT / "bench" / "gpu" / "workloads.py").read_text())
     factories = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     own = {model for models in pairs.values() for model in models if ":" in parse_model(model).name}
@@ -42,11 +42,12 @@ def test_every_workload_exists_and_has_a_stand_in() -> None:
 
 @pytest.mark.slow
 def test_a_rehearsal_writes_a_line_for_every_way(tmp_path: Path) -> None:
-    ways = ["priorities", "yield d1", "yield d2", "move half", "masks"]
+    ways = ["priorities", "yield d1", "yield d2", "move half", "masks 50", "time-sliced", "MPS 50"]
+    ways += ["yield MPS", "bound 2.5"]
     said = subprocess.run(
         [
             *(sys.executable, SCRIPT, tmp_path, "--device", "sim", "--again"),
-            *("--pairs", "bert+vgg", "--seconds", "0.2", "--ways", ",".join(ways)),
+            *("--pairs", "bert+vgg", "--requests", "150", "--ways", ",".join(ways)),
         ],
         capture_output=True,
         text=True,
@@ -55,8 +56,10 @@ def test_a_rehearsal_writes_a_line_for_every_way(tmp_path: Path) -> None:
     )
     assert said.returncode == 0, said.stderr
     rows = [json.loads(line) for line in (tmp_path / "services.jsonl").read_text().splitlines()]
-    assert [row["way"] for row in rows] == ["alone again", *ways]
     found = {row["way"]: row for row in rows}
+    alone = ["alone in yield d2", "alone in time-sliced", "alone in yield MPS"]
+    assert list(found) == [*alone, "alone again", *ways]
+    assert found["alone in time-sliced"]["alone"][0]["late"]["max_ms"] == 0
     (again,) = found["alone again"]["services"]
     assert again["excess"] == {"p50_ms": 0, "p99_ms": 0, "max_ms": 0}  # it repeats itself exactly
     for way in ("yield d1", "yield d2"):
@@ -65,7 +68,8 @@ def test_a_rehearsal_writes_a_line_for_every_way(tmp_path: Path) -> None:
         assert found[way]["yields"] > 0
         assert 0.9 < found[way]["background_over_rest"] < 1.1
     assert found["move half"]["moves"] > 0
-    assert found["masks"]["background"] < 0.8
+    assert found["masks 50"]["background"] < 0.8
+    assert found["bound 2.5"]["background"] > found["yield d2"]["background"]
     with np.load(tmp_path / "latencies" / "bert-vgg-0.35-poisson-1.npz") as kept:
-        assert len(kept["arrivals_0"]) == len(kept["yield_d1_0"]) == len(kept["alone_0"])
+        assert len(kept["arrivals_0"]) == len(kept["yield_d2_0"]) == len(kept["alone_0"])
     assert "Over all pairs" in said.stdout

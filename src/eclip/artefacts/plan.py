@@ -212,16 +212,24 @@ class Processes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pr
     """A process for every worker, each on at most its share of the units: NVIDIA's MPS."""
 
     shares: tuple[int, ...]  # percent, one per worker
+    below_normal: tuple[int, ...] = ()  # workers whose clients have less priority than the others
 
     def __post_init__(self) -> None:
         if not all(1 <= share <= EVERYTHING for share in self.shares):
             raise ValueError(f"a share is 1 to 100 percent, not {self.label}")
+        for worker in self.below_normal:
+            if not 0 <= worker < len(self.shares):
+                raise ValueError(f"worker {worker} has less priority, and does not exist")
 
     @property
     def label(self) -> str:
-        """``60%`` or ``60/30/10%``"""
+        """``60%`` or ``60/30/10%``; with priorities ``100%, 2 below normal``, workers counted
+        from 1"""
         distinct = self.shares[:1] if len(set(self.shares)) == 1 else self.shares
-        return f"{'/'.join(map(str, distinct))}%"
+        shares = f"{'/'.join(map(str, distinct))}%"
+        if not self.below_normal:
+            return shares
+        return f"{shares}, {'/'.join(str(worker + 1) for worker in self.below_normal)} below normal"
 
 
 Sharing = Lanes | Turns | Processes

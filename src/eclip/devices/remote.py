@@ -29,7 +29,15 @@ from eclip.artefacts.runlog import RunLog
 from eclip.artefacts.topology import Topology
 from eclip.devices.base import Closing, Window, check_load
 from eclip.devices.cuda.energy import EnergyCounter, mean_power_w
-from eclip.devices.cuda.mps import PIPES, SHARE, MpsDaemon, python_path
+from eclip.devices.cuda.mps import (
+    BELOW_NORMAL,
+    NORMAL,
+    PIPES,
+    PRIORITY,
+    SHARE,
+    MpsDaemon,
+    python_path,
+)
 from eclip.devices.gpu.board import Board, private_board
 from eclip.devices.gpu.recording import NO_KERNELS, make_log, since, window_warnings
 from eclip.devices.load import CLOSED_LOOP, Load
@@ -127,21 +135,24 @@ class ProcessSession(Closing):
                 f"{', '.join(map(str, self.plan.models))}; the jobs given are for "
                 f"{', '.join(map(str, models)) or 'nobody'}"
             )
-        sharing = self.plan.sharing
-        shares = sharing.shares if isinstance(sharing, Processes) else None
-        pipes = _NO_PIPES if shares is None or self._daemon is None else self._daemon.pipes
         seats = self._make_board() if self.plan.gives_way else [None] * len(jobs)
         for index, (worker, job) in enumerate(zip(self.plan.workers, jobs, strict=True)):
             child = _Child(
                 name=f"{worker.name} ({self._label})",
-                environment=_environment(
-                    self._host.uuid, pipes, None if shares is None else shares[index]
-                ),
+                environment=self._environment(index),
                 board=self._board,
             )
             self.children.append(child)
             self._host.counter.ours.add(child.pid)
             child.send(replace(job, seat=seats[index]))
+
+    def _environment(self, worker: int) -> dict[str, str]:
+        sharing = self.plan.sharing
+        if not isinstance(sharing, Processes) or self._daemon is None:
+            return _environment(self._host.uuid, _NO_PIPES, {})
+        priority = BELOW_NORMAL if worker in sharing.below_normal else NORMAL
+        asked = {SHARE: str(sharing.shares[worker]), PRIORITY: str(priority)}
+        return _environment(self._host.uuid, self._daemon.pipes, asked)
 
     def _make_board(self) -> Sequence[Seat | None]:
         """A row for every worker. Its process says that it runs, so that one which is stopped or
@@ -352,7 +363,8 @@ def _check_stays(plan: Plan) -> None:
             )
 
 
-def _environment(uuid: str, pipes: Path, share: int | None) -> dict[str, str]:
+def _environment(uuid: str, pipes: Path, asked: dict[str, str]) -> dict[str, str]:
+    """``asked``: of MPS."""
     environment = os.environ | {
         # By UUID: indices mean something else to clients of a daemon that shows them one GPU.
         "CUDA_VISIBLE_DEVICES": uuid,
@@ -360,10 +372,8 @@ def _environment(uuid: str, pipes: Path, share: int | None) -> dict[str, str]:
         "PYTHONPATH": python_path(),
     }
     # One stream needs few hardware queues, and those of one MPS client are taken from the others.
-    environment.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
-    environment.pop(SHARE, None)
+    for variable in ("CUDA_DEVICE_MAX_CONNECTIONS", SHARE, PRIORITY):
+        environment.pop(variable, None)
     # Many processes build models at once: with threads for all cores each, they would thrash.
     environment.setdefault("OMP_NUM_THREADS", "1")
-    if share is not None:
-        environment[SHARE] = str(share)
-    return environment
+    return environment | asked

@@ -215,10 +215,14 @@ def _mps_model(problem: Problem, options: PolicyOptions) -> Plan:
     return with_shares(_shared(problem, options), shares, "mps-model")
 
 
-def with_shares(shared: Plan, shares: Sequence[int], policy: str = "mps") -> Plan:
-    """A process for every worker under MPS, from the plan of plain streams for the same mix."""
+def with_shares(
+    shared: Plan, shares: Sequence[int], policy: str = "mps", below_normal: Sequence[int] = ()
+) -> Plan:
+    """A process for every worker under MPS, from the plan of plain streams for the same mix.
+
+    ``below_normal``: workers whose clients have less priority than the others."""
     try:
-        sharing = Processes(tuple(shares))
+        sharing = Processes(tuple(shares), tuple(below_normal))
         return msgspec.structs.replace(
             shared,
             policy=policy,

@@ -24,6 +24,8 @@ from eclip.errors import DeviceError
 CONTROL = "nvidia-cuda-mps-control"
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+PRIORITY = "CUDA_MPS_CLIENT_PRIORITY"
+NORMAL, BELOW_NORMAL = 0, 1  # of PRIORITY; NVIDIA calls it a hint
 
 _START_SECONDS = 20.0
 _LISTEN_SECONDS = 5.0
@@ -108,7 +110,8 @@ def _running(folder: Path, uuid: str) -> Iterator[None]:
         "CUDA_VISIBLE_DEVICES": uuid,
     }
     # A client's settings: the daemon would take them for limits of all its clients.
-    environment.pop(SHARE, None)
+    for variable in (SHARE, PRIORITY):
+        environment.pop(variable, None)
     try:
         _start(folder, environment)
         yield

@@ -1,0 +1,116 @@
+"""What was measured once more on the simulator, with the same arrivals: how far off it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from bench.support import sharing
+from bench.support.bounded import kept_plan
+from bench.support.contenders import BOUNDED, WAYS, Scene
+from bench.support.effort import Task, background_window
+from bench.support.measuring import at_rates, mix_of_pair, plan_file
+from bench.support.pairs import PAIRS
+from bench.support.workshop import Shelf
+
+from eclip.artefacts.mix import Mix
+from eclip.artefacts.plan import Plan, unpartitioned
+from eclip.artefacts.profile import Profile
+from eclip.devices.base import Window
+from eclip.devices.load import Load, closed_loop, load_of_mix
+from eclip.devices.shapes import shape_of
+from eclip.devices.sim.device import SimDevice
+from eclip.errors import EclipError
+from eclip.runtime.program import lower
+
+LEFT_OUT = ("priorities", "segments", "yield d2 first")  # it does not know priorities
+
+
+def can_replay(row: dict[str, Any]) -> bool:
+    known = row.get("way") in WAYS or row.get("way") in BOUNDED
+    return "background" in row and known and row["way"] not in LEFT_OUT
+
+
+def replay(row: dict[str, Any], shelf: Shelf) -> dict[str, Any] | None:
+    """The row's figures by simulation; None: its profiles or plan are not here."""
+    found = [shelf.find(model) for model in PAIRS[row["pair"]].models]
+    profiles = tuple(one for one in found if one is not None)
+    if len(profiles) < len(found):
+        return None
+    mix = at_rates(
+        mix_of_pair([one.model for one in profiles], profiles, row["floor"]), row["rates"]
+    )
+    try:
+        plan = _plan(row, shelf, mix, profiles)
+        return None if plan is None else _figures(row, shelf, mix, plan, profiles)
+    except EclipError:
+        return None
+
+
+def _plan(
+    row: dict[str, Any], shelf: Shelf, mix: Mix, profiles: tuple[Profile, ...]
+) -> Plan | None:
+    scene = Scene(mix, shelf.topology, profiles, round(1e3 * row["grain_us"]))
+    if row["way"] in WAYS:
+        return WAYS[row["way"]](scene)
+    task = Task(row["pair"], (row["load"],), (row["way"],), floor=row["floor"])
+    plan = kept_plan(plan_file(shelf.folder, task, row["load"], row["way"]), profiles)
+    return None if plan is None else _bound(plan, row["bounds_ns"])
+
+
+def _bound(plan: Plan, bounds_ns: Sequence[int]) -> Plan:
+    """With the bounds that were in force."""
+    bounds = iter(bounds_ns)
+    workers = [
+        worker
+        if worker.promise is None
+        else msgspec.structs.replace(
+            worker, promise=msgspec.structs.replace(worker.promise, bound_ns=next(bounds))
+        )
+        for worker in plan.workers
+    ]
+    return msgspec.structs.replace(plan, workers=tuple(workers))
+
+
+def _figures(
+    row: dict[str, Any], shelf: Shelf, mix: Mix, plan: Plan, profiles: Sequence[Profile]
+) -> dict[str, Any]:
+    last = len(profiles) - 1
+    loads = [
+        load_of_mix(mix, row["seconds"], row["warmup"], number, shape_of(row["shape"]))
+        for number in range(row["runs"])
+    ]
+    window = Window(row["run_seconds"], row["warmup"], trace_ms=0.0)
+    device = SimDevice(shelf.topology, shelf.calibration)
+    program = lower(plan, [profile.trace for profile in profiles])
+    with device.open(program, profiles) as session:
+
+        def latencies(worker: int | None, service: int) -> sharing.Latencies:
+            asked: list[Load] = [load if worker is None else load.only(worker) for load in loads]
+            return sharing.Latencies.of([session.run(one, window) for one in asked], loads, service)
+
+        shared = [session.run(load, window) for load in loads]
+        services = [
+            sharing.service_figures(
+                sharing.Latencies.of(shared, loads, service), latencies(service, service)
+            )
+            for service in range(last)
+        ]
+    # In the same loop, but of all units: what a mask takes is not background's own slowness.
+    same = plan if plan.gives_way else unpartitioned(shelf.topology, profiles, mix)
+    with device.open(lower(same, [profile.trace for profile in profiles]), profiles) as session:
+        idle = background_window(profiles[-1].request_ns[-1] / 1e9)
+        alone = session.run(closed_loop(len(profiles), only=last), idle)
+    background = sharing.rate_of(shared, last) / sharing.rate_of([alone], last)
+    return {"background": background, "services": services}
+
+
+def with_replays(rows: Sequence[dict[str, Any]], shelf: Shelf) -> list[dict[str, Any]]:
+    """Rows with what the simulator says, where it can."""
+    return [
+        row | {"simulated": replay(row, shelf)}
+        if can_replay(row) and not row.get("simulated")
+        else row
+        for row in rows
+    ]
