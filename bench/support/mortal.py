@@ -79,13 +79,14 @@ def imitated(role: str, model: str) -> Callable[[], None]:
     """A session that sleeps where a GPU would work; what it says and sees on the board is real."""
     plan = plan_for(role, case_for(role, model))
     board = open_board(Path(os.environ["ECLIP_BOARD"]))
-    (row,) = board.claim_all([plan.workers[0].promise])
-    rules = program_of(plan).seated((row,)).conducts[0].rules
+    (row,) = board.claim_all(plan.workers)
+    rules = program_of(plan).conducts[0].rules
+    peers = np.array([row], dtype=np.int64)
 
     def request() -> None:
         board.words[row, BUSY_SINCE] = now_ns()
         for _ in range(PARTS):
-            while len(rules.who) and decide(board.words, row, *rules, 0, now_ns()) == YIELD:
+            while len(rules.who) and decide(board.words, row, peers, *rules, 0, now_ns()) == YIELD:
                 time.sleep(2e-5)
             time.sleep(PART_S)
         board.words[row, BUSY_SINCE] = IDLE

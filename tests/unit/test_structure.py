@@ -160,7 +160,9 @@ def parameters(function: Function) -> int:
 def is_compiled(function: Function) -> bool:
     """A loop that numba compiles takes arrays, not objects that hold them."""
     return any(
-        re.match(r"(numba\.)?(njit|jit|vectorize|cfunc)\b|compiled(_with)?\b", ast.unparse(decorator))
+        re.match(
+            r"(numba\.)?(njit|jit|vectorize|cfunc)\b|compiled(_with)?\b", ast.unparse(decorator)
+        )
         for decorator in function.decorator_list
     )
 
