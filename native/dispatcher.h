@@ -243,8 +243,9 @@ private:
             if (!held) hold.release_gate();
             status = call(queue == kHome ? raw : pool_.lanes[queue].stream);
         }
-        if (queue >= 0) order_.lanes[queue].submitted();
+        // While the lane is still ours: afterwards it may be another's, who would be waited for.
         if (!held) frontier.touched(*stream.order, queue);
+        if (queue >= 0) order_.lanes[queue].submitted();
         return status;
     }
 

@@ -120,12 +120,14 @@ public:
                 break;
             }
             case Kind::legacy: {
+                // Before the lanes: what comes after this is waited for the next time, at worst
+                // once too often. The other way round it could be counted and never waited for.
+                uint64_t epoch = shared_.blocking_epoch.load(std::memory_order_acquire);
                 uint64_t lanes = shared_.stray.exchange(0, std::memory_order_acq_rel);
                 for (; lanes != 0; lanes &= lanes - 1) {
                     int lane = __builtin_ctzll(lanes);
                     if (shared_.lanes[lane].read().busy()) barrier(stream, lane, kHome);
                 }
-                uint64_t epoch = shared_.blocking_epoch.load(std::memory_order_relaxed);
                 order(stream, tail, queue, stream.seen != epoch);
                 stream.seen = epoch;
                 touched(stream, queue);
@@ -144,12 +146,12 @@ public:
     void touched(const StreamOrder& stream, int queue) {
         if (stream.kind == Kind::legacy) shared_.legacy_epoch.fetch_add(1);
         if (stream.kind != Kind::blocking) return;
-        shared_.blocking_epoch.fetch_add(1);
-        if (queue < 0) return;
-        // Set already in most cases. Who takes it away in between waits for what came before.
-        uint64_t lane = uint64_t{1} << queue;
-        if ((shared_.stray.load(std::memory_order_acquire) & lane) == 0)
+        // Set already in most cases. Who takes it away in between waits for what came before. The
+        // lane goes first: who sees the new epoch must see the lane, too.
+        uint64_t lane = queue >= 0 ? uint64_t{1} << queue : 0;
+        if ((~shared_.stray.load(std::memory_order_acquire) & lane) != 0)
             shared_.stray.fetch_or(lane, std::memory_order_acq_rel);
+        shared_.blocking_epoch.fetch_add(1);
     }
 
     // Everything that was called on the stream is complete.

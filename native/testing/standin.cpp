@@ -28,6 +28,12 @@ thread_local int thread_mode = 0;  // of calls that are unsafe in a capture
 // A thread's own default stream outlives the thread: its work may still be waited for.
 thread_local Stream* thread_stream = nullptr;
 std::set<Capture*> captures;
+std::atomic<void (*)(const char*, CUstream)> on_call{nullptr};
+
+// Before the call does anything: a test may hold it up here.
+void called(const char* call, CUstream stream) {
+    if (auto seen = on_call.load()) seen(call, stream);
+}
 
 // Never given out twice, unlike the system's.
 uint64_t thread_id() {
@@ -136,6 +142,7 @@ CUresult memset32(CUdeviceptr target, unsigned value, size_t count, CUstream han
 
 CUresult copy(void* target, const void* source, size_t bytes, CUstream handle, bool threaded,
               bool wait) {
+    called("copy", handle);
     Hold hold = held();
     Stream& stream = *stream_of(handle, threaded);
     if (wait)
@@ -151,6 +158,7 @@ CUresult copy(void* target, const void* source, size_t bytes, CUstream handle, b
 }
 
 CUresult wait_event(CUstream handle, CUevent event_handle, bool threaded) {
+    called("wait_event", handle);
     Hold hold = held();
     Stream& stream = *stream_of(handle, threaded);
     auto& event = *reinterpret_cast<Event*>(event_handle);
@@ -295,6 +303,10 @@ extern "C" __attribute__((visibility("default"))) void standin_behave(unsigned s
     Hold hold = held();
     Engine::get().random.seed(seed + 1);
     Engine::get().lazy = lazy != 0;
+}
+extern "C" __attribute__((visibility("default"))) void standin_calls(
+    void (*seen)(const char* call, CUstream stream)) {
+    on_call = seen;
 }
 
 API cuInit(unsigned) {

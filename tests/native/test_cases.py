@@ -1,0 +1,26 @@
+"""Programs that libeclip once harmed: each is right by itself, and must be right under libeclip."""
+
+from __future__ import annotations
+
+import pytest
+
+from native_build import Native
+
+# By what they show, in native/testing/cases_*.cpp.
+CASES = ["late_copy_of_a_blocking_stream"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_program_is_right_by_itself(native: Native, case: str) -> None:
+    done = native.run("plain/cases", case)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_program_is_right_under_libeclip(native: Native, case: str) -> None:
+    done = native.run("plain/cases", case, preload=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_case_is_run(native: Native) -> None:
+    assert sorted(native.run("plain/cases", "--list").stdout.split()) == sorted(CASES)
