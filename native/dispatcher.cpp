@@ -15,6 +15,10 @@
 #include "recording.h"
 
 namespace eclip {
+
+// In bindings.cpp, which only a preloaded library has.
+__attribute__((weak)) void rebind_new_objects();
+
 namespace {
 
 constexpr int kStreamCache = 8;
@@ -119,7 +123,7 @@ Dispatcher::Dispatcher() : legacy_(kLegacyStream, order_.legacy) {
 
 // In the child. It cannot use its parent's context; if there was none yet, it may make its own.
 void Dispatcher::forked() {
-    if (phase_.load() == kReady) phase_.store(kOff);
+    if (phase_.load() != kWaiting) phase_.store(kOff);
     new (&setup_) std::mutex;  // a thread that is not here may have held it
     if (const char* folder = getenv("ECLIP_STATS")) open_counters(folder);
 }
@@ -128,9 +132,46 @@ void Dispatcher::stop(const char* why) {
     if (phase_.exchange(kOff) != kOff) say("%s; running unplanned from here on", why);
 }
 
+// From the lane of its last work, by a barrier, as if something had been called there.
+void Dispatcher::join_home(Stream& stream) {
+    if (!stream.planned || capturing(stream)) return;
+    Hold hold(*this, stream);
+    Actions actions{*this, stream};
+    Frontier<Actions>(order_, actions).decide(*stream.order, kHome);
+    ++stream.calls;
+}
+
+void Dispatcher::join_all_home() {
+    PrimaryCurrent current(pool_.primary);
+    {
+        std::shared_lock hold(streams_lock_);
+        for (auto& [raw, stream] : streams_) join_home(*stream);
+    }
+    join_home(legacy_);
+}
+
+void Dispatcher::meet_unknown(const char* name) {
+    if (!on() || inside) return;
+    Inside ours;
+    {
+        std::lock_guard hold(setup_);
+        int phase = phase_.load();
+        if (phase == kWaiting || phase == kReady) {
+            phase_.store(phase == kReady ? kAtHome : kOff);
+            say("the program calls %s, which libeclip does not know; running unplanned from here "
+                "on", name);
+            if (phase == kReady) join_all_home();
+        }
+    }
+    // Another thread's own stream is for that thread to join, when it makes such a call.
+    if (phase_.load() != kAtHome || !thread_state().own) return;
+    PrimaryCurrent current(pool_.primary);
+    join_home(*thread_state().own);
+}
+
 bool Dispatcher::ready() {
     int phase = phase_.load(std::memory_order_acquire);
-    return phase == kReady || (phase == kWaiting && make_ready());
+    return phase == kReady || phase == kAtHome || (phase == kWaiting && make_ready());
 }
 
 // Lanes are made when the wanted device's context is first used: that is where a plan begins.
@@ -145,7 +186,7 @@ bool Dispatcher::make_ready() {
         return false;
     std::lock_guard hold(setup_);
     int phase = phase_.load();
-    if (phase != kWaiting) return phase == kReady;
+    if (phase != kWaiting) return phase != kOff;
     CUcontext primary = nullptr;
     if (real.cuDevicePrimaryCtxRetain(&primary, device) != CUDA_SUCCESS) return false;
     if (primary != current) {  // somebody's private context: not what was planned for
@@ -171,6 +212,7 @@ bool Dispatcher::make_ready() {
         return false;
     }
     phase_.store(kReady, std::memory_order_release);
+    if (rebind_new_objects != nullptr) rebind_new_objects();
     return true;
 }
 

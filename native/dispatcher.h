@@ -162,10 +162,12 @@ public:
     CUresult context_event(CUcontext context, CUevent event, bool waits);
     void forget_names() { names_epoch_.fetch_add(1); }
     void stop(const char* why);
+    void meet_unknown(const char* name);  // it is about to be called, and may take any stream
     void begin_request(int worker);
 
     // For graphs.cpp: places for kernels of graphs are found in the same table.
     bool ready();
+    bool planning() { return ready() && phase_.load(std::memory_order_relaxed) == kReady; }
     const Table& table() const { return table_; }
     const Pool& pool() const { return pool_; }
     uint64_t identify(const Launch& launch);
@@ -173,7 +175,8 @@ public:
     void begin_graph(CUstream raw, Default meaning, int worker);  // of this worker, is launched
 
 private:
-    enum Phase : int { kOff, kWaiting, kReady };
+    // kAtHome: as when ready, but nothing goes to lanes any more.
+    enum Phase : int { kOff, kWaiting, kReady, kAtHome };
     struct Timing {
         CUevent begin, end;
     };
@@ -214,6 +217,8 @@ private:
 
     Dispatcher();
     void forked();
+    void join_home(Stream& stream);
+    void join_all_home();
     Stream* attend(CUstream raw, Default meaning);
     Stream* find(CUstream raw, Default meaning);
     Stream* look_up(CUstream raw);
@@ -236,6 +241,8 @@ private:
     CUresult make(Stream& stream, Hold& hold, int wish, bool held, CUstream raw, Call& call) {
         Actions actions{*this, stream};
         Frontier<Actions> frontier(order_, actions);
+        // Read under the stream's lock, which who ends planning takes after saying so.
+        if (phase_.load(std::memory_order_relaxed) == kAtHome) wish = kHome;
         int queue = frontier.decide(*stream.order, wish);
         ++stream.calls;
         CUresult status = actions.status;

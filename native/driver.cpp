@@ -10,9 +10,6 @@
 
 namespace eclip {
 
-// preload.cpp replaces dlsym; where it is linked in it also says where the original is.
-__attribute__((weak)) void* original_dlsym(void* handle, const char* name);
-
 namespace {
 
 void* library() {

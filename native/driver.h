@@ -58,6 +58,7 @@ enum class Default { legacy, thread };
 #define ECLIP_DRIVER_CALLS(CALL)                                                              \
     CALL(cuCtxGetCurrent, CUresult(CUcontext*))                                               \
     CALL(cuCtxGetDevice, CUresult(CUdevice*))                                                 \
+    CALL(cuCtxSetCurrent, CUresult(CUcontext))                                                \
     CALL(cuCtxFromGreenCtx, CUresult(CUcontext*, CUgreenCtx))                                 \
     CALL(cuDevicePrimaryCtxRetain, CUresult(CUcontext*, CUdevice))                            \
     CALL(cuDeviceGetAttribute, CUresult(int*, int, CUdevice))                                 \
@@ -123,6 +124,9 @@ const Driver& driver();
 // The library's own function of this name, whatever we put in front of it.
 void* real_symbol(const char* name);
 
+// preload.cpp replaces dlsym; where it is linked in it also says where the original is.
+__attribute__((weak)) void* original_dlsym(void* handle, const char* name);
+
 // While it lives, what the calling thread asks the driver breaks nobody's capture. Without it a
 // question of ours could end a capture that another thread has just begun.
 class Relaxed {
@@ -137,6 +141,26 @@ private:
         if (call != nullptr) call(&mode_);
     }
     int mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
+
+// While it lives the context is the calling thread's current one: the default streams are those of
+// the current context, and new events belong to it.
+class PrimaryCurrent {
+public:
+    explicit PrimaryCurrent(CUcontext wanted) {
+        if (driver().cuCtxGetCurrent(&before_) != CUDA_SUCCESS || before_ == wanted) return;
+        changed_ = driver().cuCtxSetCurrent(wanted) == CUDA_SUCCESS;
+    }
+    ~PrimaryCurrent() { restore(); }
+    PrimaryCurrent(const PrimaryCurrent&) = delete;
+    void restore() {
+        if (changed_) driver().cuCtxSetCurrent(before_);
+        changed_ = false;
+    }
+
+private:
+    CUcontext before_ = nullptr;
+    bool changed_ = false;
 };
 
 // One line on standard error, `eclip: …`; said once for each place that says it.

@@ -107,6 +107,7 @@ std::string make_pool(const Table& table, Pool& pool) {
     ECLIP_NEED(cuGreenCtxCreate)
     ECLIP_NEED(cuGreenCtxStreamCreate)
     ECLIP_NEED(cuCtxFromGreenCtx)
+    ECLIP_NEED(cuCtxSetCurrent)
     ECLIP_NEED(cuStreamGetCtx)
     ECLIP_NEED(cuStreamGetFlags)
     ECLIP_NEED(cuStreamIsCapturing)

@@ -6,6 +6,7 @@
 
 #include <atomic>
 
+#include "bindings.h"
 #include "driver.h"
 #include "resolve.h"
 
@@ -36,8 +37,11 @@ void* original_dlsym(void* handle, const char* name) {
 // The hook for a driver symbol, or nothing; afterwards the original is known.
 void* eclip_replace_symbol(void*, const char* name) {
     if (eclip_original_dlsym == nullptr) eclip::original_dlsym(RTLD_DEFAULT, "dlsym");
-    if (name == nullptr || name[0] != 'c' || name[1] != 'u') return nullptr;
-    return eclip::hook_of_symbol(name);
+    if (name == nullptr) return nullptr;
+    // Asking for a function of an object is how a program gets into one that it has just loaded.
+    eclip::rebind_new_objects();
+    if (name[0] != 'c' || name[1] != 'u') return nullptr;
+    return eclip::front_of_symbol(name);
 }
 
 #if defined(__x86_64__)

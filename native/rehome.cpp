@@ -231,7 +231,7 @@ CUresult move_node(CUgraphNode node, CUgraphNode twin, int type, KernelNodeParam
 std::unique_ptr<Rehomed> rehome(CUgraph graph, int worker) {
     Dispatcher& dispatcher = Dispatcher::get();
     const Driver& real = driver();
-    if (!dispatcher.on() || !dispatcher.ready() || dispatcher.table().mode != Mode::plan ||
+    if (!dispatcher.on() || !dispatcher.planning() || dispatcher.table().mode != Mode::plan ||
         !dispatcher.pool().any)
         return nullptr;
     if (real.cuGraphNodeSetParams == nullptr || real.cuGraphGetEdges_v2 == nullptr ||

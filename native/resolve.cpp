@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "hook.h"
+#include "unknown.h"
 
 using namespace eclip;
 
@@ -94,6 +95,13 @@ void* hook_of_symbol(const char* symbol) {
     return nullptr;
 }
 
+void* front_of_symbol(const char* symbol) {
+    if (void* hook = hook_of_symbol(symbol)) return hook;
+    if (!Dispatcher::get().on() || !is_unknown(symbol)) return nullptr;
+    void* function = real_symbol(symbol);
+    return function != nullptr ? in_front_of_unknown(symbol, function) : nullptr;
+}
+
 void* hook_of_name(const char* name, int version, uint64_t flags) {
     if (!Dispatcher::get().on()) return nullptr;
     bool threaded = flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
@@ -109,12 +117,18 @@ void* hook_of_name(const char* name, int version, uint64_t flags) {
     return best != nullptr ? best->hook : nullptr;
 }
 
+static void* front_of_answer(const char* name, void* answer, int version, uint64_t flags) {
+    if (!Dispatcher::get().on()) return answer;
+    if (void* hook = hook_of_name(name, version, flags)) return hook;
+    return is_unknown(name) ? in_front_of_unknown(name, answer) : answer;
+}
+
 }  // namespace eclip
 
 ECLIP_HOOK cuGetProcAddress(const char* name, void** function, int version, uint64_t flags) {
     CUresult status = driver().cuGetProcAddress(name, function, version, flags);
     if (status != CUDA_SUCCESS || function == nullptr || *function == nullptr) return status;
-    if (void* hook = hook_of_name(name, version, flags)) *function = hook;
+    *function = front_of_answer(name, *function, version, flags);
     return status;
 }
 
@@ -122,6 +136,6 @@ ECLIP_HOOK cuGetProcAddress_v2(const char* name, void** function, int version, u
                                int* found) {
     CUresult status = driver().cuGetProcAddress_v2(name, function, version, flags, found);
     if (status != CUDA_SUCCESS || function == nullptr || *function == nullptr) return status;
-    if (void* hook = hook_of_name(name, version, flags)) *function = hook;
+    *function = front_of_answer(name, *function, version, flags);
     return status;
 }

@@ -9,6 +9,9 @@ namespace eclip {
 // driver does not have it.
 void* hook_of_symbol(const char* symbol);
 
+// Likewise, and a stub for one that is unknown.
+void* front_of_symbol(const char* symbol);
+
 // What stands in front of what cuGetProcAddress answers for this name, version and flags.
 void* hook_of_name(const char* name, int version, uint64_t flags);
 

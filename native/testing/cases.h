@@ -52,6 +52,7 @@ CUresult cuGraphGetNodes(CUgraph, CUgraphNode*, size_t*);
 CUresult cuGraphNodeSetEnabled(CUgraphExec, CUgraphNode, unsigned);
 CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec, CUgraphNode, const KernelNodeParams*);
 CUresult cuGraphExecUpdate_v2(CUgraphExec, CUgraph, GraphExecUpdateResultInfo*);
+CUresult cuMemcpyWithAttributesAsync(CUdeviceptr, CUdeviceptr, size_t, void*, CUstream);
 CUresult cuGetProcAddress_v2(const char*, void**, int, uint64_t, int*);
 }
 

@@ -21,6 +21,7 @@ Context standin::primary;
 namespace {
 
 constexpr CUresult kIsolation = 905, kUnmatched = 903, kInvalidated = 901, kUnjoined = 904;
+int last_sync_mode = -1;  // of a host function, as newer interfaces have it
 constexpr int kDriverVersion = 13000;
 
 thread_local Context* current = nullptr;
@@ -511,3 +512,22 @@ API cuMemsetD32_v2(CUdeviceptr target, unsigned value, size_t count) {
 API cuMemsetD32_v2_ptds(CUdeviceptr target, unsigned value, size_t count) {
     return memset32(target, value, count, nullptr, true);
 }
+
+// Interfaces that are newer than hooks.def.
+API cuMemcpyWithAttributesAsync(CUdeviceptr target, CUdeviceptr source, size_t bytes, void*,
+                                CUstream stream) {
+    return copy(reinterpret_cast<void*>(target), reinterpret_cast<void*>(source), bytes, stream,
+                false, false);
+}
+// Many arguments: some of them on the stack.
+API cuLeapAsync(CUdeviceptr target, uint64_t a, uint64_t b, double half, uint64_t c, uint64_t d,
+                uint64_t e, uint64_t f, uint64_t g, CUstream stream) {
+    uint64_t* sum = reinterpret_cast<uint64_t*>(target);
+    auto words = new uint64_t(a + b + c + d + e + f + g + static_cast<uint64_t>(2 * half) + *sum);
+    return copy(sum, words, sizeof *words, stream, false, false);
+}
+API cuLaunchHostFunc_v2(CUstream stream, void* function, void* data, unsigned sync_mode) {
+    last_sync_mode = static_cast<int>(sync_mode);
+    return host_function(stream, function, data, false);
+}
+extern "C" __attribute__((visibility("default"))) int standin_sync_mode() { return last_sync_mode; }

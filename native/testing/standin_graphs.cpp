@@ -271,6 +271,9 @@ API cuGetProcAddress_v2(const char* name, void** function, int version, uint64_t
 #include "../hooks.def"
         {"cuGetProcAddress", "cuGetProcAddress_v2", 12000, false},
         {"cuInit", "cuInit", 2000, false},
+        {"cuMemcpyWithAttributesAsync", "cuMemcpyWithAttributesAsync", 13020, false},
+        {"cuLaunchHostFunc", "cuLaunchHostFunc_v2", 13020, false},
+        {"cuLeapAsync", "cuLeapAsync", 13020, false},
     };
     static void* self = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
     const bool wants_thread = flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
