@@ -102,9 +102,10 @@ void* front_of_symbol(const char* symbol) {
     return function != nullptr ? in_front_of_unknown(symbol, function) : nullptr;
 }
 
-void* hook_of_name(const char* name, int version, uint64_t flags) {
-    if (!Dispatcher::get().on()) return nullptr;
-    bool threaded = flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+namespace {
+
+// The entry whose interface this version of a name had when the list was made.
+const Entry* entry_of_name(const char* name, int version, bool threaded) {
     const Entry* best = nullptr;
     for (const Entry& entry : entries) {
         if (entry.since > version || strcmp(entry.name, name) != 0 || entry.real() == nullptr)
@@ -114,12 +115,29 @@ void* hook_of_name(const char* name, int version, uint64_t flags) {
                       (entry.threaded == best->threaded && entry.since > best->since);
         if (closer) best = &entry;
     }
-    return best != nullptr ? best->hook : nullptr;
+    return best;
 }
 
-static void* front_of_answer(const char* name, void* answer, int version, uint64_t flags) {
+// What the driver answers for a version.
+void* ask(const char* name, int version, uint64_t flags) {
+    void* answer = nullptr;
+    const Driver& real = driver();
+    CUresult status = real.cuGetProcAddress_v2 != nullptr
+                          ? real.cuGetProcAddress_v2(name, &answer, version, flags, nullptr)
+                          : real.cuGetProcAddress(name, &answer, version, flags);
+    return status == CUDA_SUCCESS ? answer : nullptr;
+}
+
+}  // namespace
+
+void* front_of_answer(const char* name, void* answer, int version, uint64_t flags) {
     if (!Dispatcher::get().on()) return answer;
-    if (void* hook = hook_of_name(name, version, flags)) return hook;
+    bool threaded = flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+    if (const Entry* entry = entry_of_name(name, version, threaded)) {
+        // Another function under the same name is a newer interface: not what our hook expects.
+        bool ours = answer == entry->real() || answer == ask(name, entry->since, flags);
+        return ours ? entry->hook : in_front_of_unknown(name, answer);
+    }
     return is_unknown(name) ? in_front_of_unknown(name, answer) : answer;
 }
 

@@ -12,7 +12,8 @@ void* hook_of_symbol(const char* symbol);
 // Likewise, and a stub for one that is unknown.
 void* front_of_symbol(const char* symbol);
 
-// What stands in front of what cuGetProcAddress answers for this name, version and flags.
-void* hook_of_name(const char* name, int version, uint64_t flags);
+// What to answer where cuGetProcAddress has answered for this name, version and flags: the hook if
+// that is the very function it stands in front of.
+void* front_of_answer(const char* name, void* answer, int version, uint64_t flags);
 
 }  // namespace eclip

@@ -20,6 +20,7 @@ extern "C" {
 CUfunction standin_function(const char*, void (*)(const uint64_t*), int, int);
 void standin_behave(unsigned seed, int lazy);
 void standin_mask(uint64_t bits[2]);
+int standin_sync_mode();
 void standin_calls(void (*seen)(const char* call, CUstream stream));
 
 CUresult cuInit(unsigned);

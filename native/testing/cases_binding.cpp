@@ -126,3 +126,28 @@ CASE(deeply_bound_library) {
         return copy(target, source, 8, stream);
     });
 }
+
+// The newest interface of a name that libeclip has in an older one, with an argument more.
+CASE(newer_interface_of_a_known_name) {
+    use_plan();
+    start();
+    using HostFunction = CUresult (*)(CUstream, void (*)(void*), void*, unsigned);
+    auto call = ask_for<HostFunction>("cuLaunchHostFunc", 13020);
+    CUstream stream = make_stream();
+    static uint64_t* cells = make_cells(2);
+    CHECK(launch(make_add("a"), stream, {address(cells), 7, 20000}));
+    CHECK(call(stream, [](void*) { cells[1] = cells[0]; }, nullptr, 1));
+    CHECK(cuStreamSynchronize(stream));
+    return same("the last argument", standin_sync_mode(), 1) &&
+           same("what the host saw", cells[1], uint64_t{7});
+}
+
+// An answer that libeclip knows is its hook, whichever version is asked for.
+CASE(older_interface_of_a_known_name) {
+    use_plan();
+    start();
+    auto copy = ask_for<Copy>("cuMemcpyDtoDAsync", 13020);
+    return copied_after([&](CUdeviceptr target, CUdeviceptr source, CUstream stream) {
+        return copy(target, source, 8, stream);
+    });
+}

@@ -14,8 +14,9 @@ UNKNOWN = [
     "unknown_call_that_is_only_looked_for",
     "unknown_call_after_work_on_other_streams",
     "unknown_call_with_many_arguments",
+    "newer_interface_of_a_known_name",
 ]
-CASES = ["late_copy_of_a_blocking_stream", "deeply_bound_library", *UNKNOWN]
+CASES = ["late_copy_of_a_blocking_stream", "deeply_bound_library", "older_interface_of_a_known_name", *UNKNOWN]
 
 
 @pytest.mark.parametrize("case", CASES)
