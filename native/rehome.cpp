@@ -115,7 +115,15 @@ struct Plan {
     bool moves = false;
 };
 
-// What is known of every kernel of a graph, in launch order.
+// Lanes are of one context: what belongs to another must not move there. The driver may not say
+// whose a kernel is; then it runs where the graph was made, which is most likely the current one.
+bool is_of_lanes(const KernelNodeParams& params) {
+    CUcontext context = params.ctx;
+    if (context == nullptr) driver().cuCtxGetCurrent(&context);
+    return context == Dispatcher::get().pool().primary;
+}
+
+// What is known of every kernel of a graph, in launch order; false where it is left as it is.
 bool read_graph(CUgraph graph, Plan& plan, std::vector<uint64_t>& identities) {
     Dispatcher& dispatcher = Dispatcher::get();
     const Driver& real = driver();
@@ -127,6 +135,10 @@ bool read_graph(CUgraph graph, Plan& plan, std::vector<uint64_t>& identities) {
         KernelNodeParams& params = plan.params.emplace_back();
         if (type != kNodeKernel) continue;
         if (real.cuGraphKernelNodeGetParams_v2(node, &params) != CUDA_SUCCESS) return false;
+        if (!is_of_lanes(params)) {
+            say("a graph of another device or context than the plan's runs as it is");
+            return false;
+        }
         Launch launch{params.kern ? reinterpret_cast<CUfunction>(params.kern) : params.func,
                       {params.grid[0], params.grid[1], params.grid[2]},
                       {params.block[0], params.block[1], params.block[2]},

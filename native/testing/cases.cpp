@@ -64,6 +64,19 @@ CUresult launch(CUfunction function, CUstream stream, std::vector<uint64_t> argu
     return cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, shared, stream, pointers.data(), nullptr);
 }
 
+CUcontext second_device() {
+    CUcontext made;
+    CHECK(cuDevicePrimaryCtxRetain(&made, 1));
+    CHECK(cuCtxSetCurrent(made));
+    return made;
+}
+
+CUcontext private_context(CUdevice device) {
+    CUcontext made;
+    CHECK(cuCtxCreate_v2(&made, 0, device));
+    return made;
+}
+
 CUstream make_stream(bool blocking) {
     CUstream made;
     CHECK(cuStreamCreate(&made, blocking ? 0 : CU_STREAM_NON_BLOCKING));
@@ -82,6 +95,14 @@ uint64_t* make_cells(int count) {
     CHECK(cuMemAlloc_v2(&memory, static_cast<size_t>(count) * 8));
     return reinterpret_cast<uint64_t*>(memory);
 }
+
+void run_where(const uint64_t* arguments) {
+    uint64_t bits[2];
+    standin_mask(bits);
+    *reinterpret_cast<uint64_t*>(arguments[0]) = bits[0];
+}
+
+bool preloaded() { return dlsym(RTLD_DEFAULT, "eclip_request") != nullptr; }
 
 void wait_at_gate(void* gate) { static_cast<Gate*>(gate)->wait(); }
 void run_gate(const uint64_t* arguments) { wait_at_gate(reinterpret_cast<void*>(arguments[0])); }

@@ -21,10 +21,14 @@ CUfunction standin_function(const char*, void (*)(const uint64_t*), int, int);
 void standin_behave(unsigned seed, int lazy);
 void standin_mask(uint64_t bits[2]);
 int standin_sync_mode();
+int standin_retains();
 void standin_calls(void (*seen)(const char* call, CUstream stream));
 
 CUresult cuInit(unsigned);
 CUresult cuDevicePrimaryCtxRetain(CUcontext*, CUdevice);
+CUresult cuCtxCreate_v2(CUcontext*, unsigned, CUdevice);
+CUresult cuMemcpyPeer(CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, size_t);
+CUresult cuCtxRecordEvent(CUcontext, CUevent);
 CUresult cuCtxSetCurrent(CUcontext);
 CUresult cuCtxSynchronize();
 CUresult cuMemAlloc_v2(CUdeviceptr*, size_t);
@@ -110,11 +114,16 @@ void start();  // the primary context of the first device is made and current, w
 
 CUresult launch(CUfunction function, CUstream stream, std::vector<uint64_t> arguments,
                 unsigned shared = 0);
+CUcontext second_device();  // its primary context, and now current
+CUcontext private_context(CUdevice device);  // likewise, of the program's own
 CUstream make_stream(bool blocking = false);
 
 // Kernels. `add`: *a[0] += a[1] after a[2] microseconds.
 void run_add(const uint64_t* arguments);
 CUfunction make_add(const char* name);
+void run_where(const uint64_t* arguments);  // *a[0] = the slices it runs on
+constexpr uint64_t kWhole = ~uint64_t{0};    // device
+bool preloaded();                            // libeclip is here
 uint64_t* make_cells(int count);
 inline uint64_t address(const void* at) { return reinterpret_cast<uint64_t>(at); }
 

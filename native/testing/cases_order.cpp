@@ -41,14 +41,13 @@ CASE(late_copy_of_a_blocking_stream) {
     copying = make_stream(true);
     CHECK(launch(nothing, nullptr, {}));  // the default stream is on its lane
     CHECK(launch(slow, copying, {address(cells + 1), 1, 1000}));
-    bool preloaded = dlsym(RTLD_DEFAULT, "eclip_request") != nullptr;
-    if (preloaded) standin_calls(meet);
+    if (preloaded()) standin_calls(meet);
     std::thread copier([&] {
         CHECK(cuCtxSetCurrent(primary));
         CHECK(cuMemcpyDtoDAsync_v2(address(target), address(source.data()), 8 * kLong, copying));
         copied.open = true;
     });
-    if (preloaded) copies.wait();
+    if (preloaded()) copies.wait();
     CHECK(launch(nothing, nullptr, {}));
     copier.join();
     CHECK(launch(read, nullptr, {address(target + kLong - 1), address(cells)}));

@@ -34,10 +34,7 @@ struct Mask {
 struct Capture;
 struct Node;
 
-struct Context {
-    bool green = false;
-    Mask mask;
-};
+struct Context;
 
 struct Stream {
     Context* context = nullptr;
@@ -46,6 +43,13 @@ struct Stream {
     WorkPtr last;
     std::shared_ptr<Capture> capture;
     std::vector<Node*> capture_after;
+};
+
+struct Context {
+    bool green = false;
+    Mask mask;
+    CUdevice device = 0;
+    Stream legacy;  // its default stream; green ones have none
 };
 
 struct Event {
@@ -66,14 +70,14 @@ public:
     void wait(std::unique_lock<std::mutex>& hold, const WorkPtr& work);
     void wait_all(std::unique_lock<std::mutex>& hold);
 
+    void open(Context& context, CUdevice device);  // with its default stream
     std::vector<Stream*> streams;
     std::vector<Stream> orphans;  // destroyed ones, while they may hold work
-    Stream legacy;
     std::minstd_rand random{1};
     bool lazy = false;
 
 private:
-    Engine();
+    Engine() = default;
     void serve();
     void finish(const WorkPtr& work);
 

@@ -16,7 +16,7 @@ Node* node_of(CUgraphNode node) { return reinterpret_cast<Node*>(node); }
 CUresult set_kernel(Node& node, const KernelNodeParams& given, bool fixed) {
     KernelNodeParams params = given;
     CUfunction function = params.kern ? reinterpret_cast<CUfunction>(params.kern) : params.func;
-    if (params.ctx == nullptr) params.ctx = reinterpret_cast<CUcontext>(&primary);
+    if (params.ctx == nullptr) params.ctx = reinterpret_cast<CUcontext>(&current_context());
     Context* context = reinterpret_cast<Context*>(params.ctx);
     if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;
     // A function that was loaded into one context cannot run in another.
@@ -223,7 +223,7 @@ API cuGreenCtxCreate(CUgreenCtx* out, CUdevResourceDesc described, CUdevice, uns
     Hold hold = held();
     if (CUresult status = unsafe()) return status;
     auto wanted = reinterpret_cast<Described*>(described);
-    *out = reinterpret_cast<CUgreenCtx>(new Context{true, wanted->mask});
+    *out = reinterpret_cast<CUgreenCtx>(new Context{true, wanted->mask, 0, {}});
     delete wanted;
     return CUDA_SUCCESS;
 }

@@ -16,7 +16,14 @@ UNKNOWN = [
     "unknown_call_with_many_arguments",
     "newer_interface_of_a_known_name",
 ]
-CASES = ["late_copy_of_a_blocking_stream", "deeply_bound_library", "older_interface_of_a_known_name", *UNKNOWN]
+CASES = [
+    "late_copy_of_a_blocking_stream",
+    "deeply_bound_library",
+    "older_interface_of_a_known_name",
+    "graph_of_another_device",
+    "graph_of_a_private_context",
+    *UNKNOWN,
+]
 
 
 @pytest.mark.parametrize("case", CASES)
