@@ -125,6 +125,21 @@ struct MemsetNodeParams {  // version 1 lacks the context
     CUcontext ctx;
 };
 
+// What cuMemcpy3DPeer is given, as far as the contexts.
+struct PeerCopyHalf {
+    size_t x, y, z, lod;
+    int memory_type;
+    void* host;
+    CUdeviceptr device;
+    CUarray array;
+    CUcontext context;
+    size_t pitch, height;
+};
+struct PeerCopy {
+    PeerCopyHalf source, target;
+    size_t width, height, depth;
+};
+
 struct MemcpyNodeParams {
     int flags;
     int reserved;

@@ -225,9 +225,7 @@ Stream* Dispatcher::attend(CUstream raw, Default meaning) {
 Stream* Dispatcher::find(CUstream raw, Default meaning) {
     if (raw == nullptr) raw = meaning == Default::thread ? kThreadStream : kLegacyStream;
     if (raw == kLegacyStream || raw == kThreadStream) {
-        CUcontext current = nullptr;
-        if (driver().cuCtxGetCurrent(&current) != CUDA_SUCCESS || current != pool_.primary)
-            return nullptr;
+        if (!is_primary_current()) return nullptr;
         if (raw == kLegacyStream) return &legacy_;
         if (!thread_state().own) {
             thread_state().own = std::make_unique<Stream>(kThreadStream);
@@ -337,6 +335,7 @@ void Dispatcher::Actions::barrier(const StreamOrder& home, int from, int to) {
     CUstream home_stream = &home == stream.order ? stream.home : kLegacyStream;
     CUevent event = from >= 0 ? owner.pool_.lanes[from].event : stream.event;
     if (event == nullptr) {
+        PrimaryCurrent current(owner.pool_.primary);
         status = real.cuEventCreate(&stream.event, CU_EVENT_DISABLE_TIMING);
         event = stream.event;
     }

@@ -100,6 +100,19 @@ public:
         return status;
     }
 
+    // A copy between contexts takes its place in the default streams of both and of the current one.
+    template <class Call>
+    CUresult copy_between(CUcontext one, CUcontext other, Default meaning, Call&& call) {
+        if (!on() || !ready()) return call();
+        bool ours = one == pool_.primary || other == pool_.primary || is_primary_current();
+        if (!ours) return call();
+        PrimaryCurrent current(pool_.primary);  // until the user's own call
+        return pass(nullptr, meaning, kHome, false, [&](CUstream) {
+            current.restore();
+            return call();
+        });
+    }
+
     // Wait for a stream, or ask whether it is done.
     template <class Call>
     CUresult wait(CUstream raw, Default meaning, Call&& call) {
@@ -223,6 +236,10 @@ private:
     Stream* find(CUstream raw, Default meaning);
     Stream* look_up(CUstream raw);
     bool make_ready();
+    bool is_primary_current() const {
+        CUcontext current = nullptr;
+        return driver().cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == pool_.primary;
+    }
     bool capturing(const Stream& stream) const {
         return captures_.load(std::memory_order_relaxed) != 0 && is_capturing(stream.home);
     }

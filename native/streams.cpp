@@ -198,6 +198,28 @@ ECLIP_HOOK cuCtxSynchronize_v2(CUcontext context) {
     return dispatcher.drain([&] { return driver().cuCtxSynchronize_v2(context); });
 }
 
+#define ECLIP_PEER(symbol, meaning)                                                             \
+    ECLIP_HOOK symbol(CUdeviceptr target, CUcontext target_context, CUdeviceptr source,         \
+                      CUcontext source_context, size_t bytes) {                                 \
+        const auto real = driver().symbol;                                                      \
+        return Dispatcher::get().copy_between(target_context, source_context, meaning, [&] {    \
+            return real(target, target_context, source, source_context, bytes);                 \
+        });                                                                                     \
+    }
+ECLIP_PEER(cuMemcpyPeer, Default::legacy)
+ECLIP_PEER(cuMemcpyPeer_ptds, Default::thread)
+
+#define ECLIP_PEER_3D(symbol, meaning)                                                          \
+    ECLIP_HOOK symbol(const void* params) {                                                     \
+        const auto real = driver().symbol;                                                      \
+        if (params == nullptr) return real(params);                                             \
+        auto copy = static_cast<const PeerCopy*>(params);                                       \
+        return Dispatcher::get().copy_between(copy->target.context, copy->source.context,       \
+                                              meaning, [&] { return real(params); });           \
+    }
+ECLIP_PEER_3D(cuMemcpy3DPeer, Default::legacy)
+ECLIP_PEER_3D(cuMemcpy3DPeer_ptds, Default::thread)
+
 ECLIP_HOOK cuCtxRecordEvent(CUcontext context, CUevent event) {
     return Dispatcher::get().context_event(context, event, false);
 }

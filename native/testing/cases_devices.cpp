@@ -47,3 +47,29 @@ CASE(graph_of_a_private_context) {
     private_context(0);
     return on_slices("the private context's graph", kWhole, kWhole);
 }
+
+// Either context may be the planned one, and neither need be current.
+CASE(peer_copy_from_another_device) {
+    use_plan();
+    start();
+    uint64_t* cells = make_cells(2);
+    CHECK(launch(make_add("a"), nullptr, {address(cells), 7, 20000}));
+    CUcontext second = second_device();
+    CHECK(cuMemcpyPeer(address(cells + 1), second, address(cells), primary, 8));
+    return same("what was copied", cells[1], uint64_t{7});
+}
+
+CASE(work_after_a_peer_copy) {
+    use_plan();
+    start();
+    uint64_t* cells = make_cells(3);
+    CUstream blocking = make_stream(true);
+    CHECK(launch(make_add("a"), blocking, {address(cells + 2), 1, 0}));
+    CUcontext second = second_device();
+    CHECK(launch(make_add("slow"), nullptr, {address(cells), 7, 20000}));
+    CHECK(cuMemcpyPeer(address(cells + 1), primary, address(cells), second, 8));
+    CHECK(cuCtxSetCurrent(primary));
+    CHECK(launch(make_add("a"), blocking, {address(cells + 1), 1, 0}));
+    CHECK(cuStreamSynchronize(blocking));
+    return same("what was copied, and one", cells[1], uint64_t{8});
+}

@@ -22,6 +22,8 @@ CASES = [
     "older_interface_of_a_known_name",
     "graph_of_another_device",
     "graph_of_a_private_context",
+    "peer_copy_from_another_device",
+    "work_after_a_peer_copy",
     *UNKNOWN,
 ]
 
