@@ -89,6 +89,12 @@ enum class Default { legacy, thread };
     CALL(cuGraphGetEdges_v2, CUresult(CUgraph, CUgraphNode*, CUgraphNode*, void*, size_t*))   \
     CALL(cuGraphNodeFindInClone, CUresult(CUgraphNode*, CUgraphNode, CUgraph))                \
     CALL(cuGraphNodeGetType, CUresult(CUgraphNode, int*))                                     \
+    CALL(cuGraphBatchMemOpNodeSetParams, CUresult(CUgraphNode, const void*))                  \
+    CALL(cuGraphEventRecordNodeSetEvent, CUresult(CUgraphNode, CUevent))                      \
+    CALL(cuGraphEventWaitNodeSetEvent, CUresult(CUgraphNode, CUevent))                        \
+    CALL(cuGraphExternalSemaphoresSignalNodeSetParams, CUresult(CUgraphNode, const void*))    \
+    CALL(cuGraphExternalSemaphoresWaitNodeSetParams, CUresult(CUgraphNode, const void*))      \
+    CALL(cuGraphHostNodeSetParams, CUresult(CUgraphNode, const void*))                        \
     CALL(cuGraphNodeSetParams, CUresult(CUgraphNode, GraphNodeParams*))                       \
     CALL(cuGraphKernelNodeGetParams_v2, CUresult(CUgraphNode, KernelNodeParams*))             \
     CALL(cuGraphKernelNodeSetParams_v2, CUresult(CUgraphNode, const KernelNodeParams*))       \

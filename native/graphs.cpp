@@ -6,6 +6,7 @@
 // for that call, and said. Whatever cannot be re-homed is instantiated as it is.
 #include <cstring>
 #include <map>
+#include <utility>
 
 #include "hook.h"
 #include "recording.h"
@@ -45,12 +46,34 @@ CUresult instantiate(void* exec_out, CUgraph graph, uint64_t flags, Instantiate&
     return CUDA_SUCCESS;
 }
 
+// What only executables know, said to a new one.
+CUresult repeat_updates(const Rehomed& exec, CUgraphExec made) {
+    const Driver& real = driver();
+    CUresult status = CUDA_SUCCESS;
+    for (const auto& [node, placed] : exec.nodes) {
+        if (!placed.enabled && status == CUDA_SUCCESS)
+            status = real.cuGraphNodeSetEnabled(made, placed.stored, 0);
+        if (placed.child != nullptr && status == CUDA_SUCCESS)
+            status = real.cuGraphExecChildGraphNodeSetParams(made, placed.stored, placed.child);
+    }
+    return status;
+}
+
 // Put a new executable of the clone behind the user's handle. Rare, so it may wait for the device.
 CUresult instantiate_again(Rehomed& exec) {
     const Driver& real = driver();
+    if (!exec.repeatable) {
+        say("an update of a graph on lanes is refused: one before it cannot be repeated");
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
     CUgraphExec made = nullptr;
     CUresult status = real.cuGraphInstantiateWithFlags(&made, exec.stored, exec.flags);
     if (status != CUDA_SUCCESS) return status;
+    status = repeat_updates(exec, made);
+    if (status != CUDA_SUCCESS) {
+        real.cuGraphExecDestroy(made);
+        return status;
+    }
     Dispatcher::get().drain([&] { return real.cuCtxSynchronize(); });
     // The first one stays: its address is the user's handle and must not be given out again.
     if (exec.current != exec.first) real.cuGraphExecDestroy(exec.current);
@@ -72,8 +95,19 @@ CUresult update_node(Rehomed& exec, CUgraphNode node, Update&& update, Set&& set
     count(counters().updates);
     CUresult status = update(exec.current, known->second);
     CUresult stored = set(known->second);
+    if (status == CUDA_SUCCESS && stored != CUDA_SUCCESS) exec.repeatable = false;
     if (status == CUDA_SUCCESS || stored != CUDA_SUCCESS) return status;
     return instantiate_again(exec);
+}
+
+// Likewise one that the driver would refuse without us, too: only what it takes is stored.
+template <class Update, class Set>
+CUresult change_node(Rehomed& exec, CUgraphNode node, Update&& update, Set&& set) {
+    auto known = exec.nodes.find(node);
+    if (known == exec.nodes.end()) return CUDA_ERROR_INVALID_VALUE;
+    CUresult status = update(exec.current, known->second.twin);
+    if (status == CUDA_SUCCESS && set(known->second) != CUDA_SUCCESS) exec.repeatable = false;
+    return status;
 }
 
 CUresult update_kernel(Rehomed& exec, CUgraphNode node, const void* params, size_t bytes) {
@@ -127,22 +161,31 @@ CUresult update_graph(Rehomed& exec, CUgraph graph, Update&& update) {
         return status;
     }
     std::vector<CUgraphNode> before;
+    std::vector<CUgraph> children;
     const CUgraph stored = exec.stored;
     const bool alone = stored != exec.clone;  // nothing else keeps it
     exec.stored = wanted->clone;
     for (size_t index = 0; index < exec.order.size(); ++index) {
         Placed& placed = exec.nodes[exec.order[index]];
         before.push_back(placed.stored);
+        children.push_back(std::exchange(placed.child, nullptr));
         placed.stored = wanted->nodes[wanted->order[index]].twin;
     }
+    const bool repeatable = std::exchange(exec.repeatable, true);
     if (status != CUDA_SUCCESS && instantiate_again(exec) != CUDA_SUCCESS) {
         exec.stored = stored;
-        for (size_t index = 0; index < exec.order.size(); ++index)
-            exec.nodes[exec.order[index]].stored = before[index];
+        for (size_t index = 0; index < exec.order.size(); ++index) {
+            Placed& placed = exec.nodes[exec.order[index]];
+            placed.stored = before[index];
+            placed.child = children[index];
+        }
+        exec.repeatable = repeatable;
         wanted->release();
         return status;
     }
     if (alone) driver().cuGraphDestroy(stored);
+    for (CUgraph child : children)
+        if (child != nullptr) driver().cuGraphDestroy(child);
     return CUDA_SUCCESS;
 }
 
@@ -151,16 +194,6 @@ CUresult update_graph(Rehomed& exec, CUgraph graph, Update&& update) {
 CUgraphExec translate(CUgraphExec exec) {
     Rehomed* known = find(exec);
     return known != nullptr ? known->current : exec;
-}
-
-bool translate(CUgraphExec& exec, CUgraphNode& node) {
-    Rehomed* known = find(exec);
-    if (known == nullptr) return true;
-    auto placed = known->nodes.find(node);
-    if (placed == known->nodes.end()) return false;
-    exec = known->current;
-    node = placed->second.twin;
-    return true;
 }
 
 }  // namespace eclip
@@ -335,4 +368,80 @@ ECLIP_HOOK cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, void* pa
             GraphNodeParams moved = homed(placed);
             return real.cuGraphNodeSetParams(placed.stored, &moved);
         });
+}
+
+// The same change, said to the graph.
+#define ECLIP_STORED_cuGraphExecBatchMemOpNodeSetParams cuGraphBatchMemOpNodeSetParams
+#define ECLIP_STORED_cuGraphExecEventRecordNodeSetEvent cuGraphEventRecordNodeSetEvent
+#define ECLIP_STORED_cuGraphExecEventWaitNodeSetEvent cuGraphEventWaitNodeSetEvent
+#define ECLIP_STORED_cuGraphExecExternalSemaphoresSignalNodeSetParams \
+    cuGraphExternalSemaphoresSignalNodeSetParams
+#define ECLIP_STORED_cuGraphExecExternalSemaphoresWaitNodeSetParams \
+    cuGraphExternalSemaphoresWaitNodeSetParams
+#define ECLIP_STORED_cuGraphExecHostNodeSetParams cuGraphHostNodeSetParams
+
+#define ECLIP_NOTHING(...)
+#define KERNEL ECLIP_NOTHING
+#define OWN ECLIP_NOTHING
+#define FOLLOW ECLIP_NOTHING
+#define COPY ECLIP_NOTHING
+#define HOME ECLIP_NOTHING
+#define DEFAULT ECLIP_NOTHING
+#define EXEC ECLIP_NOTHING
+#define DRAIN ECLIP_NOTHING
+#define END ECLIP_NOTHING
+#define ALIAS ECLIP_NOTHING
+#define PASS ECLIP_NOTHING
+#define EXECNODE(symbol, name, since, threaded, threaded_since, parameters, arguments)  \
+    ECLIP_HOOK symbol parameters {                                                      \
+        const auto real = driver().symbol;                                              \
+        Rehomed* known = find(a1);                                                      \
+        if (known == nullptr) return real arguments;                                    \
+        return change_node(                                                             \
+            *known, a2,                                                                 \
+            [&](CUgraphExec current, CUgraphNode twin) { return real(current, twin, a3); }, \
+            [&](const Placed& placed) {                                                 \
+                const auto store = driver().ECLIP_STORED_##symbol;                      \
+                return store != nullptr ? store(placed.stored, a3) : CUDA_ERROR_NOT_SUPPORTED; \
+            });                                                                         \
+    }
+#include "hooks.def"
+
+ECLIP_HOOK cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraph child) {
+    const auto real = driver().cuGraphExecChildGraphNodeSetParams;
+    Rehomed* known = find(exec);
+    if (known == nullptr) return real(exec, node, child);
+    return change_node(
+        *known, node,
+        [&](CUgraphExec current, CUgraphNode twin) { return real(current, twin, child); },
+        [&](Placed& placed) {
+            CUgraph kept = nullptr;
+            CUresult status = driver().cuGraphClone(&kept, child);
+            if (status != CUDA_SUCCESS) return status;
+            if (placed.child != nullptr) driver().cuGraphDestroy(placed.child);
+            placed.child = kept;
+            return CUDA_SUCCESS;
+        });
+}
+
+ECLIP_HOOK cuGraphNodeSetEnabled(CUgraphExec exec, CUgraphNode node, unsigned enabled) {
+    const auto real = driver().cuGraphNodeSetEnabled;
+    Rehomed* known = find(exec);
+    if (known == nullptr) return real(exec, node, enabled);
+    return change_node(
+        *known, node,
+        [&](CUgraphExec current, CUgraphNode twin) { return real(current, twin, enabled); },
+        [&](Placed& placed) {
+            placed.enabled = enabled != 0;
+            return CUDA_SUCCESS;
+        });
+}
+
+ECLIP_HOOK cuGraphNodeGetEnabled(CUgraphExec exec, CUgraphNode node, void* enabled) {
+    const auto real = driver().cuGraphNodeGetEnabled;
+    Rehomed* known = find(exec);
+    if (known == nullptr) return real(exec, node, enabled);
+    auto placed = known->nodes.find(node);
+    if (placed == known->nodes.end()) return CUDA_ERROR_INVALID_VALUE;
+    return real(known->current, placed->second.twin, enabled);
 }

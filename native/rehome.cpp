@@ -277,7 +277,7 @@ std::unique_ptr<Rehomed> rehome(CUgraph graph, int worker) {
         if (status == CUDA_SUCCESS && context != nullptr)
             status = move_node(plan.nodes[index], twin, plan.types[index], plan.params[index],
                                context);
-        made->nodes[plan.nodes[index]] = {twin, twin, context, plan.types[index]};
+        made->nodes[plan.nodes[index]] = {twin, twin, context, plan.types[index], true, nullptr};
     }
     if (status != CUDA_SUCCESS) {
         real.cuGraphDestroy(made->clone);

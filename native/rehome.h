@@ -14,6 +14,8 @@ struct Placed {
     CUgraphNode stored;  // where its newest parameters are kept
     CUcontext context;   // none: where the user put it
     int type;
+    bool enabled = true;      // what only executables know: whether it runs,
+    CUgraph child = nullptr;  // and what a child graph was replaced by, a clone of ours
 };
 
 struct Rehomed {
@@ -23,10 +25,13 @@ struct Rehomed {
     CUgraphExec first = nullptr;    // the user's handle, kept until the user destroys it
     CUgraphExec current = nullptr;  // what is launched
     uint64_t flags = 0;
+    bool repeatable = true;  // every update of the executable is stored
     std::vector<CUgraphNode> order;  // the user's nodes in launch order
     std::unordered_map<CUgraphNode, Placed> nodes;  // by the user's nodes
 
     void release() const {
+        for (auto& [node, placed] : nodes)
+            if (placed.child != nullptr) driver().cuGraphDestroy(placed.child);
         driver().cuGraphDestroy(clone);
         if (stored != clone) driver().cuGraphDestroy(stored);
     }

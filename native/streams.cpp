@@ -45,11 +45,6 @@ using namespace eclip;
         a1 = translate(a1);                                                 \
         return driver().symbol arguments;                                    \
     }
-#define ECLIP_EXECNODE(symbol, threaded, parameters, arguments)              \
-    ECLIP_HOOK symbol parameters {                                           \
-        if (!translate(a1, a2)) return CUDA_ERROR_INVALID_VALUE;             \
-        return driver().symbol arguments;                                    \
-    }
 #define ECLIP_DRAIN(symbol, threaded, parameters, arguments)                                   \
     ECLIP_HOOK symbol parameters {                                                             \
         const auto real = driver().symbol;                                                     \
@@ -81,6 +76,7 @@ bool is_ours(Dispatcher& dispatcher, int device) { return device == dispatcher.p
 
 #define KERNEL ECLIP_NOTHING
 #define OWN ECLIP_NOTHING
+#define EXECNODE ECLIP_NOTHING
 #define ALIAS ECLIP_NOTHING
 #define PASS ECLIP_NOTHING
 #define FOLLOW(symbol, name, since, threaded, threaded_since, parameters, arguments) \
@@ -93,8 +89,6 @@ bool is_ours(Dispatcher& dispatcher, int device) { return device == dispatcher.p
     ECLIP_BOTH(ECLIP_DEFAULT, symbol, threaded, parameters, arguments)
 #define EXEC(symbol, name, since, threaded, threaded_since, parameters, arguments) \
     ECLIP_BOTH(ECLIP_EXEC, symbol, threaded, parameters, arguments)
-#define EXECNODE(symbol, name, since, threaded, threaded_since, parameters, arguments) \
-    ECLIP_BOTH(ECLIP_EXECNODE, symbol, threaded, parameters, arguments)
 #define DRAIN(symbol, name, since, threaded, threaded_since, parameters, arguments) \
     ECLIP_BOTH(ECLIP_DRAIN, symbol, threaded, parameters, arguments)
 #define END(symbol, name, since, threaded, threaded_since, parameters, arguments) \

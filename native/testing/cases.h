@@ -54,6 +54,8 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec*, CUgraph, unsigned long long);
 CUresult cuGraphExecDestroy(CUgraphExec);
 CUresult cuGraphLaunch(CUgraphExec, CUstream);
 CUresult cuGraphGetNodes(CUgraph, CUgraphNode*, size_t*);
+CUresult cuGraphExecHostNodeSetParams(CUgraphExec, CUgraphNode, const void*);
+CUresult cuGraphNodeGetEnabled(CUgraphExec, CUgraphNode, unsigned*);
 CUresult cuGraphNodeSetEnabled(CUgraphExec, CUgraphNode, unsigned);
 CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec, CUgraphNode, const KernelNodeParams*);
 CUresult cuGraphExecUpdate_v2(CUgraphExec, CUgraph, GraphExecUpdateResultInfo*);

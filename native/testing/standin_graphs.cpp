@@ -35,6 +35,13 @@ Node* exec_node(Exec& exec, CUgraphNode node) {
     return nullptr;
 }
 
+// A function and what it is given.
+void set_host(Node& node, const void* params) {
+    auto words = static_cast<void* const*>(params);
+    node.host = reinterpret_cast<void (*)(void*)>(words[0]);
+    node.host_data = words[1];
+}
+
 CUresult instantiate(void* exec_out, CUgraph graph) {
     Hold hold = held();
     auto exec = new Exec;
@@ -163,6 +170,28 @@ API cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node, const 
     Node* mine = exec_node(*reinterpret_cast<Exec*>(exec), node);
     if (mine == nullptr) return CUDA_ERROR_INVALID_VALUE;
     return set_kernel(*mine, *static_cast<const KernelNodeParams*>(params), true);
+}
+API cuGraphHostNodeSetParams(CUgraphNode node, const void* params) {
+    Hold hold = held();
+    set_host(*node_of(node), params);
+    return CUDA_SUCCESS;
+}
+API cuGraphExecHostNodeSetParams(CUgraphExec exec, CUgraphNode node, const void* params) {
+    Hold hold = held();
+    Node* mine = exec_node(*reinterpret_cast<Exec*>(exec), node);
+    if (mine == nullptr || mine->type != kNodeHost) return CUDA_ERROR_INVALID_VALUE;
+    set_host(*mine, params);
+    return CUDA_SUCCESS;
+}
+API cuGraphNodeGetEnabled(CUgraphExec exec_handle, CUgraphNode node, unsigned* enabled) {
+    Hold hold = held();
+    auto& exec = *reinterpret_cast<Exec*>(exec_handle);
+    for (size_t index = 0; index < exec.enabled.size(); ++index)
+        if (exec.graph->nodes[index]->original == node_of(node)) {
+            *enabled = exec.enabled[index];
+            return CUDA_SUCCESS;
+        }
+    return CUDA_ERROR_INVALID_VALUE;
 }
 API cuGraphNodeSetEnabled(CUgraphExec exec_handle, CUgraphNode node, unsigned enabled) {
     Hold hold = held();

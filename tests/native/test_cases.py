@@ -20,6 +20,8 @@ CASES = [
     "late_copy_of_a_blocking_stream",
     "deeply_bound_library",
     "older_interface_of_a_known_name",
+    "disabled_node_stays_disabled",
+    "update_of_the_executable_alone_stays",
     "graph_of_another_device",
     "graph_of_a_private_context",
     "peer_copy_from_another_device",

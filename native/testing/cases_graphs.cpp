@@ -1,0 +1,81 @@
+// Cases of captured graphs and their updates.
+#include "cases.h"
+
+using namespace cases;
+
+namespace {
+
+// A captured graph on the plan's lanes, and its nodes in the order of their launches.
+struct Captured {
+    CUstream stream = make_stream();
+    CUgraph graph = nullptr;
+    CUgraphExec exec = nullptr;
+    std::vector<CUgraphNode> nodes;
+
+    template <class Body>
+    explicit Captured(Body&& body) {
+        CHECK(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+        body(stream);
+        CHECK(cuStreamEndCapture(stream, &graph));
+        CHECK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+        size_t count = 0;
+        CHECK(cuGraphGetNodes(graph, nullptr, &count));
+        nodes.resize(count);
+        CHECK(cuGraphGetNodes(graph, nodes.data(), &count));
+    }
+
+    // To a function of a module, which cannot run on a lane: libeclip must instantiate anew.
+    CUresult refuse_update(CUgraphNode node, std::vector<uint64_t> arguments) const {
+        CUfunction other = standin_function("other", run_add, 3, 0);
+        std::vector<void*> pointers;
+        for (uint64_t& argument : arguments) pointers.push_back(&argument);
+        KernelNodeParams params{other, {1, 1, 1}, {1, 1, 1}, 0, pointers.data(),
+                                nullptr, nullptr, nullptr};
+        return cuGraphExecKernelNodeSetParams_v2(exec, node, &params);
+    }
+
+    void run() const {
+        CHECK(cuGraphLaunch(exec, stream));
+        CHECK(cuStreamSynchronize(stream));
+    }
+};
+
+}  // namespace
+
+CASE(disabled_node_stays_disabled) {
+    use_plan();
+    start();
+    uint64_t* cells = make_cells(1);
+    Captured one([&](CUstream stream) {
+        CHECK(launch(make_add("a"), stream, {address(cells), 1, 0}));
+        CHECK(launch(make_add("b"), stream, {address(cells), 100, 0}));
+    });
+    CHECK(cuGraphNodeSetEnabled(one.exec, one.nodes[1], 0));
+    CHECK(one.refuse_update(one.nodes[0], {address(cells), 5, 0}));
+    one.run();
+    unsigned enabled = 1;
+    CHECK(cuGraphNodeGetEnabled(one.exec, one.nodes[1], &enabled));
+    if (!same("the cell", cells[0], uint64_t{5}) || !same("whether it runs", enabled, 0u)) return false;
+    CHECK(cuGraphNodeSetEnabled(one.exec, one.nodes[1], 1));
+    CHECK(one.refuse_update(one.nodes[0], {address(cells), 10, 0}));
+    one.run();
+    return same("the cell, both enabled", cells[0], uint64_t{115});
+}
+
+CASE(update_of_the_executable_alone_stays) {
+    use_plan();
+    start();
+    static uint64_t* cells = make_cells(2);
+    Captured one([&](CUstream stream) {
+        CHECK(launch(make_add("a"), stream, {address(cells), 1, 0}));
+        CHECK(launch(make_add("b"), stream, {address(cells), 1, 0}));
+        CHECK(cuLaunchHostFunc(stream, [](void*) { cells[1] = 1; }, nullptr));
+    });
+    void (*other)(void*) = [](void* data) { cells[1] = address(data); };
+    void* params[2] = {reinterpret_cast<void*>(other), reinterpret_cast<void*>(uintptr_t{9})};
+    CHECK(cuGraphExecHostNodeSetParams(one.exec, one.nodes[2], params));
+    CHECK(one.refuse_update(one.nodes[0], {address(cells), 5, 0}));
+    one.run();
+    return same("the first cell", cells[0], uint64_t{6}) &&
+           same("what the host function wrote", cells[1], uint64_t{9});
+}
