@@ -230,7 +230,7 @@ Stream* Dispatcher::find(CUstream raw, Default meaning) {
         if (!thread_state().own) {
             thread_state().own = std::make_unique<Stream>(kThreadStream);
             thread_state().own->own.kind = Kind::blocking;
-            thread_state().own->own.id = next_id_.fetch_add(1) & 0xffffff;
+            thread_state().own->own.id = next_id_.fetch_add(1);
             thread_state().followers = &followers_;
         }
         return thread_state().own.get();
@@ -256,7 +256,7 @@ Stream* Dispatcher::look_up(CUstream raw) {
         return nullptr;  // no stream at all: the driver will say so itself
     auto made = std::make_unique<Stream>(raw);
     made->own.kind = flags & CU_STREAM_NON_BLOCKING ? Kind::nonblocking : Kind::blocking;
-    made->own.id = next_id_.fetch_add(1) & 0xffffff;
+    made->own.id = next_id_.fetch_add(1);
     made->planned = context == pool_.primary;
     std::lock_guard hold(streams_lock_);
     return streams_.try_emplace(raw, std::move(made)).first->second.get();

@@ -296,7 +296,7 @@ private:
     std::atomic<CUcontext> foreign_{nullptr};  // known not to be the device's primary one
     std::atomic<uint64_t> names_epoch_{0};
     std::atomic<uint64_t> streams_epoch_{0};
-    std::atomic<uint32_t> next_id_{1};
+    std::atomic<uint64_t> next_id_{1};
     std::atomic<uint32_t> asked_{0}, answered_done_{0}, chances_{0};
     Table table_;
     Pool pool_;

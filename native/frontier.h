@@ -27,12 +27,14 @@ constexpr int kMostLanes = 64;
 constexpr uint64_t kNever = ~uint64_t{0};
 
 // Who uses a lane and whether it may hold work: one word, so that claims need no lock.
-// From the top: user (24 bits), number of submissions (38), submitting (1), busy (1).
+// From the top: user (32 bits), number of submissions (30), submitting (1), busy (1). Streams are
+// numbered without end; those with larger numbers than a word holds get no lanes.
+constexpr uint64_t kLastUser = 0xffffffff;
 class LaneWord {
 public:
     struct View {
         uint64_t word;
-        uint32_t user() const { return static_cast<uint32_t>(word >> 40); }
+        uint64_t user() const { return word >> 32; }
         bool submitting() const { return word >> 1 & 1; }
         bool busy() const { return word & 1; }
     };
@@ -40,8 +42,8 @@ public:
     View read() const { return {word_.load(std::memory_order_acquire)}; }
 
     // Take the lane for one submission, if it is still as seen.
-    bool claim(View seen, uint32_t user) {
-        uint64_t next = uint64_t{user} << 40 | (seen.word & kCount) | 3;
+    bool claim(View seen, uint64_t user) {
+        uint64_t next = user << 32 | (seen.word & kCount) | 3;
         return word_.compare_exchange_strong(seen.word, next, std::memory_order_acq_rel);
     }
 
@@ -60,13 +62,13 @@ public:
     }
 
 private:
-    static constexpr uint64_t kCount = ((uint64_t{1} << 38) - 1) << 2;
+    static constexpr uint64_t kCount = ((uint64_t{1} << 30) - 1) << 2;
     std::atomic<uint64_t> word_{0};
 };
 
 struct StreamOrder {
     Kind kind = Kind::nonblocking;
-    uint32_t id = 0;  // from 1; 24 bits
+    uint64_t id = 0;  // from 1
     int tail = kDone;
     uint64_t seen = 0;  // of the other kind's epoch, when this stream last waited for it
     uint64_t used = 0;  // lanes that may hold work of this stream
@@ -170,6 +172,7 @@ public:
 
 private:
     bool claim(int index, const StreamOrder& stream) {
+        if (stream.id > kLastUser) return false;
         LaneWord& lane = shared_.lanes[index];
         auto seen = lane.read();
         if (seen.submitting()) return false;  // by another stream: ours has its own lock

@@ -179,7 +179,8 @@ void Dispatcher::open_record_lane(Stream& stream) {
 }
 
 uint32_t Dispatcher::recorded_worker(const Stream& stream) const {
-    return table_.workers_by == WorkersBy::stream ? stream.order->id : thread_number();
+    return table_.workers_by == WorkersBy::stream ? static_cast<uint32_t>(stream.order->id)
+                                                      : thread_number();
 }
 
 Dispatcher::Timing Dispatcher::begin_timing(CUstream target) {
