@@ -58,6 +58,7 @@ constexpr uint64_t CU_GET_PROC_ADDRESS_LEGACY_STREAM = 1;
 constexpr uint64_t CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM = 2;
 constexpr int CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75;
 constexpr int CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76;
+constexpr int CU_POINTER_ATTRIBUTE_CONTEXT = 1;
 constexpr int CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4;
 
 inline const CUstream kLegacyStream = reinterpret_cast<CUstream>(uintptr_t{1});

@@ -132,10 +132,12 @@ public:
         return status;
     }
 
-    // A call that waits for everything, or needs everything to have ended.
+    // A call that waits for everything in a context, or needs everything there to have ended. None:
+    // the current one. Other contexts' work is none of its business and may even wait for it.
     template <class Call>
-    CUresult drain(Call&& call) {
+    CUresult drain(CUcontext context, Call&& call) {
         if (!ready() || Inside::now()) return call();
+        if (context == nullptr ? !is_primary_current() : context != pool_.primary) return call();
         Inside inside;
         LaneWord::View seen[kMostLanes];
         size_t lanes = wait_for_lanes(seen);

@@ -69,6 +69,7 @@ enum class Default { legacy, thread };
     CALL(cuDevResourceGenerateDesc, CUresult(CUdevResourceDesc*, CUdevResource*, unsigned))   \
     CALL(cuGreenCtxCreate, CUresult(CUgreenCtx*, CUdevResourceDesc, CUdevice, unsigned))      \
     CALL(cuGreenCtxStreamCreate, CUresult(CUstream*, CUgreenCtx, unsigned, int))              \
+    CALL(cuPointerGetAttribute, CUresult(void*, int, CUdeviceptr))                            \
     CALL(cuStreamGetFlags, CUresult(CUstream, unsigned*))                                     \
     CALL(cuStreamGetCtx, CUresult(CUstream, CUcontext*))                                      \
     CALL(cuStreamIsCapturing, CUresult(CUstream, int*))                                       \

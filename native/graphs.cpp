@@ -74,7 +74,7 @@ CUresult instantiate_again(Rehomed& exec) {
         real.cuGraphExecDestroy(made);
         return status;
     }
-    Dispatcher::get().drain([&] { return real.cuCtxSynchronize(); });
+    Dispatcher::get().drain(nullptr, [&] { return real.cuCtxSynchronize(); });
     // The first one stays: its address is the user's handle and must not be given out again.
     if (exec.current != exec.first) real.cuGraphExecDestroy(exec.current);
     exec.current = made;

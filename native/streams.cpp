@@ -50,7 +50,8 @@ using namespace eclip;
         const auto real = driver().symbol;                                                     \
         Dispatcher& dispatcher = Dispatcher::get();                                            \
         if (!dispatcher.on()) return real arguments;                                           \
-        CUresult status = dispatcher.drain([&] { return real arguments; });                    \
+        CUcontext context = Drained{dispatcher} arguments;                                     \
+        CUresult status = dispatcher.drain(context, [&] { return real arguments; });           \
         dispatcher.forget_names(); /* functions may have gone, and others take their place */  \
         return status;                                                                         \
     }
@@ -60,8 +61,10 @@ using namespace eclip;
         Dispatcher& dispatcher = Dispatcher::get();                                            \
         if (!dispatcher.on()) return real arguments;                                           \
         bool ours = is_ours(dispatcher, a1);                                                   \
-        CUresult status = dispatcher.drain([&] { return real arguments; });                    \
-        if (ours) dispatcher.stop("the context was destroyed");                                \
+        if (!ours) return real arguments;                                                      \
+        CUresult status = dispatcher.drain(dispatcher.pool().primary,                          \
+                                           [&] { return real arguments; });                    \
+        dispatcher.stop("the context was destroyed");                                          \
         return status;                                                                         \
     }
 
@@ -71,6 +74,35 @@ bool is_ours(Dispatcher& dispatcher, CUcontext context) {
     return context != nullptr && context == dispatcher.pool().primary;
 }
 bool is_ours(Dispatcher& dispatcher, int device) { return device == dispatcher.pool().device; }
+
+// Whose work may still use what a call frees, by what it is given; none: the current context's.
+struct Drained {
+    Dispatcher& dispatcher;
+
+    CUcontext operator()(CUdeviceptr memory) const {
+        CUcontext owner = nullptr;
+        auto ask = driver().cuPointerGetAttribute;
+        bool known = ask != nullptr &&
+                     ask(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, memory) == CUDA_SUCCESS;
+        return known ? owner : nullptr;
+    }
+    CUcontext operator()(CUdeviceptr memory, size_t) const { return (*this)(memory); }
+    CUcontext operator()(void* memory) const {
+        return (*this)(reinterpret_cast<CUdeviceptr>(memory));
+    }
+    CUcontext operator()(uint32_t) const { return nullptr; }
+    CUcontext operator()(CUarray) const { return nullptr; }
+    CUcontext operator()(CUmipmappedArray) const { return nullptr; }
+    CUcontext operator()(CUmodule) const { return nullptr; }
+    CUcontext operator()(CUmemoryPool) const { return nullptr; }
+    // A library is in all contexts; these launches are on several devices.
+    CUcontext operator()(CUlibrary) const { return dispatcher.pool().primary; }
+    CUcontext operator()(void*, unsigned, unsigned) const { return dispatcher.pool().primary; }
+    CUcontext operator()(int device) const {
+        return is_ours(dispatcher, device) ? dispatcher.pool().primary : kNobodys;
+    }
+    static inline const CUcontext kNobodys = reinterpret_cast<CUcontext>(~uintptr_t{0});
+};
 
 }  // namespace
 
@@ -183,13 +215,13 @@ ECLIP_WAIT(cuStreamQuery_ptsz, Default::thread)
 ECLIP_HOOK cuCtxSynchronize() {
     Dispatcher& dispatcher = Dispatcher::get();
     if (!dispatcher.on()) return driver().cuCtxSynchronize();
-    return dispatcher.drain([] { return driver().cuCtxSynchronize(); });
+    return dispatcher.drain(nullptr, [] { return driver().cuCtxSynchronize(); });
 }
 
 ECLIP_HOOK cuCtxSynchronize_v2(CUcontext context) {
     Dispatcher& dispatcher = Dispatcher::get();
     if (!dispatcher.on()) return driver().cuCtxSynchronize_v2(context);
-    return dispatcher.drain([&] { return driver().cuCtxSynchronize_v2(context); });
+    return dispatcher.drain(context, [&] { return driver().cuCtxSynchronize_v2(context); });
 }
 
 #define ECLIP_PEER(symbol, meaning)                                                             \

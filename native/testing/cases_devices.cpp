@@ -73,3 +73,54 @@ CASE(work_after_a_peer_copy) {
     CHECK(cuStreamSynchronize(blocking));
     return same("what was copied, and one", cells[1], uint64_t{8});
 }
+
+namespace {
+
+// A kernel of the planned device that ends only when a thread of the other device has done this.
+template <class Call>
+bool ends_after(Call&& call) {
+    use_plan();
+    start();
+    Gate gate;
+    CUstream stream = make_stream();
+    CHECK(launch(standin_function("a", run_gate, 1, 1), stream, {address(&gate)}));
+    std::thread([&] {
+        second_device();
+        call();
+        gate.open = true;
+    }).join();
+    CHECK(cuStreamSynchronize(stream));
+    return true;
+}
+
+}  // namespace
+
+CASE(other_device_is_waited_for) {
+    return ends_after([] { CHECK(cuCtxSynchronize()); });
+}
+
+CASE(memory_of_the_other_device_is_freed) {
+    return ends_after([] {
+        CUdeviceptr memory;
+        CHECK(cuMemAlloc_v2(&memory, 8));
+        CHECK(cuMemFree_v2(memory));
+    });
+}
+
+// What a lane still uses is waited for, wherever it is freed.
+CASE(memory_of_the_planned_device_is_freed) {
+    use_plan();
+    start();
+    static std::atomic<bool> ended{false};
+    auto slow = [](const uint64_t*) {
+        usleep(20000);
+        ended = true;
+    };
+    uint64_t* cells = make_cells(1);
+    CHECK(launch(standin_function("a", slow, 0, 1), make_stream(), {}));
+    std::thread([&] {
+        second_device();
+        CHECK(cuMemFree_v2(address(cells)));
+    }).join();
+    return same("whether the kernel had ended", ended.load(), true);
+}

@@ -26,6 +26,9 @@ CASES = [
     "graph_of_a_private_context",
     "peer_copy_from_another_device",
     "work_after_a_peer_copy",
+    "other_device_is_waited_for",
+    "memory_of_the_other_device_is_freed",
+    "memory_of_the_planned_device_is_freed",
     *UNKNOWN,
 ]
 
