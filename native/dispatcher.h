@@ -172,6 +172,11 @@ public:
         return status;
     }
 
+    // Whether the stream of a call captures; asked only where some may.
+    bool captures(CUstream raw, Default meaning) const {
+        if (captures_.load(std::memory_order_relaxed) == 0 && phase_.load() == kReady) return false;
+        return is_capturing(raw == nullptr && meaning == Default::thread ? kThreadStream : raw);
+    }
     bool any_capture() const { return captures_.load(std::memory_order_relaxed) != 0; }
     CUresult destroy(CUstream raw, CUresult (*call)(CUstream));
     CUresult context_event(CUcontext context, CUevent event, bool waits);

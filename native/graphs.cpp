@@ -40,6 +40,9 @@ CUresult instantiate(void* exec_out, CUgraph graph, uint64_t flags, Instantiate&
     }
     made->first = made->current = *exec;
     made->flags = flags;
+    PrimaryCurrent current(Dispatcher::get().pool().primary);
+    if (driver().cuEventCreate(&made->launched, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
+        made->repeatable = false;
     std::lock_guard hold(rehomed_lock);
     rehomed[*exec] = std::move(made);
     rehomed_count.store(static_cast<int>(rehomed.size()));
@@ -59,13 +62,44 @@ CUresult repeat_updates(const Rehomed& exec, CUgraphExec made) {
     return status;
 }
 
-// Put a new executable of the clone behind the user's handle. Rare, so it may wait for the device.
+// Nothing waits for those that are not launched any more; they go once the last launch is done.
+void end_retired(Rehomed& exec) {
+    if (exec.retired.empty()) return;
+    Relaxed relaxed;
+    if (driver().cuEventQuery(exec.launched) != CUDA_SUCCESS) return;
+    for (CUgraphExec old : exec.retired) driver().cuGraphExecDestroy(old);
+    exec.retired.clear();
+}
+
+// Launches of one executable follow each other, also where another has taken its place.
+template <class Call>
+CUresult launch_rehomed(Rehomed& exec, CUstream target, Default meaning, Call&& launch) {
+    const Driver& real = driver();
+    if (Dispatcher::get().captures(target, meaning)) return launch(exec.current, target);
+    CUstream queue = target != nullptr           ? target
+                     : meaning == Default::thread ? kThreadStream
+                                                  : kLegacyStream;
+    CUresult status = CUDA_SUCCESS;
+    if (exec.follows) status = real.cuStreamWaitEvent(queue, exec.launched, 0);
+    if (status == CUDA_SUCCESS) status = launch(exec.current, target);
+    if (status != CUDA_SUCCESS) return status;
+    exec.follows = false;
+    exec.was_launched = true;
+    // Without the mark no other executable may take its place.
+    if (real.cuEventRecord(exec.launched, queue) != CUDA_SUCCESS) exec.repeatable = false;
+    return CUDA_SUCCESS;
+}
+
+// Put a new executable of the clone behind the user's handle. It does not wait for the device: the
+// program may be what the device waits for.
 CUresult instantiate_again(Rehomed& exec) {
     const Driver& real = driver();
     if (!exec.repeatable) {
         say("an update of a graph on lanes is refused: one before it cannot be repeated");
         return CUDA_ERROR_NOT_SUPPORTED;
     }
+    end_retired(exec);
+    Relaxed relaxed;
     CUgraphExec made = nullptr;
     CUresult status = real.cuGraphInstantiateWithFlags(&made, exec.stored, exec.flags);
     if (status != CUDA_SUCCESS) return status;
@@ -74,10 +108,10 @@ CUresult instantiate_again(Rehomed& exec) {
         real.cuGraphExecDestroy(made);
         return status;
     }
-    Dispatcher::get().drain(nullptr, [&] { return real.cuCtxSynchronize(); });
     // The first one stays: its address is the user's handle and must not be given out again.
-    if (exec.current != exec.first) real.cuGraphExecDestroy(exec.current);
+    if (exec.current != exec.first) exec.retired.push_back(exec.current);
     exec.current = made;
+    exec.follows = exec.was_launched;
     if (exec.clone != exec.stored) real.cuGraphDestroy(exec.clone);
     exec.clone = exec.stored;
     for (auto& [node, placed] : exec.nodes) placed.twin = placed.stored;
@@ -157,7 +191,7 @@ CUresult update_graph(Rehomed& exec, CUgraph graph, Update&& update) {
     for (size_t index = 0; alike && index < exec.order.size(); ++index)
         alike = wanted->nodes[wanted->order[index]].type == exec.nodes[exec.order[index]].type;
     if (!alike) {  // another graph altogether, which the driver refuses without us, too
-        wanted->release();
+        driver().cuGraphDestroy(wanted->clone);
         return status;
     }
     std::vector<CUgraphNode> before;
@@ -180,7 +214,7 @@ CUresult update_graph(Rehomed& exec, CUgraph graph, Update&& update) {
             placed.child = children[index];
         }
         exec.repeatable = repeatable;
-        wanted->release();
+        driver().cuGraphDestroy(wanted->clone);
         return status;
     }
     if (alone) driver().cuGraphDestroy(stored);
@@ -232,16 +266,16 @@ ECLIP_INSTANTIATE(cuGraphInstantiateWithParams_ptsz)
     ECLIP_HOOK symbol(CUgraphExec exec, CUstream stream) {                              \
         Dispatcher& dispatcher = Dispatcher::get();                                     \
         if (!dispatcher.on()) return driver().symbol(exec, stream);                     \
-        CUgraphExec real_exec = exec;                                                   \
-        if (const Rehomed* known = find(exec)) {                                        \
-            real_exec = known->current;                                                 \
+        Rehomed* known = find(exec);                                                    \
+        if (known != nullptr) {                                                         \
             count(counters().graph_launches);                                           \
             dispatcher.begin_graph(stream, meaning, known->worker);                     \
         } else if (dispatcher.table().mode == Mode::record) {                           \
             count(counters().graph_launches); /* unseen otherwise */                    \
         }                                                                               \
         return dispatcher.pass(stream, meaning, kFollow, true, [&](CUstream target) {   \
-            return driver().symbol(real_exec, target);                                  \
+            if (known == nullptr) return driver().symbol(exec, target);                 \
+            return launch_rehomed(*known, target, meaning, driver().symbol);            \
         });                                                                             \
     }
 ECLIP_GRAPH_LAUNCH(cuGraphLaunch, Default::legacy)
@@ -268,10 +302,7 @@ ECLIP_HOOK cuGraphExecDestroy(CUgraphExec exec) {
             rehomed_count.store(static_cast<int>(rehomed.size()));
         }
     }
-    if (known != nullptr) {
-        if (known->current != known->first) driver().cuGraphExecDestroy(known->current);
-        known->release();
-    }
+    if (known != nullptr) known->release();
     return driver().cuGraphExecDestroy(exec);
 }
 

@@ -79,3 +79,67 @@ CASE(update_of_the_executable_alone_stays) {
     return same("the first cell", cells[0], uint64_t{6}) &&
            same("what the host function wrote", cells[1], uint64_t{9});
 }
+
+namespace {
+
+Captured two_kernels(uint64_t* cell) {
+    return Captured([&](CUstream stream) {
+        CHECK(launch(make_add("a"), stream, {address(cell), 1, 0}));
+        CHECK(launch(make_add("b"), stream, {address(cell), 1, 0}));
+    });
+}
+
+}  // namespace
+
+// The device waits for the thread that updates.
+CASE(update_while_the_device_waits_for_the_host) {
+    use_plan();
+    start();
+    uint64_t* cells = make_cells(1);
+    Captured one = two_kernels(cells);
+    Gate gate;
+    CHECK(cuLaunchHostFunc(make_stream(), wait_at_gate, &gate));
+    CHECK(one.refuse_update(one.nodes[0], {address(cells), 5, 0}));
+    gate.open = true;
+    one.run();
+    return same("the cell", cells[0], uint64_t{6});
+}
+
+CASE(update_while_another_stream_is_captured) {
+    use_plan();
+    start();
+    uint64_t* cells = make_cells(1);
+    Captured one = two_kernels(cells);
+    CUstream other = make_stream();
+    CHECK(cuStreamBeginCapture_v2(other, 0));
+    CHECK(launch(make_add("a"), other, {address(cells), 1, 0}));
+    for (uint64_t value : {5, 6, 7}) CHECK(one.refuse_update(one.nodes[0], {address(cells), value, 0}));
+    CUgraph graph;
+    CHECK(cuStreamEndCapture(other, &graph));
+    one.run();
+    return same("the cell", cells[0], uint64_t{8});
+}
+
+// Two launches of one executable follow each other on whatever streams, also with an update between.
+CASE(launch_after_an_update_follows_the_one_before) {
+    use_plan();
+    start();
+    uint64_t* cells = make_cells(2);
+    Captured one([&](CUstream stream) {
+        CHECK(launch(make_add("a"), stream, {address(cells), 1, 20000}));
+        CHECK(launch(standin_function("b", [](const uint64_t* a) {
+            auto cell = reinterpret_cast<uint64_t*>(a[0]);
+            cell[1] = cell[0];
+        }, 1, 1), stream, {address(cells)}));
+    });
+    CUstream second = make_stream();
+    CHECK(cuGraphLaunch(one.exec, one.stream));
+    CHECK(one.refuse_update(one.nodes[0], {address(cells), 10, 0}));
+    CHECK(cuGraphLaunch(one.exec, second));
+    CHECK(cuStreamSynchronize(second));
+    if (!same("what the second launch read", cells[1], uint64_t{11})) return false;
+    for (uint64_t value : {20, 30}) CHECK(one.refuse_update(one.nodes[0], {address(cells), value, 0}));
+    one.run();
+    CHECK(cuGraphExecDestroy(one.exec));
+    return same("what the third launch read", cells[1], uint64_t{41});
+}

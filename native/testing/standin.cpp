@@ -455,6 +455,7 @@ API cuEventDestroy_v2(CUevent event) {
 }
 API cuEventQuery(CUevent event) {
     Hold hold = held();
+    if (CUresult status = unsafe()) return status;
     auto& work = reinterpret_cast<Event*>(event)->work;
     return work == nullptr || work->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
