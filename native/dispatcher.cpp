@@ -284,27 +284,31 @@ CUresult Dispatcher::destroy(CUstream raw, CUresult (*call)(CUstream)) {
 }
 
 Dispatcher::Hold::Hold(Dispatcher& owner, Stream& stream) : owner_(owner), stream_(stream) {
-    stream.lock.lock();
-    if (stream.order->kind == Kind::nonblocking) return;
-    if (stream.order->kind == Kind::blocking) {
-        owner.gate_.lock_shared();
+    take();
+}
+
+void Dispatcher::Hold::take() {
+    if (taken_) return;
+    taken_ = true;
+    stream_.lock.lock();
+    if (stream_.order->kind == Kind::nonblocking) return;
+    if (stream_.order->kind == Kind::blocking) {
+        owner_.gate_.lock_shared();
         gate_ = kShared;
-        if (!owner.order_.legacy_strayed.load(std::memory_order_acquire)) return;
-        owner.gate_.unlock_shared();
+        if (!owner_.order_.legacy_strayed.load(std::memory_order_acquire)) return;
+        owner_.gate_.unlock_shared();
     }
-    owner.gate_.lock();
+    owner_.gate_.lock();
     gate_ = kAlone;
 }
 
-Dispatcher::Hold::~Hold() {
-    release_gate();
-    stream_.lock.unlock();
-}
-
-void Dispatcher::Hold::release_gate() {
+void Dispatcher::Hold::release() {
+    if (!taken_) return;
     if (gate_ == kAlone) owner_.gate_.unlock();
     if (gate_ == kShared) owner_.gate_.unlock_shared();
     gate_ = kNone;
+    stream_.lock.unlock();
+    taken_ = false;
 }
 
 // Asking pays where lanes are often found empty and an answer costs less than a barrier.
@@ -461,7 +465,8 @@ void Dispatcher::mark_misfit(const Tracker::Step& step) {
 }
 
 CUresult Dispatcher::find_end(Stream& stream, CUstream raw, CUstream& target) {
-    if (stream.order->kind == Kind::legacy) {  // waits for blocking streams too: joined at home
+    // The default stream waits for blocking streams too; that and all that came late is joined.
+    if (stream.order->kind == Kind::legacy || Frontier<Actions>::has_late(*stream.order)) {
         Actions actions{*this, stream};
         Frontier<Actions>(order_, actions).decide(*stream.order, kHome);
         return actions.status;

@@ -4,8 +4,8 @@
 // shared by calls on blocking streams and held alone by those on the legacy stream, because only
 // these two kinds order against each other. Calls on non-blocking streams never meet.
 //
-// A call that may keep the host waiting is made without the gate. Nothing is held while waiting for
-// a stream or the device.
+// Nothing is held while a call is made that may keep the host waiting, nor while waiting for a stream
+// or the device. Other calls of the same stream may then be decided before it is in its queue.
 #pragma once
 
 #include <atomic>
@@ -57,7 +57,7 @@ public:
     // Whether calls need any attention; the one thing an unplanned process pays for.
     bool on() const { return phase_.load(std::memory_order_relaxed) != kOff; }
 
-    // A call on a stream that is no kernel. `held`: it returns at once.
+    // A call on a stream that is no kernel. `held`: it returns at once, and locks are held meanwhile.
     template <class Call>
     CUresult pass(CUstream raw, Default meaning, int wish, bool held, Call&& call) {
         Stream* stream = attend(raw, meaning);
@@ -216,11 +216,13 @@ private:
     class Hold {
     public:
         Hold(Dispatcher& owner, Stream& stream);
-        ~Hold();
-        void release_gate();
+        ~Hold() { release(); }
+        void take();
+        void release();
 
     private:
         enum { kNone, kShared, kAlone } gate_ = kNone;
+        bool taken_ = false;
         Dispatcher& owner_;
         Stream& stream_;
     };
@@ -271,11 +273,15 @@ private:
         ++stream.calls;
         CUresult status = actions.status;
         if (status == CUDA_SUCCESS) {
-            if (!held) hold.release_gate();
+            if (!held) hold.release();
             status = call(queue == kHome ? raw : pool_.lanes[queue].stream);
         }
-        // While the lane is still ours: afterwards it may be another's, who would be waited for.
-        if (!held) frontier.touched(*stream.order, queue);
+        if (!held) {
+            hold.take();
+            ++stream.calls;  // who has waited meanwhile may not have waited for this
+            // While the lane is still ours: afterwards it may be another's, who would be waited for.
+            frontier.arrived(*stream.order, queue);
+        }
         if (queue >= 0) order_.lanes[queue].submitted();
         return status;
     }

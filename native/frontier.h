@@ -72,6 +72,9 @@ struct StreamOrder {
     int tail = kDone;
     uint64_t seen = 0;  // of the other kind's epoch, when this stream last waited for it
     uint64_t used = 0;  // lanes that may hold work of this stream
+    // Queues that work of this stream came into after later work was decided elsewhere.
+    uint64_t late = 0;  // lanes
+    bool late_home = false;
 };
 
 struct SharedOrder {
@@ -108,6 +111,7 @@ public:
             queue = kHome;
             tail = pending_tail(stream, shared_);  // whoever took our lane proved it empty
         }
+        if (has_late(stream)) order_late(stream, queue);
         switch (stream.kind) {
             case Kind::nonblocking:
                 if (tail != kDone && tail != queue) barrier(stream, tail, queue);
@@ -143,8 +147,22 @@ public:
         return queue;
     }
 
-    // Also after a call that was not held together with its decision (it may block the host): who
-    // decided in between did not wait for it, and must the next time.
+    // A call that was not held together with its decision (it may block the host) is in its queue
+    // now. Who decided in between did not wait for it, and must the next time.
+    void arrived(StreamOrder& stream, int queue) {
+        touched(stream, queue);
+        if (queue >= 0) stream.used |= uint64_t{1} << queue;
+        if (stream.tail == queue) return;
+        if (stream.tail == kDone)
+            stream.tail = queue;
+        else if (queue >= 0)
+            stream.late |= uint64_t{1} << queue;
+        else
+            stream.late_home = true;
+    }
+
+    static bool has_late(const StreamOrder& stream) { return stream.late != 0 || stream.late_home; }
+
     void touched(const StreamOrder& stream, int queue) {
         if (stream.kind == Kind::legacy) shared_.legacy_epoch.fetch_add(1);
         if (stream.kind != Kind::blocking) return;
@@ -163,7 +181,8 @@ public:
             auto seen = lane.read();
             if (seen.user() == stream.id) lane.emptied(seen);
         }
-        stream.used = 0;
+        stream.used = stream.late = 0;
+        stream.late_home = false;
         stream.tail = kDone;
         stream.seen = kNever;  // its home may have been decided for without being called
         if (stream.kind == Kind::legacy)
@@ -181,6 +200,18 @@ private:
         if (seen.user() != stream.id)
             shared_.stray.fetch_and(~(uint64_t{1} << index), std::memory_order_acq_rel);
         return true;
+    }
+
+    void order_late(StreamOrder& stream, int queue) {
+        for (uint64_t lanes = stream.late; lanes != 0; lanes &= lanes - 1) {
+            int lane = __builtin_ctzll(lanes);
+            auto seen = shared_.lanes[lane].read();
+            if (lane != queue && seen.user() == stream.id && seen.busy())
+                barrier(stream, lane, queue);
+        }
+        if (stream.late_home && queue != kHome) barrier(stream, kHome, queue);
+        stream.late = 0;
+        stream.late_home = false;
     }
 
     void join_legacy() {

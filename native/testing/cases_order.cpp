@@ -19,10 +19,20 @@ void meet(const char* call, CUstream stream) {
         copies.open = true;
         decided.wait();
     }
+    if (strcmp(call, "copied") == 0) copied.open = true;
     if (strcmp(call, "wait_event") == 0 && stream == kLegacyStream && !decided.open) {
         decided.open = true;
         copied.wait();
+        usleep(2000);  // so that libeclip has gone on with it
     }
+}
+
+// Holds a copy up until something else was called.
+Gate other_called;
+void hold_copy(const char* call, CUstream) {
+    if (strcmp(call, "copy") != 0) return;
+    copies.open = true;
+    other_called.wait();
 }
 
 }  // namespace
@@ -45,7 +55,6 @@ CASE(late_copy_of_a_blocking_stream) {
     std::thread copier([&] {
         CHECK(cuCtxSetCurrent(primary));
         CHECK(cuMemcpyDtoDAsync_v2(address(target), address(source.data()), 8 * kLong, copying));
-        copied.open = true;
     });
     if (preloaded()) copies.wait();
     CHECK(launch(nothing, nullptr, {}));
@@ -53,4 +62,97 @@ CASE(late_copy_of_a_blocking_stream) {
     CHECK(launch(read, nullptr, {address(target + kLong - 1), address(cells)}));
     CHECK(cuStreamSynchronize(nullptr));
     return same("what the default stream read", cells[0], uint64_t{7});
+}
+
+// While one thread's copy is on its way into the stream's lane, another thread launches on the same
+// stream, elsewhere. What the first launches then must come after its copy.
+CASE(late_copy_of_a_shared_stream) {
+    setenv("ECLIP_ASK", "never", 1);
+    use_plan();
+    start();
+    CUfunction slow = make_add("a"), read = standin_function("b", run_read, 2, 1);
+    constexpr size_t kLong = 1 << 23;
+    uint64_t* cells = make_cells(2);
+    uint64_t* target = make_cells(kLong);
+    std::vector<uint64_t> source(kLong, 7);
+    CUstream stream = make_stream();
+    CHECK(launch(slow, stream, {address(cells + 1), 1, 1000}));
+    if (preloaded()) standin_calls(hold_copy);
+    std::thread other([&] {
+        CHECK(cuCtxSetCurrent(primary));
+        if (preloaded()) copies.wait();
+        CHECK(launch(read, stream, {address(cells), address(cells + 1)}));
+        other_called.open = true;
+    });
+    CHECK(cuMemcpyDtoDAsync_v2(address(target), address(source.data()), 8 * kLong, stream));
+    other.join();
+    CHECK(launch(read, stream, {address(target + kLong - 1), address(cells)}));
+    CHECK(cuStreamSynchronize(stream));
+    return same("what the stream read", cells[0], uint64_t{7});
+}
+
+// The same, but the stream is waited for meanwhile.
+CASE(late_copy_of_a_stream_that_was_waited_for) {
+    setenv("ECLIP_ASK", "never", 1);
+    use_plan();
+    start();
+    CUfunction slow = make_add("a"), read = standin_function("b", run_read, 2, 1);
+    constexpr size_t kLong = 1 << 23;
+    uint64_t* cells = make_cells(2);
+    uint64_t* target = make_cells(kLong);
+    std::vector<uint64_t> source(kLong, 7);
+    CUstream stream = make_stream();
+    CHECK(launch(slow, stream, {address(cells + 1), 1, 1000}));
+    if (preloaded()) standin_calls(hold_copy);
+    std::thread other([&] {
+        CHECK(cuCtxSetCurrent(primary));
+        if (preloaded()) copies.wait();
+        CHECK(cuStreamSynchronize(stream));
+        other_called.open = true;
+    });
+    CHECK(cuMemcpyDtoDAsync_v2(address(target), address(source.data()), 8 * kLong, stream));
+    other.join();
+    CHECK(launch(read, stream, {address(target + kLong - 1), address(cells)}));
+    CHECK(cuStreamSynchronize(stream));
+    return same("what the stream read", cells[0], uint64_t{7});
+}
+
+// A copy that keeps its thread waiting keeps no other off the stream; the device may wait for one.
+CASE(copy_that_waits_for_another_thread) {
+    use_plan();
+    start();
+    uint64_t* cells = make_cells(1);
+    uint64_t out;
+    Gate gate;
+    CUstream stream = make_stream();
+    CHECK(cuLaunchHostFunc(stream, wait_at_gate, &gate));
+    std::thread copier([&] {
+        CHECK(cuCtxSetCurrent(primary));
+        CHECK(cuMemcpyDtoHAsync_v2(&out, address(cells), 8, stream));
+    });
+    usleep(50000);  // it is in its copy, or will be
+    CUresult status = cuStreamQuery(stream);
+    gate.open = true;
+    copier.join();
+    return same("whether the stream is done", status, CUDA_ERROR_NOT_READY);
+}
+
+CASE(copy_in_the_default_stream_that_waits_for_another_thread) {
+    use_plan({{0, 1}, {0, 2}}, {{{"a", 0}, {"b", 1}}});
+    start();
+    uint64_t* cells = make_cells(2);
+    uint64_t out;
+    Gate gate;
+    CHECK(cuLaunchHostFunc(nullptr, wait_at_gate, &gate));
+    std::thread copier([&] {
+        CHECK(cuCtxSetCurrent(primary));
+        CHECK(cuMemcpyDtoH_v2(&out, address(cells), 8));
+    });
+    usleep(50000);
+    CHECK(launch(make_add("a"), nullptr, {address(cells + 1), 7, 0}));
+    CHECK(launch(make_add("a"), make_stream(true), {address(cells + 1), 7, 0}));
+    gate.open = true;
+    copier.join();
+    CHECK(cuCtxSynchronize());
+    return same("the cell", cells[1], uint64_t{14});
 }

@@ -34,7 +34,7 @@ std::map<CUdeviceptr, Context*> allocated;
 std::atomic<int> retains{0}, users[kDevices];  // of primary contexts
 std::atomic<void (*)(const char*, CUstream)> on_call{nullptr};
 
-// Before the call does anything: a test may hold it up here.
+// Before the call does anything, or after all: a test may hold it up here.
 void called(const char* call, CUstream stream) {
     if (auto seen = on_call.load()) seen(call, stream);
 }
@@ -160,6 +160,8 @@ CUresult copy(void* target, const void* source, size_t bytes, CUstream handle, b
     std::memcpy(node.memcpy.copy3d, words, sizeof words);
     CUresult status = put(stream, node);
     if (status == CUDA_SUCCESS && wait) Engine::get().wait(hold, stream.last);
+    hold.unlock();
+    called("copied", handle);
     return status;
 }
 

@@ -18,6 +18,10 @@ UNKNOWN = [
 ]
 CASES = [
     "late_copy_of_a_blocking_stream",
+    "late_copy_of_a_shared_stream",
+    "late_copy_of_a_stream_that_was_waited_for",
+    "copy_that_waits_for_another_thread",
+    "copy_in_the_default_stream_that_waits_for_another_thread",
     "deeply_bound_library",
     "older_interface_of_a_known_name",
     "disabled_node_stays_disabled",
