@@ -360,26 +360,22 @@ bool Dispatcher::is_capturing(CUstream stream) const {
            (ask(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE);
 }
 
+// An event of all work of the context takes in the lanes by a stream that has nothing else to do: in
+// the default stream, blocking streams would wait for lanes of non-blocking ones.
 CUresult Dispatcher::context_event(CUcontext context, CUevent event, bool waits) {
     const Driver& real = driver();
-    auto call = [&](CUstream) {
-        return waits ? real.cuCtxWaitEvent(context, event) : real.cuCtxRecordEvent(context, event);
-    };
-    if (!ready() || context != pool_.primary) return call(nullptr);
-    for (size_t index = 0; index < pool_.count; ++index) {
-        const Lane& lane = pool_.lanes[index];
-        if (lane.stream == nullptr) continue;
-        CUresult status = CUDA_SUCCESS;
-        if (waits) {
-            status = real.cuStreamWaitEvent(lane.stream, event, 0);
-        } else {
-            status = real.cuEventRecord(lane.event, lane.stream);
-            if (status == CUDA_SUCCESS)
-                status = real.cuStreamWaitEvent(kLegacyStream, lane.event, 0);
+    if (on() && ready() && context == pool_.primary) {
+        for (size_t index = 0; index < pool_.count; ++index) {
+            const Lane& lane = pool_.lanes[index];
+            if (lane.stream == nullptr) continue;
+            CUresult status = waits ? real.cuStreamWaitEvent(lane.stream, event, 0)
+                                    : real.cuEventRecord(lane.event, lane.stream);
+            if (status == CUDA_SUCCESS && !waits)
+                status = real.cuStreamWaitEvent(pool_.aside, lane.event, 0);
+            if (status != CUDA_SUCCESS) return status;
         }
-        if (status != CUDA_SUCCESS) return status;
     }
-    return call(nullptr);
+    return waits ? real.cuCtxWaitEvent(context, event) : real.cuCtxRecordEvent(context, event);
 }
 
 uint64_t Dispatcher::identify(const Launch& launch) {

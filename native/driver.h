@@ -70,6 +70,7 @@ enum class Default { legacy, thread };
     CALL(cuGreenCtxCreate, CUresult(CUgreenCtx*, CUdevResourceDesc, CUdevice, unsigned))      \
     CALL(cuGreenCtxStreamCreate, CUresult(CUstream*, CUgreenCtx, unsigned, int))              \
     CALL(cuPointerGetAttribute, CUresult(void*, int, CUdeviceptr))                            \
+    CALL(cuStreamCreate, CUresult(CUstream*, unsigned))                                       \
     CALL(cuStreamGetFlags, CUresult(CUstream, unsigned*))                                     \
     CALL(cuStreamGetCtx, CUresult(CUstream, CUcontext*))                                      \
     CALL(cuStreamIsCapturing, CUresult(CUstream, int*))                                       \

@@ -108,6 +108,7 @@ std::string make_pool(const Table& table, Pool& pool) {
     ECLIP_NEED(cuGreenCtxStreamCreate)
     ECLIP_NEED(cuCtxFromGreenCtx)
     ECLIP_NEED(cuCtxSetCurrent)
+    ECLIP_NEED(cuStreamCreate)
     ECLIP_NEED(cuStreamGetCtx)
     ECLIP_NEED(cuStreamGetFlags)
     ECLIP_NEED(cuStreamIsCapturing)
@@ -123,6 +124,8 @@ std::string make_pool(const Table& table, Pool& pool) {
         pool.any |= lane.stream != nullptr;
         pool.lanes[pool.count++] = lane;
     }
+    CUresult status = real.cuStreamCreate(&pool.aside, CU_STREAM_NON_BLOCKING);
+    if (status != CUDA_SUCCESS) return failed("cuStreamCreate", status);
     measure(pool);
     return "";
 }

@@ -27,6 +27,7 @@ struct Pool {
     Lane lanes[kMostLanes];
     std::atomic<size_t> count{0};  // of lanes; recording adds some while others read
     bool any = false;              // of the plan's lanes is less than the whole device
+    CUstream aside = nullptr;  // of the primary context, for what no stream of the program waits for
     double ask_ns = 0;      // what it costs to ask a lane whether it is empty
     double barrier_ns = 0;  // and what a barrier between two lanes costs
 };

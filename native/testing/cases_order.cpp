@@ -156,3 +156,28 @@ CASE(copy_in_the_default_stream_that_waits_for_another_thread) {
     CHECK(cuCtxSynchronize());
     return same("the cell", cells[1], uint64_t{14});
 }
+
+// An event of all work of a context makes no stream wait for another.
+CASE(event_of_a_context) {
+    use_plan();
+    start();
+    Gate gate;
+    uint64_t* cells = make_cells(1);
+    CUstream other = make_stream(), blocking = make_stream(true);
+    CUevent event;
+    CHECK(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+    CHECK(launch(standin_function("a", run_gate, 1, 1), other, {address(&gate)}));
+    CHECK(cuCtxRecordEvent(primary, event));
+    CHECK(launch(make_add("unplanned"), blocking, {address(cells), 1, 0}));
+    CHECK(cuStreamSynchronize(blocking));
+    static std::atomic<bool> opened{false};
+    std::thread opener([&] {
+        usleep(20000);
+        opened = true;
+        gate.open = true;
+    });
+    CHECK(cuEventSynchronize(event));
+    bool after = opened;
+    opener.join();
+    return same("whether the event was after the lane's kernel", after, true);
+}

@@ -22,6 +22,7 @@ CASES = [
     "late_copy_of_a_stream_that_was_waited_for",
     "copy_that_waits_for_another_thread",
     "copy_in_the_default_stream_that_waits_for_another_thread",
+    "event_of_a_context",
     "deeply_bound_library",
     "older_interface_of_a_known_name",
     "disabled_node_stays_disabled",
