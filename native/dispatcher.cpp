@@ -448,16 +448,10 @@ int Dispatcher::lane_of(const Tracker::Step& step, int variant) const {
     return misfit ? kHome : lane;
 }
 
-bool Dispatcher::does_not_fit(CUresult status) {
-    return status == CUDA_ERROR_INVALID_CLUSTER_SIZE ||
-           status == CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE ||
-           status == CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
-}
-
 void Dispatcher::mark_misfit(const Tracker::Step& step) {
     misfits_[table_.workers[step.worker].first + step.position].store(true);
     count(counters().misfits);
-    say("a kernel of worker %d does not fit on its lane and runs on the whole device", step.worker);
+    say("a kernel of worker %d is refused on its lane and runs on the whole device", step.worker);
 }
 
 CUresult Dispatcher::find_end(Stream& stream, CUstream raw, CUstream& target) {

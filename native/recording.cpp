@@ -44,6 +44,11 @@ public:
         return pair;
     }
 
+    void give_back(const Pair& pair) {
+        std::lock_guard hold(lock_);
+        unused_.push_back(pair);
+    }
+
     void add(const Timed& timed) {
         std::lock_guard hold(lock_);
         pending_.push_back(timed);
@@ -150,6 +155,7 @@ uint32_t thread_number() {
 const char* function_name(CUfunction function) {
     const Driver& real = driver();
     const char* name = nullptr;
+    if (function == nullptr) return "";  // the driver will say so itself
     if (real.cuFuncGetName != nullptr && real.cuFuncGetName(&name, function) == CUDA_SUCCESS && name)
         return name;
     // Launches take kernels as well as functions, by the same argument.
@@ -192,6 +198,10 @@ Dispatcher::Timing Dispatcher::begin_timing(CUstream target) {
     Pair pair = Log::get().take();
     driver().cuEventRecord(pair.begin, target);
     return {pair.begin, pair.end};
+}
+
+void Dispatcher::drop_timing(const Timing& timing) {
+    Log::get().give_back({timing.begin, timing.end});
 }
 
 void Dispatcher::end_timing(const Timing& timing, CUstream target, const Stream& stream,

@@ -160,6 +160,7 @@ ECLIP_LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, Default::thread)
 namespace {
 
 unsigned cluster_of(const CUlaunchConfig& config) {
+    if (config.attrs == nullptr) return 1;  // for the driver to say what it thinks of it
     for (unsigned index = 0; index < config.numAttrs; ++index) {
         const CUlaunchAttribute& attribute = config.attrs[index];
         if (attribute.id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)

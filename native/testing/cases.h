@@ -22,6 +22,7 @@ void standin_behave(unsigned seed, int lazy);
 void standin_mask(uint64_t bits[2]);
 int standin_sync_mode();
 int standin_retains();
+void standin_refuse(CUresult status);
 void standin_calls(void (*seen)(const char* call, CUstream stream));
 
 CUresult cuInit(unsigned);
@@ -48,6 +49,7 @@ CUresult cuStreamWaitEvent(CUstream, CUevent, unsigned);
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, size_t, CUstream);
 CUresult cuMemcpyDtoHAsync_v2(void*, CUdeviceptr, size_t, CUstream);
 CUresult cuMemcpyDtoH_v2(void*, CUdeviceptr, size_t);
+CUresult cuMemsetD32Async(CUdeviceptr, unsigned, size_t, CUstream);
 CUresult cuStreamBeginCapture_v2(CUstream, int);
 CUresult cuStreamEndCapture(CUstream, CUgraph*);
 CUresult cuGraphInstantiateWithFlags(CUgraphExec*, CUgraph, unsigned long long);
