@@ -145,3 +145,22 @@ CASE(older_interface_of_a_known_name) {
         return copy(target, source, 8, stream);
     });
 }
+
+// With another library preloaded, behind libeclip or before it: both do what they are for.
+CASE(launches_that_another_library_watches) {
+    use_plan();
+    start();
+    auto watched = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "watcher_calls"));
+    CUfunction kernel = standin_function("a", run_where, 1, 1);
+    CUstream stream = make_stream();
+    uint64_t seen = 0;
+    for (int time = 0; time < 3; ++time) CHECK(launch(kernel, stream, {address(&seen)}));
+    auto asked = ask_for<decltype(&cuLaunchKernel)>("cuLaunchKernel", 12000);
+    uint64_t argument = address(&seen);
+    void* params[1] = {&argument};
+    CHECK(asked(kernel, 1, 1, 1, 1, 1, 1, 0, stream, params, nullptr));
+    CHECK(cuStreamSynchronize(stream));
+    // What is asked for by version is the driver's own, which only libeclip leads on to the other.
+    return same("whether launches were watched", watched == nullptr || watched() >= 3, true) &&
+           same("where the last ran", seen, preloaded() ? uint64_t{1} : kWhole);
+}

@@ -42,3 +42,18 @@ CASE(launch_whose_attributes_are_missing) {
     CHECK(cuStreamSynchronize(stream));
     return same("the cell", cells[0], uint64_t{7});
 }
+
+// What the driver does not have is not there, though libeclip has a hook for it.
+CASE(function_that_the_driver_lacks) {
+    use_plan();
+    start();
+    make_stream();
+    void* driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    void* asked = nullptr;
+    cuGetProcAddress_v2("cuMemBatchDecompressAsync", &asked, 13000, 0, nullptr);
+    bool found = dlsym(RTLD_DEFAULT, "cuMemBatchDecompressAsync") != nullptr;
+    bool message = dlerror() != nullptr;
+    return same("whether it is found", found, false) && same("whether dlerror() says so", message, true) &&
+           same("whether it is in the library", dlsym(driver, "cuMemcpyBatchAsync_v2") != nullptr, false) &&
+           same("whether it is the answer", asked != nullptr, false);
+}

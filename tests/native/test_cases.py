@@ -29,6 +29,7 @@ CASES = [
     "lane_that_refuses",
     "launch_that_is_wrong",
     "launch_whose_attributes_are_missing",
+    "function_that_the_driver_lacks",
     "deeply_bound_library",
     "older_interface_of_a_known_name",
     "disabled_node_stays_disabled",
@@ -63,5 +64,18 @@ def test_the_program_is_right_under_libeclip(native: Native, case: str) -> None:
         assert said.endswith("running unplanned from here on")
 
 
+# For the library that watches launches.
+WATCHED = "launches_that_another_library_watches"
+
+
+@pytest.mark.parametrize("finds", ["next", "library", "version"])
+def test_a_library_preloaded_beside_libeclip_sees_the_calls(native: Native, finds: str) -> None:
+    watcher = native.library.with_name("libwatcher.so")
+    for preloaded in (watcher, f"{native.library}:{watcher}", f"{watcher}:{native.library}"):
+        done = native.run("plain/cases", WATCHED, LD_PRELOAD=str(preloaded), WATCHER_FINDS=finds)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_every_case_is_run(native: Native) -> None:
-    assert sorted(native.run("plain/cases", "--list").stdout.split()) == sorted(CASES)
+    listed = native.run("plain/cases", "--list").stdout.split()
+    assert sorted(listed) == sorted([*CASES, WATCHED])
