@@ -174,23 +174,40 @@ bool Dispatcher::ready() {
     return phase == kReady || phase == kAtHome || (phase == kWaiting && make_ready());
 }
 
+bool Dispatcher::is_foreign(CUcontext context) const {
+    for (const auto& known : foreign_)
+        if (known.load(std::memory_order_relaxed) == context) return true;
+    return false;
+}
+
 // Lanes are made when the wanted device's context is first used: that is where a plan begins.
 bool Dispatcher::make_ready() {
     if (inside) return false;
     const Driver& real = driver();
     CUcontext current = nullptr;
     CUdevice device = -1;
-    if (real.cuCtxGetCurrent == nullptr || real.cuCtxGetCurrent(&current) != CUDA_SUCCESS ||
-        current == nullptr || current == foreign_.load(std::memory_order_relaxed) ||
-        real.cuCtxGetDevice(&device) != CUDA_SUCCESS || device != wanted_device_)
+    if (real.cuCtxGetCurrent == nullptr || real.cuCtxGetDevice == nullptr ||
+        real.cuDevicePrimaryCtxRetain == nullptr ||
+        real.cuCtxGetCurrent(&current) != CUDA_SUCCESS || current == nullptr ||
+        is_foreign(current) || real.cuCtxGetDevice(&device) != CUDA_SUCCESS ||
+        device != wanted_device_)
         return false;
+    // Nobody has made the primary context: then this is another, and we make none just to see that.
+    unsigned flags = 0;
+    int active = 1;
+    if (real.cuDevicePrimaryCtxGetState != nullptr &&
+        real.cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS && !active) {
+        say("the program has a context of its own; what it does there is not planned");
+        return false;
+    }
     std::lock_guard hold(setup_);
     int phase = phase_.load();
     if (phase != kWaiting) return phase != kOff;
     CUcontext primary = nullptr;
     if (real.cuDevicePrimaryCtxRetain(&primary, device) != CUDA_SUCCESS) return false;
     if (primary != current) {  // somebody's private context: not what was planned for
-        foreign_.store(current);
+        say("the program has a context of its own; what it does there is not planned");
+        foreign_[foreign_next_++ % kForeign].store(current);
         real.cuDevicePrimaryCtxRelease_v2(device);
         return false;
     }

@@ -175,6 +175,9 @@ public:
     bool any_capture() const { return captures_.load(std::memory_order_relaxed) != 0; }
     CUresult destroy(CUstream raw, CUresult (*call)(CUstream));
     CUresult context_event(CUcontext context, CUevent event, bool waits);
+    void forget_contexts() {
+        for (auto& known : foreign_) known.store(nullptr);
+    }
     void forget_names() { names_epoch_.fetch_add(1); }
     void stop(const char* why);
     void meet_unknown(const char* name);  // it is about to be called, and may take any stream
@@ -240,6 +243,7 @@ private:
     Stream* find(CUstream raw, Default meaning);
     Stream* look_up(CUstream raw);
     bool make_ready();
+    bool is_foreign(CUcontext context) const;
     bool is_primary_current() const {
         CUcontext current = nullptr;
         return driver().cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == pool_.primary;
@@ -322,7 +326,9 @@ private:
 
     std::atomic<int> phase_{kOff};
     std::atomic<int> captures_{0};
-    std::atomic<CUcontext> foreign_{nullptr};  // known not to be the device's primary one
+    static constexpr size_t kForeign = 8;
+    std::atomic<CUcontext> foreign_[kForeign]{};  // known not to be the device's primary one
+    std::atomic<size_t> foreign_next_{0};
     std::atomic<uint64_t> names_epoch_{0};
     std::atomic<uint64_t> streams_epoch_{0};
     std::atomic<uint64_t> next_id_{1};

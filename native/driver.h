@@ -60,6 +60,7 @@ enum class Default { legacy, thread };
     CALL(cuCtxGetDevice, CUresult(CUdevice*))                                                 \
     CALL(cuCtxSetCurrent, CUresult(CUcontext))                                                \
     CALL(cuCtxFromGreenCtx, CUresult(CUcontext*, CUgreenCtx))                                 \
+    CALL(cuDevicePrimaryCtxGetState, CUresult(CUdevice, unsigned*, int*))                     \
     CALL(cuDevicePrimaryCtxRetain, CUresult(CUcontext*, CUdevice))                            \
     CALL(cuDeviceGetAttribute, CUresult(int*, int, CUdevice))                                 \
     CALL(cuDeviceGetDevResource, CUresult(CUdevice, CUdevResource*, int))                     \

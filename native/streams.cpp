@@ -61,7 +61,10 @@ using namespace eclip;
         Dispatcher& dispatcher = Dispatcher::get();                                            \
         if (!dispatcher.on()) return real arguments;                                           \
         bool ours = is_ours(dispatcher, a1);                                                   \
-        if (!ours) return real arguments;                                                      \
+        if (!ours) {                                                                           \
+            dispatcher.forget_contexts(); /* another may be where it was */                    \
+            return real arguments;                                                             \
+        }                                                                                      \
         CUresult status = dispatcher.drain(dispatcher.pool().primary,                          \
                                            [&] { return real arguments; });                    \
         dispatcher.stop("the context was destroyed");                                          \

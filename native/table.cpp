@@ -77,6 +77,7 @@ std::string read_table(const std::vector<unsigned char>& bytes, Table& table) {
     table.slice_units.resize(header.slices);
     for (uint32_t& units : table.slice_units)
         if (!reader.take(units)) return "it is cut short";
+    if (table.mode == Mode::record && header.lanes == 0) return "it records on no lane";
     table.lanes.resize(header.lanes);
     for (TableLane& lane : table.lanes) {
         if (!reader.take(lane)) return "it is cut short";

@@ -143,3 +143,19 @@ CASE(launch_after_an_update_follows_the_one_before) {
     CHECK(cuGraphExecDestroy(one.exec));
     return same("what the third launch read", cells[1], uint64_t{41});
 }
+
+// What the driver says of a refused update is said of the nodes of the program's own graph.
+CASE(update_that_is_refused_names_my_node) {
+    use_plan();
+    start();
+    uint64_t* cells = make_cells(1);
+    Captured one = two_kernels(cells);
+    Captured longer([&](CUstream stream) {
+        for (const char* name : {"a", "b", "a"})
+            CHECK(launch(make_add(name), stream, {address(cells), 1, 0}));
+    });
+    GraphExecUpdateResultInfo info{};
+    CUresult status = cuGraphExecUpdate_v2(one.exec, longer.graph, &info);
+    return same("the status", status, CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE) &&
+           same("the node", address(info.errorNode), address(longer.nodes[2]));
+}

@@ -63,3 +63,13 @@ CASE(recording_of_a_stream_that_waits_for_the_host) {
     CHECK(cuStreamSynchronize(stream));
     return same("the cell", cells[0], uint64_t{7});
 }
+
+CASE(recording_without_lanes) {
+    use_plan({}, {}, Use::record);
+    start();
+    uint64_t* cells = make_cells(1);
+    CUstream stream = make_stream();
+    CHECK(launch(make_add("a"), stream, {address(cells), 7, 0}));
+    CHECK(cuStreamSynchronize(stream));
+    return same("the cell", cells[0], uint64_t{7});
+}

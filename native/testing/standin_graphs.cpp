@@ -162,7 +162,10 @@ API cuGraphExecDestroy(CUgraphExec exec) {
 API cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, void* info) {
     Hold hold = held();
     CUresult status = update(*reinterpret_cast<Exec*>(exec), *graph_of(graph));
-    static_cast<GraphExecUpdateResultInfo*>(info)->result = status == CUDA_SUCCESS ? 0 : 1;
+    Node* last = graph_of(graph)->nodes.empty() ? nullptr : graph_of(graph)->nodes.back().get();
+    bool refused = status != CUDA_SUCCESS;
+    *static_cast<GraphExecUpdateResultInfo*>(info) = {
+        refused, refused ? reinterpret_cast<CUgraphNode>(last) : nullptr, nullptr};
     return status;
 }
 API cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node, const void* params) {
