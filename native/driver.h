@@ -60,6 +60,7 @@ enum class Default { legacy, thread };
     CALL(cuCtxGetDevice, CUresult(CUdevice*))                                                 \
     CALL(cuCtxSetCurrent, CUresult(CUcontext))                                                \
     CALL(cuCtxFromGreenCtx, CUresult(CUcontext*, CUgreenCtx))                                 \
+    CALL(cuCtxGetStreamPriorityRange, CUresult(int*, int*))                                   \
     CALL(cuDevicePrimaryCtxGetState, CUresult(CUdevice, unsigned*, int*))                     \
     CALL(cuDevicePrimaryCtxRetain, CUresult(CUcontext*, CUdevice))                            \
     CALL(cuDeviceGetAttribute, CUresult(int*, int, CUdevice))                                 \
@@ -85,6 +86,7 @@ enum class Default { legacy, thread };
     CALL(cuOccupancyMaxActiveClusters, CUresult(int*, CUfunction, const CUlaunchConfig*))     \
     CALL(cuKernelGetFunction, CUresult(CUfunction*, CUkernel))                                \
     CALL(cuGraphKernelNodeGetAttribute, CUresult(CUgraphNode, int, void*))                    \
+    CALL(cuGraphKernelNodeSetAttribute, CUresult(CUgraphNode, int, const void*))              \
     CALL(cuFuncGetName, CUresult(const char**, CUfunction))                                   \
     CALL(cuKernelGetName, CUresult(const char**, CUkernel))                                   \
     CALL(cuGraphClone, CUresult(CUgraph*, CUgraph))                                           \

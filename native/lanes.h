@@ -18,6 +18,7 @@ struct Lane {
     CUstream stream = nullptr;  // none where all slices are meant: the user's own stream serves
     CUcontext context = nullptr;
     CUevent event = nullptr;  // recorded for each barrier; a wait keeps what it has seen
+    int priority = 0;         // as CUDA counts: lower goes first, 0 is what streams have by default
 };
 
 struct Pool {
@@ -37,6 +38,6 @@ struct Pool {
 std::string make_pool(const Table& table, Pool& pool);
 
 // One more lane; recording gives every stream one of its own.
-std::string make_lane(const Pool& pool, const uint64_t mask[2], Lane& lane);
+std::string make_lane(const Pool& pool, const TableLane& wanted, Lane& lane);
 
 }  // namespace eclip

@@ -176,7 +176,7 @@ void Dispatcher::open_record_lane(Stream& stream) {
     PrimaryCurrent current(pool_.primary);
     if (!wanted.full && pool_.count < kMostLanes) {
         Lane lane;
-        std::string wrong = make_lane(pool_, wanted.mask, lane);
+        std::string wrong = make_lane(pool_, wanted, lane);
         if (wrong.empty()) {
             timed = lane.stream;
             stream.record_lane = static_cast<int>(pool_.count.load());

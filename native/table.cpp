@@ -83,6 +83,7 @@ std::string read_table(const std::vector<unsigned char>& bytes, Table& table) {
         if (!reader.take(lane)) return "it is cut short";
         bool known = lane.worker >= 0 && static_cast<uint32_t>(lane.worker) < header.workers;
         if (!known && table.mode == Mode::plan) return "a lane belongs to a worker it does not have";
+        if (lane.priority < 0) return "a lane has a priority below the lowest";
     }
     std::vector<uint32_t> counts(header.workers);
     uint64_t total = 0;

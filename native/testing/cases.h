@@ -19,6 +19,7 @@
 extern "C" {
 CUfunction standin_function(const char*, void (*)(const uint64_t*), int, int);
 void standin_behave(unsigned seed, int lazy);
+int standin_priority();  // of the calling kernel
 void standin_mask(uint64_t bits[2]);
 int standin_sync_mode();
 int standin_retains();
@@ -104,6 +105,7 @@ struct Planned {
 struct PlannedLane {
     uint32_t worker;
     uint64_t mask;  // 0xffff: of the whole device
+    int32_t priority = 0;
 };
 enum class Use : uint32_t { plan = 0, record = 1 };
 

@@ -159,3 +159,26 @@ CASE(update_that_is_refused_names_my_node) {
     return same("the status", status, CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE) &&
            same("the node", address(info.errorNode), address(longer.nodes[2]));
 }
+
+// As the plan has them, for launches and for graphs.
+CASE(priorities_of_lanes) {
+    use_plan({{0, 1, 2}, {0, 2, 0}}, {{{"a", 0}, {"b", 1}}});
+    start();
+    static int seen[2];
+    auto note = [](const uint64_t* arguments) { seen[arguments[0]] = standin_priority(); };
+    CUfunction first = standin_function("a", note, 1, 1), second = standin_function("b", note, 1, 1);
+    auto body = [&](CUstream stream) {
+        CHECK(launch(first, stream, {0}));
+        CHECK(launch(second, stream, {1}));
+    };
+    auto as_planned = [](const char* what) {
+        return same(what, seen[0], preloaded() ? -2 : 0) && same(what, seen[1], 0);
+    };
+    CUstream stream = make_stream();
+    body(stream);
+    CHECK(cuStreamSynchronize(stream));
+    if (!as_planned("the priority of a launch")) return false;
+    seen[0] = seen[1] = 1;
+    Captured(body).run();
+    return as_planned("the priority of a graph's kernel");
+}

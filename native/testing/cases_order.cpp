@@ -1,6 +1,8 @@
 // Cases of order: between streams, threads and contexts.
 #include "cases.h"
 
+#include <random>
+
 using namespace cases;
 
 namespace {
@@ -180,4 +182,45 @@ CASE(event_of_a_context) {
     bool after = opened;
     opener.join();
     return same("whether the event was after the lane's kernel", after, true);
+}
+
+namespace {
+
+// One thread's part on a stream that all share: each call needs what the one before it left.
+void count_on(CUstream stream, unsigned seed, uint64_t* cells, uint64_t rounds) {
+    CHECK(cuCtxSetCurrent(primary));
+    CUfunction kernels[] = {make_add("a"), make_add("b"), make_add("c")};
+    std::minstd_rand random(seed);
+    for (uint64_t round = 0; round < rounds; ++round) {
+        CHECK(launch(kernels[random() % 3], stream, {address(cells), 1, random() % 8 == 0 ? 50u : 0u}));
+        CHECK(cuMemcpyDtoDAsync_v2(address(cells + 1), address(cells), 8, stream));
+        CHECK(launch(kernels[random() % 3], stream, {address(cells + 1), 1, 0}));
+        if (random() % 16 == 0) CHECK(cuStreamSynchronize(stream));
+        if (random() % 8 == 0) {
+            uint64_t seen = 0;
+            CHECK(cuMemcpyDtoHAsync_v2(&seen, address(cells + 1), 8, stream));
+            if (!same("what was copied to the host", seen, cells[1])) _exit(1);
+        }
+        CHECK(cuMemcpyDtoDAsync_v2(address(cells), address(cells + 1), 8, stream));
+    }
+}
+
+}  // namespace
+
+CASE(threads_on_one_stream) {
+    use_plan({{0, 1}, {0, 2}, {0, 4}}, {{{"a", 0}, {"b", 1}, {"c", 2}}});
+    start();
+    constexpr int kThreads = 4;
+    constexpr uint64_t kRounds = 150;
+    for (CUstream stream : {make_stream(), make_stream(true), CUstream{nullptr}}) {
+        uint64_t* cells = make_cells(2 * kThreads);
+        std::vector<std::thread> threads;
+        for (int index = 0; index < kThreads; ++index)
+            threads.emplace_back(count_on, stream, index + 1, cells + 2 * index, kRounds);
+        for (std::thread& thread : threads) thread.join();
+        CHECK(cuStreamSynchronize(stream));
+        for (int index = 0; index < kThreads; ++index)
+            if (!same("a thread's count", cells[2 * index], 2 * kRounds)) return false;
+    }
+    return true;
 }

@@ -97,7 +97,11 @@ CUresult implicit(const Stream& stream) {
     return CUDA_SUCCESS;
 }
 
-Mask mask_of(const Stream& stream) { return stream.context->mask; }
+Mask mask_of(const Stream& stream) {
+    Mask mask = stream.context->mask;
+    mask.priority = stream.priority;
+    return mask;
+}
 
 // Work on a stream, or a node of the graph that it captures.
 CUresult put(Stream& stream, const Node& what) {
@@ -439,6 +443,11 @@ API cuStreamDestroy_v2(CUstream handle) {
     orphans.push_back(*stream);
     all.erase(std::find(all.begin(), all.end(), stream));
     delete stream;
+    return CUDA_SUCCESS;
+}
+API cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+    *least = 0;
+    *greatest = -5;
     return CUDA_SUCCESS;
 }
 API cuStreamGetFlags(CUstream handle, unsigned* flags) {

@@ -23,7 +23,9 @@ CUresult set_kernel(Node& node, const KernelNodeParams& given, bool fixed) {
     if (context->green && (params.kern == nullptr || params.func != nullptr))
         return CUDA_ERROR_INVALID_VALUE;
     if (fixed && node.kernel.context != context) return CUDA_ERROR_INVALID_VALUE;
+    int priority = node.kernel.priority;
     node.kernel = make_kernel(params, function);
+    node.kernel.priority = priority;
     for (size_t index = 0; index < node.kernel.values.size(); ++index)
         node.kernel.pointers[index] = &node.kernel.values[index];
     return CUDA_SUCCESS;
@@ -134,6 +136,12 @@ API cuGraphKernelNodeGetParams_v2(CUgraphNode handle, KernelNodeParams* params) 
 API cuGraphKernelNodeSetParams_v2(CUgraphNode node, const KernelNodeParams* params) {
     Hold hold = held();
     return set_kernel(*node_of(node), *params, false);
+}
+API cuGraphKernelNodeSetAttribute(CUgraphNode node, int attribute, const void* value) {
+    if (attribute != CU_LAUNCH_ATTRIBUTE_PRIORITY) return CUDA_ERROR_INVALID_VALUE;
+    Hold hold = held();
+    node_of(node)->kernel.priority = *static_cast<const int*>(value);
+    return CUDA_SUCCESS;
 }
 API cuGraphMemsetNodeGetParams(CUgraphNode node, MemsetNodeParams* params) {
     std::memcpy(params, &node_of(node)->memset, offsetof(MemsetNodeParams, ctx));
@@ -263,11 +271,12 @@ API cuCtxFromGreenCtx(CUcontext* out, CUgreenCtx green) {
     *out = reinterpret_cast<CUcontext>(green);
     return CUDA_SUCCESS;
 }
-API cuGreenCtxStreamCreate(CUstream* out, CUgreenCtx green, unsigned, int) {
+API cuGreenCtxStreamCreate(CUstream* out, CUgreenCtx green, unsigned, int priority) {
     Hold hold = held();
     auto stream = new Stream;
     stream->context = reinterpret_cast<Context*>(green);
     stream->blocking = false;
+    stream->priority = priority;
     Engine::get().streams.push_back(stream);
     *out = reinterpret_cast<CUstream>(stream);
     return CUDA_SUCCESS;
