@@ -94,6 +94,16 @@ CASE(unknown_call_after_work_on_other_streams) {
            same("of the other", cells[5], uint64_t{9});
 }
 
+CASE(unknown_call_in_the_default_stream) {
+    use_plan();
+    start();
+    uint64_t* cells = make_cells(2);
+    CHECK(launch(make_add("a"), nullptr, {address(cells), 7, 20000}));
+    CHECK(cuMemcpyWithAttributesAsync(address(cells + 1), address(cells), 8, nullptr, nullptr));
+    CHECK(cuStreamSynchronize(nullptr));
+    return same("what was copied", cells[1], uint64_t{7});
+}
+
 CASE(unknown_call_with_many_arguments) {
     use_plan();
     start();

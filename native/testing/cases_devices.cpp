@@ -130,7 +130,7 @@ CASE(private_contexts_in_turn) {
     use_plan();
     CHECK(cuInit(0));
     standin_behave(1, 0);
-    uint64_t* cells = make_cells(1);
+    uint64_t* cells = make_cells(2);
     CUfunction kernel = make_add("a");
     CUcontext contexts[2];
     CUstream streams[2];
@@ -140,14 +140,14 @@ CASE(private_contexts_in_turn) {
     }
     for (int time = 0; time < 100; ++time) {
         CHECK(cuCtxSetCurrent(contexts[time % 2]));
-        CHECK(launch(kernel, streams[time % 2], {address(cells), 0, 0}));
+        CHECK(launch(kernel, streams[time % 2], {address(cells + time % 2), 1, 0}));
     }
     if (!same("how often it was made", standin_retains(), 0)) return false;
     CUcontext made;  // and if it is there, it is not asked for at every launch
     CHECK(cuDevicePrimaryCtxRetain(&made, 0));
     for (int time = 0; time < 100; ++time) {
         CHECK(cuCtxSetCurrent(contexts[time % 2]));
-        CHECK(launch(kernel, streams[time % 2], {address(cells), 0, 0}));
+        CHECK(launch(kernel, streams[time % 2], {address(cells + time % 2), 1, 0}));
     }
     CHECK(cuCtxSynchronize());
     return same("whether it was asked for often", standin_retains() <= 3, true);

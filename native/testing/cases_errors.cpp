@@ -14,7 +14,7 @@ CASE(lane_that_refuses) {
         standin_refuse(CUDA_SUCCESS);
         CHECK(launch(first, stream, {address(cells), 1, 1000}));
         standin_refuse(status);
-        CHECK(cuMemsetD32Async(address(cells + 1), static_cast<unsigned>(cells[0]), 0, stream));
+        CHECK(cuMemsetD32Async(address(cells + 1), 0, 2, stream));
         CHECK(launch(second, stream, {address(cells), 1, 0}));
         CHECK(cuStreamSynchronize(stream));
     }

@@ -66,57 +66,73 @@ CASE(late_copy_of_a_blocking_stream) {
     return same("what the default stream read", cells[0], uint64_t{7});
 }
 
-// While one thread's copy is on its way into the stream's lane, another thread launches on the same
-// stream, elsewhere. What the first launches then must come after its copy.
-CASE(late_copy_of_a_shared_stream) {
-    setenv("ECLIP_ASK", "never", 1);
-    use_plan();
-    start();
+namespace {
+
+// While one thread's copy is on its way into the stream's queue, another thread does something with
+// the same stream. What the first launches then must come after its copy.
+template <class Meanwhile>
+bool copy_comes_first(CUstream stream, void (*hold_up)(const char*, CUstream),
+                      Meanwhile&& meanwhile) {
     CUfunction slow = make_add("a"), read = standin_function("b", run_read, 2, 1);
     constexpr size_t kLong = 1 << 23;
     uint64_t* cells = make_cells(2);
     uint64_t* target = make_cells(kLong);
     std::vector<uint64_t> source(kLong, 7);
-    CUstream stream = make_stream();
     CHECK(launch(slow, stream, {address(cells + 1), 1, 1000}));
-    if (preloaded()) standin_calls(hold_copy);
+    if (preloaded()) standin_calls(hold_up);
     std::thread other([&] {
         CHECK(cuCtxSetCurrent(primary));
         if (preloaded()) copies.wait();
-        CHECK(launch(read, stream, {address(cells), address(cells + 1)}));
+        meanwhile(read, cells);
         other_called.open = true;
     });
     CHECK(cuMemcpyDtoDAsync_v2(address(target), address(source.data()), 8 * kLong, stream));
+    copied.open = true;
     other.join();
     CHECK(launch(read, stream, {address(target + kLong - 1), address(cells)}));
     CHECK(cuStreamSynchronize(stream));
     return same("what the stream read", cells[0], uint64_t{7});
 }
 
-// The same, but the stream is waited for meanwhile.
+bool copy_comes_before_a_launch(bool in_default_stream) {
+    setenv("ECLIP_ASK", "never", 1);
+    use_plan();
+    start();
+    CUstream stream = in_default_stream ? nullptr : make_stream();
+    return copy_comes_first(stream, hold_copy, [&](CUfunction read, uint64_t* cells) {
+        CHECK(launch(read, stream, {address(cells), address(cells + 1)}));
+    });
+}
+
+// The copy comes after what was waited for, and before the waiting thread goes on.
+void hold_both(const char* call, CUstream stream) {
+    hold_copy(call, stream);
+    if (strcmp(call, "waited") != 0 || other_called.open) return;
+    other_called.open = true;
+    copied.wait();
+}
+
+}  // namespace
+
+CASE(late_copy_of_a_shared_stream) { return copy_comes_before_a_launch(false); }
+CASE(late_copy_of_the_default_stream) { return copy_comes_before_a_launch(true); }
+
 CASE(late_copy_of_a_stream_that_was_waited_for) {
     setenv("ECLIP_ASK", "never", 1);
     use_plan();
     start();
-    CUfunction slow = make_add("a"), read = standin_function("b", run_read, 2, 1);
-    constexpr size_t kLong = 1 << 23;
-    uint64_t* cells = make_cells(2);
-    uint64_t* target = make_cells(kLong);
-    std::vector<uint64_t> source(kLong, 7);
     CUstream stream = make_stream();
-    CHECK(launch(slow, stream, {address(cells + 1), 1, 1000}));
-    if (preloaded()) standin_calls(hold_copy);
-    std::thread other([&] {
-        CHECK(cuCtxSetCurrent(primary));
-        if (preloaded()) copies.wait();
-        CHECK(cuStreamSynchronize(stream));
-        other_called.open = true;
-    });
-    CHECK(cuMemcpyDtoDAsync_v2(address(target), address(source.data()), 8 * kLong, stream));
-    other.join();
-    CHECK(launch(read, stream, {address(target + kLong - 1), address(cells)}));
-    CHECK(cuStreamSynchronize(stream));
-    return same("what the stream read", cells[0], uint64_t{7});
+    return copy_comes_first(stream, hold_copy,
+                            [&](CUfunction, uint64_t*) { CHECK(cuStreamSynchronize(stream)); });
+}
+
+CASE(late_copy_of_a_stream_that_is_waited_for) {
+    setenv("ECLIP_ASK", "never", 1);
+    use_plan();
+    start();
+    CUstream stream = make_stream();
+    return copy_comes_first(stream, hold_both,
+                            [&](CUfunction, uint64_t*) { CHECK(cuStreamSynchronize(stream)); });
 }
 
 // A copy that keeps its thread waiting keeps no other off the stream; the device may wait for one.

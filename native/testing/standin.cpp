@@ -216,6 +216,8 @@ CUresult wait_stream(CUstream handle, bool threaded) {
     if (CUresult status = implicit(stream)) return status;
     if (stream.legacy) Engine::get().submit(stream, nullptr);
     Engine::get().wait(hold, stream.last);
+    hold.unlock();
+    called("waited", handle);
     return CUDA_SUCCESS;
 }
 

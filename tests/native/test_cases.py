@@ -13,12 +13,15 @@ UNKNOWN = [
     "unknown_call_by_version",
     "unknown_call_that_is_only_looked_for",
     "unknown_call_after_work_on_other_streams",
+    "unknown_call_in_the_default_stream",
     "unknown_call_with_many_arguments",
     "newer_interface_of_a_known_name",
 ]
 CASES = [
     "late_copy_of_a_blocking_stream",
     "late_copy_of_a_shared_stream",
+    "late_copy_of_the_default_stream",
+    "late_copy_of_a_stream_that_is_waited_for",
     "late_copy_of_a_stream_that_was_waited_for",
     "copy_that_waits_for_another_thread",
     "copy_in_the_default_stream_that_waits_for_another_thread",
