@@ -24,10 +24,12 @@ struct Written {
 struct Decisions {
     uint64_t done = 0;
     std::vector<int> barriers;
+    int64_t apart = 1;
     int skips = 0;
     bool finished(int lane) { return done >> lane & 1; }
     void barrier(const StreamOrder& home, int from, int to) {
-        for (int value : {static_cast<int>(home.id) - 1, from, to}) barriers.push_back(value);
+        int stream = static_cast<int>(static_cast<int64_t>(home.id - 1) / apart);
+        for (int value : {stream, from, to}) barriers.push_back(value);
     }
     void skipped() { ++skips; }
 };
@@ -37,13 +39,14 @@ struct Decisions {
 // Steps of four: what (0 call, 1 drained, 2 device drained), stream, wish, and the lanes that would
 // answer that they are empty. For each call `out` gets its queue, how many barriers were not needed,
 // how many were, and these: whose home, from, to. Returns the length. Stream 0 is the legacy one.
-ECLIP_API int eclip_frontier(int streams, const int32_t* kinds, int steps, const int64_t* program,
-                             int32_t* out) {
+// `apart` is how far the numbers of two streams lie from each other, as after many others have gone.
+ECLIP_API int eclip_frontier(int streams, const int32_t* kinds, int64_t apart, int steps,
+                             const int64_t* program, int32_t* out) {
     auto shared = std::make_unique<SharedOrder>();
     std::vector<StreamOrder> orders(static_cast<size_t>(streams));
     for (int stream = 1; stream < streams; ++stream) {
         orders[stream].kind = static_cast<Kind>(kinds[stream]);
-        orders[stream].id = static_cast<uint32_t>(stream + 1);
+        orders[stream].id = static_cast<uint64_t>(stream * apart + 1);
     }
     Written written{out};
     Decisions decisions;
@@ -51,7 +54,7 @@ ECLIP_API int eclip_frontier(int streams, const int32_t* kinds, int steps, const
     for (int step = 0; step < steps; ++step) {
         const int64_t* now = program + 4 * step;
         StreamOrder& order = now[1] == 0 ? shared->legacy : orders[now[1]];
-        decisions = {static_cast<uint64_t>(now[3]), {}, 0};
+        decisions = {static_cast<uint64_t>(now[3]), {}, apart, 0};
         if (now[0] == 0) {
             int queue = frontier.decide(order, static_cast<int>(now[2]));
             if (queue >= 0) shared->lanes[queue].submitted();

@@ -15,6 +15,10 @@
 #include "recording.h"
 
 namespace eclip {
+
+// In bindings.cpp, which only a preloaded library has.
+__attribute__((weak)) void rebind_new_objects();
+
 namespace {
 
 constexpr int kStreamCache = 8;
@@ -119,7 +123,7 @@ Dispatcher::Dispatcher() : legacy_(kLegacyStream, order_.legacy) {
 
 // In the child. It cannot use its parent's context; if there was none yet, it may make its own.
 void Dispatcher::forked() {
-    if (phase_.load() == kReady) phase_.store(kOff);
+    if (phase_.load() != kWaiting) phase_.store(kOff);
     new (&setup_) std::mutex;  // a thread that is not here may have held it
     if (const char* folder = getenv("ECLIP_STATS")) open_counters(folder);
 }
@@ -128,9 +132,52 @@ void Dispatcher::stop(const char* why) {
     if (phase_.exchange(kOff) != kOff) say("%s; running unplanned from here on", why);
 }
 
+// From the lane of its last work, by a barrier, as if something had been called there.
+void Dispatcher::join_home(Stream& stream) {
+    if (!stream.planned || capturing(stream)) return;
+    Hold hold(*this, stream);
+    Actions actions{*this, stream};
+    Frontier<Actions>(order_, actions).decide(*stream.order, kHome);
+    ++stream.calls;
+}
+
+void Dispatcher::join_all_home() {
+    PrimaryCurrent current(pool_.primary);
+    {
+        std::shared_lock hold(streams_lock_);
+        for (auto& [raw, stream] : streams_) join_home(*stream);
+    }
+    join_home(legacy_);
+}
+
+void Dispatcher::meet_unknown(const char* name) {
+    if (!on() || inside) return;
+    Inside ours;
+    {
+        std::lock_guard hold(setup_);
+        int phase = phase_.load();
+        if (phase == kWaiting || phase == kReady) {
+            phase_.store(phase == kReady ? kAtHome : kOff);
+            say("the program calls %s, which libeclip does not know; running unplanned from here "
+                "on", name);
+            if (phase == kReady) join_all_home();
+        }
+    }
+    // Another thread's own stream is for that thread to join, when it makes such a call.
+    if (phase_.load() != kAtHome || !thread_state().own) return;
+    PrimaryCurrent current(pool_.primary);
+    join_home(*thread_state().own);
+}
+
 bool Dispatcher::ready() {
     int phase = phase_.load(std::memory_order_acquire);
-    return phase == kReady || (phase == kWaiting && make_ready());
+    return phase == kReady || phase == kAtHome || (phase == kWaiting && make_ready());
+}
+
+bool Dispatcher::is_foreign(CUcontext context) const {
+    for (const auto& known : foreign_)
+        if (known.load(std::memory_order_relaxed) == context) return true;
+    return false;
 }
 
 // Lanes are made when the wanted device's context is first used: that is where a plan begins.
@@ -139,17 +186,28 @@ bool Dispatcher::make_ready() {
     const Driver& real = driver();
     CUcontext current = nullptr;
     CUdevice device = -1;
-    if (real.cuCtxGetCurrent == nullptr || real.cuCtxGetCurrent(&current) != CUDA_SUCCESS ||
-        current == nullptr || current == foreign_.load(std::memory_order_relaxed) ||
-        real.cuCtxGetDevice(&device) != CUDA_SUCCESS || device != wanted_device_)
+    if (real.cuCtxGetCurrent == nullptr || real.cuCtxGetDevice == nullptr ||
+        real.cuDevicePrimaryCtxRetain == nullptr ||
+        real.cuCtxGetCurrent(&current) != CUDA_SUCCESS || current == nullptr ||
+        is_foreign(current) || real.cuCtxGetDevice(&device) != CUDA_SUCCESS ||
+        device != wanted_device_)
         return false;
+    // Nobody has made the primary context: then this is another, and we make none just to see that.
+    unsigned flags = 0;
+    int active = 1;
+    if (real.cuDevicePrimaryCtxGetState != nullptr &&
+        real.cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS && !active) {
+        say("the program has a context of its own; what it does there is not planned");
+        return false;
+    }
     std::lock_guard hold(setup_);
     int phase = phase_.load();
-    if (phase != kWaiting) return phase == kReady;
+    if (phase != kWaiting) return phase != kOff;
     CUcontext primary = nullptr;
     if (real.cuDevicePrimaryCtxRetain(&primary, device) != CUDA_SUCCESS) return false;
     if (primary != current) {  // somebody's private context: not what was planned for
-        foreign_.store(current);
+        say("the program has a context of its own; what it does there is not planned");
+        foreign_[foreign_next_++ % kForeign].store(current);
         real.cuDevicePrimaryCtxRelease_v2(device);
         return false;
     }
@@ -171,6 +229,7 @@ bool Dispatcher::make_ready() {
         return false;
     }
     phase_.store(kReady, std::memory_order_release);
+    if (rebind_new_objects != nullptr) rebind_new_objects();
     return true;
 }
 
@@ -183,14 +242,12 @@ Stream* Dispatcher::attend(CUstream raw, Default meaning) {
 Stream* Dispatcher::find(CUstream raw, Default meaning) {
     if (raw == nullptr) raw = meaning == Default::thread ? kThreadStream : kLegacyStream;
     if (raw == kLegacyStream || raw == kThreadStream) {
-        CUcontext current = nullptr;
-        if (driver().cuCtxGetCurrent(&current) != CUDA_SUCCESS || current != pool_.primary)
-            return nullptr;
+        if (!is_primary_current()) return nullptr;
         if (raw == kLegacyStream) return &legacy_;
         if (!thread_state().own) {
             thread_state().own = std::make_unique<Stream>(kThreadStream);
             thread_state().own->own.kind = Kind::blocking;
-            thread_state().own->own.id = next_id_.fetch_add(1) & 0xffffff;
+            thread_state().own->own.id = next_id_.fetch_add(1);
             thread_state().followers = &followers_;
         }
         return thread_state().own.get();
@@ -216,7 +273,7 @@ Stream* Dispatcher::look_up(CUstream raw) {
         return nullptr;  // no stream at all: the driver will say so itself
     auto made = std::make_unique<Stream>(raw);
     made->own.kind = flags & CU_STREAM_NON_BLOCKING ? Kind::nonblocking : Kind::blocking;
-    made->own.id = next_id_.fetch_add(1) & 0xffffff;
+    made->own.id = next_id_.fetch_add(1);
     made->planned = context == pool_.primary;
     std::lock_guard hold(streams_lock_);
     return streams_.try_emplace(raw, std::move(made)).first->second.get();
@@ -244,27 +301,31 @@ CUresult Dispatcher::destroy(CUstream raw, CUresult (*call)(CUstream)) {
 }
 
 Dispatcher::Hold::Hold(Dispatcher& owner, Stream& stream) : owner_(owner), stream_(stream) {
-    stream.lock.lock();
-    if (stream.order->kind == Kind::nonblocking) return;
-    if (stream.order->kind == Kind::blocking) {
-        owner.gate_.lock_shared();
+    take();
+}
+
+void Dispatcher::Hold::take() {
+    if (taken_) return;
+    taken_ = true;
+    stream_.lock.lock();
+    if (stream_.order->kind == Kind::nonblocking) return;
+    if (stream_.order->kind == Kind::blocking) {
+        owner_.gate_.lock_shared();
         gate_ = kShared;
-        if (!owner.order_.legacy_strayed.load(std::memory_order_acquire)) return;
-        owner.gate_.unlock_shared();
+        if (!owner_.order_.legacy_strayed.load(std::memory_order_acquire)) return;
+        owner_.gate_.unlock_shared();
     }
-    owner.gate_.lock();
+    owner_.gate_.lock();
     gate_ = kAlone;
 }
 
-Dispatcher::Hold::~Hold() {
-    release_gate();
-    stream_.lock.unlock();
-}
-
-void Dispatcher::Hold::release_gate() {
+void Dispatcher::Hold::release() {
+    if (!taken_) return;
     if (gate_ == kAlone) owner_.gate_.unlock();
     if (gate_ == kShared) owner_.gate_.unlock_shared();
     gate_ = kNone;
+    stream_.lock.unlock();
+    taken_ = false;
 }
 
 // Asking pays where lanes are often found empty and an answer costs less than a barrier.
@@ -295,6 +356,7 @@ void Dispatcher::Actions::barrier(const StreamOrder& home, int from, int to) {
     CUstream home_stream = &home == stream.order ? stream.home : kLegacyStream;
     CUevent event = from >= 0 ? owner.pool_.lanes[from].event : stream.event;
     if (event == nullptr) {
+        PrimaryCurrent current(owner.pool_.primary);
         status = real.cuEventCreate(&stream.event, CU_EVENT_DISABLE_TIMING);
         event = stream.event;
     }
@@ -315,26 +377,22 @@ bool Dispatcher::is_capturing(CUstream stream) const {
            (ask(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE);
 }
 
+// An event of all work of the context takes in the lanes by a stream that has nothing else to do: in
+// the default stream, blocking streams would wait for lanes of non-blocking ones.
 CUresult Dispatcher::context_event(CUcontext context, CUevent event, bool waits) {
     const Driver& real = driver();
-    auto call = [&](CUstream) {
-        return waits ? real.cuCtxWaitEvent(context, event) : real.cuCtxRecordEvent(context, event);
-    };
-    if (!ready() || context != pool_.primary) return call(nullptr);
-    for (size_t index = 0; index < pool_.count; ++index) {
-        const Lane& lane = pool_.lanes[index];
-        if (lane.stream == nullptr) continue;
-        CUresult status = CUDA_SUCCESS;
-        if (waits) {
-            status = real.cuStreamWaitEvent(lane.stream, event, 0);
-        } else {
-            status = real.cuEventRecord(lane.event, lane.stream);
-            if (status == CUDA_SUCCESS)
-                status = real.cuStreamWaitEvent(kLegacyStream, lane.event, 0);
+    if (on() && ready() && context == pool_.primary) {
+        for (size_t index = 0; index < pool_.count; ++index) {
+            const Lane& lane = pool_.lanes[index];
+            if (lane.stream == nullptr) continue;
+            CUresult status = waits ? real.cuStreamWaitEvent(lane.stream, event, 0)
+                                    : real.cuEventRecord(lane.event, lane.stream);
+            if (status == CUDA_SUCCESS && !waits)
+                status = real.cuStreamWaitEvent(pool_.aside, lane.event, 0);
+            if (status != CUDA_SUCCESS) return status;
         }
-        if (status != CUDA_SUCCESS) return status;
     }
-    return call(nullptr);
+    return waits ? real.cuCtxWaitEvent(context, event) : real.cuCtxRecordEvent(context, event);
 }
 
 uint64_t Dispatcher::identify(const Launch& launch) {
@@ -407,20 +465,15 @@ int Dispatcher::lane_of(const Tracker::Step& step, int variant) const {
     return misfit ? kHome : lane;
 }
 
-bool Dispatcher::does_not_fit(CUresult status) {
-    return status == CUDA_ERROR_INVALID_CLUSTER_SIZE ||
-           status == CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE ||
-           status == CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
-}
-
 void Dispatcher::mark_misfit(const Tracker::Step& step) {
     misfits_[table_.workers[step.worker].first + step.position].store(true);
     count(counters().misfits);
-    say("a kernel of worker %d does not fit on its lane and runs on the whole device", step.worker);
+    say("a kernel of worker %d is refused on its lane and runs on the whole device", step.worker);
 }
 
 CUresult Dispatcher::find_end(Stream& stream, CUstream raw, CUstream& target) {
-    if (stream.order->kind == Kind::legacy) {  // waits for blocking streams too: joined at home
+    // The default stream waits for blocking streams too; that and all that came late is joined.
+    if (stream.order->kind == Kind::legacy || Frontier<Actions>::has_late(*stream.order)) {
         Actions actions{*this, stream};
         Frontier<Actions>(order_, actions).decide(*stream.order, kHome);
         return actions.status;

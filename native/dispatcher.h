@@ -4,8 +4,8 @@
 // shared by calls on blocking streams and held alone by those on the legacy stream, because only
 // these two kinds order against each other. Calls on non-blocking streams never meet.
 //
-// A call that may keep the host waiting is made without the gate. Nothing is held while waiting for
-// a stream or the device.
+// Nothing is held while a call is made that may keep the host waiting, nor while waiting for a stream
+// or the device. Other calls of the same stream may then be decided before it is in its queue.
 #pragma once
 
 #include <atomic>
@@ -57,7 +57,7 @@ public:
     // Whether calls need any attention; the one thing an unplanned process pays for.
     bool on() const { return phase_.load(std::memory_order_relaxed) != kOff; }
 
-    // A call on a stream that is no kernel. `held`: it returns at once.
+    // A call on a stream that is no kernel. `held`: it returns at once, and locks are held meanwhile.
     template <class Call>
     CUresult pass(CUstream raw, Default meaning, int wish, bool held, Call&& call) {
         Stream* stream = attend(raw, meaning);
@@ -65,7 +65,7 @@ public:
         Inside inside;
         Hold hold(*this, *stream);
         if (!held && stream->order->kind == Kind::legacy) wish = kHome;
-        return make(*stream, hold, wish, held, raw, call);
+        return make(*stream, hold, wish, held, raw, call).status;
     }
 
     template <class Call>
@@ -86,18 +86,26 @@ public:
             if (!table_.variants.empty()) choose_variant(*stream, tracker, step);
             wish = lane_of(step, tracker.variant);
         }
-        CUresult status = make(*stream, hold, wish, true, raw, call);
-        int queue = stream->order->tail;
-        if (queue >= 0 && does_not_fit(status)) {
-            mark_misfit(step);
-            queue = kHome;
-            status = make(*stream, hold, kHome, true, raw, call);
-        }
+        auto [status, queue, refused] = make(*stream, hold, wish, true, raw, call);
+        if (refused) mark_misfit(step);
         if (queue >= 0) count(counts.redirected);
         if (wish >= 0 && queue == kHome) count(counts.contended);
         if (queue != stream->last_queue) count(counts.switches);
         stream->last_queue = queue;
         return status;
+    }
+
+    // A copy between contexts takes its place in the default streams of both and of the current one.
+    template <class Call>
+    CUresult copy_between(CUcontext one, CUcontext other, Default meaning, Call&& call) {
+        if (!on() || !ready()) return call();
+        bool ours = one == pool_.primary || other == pool_.primary || is_primary_current();
+        if (!ours) return call();
+        PrimaryCurrent current(pool_.primary);  // until the user's own call
+        return pass(nullptr, meaning, kHome, false, [&](CUstream) {
+            current.restore();
+            return call();
+        });
     }
 
     // Wait for a stream, or ask whether it is done.
@@ -119,10 +127,12 @@ public:
         return status;
     }
 
-    // A call that waits for everything, or needs everything to have ended.
+    // A call that waits for everything in a context, or needs everything there to have ended. None:
+    // the current one. Other contexts' work is none of its business and may even wait for it.
     template <class Call>
-    CUresult drain(Call&& call) {
+    CUresult drain(CUcontext context, Call&& call) {
         if (!ready() || Inside::now()) return call();
+        if (context == nullptr ? !is_primary_current() : context != pool_.primary) return call();
         Inside inside;
         LaneWord::View seen[kMostLanes];
         size_t lanes = wait_for_lanes(seen);
@@ -157,15 +167,25 @@ public:
         return status;
     }
 
+    // Whether the stream of a call captures; asked only where some may.
+    bool captures(CUstream raw, Default meaning) const {
+        if (captures_.load(std::memory_order_relaxed) == 0 && phase_.load() == kReady) return false;
+        return is_capturing(raw == nullptr && meaning == Default::thread ? kThreadStream : raw);
+    }
     bool any_capture() const { return captures_.load(std::memory_order_relaxed) != 0; }
     CUresult destroy(CUstream raw, CUresult (*call)(CUstream));
     CUresult context_event(CUcontext context, CUevent event, bool waits);
+    void forget_contexts() {
+        for (auto& known : foreign_) known.store(nullptr);
+    }
     void forget_names() { names_epoch_.fetch_add(1); }
     void stop(const char* why);
+    void meet_unknown(const char* name);  // it is about to be called, and may take any stream
     void begin_request(int worker);
 
     // For graphs.cpp: places for kernels of graphs are found in the same table.
     bool ready();
+    bool planning() { return ready() && phase_.load(std::memory_order_relaxed) == kReady; }
     const Table& table() const { return table_; }
     const Pool& pool() const { return pool_; }
     uint64_t identify(const Launch& launch);
@@ -173,7 +193,8 @@ public:
     void begin_graph(CUstream raw, Default meaning, int worker);  // of this worker, is launched
 
 private:
-    enum Phase : int { kOff, kWaiting, kReady };
+    // kAtHome: as when ready, but nothing goes to lanes any more.
+    enum Phase : int { kOff, kWaiting, kReady, kAtHome };
     struct Timing {
         CUevent begin, end;
     };
@@ -193,11 +214,13 @@ private:
     class Hold {
     public:
         Hold(Dispatcher& owner, Stream& stream);
-        ~Hold();
-        void release_gate();
+        ~Hold() { release(); }
+        void take();
+        void release();
 
     private:
         enum { kNone, kShared, kAlone } gate_ = kNone;
+        bool taken_ = false;
         Dispatcher& owner_;
         Stream& stream_;
     };
@@ -214,10 +237,17 @@ private:
 
     Dispatcher();
     void forked();
+    void join_home(Stream& stream);
+    void join_all_home();
     Stream* attend(CUstream raw, Default meaning);
     Stream* find(CUstream raw, Default meaning);
     Stream* look_up(CUstream raw);
     bool make_ready();
+    bool is_foreign(CUcontext context) const;
+    bool is_primary_current() const {
+        CUcontext current = nullptr;
+        return driver().cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == pool_.primary;
+    }
     bool capturing(const Stream& stream) const {
         return captures_.load(std::memory_order_relaxed) != 0 && is_capturing(stream.home);
     }
@@ -227,24 +257,48 @@ private:
     uint32_t begin_serving(Stream& stream, int worker);
     void choose_variant(Stream& stream, Tracker& tracker, const Tracker::Step& step);
     void mark_misfit(const Tracker::Step& step);
-    static bool does_not_fit(CUresult status);
     CUresult find_end(Stream& stream, CUstream raw, CUstream& target);
     void ended(Stream& stream, uint64_t calls);
     size_t wait_for_lanes(LaneWord::View* seen);
 
+    struct Made {
+        CUresult status;
+        int queue;
+        bool refused;  // by a lane, and taken at home
+    };
+
+    // What a lane refuses, for whatever reason, may do at home. If not, the program is told what it
+    // would have been told without us.
     template <class Call>
-    CUresult make(Stream& stream, Hold& hold, int wish, bool held, CUstream raw, Call& call) {
+    Made make(Stream& stream, Hold& hold, int wish, bool held, CUstream raw, Call& call) {
+        int queue = kHome;
+        CUresult status = make_once(stream, hold, wish, held, raw, call, queue);
+        if (status == CUDA_SUCCESS || queue == kHome) return {status, queue, false};
+        status = make_once(stream, hold, kHome, held, raw, call, queue);
+        return {status, queue, status == CUDA_SUCCESS};
+    }
+
+    template <class Call>
+    CUresult make_once(Stream& stream, Hold& hold, int wish, bool held, CUstream raw, Call& call,
+                       int& queue) {
         Actions actions{*this, stream};
         Frontier<Actions> frontier(order_, actions);
-        int queue = frontier.decide(*stream.order, wish);
+        // Read under the stream's lock, which who ends planning takes after saying so.
+        if (phase_.load(std::memory_order_relaxed) == kAtHome) wish = kHome;
+        queue = frontier.decide(*stream.order, wish);
         ++stream.calls;
         CUresult status = actions.status;
         if (status == CUDA_SUCCESS) {
-            if (!held) hold.release_gate();
+            if (!held) hold.release();
             status = call(queue == kHome ? raw : pool_.lanes[queue].stream);
         }
+        if (!held) {
+            hold.take();
+            ++stream.calls;  // who has waited meanwhile may not have waited for this
+            // While the lane is still ours: afterwards it may be another's, who would be waited for.
+            frontier.arrived(*stream.order, queue);
+        }
         if (queue >= 0) order_.lanes[queue].submitted();
-        if (!held) frontier.touched(*stream.order, queue);
         return status;
     }
 
@@ -254,24 +308,30 @@ private:
         auto timed = [&](CUstream target) {
             Timing timing = begin_timing(target);
             CUresult status = call(target);
-            end_timing(timing, target, stream, launch);
+            if (status == CUDA_SUCCESS)
+                end_timing(timing, target, stream, launch);
+            else
+                drop_timing(timing);
             return status;
         };
-        return make(stream, hold, stream.record_lane, true, raw, timed);
+        return make(stream, hold, stream.record_lane, true, raw, timed).status;
     }
     void open_record_lane(Stream& stream);
     uint32_t recorded_worker(const Stream& stream) const;
     bool take_mark();  // whether the thread has said that a request begins here
     Timing begin_timing(CUstream target);
+    static void drop_timing(const Timing& timing);
     void end_timing(const Timing& timing, CUstream target, const Stream& stream,
                     const Launch& launch);
 
     std::atomic<int> phase_{kOff};
     std::atomic<int> captures_{0};
-    std::atomic<CUcontext> foreign_{nullptr};  // known not to be the device's primary one
+    static constexpr size_t kForeign = 8;
+    std::atomic<CUcontext> foreign_[kForeign]{};  // known not to be the device's primary one
+    std::atomic<size_t> foreign_next_{0};
     std::atomic<uint64_t> names_epoch_{0};
     std::atomic<uint64_t> streams_epoch_{0};
-    std::atomic<uint32_t> next_id_{1};
+    std::atomic<uint64_t> next_id_{1};
     std::atomic<uint32_t> asked_{0}, answered_done_{0}, chances_{0};
     Table table_;
     Pool pool_;

@@ -1,7 +1,7 @@
 // The real driver: a slot for every entry point, found at run time, and words for a person.
 //
-// Slots are filled once, before the first call goes through; a slot that stays empty is a function
-// that this driver does not have.
+// Slots are filled once, before the first call goes through. A function that this driver does not
+// have is an empty slot, or, where users' calls go through it, one that says so.
 #pragma once
 
 #include "cuda_abi.h"
@@ -58,7 +58,10 @@ enum class Default { legacy, thread };
 #define ECLIP_DRIVER_CALLS(CALL)                                                              \
     CALL(cuCtxGetCurrent, CUresult(CUcontext*))                                               \
     CALL(cuCtxGetDevice, CUresult(CUdevice*))                                                 \
+    CALL(cuCtxSetCurrent, CUresult(CUcontext))                                                \
     CALL(cuCtxFromGreenCtx, CUresult(CUcontext*, CUgreenCtx))                                 \
+    CALL(cuCtxGetStreamPriorityRange, CUresult(int*, int*))                                   \
+    CALL(cuDevicePrimaryCtxGetState, CUresult(CUdevice, unsigned*, int*))                     \
     CALL(cuDevicePrimaryCtxRetain, CUresult(CUcontext*, CUdevice))                            \
     CALL(cuDeviceGetAttribute, CUresult(int*, int, CUdevice))                                 \
     CALL(cuDeviceGetDevResource, CUresult(CUdevice, CUdevResource*, int))                     \
@@ -68,6 +71,8 @@ enum class Default { legacy, thread };
     CALL(cuDevResourceGenerateDesc, CUresult(CUdevResourceDesc*, CUdevResource*, unsigned))   \
     CALL(cuGreenCtxCreate, CUresult(CUgreenCtx*, CUdevResourceDesc, CUdevice, unsigned))      \
     CALL(cuGreenCtxStreamCreate, CUresult(CUstream*, CUgreenCtx, unsigned, int))              \
+    CALL(cuPointerGetAttribute, CUresult(void*, int, CUdeviceptr))                            \
+    CALL(cuStreamCreate, CUresult(CUstream*, unsigned))                                       \
     CALL(cuStreamGetFlags, CUresult(CUstream, unsigned*))                                     \
     CALL(cuStreamGetCtx, CUresult(CUstream, CUcontext*))                                      \
     CALL(cuStreamIsCapturing, CUresult(CUstream, int*))                                       \
@@ -75,11 +80,13 @@ enum class Default { legacy, thread };
     CALL(cuThreadExchangeStreamCaptureMode, CUresult(int*))                                   \
     CALL(cuEventCreate, CUresult(CUevent*, unsigned))                                         \
     CALL(cuEventDestroy_v2, CUresult(CUevent))                                                \
+    CALL(cuEventQuery, CUresult(CUevent))                                                     \
     CALL(cuEventElapsedTime, CUresult(float*, CUevent, CUevent))                              \
     CALL(cuOccupancyMaxActiveBlocksPerMultiprocessor, CUresult(int*, CUfunction, int, size_t)) \
     CALL(cuOccupancyMaxActiveClusters, CUresult(int*, CUfunction, const CUlaunchConfig*))     \
     CALL(cuKernelGetFunction, CUresult(CUfunction*, CUkernel))                                \
     CALL(cuGraphKernelNodeGetAttribute, CUresult(CUgraphNode, int, void*))                    \
+    CALL(cuGraphKernelNodeSetAttribute, CUresult(CUgraphNode, int, const void*))              \
     CALL(cuFuncGetName, CUresult(const char**, CUfunction))                                   \
     CALL(cuKernelGetName, CUresult(const char**, CUkernel))                                   \
     CALL(cuGraphClone, CUresult(CUgraph*, CUgraph))                                           \
@@ -88,12 +95,21 @@ enum class Default { legacy, thread };
     CALL(cuGraphGetEdges_v2, CUresult(CUgraph, CUgraphNode*, CUgraphNode*, void*, size_t*))   \
     CALL(cuGraphNodeFindInClone, CUresult(CUgraphNode*, CUgraphNode, CUgraph))                \
     CALL(cuGraphNodeGetType, CUresult(CUgraphNode, int*))                                     \
+    CALL(cuGraphBatchMemOpNodeSetParams, CUresult(CUgraphNode, const void*))                  \
+    CALL(cuGraphEventRecordNodeSetEvent, CUresult(CUgraphNode, CUevent))                      \
+    CALL(cuGraphEventWaitNodeSetEvent, CUresult(CUgraphNode, CUevent))                        \
+    CALL(cuGraphExternalSemaphoresSignalNodeSetParams, CUresult(CUgraphNode, const void*))    \
+    CALL(cuGraphExternalSemaphoresWaitNodeSetParams, CUresult(CUgraphNode, const void*))      \
+    CALL(cuGraphHostNodeSetParams, CUresult(CUgraphNode, const void*))                        \
     CALL(cuGraphNodeSetParams, CUresult(CUgraphNode, GraphNodeParams*))                       \
     CALL(cuGraphKernelNodeGetParams_v2, CUresult(CUgraphNode, KernelNodeParams*))             \
     CALL(cuGraphKernelNodeSetParams_v2, CUresult(CUgraphNode, const KernelNodeParams*))       \
     CALL(cuGraphMemsetNodeGetParams, CUresult(CUgraphNode, MemsetNodeParams*))                \
-    CALL(cuGraphMemcpyNodeGetParams, CUresult(CUgraphNode, void*))                            \
-    CALL(cuGetProcAddress, CUresult(const char*, void**, int, uint64_t))                      \
+    CALL(cuGraphMemcpyNodeGetParams, CUresult(CUgraphNode, void*))
+
+// How users ask for entry points by version.
+#define ECLIP_DRIVER_FINDS(CALL)                                         \
+    CALL(cuGetProcAddress, CUresult(const char*, void**, int, uint64_t)) \
     CALL(cuGetProcAddress_v2, CUresult(const char*, void**, int, uint64_t, int*))
 
 struct Driver {
@@ -102,6 +118,7 @@ struct Driver {
     using name##_f = __VA_ARGS__; \
     name##_f* name;
     ECLIP_DRIVER_CALLS(ECLIP_CALL)
+    ECLIP_DRIVER_FINDS(ECLIP_CALL)
 #undef ECLIP_CALL
 };
 #undef KERNEL
@@ -123,6 +140,15 @@ const Driver& driver();
 // The library's own function of this name, whatever we put in front of it.
 void* real_symbol(const char* name);
 
+// What comes after us: another library preloaded to see the call, or the driver's function.
+void* next_symbol(const char* name);
+
+// Whether a slot is for a function that this driver does not have.
+bool is_missing(void* function);
+
+// preload.cpp replaces dlsym; where it is linked in it also says where the original is.
+__attribute__((weak)) void* original_dlsym(void* handle, const char* name);
+
 // While it lives, what the calling thread asks the driver breaks nobody's capture. Without it a
 // question of ours could end a capture that another thread has just begun.
 class Relaxed {
@@ -137,6 +163,26 @@ private:
         if (call != nullptr) call(&mode_);
     }
     int mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
+
+// While it lives the context is the calling thread's current one: the default streams are those of
+// the current context, and new events belong to it.
+class PrimaryCurrent {
+public:
+    explicit PrimaryCurrent(CUcontext wanted) {
+        if (driver().cuCtxGetCurrent(&before_) != CUDA_SUCCESS || before_ == wanted) return;
+        changed_ = driver().cuCtxSetCurrent(wanted) == CUDA_SUCCESS;
+    }
+    ~PrimaryCurrent() { restore(); }
+    PrimaryCurrent(const PrimaryCurrent&) = delete;
+    void restore() {
+        if (changed_) driver().cuCtxSetCurrent(before_);
+        changed_ = false;
+    }
+
+private:
+    CUcontext before_ = nullptr;
+    bool changed_ = false;
 };
 
 // One line on standard error, `eclip: …`; said once for each place that says it.

@@ -27,12 +27,14 @@ constexpr int kMostLanes = 64;
 constexpr uint64_t kNever = ~uint64_t{0};
 
 // Who uses a lane and whether it may hold work: one word, so that claims need no lock.
-// From the top: user (24 bits), number of submissions (38), submitting (1), busy (1).
+// From the top: user (32 bits), number of submissions (30), submitting (1), busy (1). Streams are
+// numbered without end; those with larger numbers than a word holds get no lanes.
+constexpr uint64_t kLastUser = 0xffffffff;
 class LaneWord {
 public:
     struct View {
         uint64_t word;
-        uint32_t user() const { return static_cast<uint32_t>(word >> 40); }
+        uint64_t user() const { return word >> 32; }
         bool submitting() const { return word >> 1 & 1; }
         bool busy() const { return word & 1; }
     };
@@ -40,8 +42,8 @@ public:
     View read() const { return {word_.load(std::memory_order_acquire)}; }
 
     // Take the lane for one submission, if it is still as seen.
-    bool claim(View seen, uint32_t user) {
-        uint64_t next = uint64_t{user} << 40 | (seen.word & kCount) | 3;
+    bool claim(View seen, uint64_t user) {
+        uint64_t next = user << 32 | (seen.word & kCount) | 3;
         return word_.compare_exchange_strong(seen.word, next, std::memory_order_acq_rel);
     }
 
@@ -60,16 +62,19 @@ public:
     }
 
 private:
-    static constexpr uint64_t kCount = ((uint64_t{1} << 38) - 1) << 2;
+    static constexpr uint64_t kCount = ((uint64_t{1} << 30) - 1) << 2;
     std::atomic<uint64_t> word_{0};
 };
 
 struct StreamOrder {
     Kind kind = Kind::nonblocking;
-    uint32_t id = 0;  // from 1; 24 bits
+    uint64_t id = 0;  // from 1
     int tail = kDone;
     uint64_t seen = 0;  // of the other kind's epoch, when this stream last waited for it
     uint64_t used = 0;  // lanes that may hold work of this stream
+    // Queues that work of this stream came into after later work was decided elsewhere.
+    uint64_t late = 0;  // lanes
+    bool late_home = false;
 };
 
 struct SharedOrder {
@@ -106,6 +111,7 @@ public:
             queue = kHome;
             tail = pending_tail(stream, shared_);  // whoever took our lane proved it empty
         }
+        if (has_late(stream)) order_late(stream, queue);
         switch (stream.kind) {
             case Kind::nonblocking:
                 if (tail != kDone && tail != queue) barrier(stream, tail, queue);
@@ -120,12 +126,14 @@ public:
                 break;
             }
             case Kind::legacy: {
+                // Before the lanes: what comes after this is waited for the next time, at worst
+                // once too often. The other way round it could be counted and never waited for.
+                uint64_t epoch = shared_.blocking_epoch.load(std::memory_order_acquire);
                 uint64_t lanes = shared_.stray.exchange(0, std::memory_order_acq_rel);
                 for (; lanes != 0; lanes &= lanes - 1) {
                     int lane = __builtin_ctzll(lanes);
                     if (shared_.lanes[lane].read().busy()) barrier(stream, lane, kHome);
                 }
-                uint64_t epoch = shared_.blocking_epoch.load(std::memory_order_relaxed);
                 order(stream, tail, queue, stream.seen != epoch);
                 stream.seen = epoch;
                 touched(stream, queue);
@@ -139,17 +147,31 @@ public:
         return queue;
     }
 
-    // Also after a call that was not held together with its decision (it may block the host): who
-    // decided in between did not wait for it, and must the next time.
+    // A call that was not held together with its decision (it may block the host) is in its queue
+    // now. Who decided in between did not wait for it, and must the next time.
+    void arrived(StreamOrder& stream, int queue) {
+        touched(stream, queue);
+        if (queue >= 0) stream.used |= uint64_t{1} << queue;
+        if (stream.tail == queue) return;
+        if (stream.tail == kDone)
+            stream.tail = queue;
+        else if (queue >= 0)
+            stream.late |= uint64_t{1} << queue;
+        else
+            stream.late_home = true;
+    }
+
+    static bool has_late(const StreamOrder& stream) { return stream.late != 0 || stream.late_home; }
+
     void touched(const StreamOrder& stream, int queue) {
         if (stream.kind == Kind::legacy) shared_.legacy_epoch.fetch_add(1);
         if (stream.kind != Kind::blocking) return;
-        shared_.blocking_epoch.fetch_add(1);
-        if (queue < 0) return;
-        // Set already in most cases. Who takes it away in between waits for what came before.
-        uint64_t lane = uint64_t{1} << queue;
-        if ((shared_.stray.load(std::memory_order_acquire) & lane) == 0)
+        // Set already in most cases. Who takes it away in between waits for what came before. The
+        // lane goes first: who sees the new epoch must see the lane, too.
+        uint64_t lane = queue >= 0 ? uint64_t{1} << queue : 0;
+        if ((~shared_.stray.load(std::memory_order_acquire) & lane) != 0)
             shared_.stray.fetch_or(lane, std::memory_order_acq_rel);
+        shared_.blocking_epoch.fetch_add(1);
     }
 
     // Everything that was called on the stream is complete.
@@ -159,7 +181,8 @@ public:
             auto seen = lane.read();
             if (seen.user() == stream.id) lane.emptied(seen);
         }
-        stream.used = 0;
+        stream.used = stream.late = 0;
+        stream.late_home = false;
         stream.tail = kDone;
         stream.seen = kNever;  // its home may have been decided for without being called
         if (stream.kind == Kind::legacy)
@@ -168,6 +191,7 @@ public:
 
 private:
     bool claim(int index, const StreamOrder& stream) {
+        if (stream.id > kLastUser) return false;
         LaneWord& lane = shared_.lanes[index];
         auto seen = lane.read();
         if (seen.submitting()) return false;  // by another stream: ours has its own lock
@@ -176,6 +200,18 @@ private:
         if (seen.user() != stream.id)
             shared_.stray.fetch_and(~(uint64_t{1} << index), std::memory_order_acq_rel);
         return true;
+    }
+
+    void order_late(StreamOrder& stream, int queue) {
+        for (uint64_t lanes = stream.late; lanes != 0; lanes &= lanes - 1) {
+            int lane = __builtin_ctzll(lanes);
+            auto seen = shared_.lanes[lane].read();
+            if (lane != queue && seen.user() == stream.id && seen.busy())
+                barrier(stream, lane, queue);
+        }
+        if (stream.late_home && queue != kHome) barrier(stream, kHome, queue);
+        stream.late = 0;
+        stream.late_home = false;
     }
 
     void join_legacy() {

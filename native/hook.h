@@ -7,9 +7,7 @@
 
 namespace eclip {
 
-// A user's executable and node to those that stand behind them; false if the node is none of its
-// graph's.
-bool translate(CUgraphExec& exec, CUgraphNode& node);
+// A user's executable to the one that stands behind it.
 CUgraphExec translate(CUgraphExec exec);
 
 }  // namespace eclip

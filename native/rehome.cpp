@@ -115,7 +115,15 @@ struct Plan {
     bool moves = false;
 };
 
-// What is known of every kernel of a graph, in launch order.
+// Lanes are of one context: what belongs to another must not move there. The driver may not say
+// whose a kernel is; then it runs where the graph was made, which is most likely the current one.
+bool is_of_lanes(const KernelNodeParams& params) {
+    CUcontext context = params.ctx;
+    if (context == nullptr) driver().cuCtxGetCurrent(&context);
+    return context == Dispatcher::get().pool().primary;
+}
+
+// What is known of every kernel of a graph, in launch order; false where it is left as it is.
 bool read_graph(CUgraph graph, Plan& plan, std::vector<uint64_t>& identities) {
     Dispatcher& dispatcher = Dispatcher::get();
     const Driver& real = driver();
@@ -127,6 +135,10 @@ bool read_graph(CUgraph graph, Plan& plan, std::vector<uint64_t>& identities) {
         KernelNodeParams& params = plan.params.emplace_back();
         if (type != kNodeKernel) continue;
         if (real.cuGraphKernelNodeGetParams_v2(node, &params) != CUDA_SUCCESS) return false;
+        if (!is_of_lanes(params)) {
+            say("a graph of another device or context than the plan's runs as it is");
+            return false;
+        }
         Launch launch{params.kern ? reinterpret_cast<CUfunction>(params.kern) : params.func,
                       {params.grid[0], params.grid[1], params.grid[2]},
                       {params.block[0], params.block[1], params.block[2]},
@@ -202,9 +214,21 @@ bool plan_graph(CUgraph graph, int wanted_worker, Plan& plan) {
     return true;
 }
 
+// A node has a priority of its own: the stream that its graph is launched on gives it none.
+CUresult prefer(CUgraphNode twin, int priority) {
+    auto set = driver().cuGraphKernelNodeSetAttribute;
+    CUlaunchAttribute attribute{};
+    attribute.priority = priority;
+    if (priority == 0) return CUDA_SUCCESS;
+    if (set != nullptr) return set(twin, CU_LAUNCH_ATTRIBUTE_PRIORITY, &attribute.bytes);
+    say("this driver keeps no priorities of graphs' kernels: the plan's are ignored");
+    return CUDA_SUCCESS;
+}
+
 CUresult move_node(CUgraphNode node, CUgraphNode twin, int type, KernelNodeParams kernel,
-                   CUcontext context) {
+                   const Lane& lane) {
     const Driver& real = driver();
+    CUcontext context = lane.context;
     GraphNodeParams params{};
     params.type = type;
     if (type == kNodeKernel) {
@@ -212,7 +236,8 @@ CUresult move_node(CUgraphNode node, CUgraphNode twin, int type, KernelNodeParam
         if (kernel.kern == nullptr) return CUDA_SUCCESS;
         kernel.func = nullptr;
         kernel.ctx = context;
-        return real.cuGraphKernelNodeSetParams_v2(twin, &kernel);
+        CUresult status = real.cuGraphKernelNodeSetParams_v2(twin, &kernel);
+        return status == CUDA_SUCCESS ? prefer(twin, lane.priority) : status;
     }
     if (type == kNodeMemset) {
         CUresult status = real.cuGraphMemsetNodeGetParams(node, &params.memset);
@@ -231,7 +256,7 @@ CUresult move_node(CUgraphNode node, CUgraphNode twin, int type, KernelNodeParam
 std::unique_ptr<Rehomed> rehome(CUgraph graph, int worker) {
     Dispatcher& dispatcher = Dispatcher::get();
     const Driver& real = driver();
-    if (!dispatcher.on() || !dispatcher.ready() || dispatcher.table().mode != Mode::plan ||
+    if (!dispatcher.on() || !dispatcher.planning() || dispatcher.table().mode != Mode::plan ||
         !dispatcher.pool().any)
         return nullptr;
     if (real.cuGraphNodeSetParams == nullptr || real.cuGraphGetEdges_v2 == nullptr ||
@@ -264,8 +289,8 @@ std::unique_ptr<Rehomed> rehome(CUgraph graph, int worker) {
             plan.lanes[index] >= 0 ? dispatcher.pool().lanes[plan.lanes[index]].context : nullptr;
         if (status == CUDA_SUCCESS && context != nullptr)
             status = move_node(plan.nodes[index], twin, plan.types[index], plan.params[index],
-                               context);
-        made->nodes[plan.nodes[index]] = {twin, twin, context, plan.types[index]};
+                               dispatcher.pool().lanes[plan.lanes[index]]);
+        made->nodes[plan.nodes[index]] = {twin, twin, context, plan.types[index], true, nullptr};
     }
     if (status != CUDA_SUCCESS) {
         real.cuGraphDestroy(made->clone);

@@ -45,17 +45,13 @@ using namespace eclip;
         a1 = translate(a1);                                                 \
         return driver().symbol arguments;                                    \
     }
-#define ECLIP_EXECNODE(symbol, threaded, parameters, arguments)              \
-    ECLIP_HOOK symbol parameters {                                           \
-        if (!translate(a1, a2)) return CUDA_ERROR_INVALID_VALUE;             \
-        return driver().symbol arguments;                                    \
-    }
 #define ECLIP_DRAIN(symbol, threaded, parameters, arguments)                                   \
     ECLIP_HOOK symbol parameters {                                                             \
         const auto real = driver().symbol;                                                     \
         Dispatcher& dispatcher = Dispatcher::get();                                            \
         if (!dispatcher.on()) return real arguments;                                           \
-        CUresult status = dispatcher.drain([&] { return real arguments; });                    \
+        CUcontext context = Drained{dispatcher} arguments;                                     \
+        CUresult status = dispatcher.drain(context, [&] { return real arguments; });           \
         dispatcher.forget_names(); /* functions may have gone, and others take their place */  \
         return status;                                                                         \
     }
@@ -65,8 +61,13 @@ using namespace eclip;
         Dispatcher& dispatcher = Dispatcher::get();                                            \
         if (!dispatcher.on()) return real arguments;                                           \
         bool ours = is_ours(dispatcher, a1);                                                   \
-        CUresult status = dispatcher.drain([&] { return real arguments; });                    \
-        if (ours) dispatcher.stop("the context was destroyed");                                \
+        if (!ours) {                                                                           \
+            dispatcher.forget_contexts(); /* another may be where it was */                    \
+            return real arguments;                                                             \
+        }                                                                                      \
+        CUresult status = dispatcher.drain(dispatcher.pool().primary,                          \
+                                           [&] { return real arguments; });                    \
+        dispatcher.stop("the context was destroyed");                                          \
         return status;                                                                         \
     }
 
@@ -77,10 +78,40 @@ bool is_ours(Dispatcher& dispatcher, CUcontext context) {
 }
 bool is_ours(Dispatcher& dispatcher, int device) { return device == dispatcher.pool().device; }
 
+// Whose work may still use what a call frees, by what it is given; none: the current context's.
+struct Drained {
+    Dispatcher& dispatcher;
+
+    CUcontext operator()(CUdeviceptr memory) const {
+        CUcontext owner = nullptr;
+        auto ask = driver().cuPointerGetAttribute;
+        bool known = ask != nullptr &&
+                     ask(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, memory) == CUDA_SUCCESS;
+        return known ? owner : nullptr;
+    }
+    CUcontext operator()(CUdeviceptr memory, size_t) const { return (*this)(memory); }
+    CUcontext operator()(void* memory) const {
+        return (*this)(reinterpret_cast<CUdeviceptr>(memory));
+    }
+    CUcontext operator()(uint32_t) const { return nullptr; }
+    CUcontext operator()(CUarray) const { return nullptr; }
+    CUcontext operator()(CUmipmappedArray) const { return nullptr; }
+    CUcontext operator()(CUmodule) const { return nullptr; }
+    CUcontext operator()(CUmemoryPool) const { return nullptr; }
+    // A library is in all contexts; these launches are on several devices.
+    CUcontext operator()(CUlibrary) const { return dispatcher.pool().primary; }
+    CUcontext operator()(void*, unsigned, unsigned) const { return dispatcher.pool().primary; }
+    CUcontext operator()(int device) const {
+        return is_ours(dispatcher, device) ? dispatcher.pool().primary : kNobodys;
+    }
+    static inline const CUcontext kNobodys = reinterpret_cast<CUcontext>(~uintptr_t{0});
+};
+
 }  // namespace
 
 #define KERNEL ECLIP_NOTHING
 #define OWN ECLIP_NOTHING
+#define EXECNODE ECLIP_NOTHING
 #define ALIAS ECLIP_NOTHING
 #define PASS ECLIP_NOTHING
 #define FOLLOW(symbol, name, since, threaded, threaded_since, parameters, arguments) \
@@ -93,8 +124,6 @@ bool is_ours(Dispatcher& dispatcher, int device) { return device == dispatcher.p
     ECLIP_BOTH(ECLIP_DEFAULT, symbol, threaded, parameters, arguments)
 #define EXEC(symbol, name, since, threaded, threaded_since, parameters, arguments) \
     ECLIP_BOTH(ECLIP_EXEC, symbol, threaded, parameters, arguments)
-#define EXECNODE(symbol, name, since, threaded, threaded_since, parameters, arguments) \
-    ECLIP_BOTH(ECLIP_EXECNODE, symbol, threaded, parameters, arguments)
 #define DRAIN(symbol, name, since, threaded, threaded_since, parameters, arguments) \
     ECLIP_BOTH(ECLIP_DRAIN, symbol, threaded, parameters, arguments)
 #define END(symbol, name, since, threaded, threaded_since, parameters, arguments) \
@@ -134,6 +163,7 @@ ECLIP_LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, Default::thread)
 namespace {
 
 unsigned cluster_of(const CUlaunchConfig& config) {
+    if (config.attrs == nullptr) return 1;  // for the driver to say what it thinks of it
     for (unsigned index = 0; index < config.numAttrs; ++index) {
         const CUlaunchAttribute& attribute = config.attrs[index];
         if (attribute.id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
@@ -189,14 +219,36 @@ ECLIP_WAIT(cuStreamQuery_ptsz, Default::thread)
 ECLIP_HOOK cuCtxSynchronize() {
     Dispatcher& dispatcher = Dispatcher::get();
     if (!dispatcher.on()) return driver().cuCtxSynchronize();
-    return dispatcher.drain([] { return driver().cuCtxSynchronize(); });
+    return dispatcher.drain(nullptr, [] { return driver().cuCtxSynchronize(); });
 }
 
 ECLIP_HOOK cuCtxSynchronize_v2(CUcontext context) {
     Dispatcher& dispatcher = Dispatcher::get();
     if (!dispatcher.on()) return driver().cuCtxSynchronize_v2(context);
-    return dispatcher.drain([&] { return driver().cuCtxSynchronize_v2(context); });
+    return dispatcher.drain(context, [&] { return driver().cuCtxSynchronize_v2(context); });
 }
+
+#define ECLIP_PEER(symbol, meaning)                                                             \
+    ECLIP_HOOK symbol(CUdeviceptr target, CUcontext target_context, CUdeviceptr source,         \
+                      CUcontext source_context, size_t bytes) {                                 \
+        const auto real = driver().symbol;                                                      \
+        return Dispatcher::get().copy_between(target_context, source_context, meaning, [&] {    \
+            return real(target, target_context, source, source_context, bytes);                 \
+        });                                                                                     \
+    }
+ECLIP_PEER(cuMemcpyPeer, Default::legacy)
+ECLIP_PEER(cuMemcpyPeer_ptds, Default::thread)
+
+#define ECLIP_PEER_3D(symbol, meaning)                                                          \
+    ECLIP_HOOK symbol(const void* params) {                                                     \
+        const auto real = driver().symbol;                                                      \
+        if (params == nullptr) return real(params);                                             \
+        auto copy = static_cast<const PeerCopy*>(params);                                       \
+        return Dispatcher::get().copy_between(copy->target.context, copy->source.context,       \
+                                              meaning, [&] { return real(params); });           \
+    }
+ECLIP_PEER_3D(cuMemcpy3DPeer, Default::legacy)
+ECLIP_PEER_3D(cuMemcpy3DPeer_ptds, Default::thread)
 
 ECLIP_HOOK cuCtxRecordEvent(CUcontext context, CUevent event) {
     return Dispatcher::get().context_event(context, event, false);

@@ -22,9 +22,13 @@ Engine& Engine::get() {
     return only;
 }
 
-Engine::Engine() {
-    legacy.legacy = true;
-    streams.push_back(&legacy);
+void Engine::open(Context& context, CUdevice device) {
+    context.device = device;
+    context.mask = {{~uint64_t{0}, ~uint64_t{0}}};
+    if (context.legacy.legacy) return;
+    context.legacy.legacy = true;
+    context.legacy.context = &context;
+    streams.push_back(&context.legacy);
 }
 
 WorkPtr Engine::add(std::function<void()> run, const std::vector<WorkPtr>& after) {
@@ -53,9 +57,9 @@ WorkPtr Engine::submit(Stream& stream, std::function<void()> run,
         for (Stream* other : streams)
             if (other->blocking && other->context == stream.context) after.push_back(other->last);
         for (const Stream& other : orphans)
-            if (other.blocking) after.push_back(other.last);
+            if (other.blocking && other.context == stream.context) after.push_back(other.last);
     } else if (stream.blocking) {
-        after.push_back(legacy.last);
+        after.push_back(stream.context->legacy.last);
     }
     stream.last = add(std::move(run), after);
     return stream.last;

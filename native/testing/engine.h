@@ -29,23 +29,29 @@ using WorkPtr = std::shared_ptr<Work>;
 
 struct Mask {
     uint64_t bits[2] = {0, 0};
+    int priority = 0;  // of what runs there
 };
 
 struct Capture;
 struct Node;
 
-struct Context {
-    bool green = false;
-    Mask mask;
-};
+struct Context;
 
 struct Stream {
     Context* context = nullptr;
     bool blocking = true;
     bool legacy = false;
+    int priority = 0;
     WorkPtr last;
     std::shared_ptr<Capture> capture;
     std::vector<Node*> capture_after;
+};
+
+struct Context {
+    bool green = false;
+    Mask mask;
+    CUdevice device = 0;
+    Stream legacy;  // its default stream; green ones have none
 };
 
 struct Event {
@@ -66,14 +72,14 @@ public:
     void wait(std::unique_lock<std::mutex>& hold, const WorkPtr& work);
     void wait_all(std::unique_lock<std::mutex>& hold);
 
+    void open(Context& context, CUdevice device);  // with its default stream
     std::vector<Stream*> streams;
     std::vector<Stream> orphans;  // destroyed ones, while they may hold work
-    Stream legacy;
     std::minstd_rand random{1};
     bool lazy = false;
 
 private:
-    Engine();
+    Engine() = default;
     void serve();
     void finish(const WorkPtr& work);
 

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <string>
 
-#include "../table.h"
 #include "calls.h"
+#include "table_file.h"
 
 namespace fuzz {
 
@@ -18,11 +18,8 @@ inline std::vector<std::vector<Step>> traces;
 constexpr uint32_t kVariants = 3;
 
 inline void write_table(const std::string& path, Random& random, bool by_thread) {
-    std::vector<unsigned char> out;
-    auto put = [&](auto value) {
-        auto bytes = reinterpret_cast<unsigned char*>(&value);
-        out.insert(out.end(), bytes, bytes + sizeof value);
-    };
+    testing::TableFile file;
+    auto put = [&](auto value) { file.put(value); };
     int workers = 3, lanes = 0;
     struct Mask {
         int worker;
@@ -52,6 +49,8 @@ inline void write_table(const std::string& path, Random& random, bool by_thread)
         put(uint32_t{mask.full});
         put(mask.full ? uint64_t{0xffff} : mask.bits);
         put(uint64_t{0});
+        put(int32_t{0});
+        put(uint32_t{0});
     }
     for (auto& trace : traces) put(static_cast<uint32_t>(trace.size()));
     for (int worker = 0; worker < workers; ++worker)
@@ -73,16 +72,7 @@ inline void write_table(const std::string& path, Random& random, bool by_thread)
                 put(active >> worker & 1 ? int32_t(last - 1 - static_cast<int>(random() % mine)) : -1);
         }
     }
-    std::vector<unsigned char> body;
-    body.swap(out);
-    for (char letter : {'E', 'C', 'L', 'I', 'P', 'T', 'B', 'L'}) put(letter);
-    put(eclip::kTableVersion);
-    put(static_cast<uint32_t>(body.size() + 24));
-    put(eclip::hash_bytes(body.data(), body.size()));
-    out.insert(out.end(), body.begin(), body.end());
-    FILE* file = fopen(path.c_str(), "wb");
-    if (file == nullptr || fwrite(out.data(), 1, out.size(), file) != out.size()) abort();
-    fclose(file);
+    file.save(path);
 }
 
 }  // namespace fuzz

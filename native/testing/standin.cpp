@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <set>
 
 #include "standin.h"
@@ -16,18 +17,28 @@
 
 using namespace standin;
 
-Context standin::primary;
+Context standin::primaries[kDevices];
 
 namespace {
 
 constexpr CUresult kIsolation = 905, kUnmatched = 903, kInvalidated = 901, kUnjoined = 904;
+int last_sync_mode = -1;  // of a host function, as newer interfaces have it
 constexpr int kDriverVersion = 13000;
 
 thread_local Context* current = nullptr;
 thread_local int thread_mode = 0;  // of calls that are unsafe in a capture
-// A thread's own default stream outlives the thread: its work may still be waited for.
-thread_local Stream* thread_stream = nullptr;
+// A thread's own default streams outlive the thread: its work may still be waited for.
+thread_local std::map<Context*, Stream*> thread_streams;
 std::set<Capture*> captures;
+std::map<CUdeviceptr, Context*> allocated;
+std::atomic<CUresult> refusal{CUDA_SUCCESS};  // what lanes say to kernels and memsets
+std::atomic<int> retains{0}, users[kDevices];  // of primary contexts
+std::atomic<void (*)(const char*, CUstream)> on_call{nullptr};
+
+// Before the call does anything, or after all: a test may hold it up here.
+void called(const char* call, CUstream stream) {
+    if (auto seen = on_call.load()) seen(call, stream);
+}
 
 // Never given out twice, unlike the system's.
 uint64_t thread_id() {
@@ -39,14 +50,16 @@ uint64_t thread_id() {
 Stream* stream_of(CUstream handle, bool threaded) {
     if (handle == nullptr) handle = threaded ? kThreadStream : kLegacyStream;
     Engine& engine = Engine::get();
-    if (handle == kLegacyStream) return &engine.legacy;
+    Context& context = current_context();
+    if (handle == kLegacyStream) return &context.legacy;
     if (handle == kThreadStream) {
-        if (thread_stream == nullptr) {
-            thread_stream = new Stream;
-            thread_stream->context = &primary;
-            engine.streams.push_back(thread_stream);
+        Stream*& mine = thread_streams[&context];
+        if (mine == nullptr) {
+            mine = new Stream;
+            mine->context = &context;
+            engine.streams.push_back(mine);
         }
-        return thread_stream;
+        return mine;
     }
     return reinterpret_cast<Stream*>(handle);
 }
@@ -56,6 +69,8 @@ void invalidate_all() {
 }
 
 }  // namespace
+
+Context& standin::current_context() { return current != nullptr ? *current : primaries[0]; }
 
 Hold standin::held() { return Hold(Engine::get().lock); }
 
@@ -75,7 +90,7 @@ namespace {
 CUresult implicit(const Stream& stream) {
     if (!stream.legacy) return CUDA_SUCCESS;
     for (Stream* other : Engine::get().streams)
-        if (other->blocking && other->capture != nullptr) {
+        if (other->blocking && other->context == stream.context && other->capture != nullptr) {
             invalidate_all();
             return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
         }
@@ -83,7 +98,9 @@ CUresult implicit(const Stream& stream) {
 }
 
 Mask mask_of(const Stream& stream) {
-    return stream.context != nullptr ? stream.context->mask : primary.mask;
+    Mask mask = stream.context->mask;
+    mask.priority = stream.priority;
+    return mask;
 }
 
 // Work on a stream, or a node of the graph that it captures.
@@ -98,7 +115,7 @@ CUresult put(Stream& stream, const Node& what) {
         for (size_t index = 0; index < node->kernel.values.size(); ++index)
             node->kernel.pointers[index] = &node->kernel.values[index];
         if (node->type == kNodeKernel && node->kernel.context == nullptr)
-            node->kernel.context = &primary;
+            node->kernel.context = stream.context;
         stream.capture_after = {node};
         return CUDA_SUCCESS;
     }
@@ -119,9 +136,10 @@ CUresult launch_kernel(CUfunction f, const unsigned grid[3], const unsigned bloc
     shape.kernelParams = static_cast<void**>(params);
     node.kernel = make_kernel(shape, f);
     Stream& stream = *stream_of(handle, threaded);
+    if (stream.context->green && refusal != CUDA_SUCCESS) return refusal;
     // Shared memory stands for a kernel that needs a large part of the device.
     unsigned lanes_units = 8 * static_cast<unsigned>(__builtin_popcountll(mask_of(stream).bits[0]));
-    if (stream.context != nullptr && stream.context->green && shared > lanes_units)
+    if (stream.context->green && shared > lanes_units)
         return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
     return put(stream, node);
 }
@@ -131,11 +149,14 @@ CUresult memset32(CUdeviceptr target, unsigned value, size_t count, CUstream han
     Node node;
     node.type = kNodeMemset;
     node.memset = {target, 0, value, 4, count, 1, nullptr};
-    return put(*stream_of(handle, threaded), node);
+    Stream& stream = *stream_of(handle, threaded);
+    if (stream.context->green && refusal != CUDA_SUCCESS) return refusal;
+    return put(stream, node);
 }
 
 CUresult copy(void* target, const void* source, size_t bytes, CUstream handle, bool threaded,
               bool wait) {
+    called("copy", handle);
     Hold hold = held();
     Stream& stream = *stream_of(handle, threaded);
     if (wait)
@@ -147,10 +168,13 @@ CUresult copy(void* target, const void* source, size_t bytes, CUstream handle, b
     std::memcpy(node.memcpy.copy3d, words, sizeof words);
     CUresult status = put(stream, node);
     if (status == CUDA_SUCCESS && wait) Engine::get().wait(hold, stream.last);
+    hold.unlock();
+    called("copied", handle);
     return status;
 }
 
 CUresult wait_event(CUstream handle, CUevent event_handle, bool threaded) {
+    called("wait_event", handle);
     Hold hold = held();
     Stream& stream = *stream_of(handle, threaded);
     auto& event = *reinterpret_cast<Event*>(event_handle);
@@ -192,6 +216,8 @@ CUresult wait_stream(CUstream handle, bool threaded) {
     if (CUresult status = implicit(stream)) return status;
     if (stream.legacy) Engine::get().submit(stream, nullptr);
     Engine::get().wait(hold, stream.last);
+    hold.unlock();
+    called("waited", handle);
     return CUDA_SUCCESS;
 }
 
@@ -249,7 +275,7 @@ CUresult is_capturing(CUstream handle, int* status_out, bool threaded) {
     Stream& stream = *stream_of(handle, threaded);
     if (stream.legacy)
         for (Stream* other : Engine::get().streams)
-            if (other->blocking && other->capture != nullptr)
+            if (other->blocking && other->context == stream.context && other->capture != nullptr)
                 return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
     *status_out = stream.capture == nullptr ? 0 : stream.capture->invalid ? 2 : 1;
     return CUDA_SUCCESS;
@@ -274,13 +300,13 @@ CUresult launch_graph(CUgraphExec exec, CUstream handle, bool threaded) {
 }
 
 // Green contexts are left out: the promise that they are waited for too is not relied upon.
-void wait_for_primary(Hold& hold) {
+void wait_for(const Context& context, Hold& hold) {
     Engine& engine = Engine::get();
     std::vector<WorkPtr> mine;
     for (Stream* stream : engine.streams)
-        if (stream->context == &primary) mine.push_back(stream->last);
+        if (stream->context == &context) mine.push_back(stream->last);
     for (const Stream& stream : engine.orphans)
-        if (stream.context == &primary) mine.push_back(stream.last);
+        if (stream.context == &context) mine.push_back(stream.last);
     for (const WorkPtr& work : mine) engine.wait(hold, work);
 }
 
@@ -296,23 +322,47 @@ extern "C" __attribute__((visibility("default"))) void standin_behave(unsigned s
     Engine::get().random.seed(seed + 1);
     Engine::get().lazy = lazy != 0;
 }
+extern "C" __attribute__((visibility("default"))) void standin_refuse(CUresult status) {
+    refusal = status;
+}
+extern "C" __attribute__((visibility("default"))) int standin_retains() { return retains; }
+extern "C" __attribute__((visibility("default"))) void standin_calls(
+    void (*seen)(const char* call, CUstream stream)) {
+    on_call = seen;
+}
 
 API cuInit(unsigned) {
     Hold hold = held();
-    Engine::get().legacy.context = &primary;
-    primary.mask = {{~uint64_t{0}, ~uint64_t{0}}};
+    for (int device = 0; device < kDevices; ++device) Engine::get().open(primaries[device], device);
     return CUDA_SUCCESS;
 }
 API cuDriverGetVersion(int* version) { *version = kDriverVersion; return CUDA_SUCCESS; }
 API cuDeviceGetCount(int* count) { *count = 1; return CUDA_SUCCESS; }
 API cuDeviceGet(CUdevice* device, int ordinal) { *device = ordinal; return CUDA_SUCCESS; }
 API cuDeviceGetAttribute(int* value, int, CUdevice) { *value = 0; return CUDA_SUCCESS; }
-API cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice) {
-    *context = reinterpret_cast<CUcontext>(&primary);
+API cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+    ++retains;
+    ++users[device];
+    *context = reinterpret_cast<CUcontext>(&primaries[device]);
     return CUDA_SUCCESS;
 }
-API cuDevicePrimaryCtxRelease_v2(CUdevice) { return CUDA_SUCCESS; }
+API cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+    --users[device];
+    return CUDA_SUCCESS;
+}
 API cuDevicePrimaryCtxReset_v2(CUdevice) { return CUDA_SUCCESS; }
+API cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
+    *flags = 0;
+    *active = users[device] > 0;
+    return CUDA_SUCCESS;
+}
+API cuCtxCreate_v2(CUcontext* context, unsigned, CUdevice device) {
+    Hold hold = held();
+    current = new Context;
+    Engine::get().open(*current, device);
+    *context = reinterpret_cast<CUcontext>(current);
+    return CUDA_SUCCESS;
+}
 API cuCtxSetCurrent(CUcontext context) {
     current = reinterpret_cast<Context*>(context);
     return CUDA_SUCCESS;
@@ -322,23 +372,34 @@ API cuCtxGetCurrent(CUcontext* context) {
     return CUDA_SUCCESS;
 }
 API cuCtxGetDevice(CUdevice* device) {
-    *device = 0;
+    *device = current_context().device;
     return current != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 API cuCtxSynchronize() {
     Hold hold = held();
     if (CUresult status = unsafe()) return status;
-    wait_for_primary(hold);
+    wait_for(current_context(), hold);
     return CUDA_SUCCESS;
 }
 API cuMemAlloc_v2(CUdeviceptr* target, size_t bytes) {
+    Hold hold = held();
     *target = reinterpret_cast<CUdeviceptr>(calloc(1, bytes));
+    allocated[*target] = &current_context();
     return CUDA_SUCCESS;
 }
 API cuMemFree_v2(CUdeviceptr target) {
     Hold hold = held();
-    wait_for_primary(hold);
+    auto known = allocated.find(target);
+    wait_for(known != allocated.end() ? *known->second : current_context(), hold);
+    if (known != allocated.end()) allocated.erase(known);
     free(reinterpret_cast<void*>(target));
+    return CUDA_SUCCESS;
+}
+API cuPointerGetAttribute(void* out, int attribute, CUdeviceptr pointer) {
+    Hold hold = held();
+    auto known = allocated.find(pointer);
+    if (attribute != 1 || known == allocated.end()) return CUDA_ERROR_INVALID_VALUE;
+    *static_cast<Context**>(out) = known->second;
     return CUDA_SUCCESS;
 }
 // Any kernel of any library: it does nothing, under the name that was asked for.
@@ -369,7 +430,7 @@ API cuKernelGetName(const char** name, CUkernel kernel) {
 API cuStreamCreate(CUstream* handle, unsigned flags) {
     Hold hold = held();
     auto stream = new Stream;
-    stream->context = &primary;
+    stream->context = &current_context();
     stream->blocking = (flags & CU_STREAM_NON_BLOCKING) == 0;
     Engine::get().streams.push_back(stream);
     *handle = reinterpret_cast<CUstream>(stream);
@@ -384,6 +445,11 @@ API cuStreamDestroy_v2(CUstream handle) {
     orphans.push_back(*stream);
     all.erase(std::find(all.begin(), all.end(), stream));
     delete stream;
+    return CUDA_SUCCESS;
+}
+API cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+    *least = 0;
+    *greatest = -5;
     return CUDA_SUCCESS;
 }
 API cuStreamGetFlags(CUstream handle, unsigned* flags) {
@@ -409,6 +475,7 @@ API cuEventDestroy_v2(CUevent event) {
 }
 API cuEventQuery(CUevent event) {
     Hold hold = held();
+    if (CUresult status = unsafe()) return status;
     auto& work = reinterpret_cast<Event*>(event)->work;
     return work == nullptr || work->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
@@ -498,4 +565,51 @@ API cuMemsetD32_v2(CUdeviceptr target, unsigned value, size_t count) {
 }
 API cuMemsetD32_v2_ptds(CUdeviceptr target, unsigned value, size_t count) {
     return memset32(target, value, count, nullptr, true);
+}
+
+// Interfaces that are newer than hooks.def.
+API cuMemcpyWithAttributesAsync(CUdeviceptr target, CUdeviceptr source, size_t bytes, void*,
+                                CUstream stream) {
+    return copy(reinterpret_cast<void*>(target), reinterpret_cast<void*>(source), bytes, stream,
+                false, false);
+}
+// Many arguments: some of them on the stack.
+API cuLeapAsync(CUdeviceptr target, uint64_t a, uint64_t b, double half, uint64_t c, uint64_t d,
+                uint64_t e, uint64_t f, uint64_t g, CUstream stream) {
+    uint64_t* sum = reinterpret_cast<uint64_t*>(target);
+    auto words = new uint64_t(a + b + c + d + e + f + g + static_cast<uint64_t>(2 * half) + *sum);
+    return copy(sum, words, sizeof *words, stream, false, false);
+}
+API cuLaunchHostFunc_v2(CUstream stream, void* function, void* data, unsigned sync_mode) {
+    last_sync_mode = static_cast<int>(sync_mode);
+    return host_function(stream, function, data, false);
+}
+extern "C" __attribute__((visibility("default"))) int standin_sync_mode() { return last_sync_mode; }
+
+// Takes its place in the default streams of both contexts, whichever is current.
+API cuMemcpyPeer(CUdeviceptr target, CUcontext target_context, CUdeviceptr source,
+                 CUcontext source_context, size_t bytes) {
+    Hold hold = held();
+    if (CUresult status = unsafe()) return status;
+    Stream& there = reinterpret_cast<Context*>(source_context)->legacy;
+    Stream& here = reinterpret_cast<Context*>(target_context)->legacy;
+    for (Stream* stream : {&there, &here})
+        if (CUresult status = implicit(*stream)) return status;
+    WorkPtr before = Engine::get().submit(there, nullptr);
+    WorkPtr done = Engine::get().submit(
+        here, [=] { std::memcpy(reinterpret_cast<void*>(target), reinterpret_cast<void*>(source), bytes); },
+        {before});
+    Engine::get().submit(there, nullptr, {done});
+    Engine::get().wait(hold, done);
+    return CUDA_SUCCESS;
+}
+// All work of the context so far.
+API cuCtxRecordEvent(CUcontext context, CUevent event) {
+    Hold hold = held();
+    std::vector<WorkPtr> all;
+    for (Stream* stream : Engine::get().streams)
+        if (stream->context == reinterpret_cast<Context*>(context)) all.push_back(stream->last);
+    *reinterpret_cast<Event*>(event) = Event{};
+    reinterpret_cast<Event*>(event)->work = Engine::get().add(nullptr, all);
+    return CUDA_SUCCESS;
 }

@@ -7,7 +7,9 @@
 
 namespace standin {
 
-extern Context primary;
+constexpr int kDevices = 2;
+extern Context primaries[kDevices];
+Context& current_context();  // the first device's where none was made current
 
 using Hold = std::unique_lock<std::mutex>;
 Hold held();

@@ -16,14 +16,16 @@ Node* node_of(CUgraphNode node) { return reinterpret_cast<Node*>(node); }
 CUresult set_kernel(Node& node, const KernelNodeParams& given, bool fixed) {
     KernelNodeParams params = given;
     CUfunction function = params.kern ? reinterpret_cast<CUfunction>(params.kern) : params.func;
-    if (params.ctx == nullptr) params.ctx = reinterpret_cast<CUcontext>(&primary);
+    if (params.ctx == nullptr) params.ctx = reinterpret_cast<CUcontext>(&current_context());
     Context* context = reinterpret_cast<Context*>(params.ctx);
     if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;
     // A function that was loaded into one context cannot run in another.
     if (context->green && (params.kern == nullptr || params.func != nullptr))
         return CUDA_ERROR_INVALID_VALUE;
     if (fixed && node.kernel.context != context) return CUDA_ERROR_INVALID_VALUE;
+    int priority = node.kernel.priority;
     node.kernel = make_kernel(params, function);
+    node.kernel.priority = priority;
     for (size_t index = 0; index < node.kernel.values.size(); ++index)
         node.kernel.pointers[index] = &node.kernel.values[index];
     return CUDA_SUCCESS;
@@ -33,6 +35,13 @@ Node* exec_node(Exec& exec, CUgraphNode node) {
     for (auto& mine : exec.graph->nodes)
         if (mine->original == node_of(node)) return mine.get();
     return nullptr;
+}
+
+// A function and what it is given.
+void set_host(Node& node, const void* params) {
+    auto words = static_cast<void* const*>(params);
+    node.host = reinterpret_cast<void (*)(void*)>(words[0]);
+    node.host_data = words[1];
 }
 
 CUresult instantiate(void* exec_out, CUgraph graph) {
@@ -128,6 +137,12 @@ API cuGraphKernelNodeSetParams_v2(CUgraphNode node, const KernelNodeParams* para
     Hold hold = held();
     return set_kernel(*node_of(node), *params, false);
 }
+API cuGraphKernelNodeSetAttribute(CUgraphNode node, int attribute, const void* value) {
+    if (attribute != CU_LAUNCH_ATTRIBUTE_PRIORITY) return CUDA_ERROR_INVALID_VALUE;
+    Hold hold = held();
+    node_of(node)->kernel.priority = *static_cast<const int*>(value);
+    return CUDA_SUCCESS;
+}
 API cuGraphMemsetNodeGetParams(CUgraphNode node, MemsetNodeParams* params) {
     std::memcpy(params, &node_of(node)->memset, offsetof(MemsetNodeParams, ctx));
     return CUDA_SUCCESS;
@@ -155,7 +170,10 @@ API cuGraphExecDestroy(CUgraphExec exec) {
 API cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, void* info) {
     Hold hold = held();
     CUresult status = update(*reinterpret_cast<Exec*>(exec), *graph_of(graph));
-    static_cast<GraphExecUpdateResultInfo*>(info)->result = status == CUDA_SUCCESS ? 0 : 1;
+    Node* last = graph_of(graph)->nodes.empty() ? nullptr : graph_of(graph)->nodes.back().get();
+    bool refused = status != CUDA_SUCCESS;
+    *static_cast<GraphExecUpdateResultInfo*>(info) = {
+        refused, refused ? reinterpret_cast<CUgraphNode>(last) : nullptr, nullptr};
     return status;
 }
 API cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node, const void* params) {
@@ -163,6 +181,28 @@ API cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node, const 
     Node* mine = exec_node(*reinterpret_cast<Exec*>(exec), node);
     if (mine == nullptr) return CUDA_ERROR_INVALID_VALUE;
     return set_kernel(*mine, *static_cast<const KernelNodeParams*>(params), true);
+}
+API cuGraphHostNodeSetParams(CUgraphNode node, const void* params) {
+    Hold hold = held();
+    set_host(*node_of(node), params);
+    return CUDA_SUCCESS;
+}
+API cuGraphExecHostNodeSetParams(CUgraphExec exec, CUgraphNode node, const void* params) {
+    Hold hold = held();
+    Node* mine = exec_node(*reinterpret_cast<Exec*>(exec), node);
+    if (mine == nullptr || mine->type != kNodeHost) return CUDA_ERROR_INVALID_VALUE;
+    set_host(*mine, params);
+    return CUDA_SUCCESS;
+}
+API cuGraphNodeGetEnabled(CUgraphExec exec_handle, CUgraphNode node, unsigned* enabled) {
+    Hold hold = held();
+    auto& exec = *reinterpret_cast<Exec*>(exec_handle);
+    for (size_t index = 0; index < exec.enabled.size(); ++index)
+        if (exec.graph->nodes[index]->original == node_of(node)) {
+            *enabled = exec.enabled[index];
+            return CUDA_SUCCESS;
+        }
+    return CUDA_ERROR_INVALID_VALUE;
 }
 API cuGraphNodeSetEnabled(CUgraphExec exec_handle, CUgraphNode node, unsigned enabled) {
     Hold hold = held();
@@ -223,7 +263,7 @@ API cuGreenCtxCreate(CUgreenCtx* out, CUdevResourceDesc described, CUdevice, uns
     Hold hold = held();
     if (CUresult status = unsafe()) return status;
     auto wanted = reinterpret_cast<Described*>(described);
-    *out = reinterpret_cast<CUgreenCtx>(new Context{true, wanted->mask});
+    *out = reinterpret_cast<CUgreenCtx>(new Context{true, wanted->mask, 0, {}});
     delete wanted;
     return CUDA_SUCCESS;
 }
@@ -231,11 +271,12 @@ API cuCtxFromGreenCtx(CUcontext* out, CUgreenCtx green) {
     *out = reinterpret_cast<CUcontext>(green);
     return CUDA_SUCCESS;
 }
-API cuGreenCtxStreamCreate(CUstream* out, CUgreenCtx green, unsigned, int) {
+API cuGreenCtxStreamCreate(CUstream* out, CUgreenCtx green, unsigned, int priority) {
     Hold hold = held();
     auto stream = new Stream;
     stream->context = reinterpret_cast<Context*>(green);
     stream->blocking = false;
+    stream->priority = priority;
     Engine::get().streams.push_back(stream);
     *out = reinterpret_cast<CUstream>(stream);
     return CUDA_SUCCESS;
@@ -271,6 +312,9 @@ API cuGetProcAddress_v2(const char* name, void** function, int version, uint64_t
 #include "../hooks.def"
         {"cuGetProcAddress", "cuGetProcAddress_v2", 12000, false},
         {"cuInit", "cuInit", 2000, false},
+        {"cuMemcpyWithAttributesAsync", "cuMemcpyWithAttributesAsync", 13020, false},
+        {"cuLaunchHostFunc", "cuLaunchHostFunc_v2", 13020, false},
+        {"cuLeapAsync", "cuLeapAsync", 13020, false},
     };
     static void* self = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
     const bool wants_thread = flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;

@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from cuda_header import EntryPoint, find_header, parse_line, read_header, read_hooks
+from cuda_header import (
+    EntryPoint,
+    find_header,
+    parse_line,
+    read_header,
+    read_hooks,
+    read_known,
+    without_version,
+)
 
 ROOT = Path(__file__).parents[2]
 LISTED = Path(__file__).parent / "entry_points.txt"
@@ -21,6 +29,10 @@ IMPLICIT = re.compile(
     r"|CtxDestroy|CtxDetach|DevicePrimaryCtxRe(set|lease)|ModuleUnload|LibraryUnload"
     r"|ArrayDestroy|MipmappedArrayDestroy)"
 )
+
+
+# Of other headers than the driver's main one.
+PROFILER = {"cuProfilerInitialize", "cuProfilerStart", "cuProfilerStop"}
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +64,13 @@ def test_every_entry_point_that_orders_has_a_class(entry_points: list[EntryPoint
 def test_an_unclassed_one_is_found() -> None:
     new = [EntryPoint("cuStreamLeap", 2, ("s1",)), EntryPoint("cuEventRecord_ptds", 2, ("s2",))]
     assert unclassed(new) == ["cuStreamLeap", "cuEventRecord_ptds"]
+
+
+def test_what_needs_no_class_is_known_by_name(entry_points: list[EntryPoint]) -> None:
+    hooks = read_hooks(ROOT / "native" / "hooks.def")
+    hooked = {without_version(symbol) for symbol, hook in hooks.items() if hook.kind != "PASS"}
+    named = {without_version(entry.symbol) for entry in entry_points} - {"cuGetProcAddress"}
+    assert read_known(ROOT / "native" / "known.def") == named - hooked | PROFILER
 
 
 def test_hooks_have_the_parameters_of_what_they_stand_for(entry_points: list[EntryPoint]) -> None:

@@ -54,7 +54,7 @@ def decide_in_python(kinds: Sequence[int], steps: Sequence[Step], seen: Counter[
 
 
 def decide_in_libeclip(
-    libeclip: ctypes.CDLL, kinds: Sequence[int], steps: Sequence[Step]
+    libeclip: ctypes.CDLL, kinds: Sequence[int], steps: Sequence[Step], apart: int = 1
 ) -> list[int]:
     program = np.array(steps, dtype=np.int64)
     every_kind = np.array([0, *kinds], dtype=np.int32)
@@ -62,6 +62,7 @@ def decide_in_libeclip(
     length = libeclip.eclip_frontier(
         ctypes.c_int(len(every_kind)),
         every_kind.ctypes.data_as(ctypes.c_void_p),
+        ctypes.c_int64(apart),
         ctypes.c_int(len(steps)),
         program.ctypes.data_as(ctypes.c_void_p),
         out.ctypes.data_as(ctypes.c_void_p),
@@ -69,14 +70,21 @@ def decide_in_libeclip(
     return [int(word) for word in out[:length]]
 
 
-def test_the_frontier_decides_alike(libeclip: ctypes.CDLL) -> None:
+@pytest.mark.parametrize("apart", [1, 2**24, 2**24 + 1, 2**29])
+def test_the_frontier_decides_alike(libeclip: ctypes.CDLL, apart: int) -> None:
     dice = random.Random(5)
     seen: Counter[str] = Counter()
     for number in range(PROGRAMS):
         kinds, steps = random_program(dice)
         ours = decide_in_python(kinds, steps, seen)
-        assert decide_in_libeclip(libeclip, kinds, steps) == ours, (number, kinds, steps)
+        assert decide_in_libeclip(libeclip, kinds, steps, apart) == ours, (number, kinds, steps)
     assert min(seen["barriers"], seen["skipped"]) > PROGRAMS  # they are worth comparing
+
+
+def test_a_stream_whose_number_no_lane_can_hold_stays_at_home(libeclip: ctypes.CDLL) -> None:
+    steps = [(CALL, stream, lane, 0) for stream in (1, 2, 1) for lane in range(LANES)]
+    decided = decide_in_libeclip(libeclip, [1, 2], steps, apart=2**32)
+    assert decided == [HOME, 0, 0] * len(steps)
 
 
 class _Nodes:

@@ -21,6 +21,7 @@ _HOOK = re.compile(
     r"\(([^()]*)\),\s*\(([^()]*)\)\)",
     re.MULTILINE,
 )
+_KNOWN = re.compile(r"^KNOWN\((cu\w+)\)", re.MULTILINE)
 _PASS = re.compile(r"^PASS\((cu\w+)\)", re.MULTILINE)
 
 
@@ -83,6 +84,16 @@ def read_hooks(path: Path) -> dict[str, Hook]:
     for symbol in _PASS.findall(text):
         hooks[symbol] = Hook("PASS", "none", 0, EntryPoint(symbol, 0, ()))
     return hooks
+
+
+def read_known(path: Path) -> set[str]:
+    """The names in known.def: of entry points that need nothing in any version."""
+    return set(_KNOWN.findall(path.read_text()))
+
+
+def without_version(symbol: str) -> str:
+    """What cuGetProcAddress is asked for to get this symbol."""
+    return re.sub(r"_v\d+$", "", re.sub(r"_pt[sd][sz]$", "", symbol))
 
 
 def _entry(symbol: str, parameters: str) -> EntryPoint:

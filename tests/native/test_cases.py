@@ -1,0 +1,89 @@
+"""Programs that libeclip once harmed: each is right by itself, and must be right under libeclip."""
+
+from __future__ import annotations
+
+import pytest
+
+from native_build import Native
+
+# By what they show, in native/testing/cases_*.cpp.
+UNKNOWN = [
+    "unknown_call_linked",
+    "unknown_call_by_dlsym",
+    "unknown_call_by_version",
+    "unknown_call_that_is_only_looked_for",
+    "unknown_call_after_work_on_other_streams",
+    "unknown_call_in_the_default_stream",
+    "unknown_call_with_many_arguments",
+    "newer_interface_of_a_known_name",
+]
+CASES = [
+    "late_copy_of_a_blocking_stream",
+    "late_copy_of_a_shared_stream",
+    "late_copy_of_the_default_stream",
+    "late_copy_of_a_stream_that_is_waited_for",
+    "late_copy_of_a_stream_that_was_waited_for",
+    "copy_that_waits_for_another_thread",
+    "copy_in_the_default_stream_that_waits_for_another_thread",
+    "threads_on_one_stream",
+    "event_of_a_context",
+    "recording_of_a_new_stream_while_another_is_captured",
+    "recording_of_many_launches_while_a_blocking_stream_is_captured",
+    "recording_of_a_stream_that_waits_for_the_host",
+    "lane_that_refuses",
+    "launch_that_is_wrong",
+    "launch_whose_attributes_are_missing",
+    "function_that_the_driver_lacks",
+    "update_that_is_refused_names_my_node",
+    "private_contexts_in_turn",
+    "recording_without_lanes",
+    "priorities_of_lanes",
+    "deeply_bound_library",
+    "older_interface_of_a_known_name",
+    "disabled_node_stays_disabled",
+    "update_of_the_executable_alone_stays",
+    "update_while_the_device_waits_for_the_host",
+    "update_while_another_stream_is_captured",
+    "launch_after_an_update_follows_the_one_before",
+    "graph_of_another_device",
+    "graph_of_a_private_context",
+    "peer_copy_from_another_device",
+    "work_after_a_peer_copy",
+    "other_device_is_waited_for",
+    "memory_of_the_other_device_is_freed",
+    "memory_of_the_planned_device_is_freed",
+    *UNKNOWN,
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_program_is_right_by_itself(native: Native, case: str) -> None:
+    done = native.run("plain/cases", case)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_program_is_right_under_libeclip(native: Native, case: str) -> None:
+    done = native.run("plain/cases", case, preload=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    if case in UNKNOWN:
+        (said,) = done.stderr.splitlines()
+        assert said.startswith("eclip: the program calls cu")
+        assert said.endswith("running unplanned from here on")
+
+
+# For the library that watches launches.
+WATCHED = "launches_that_another_library_watches"
+
+
+@pytest.mark.parametrize("finds", ["next", "library", "version"])
+def test_a_library_preloaded_beside_libeclip_sees_the_calls(native: Native, finds: str) -> None:
+    watcher = native.library.with_name("libwatcher.so")
+    for preloaded in (watcher, f"{native.library}:{watcher}", f"{watcher}:{native.library}"):
+        done = native.run("plain/cases", WATCHED, LD_PRELOAD=str(preloaded), WATCHER_FINDS=finds)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_case_is_run(native: Native) -> None:
+    listed = native.run("plain/cases", "--list").stdout.split()
+    assert sorted(listed) == sorted([*CASES, WATCHED])
