@@ -4,7 +4,8 @@
  * the file, src/eclip/runtime/reactions.py has the words and devices/deciding.py the rules;
  * tests/unit/test_board.py compares both with this file, word by word.
  *
- * The file is one header and ECLIP_BOARD_ROWS rows, each a cache line. Integers are the machine's
+ * The file is one header and ECLIP_BOARD_ROWS rows. Of a row, what others decide by is the first
+ * cache line; the others are for people. Integers are the machine's
  * own. Who opens it checks owner, mode, size and the header before mapping it, and refuses another
  * version. It is put in place by link(), never renamed over, truncated or removed; space is taken by
  * posix_fallocate() before it is mapped, because writing to a page that a full tmpfs cannot give is
@@ -23,9 +24,10 @@
 #define ECLIP_BOARD_MAGIC INT64_C(0x64726270696c6365) /* "eclipbrd" */
 
 enum {
-    ECLIP_BOARD_VERSION = 1,
-    ECLIP_BOARD_ROWS = 62, /* who is meant by a rule is a bit set in a signed word */
-    ECLIP_BOARD_WORDS = 8, /* of a row: a cache line */
+    ECLIP_BOARD_VERSION = 2,
+    ECLIP_BOARD_ROWS = 256,
+    ECLIP_BOARD_WORDS = 24, /* of a row: three cache lines */
+    ECLIP_BOARD_NAME_BYTES = 64,
 };
 
 enum { ECLIP_NOBODY = 0, ECLIP_SERVICE = 1, ECLIP_BACKGROUND = 2 }; /* tiers */
@@ -51,6 +53,17 @@ struct eclip_board_row {
     int64_t bound_ns;   /* of a service's requests; 0 for background */
     int64_t some_ns;    /* less slack than this (deadline - left_ns - now) is not plenty, */
     int64_t none_ns;    /* and less than this is none */
+
+    int64_t pid;              /* as its owner sees itself: shown, never trusted */
+    int64_t served;           /* requests, as the following since the row was claimed */
+    int64_t launched;         /* stretches */
+    int64_t yielded;          /* times that it stopped at a joint */
+    int64_t moved;            /* stretches taken on another lane than planned */
+    int64_t crossed;          /* barriers between lanes */
+    int64_t longest_pause_ns; /* at a joint */
+    int64_t tail_ns;          /* about the p99 of its requests */
+
+    char name[ECLIP_BOARD_NAME_BYTES]; /* for people, filled with zeros; UTF-8 that may be cut */
 };
 
 struct eclip_board {
@@ -58,7 +71,7 @@ struct eclip_board {
     int64_t version;
     int64_t rows;
     int64_t words;
-    int64_t reserved[4]; /* 0 */
+    int64_t reserved[20]; /* 0 */
     struct eclip_board_row row[ECLIP_BOARD_ROWS];
 };
 

@@ -69,26 +69,27 @@ def plan(
 ) -> Plan:
     """Decide which lane every kernel of a mix takes.
 
-    ``policy`` is one of shared, priority, timeslice, mps, mps-model, model, kernel, eclip, search.
-    ``objective``, ``seconds`` (20 unless given), ``batches`` and ``seed`` are for search. Without
-    an objective it is throughput, or latency where the mix has rates. ``options`` has what is not
-    given here::
+    ``policy`` is one of shared, priority, timeslice, mps, mps-model, model, kernel, eclip, search;
+    for mixes with services also yield, move, priority-segments, launches-16-8, launches-4-2 and
+    launches-1-1. ``objective``, ``seconds`` (20 unless given), ``batches`` and ``seed`` are for
+    search. Without an objective it is throughput, or slo where the mix has services. ``options``
+    has what is not given here. What cannot be promised is refused::
 
         plan = eclip.plan("albert:8,vgg19:8", policy="search", objective="energy", seconds=10)
     """
-    from eclip.lab.plans import make_plan, policy_options
+    from eclip.lab.plans import check_kept, make_plan, policy_options
 
     asked = _case(mix)
     chosen = policy_options(
         objective,
-        rates=asked.mix.has_rates,
+        mix=asked.mix,
         seconds=seconds,
         batches=batches,
         seed=seed,
         base=options,
         progress=progress,
     )
-    return make_plan(asked, policy, chosen)
+    return check_kept(make_plan(asked, policy, chosen))
 
 
 def search(
@@ -112,17 +113,20 @@ def search(
         plan = eclip.search("paper/3", "energy", seconds=10, device="cuda", verify=3, refine=12)
     """
     from eclip.devices import open_device
+    from eclip.lab.explore import check_refinement
     from eclip.lab.finals import search_and_confirm
-    from eclip.lab.plans import make_verification, policy_options
+    from eclip.lab.keeping import search_services
+    from eclip.lab.plans import check_kept, make_verification, policy_options
     from eclip.lab.stand import Stand
 
     asked, progress = _case(mix), progress or Progress()
-    options = policy_options(
-        objective, rates=asked.mix.has_rates, seconds=seconds, batches=batches, seed=seed
-    )
+    options = policy_options(objective, mix=asked.mix, seconds=seconds, batches=batches, seed=seed)
     opened = open_device(device, asked.topology, asked.calibration, Progress(progress))
     with Stand(asked, opened) as stand:
         how = make_verification(stand, verify, refine, earlier)
+        if options.objective.kind == "slo":
+            check_refinement(refine, options.objective, rates=True)
+            return check_kept(search_services(stand, options, verify, progress))
         return search_and_confirm(stand, options, how, progress)
 
 
@@ -191,8 +195,8 @@ def compare(
     """Run a mix under several policies in turns, with identical arrivals, and compare them.
 
     Without ``policies`` every policy that the device can run takes part. ``objective`` is what
-    swept and searched policies optimise: throughput, energy, latency, or several of them; without
-    one it is throughput, or latency where the mix has rates. ``load`` is a part of the closed-loop
+    swept and searched policies optimise: throughput, energy, slo, or several of them; without one
+    it is throughput, or slo where the mix has services. ``load`` is a part of the closed-loop
     rates under plain streams (0.6), the shape of arrivals at the mix's rates (bursts, azure-code,
     azure-conv), or a CSV of arrivals. ``plans`` take part too, by name. If a device fails midway,
     the outcome holds what was measured, and ``failure`` says why it ended::
@@ -220,6 +224,7 @@ def colocate(
     models: Mapping[str, Any],
     policy: str = "eclip",
     *,
+    tiers: Mapping[str, str] | None = None,
     plan: Plan | str | Path | None = None,
     profiles: str | Path | Iterable[str | Path] = (),
     objective: str | Objective | None = None,
@@ -229,12 +234,14 @@ def colocate(
 ) -> Colocation:
     """Run several PyTorch models, each ``name: (module, inputs)``, on one GPU.
 
-    They follow ``plan`` if it is given, otherwise a plan by the policy. Profiles come from the
+    They follow ``plan`` if it is given, otherwise a plan by the policy. ``tiers`` say who is a
+    service with a bound and who is background, as after the @ of a mix. Profiles come from the
     folders; those missing there are measured now. Set ``CUDA_DEVICE_MAX_CONNECTIONS=32`` in the
     environment first::
 
         models = {"bert": (bert, [tokens]), "vgg": (vgg, [images])}
-        with eclip.colocate(models, policy="search", objective="latency") as gpu:
+        tiers = {"bert": "300rps/5ms", "vgg": "background"}
+        with eclip.colocate(models, policy="yield", tiers=tiers) as gpu:
             hidden = gpu["bert"](tokens)  # from other threads at once, too
     """
     from eclip.devices import open_device
@@ -252,6 +259,7 @@ def colocate(
         policy=policy,
         options=options,
         plan=given,
+        tiers=tiers,
         profiles=[profiles] if isinstance(profiles, str | Path) else profiles,
     )
 

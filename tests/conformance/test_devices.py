@@ -23,9 +23,11 @@ from eclip.errors import MismatchError, UsageError
 from eclip.lab.stand import alone_rates
 from eclip.planning.policies import POLICIES, make_plan
 from eclip.planning.problem import Problem
+from eclip.planning.tiers import FOR_SERVICES
 from eclip.runtime.program import lower
 
 MakeProblem = Callable[..., Problem]
+PLAIN = [policy for policy in POLICIES if policy not in FOR_SERVICES]
 
 
 def test_device_says_what_it_is(bench: Bench) -> None:
@@ -49,7 +51,7 @@ def test_log_says_what_ran_where_and_for_how_long(bench: Bench) -> None:
     assert [warning for warning in log.warnings if not warning.startswith(rough)] == []
 
 
-@pytest.mark.parametrize("policy", [with_needs(policy, WAYS) for policy in POLICIES])
+@pytest.mark.parametrize("policy", [with_needs(policy, WAYS) for policy in PLAIN])
 def test_plan_of_every_policy_runs(bench: Bench, policy: str) -> None:
     log = bench.run(closed_loop(), policy=policy)
     assert log.plan.policy == policy

@@ -35,10 +35,11 @@ def test_strict_exits_with_0_where_all_is_well(cli: Cli) -> None:
 
 
 def test_strict_exits_with_3_where_a_search_misses_a_bound(cli: Cli) -> None:
-    search = ("plan", "alexnet:8,vgg19:8", "--policy", "search", "--batches", 0, "--p99", "99,0.01")
+    mix = "alexnet:8@200rps/0.5ms,vgg19:8"
+    search = ("plan", mix, "--policy", "search", "--batches", 0, "--objective", "throughput")
     outcome = cli(*search, "--strict")
     assert outcome.code == 3
-    assert "vgg19" in outcome.err and "at most 0.01" in outcome.err
+    assert "alexnet misses its bound" in outcome.err and "at most 0.50 ms" in outcome.err
     assert store.load("plan.json", Plan).evidence is not None  # the plan is kept all the same
     assert cli(*search).code == 0
 
@@ -80,7 +81,6 @@ def test_shares_that_mean_nothing_are_refused(cli: Cli, shares: str) -> None:
     [
         ("--objective", "energy"),
         ("--weights", "1,1"),
-        ("--p99", "5,5"),
         ("--fairness", "0.8"),
         ("--verify", "1"),
         ("--refine", "1"),

@@ -296,7 +296,6 @@ def test_help_is_what_it_was(cli: Cli) -> None:
     ("command", "option", "before"),
     [
         ("plan", "--weights", "1,"),
-        ("plan", "--p99", "1,"),
         ("plan", "--fairness", ""),
         ("plan", "--tolerance", ""),
         ("plan", "--seconds", ""),
@@ -309,7 +308,7 @@ def test_help_is_what_it_was(cli: Cli) -> None:
 def test_numbers_that_are_none_are_refused_with_the_range(
     cli: Cli, command: str, option: str, before: str, value: str
 ) -> None:
-    more = ("--policy", "search") if option in ("--weights", "--p99") else ()
+    more = ("--policy", "search") if option == "--weights" else ()
     outcome = cli(command, "alexnet:8,vgg19:8", f"{option}={before}{value}", *more)
     assert_refused(outcome, option, value)
     assert any(word in outcome.err for word in ("or more", " to ", "finite"))
@@ -371,8 +370,6 @@ def test_window_says_what_it_can_be(given: dict[str, float], words: str) -> None
 def test_objective_takes_only_numbers(value: float) -> None:
     with pytest.raises(UsageError, match=f"not 1,{value:g}"):
         Objective(weights=(1.0, value))
-    with pytest.raises(UsageError, match=f"not 1,{value:g}"):
-        Objective(kind="latency", p99_ms=(1.0, value))
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,7 @@ def profile_of(device: CudaDevice, captured: CapturedModule) -> Profile:
     return measure_profile(device, captured, sizes=sizes, energy_seconds=0.0, stress=False)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", BACKGROUND)
 def test_joints_cost_nothing_while_no_service_is_busy(
     name: str, device: CudaDevice, captured: Capturing

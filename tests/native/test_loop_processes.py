@@ -17,7 +17,7 @@ import pytest
 import loop_owner
 from eclip.devices.gpu.board import Board, open_board
 from eclip.devices.gpu.loop import PAUSE_NS, Place
-from eclip.runtime.reactions import BUSY_SINCE, IDLE, MOST_ROWS, TIER, YIELD
+from eclip.runtime.reactions import BUSY_SINCE, FOREIGN_BIT, IDLE, TIER, YIELD
 from native_build import Native
 from standin_gpu import BEGIN, Log, StandinGpu, Worker, make_worker, rules, serving
 from waiting import until
@@ -103,7 +103,7 @@ class Background:
             [[[(0, [300])]] * 4],
             streams=[gpu.stream()],
             place=Place(board.words, row, np.array([row])),
-            rules=rules((((1 << MOST_ROWS) - 1) & ~(1 << row), 2, YIELD)),
+            rules=rules((1 << FOREIGN_BIT, 2, YIELD)),
             depth=2,
         )
 

@@ -85,6 +85,17 @@ def flat_profile(
     )
 
 
+def scaling_profile(
+    name: str, busy_ns: Sequence[int], topology: Topology = H200, blocks: int = 60_000
+) -> Profile:
+    """Kernels that take these times on all units, and the longer the fewer they have."""
+    flat = flat_profile(name, busy_ns, topology, blocks=blocks)
+    parts = [topology.units / size for size in flat.sizes]
+    busy = tuple(tuple(round(time * part) for part in parts) for time in busy_ns)
+    request_ns = tuple(sum(column) for column in zip(*busy, strict=True))
+    return msgspec.structs.replace(flat, busy_ns=busy, request_ns=request_ns)
+
+
 @dataclass(frozen=True)
 class MadeCase(Case):
     """A case whose kernels for fewer units are given, not looked for."""

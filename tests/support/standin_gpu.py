@@ -20,8 +20,8 @@ import numpy as np
 
 from eclip.devices.gpu import loop
 from eclip.devices.gpu.loop import (
+    Behaviour,
     EntryPoints,
-    Habits,
     Place,
     Runner,
     Steps,
@@ -216,7 +216,7 @@ def make_worker(
     place: Place | None = None,
     depth: int = 1,
     active: Sequence[int] = (),  # of the variants; by default everybody in the one there is
-    **habits: object,  # the others of Habits
+    **behaviour: object,  # the others of Behaviour
 ) -> Worker:
     parts: dict[int, Launched] = {}
 
@@ -236,7 +236,7 @@ def make_worker(
         begins = [0, *itertools.accumulate(sizes)]
         return [steps(way, at, begins[at], taken) for at, taken in enumerate(stretches)]
 
-    masks = active or [(1 << 62) - 1]
+    masks = active or [loop.ANYBODY]
     count = len(variants[0])
     worker = WorkerLoop(
         gpu,
@@ -250,7 +250,7 @@ def make_worker(
             ],
         ),
         place,
-        Habits(
+        Behaviour(
             events=tuple(gpu.event() for _ in range(depth if count > 1 else 0)),
             done_ns=tuple(
                 1000 * total
@@ -258,7 +258,7 @@ def make_worker(
                     sum(sum(micros) for _, micros in taken) for taken in variants[0]
                 )
             ),
-            **habits,  # type: ignore[arg-type]
+            **behaviour,  # type: ignore[arg-type]
         ),
     )
     kernels = sum(len(micros) for taken in variants[0] for _, micros in taken)

@@ -88,7 +88,8 @@ class MannerlyStandin(Standin):
 
     def _choice(self) -> int:
         place = self._seated.place
-        return decide(place.board, place.row, *self._seated.conduct.rules, 0, now_ns())
+        rules = self._seated.conduct.rules
+        return decide(place.board, place.row, place.peers, *rules, 0, now_ns())
 
     def serve(self, arrivals: Ints | None, stop_at_ns: int, stop: Ints) -> Ints:
         seated, place = self._seated, self._seated.place

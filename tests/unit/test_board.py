@@ -19,6 +19,8 @@ import numpy as np
 import pytest
 
 from board_owner import PROMISE, Owner
+from eclip.artefacts.model_key import ModelKey
+from eclip.artefacts.plan import PlannedWorker, Promise
 from eclip.devices import deciding
 from eclip.devices.cuda.mps import python_path
 from eclip.devices.gpu import board as boards
@@ -85,7 +87,7 @@ def test_a_board_is_the_users_alone_and_put_in_place_whole(path: Path) -> None:
         os.umask(before)
     assert path.stat().st_mode & 0o777 == 0o600
     assert struct.unpack("=8q", path.read_bytes()[:64]) == (*boards.HEADER, 0, 0, 0, 0)
-    assert path.stat().st_size == boards.SIZE == 64 * 63
+    assert path.stat().st_size == boards.SIZE == 192 * 257
     assert path.stat().st_blocks * 512 >= boards.SIZE, "its space is not taken"
     assert list(path.parent.iterdir()) == [path], "a draft is left"
 
@@ -133,7 +135,7 @@ def damage(path: Path, how: str) -> None:
     if how == "foreign":
         content[:8] = b"somebody"
     elif how == "version":
-        content[8:16] = struct.pack("=q", 2)
+        content[8:16] = struct.pack("=q", 1)
     elif how == "newer and longer":
         content[8:16] = struct.pack("=q", 3)
         content += bytes(4096)
@@ -168,8 +170,8 @@ def damage(path: Path, how: str) -> None:
         ("cut", "is no board of eclip"),
         ("empty", "is no board of eclip"),
         ("pipe", "is no board of eclip"),
-        ("version", "is of version 2, and this eclip's is 1"),
-        ("newer and longer", "is of version 3, and this eclip's is 1"),
+        ("version", "is of version 1, and this eclip's is 2"),
+        ("newer and longer", "is of version 3, and this eclip's is 2"),
         ("rows", "is damaged"),
         ("short", "is damaged"),
         ("long", "is damaged"),
@@ -286,6 +288,7 @@ CONSTANTS = {
     "ECLIP_BOARD_VERSION": boards.VERSION,
     "ECLIP_BOARD_ROWS": MOST_ROWS,
     "ECLIP_BOARD_WORDS": WORDS,
+    "ECLIP_BOARD_NAME_BYTES": reactions.NAME_BYTES,
     "ECLIP_NOBODY": reactions.NOBODY,
     "ECLIP_SERVICE": SERVICE,
     "ECLIP_BACKGROUND": BACKGROUND,
@@ -309,6 +312,15 @@ CONSTANTS = {
     "offsetof(struct eclip_board_row, bound_ns)": 8 * BOUND,
     "offsetof(struct eclip_board_row, some_ns)": 8 * SOME,
     "offsetof(struct eclip_board_row, none_ns)": 8 * NONE,
+    "offsetof(struct eclip_board_row, pid)": 8 * reactions.PID,
+    "offsetof(struct eclip_board_row, served)": 8 * reactions.SERVED,
+    "offsetof(struct eclip_board_row, launched)": 8 * reactions.LAUNCHED,
+    "offsetof(struct eclip_board_row, yielded)": 8 * reactions.YIELDED,
+    "offsetof(struct eclip_board_row, moved)": 8 * reactions.MOVED,
+    "offsetof(struct eclip_board_row, crossed)": 8 * reactions.CROSSED,
+    "offsetof(struct eclip_board_row, longest_pause_ns)": 8 * reactions.LONGEST_PAUSE,
+    "offsetof(struct eclip_board_row, tail_ns)": 8 * reactions.TAIL,
+    "offsetof(struct eclip_board_row, name)": 8 * reactions.NAME,
 }
 
 
@@ -365,12 +377,19 @@ def test_two_sessions_of_one_process_have_different_rows(path: Path) -> None:
         assert not row_is_free(path, rows[1])
 
 
+def planned(promises: Sequence[Promise | None]) -> list[PlannedWorker]:
+    return [
+        PlannedWorker(name=f"w{index}", model=ModelKey("m", 1), kernels=1, why="", promise=promise)
+        for index, promise in enumerate(promises)
+    ]
+
+
 def test_a_full_board_is_one_line_and_all_or_nothing(path: Path) -> None:
     with open_board(path) as board, open_board(path) as other:
-        rows = board.claim_all([None] * (MOST_ROWS - 1))
+        rows = board.claim_all(planned([None] * (MOST_ROWS - 1)))
         assert len(set(rows)) == MOST_ROWS - 1
-        with pytest.raises(DeviceError, match="is full: 62 workers share this GPU already"):
-            other.claim_all([PROMISE, None])
+        with pytest.raises(DeviceError, match="is full: 256 workers share this GPU already"):
+            other.claim_all(planned([PROMISE, None]))
         assert np.count_nonzero(board.words[:, TIER]) == MOST_ROWS - 1
         last = other.claim()
         assert last not in rows
@@ -517,7 +536,7 @@ def test_no_two_processes_ever_own_one_row(path: Path) -> None:
     """Four processes and hundreds of claims. All but two rows are taken, so they meet all the time.
     A second owner of a row finds the first one's mark and dies."""
     with open_board(path) as board, contextlib.ExitStack() as stack:
-        board.claim_all([None] * (MOST_ROWS - 2))
+        board.claim_all(planned([None] * (MOST_ROWS - 2)))
         owners = [stack.enter_context(Owner(path)) for _ in range(4)]
         for owner in owners:
             owner.begin("quarrel")

@@ -39,7 +39,7 @@ from eclip.planning.search.correction import Corrected
 from eclip.planning.search.objective import Objective, Score
 from eclip.planning.search.placement import Home, Placer
 from eclip.planning.search.refine import refine
-from eclip.planning.search.variants import plain_when_idle, with_variants
+from eclip.planning.search.variants import with_variants
 from simulations import case_of, flat_profile
 
 H200 = store.load_builtin("h200", Topology)
@@ -220,10 +220,10 @@ def test_variants_keep_the_chosen_kernels_and_know_their_times() -> None:
     def alike(plans: Sequence[Plan], active: tuple[int, ...]) -> list[Score]:
         return [Score((0.5,) * len(active), 100.0, (1.0,) * len(active)) for _ in plans]
 
-    for full in (plain_when_idle(plan, PROBLEM), with_variants(plan, PROBLEM, alike)):
-        (alone,) = (one for one in full.variants if one.active == (0,))
-        assert [(g.kernels, g.predicted_ns) for g in alone.assignments[0].groups] == [(5, 500_000)]
-        assert models_of(full) == ["a~66:1", "b:1"]
+    full = with_variants(plan, PROBLEM, alike)
+    (alone,) = (one for one in full.variants if one.active == (0,))
+    assert [(g.kernels, g.predicted_ns) for g in alone.assignments[0].groups] == [(5, 500_000)]
+    assert models_of(full) == ["a~66:1", "b:1"]
 
 
 # --- What plans with other kernels give -------------------------------------------------------

@@ -16,7 +16,7 @@ import pytest
 import eclip
 from eclip.artefacts.measures import measure, measure_together
 from eclip.artefacts.mix import parse_mix
-from eclip.artefacts.plan import Lanes, Plan, Sharing
+from eclip.artefacts.plan import Lanes, Plan, Processes, Sharing
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import RunLog
 from eclip.artefacts.trace import with_traces
@@ -28,7 +28,13 @@ from eclip.devices.sim.device import SimDevice
 from eclip.errors import DeviceError, PlanningError, StoppedError, UsageError
 from eclip.lab.arrivals import Arrivals, long_enough
 from eclip.lab.compare import CompareOptions
-from eclip.lab.contest import Contest, ContestOptions, known_policies
+from eclip.lab.contest import (
+    Contest,
+    ContestOptions,
+    _process_plans,
+    known_policies,
+    usual_policies,
+)
 from eclip.lab.explore import Verification
 from eclip.lab.fit import Replay
 from eclip.lab.outcome import observations_of, outcome_of
@@ -37,6 +43,7 @@ from eclip.lab.stand import Stand
 from eclip.planning.policies import PolicyOptions, make_plan
 from eclip.planning.problem import Problem
 from eclip.planning.search.objective import Objective
+from eclip.planning.tiers import FOR_SERVICES
 from eclip.progress import Progress
 from heard import Heard
 from punctual import run_in_time
@@ -256,21 +263,18 @@ def test_load_is_a_part_of_the_rates_under_shared_and_as_long_as_needed(stage: S
         assert worker.rate_rps == pytest.approx(0.5 * plain.rate_rps, rel=0.25)
 
 
-def test_search_for_a_load_is_verified_under_that_load(stage: Stage) -> None:
+def test_search_at_a_part_load_is_for_busy_workers_and_not_continued_on_the_device(
+    stage: Stage,
+) -> None:
     contest = stage.contest(
         "shared", "search", seconds=0.2, part=0.5, requests=100, verification=Verification(1, 9.0)
     )
     contest.hold()
     search = contest.measured[-1]
-    assert search.policy == "search"
-    assert search.plan.mix == MIX
     evidence = search.plan.evidence
     assert evidence is not None
-    assert evidence.objective == "latency"
-    assert [trial.label for trial in evidence.trials][:1] == ["plain streams"]
-    tried = [log for log in stage.logs if log.duration_ns == 2_000_000_000]
-    assert len(tried) == 2 * len(evidence.trials)
-    assert all("rps" in log.load or "Poisson" in log.load for log in tried)
+    assert (search.plan.mix, evidence.objective, evidence.tried) == (MIX, "throughput", 0)
+    assert search.logs[-1].load.startswith("Poisson at 50%")
 
 
 def test_slowest_worker_has_a_tenth_of_the_requests() -> None:
@@ -451,7 +455,7 @@ def test_logs_before_a_failure_have_one_set_of_rates_alone(stage: Stage) -> None
     [
         ({"policies": "shared,magic"}, "magic"),
         ({"options": CompareOptions(refine=1.0)}, "--verify"),
-        ({"options": CompareOptions(verify=1, refine=1.0), "objective": "latency"}, "--refine"),
+        ({"options": CompareOptions(verify=1, refine=1.0), "objective": "slo"}, "--refine"),
     ],
 )
 def test_what_needs_no_device_to_be_refused_opens_none(
@@ -487,7 +491,8 @@ def test_simulator_leaves_out_what_it_cannot_show_with_the_reason(stage: Stage) 
         policy: f"simulator of NVIDIA H200 has no {what}" for policy, what in reasons.items()
     }
     ran = [entrant.policy for entrant in contest.entrants]
-    assert ran == [name for name in known_policies() if name not in contest.left_out]
+    usual = [name for name in known_policies() if name not in FOR_SERVICES]
+    assert ran == [name for name in usual if name not in contest.left_out]
     comparison = outcome_of(contest, None, "a test").comparison
     assert "priority: simulator of NVIDIA H200 has no priorities" in comparison.left_out
 
@@ -611,22 +616,13 @@ def test_comparison_that_is_stopped_returns_what_it_has() -> None:
 # What is searched and swept for
 
 
-def test_comparison_of_a_mix_with_rates_is_for_latency_unless_told() -> None:
+def test_comparison_of_a_mix_with_rates_is_for_throughput_unless_told() -> None:
     rates = "bert:8@60rps,albert:8@60rps"
     options = CompareOptions(batches=0)
     outcome = eclip.compare(rates, ["shared", "search"], seconds=0.3, options=options)
-    assert outcome.comparison.objective == "latency"
+    assert outcome.comparison.objective == "throughput"
     evidence = outcome.plans["search"].evidence
-    assert evidence is not None and evidence.objective == "latency"
-    tails = {
-        name: float(np.prod([worker.p99_ms or np.inf for worker in one.workers]))
-        for name, one in outcome.measures.items()
-    }
-    assert outcome.best == min(tails, key=tails.__getitem__)
-    told = eclip.compare(rates, "shared", objective="energy", seconds=0.1)
-    assert told.comparison.objective == "energy"
-    busy = eclip.compare("bert:8,albert:8", "shared", seconds=0.1)
-    assert busy.comparison.objective == "throughput"
+    assert evidence is not None and evidence.missed == ()  # fairness is no plan's
 
 
 def test_overload_of_a_policy_is_said_in_the_comparison() -> None:
@@ -713,3 +709,48 @@ def test_interrupt_ends_all_processes(stage: Stage) -> None:
     with pytest.raises(KeyboardInterrupt):
         contest.hold()
     assert [len(one.logs) for one in contest.measured] == [1, 2]
+
+
+# --- Services ---------------------------------------------------------------------------------
+
+PROFILES = (flat_profile("a", [100_000] * 8, H200), flat_profile("b", [150_000] * 6, H200))
+SERVED = parse_mix("a:1@200rps/2x,b:1@background")
+
+
+def test_bounds_of_times_alone_are_of_all_rounds_and_the_same_for_all_policies() -> None:
+    case = case_of(PROFILES, mix=SERVED)
+    options = ContestOptions(
+        policies=("shared", "yield"), objectives=(Objective("slo"),), repeats=2
+    )
+    window = Window(0.5, 0.05, 0.0)
+    with Stand(case, SimDevice(H200, CALIBRATIONS["h200"])) as stand:
+        contest = Contest(stand, Arrivals(SERVED, window, repeats=2), options, Progress())
+        contest.hold()
+    promises = {entrant.plan.workers[0].promise for entrant in contest.entrants}
+    (promise,) = promises
+    assert promise is not None
+    alone = measure_together([logs[0] for logs in contest.alone.values()])
+    assert len(contest.alone) == 2
+    assert promise.bound_ns == pytest.approx(2e6 * (alone.workers[0].p99_ms or 0.0), rel=1e-6)
+    for entrant in contest.entrants:
+        assert {log.plan.workers[0].promise for log in entrant.logs} == promises
+
+
+def test_under_mps_services_have_all_units_and_background_a_share() -> None:
+    case = case_of(PROFILES, mix=SERVED)
+    options = ContestOptions(objectives=(Objective("slo"),), processes=30)
+    shares = {
+        plan.sharing.shares
+        for plan in _process_plans(case, options, "mps", 1)
+        if isinstance(plan.sharing, Processes)
+    }
+    assert {(100, 50), (100, 25), (60, 60)} <= shares
+    closed = case_of(PROFILES)
+    plans = _process_plans(closed, options, "mps", 1)
+    assert all(len({*plan.sharing.shares}) == 1 for plan in plans)  # type: ignore[union-attr]
+
+
+def test_who_takes_part_depends_on_services() -> None:
+    assert {"yield", "launches-4-2", "mps"} <= {*usual_policies(SERVED)}
+    assert not {"kernel", "eclip"} & {*usual_policies(SERVED)}
+    assert not {*FOR_SERVICES} & {*usual_policies(MIX)}

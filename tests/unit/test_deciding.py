@@ -18,6 +18,7 @@ from eclip.runtime.reactions import (
     ALWAYS,
     BACKGROUND,
     BUSY_SINCE,
+    FOREIGN_BIT,
     GO_ON,
     HEARTBEAT,
     IDLE,
@@ -32,6 +33,8 @@ from eclip.runtime.reactions import (
 LEVELS = {"none": 0, "some": 1, "plenty": 2}
 CHOICES = {"go on": GO_ON, "yield": YIELD}
 ROWS = 5
+NAMED = 8  # words of a row that are decided by
+PEERS = (3, 0, 4, 1, 2)  # rows by worker: any order
 
 # Few values, so that limits are met exactly, and mostly services that are busy; times may be
 # negative.
@@ -59,7 +62,7 @@ owners = st.dictionaries(st.integers(0, ROWS - 1), owner, min_size=1)
 def board_of(rows: Mapping[int, Owner]) -> Ints:
     board = np.zeros((ROWS, WORDS), dtype=np.int64)
     for row, one in rows.items():
-        board[row] = (
+        board[row, :NAMED] = (
             SERVICE if one.service else BACKGROUND,
             IDLE if one.busy_since is None else one.busy_since,
             one.deadline,
@@ -73,12 +76,19 @@ def board_of(rows: Mapping[int, Owner]) -> Ints:
 
 
 def decided(
-    board: Ints, mine: int, wanted: Sequence[Rule], overtaken: int = 0, now: int = 0
+    board: Ints,
+    mine: int,
+    wanted: Sequence[Rule],
+    overtaken: int = 0,
+    now: int = 0,
+    peers: Sequence[int] = PEERS,
 ) -> int:
+    """Rules of the oracle name rows; here they name workers, by whose rows are given."""
     return decide(
         board,
         mine,
-        np.array([sum(1 << row for row in one.to) for one in wanted], dtype=np.int64),
+        np.array(peers, dtype=np.int64),
+        np.array([sum(1 << peers.index(row) for row in one.to) for one in wanted], dtype=np.int64),
         np.array([LEVELS[one.slack] for one in wanted], dtype=np.int64),
         np.array([CHOICES.get(str(one.choice), one.choice) for one in wanted], dtype=np.int64),
         overtaken,
@@ -166,14 +176,23 @@ def test_deciding_writes_nothing(
     assert np.array_equal(board, board_of(rows))
 
 
-def test_the_last_row_can_be_named_in_a_rule() -> None:
+@pytest.mark.parametrize("row", [1, MOST_ROWS - 1])
+def test_a_service_that_no_plan_names_is_foreign(row: int) -> None:
     board = np.zeros((MOST_ROWS, WORDS), dtype=np.int64)
-    last = MOST_ROWS - 1
     board[0, :2] = BACKGROUND, 0
-    board[last, 0] = SERVICE
-    board[last, [BUSY_SINCE, HEARTBEAT]] = 0, ALWAYS
-    assert decided(board, 0, [Rule(frozenset({last}), "plenty", "yield")]) == YIELD
-    assert decided(board, 0, [Rule(frozenset(range(last)), "plenty", "yield")]) == GO_ON
+    board[row, 0] = SERVICE
+    board[row, [BUSY_SINCE, HEARTBEAT]] = 0, ALWAYS
+
+    def choice(peers: list[int], who: int) -> int:
+        rows, bits, level, yields = (
+            np.array(words, dtype=np.int64) for words in (peers, [who], [2], [YIELD])
+        )
+        return decide(board, 0, rows, bits, level, yields, 0, 0)
+
+    assert choice([0], 1 << FOREIGN_BIT) == YIELD
+    assert choice([0], 1) == GO_ON  # of its own session only
+    assert choice([0, row], 1 << FOREIGN_BIT) == GO_ON  # it is no stranger there
+    assert choice([0, row], 1 << 1) == YIELD
 
 
 def test_a_floor_is_kept_by_whoever_goes_on_while_it_owes() -> None:

@@ -9,7 +9,7 @@ import pytest
 import logs
 from eclip.artefacts import store
 from eclip.artefacts.measures import busy_share, falls_behind, measure, measure_together
-from eclip.artefacts.plan import Evidence, Plan, unpartitioned
+from eclip.artefacts.plan import Plan, Promise, unpartitioned
 from eclip.artefacts.runlog import KernelRecords, Requests, RunLog, WorkerCounters
 from eclip.artefacts.topology import Topology
 from eclip.devices.gpu.loop import Ints
@@ -197,24 +197,21 @@ def test_offered_rate_of_several_runs_is_over_all_of_them() -> None:
 
 
 def test_p99_above_the_bound_of_its_plan_is_missed_in_words() -> None:
-    evidence = Evidence(
-        objective="latency",
-        seed=0,
-        batches=0,
-        evaluated=1,
-        frontier=(),
-        device="by hand",
-        modelled=True,
-        trials=(),
-        bounds_ms=(9.0, 20.0),
+    promises = [
+        Promise(bound_ns=bound * 1_000_000, request_ns=1_000_000, some_ns=0, none_ns=0)
+        for bound in (9, 20)
+    ]
+    workers = zip(PLAN.workers, promises, strict=True)
+    bounded = msgspec.structs.replace(
+        PLAN,
+        workers=tuple(msgspec.structs.replace(one, promise=promise) for one, promise in workers),
     )
-    bounded = msgspec.structs.replace(PLAN, evidence=evidence)
     kept = measure(log_of([(0, 0, 8), (1, 0, 20)], plan=bounded))
     assert kept.missed == ()
     late = measure(log_of([(0, 0, 10)], plan=bounded))
     assert late.missed == (
-        "a misses its bound: p99 10.00 ms, at most 9 ms wanted",
-        "b misses its bound: p99 none completed, at most 20 ms wanted",
+        "a misses its bound: p99 10.00 ms, at most 9.00 ms wanted",
+        "b misses its bound: p99 none completed, at most 20.00 ms wanted",
     )
 
 

@@ -15,6 +15,7 @@ from eclip.artefacts.mix import (
     MixWorker,
     mix_of,
     parse_mix,
+    with_tiers,
 )
 from eclip.artefacts.model_key import MAX_BATCH, ModelKey, parse_model
 from eclip.errors import UsageError
@@ -283,3 +284,26 @@ def test_mix_without_workers_or_with_one_name_twice_is_refused() -> None:
 def test_worker_in_a_file_keeps_the_limits_of_the_grammar(worker: dict[str, object]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(worker, MixWorker)
+
+
+# --- Tiers by name ----------------------------------------------------------------------------
+
+
+def test_tiers_are_those_of_the_mix_that_says_the_same() -> None:
+    tiers = {"a": "300rps/5ms", "b": "background/floor=0.2/weight=2"}
+    given = with_tiers(parse_mix("a:1,b:8,c:2"), tiers)
+    assert given == parse_mix("a:1@300rps/5ms,b:8@background/floor=0.2/weight=2,c:2")
+
+
+@pytest.mark.parametrize(
+    ("tiers", "words"),
+    [
+        ({"z": "background"}, "unknown model 'z'"),
+        ({"a": "soon"}, "cannot read"),
+        ({"a": "5rps/1ms,b:1"}, "a tier is one"),
+        ({"a": "5rps/0ms"}, "above 0"),
+    ],
+)
+def test_tier_that_means_nothing_is_refused(tiers: dict[str, str], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        with_tiers(parse_mix("a:1,b:8"), tiers)

@@ -22,11 +22,14 @@ from eclip.planning.exact import allocate
 from eclip.planning.policies import POLICIES, PolicyOptions, make_plan, with_shares
 from eclip.planning.pool import build_pool
 from eclip.planning.problem import Problem
+from eclip.planning.tiers import FOR_SERVICES
 from eclip.runtime.program import lower
 from simulations import options_for
 
 TOPOLOGIES = {name: store.load_builtin(name, Topology) for name in store.builtin_names(Topology)}
-every_policy = pytest.mark.parametrize("policy", POLICIES)
+every_policy = pytest.mark.parametrize(
+    "policy", [policy for policy in POLICIES if policy not in FOR_SERVICES]
+)
 every_device = pytest.mark.parametrize("device", TOPOLOGIES)
 UNLIMITED = 1_000_000
 PACK = Path(str(resources.files("eclip") / "data" / "profiles" / "h200"))
@@ -101,7 +104,7 @@ def test_equal_problems_get_equal_plans(policy: str) -> None:
 
 
 def test_unknown_policy_lists_the_right_ones() -> None:
-    with pytest.raises(UsageError, match="shared, priority, timeslice, mps, mps-model, model"):
+    with pytest.raises(UsageError, match="shared, priority, priority-segments, timeslice, mps"):
         make_plan("fastest", problem_of("mi50", 1))
 
 

@@ -171,9 +171,9 @@ class RecordedLoop:
     """What a session makes a loop of."""
 
     def __init__(
-        self, gpu: object, ways: loop.Ways, place: loop.Place, habits: loop.Habits
+        self, gpu: object, ways: loop.Ways, place: loop.Place, behaviour: loop.Behaviour
     ) -> None:
-        self.ways, self.place, self.habits = ways, place, habits
+        self.ways, self.place, self.behaviour = ways, place, behaviour
 
 
 class Stage:
@@ -309,7 +309,7 @@ def test_loops_get_their_stretches_in_every_variant_and_move(stage: Stage) -> No
 @pytest.mark.parametrize("depth", [1, 2])
 def test_loops_get_their_habits(stage: Stage, depth: int) -> None:
     session = stage.open(make_giving(depth))
-    service, background = (one.habits for one in cast(list[RecordedLoop], session._loops))
+    service, background = (one.behaviour for one in cast(list[RecordedLoop], session._loops))
     assert service.events == () and service.bound_ns == 5_000_000
     assert len(set(background.events)) == depth
     assert background.done_ns == (400, 700, 900, 1000)
@@ -355,9 +355,9 @@ def test_every_node_is_launched_once_and_in_order_with_long_copies_in_parts(stag
     for worker, expected in (service, whole), (background, cut):
         for stretches in (*(taken for _, taken in worker.ways.variants), *worker.ways.moves):
             assert stage.launched(stretches) == expected
-            assert len(stretches) == len(worker.habits.done_ns)
-    assert len(background.habits.done_ns) == len(STRETCHES) + 3 * 3 + 1
-    assert background.habits.done_ns[-1] == 1000
+            assert len(stretches) == len(worker.behaviour.done_ns)
+    assert len(background.behaviour.done_ns) == len(STRETCHES) + 3 * 3 + 1
+    assert background.behaviour.done_ns[-1] == 1000
     session.close()
     assert stage.left() == {}
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from typing import TypeVar
 
 import msgspec
 
 from eclip.artefacts.display import html_table, number
+from eclip.artefacts.excess import Excess
 from eclip.artefacts.measures import Measures
 from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Plan
@@ -57,6 +59,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     runs: tuple[Summary, ...]  # in the order of the repeats
     together: Summary
     trials: tuple[SettingTrial, ...] = ()
+    services: tuple[Excess, ...] = ()  # against the same requests alone, over all runs
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -80,6 +83,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     alone_rps: tuple[float, ...]
     entries: tuple[Entry, ...]
     left_out: tuple[str, ...] = ()  # policies and why
+    bounds_ms: tuple[float | None, ...] = ()  # per worker: on its p99; empty: nobody has one
+    weights: tuple[float, ...] = ()  # per worker, of background; 0: a service
     missed: tuple[str, ...] = ()  # overload and bounds not kept, by policy, in words
     warnings: tuple[str, ...] = ()
 
@@ -109,7 +114,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 raise ValueError(f"{entry.policy} needs the switches of {workers} workers")
 
     def __repr__(self) -> str:
-        stps = ", ".join(f"{entry.policy} {entry.together.stp:.3f}" for entry in self.entries)
+        stps = shortly([f"{entry.policy} {entry.together.stp:.3f}" for entry in self.entries])
         return f"Comparison({self.mix} on {self.device}: STP {stps})"
 
     def _repr_html_(self) -> str:
@@ -139,16 +144,47 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             return None
         return entry.together.stp / plain.together.stp - 1
 
+    def background(self, entry: Entry) -> float:
+        """What workers without a bound get of their rates alone, weighted: one axis of the frontier
+        that the entries are points of."""
+        parts = zip(entry.together.rate_rps, self.alone_rps, self.weights, strict=True)
+        total = sum(self.weights)
+        return sum(weight * rate / alone for rate, alone, weight in parts) / total if total else 0.0
+
+    def worst_tail(self, entry: Entry) -> float:
+        """The largest p99 of a service, over its bound: the other axis."""
+        pairs = zip(entry.together.p99_ms, self.bounds_ms, strict=True)
+        over = [
+            math.inf if p99 is None else p99 / bound for p99, bound in pairs if bound is not None
+        ]
+        return max(over, default=0.0)
+
+    @property
+    def aim(self) -> str:
+        """By which the best is told: the first objective, or tails."""
+        first = self.objective.split(",")[0]
+        return "tails" if self.load_part is not None or first == "latency" else first
+
     def entry(self, policy: str) -> Entry | None:
         return next((entry for entry in self.entries if entry.policy == policy), None)
 
 
+def shortly(parts: Sequence[str], most: int = 7) -> str:
+    """The first of them, on one line."""
+    more = f", and {len(parts) - most} more" if len(parts) > most else ""
+    return ", ".join(parts[:most]) + more
+
+
 def best_policy(comparison: Comparison) -> str:
-    """By the first objective: the most throughput or efficiency, or the shortest 99th percentiles,
-    in the geometric mean of the workers."""
-    aim = "latency" if comparison.load_part is not None else comparison.objective.split(",")[0]
+    """By the first objective: the most throughput or efficiency, or the most background among
+    those that keep every bound. Under a part load, the shortest 99th percentiles, in the geometric
+    mean of the workers."""
+    aim = comparison.aim
 
     def value(entry: Entry) -> float:
+        if aim == "slo":
+            tail = comparison.worst_tail(entry)
+            return comparison.background(entry) if tail <= 1 else -tail
         if aim == "energy":
             return entry.together.efficiency_per_kj
         if aim == "throughput":
@@ -194,6 +230,7 @@ def plan_digest(plan: Plan) -> str:
         ],
         plan.sharing,
         plan.fingerprint.traces,
+        *((one.joints, one.promise, one.floor) for one in plan.workers if plan.gives_way),
     )
     return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()[:12]
 

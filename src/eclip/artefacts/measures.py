@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from eclip.artefacts.model_key import ModelKey
-from eclip.artefacts.plan import Evidence
+from eclip.artefacts.plan import Plan, PlannedWorker
 from eclip.artefacts.runlog import RunLog
 from eclip.errors import UsageError
 
@@ -40,6 +41,15 @@ class WorkerMeasures(msgspec.Struct, frozen=True, kw_only=True):
     switches_per_request: int
     offered_rps: float | None = None  # None: closed loop, as many as it can serve
     busy: float = 0.0  # part of the run
+    bound_ms: float | None = None  # on its p99; None: it is no service
+    yields: int = 0  # times that it stopped at a joint for somebody else
+    moves: int = 0  # stretches on another lane than planned
+    longest_pause_ms: float = 0.0  # that it stood still at a joint
+
+    @property
+    def kept(self) -> bool:
+        """Its bound, if it has one."""
+        return self.bound_ms is None or (self.p99_ms is not None and self.p99_ms <= self.bound_ms)
 
     @property
     def overloaded(self) -> bool:
@@ -66,6 +76,7 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
     switches_per_request: int  # summed over the workers, as in the paper's Table I
     workers: tuple[WorkerMeasures, ...]
     missed: tuple[str, ...] = ()  # overload and bounds not kept, in words
+    background: float | None = None  # weighted mean ratio of those without a bound; None: no tiers
 
 
 def steady_rates(log: RunLog) -> tuple[float, ...]:
@@ -146,7 +157,9 @@ def measure_together(logs: Sequence[RunLog]) -> Measures:
                 p99_ms=p99,
                 switches_per_request=part.switches,
                 offered_rps=_offered_rps(logs, part.worker, seconds),
+                bound_ms=bound_of(planned),
                 busy=busy_share(logs, part.worker),
+                **_counted(logs, part.worker),
             )
         )
     ratios = [worker.ratio for worker in workers]
@@ -164,8 +177,19 @@ def measure_together(logs: Sequence[RunLog]) -> Measures:
         efficiency_per_kj=1000 * stp * seconds / joules if joules > 0 else 0.0,
         switches_per_request=sum(worker.switches_per_request for worker in workers),
         workers=tuple(workers),
-        missed=missed(workers, first.plan.evidence),
+        missed=_missed(first.plan, workers),
+        background=_background(first.plan, workers),
     )
+
+
+def _counted(logs: Sequence[RunLog], worker: int) -> dict[str, Any]:
+    """What it did at joints."""
+    counters = [log.counters[worker] for log in logs]
+    return {
+        "yields": sum(one.yields for one in counters),
+        "moves": sum(one.moves for one in counters),
+        "longest_pause_ms": max(one.longest_pause_ns for one in counters) / 1e6,
+    }
 
 
 def _percentiles(latencies: npt.NDArray[np.float64]) -> list[float | None]:
@@ -190,19 +214,50 @@ def overload_sentence(name: str, offered_rps: float, served_rps: float) -> str:
     )
 
 
-def missed(workers: Sequence[WorkerMeasures], evidence: Evidence | None) -> tuple[str, ...]:
+def bounds_missed(
+    workers: Sequence[PlannedWorker], p99_ms: Sequence[float | None]
+) -> tuple[str, ...]:
+    """A sentence for every service whose p99 is above its bound; None: no request completed."""
+    words = []
+    for worker, p99 in zip(workers, p99_ms, strict=True):
+        bound_ms = bound_of(worker)
+        if bound_ms is not None and (p99 is None or p99 > bound_ms):
+            tail = "none completed" if p99 is None else f"{p99:.2f} ms"
+            words.append(
+                f"{worker.name} misses its bound: p99 {tail}, at most {bound_ms:.2f} ms wanted"
+            )
+    return tuple(words)
+
+
+def bound_of(worker: PlannedWorker) -> float | None:
+    """On its p99, in ms; None: it is no service."""
+    return None if worker.promise is None else worker.promise.bound_ns / 1e6
+
+
+def _missed(plan: Plan, workers: Sequence[WorkerMeasures]) -> tuple[str, ...]:
     """Which workers are overloaded, and whose p99 is above its bound, a sentence each."""
-    words = [
+    overloaded = tuple(
         overload_sentence(worker.name, worker.offered_rps, worker.rate_rps)
         for worker in workers
         if worker.overloaded and worker.offered_rps is not None
+    )
+    return overloaded + bounds_missed(plan.workers, [worker.p99_ms for worker in workers])
+
+
+def _background(plan: Plan, workers: Sequence[WorkerMeasures]) -> float | None:
+    """The weighted mean of the ratios of workers without a bound; None: nobody has one, or all."""
+    weights = [
+        0.0
+        if planned.promise is not None
+        else 1.0
+        if asked.background is None
+        else asked.background.weight
+        for planned, asked in zip(plan.workers, plan.mix.workers, strict=True)
     ]
-    bounds = () if evidence is None else evidence.bounds_ms
-    for worker, bound in zip(workers, bounds, strict=False):
-        if worker.p99_ms is None or worker.p99_ms > bound:
-            tail = "none completed" if worker.p99_ms is None else f"{worker.p99_ms:.2f} ms"
-            words.append(f"{worker.name} misses its bound: p99 {tail}, at most {bound:g} ms wanted")
-    return tuple(words)
+    if sum(weights) == 0 or all(planned.promise is None for planned in plan.workers):
+        return None
+    ratios = [worker.ratio for worker in workers]
+    return float(np.dot(ratios, weights)) / sum(weights)
 
 
 def _offered_rps(logs: Sequence[RunLog], worker: int, seconds: float) -> float | None:

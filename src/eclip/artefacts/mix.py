@@ -10,7 +10,7 @@ is so many times its p99 alone. ``vgg19:32@background/floor=0.2/weight=2`` runs 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -215,6 +215,27 @@ def mix_of(models: Iterable[ModelKey]) -> Mix:
     """The closed-loop mix of these models."""
     workers = [MixWorker(name=model.name, model=model) for model in models]
     return Mix(name=",".join(str(worker.model) for worker in workers), workers=_named(workers))
+
+
+def with_tiers(mix: Mix, tiers: Mapping[str, str]) -> Mix:
+    """The mix with tiers by workers' names, written as after the @ of a mix: ``300rps/5ms``,
+    ``background/floor=0.2``."""
+    workers = {worker.name: worker for worker in mix.workers}
+    texts = {worker.name: str(worker.model) for worker in mix.workers}
+    for name, tier in tiers.items():
+        if name not in workers:
+            raise unknown_name("model", name, workers)
+        (asked, *others) = parse_mix(f"model:1@{tier}").workers
+        if others:
+            raise UsageError(f"{name}: a tier is one, such as 300rps/5ms, not {tier!r}")
+        workers[name] = msgspec.structs.replace(
+            workers[name],
+            rate_rps=asked.rate_rps,
+            bound=asked.bound,
+            background=asked.background,
+        )
+        texts[name] += f"@{tier}"
+    return Mix(name=",".join(texts.values()), workers=tuple(workers.values()))
 
 
 def _named(workers: list[MixWorker]) -> tuple[MixWorker, ...]:

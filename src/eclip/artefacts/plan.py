@@ -144,6 +144,31 @@ class PlannedWorker(
             raise ValueError(f"{self.name} has a joint behind its last kernel")
 
 
+class Tradeoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What background gets in one plan, and what that costs services; simulated."""
+
+    label: str
+    background: float  # weighted mean of the parts of their rates alone
+    worst_tail: float | None  # largest p99 of a service over its bound; None: no request completed
+
+
+class ServiceTrial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A service beside others against the same requests alone, in the same session."""
+
+    name: str
+    requests: int
+    p50_ms: float
+    p99_ms: float
+    longest_ms: float
+    excess_p50_ms: float  # of a request's latency over its latency alone
+    excess_p99_ms: float
+    excess_longest_ms: float
+    p99_ratio: float  # over the p99 alone, with its 95% interval
+    p99_ratio_low: float
+    p99_ratio_high: float
+    busy: float  # part of the time alone in which it had a request
+
+
 class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one plan gave when it was tried before deployment."""
 
@@ -153,6 +178,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     p99_ms: tuple[float | None, ...]  # None: no request completed
     chosen: bool
     refused: tuple[str, ...] = ()  # floors and bounds that it missed, in words
+    services: tuple[ServiceTrial, ...] = ()  # where they were measured beside running alone
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -169,8 +195,9 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     device: str  # where the trials ran
     modelled: bool  # ... which was a simulator
     trials: tuple[Trial, ...]
-    bounds_ms: tuple[float, ...] = ()  # on the p99, one per worker; empty: none were given
+    bounds_ms: tuple[float | None, ...] = ()  # on the p99, one per worker; empty: none were given
     missed: tuple[str, ...] = ()  # promises that the plan does not keep, in words
+    tradeoffs: tuple[Tradeoff, ...] = ()  # of services: plans none of which beats another
 
 
 class Lanes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="lanes"):

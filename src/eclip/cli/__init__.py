@@ -39,6 +39,7 @@ COMMANDS = (
     "profile",
     "record",
     "exec",
+    "top",
     "calibrate",
     "doctor",
     "bench",

@@ -41,7 +41,9 @@ def compare(
         typer.Option(
             "--policies",
             help="Policies to run, separated by commas: shared, priority, timeslice, mps, "
-            "mps-model, model, masks, kernel, eclip, search; or all that can run here.",
+            "mps-model, model, masks, kernel, eclip, search; for mixes with services also "
+            "priority-segments, launches-16-8, launches-4-2, launches-1-1, yield, move; or all "
+            "that can run here.",
         ),
     ] = "all",
     plan: Annotated[
@@ -67,8 +69,8 @@ def compare(
         str | None,
         typer.Option(
             "--objective",
-            help="What mps, masks and search optimise: throughput, energy, latency, or several "
-            "separated by commas. Throughput unless given; latency where the mix has rates.",
+            help="What mps, masks and search optimise: throughput, energy, slo, or several with "
+            "commas between. Throughput unless given; slo where the mix has services.",
         ),
     ] = None,
     search_seconds: SearchSecondsOption = 20.0,

@@ -13,6 +13,7 @@ from eclip.artefacts.plan import Assignment, Evidence, Plan, PlannedWorker, Tria
 from eclip.cli import screen
 from eclip.cli.options import JsonOption
 from eclip.planning.search.objective import Score
+from eclip.planning.tiers import expected_excess_ns, joints_in_words
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 54  # with the words beside it: 80 columns
@@ -38,6 +39,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "topology": plan.topology.name,
         "profiles_modelled": plan.modelled,
         "why": plan.why,
+        "expected_excess_ns": expected_excess_ns(plan) if plan.gives_way else None,
         "sharing": plan.sharing,
         "evidence": None if plan.evidence is None else _describe_evidence(plan.evidence),
         "variants": [list(variant.active) for variant in plan.variants],
@@ -55,6 +57,9 @@ def describe(plan: Plan) -> dict[str, Any]:
                 "name": plan.workers[part.worker].name,
                 "model": plan.workers[part.worker].model,
                 "why": plan.workers[part.worker].why,
+                "promise": plan.workers[part.worker].promise,
+                "joints": _describe_joints(plan, part.worker),
+                "floor": plan.workers[part.worker].floor,
                 "switches": part.switches,
                 "predicted_ns": sum(group.predicted_ns for group in part.groups),
                 "time_share_by_units": {
@@ -73,6 +78,13 @@ def describe(plan: Plan) -> dict[str, Any]:
             for part in plan.main.assignments
         ],
     }
+
+
+def _describe_joints(plan: Plan, index: int) -> dict[str, Any] | None:
+    joints = plan.workers[index].joints
+    if joints is None:
+        return None
+    return {**msgspec.to_builtins(joints), "words": joints_in_words(plan, index)}
 
 
 def _describe_evidence(evidence: Evidence) -> dict[str, Any]:
@@ -96,7 +108,7 @@ def print_plan(plan: Plan) -> None:
     for part in plan.main.assignments:
         worker = plan.workers[part.worker]
         total_ns = sum(group.predicted_ns for group in part.groups)
-        screen.out.print(f"\n{_label(worker)}", style="bold")
+        screen.out.print(f"\n{_label(worker)}{_tier(plan, part.worker)}", style="bold")
         screen.out.print(
             f"  {_count(worker.kernels, 'kernel')} in {_count(len(part.groups), 'group')}, "
             f"{total_ns / 1e6:.3f} ms undisturbed; {worker.why}",
@@ -121,9 +133,10 @@ def print_plan(plan: Plan) -> None:
 
 
 def _print_evidence(plan: Plan, evidence: Evidence) -> None:
-    tails = evidence.objective == "latency"
-    each = "p99 ms" if tails else "of alone"
     screen.out.print()
+    if evidence.objective == "slo":
+        _print_services(plan, evidence)
+        return
     screen.print_table(
         f"Tried on {evidence.device}{screen.modelled_note(evidence.modelled)}",
         [
@@ -132,7 +145,7 @@ def _print_evidence(plan: Plan, evidence: Evidence) -> None:
             "fairness",
             "power W",
             "STP·s/kJ",
-            *(f"{worker.name} {each}" for worker in plan.workers),
+            *(f"{worker.name} of alone" for worker in plan.workers),
         ],
         (
             [
@@ -141,27 +154,112 @@ def _print_evidence(plan: Plan, evidence: Evidence) -> None:
                 f"{_score(trial).fairness:.2f}",
                 f"{trial.power_w:.0f}",
                 f"{_score(trial).efficiency:.2f}",
-                *(
-                    [screen.number(tail, 2) for tail in trial.p99_ms]
-                    if tails
-                    else [f"{ratio:.0%}" for ratio in trial.ratios]
-                ),
+                *(f"{ratio:.0%}" for ratio in trial.ratios),
             ]
             for trial in evidence.trials
         ),
         optional=("power W", "fairness"),
     )
-    for trial in evidence.trials:
-        if trial.refused and not trial.chosen:
-            screen.out.print(f"Refused: {trial.label}: {'; '.join(trial.refused)}.")
-    for words in evidence.missed:
-        screen.out.print(f"Not kept: {words}.")
+    _print_refusals(evidence)
     chosen = next(trial for trial in evidence.trials if trial.chosen)
     screen.out.print(_frontier_picture(evidence, chosen))
     screen.out.print(
         f"To repeat the search: --objective {evidence.objective} --seed {evidence.seed} "
         f"--batches {evidence.batches}"
     )
+
+
+def _print_refusals(evidence: Evidence) -> None:
+    for trial in evidence.trials:
+        if trial.refused and not trial.chosen:
+            screen.out.print(f"Refused: {trial.label}: {'; '.join(trial.refused)}.")
+    for words in evidence.missed:
+        screen.out.print(f"Not kept: {words}.")
+
+
+def _print_services(plan: Plan, evidence: Evidence) -> None:
+    """What was tried for services, and what background gets for how long a tail."""
+    services = [index for index, bound in enumerate(evidence.bounds_ms) if bound is not None]
+    others = [index for index in plan.everyone if index not in services]
+    screen.print_table(
+        f"Tried on {evidence.device}{screen.modelled_note(evidence.modelled)}",
+        [
+            "plan",
+            *(
+                f"{plan.workers[index].name} p99 ms (at most {evidence.bounds_ms[index]:.2f})"
+                for index in services
+            ),
+            *(f"{plan.workers[index].name} of alone" for index in others),
+        ],
+        (
+            [
+                ("→ " if trial.chosen else "  ") + trial.label,
+                *(screen.number(trial.p99_ms[index], 2) for index in services),
+                *(f"{trial.ratios[index]:.1%}" for index in others),
+            ]
+            for trial in evidence.trials
+        ),
+    )
+    _print_refusals(evidence)
+    chosen = next(trial for trial in evidence.trials if trial.chosen)
+    if chosen.services:
+        _print_excess(chosen)
+    _print_tradeoffs(evidence)
+    screen.out.print(
+        f"To repeat the search: --objective slo --seed {evidence.seed} --batches {evidence.batches}"
+    )
+
+
+def _print_excess(trial: Trial) -> None:
+    """The services of the chosen plan against the same requests alone."""
+    screen.print_table(
+        "Services beside the others, against the same requests alone",
+        [
+            *("service", "requests", "p50 ms", "p99 ms", "longest ms", "excess p50 ms"),
+            *("excess p99 ms", "longest excess ms", "p99 over alone", "95% interval"),
+        ],
+        (
+            [
+                one.name,
+                str(one.requests),
+                *(f"{value:.2f}" for value in (one.p50_ms, one.p99_ms, one.longest_ms)),
+                *(
+                    f"{value:.3f}"
+                    for value in (one.excess_p50_ms, one.excess_p99_ms, one.excess_longest_ms)
+                ),
+                f"{one.p99_ratio:.2f}x",
+                f"{one.p99_ratio_low:.2f}-{one.p99_ratio_high:.2f}",
+            ]
+            for one in trial.services
+        ),
+        optional=("longest ms", "excess p50 ms", "requests"),
+    )
+
+
+def _print_tradeoffs(evidence: Evidence) -> None:
+    """The frontier, simulated: the most background first, and plain streams beside it."""
+    screen.print_table(
+        f"Background against tails: the frontier of {evidence.evaluated} simulated plans",
+        ["what background does", "background of alone", "worst p99 over its bound"],
+        (
+            [one.label, f"{one.background:.1%}", screen.number(one.worst_tail, 2)]
+            for one in evidence.tradeoffs
+        ),
+    )
+
+
+def _tier(plan: Plan, index: int) -> str:
+    """``, a service: p99 at most 3.36 ms`` or ``, background, at least 20% of its rate alone``"""
+    worker, asked = plan.workers[index], plan.mix.workers[index]
+    if worker.promise is not None:
+        relative = asked.bound is not None and asked.bound.times_alone is not None
+        wanted = f", {asked.bound} of its p99 alone" if relative else ""
+        return f", a service: p99 at most {worker.promise.bound_ns / 1e6:.2f} ms{wanted}"
+    if not plan.mix.services:
+        return ""
+    floor = f", at least {worker.floor:.0%} of its rate alone" if worker.floor else ""
+    weight = asked.background.weight if asked.background else 1.0
+    return f", background{floor}" + (f", weight {weight:g}" if weight != 1 else "")
 
 
 def _score(trial: Trial) -> Score:

@@ -35,8 +35,9 @@ MixArgument = Annotated[
     str,
     typer.Argument(
         metavar="MIX",
-        help="The workers, as [COUNTx]MODEL:BATCH[@RATErps] with commas: "
-        "2xalbert:8,densenet201:8@120rps; or a mix of the paper: paper/1.",
+        help="The workers, as [COUNTx]MODEL:BATCH[@RATErps[/BOUND]] or MODEL:BATCH@background with "
+        "commas: 2xalbert:8,densenet201:8@120rps; bert:1@300rps/5ms,vgg19:32@background; or a mix "
+        "of the paper: paper/1.",
     ),
 ]
 TopologyOption = Annotated[
@@ -116,16 +117,12 @@ ObjectiveOption = Annotated[
     str | None,
     typer.Option(
         "--objective",
-        help="search: throughput, energy or latency. Throughput unless given; latency where the "
-        "mix has rates.",
+        help="search: throughput, energy or slo. Throughput unless given; slo where the mix has "
+        "services.",
     ),
 ]
 WeightsOption = Annotated[
     str | None, typer.Option("--weights", help="search, throughput: a weight per worker, as 2,1,1.")
-]
-P99Option = Annotated[
-    str | None,
-    typer.Option("--p99", help="search, latency: bound on every worker's p99 in ms, as 5,2.5,8."),
 ]
 FairnessOption = Annotated[
     float | None,
@@ -166,7 +163,7 @@ SharesOption = Annotated[
 ]
 StrictOption = Annotated[
     bool,
-    typer.Option("--strict", help="Exit with 3 if a worker is overloaded or misses its p99 bound."),
+    typer.Option("--strict", help="Exit with 3 if a worker is overloaded or misses its bound."),
 ]
 BatchesOption = Annotated[
     int | None,

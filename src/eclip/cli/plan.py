@@ -19,7 +19,6 @@ from eclip.cli.options import (
     JsonOption,
     MixArgument,
     ObjectiveOption,
-    P99Option,
     ProfilesOption,
     RefineOption,
     SearchSeedOption,
@@ -46,7 +45,7 @@ _POLICIES_WITH = {
     "--tolerance": ("model", "kernel", "mps-model"),
     "--shares": ("mps",),
     **dict.fromkeys(
-        ("--objective", "--weights", "--p99", "--fairness", "--seconds", "--batches", "--seed",
+        ("--objective", "--weights", "--fairness", "--seconds", "--batches", "--seed",
          "--verify", "--refine", "--earlier", "--usual-kernels"),
         ("search",),
     ),
@@ -60,7 +59,9 @@ def plan(
         str,
         typer.Option(
             "--policy",
-            help="shared, priority, timeslice, mps, mps-model, model, kernel, eclip or search.",
+            help="shared, priority, timeslice, mps, mps-model, model, kernel, eclip or search; for "
+            "mixes with services also yield, move, priority-segments, launches-16-8, launches-4-2, "
+            "launches-1-1.",
         ),
     ] = "eclip",
     out: Annotated[Path, typer.Option("-o", "--out", help="Where to write the plan.")] = Path(
@@ -75,7 +76,6 @@ def plan(
     shares: SharesOption = None,
     objective: ObjectiveOption = None,
     weights: WeightsOption = None,
-    p99: P99Option = None,
     fairness: FairnessOption = None,
     seconds: SearchTimeOption = 20.0,
     batches: BatchesOption = None,
@@ -113,13 +113,8 @@ def plan(
         tail=tail,
         usual_kernels=usual_kernels,
     )
-    kind = objective or ("latency" if case.mix.has_rates or p99 else "throughput")
-    aim = eclip.Objective(
-        kind,
-        weights=numbers(weights, "--weights"),
-        p99_ms=numbers(p99, "--p99"),
-        fairness=fairness,
-    )
+    kind = objective or ("slo" if case.mix.services else "throughput")
+    aim = eclip.Objective(kind, weights=numbers(weights, "--weights"), fairness=fairness)
     with screen.progress_bar(f"planning {case.mix.name}") as progress:
         if verify:
             made = eclip.search(

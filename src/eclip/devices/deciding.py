@@ -12,6 +12,7 @@ from eclip.runtime.reactions import (
     BOUND,
     BUSY_SINCE,
     DEADLINE,
+    FOREIGN_BIT,
     GO_ON,
     HEARTBEAT,
     HUNG_BOUNDS,
@@ -42,21 +43,32 @@ def counts_as_busy(board: Ints, row: int, now: int) -> bool:
 
 @inlined
 def decide(
-    board: Ints, mine: int, who: Ints, level: Ints, choice: Ints, overtaken: int, now: int
+    board: Ints,
+    mine: int,
+    peers: Ints,
+    who: Ints,
+    level: Ints,
+    choice: Ints,
+    overtaken: int,
+    now: int,
 ) -> int:
     """GO_ON, YIELD, or the number of a move, for the worker of row ``mine`` at a joint.
 
-    ``who``, ``level`` and ``choice`` are its rules; ``overtaken`` says how often this request of a
-    service has yielded already.
+    ``peers`` are the rows of its session's workers, by their index; ``who``, ``level`` and
+    ``choice`` are its rules; ``overtaken`` says how often this request of a service has yielded
+    already.
     """
     service = board[mine, TIER] == SERVICE
     own_limit = board[mine, DEADLINE] - board[mine, LEFT]
     for rule in range(choice.shape[0]):
-        rows = who[rule]
         for row in range(board.shape[0]):
-            if not (rows >> row) & 1 or board[row, TIER] != SERVICE:
+            if board[row, TIER] != SERVICE or not counts_as_busy(board, row, now):
                 continue
-            if not counts_as_busy(board, row, now):
+            worker = FOREIGN_BIT
+            for peer in range(peers.shape[0]):
+                if peers[peer] == row:
+                    worker = peer
+            if not (who[rule] >> worker) & 1:
                 continue
             limit = board[row, DEADLINE] - board[row, LEFT]  # when its slack is used up
             if service:

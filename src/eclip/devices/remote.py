@@ -147,8 +147,7 @@ class ProcessSession(Closing):
         """A row for every worker. Its process says that it runs, so that one which is stopped or
         killed counts as idle although the rows are ours."""
         self._board = private_board()
-        promises = [worker.promise for worker in self.plan.workers]
-        rows = self._board.claim_all(promises, beats=False)
+        rows = self._board.claim_all(self.plan.workers, beats=False)
         descriptor = self._board.descriptor
         return [Seat(self.plan, worker, rows, descriptor) for worker in self.plan.everyone]
 

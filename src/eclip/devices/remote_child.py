@@ -45,8 +45,8 @@ class Seat:
         return self.plan.workers[self.worker]
 
     def conduct(self) -> Conduct:
-        """What it does at its joints; rules are about rows of the board."""
-        return program_of(self.plan).seated(self.rows).conducts[self.worker]
+        """What it does at its joints."""
+        return program_of(self.plan).conducts[self.worker]
 
 
 @dataclass(frozen=True)
@@ -145,8 +145,7 @@ def _open(job: Job) -> Iterator[Workload]:
 @contextlib.contextmanager
 def _take(seat: Seat) -> Iterator[Seated]:
     with LentRow(seat.board, seat.rows[seat.worker]) as row:
-        # Whoever is active, a process has one way to run: so it is its only peer.
-        place = Place(row.words, row.row, np.array([row.row], dtype=np.int64))
+        place = Place(row.words, row.row, np.array(seat.rows, dtype=np.int64))
         yield Seated(seat.planned, seat.conduct(), place)
 
 

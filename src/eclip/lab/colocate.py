@@ -7,6 +7,7 @@ different threads at once. Importing this room imports torch.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from eclip.artefacts.mix import mix_of
+from eclip.artefacts.mix import mix_of, with_tiers
 from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Lanes, Plan
 from eclip.artefacts.profile import Profile
@@ -26,8 +27,9 @@ from eclip.frontends.library import find_measured
 from eclip.frontends.profiler import measure_profile
 from eclip.frontends.torch import CapturedModule, capture
 from eclip.lab.case import Case, find_calibration
-from eclip.lab.plans import make_plan
+from eclip.lab.plans import check_kept, make_plan
 from eclip.planning.policies import PolicyOptions
+from eclip.planning.search.objective import THROUGHPUT, Objective
 from eclip.runtime.program import lower
 
 Model = tuple[torch.nn.Module, Sequence[torch.Tensor]]
@@ -45,6 +47,7 @@ class Colocation(Closing):
         options: PolicyOptions,
         plan: Plan | None = None,
         profiles: Iterable[str | Path] = (),
+        tiers: Mapping[str, str] | None = None,
     ) -> None:
         self._stack = ExitStack()
         self._stack.callback(device.close)
@@ -60,7 +63,10 @@ class Colocation(Closing):
             }
             modules = list(captured.values())
             if plan is None:
-                plan = _plan(device, modules, policy, options, [Path(path) for path in profiles])
+                folders = [Path(path) for path in profiles]
+                plan = _plan(device, modules, policy, options, folders, tiers or {})
+            elif tiers:
+                raise UsageError("a plan has its tiers; give either the plan or the tiers")
             self.plan: Plan = _checked(plan, modules)
             program = lower(self.plan, [module.capture.trace for module in modules])
             session = device.open(program, [module.capture for module in modules])
@@ -108,6 +114,7 @@ def _plan(
     policy: str,
     options: PolicyOptions,
     folders: Sequence[Path],
+    tiers: Mapping[str, str],
 ) -> Plan:
     """The policy's plan. Profiles come from the folders; those missing there are measured now."""
     energy_s = 1.0 if options.objective.kind == "energy" else 0.0
@@ -118,9 +125,11 @@ def _plan(
         if profile is None:
             profile = measure_profile(device, module, energy_seconds=energy_s, stress=False)
         profiles.append(profile)
-    mix = mix_of(profile.model for profile in profiles)
+    mix = with_tiers(mix_of(profile.model for profile in profiles), tiers)
+    if mix.services and options.objective is THROUGHPUT:
+        options = dataclasses.replace(options, objective=Objective("slo"))
     case = Case(mix, device.topology, calibration, tuple(profiles), usual_kernels=True)
-    return make_plan(case, policy, options)
+    return check_kept(make_plan(case, policy, options))
 
 
 def _checked(plan: Plan, captured: Sequence[CapturedModule]) -> Plan:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eclip.artefacts import store
+from eclip.artefacts.mix import Mix
 from eclip.artefacts.plan import Plan
 from eclip.devices import open_device
 from eclip.devices.base import Window
@@ -68,7 +69,7 @@ def compare_policies(
     Whatever can be refused without a device is refused before one is opened.
     """
     options = options or CompareOptions()
-    aims = _objectives(objective, options.fairness, rates=case.mix.has_rates)
+    aims = _objectives(objective, options.fairness, mix=case.mix)
     named = _plans(plans, case)
     part, shape, file = parts_of_load(load)
     window = Window(seconds, options.warmup, min(options.trace_ms, 1000 * seconds))
@@ -125,14 +126,17 @@ def compare_policies(
 
 
 def _objectives(
-    objective: str | Sequence[str] | None, fairness: float | None, *, rates: bool
+    objective: str | Sequence[str] | None, fairness: float | None, *, mix: Mix
 ) -> tuple[Objective, ...]:
     if objective is None:
-        kinds = [objective_of(None, rates=rates).kind]
+        kinds = [objective_of(None, mix).kind]
     else:
         parts = objective.split(",") if isinstance(objective, str) else objective
         kinds = [kind.strip() for kind in parts]
-    return tuple(Objective(kind, fairness=fairness) for kind in kinds)
+    several = len(kinds) > 1  # then the floor is for those that have one
+    return tuple(
+        Objective(kind, fairness=None if several and kind == "slo" else fairness) for kind in kinds
+    )
 
 
 def _names(policies: Sequence[str] | str | None) -> tuple[str, ...] | None:

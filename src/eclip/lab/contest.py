@@ -19,15 +19,24 @@ from typing import Any, TypeVar
 import msgspec
 
 from eclip.artefacts.comparison import SettingTrial
+from eclip.artefacts.mix import Mix
 from eclip.artefacts.observations import ObservedRun
-from eclip.artefacts.plan import Plan
+from eclip.artefacts.plan import Plan, Promise
 from eclip.artefacts.runlog import RunLog
 from eclip.devices.base import Capability, Session, StartedSessions, Window
 from eclip.errors import EclipError, StoppedError, UsageError, unknown_name
-from eclip.lab.arrivals import Arrivals, at_rates
+from eclip.lab.arrivals import Arrivals
+from eclip.lab.case import Case
 from eclip.lab.evaluate import SimEvaluator
 from eclip.lab.explore import Explorer, Verification
 from eclip.lab.finals import confirm
+from eclip.lab.keeping import (
+    alone_logs,
+    promises_from,
+    promises_on,
+    search_services,
+    with_bounds,
+)
 from eclip.lab.plans import make_plan, search_options
 from eclip.lab.rounds import rotation
 from eclip.lab.stand import Stand
@@ -35,6 +44,7 @@ from eclip.lab.sweep import MOST_CLIENTS, Setting, Sweep, equal_shares
 from eclip.planning.policies import POLICIES, PolicyOptions, with_shares
 from eclip.planning.search.candidates import Found
 from eclip.planning.search.objective import Objective
+from eclip.planning.tiers import FOR_SERVICES, LAUNCHES, needs_alone, promising
 from eclip.progress import Progress
 
 Result = TypeVar("Result")
@@ -50,16 +60,33 @@ _ORDER = (
     "masks",
     "kernel",
     "eclip",
+    *FOR_SERVICES,
+    "search",
+)
+# Who takes part in a mix with services unless named: what a user would do, and parts of ours.
+_WITH_SERVICES = (
+    "shared",
+    "priority",
+    "priority-segments",
+    "timeslice",
+    "mps",
+    "masks",
+    *LAUNCHES,
+    "yield",
     "search",
 )
 _IN_PROCESSES = ("timeslice", "mps", "mps-model")  # where the device runs processes
 _NEEDS = {
-    "priority": Capability.PRIORITIES,
-    "timeslice": Capability.TURNS,
-    "mps": Capability.PROCESSES,
-    "mps-model": Capability.PROCESSES,
+    **dict.fromkeys(FOR_SERVICES, (Capability.JOINTS,)),
+    "priority": (Capability.PRIORITIES,),
+    "priority-segments": (Capability.PRIORITIES, Capability.JOINTS),
+    "timeslice": (Capability.TURNS,),
+    "mps": (Capability.PROCESSES,),
+    "mps-model": (Capability.PROCESSES,),
 }
-_TAIL_SECONDS = 2.0  # of a run that is to tell a 99th percentile
+_BACKGROUND_SHARES = (50, 25, 75, 40)  # percent, beside services with all units
+_TRIAL_REQUESTS = 300  # of the rarest service, in a trial that is to tell a p99
+_MOST_TRIAL_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -96,6 +123,13 @@ def known_policies() -> list[str]:
     return [*_ORDER, *(name for name in POLICIES if name not in _ORDER)]
 
 
+def usual_policies(mix: Mix) -> list[str]:
+    """Who takes part where nobody is named."""
+    if mix.services:
+        return list(_WITH_SERVICES)
+    return [name for name in known_policies() if name not in FOR_SERVICES]
+
+
 @dataclass
 class Entrant:
     """A policy with its plan, how its session is opened, and the logs of its runs."""
@@ -120,12 +154,19 @@ class Contest:
         self.entrants: list[Entrant] = []
         self.left_out: dict[str, str] = {}  # by policy: why
         self.observed: list[ObservedRun] = []  # while a search went on on the device
+        self.alone: dict[int, dict[int, RunLog]] = {}  # services alone, by seed of the arrivals
         self._arrivals = arrivals
         self._progress = progress
-        self._sweep = Sweep(
-            stand, options.objectives, options.trial_seconds, options.seed, progress
-        )
         self._stack = contextlib.ExitStack()
+
+    @functools.cached_property
+    def _sweep(self) -> Sweep:
+        seconds, mix = self.options.trial_seconds, self.stand.case.mix
+        if mix.services:
+            slowest = min(mix.workers[service].rate_rps or 1.0 for service in mix.services)
+            seconds = max(seconds, min(_TRIAL_REQUESTS / slowest, _MOST_TRIAL_S))
+        aims, seed = self.options.objectives, self.options.seed
+        return Sweep(self.stand, aims, seconds, seed, self._progress)
 
     @property
     def measured(self) -> list[Entrant]:
@@ -146,6 +187,9 @@ class Contest:
                 with self._or_leave_out(*processes.plans):
                     processes.sets.wait()
             self.stand.measure_alone()
+            self._progress.phase("measuring services alone")
+            promises = promises_on(self.stand, self._arrivals)
+            self.options = _promising(self.options, self.stand.case.mix, promises)
             for name in [*names, *self.options.plans]:
                 if not self._progress.stopped and name not in self.left_out:
                     with self._or_leave_out(name):
@@ -160,13 +204,15 @@ class Contest:
     def _choose(self) -> list[str]:
         """Who takes part; a plan given under a policy's name stands for it."""
         chosen = []
-        for name in self.options.policies or known_policies():
-            need = _NEEDS.get(name)
+        for name in self.options.policies or usual_policies(self.stand.case.mix):
             if name in self.options.plans:
                 continue
-            if need is not None and need not in self.stand.device.capabilities:
+            missing = [
+                need for need in _NEEDS.get(name, ()) if need not in self.stand.device.capabilities
+            ]
+            if missing:
                 device = self.stand.device.title
-                self._leave_out(name, UsageError(f"{device} has no {need.value}"))
+                self._leave_out(name, UsageError(f"{device} has no {missing[0].value}"))
             else:
                 chosen.append(name)
         return chosen
@@ -198,7 +244,9 @@ class Contest:
         if name in self.options.plans:
             self._add(msgspec.structs.replace(self.options.plans[name], policy=name))
         elif processes is not None:
-            plans, sessions = processes.plans[name], processes.sessions[name]
+            promises = self.options.policy.promises  # measured since they were started
+            plans = [with_bounds(plan, promises) for plan in processes.plans[name]]
+            sessions = processes.sessions[name]
             for setting, session in self._sweep.processes(plans, sessions):
                 self.entrants.append(
                     Entrant(
@@ -210,8 +258,9 @@ class Contest:
                 )
         elif name == "masks":
             self._progress.phase("trying static masks")
+            promises = self.options.policy.promises
             for setting in self._sweep.masks(self.options.trials):
-                self._add(setting.plan, setting)
+                self._add(promising(setting.plan, promises), setting)
         elif name == "search":
             for plan in self._search(searches):
                 self._add(plan)
@@ -240,7 +289,7 @@ class Contest:
         started = []
         for under_mps in (False, True):
             plans = {
-                name: self._process_plans(name, others)
+                name: _process_plans(self.stand.case, self.options, name, others)
                 for name in policies
                 if (name != "timeslice") == under_mps
             }
@@ -254,34 +303,25 @@ class Contest:
                 started.append(_Started(sets, plans, owned))
         return started
 
-    def _process_plans(self, name: str, others: int) -> list[Plan]:
-        if name != "mps":
-            return [make_plan(self.stand.case, name, self.options.policy)]
-        shared = make_plan(self.stand.case, "shared", self.options.policy)
-        workers = len(shared.workers)
-        # The others have a set each, and one of them is under MPS, too.
-        sets = min(self.options.processes // workers - others, MOST_CLIENTS // workers - 1)
-        shares = equal_shares(workers, max(1, sets))
-        return [with_shares(shared, (share,) * workers) for share in shares]
-
     def _simulate(self, names: Sequence[str], progress: Progress) -> list[tuple[Objective, Found]]:
         """What a search that is to be verified finds by simulation, for every objective."""
-        if "search" not in names or self._arrivals.part is not None:
-            return []  # a search for a part load waits until that was measured
-        if (explorer := self._explorer) is None:
+        if "search" not in names or (explorer := self._explorer) is None:
             return []
-        return [(aim, explorer.simulate(aim, progress)) for aim in self.options.objectives]
+        mix = self.stand.case.mix
+        return [
+            (bound := aim.for_mix(mix, {}), explorer.simulate(bound, progress))
+            for aim in self.options.objectives
+            if aim.kind != "slo"
+        ]
 
     @functools.cached_property
     def _explorer(self) -> Explorer | None:
         how = self.options.verification
         if how is None:
             return None
-        mix, part = self.stand.case.mix, self._arrivals.part
-        if part is not None:  # the search is for that load, which had to be measured first
-            mix = at_rates(mix, self._arrivals.rates_under_shared(self.stand))
+        if self._arrivals.part is not None:
             how = dataclasses.replace(how, refine_seconds=0.0)
-        case = dataclasses.replace(self.stand.case, mix=mix)
+        case = self.stand.case
         return Explorer(
             case.problem(choosing=True),
             SimEvaluator.of(case),
@@ -291,43 +331,34 @@ class Contest:
 
     def _search(self, searches: Future[list[tuple[Objective, Found]]]) -> list[Plan]:
         """A plan for every objective: what the device confirms, or what simulation says."""
-        explorer, aims = self._explorer, self.options.objectives
-        if self._arrivals.part is not None:
-            return [self._plan_for_load(explorer)]
-        if explorer is None:
-            self._progress.phase("searching")
-            options = [dataclasses.replace(self.options.policy, objective=aim) for aim in aims]
-            plans = [make_plan(self.stand.case, "search", option) for option in options]
-        else:
+        aims = self.options.objectives
+        found = dict(searches.result())
+        explorer = self._explorer if found else None
+        if explorer is not None:
+            explorer.options = search_options(self.stand.case, self.options.policy)
             # All of it first: what is tried for one objective may serve another.
             self._progress.phase("searching on the device")
-            trials, window = self._sweep.trials, self._sweep.window
-            for aim, found in searches.result():
+            for aim, one in found.items():
                 known = self._sweep.best_masks(aim)
-                explorer.explore(found, aim, self.stand, trials, self._progress, known)
-            self._progress.phase("trying the finalists")
-            plans = [
-                confirm(explorer, found, aim, self.stand, trials, window, self._progress)
-                for aim, found in searches.result()
-            ]
+                explorer.explore(one, aim, self.stand, self._sweep.trials, self._progress, known)
             self.observed = explorer.observed
-        return [self._sweep.named(plan, aim) for plan, aim in zip(plans, aims, strict=True)]
+        return [self._sweep.named(self._searched(aim, explorer, found), aim) for aim in aims]
 
-    def _plan_for_load(self, explorer: Explorer | None) -> Plan:
-        """What the search finds for the latency of the arrivals that the policies will meet."""
-        mix, aim = self.stand.case.mix, Objective("latency")
-        self._progress.phase("searching for this load")
-        if explorer is None:
-            rates = self._arrivals.rates_under_shared(self.stand)
-            case = dataclasses.replace(self.stand.case, mix=at_rates(mix, rates))
-            options = dataclasses.replace(self.options.policy, objective=aim)
-            plan = make_plan(case, "search", options)
-        else:
-            window = Window(seconds=_TAIL_SECONDS, warmup_seconds=0.05, trace_ms=0.0)
-            found = explorer.simulate(aim, self._progress)
-            trials = self._sweep.trials
-            plan = confirm(explorer, found, aim, self.stand, trials, window, self._progress)
-        return msgspec.structs.replace(plan, mix=at_rates(plan.mix, [None] * len(plan.workers)))
+    def _searched(
+        self, aim: Objective, explorer: Explorer | None, found: Mapping[Objective, Found]
+    ) -> Plan:
+        options, how = self.options, self.options.verification
+        if explorer is not None and aim in found:
+            self._progress.phase("trying the finalists")
+            sweep = self._sweep
+            return confirm(
+                explorer, found[aim], aim, self.stand, sweep.trials, sweep.window, self._progress
+            )
+        policy = dataclasses.replace(options.policy, objective=aim)
+        if how is not None:
+            return search_services(self.stand, policy, how.finalists, self._progress)
+        self._progress.phase("searching")
+        return make_plan(self.stand.case, "search", policy)
 
     def _run_rounds(self) -> None:
         """Run every entrant once a round. On a GPU one lap before is not counted: the first to run
@@ -341,9 +372,11 @@ class Contest:
         total = len(self.entrants) * repeats
         try:
             for done, (repeat, index) in enumerate(rotation(len(self.entrants), repeats)):
-                if done % len(self.entrants) == 0 and done and not self._progress.stopped:
+                if done % len(self.entrants) == 0 and not self._progress.stopped:
                     with contextlib.suppress(StoppedError):
-                        self.stand.measure_alone()
+                        if done:
+                            self.stand.measure_alone()
+                        self.alone |= _alone_of_round(self.stand, self._arrivals, repeat)
                 if self._progress.stopped:
                     break
                 entrant = self.entrants[index]
@@ -359,13 +392,49 @@ class Contest:
                         entrant.logs.append(log)
                 self._progress.part((done + 1) / total)
         finally:  # a log of an early round gets the rates alone of all rounds, also after a failure
+            promises: Mapping[int, Promise] = {}
+            if self.alone and needs_alone(self.stand.case.mix):  # all rounds' arrivals count
+                promises = promises_from(self.stand, list(self.alone.values()))
             for entrant in self.measured:
-                alone_rps = self.stand.alone_rps
-                entrant.logs = [
-                    msgspec.structs.replace(log, alone_rps=alone_rps) for log in entrant.logs
-                ]
+                entrant.plan = with_bounds(entrant.plan, promises)
+                known = {"plan": entrant.plan, "alone_rps": self.stand.alone_rps}
+                entrant.logs = [msgspec.structs.replace(log, **known) for log in entrant.logs]
         if not self.measured and not self._progress.stopped:
             raise UsageError(f"nothing could run: {'; '.join(self.left_out.values())}")
+
+
+def _promising(options: ContestOptions, mix: Mix, promises: dict[int, Promise]) -> ContestOptions:
+    """From here on plans and objectives say what services are promised."""
+    return dataclasses.replace(
+        options,
+        objectives=tuple(aim.for_mix(mix, promises) for aim in options.objectives),
+        policy=dataclasses.replace(options.policy, promises=promises),
+        plans={name: with_bounds(plan, promises) for name, plan in options.plans.items()},
+    )
+
+
+def _process_plans(case: Case, options: ContestOptions, name: str, others: int) -> list[Plan]:
+    if name != "mps":
+        return [make_plan(case, name, options.policy)]
+    shared = make_plan(case, "shared", options.policy)
+    workers, services = len(shared.workers), case.mix.services
+    # The others have a set each, and one of them is under MPS, too.
+    sets = max(1, min(options.processes // workers - others, MOST_CLIENTS // workers - 1))
+    wanted = [(share,) * workers for share in equal_shares(workers, sets)]
+    if services:  # they have all units, and background a share
+        wanted[1:1] = [
+            tuple(100 if worker in services else share for worker in range(workers))
+            for share in _BACKGROUND_SHARES
+        ]
+    return [with_shares(shared, shares) for shares in list(dict.fromkeys(wanted))[:sets]]
+
+
+def _alone_of_round(stand: Stand, arrivals: Arrivals, repeat: int) -> dict[int, dict[int, RunLog]]:
+    """Every service alone under plain streams, with the arrivals of this round, by their seed."""
+    if not stand.case.mix.services:
+        return {}
+    load = arrivals.load(stand, repeat)
+    return {load.seed: alone_logs(stand, load, arrivals.window(stand))}
 
 
 def _kept_open(session: Session) -> Callable[[], contextlib.AbstractContextManager[Session]]:

@@ -28,6 +28,8 @@ from eclip.planning.search.objective import Score
 _REQUESTS = 12  # of the worker with the longest, were it alone
 _ARRIVALS = 60  # of the worker with the fewest, where requests arrive by themselves
 _MOST = 6_000  # requests of all: nobody waits hours for a model that is asked once a minute
+_PROMISED = 550  # arrivals of the service with the fewest: a bound is on a p99
+_MOST_PROMISED = 60_000  # requests of all, where there are services
 _WARMUP = 0.25  # of the window
 
 
@@ -54,9 +56,23 @@ class SimEvaluator:
             pairs = zip(mix.workers, self.alone_rps, strict=True)
             most_rps = sum(worker.rate_rps or alone for worker, alone in pairs)
             wanted = min(_ARRIVALS / min(rates), _MOST / most_rps)
+            if mix.services:
+                slowest = min(mix.workers[service].rate_rps or 0.0 for service in mix.services)
+                wanted = max(wanted, min(_PROMISED / slowest, _MOST_PROMISED / most_rps))
             self._window_ns = max(self._window_ns, wanted * 1e9)
             seconds = self._window_ns / 1e9
             self._load = load_of_mix(mix, seconds, _WARMUP * seconds, seed=0)
+
+    def p99_alone_ms(self, plain: Plan) -> tuple[float, ...]:
+        """Of every worker, with its own arrivals of the load and all others idle, under plain
+        streams; infinite for those that run back to back."""
+        self._prepare([plain])
+        return tuple(self._alone_p99_ms(plain, worker) for worker in range(self._workers))
+
+    def _alone_p99_ms(self, plain: Plan, worker: int) -> float:
+        if self._load is None or self._load.arrivals[worker] is CLOSED_LOOP:
+            return float("inf")
+        return self._score(plain, plain.everyone, self._load.only(worker)).p99_ms[worker]
 
     @property
     def seconds(self) -> float:
@@ -74,14 +90,17 @@ class SimEvaluator:
         A score has an entry for each of them.
         """
         chosen = tuple(range(self._workers)) if active is None else active
-        for plan in plans:
-            if plan.models not in self._tables:
-                used = [self._profiles[model] for model in plan.models]
-                self._tables[plan.models] = KernelTables(used, self._calibration)
+        self._prepare(plans)
         # Compiled code holds no GIL, so threads do.
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             load = self._load if active is None else None
             return list(threads.map(lambda plan: self._score(plan, chosen, load), plans))
+
+    def _prepare(self, plans: Sequence[Plan]) -> None:
+        for plan in plans:
+            if plan.models not in self._tables:
+                used = [self._profiles[model] for model in plan.models]
+                self._tables[plan.models] = KernelTables(used, self._calibration)
 
     def _score(self, plan: Plan, active: tuple[int, ...], load: Load | None) -> Score:
         if load is None:

@@ -243,10 +243,10 @@ class Explorer:
 
 def check_refinement(seconds: float, objective: Objective, *, rates: bool) -> None:
     """Refuse a search on the device for what its short trials cannot tell."""
-    if seconds > 0 and (objective.kind == "latency" or rates):
+    if seconds > 0 and (objective.kind == "slo" or rates):
         raise UsageError(
             "--refine searches on the device for throughput or energy of workers that are always "
-            "busy; leave it out for latency and for mixes with rates"
+            "busy; leave it out for mixes with rates"
         )
 
 

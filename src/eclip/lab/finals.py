@@ -9,9 +9,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-import msgspec
-
-from eclip.artefacts.measures import measure, measure_together, worst_off
+from eclip.artefacts.measures import measure, measure_together
 from eclip.artefacts.mix import Mix
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.runlog import RunLog
@@ -19,23 +17,24 @@ from eclip.devices.base import Window
 from eclip.devices.load import load_of_mix
 from eclip.errors import EclipError, StoppedError
 from eclip.lab.evaluate import SimEvaluator
-from eclip.lab.explore import Explorer, Verification, check_measured, priority_levels
-from eclip.lab.plans import search_options, with_overload
+from eclip.lab.explore import Explorer, Verification, check_measured
+from eclip.lab.plans import search_options, simulated_promises, with_missed
 from eclip.lab.rounds import rotation
 from eclip.lab.stand import Stand
 from eclip.lab.trials import Trials
 from eclip.planning.policies import PolicyOptions
 from eclip.planning.search.candidates import Found
-from eclip.planning.search.decision import OTHER_KERNELS, PLAIN, Finalist, decide, shortlist
+from eclip.planning.search.decision import decide, shortlist
 from eclip.planning.search.objective import Objective, Score
 from eclip.planning.search.variants import with_variants
+from eclip.planning.tiers import promising
 from eclip.progress import Progress
 
 _ROUNDS = 2  # of the runs in turns
 _FINAL = Window(seconds=1.0, warmup_seconds=0.1, trace_ms=0.0)
 # Of such a run, at least: a GPU may go above its power limit for a quarter of a second, and its
 # energy counter ticks ten times in one.
-_SECONDS = {"throughput": 0.5, "energy": 1.0, "latency": 0.5}
+_SECONDS = {"throughput": 0.5, "energy": 1.0}
 
 
 def confirm(
@@ -57,8 +56,6 @@ def confirm(
     problem, evaluate = explorer.problem, explorer.evaluate
     tried = explorer.tried(objective, stand, trials)
     finalists = shortlist(tried or found, problem, explorer.how.finalists, objective)
-    if objective.kind == "latency" and priority_levels(stand) > 1:
-        finalists += _preferring_the_worst_off(finalists, stand.alone_rps)
     if problem.mix.has_rates:
         # Where requests arrive by themselves, what happens beside idle workers counts.
         finalists = [
@@ -93,17 +90,20 @@ def confirm(
         tried=tried,
     )
     plan = with_variants(plan, problem, evaluate, objective)
-    return with_overload(plan, problem.mix, stand.alone_rps, window.seconds)
+    plan = promising(plan, explorer.options.promises)
+    return with_missed(plan, problem.mix, stand.alone_rps, window.seconds)
 
 
 def search_and_confirm(
     stand: Stand, options: PolicyOptions, how: Verification, progress: Progress
 ) -> Plan:
     """Search by simulation, continue on the device if asked to, and confirm the plan there."""
-    case, objective = stand.case, options.objective
-    explorer = Explorer(
-        case.problem(choosing=True), SimEvaluator.of(case), search_options(case, options), how
-    )
+    case = stand.case
+    problem, evaluator = case.problem(choosing=True), SimEvaluator.of(case)
+    objective = options.objective.for_mix(case.mix, {})
+    if case.mix.services:  # every plan says what they are promised
+        options = dataclasses.replace(options, promises=simulated_promises(case, evaluator))
+    explorer = Explorer(problem, evaluator, search_options(case, options), how)
     progress.phase("searching")
     found = explorer.simulate(objective, progress)
     trials = Trials(stand, progress=progress)
@@ -127,8 +127,9 @@ def decide_by_search(explorer: Explorer, found: Found, objective: Objective) -> 
         modelled=True,
     )
     plan = with_variants(plan, explorer.problem, explorer.evaluate, objective)
+    plan = promising(plan, explorer.options.promises)
     evaluate = explorer.evaluate
-    return with_overload(plan, explorer.problem.mix, evaluate.alone_rps, evaluate.seconds)
+    return with_missed(plan, explorer.problem.mix, evaluate.alone_rps, evaluate.seconds)
 
 
 def run_in_turns(
@@ -182,27 +183,3 @@ def mean_score(logs: Sequence[RunLog]) -> Score:
         power_w=measure_together(logs).power_w,
         p99_ms=tuple(mean(run.workers[w].p99_ms for run in runs) for w in workers),
     )
-
-
-def _preferring_the_worst_off(
-    finalists: Sequence[Finalist], alone_rps: Sequence[float]
-) -> list[Finalist]:
-    """The finalists without masks once more, with priority for the worker whose p99 is worst for
-    its length. They are added here because the simulator does not know priorities."""
-    first = worst_off(finalists[0].found.p99_ms, alone_rps)
-    name = finalists[0].plan.workers[first].name
-    return [
-        dataclasses.replace(
-            finalist,
-            label=f"{finalist.label}, {name} first",
-            plan=msgspec.structs.replace(
-                finalist.plan,
-                lanes=tuple(
-                    msgspec.structs.replace(lane, priority=int(lane.owner == first))
-                    for lane in finalist.plan.lanes
-                ),
-            ),
-        )
-        for finalist in finalists
-        if finalist.label in (PLAIN, OTHER_KERNELS)
-    ]

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
 
 from eclip.artefacts import store
-from eclip.artefacts.comparison import Comparison, Entry, best_policy, plan_digest, summary_of
-from eclip.artefacts.measures import Measures, measure, measure_together
+from eclip.artefacts.comparison import (
+    Comparison,
+    Entry,
+    best_policy,
+    plan_digest,
+    shortly,
+    summary_of,
+)
+from eclip.artefacts.excess import Excess, measure_excess
+from eclip.artefacts.measures import Measures, bound_of, measure, measure_together
+from eclip.artefacts.mix import Background, Mix
 from eclip.artefacts.observations import Observations
 from eclip.artefacts.plan import Plan, fingerprint_of
 from eclip.artefacts.runlog import RunLog
-from eclip.errors import EclipError, StoppedError
+from eclip.errors import EclipError, StoppedError, UsageError
 from eclip.lab.case import Case
-from eclip.lab.contest import Contest
+from eclip.lab.contest import Contest, Entrant
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,7 +62,7 @@ class Outcome:
             store.save(self.observations, place / "observations.json.gz")
 
     def __repr__(self) -> str:
-        stps = ", ".join(f"{name} {measures.stp:.3f}" for name, measures in self.measures.items())
+        stps = shortly([f"{name} {measures.stp:.3f}" for name, measures in self.measures.items()])
         return f"Outcome({self.comparison.mix} on {self.comparison.device}: STP {stps})"
 
     def _repr_html_(self) -> str:
@@ -112,16 +122,48 @@ def comparison_of(contest: Contest, load_part: float | None, command: str) -> Co
                 runs=tuple(summary_of(measure(log)) for log in entrant.logs),
                 together=summary_of(measures[entrant.policy]),
                 trials=entrant.trials,
+                services=_services(contest, entrant),
             )
             for entrant in contest.measured
         ),
         left_out=tuple(f"{policy}: {why}" for policy, why in contest.left_out.items()),
+        bounds_ms=_bounds_ms(contest),
+        weights=_weights(case.mix),
         missed=tuple(
             f"{policy}: {words}"
             for policy, measured in measures.items()
             for words in measured.missed
         ),
         warnings=tuple(dict.fromkeys(warning for log in logs for warning in log.warnings)),
+    )
+
+
+def _services(contest: Contest, entrant: Entrant) -> tuple[Excess, ...]:
+    """Every service of these runs against the same requests alone."""
+    found = []
+    for service in contest.stand.case.mix.services:
+        pairs = [
+            (log, contest.alone[log.seed][service])
+            for log in entrant.logs
+            if log.seed in contest.alone
+        ]
+        with contextlib.suppress(UsageError):  # none of its requests ended
+            if pairs:
+                found.append(measure_excess(pairs, service))
+    return tuple(found)
+
+
+def _bounds_ms(contest: Contest) -> tuple[float | None, ...]:
+    bounds = tuple(bound_of(worker) for worker in contest.measured[0].plan.workers)
+    return bounds if contest.stand.case.mix.services else ()
+
+
+def _weights(mix: Mix) -> tuple[float, ...]:
+    if not mix.services:
+        return ()
+    return tuple(
+        0.0 if worker.bound is not None else (worker.background or Background()).weight
+        for worker in mix.workers
     )
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from eclip.artefacts.measures import falls_behind, overload_sentence
+from eclip.artefacts.measures import bounds_missed, falls_behind, overload_sentence
 from eclip.artefacts.mix import Mix
-from eclip.artefacts.plan import Plan
+from eclip.artefacts.plan import Plan, Promise, unpartitioned
 from eclip.errors import UsageError
 from eclip.lab.case import Case, find_earlier
 from eclip.lab.evaluate import SimEvaluator
@@ -19,13 +19,14 @@ from eclip.lab.stand import Stand
 from eclip.planning import policies
 from eclip.planning.policies import PolicyOptions
 from eclip.planning.search.objective import THROUGHPUT, Objective
+from eclip.planning.tiers import check_rates, make_promises, needs_alone
 from eclip.progress import Progress
 
 
 def policy_options(
     objective: str | Objective | None = None,
     *,
-    rates: bool = False,
+    mix: Mix | None = None,
     seconds: float | None = None,
     batches: int | None = None,
     seed: int | None = None,
@@ -34,14 +35,14 @@ def policy_options(
 ) -> PolicyOptions:
     """A policy's options: what is given here, and the base's for the rest.
 
-    ``rates``: the mix has some, so a search is for latency unless told otherwise.
+    ``mix``: if it has services, a search is for their bounds unless told otherwise.
     """
     options = base or PolicyOptions()
     if objective is None and options.objective is not THROUGHPUT:
         objective = options.objective
     return dataclasses.replace(
         options,
-        objective=objective_of(objective, rates=rates),
+        objective=objective_of(objective, mix),
         seconds=options.seconds if seconds is None else seconds,
         batches=options.batches if batches is None else batches,
         seed=options.seed if seed is None else seed,
@@ -49,10 +50,11 @@ def policy_options(
     )
 
 
-def objective_of(objective: str | Objective | None, *, rates: bool) -> Objective:
+def objective_of(objective: str | Objective | None, mix: Mix | None = None) -> Objective:
     if isinstance(objective, Objective):
         return objective
-    return Objective(objective or ("latency" if rates else "throughput"))
+    kind = "slo" if mix is not None and mix.services else "throughput"
+    return Objective(objective or kind)
 
 
 def make_verification(
@@ -68,13 +70,27 @@ def make_verification(
 
 def make_plan(case: Case, policy: str, options: PolicyOptions) -> Plan:
     """A policy's plan; a search is evaluated by simulation."""
-    if policy != "search":
-        return policies.make_plan(policy, case.problem(), options)
-    problem = case.problem(choosing=True)  # first: it refuses a mix that does not fit
-    evaluator = SimEvaluator.of(case)
+    problem = case.problem(choosing=policy == "search")  # first: it refuses what does not fit
+    if policy == "search":
+        options.objective.for_mix(case.mix, options.promises)  # refuses a mix that it is not for
+    evaluator = SimEvaluator.of(case) if policy == "search" else None
+    if case.mix.services and not options.promises:
+        options = dataclasses.replace(options, promises=simulated_promises(case, evaluator))
+    if evaluator is None:
+        return policies.make_plan(policy, problem, options)
     options = dataclasses.replace(search_options(case, options), evaluator=evaluator)
     plan = policies.make_plan(policy, problem, options)
-    return with_overload(plan, case.mix, evaluator.alone_rps, evaluator.seconds)
+    return with_missed(plan, case.mix, evaluator.alone_rps, evaluator.seconds)
+
+
+def simulated_promises(case: Case, evaluator: SimEvaluator | None = None) -> dict[int, Promise]:
+    """Of every service, with its p99 alone by simulation where that is needed."""
+    check_rates(case.mix, case.profiles)  # before a simulation that would not end well
+    if not needs_alone(case.mix):
+        return make_promises(case.mix, case.profiles)
+    plain = unpartitioned(case.topology, case.profiles, case.mix)
+    tails_ms = (evaluator or SimEvaluator.of(case)).p99_alone_ms(plain)
+    return make_promises(case.mix, case.profiles, [1e6 * tail for tail in tails_ms])
 
 
 def search_options(case: Case, options: PolicyOptions) -> PolicyOptions:
@@ -82,8 +98,9 @@ def search_options(case: Case, options: PolicyOptions) -> PolicyOptions:
     return dataclasses.replace(options, switch_ns=case.calibration.costs.barrier_ns)
 
 
-def with_overload(plan: Plan, mix: Mix, alone_rps: Sequence[float], seconds: float) -> Plan:
-    """The plan with a sentence in its evidence for every worker that it cannot keep up with.
+def with_missed(plan: Plan, mix: Mix, alone_rps: Sequence[float], seconds: float) -> Plan:
+    """The plan with a sentence in its evidence for every worker that it cannot keep up with, and
+    for every service whose bound it misses.
 
     ``seconds``: how long its trial lasted; a rarely asked worker may have had no request in it.
     """
@@ -91,10 +108,26 @@ def with_overload(plan: Plan, mix: Mix, alone_rps: Sequence[float], seconds: flo
     if evidence is None:
         return plan
     chosen = next(trial for trial in evidence.trials if trial.chosen)
-    words = tuple(
+    words = [
         overload_sentence(worker.name, worker.rate_rps, ratio * alone)
         for worker, ratio, alone in zip(mix.workers, chosen.ratios, alone_rps, strict=True)
         if worker.rate_rps is not None and falls_behind(worker.rate_rps, ratio * alone, seconds)
-    )
+    ]
+    if evidence.objective != "slo":  # which has said it
+        words += bounds_missed(plan.workers, chosen.p99_ms)
     evidence = msgspec.structs.replace(evidence, missed=(*words, *evidence.missed))
     return msgspec.structs.replace(plan, evidence=evidence)
+
+
+def check_kept(plan: Plan) -> Plan:
+    """The plan, unless it was searched for and still misses a promise: what cannot be kept is said
+    before anything is deployed, with the best that can."""
+    evidence = plan.evidence
+    if evidence is None or evidence.objective != "slo" or not evidence.missed:
+        return plan
+    best = next(trial for trial in evidence.trials if trial.chosen)
+    raise UsageError(
+        f"no plan keeps every promise of {plan.mix.name}; the best of {evidence.evaluated} "
+        f"({best.label}): {'; '.join(evidence.missed)}; ask for longer bounds, lower rates or "
+        f"lower floors"
+    )

@@ -51,7 +51,7 @@ class Trials:
         return [self._score(plan) for plan in plans]
 
     def _score(self, plan: Plan) -> Score:
-        key = (plan.models, plan.lanes, plan.variants)
+        key = (plan.models, plan.lanes, plan.variants, plan.workers)
         if key not in self._known:
             score = nothing(len(plan.workers)) if self.stopped else self._try(plan)
             if self.stopped:  # it may have been cut short

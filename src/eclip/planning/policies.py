@@ -6,23 +6,40 @@ its own in paper.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 
 from eclip.artefacts.memory import check_memory, memory_of_plan
-from eclip.artefacts.plan import Lane, Plan, Processes, Turns, unpartitioned
+from eclip.artefacts.plan import Lane, Plan, Processes, Promise, Slack, Turns, unpartitioned
 from eclip.artefacts.topology import Mask
 from eclip.errors import PlanningError, UsageError, unknown_name
+from eclip.planning.joints import Manner
 from eclip.planning.paper import DEFAULT_SWITCH_MAX, plan_as_the_paper
 from eclip.planning.pool import build_pool
 from eclip.planning.problem import Problem
 from eclip.planning.search.candidates import DEFAULT_SECONDS, MOST_SECONDS, search
-from eclip.planning.search.decision import decide, shortlist
+from eclip.planning.search.decision import decide, shortlist, shortlist_habits
+from eclip.planning.search.giving import search_habits
 from eclip.planning.search.objective import THROUGHPUT, Evaluator, Objective
 from eclip.planning.search.variants import with_variants
+from eclip.planning.tiers import (
+    FOR_SERVICES,
+    LAUNCHES,
+    check_services,
+    excess_in_words,
+    far_mask,
+    giving_way,
+    half_of,
+    make_promises,
+    manners_of,
+    needs_alone,
+    promising,
+)
 from eclip.progress import Progress
 
 PRIORITY_LEVELS = 6  # of an H200's streams; a device with fewer refuses what it does not have
@@ -38,6 +55,7 @@ class PolicyOptions:
     solver: str = "exact"  # eclip: the dynamic programme, or the paper's ILP by HiGHS
     tolerance: float = 0.05  # model, kernel: how much slower than on all units is still right-sized
     shares: tuple[int, ...] = ()  # mps: percent of the units, one per worker or one for all
+    promises: Mapping[int, Promise] = field(default_factory=dict)  # of every service, by index
     # The rest is for search; without ``batches`` it takes the seconds.
     evaluator: Evaluator | None = None
     objective: Objective = THROUGHPUT
@@ -66,7 +84,14 @@ Policy = Callable[[Problem, PolicyOptions], Plan]
 def make_plan(policy: str, problem: Problem, options: PolicyOptions | None = None) -> Plan:
     if policy not in POLICIES:
         raise unknown_name("policy", policy, POLICIES)
-    plan = POLICIES[policy](problem, options or PolicyOptions())
+    options = options or PolicyOptions()
+    known = policy in FOR_SERVICES or not needs_alone(problem.mix)
+    if problem.mix.services and not options.promises and known:
+        promises = make_promises(problem.mix, problem.profiles)
+        options = dataclasses.replace(options, promises=promises)
+    plan = POLICIES[policy](problem, options)
+    if options.promises and not plan.gives_way:  # otherwise it has them, with limits of slack
+        plan = promising(plan, options.promises)
     check_memory(memory_of_plan(plan), f"the {policy} plan of {plan.mix.name}")
     return plan
 
@@ -85,17 +110,22 @@ def _timeslice(problem: Problem, options: PolicyOptions) -> Plan:
 
 
 def _priority(problem: Problem, options: PolicyOptions) -> Plan:
-    """Plain streams with priorities: the shorter a worker's request, the sooner its kernels go.
+    """Plain streams with priorities: services go first, the tightest bound before the others;
+    without services, the shorter a worker's request, the sooner its kernels go.
 
-    Requests of one length have one priority; with more lengths than levels, neighbours share one.
+    Equals have one priority; with more of them than levels, neighbours share one.
     """
     plain = unpartitioned(problem.topology, problem.profiles, problem.mix)
-    lengths = sorted({profile.request_ns[-1] for profile in problem.profiles}, reverse=True)
-    levels = min(PRIORITY_LEVELS, len(lengths))
-    priorities = [
-        lengths.index(profile.request_ns[-1]) * levels // len(lengths)
-        for profile in problem.profiles
-    ]
+    if options.promises:
+        everyone = [options.promises.get(index) for index in plain.everyone]
+        urgency = [-math.inf if one is None else -one.bound_ns for one in everyone]
+        rule = "the tighter a service's bound, the higher, background last"
+    else:
+        urgency = [-profile.request_ns[-1] for profile in problem.profiles]
+        rule = "the shorter a request, the higher"
+    ranks = sorted(set(urgency))
+    levels = min(PRIORITY_LEVELS, len(ranks))
+    priorities = [ranks.index(one) * levels // len(ranks) for one in urgency]
     return msgspec.structs.replace(
         plain,
         policy="priority",
@@ -109,8 +139,62 @@ def _priority(problem: Problem, options: PolicyOptions) -> Plan:
             msgspec.structs.replace(lane, priority=priority)
             for lane, priority in zip(plain.lanes, priorities, strict=True)
         ),
-        why="plain streams with priorities: the shorter a request, the higher",
+        why=f"plain streams with priorities: {rule}",
     )
+
+
+def _priority_segments(problem: Problem, options: PolicyOptions) -> Plan:
+    """Priorities, and few kernels of background in flight; nobody gives way."""
+    check_services(problem.mix, "the policy priority-segments")
+    first = _priority(problem, options)
+    why = f"{first.why}; background in stretches, few in flight, but it gives way to nobody"
+    return _with_manner(first, problem, options, Manner(ways=()), "priority-segments", why)
+
+
+def _yield(problem: Problem, options: PolicyOptions) -> Plan:
+    """Plain streams; background launches nothing while a service is busy."""
+    check_services(problem.mix, "the policy yield")
+    plain = _shared(problem, options)
+    why = "plain streams; background yields while a service is busy"
+    return _with_manner(plain, problem, options, Manner(), "yield", why)
+
+
+def _move(problem: Problem, options: PolicyOptions) -> Plan:
+    """Plain streams; background moves to half of the device while a service is busy."""
+    check_services(problem.mix, "the policy move")
+    plain = _shared(problem, options)
+    units = half_of(problem.topology)
+    manner = Manner(ways=((Slack.PLENTY, far_mask(problem.topology, units)),))
+    unit = problem.topology.unit_name
+    why = f"plain streams; background moves to {units} {unit}s while a service is busy"
+    return _with_manner(plain, problem, options, manner, "move", why)
+
+
+def _counting_launches(name: str) -> Policy:
+    kernels, depth = LAUNCHES[name]
+
+    def policy(problem: Problem, options: PolicyOptions) -> Plan:
+        """As yield, but background counts launches, not time, between two looks."""
+        check_services(problem.mix, f"the policy {name}")
+        plain = _shared(problem, options)
+        manner = Manner(kernels=kernels, depth=depth)
+        why = (
+            f"plain streams; background yields while a service is busy, with at most "
+            f"{kernels * depth} launches in flight and a look after every {kernels}"
+        )
+        return _with_manner(plain, problem, options, manner, name, why)
+
+    return policy
+
+
+def _with_manner(
+    plan: Plan, problem: Problem, options: PolicyOptions, manner: Manner, policy: str, why: str
+) -> Plan:
+    manners = manners_of(problem.mix, manner)
+    made = giving_way(plan, problem.profiles, options.promises, manners)
+    words = excess_in_words(made)
+    why = f"{why}; {words}" if words else why
+    return msgspec.structs.replace(made, policy=policy, why=why)
 
 
 def _mps(problem: Problem, options: PolicyOptions) -> Plan:
@@ -231,27 +315,55 @@ def _kernel(problem: Problem, options: PolicyOptions) -> Plan:
 def _search(problem: Problem, options: PolicyOptions) -> Plan:
     if options.evaluator is None:
         raise UsageError("the policy search needs something that evaluates plans")
+    objective = options.objective.for_mix(problem.mix, options.promises)
+    if objective.kind == "slo":
+        return _search_habits(problem, options, options.evaluator, objective)
     found = search(
         problem,
         options.evaluator,
-        options.objective,
+        objective,
         seconds=options.seconds,
         batches=options.batches,
         seed=options.seed,
         switch_ns=options.switch_ns,
         progress=options.progress,
     )
-    entries = shortlist(found, problem, 1, options.objective)
+    entries = shortlist(found, problem, 1, objective)
     plan = decide(
         entries,
         [entry.found for entry in entries],
         found,
-        options.objective,
+        objective,
         seed=options.seed,
         device="the simulator",
         modelled=True,
     )
-    return with_variants(plan, problem, options.evaluator, options.objective)
+    return with_variants(plan, problem, options.evaluator, objective)
+
+
+def _search_habits(
+    problem: Problem, options: PolicyOptions, evaluate: Evaluator, objective: Objective
+) -> Plan:
+    found = search_habits(
+        problem,
+        options.promises,
+        evaluate,
+        objective,
+        seconds=options.seconds,
+        batches=options.batches,
+        seed=options.seed,
+        progress=options.progress,
+    )
+    entries = shortlist_habits(found, problem, options.promises, 1)
+    return decide(
+        entries,
+        [entry.found for entry in entries],
+        found,
+        objective,
+        seed=options.seed,
+        device="the simulator",
+        modelled=True,
+    )
 
 
 def _eclip(problem: Problem, options: PolicyOptions) -> Plan:
@@ -261,11 +373,15 @@ def _eclip(problem: Problem, options: PolicyOptions) -> Plan:
 POLICIES: dict[str, Policy] = {
     "shared": _shared,
     "priority": _priority,
+    "priority-segments": _priority_segments,
     "timeslice": _timeslice,
     "mps": _mps,
     "mps-model": _mps_model,
     "model": _model,
     "kernel": _kernel,
+    **{name: _counting_launches(name) for name in LAUNCHES},
+    "yield": _yield,
+    "move": _move,
     "eclip": _eclip,
     "search": _search,
 }

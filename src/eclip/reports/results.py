@@ -40,7 +40,12 @@ class ResultsTable:
 def tables(comparisons: Sequence[Comparison]) -> list[ResultsTable]:
     found: list[ResultsTable] = []
     for kind in _kinds(comparisons):
-        found += [_policies(kind), _means(kind)] if kind[0].load_part is None else [_tails(kind)]
+        if kind[0].bounds_ms:
+            found.append(_services(kind))
+        elif kind[0].load_part is None:
+            found += [_policies(kind), _means(kind)]
+        else:
+            found.append(_tails(kind))
     return [*found, *_model_errors(comparisons)]
 
 
@@ -77,6 +82,8 @@ def _kinds(comparisons: Iterable[Comparison]) -> list[list[Comparison]]:
 
 
 def _load(one: Comparison) -> str:
+    if one.bounds_ms:  # every mix has rates of its own
+        return "services"
     return one.load if one.load_part is None else "Poisson"
 
 
@@ -90,7 +97,8 @@ def _title(what: str, kind: Sequence[Comparison]) -> str:
     main = _main_objective(first)
     objective = "" if main == "throughput" else f", settings tried for {main}"
     modelled = "modelled: " if first.modelled else ""
-    return f"{what} ({modelled}{first.device}, {first.load}{objective})"
+    load = "the mix's arrivals" if first.bounds_ms else first.load
+    return f"{what} ({modelled}{first.device}, {load}{objective})"
 
 
 def _note(kind: Sequence[Comparison]) -> str:
@@ -134,6 +142,41 @@ def _policies(kind: Sequence[Comparison]) -> ResultsTable:
         "mJ/request", "p99 per worker, ms", "switches",
     )  # fmt: skip
     return ResultsTable(_title("Policies", kind), columns, tuple(rows), _note(kind))
+
+
+def _services(kind: Sequence[Comparison]) -> ResultsTable:
+    """Every service against the same requests alone, and what background gets beside it."""
+    rows = []
+    for one in kind:
+        for entry in one.entries:
+            background = f"{one.background(entry):.1%}"
+            for excess in entry.services:
+                first = excess is entry.services[0]
+                index = one.workers.index(excess.name)
+                rows.append(
+                    (
+                        one.mix if first and entry is one.entries[0] else "",
+                        entry.policy if first else "",
+                        entry.setting if first else "",
+                        excess.name,
+                        str(excess.requests),
+                        number(entry.together.p50_ms[index]),
+                        number(entry.together.p99_ms[index]),
+                        number(one.bounds_ms[index]),
+                        f"{excess.p99_ratio.value:.2f} ({excess.p99_ratio.low:.2f} to "
+                        f"{excess.p99_ratio.high:.2f})",
+                        number(excess.excess_us.p99 / 1e3),
+                        number(excess.excess_us.longest / 1e3),
+                        background if first else "",
+                        f"{entry.together.power_w:.0f}" if first else "",
+                    )
+                )
+    columns = (
+        "mix", "policy", "setting", "service", "requests", "p50, ms", "p99, ms", "bound, ms",
+        "p99 ÷ alone (95%)", "p99 of excess, ms", "longest excess, ms", "background of alone", "W",
+    )  # fmt: skip
+    note = f"{_note(kind)} Alone is with the same arrivals. A mean over background is weighted."
+    return ResultsTable(_title("Services", kind), columns, tuple(rows), note)
 
 
 def _means(kind: Sequence[Comparison]) -> ResultsTable:

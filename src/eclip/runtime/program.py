@@ -12,7 +12,7 @@ moves, the barrier is set while running, from where the last stretch went.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -66,18 +66,6 @@ class Program:
     plan: Plan
     routes: tuple[tuple[Route, ...], ...]  # per variant of the plan, per active worker
     conducts: tuple[Conduct, ...]  # per worker
-
-    def seated(self, rows: Sequence[int]) -> Program:
-        """With rules about these rows of a board that others use too, one per worker."""
-        return replace(
-            self,
-            conducts=tuple(
-                conduct
-                if worker.joints is None
-                else replace(conduct, rules=rules_of(worker.joints.reactions, conduct.moves, rows))
-                for worker, conduct in zip(self.plan.workers, self.conducts, strict=True)
-            ),
-        )
 
     def moves_of(self, worker: int) -> list[Route]:
         """Where a worker's reactions may take it, in the order of its choices."""

@@ -15,6 +15,7 @@ Rules that keep it from waiting for ever:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -25,13 +26,18 @@ from eclip.artefacts.plan import FOREIGN, Plan, Promise, Reaction, Slack
 
 Ints = npt.NDArray[np.int64]
 
-# The words of a row. A row of zeros belongs to nobody.
+# The words of a row. A row of zeros belongs to nobody. What others decide by fills one cache line;
+# what a person may want to see is behind it.
 TIER, BUSY_SINCE, DEADLINE, LEFT, HEARTBEAT, BOUND, SOME, NONE = range(8)
-WORDS = 8  # a cache line
+PID, SERVED, LAUNCHED, YIELDED, MOVED, CROSSED, LONGEST_PAUSE, TAIL = range(8, 16)
+NAME = 16  # and the words behind it
+WORDS = 24
+NAME_BYTES = 8 * (WORDS - NAME)
 NOBODY, SERVICE, BACKGROUND = 0, 1, 2  # tiers
 IDLE = -(1 << 62)  # in BUSY_SINCE; times may be negative
 ALWAYS = 1 << 62  # a heartbeat of an owner that cannot stop without its readers
-MOST_ROWS = 62  # who is meant by a rule is a bit set in a signed word
+MOST_ROWS = 256
+FOREIGN_BIT = 62  # in a rule's bit set of workers: services of other sessions
 
 GO_ON, YIELD = 0, -1  # choices; a positive one is a move
 MOST_OVERTAKEN = 2  # times that one request of a service lets another go first
@@ -44,7 +50,8 @@ _LEVELS = {Slack.NONE: 0, Slack.SOME: 1, Slack.PLENTY: 2}
 
 
 class Rules(NamedTuple):
-    """A worker's reactions, in order. ``who`` is a bit set of rows on the board."""
+    """A worker's reactions, in order. ``who`` is a bit set of workers of its session, and of
+    FOREIGN_BIT."""
 
     who: Ints
     level: Ints  # the most slack at which it applies
@@ -54,20 +61,9 @@ class Rules(NamedTuple):
 NO_RULES = Rules(*(np.empty(0, dtype=np.int64) for _ in range(3)))
 
 
-def rules_of(
-    reactions: Sequence[Reaction], moves: Sequence[int], rows: Sequence[int] | None = None
-) -> Rules:
-    """``rows``: the board's row of every worker; by default its index, where nobody is foreign."""
-
+def rules_of(reactions: Sequence[Reaction], moves: Sequence[int]) -> Rules:
     def bits(reaction: Reaction) -> int:
-        known = 0
-        for other in reaction.to:
-            if other != FOREIGN:
-                known |= 1 << (other if rows is None else rows[other])
-        if FOREIGN in reaction.to and rows is not None:
-            ours = sum(1 << row for row in rows)
-            known |= ((1 << MOST_ROWS) - 1) & ~ours
-        return known
+        return sum(1 << (FOREIGN_BIT if other == FOREIGN else other) for other in reaction.to)
 
     return Rules(
         who=np.array([bits(reaction) for reaction in reactions], dtype=np.int64),
@@ -90,9 +86,11 @@ def board_of(plan: Plan) -> Ints:
     return board
 
 
-def enter(row: Ints, promise: Promise | None, heartbeat: int) -> None:
+def enter(row: Ints, promise: Promise | None, heartbeat: int, name: str = "") -> None:
     """Write a worker that is idle into its row: with a promise a service, else background."""
     clear(row)
+    row[NAME:] = np.frombuffer(name.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0"), dtype=np.int64)
+    row[PID] = os.getpid()
     row[BUSY_SINCE] = IDLE
     row[HEARTBEAT] = heartbeat
     if promise is not None:

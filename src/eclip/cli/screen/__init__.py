@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import math
 import os
 import select
 import shutil
@@ -23,7 +24,8 @@ import msgspec
 import rich.progress
 import typer
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -37,7 +39,8 @@ _PIPE_WIDTH = 160  # a table cut at 80 columns is of no use in a file
 _BEST: dict[str, tuple[str, Callable[[Measures], float]]] = {
     "throughput": ("highest STP", lambda one: one.stp),
     "energy": ("highest STP·s/kJ", lambda one: one.efficiency_per_kj),
-    "latency": ("shortest p99, geometric mean over the workers", lambda one: -_mean_tail(one)),
+    "slo": ("most background with every bound kept", lambda one: _kept_background(one)),
+    "tails": ("shortest p99, geometric mean over the workers", lambda one: -_mean_tail(one)),
 }
 
 
@@ -124,9 +127,19 @@ def print_table(
 
     ``optional`` are the columns to leave out first where the screen is too narrow.
     """
+    out.print(draw_table(title, columns, rows, names, optional))
+
+
+def draw_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    names: int = 1,
+    optional: Sequence[str] = (),
+) -> Group:
+    """What ``print_table`` prints."""
     cells = [list(row) for row in rows]
     layout = lay_out(columns, cells, names, out.width, optional)
-    out.print(Text(title, style="italic"))
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for index, width in zip(layout.shown, layout.widths, strict=True):
         name = index < names
@@ -138,9 +151,18 @@ def print_table(
         )
     for row in cells:
         table.add_row(*(row[index] for index in layout.shown))
-    out.print(table)
+    parts: list[RenderableType] = [Text(title, style="italic"), table]
     if layout.left_out:
-        out.print(f"(too narrow for: {', '.join(layout.left_out)}; set COLUMNS to see them)")
+        narrow = f"(too narrow for: {', '.join(layout.left_out)}; set COLUMNS to see them)"
+        parts.append(Text(narrow))
+    return Group(*parts)
+
+
+@contextlib.contextmanager
+def repainted() -> Iterator[Callable[[Sequence[Group]], None]]:
+    """A part of the screen that is painted anew by every call, and stays when the block ends."""
+    with Live(console=out, auto_refresh=False) as live:
+        yield lambda tables: live.update(Group(*tables), refresh=True)
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
@@ -265,6 +287,8 @@ def print_measures(measures: Sequence[Measures], objective: str = "throughput") 
     """
     note = modelled_note(any(one.modelled for one in measures))
     _print_policies(measures, objective, note)
+    if any(worker.bound_ms is not None for one in measures for worker in one.workers):
+        _print_services(measures, note)
     _print_workers(measures, note)
     for line in _overload(measures):
         out.print(line, style="yellow")
@@ -333,6 +357,39 @@ def _print_workers(measures: Sequence[Measures], note: str) -> None:
     )
 
 
+def _print_services(measures: Sequence[Measures], note: str) -> None:
+    """Per policy: every service's tail against its bound, and what background gets and does."""
+    services = [worker for worker in measures[0].workers if worker.bound_ms is not None]
+    rows = []
+    for one in measures:
+        others = [worker for worker in one.workers if worker.bound_ms is None]
+        row = [one.policy]
+        for worker in one.workers:
+            if worker.bound_ms is not None:
+                mark = "kept" if worker.kept else "missed"
+                row += [number(worker.p50_ms, 2), f"{number(worker.p99_ms, 2)} {mark}"]
+        row += [
+            "none" if one.background is None else f"{one.background:.1%}",
+            str(sum(worker.yields for worker in others)),
+            str(sum(worker.moves for worker in others)),
+            f"{max((worker.longest_pause_ms for worker in others), default=0.0):.1f}",
+        ]
+        rows.append(row)
+    tails = [
+        (f"{worker.name} p50 ms", f"{worker.name} p99 ms, at most {worker.bound_ms:.2f}")
+        for worker in services
+    ]
+    print_table(
+        f"Services and background{note}",
+        [
+            *("policy", *(name for pair in tails for name in pair)),
+            *("background of alone", "yields", "moves", "longest pause ms"),
+        ],
+        rows,
+        optional=("moves", "yields", *(p50 for p50, _ in tails)),
+    )
+
+
 def _overload(measures: Sequence[Measures]) -> list[str]:
     """A line for every worker that was offered more than it served."""
     lines = []
@@ -350,6 +407,17 @@ def _overload(measures: Sequence[Measures]) -> list[str]:
             for offered, rates in served.items()
         ]
     return lines
+
+
+def _kept_background(one: Measures) -> float:
+    """What background gets; below 0 where a bound is missed, the more the further."""
+    over = [
+        math.inf if worker.p99_ms is None else worker.p99_ms / worker.bound_ms
+        for worker in one.workers
+        if worker.bound_ms is not None
+    ]
+    worst = max(over, default=0.0)
+    return (one.background or 0.0) if worst <= 1 else -worst
 
 
 def _mean_tail(one: Measures) -> float:

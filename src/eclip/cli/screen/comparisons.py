@@ -51,8 +51,7 @@ def show(outcome: eclip.Outcome, as_json: bool) -> None:
             ),
         ]
     )
-    aim = "latency" if comparison.load_part else comparison.objective.split(",")[0]
-    screen.print_measures(measures, aim)
+    screen.print_measures(measures, comparison.aim)
     if comparison.repeats > 1:
         _print_spreads(comparison)
     _print_settings(comparison)

@@ -164,6 +164,7 @@ class CudaSession(Owner):
     ) -> None:
         self._execution = execution
         self._device = device
+        self._program = program
         self._captures = captures
         self._warnings = warnings
         self._belongings = Belongings(device.gpu, captures)
@@ -171,7 +172,6 @@ class CudaSession(Owner):
         self._finalizer = weakref.finalize(self, self._belongings.close_quietly)
         try:
             self.board, self._rows = self._take_rows(program.plan)  # who is busy
-            self._program = program.seated(self._rows)
             lanes = program.plan.lanes
             self._pool = LanePool(
                 device.slices, [lane.mask for lane in lanes], [lane.priority for lane in lanes]
@@ -209,7 +209,7 @@ class CudaSession(Owner):
         if shared is None:
             return board_of(plan), plan.everyone
         self._belongings.releases.callback(shared.close)
-        return shared.words, shared.claim_all([worker.promise for worker in plan.workers])
+        return shared.words, shared.claim_all(plan.workers)
 
     def _open_loops(self) -> list[loop.WorkerLoop]:
         """Every worker's loop, in the way the device asks for or, if that is AUTO, the faster one.
@@ -245,7 +245,7 @@ class CudaSession(Owner):
                 self._device.gpu,
                 self._ways(worker, way, owner),
                 loop.Place(self.board, self._rows[worker], rows),
-                self._executables.habits(
+                self._executables.behaviour(
                     worker,
                     self._program.plan.workers[worker],
                     self._program.conducts[worker],

@@ -119,12 +119,12 @@ class Executables:
         owner.callback(call, cu.cuEventDestroy, event)
         return event
 
-    def habits(
+    def behaviour(
         self, worker: int, planned: PlannedWorker, conduct: Conduct, owner: Releases
-    ) -> loop.Habits:
+    ) -> loop.Behaviour:
         done_ns = self._done_ns(worker, conduct, planned)
         in_flight = conduct.depth if len(done_ns) > 1 else 0
-        return loop.Habits(
+        return loop.Behaviour(
             rules=conduct.rules,
             events=tuple(int(self.event(owner)) for _ in range(in_flight)),
             done_ns=tuple(done_ns),

@@ -50,16 +50,16 @@ def open_capture(
         stack.callback(owner.close)
         lane = GpuLane(Mask(()), stream, gpu.context)
         executables = Executables([made], [lane])
-        place, habits = None, loop.NO_HABITS
+        place, behaviour = None, loop.NO_BEHAVIOUR
         if seated is not None:
             place = seated.place
-            habits = executables.habits(0, seated.worker, seated.conduct, owner)
+            behaviour = executables.behaviour(0, seated.worker, seated.conduct, owner)
         if seated is None or seated.worker.joints is None:
             ways = _whole(made, lane, owner)
         else:
             ways = _cut(executables, made, seated, owner)
-        loop.WorkerLoop(gpu, ways, habits=habits).drive(most_requests=warmups)
-        yield ServedCapture(facts, loop.WorkerLoop(gpu, ways, place, habits))
+        loop.WorkerLoop(gpu, ways, behaviour=behaviour).drive(most_requests=warmups)
+        yield ServedCapture(facts, loop.WorkerLoop(gpu, ways, place, behaviour))
 
 
 def _whole(made: Capture, lane: GpuLane, owner: Releases) -> loop.Ways:
@@ -78,4 +78,4 @@ def _cut(executables: Executables, made: Capture, seated: Seated, owner: Release
         )
     route = on_one_lane(0, kernels, 0)
     steps = executables.stretches(route, seated.conduct.stretches(kernels), owner)
-    return loop.Ways([(1, steps)])
+    return loop.Ways([(loop.ANYBODY, steps)])

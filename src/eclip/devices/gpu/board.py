@@ -38,7 +38,7 @@ from pathlib import Path
 
 import numpy as np
 
-from eclip.artefacts.plan import Promise
+from eclip.artefacts.plan import PlannedWorker, Promise
 from eclip.devices.base import Closing
 from eclip.errors import ArtefactError, DeviceError, UsageError
 from eclip.runtime.reactions import (
@@ -55,9 +55,9 @@ from eclip.runtime.reactions import (
 
 VARIABLE = "ECLIP_BOARD"  # a file, or a folder with a file for every GPU
 MAGIC = int.from_bytes(b"eclipbrd", "little")
-VERSION = 1
+VERSION = 2
 ROW_BYTES = 8 * WORDS
-FIRST_ROW = ROW_BYTES  # where row 0 begins: the header has a cache line to itself
+FIRST_ROW = ROW_BYTES  # where row 0 begins: the header has as much room as a row
 SIZE = FIRST_ROW + MOST_ROWS * ROW_BYTES
 HEADER = (MAGIC, VERSION, MOST_ROWS, WORDS)  # its first words; the others are 0
 
@@ -80,12 +80,23 @@ _MAP_FIXED = 0x10
 
 def board_path(uuid: str) -> Path:
     """Where the board of the GPU with this UUID is."""
-    name = f"eclip-board-{os.geteuid()}-{uuid}"
-    given = os.environ.get(VARIABLE)
-    if not given:
-        return _FOLDER / name
-    place = Path(given).absolute()
-    return place / name if place.is_dir() else place
+    place = _place()
+    return place / f"{_prefix()}{uuid}" if place.is_dir() else place
+
+
+def boards_here() -> list[Path]:
+    """The boards of this user, where sessions of this environment would look for theirs."""
+    place = _place()
+    return sorted(place.glob(f"{_prefix()}*")) if place.is_dir() else [place]
+
+
+def _place() -> Path:
+    """A file, or a folder with a file for every GPU."""
+    return Path(os.environ.get(VARIABLE) or _FOLDER).absolute()
+
+
+def _prefix() -> str:
+    return f"eclip-board-{os.geteuid()}-"
 
 
 def open_board(path: Path) -> Board:
@@ -124,7 +135,7 @@ class Board(Closing):
         self._owned: set[int] = set()
         self._lock = threading.Lock()  # of the rows owned, and of locks in the file
         try:
-            _check(descriptor, name)
+            check_board(descriptor, name)
             os.posix_fallocate(descriptor, 0, SIZE)  # also if somebody copied it with holes
             self._memory = _Memory(descriptor)
         except BaseException:
@@ -141,8 +152,8 @@ class Board(Closing):
             raise DeviceError(f"the board {self._name} is closed, or belongs to a parent process")
         return self._memory.descriptor
 
-    def claim(self, promise: Promise | None = None, *, beats: bool = True) -> int:
-        """A row for a service with this promise, else for background.
+    def claim(self, promise: Promise | None = None, name: str = "", *, beats: bool = True) -> int:
+        """A row for a service with this promise, else for background; the name is for people.
 
         Without ``beats`` somebody else, to whom the row is lent, says that its owner runs.
         """
@@ -150,7 +161,7 @@ class Board(Closing):
             with self._lock:
                 row = self._take_free_row()
                 if row is not None:
-                    enter(self.words[row], promise, _now_ns())
+                    enter(self.words[row], promise, _now_ns(), name)
                     if beats:
                         self._heart.add(row)
                     return row
@@ -160,14 +171,12 @@ class Board(Closing):
             f"of them"
         )
 
-    def claim_all(
-        self, promises: Sequence[Promise | None], *, beats: bool = True
-    ) -> tuple[int, ...]:
+    def claim_all(self, workers: Sequence[PlannedWorker], *, beats: bool = True) -> tuple[int, ...]:
         """Rows for all workers of a session, or an error and none."""
         rows = []
         with contextlib.ExitStack() as undo:
-            for promise in promises:
-                row = self.claim(promise, beats=beats)
+            for worker in workers:
+                row = self.claim(worker.promise, worker.name, beats=beats)
                 undo.callback(self.release, row)
                 rows.append(row)
             undo.pop_all()
@@ -225,7 +234,7 @@ class LentRow(Closing):
         """Takes the descriptor over."""
         os.set_inheritable(descriptor, False)
         with _told("of a set of processes"):
-            _check(descriptor, "of a set of processes")
+            check_board(descriptor, "of a set of processes")
             self._memory = _Memory(descriptor)
         self.words: Ints = self._memory.words
         self.row = row
@@ -369,7 +378,7 @@ def _fill(descriptor: int) -> None:
     os.pwrite(descriptor, struct.pack(f"={len(HEADER)}q", *HEADER), 0)
 
 
-def _check(descriptor: int, name: str) -> None:
+def check_board(descriptor: int, name: str) -> None:
     """Refuse what is not exactly a board of ours."""
     found = os.fstat(descriptor)
     header = os.pread(descriptor, 8 * len(HEADER), 0) if stat.S_ISREG(found.st_mode) else b""

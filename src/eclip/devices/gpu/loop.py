@@ -27,15 +27,22 @@ from eclip.runtime.reactions import (
     ALWAYS,
     BANKED_NS,
     BUSY_SINCE,
+    CROSSED,
     GO_ON,
     HEARTBEAT,
     IDLE,
+    LAUNCHED,
     LEFT,
+    LONGEST_PAUSE,
+    MOVED,
     NO_RULES,
+    SERVED,
     SERVICE,
+    TAIL,
     TIER,
     WORDS,
     YIELD,
+    YIELDED,
     Rules,
 )
 
@@ -45,6 +52,7 @@ LAUNCH, RECORD, WAIT, HOLD = 0, 1, 2, 3
 AHEAD = 2
 _CLOCK_MONOTONIC = 1
 _CHUNK = 1 << 15  # requests between two returns to Python
+ANYBODY = (1 << 62) - 1  # as a variant's bit set: it fits whoever is active
 FOREVER_NS = int(np.iinfo(np.int64).max)
 # A worker that yields spins for a moment, then looks about every 20 us. That takes a tenth of a
 # core; a futex would take none, but does not see slack run out, floors and owners that have died.
@@ -121,7 +129,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Habits:
+class Behaviour:
     """What a worker does at its joints."""
 
     rules: Rules = NO_RULES
@@ -131,7 +139,7 @@ class Habits:
     floor: float = 0.0
 
 
-NO_HABITS = Habits()
+NO_BEHAVIOUR = Behaviour()
 
 
 class LoopGpu(Protocol):
@@ -170,6 +178,20 @@ def make_driver(table: EntryPoints) -> Callable[..., tuple[int, int, int]]:
         """Between two joints passes less than this, unless the process was stopped: then nobody
         owes it anything."""
         return float(owed_after(owed, floor, min(elapsed_ns, BANKED_NS), done_ns))
+
+    @numba.njit(nogil=True)
+    def tell(board: Ints, row: int, request: Ints, stretches: int) -> None:
+        """Show people what was served; nobody decides by it."""
+        board[row, SERVED] += 1
+        board[row, LAUNCHED] += stretches
+        board[row, YIELDED] += request[YIELDS]
+        board[row, MOVED] += request[MOVES]
+        board[row, CROSSED] += request[BARRIERS]
+        board[row, LONGEST_PAUSE] = max(board[row, LONGEST_PAUSE], request[PAUSE_NS])
+        # Rises 99 times as far as it falls, so it settles where one request in 100 is slower.
+        latency, tail = request[END] - request[ARRIVAL], board[row, TAIL]
+        step = max(tail, latency // 2) // 2000
+        board[row, TAIL] = max(tail + (99 * step if latency > tail else -step), 0)
 
     @numba.njit(nogil=True)
     def take(kind: Ints, first: Words, second: Words, begin: int, end: int) -> int:
@@ -279,7 +301,7 @@ def make_driver(table: EntryPoints) -> Callable[..., tuple[int, int, int]]:
                     if beats:
                         board[row, HEARTBEAT] = now
                     overtaken = rows[done, YIELDS]
-                    choice = decide(board, row, who, level, choices, overtaken, now)
+                    choice = decide(board, row, peers, who, level, choices, overtaken, now)
                     if choice != YIELD:
                         break
                     owed = reckon(owed, floor, now - reckoned, 0)
@@ -323,6 +345,7 @@ def make_driver(table: EntryPoints) -> Callable[..., tuple[int, int, int]]:
             owed = reckon(owed, floor, now - reckoned, request_ns - before)
             reckoned = now
             rows[done, END] = now
+            tell(board, row, rows[done], stretches)
             done += 1
         return done, taken, 0
 
@@ -335,7 +358,7 @@ def _compile(drive: Any) -> None:
     ways = whole_request((LAUNCH, 0, 0))
     now = np.ones(1, dtype=np.int64)
     rows = np.zeros((1, COLUMNS), dtype=np.int64)
-    drive(*_program(ways, alone_place(), NO_HABITS), True, now[:0], 0, 0, now, rows)
+    drive(*_program(ways, alone_place(), NO_BEHAVIOUR), True, now[:0], 0, 0, now, rows)
 
 
 def alone_place() -> Place:
@@ -346,11 +369,11 @@ def alone_place() -> Place:
     return Place(board, 0, np.zeros(1, dtype=np.int64))
 
 
-def _program(ways: Ways, place: Place, habits: Habits) -> tuple[Any, ...]:
+def _program(ways: Ways, place: Place, behaviour: Behaviour) -> tuple[Any, ...]:
     """What ``drive`` reads of a worker, in its order."""
     ordered = sorted(ways.variants, key=lambda pair: pair[0].bit_count())
     taken = (*(stretches for _, stretches in ordered), *ways.moves)
-    if any(len(stretches) != len(habits.done_ns) for stretches in taken):
+    if any(len(stretches) != len(behaviour.done_ns) for stretches in taken):
         raise DeviceError("a worker's ways have other numbers of stretches than its plan")
     every = [steps for stretches in taken for steps in stretches]
     return (
@@ -366,11 +389,11 @@ def _program(ways: Ways, place: Place, habits: Habits) -> tuple[Any, ...]:
         place.row,
         place.peers,
         place.beats,
-        *habits.rules,
-        np.array(habits.events, dtype=np.uint64),
-        np.array(habits.done_ns, dtype=np.int64),
-        habits.bound_ns,
-        float(habits.floor),
+        *behaviour.rules,
+        np.array(behaviour.events, dtype=np.uint64),
+        np.array(behaviour.done_ns, dtype=np.int64),
+        behaviour.bound_ns,
+        float(behaviour.floor),
     )
 
 
@@ -382,13 +405,13 @@ class WorkerLoop:
         gpu: LoopGpu,
         ways: Ways,
         place: Place | None = None,  # None: nobody else looks at it
-        habits: Habits = NO_HABITS,
+        behaviour: Behaviour = NO_BEHAVIOUR,
     ) -> None:
         self.stretches = max(ways.variants, key=lambda pair: pair[0].bit_count())[1]
         self._gpu = gpu
         self._place = place or alone_place()
         self._drive = make_driver(gpu.entry_points)
-        self._program = _program(ways, self._place, habits)
+        self._program = _program(ways, self._place, behaviour)
 
     def drive(
         self,
@@ -472,7 +495,7 @@ class Repeater:
 
 def whole_request(launch: tuple[int, Any, Any]) -> Ways:
     """A request that is one launch, whoever else is active."""
-    return Ways([(1, [steps_of([launch])])])
+    return Ways([(ANYBODY, [steps_of([launch])])])
 
 
 def chained(parts: Sequence[tuple[Any, Any, tuple[Any, Any] | None]]) -> Steps:

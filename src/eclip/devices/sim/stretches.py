@@ -94,6 +94,7 @@ class Conducts(NamedTuple):
     given: Records  # CONDUCT, per worker
     stretches: Records  # STRETCH, the ways one after another
     moves: Ints  # worker × move: the first of its stretches
+    peers: Ints  # the board's row of every worker: its index
     who: Ints  # all workers' rules one after another
     level: Ints
     choice: Ints
@@ -201,6 +202,7 @@ def _decide(c: Conducts, j: Joined, index: int, now: float) -> int:
     choice = decide(
         j.board,
         index,
+        c.peers,
         c.who[first:end],
         c.level[first:end],
         c.choice[first:end],

@@ -141,7 +141,6 @@ class JointTables:
             return 0
         begins = self._conducts[worker].begins
         kernels["barrier"][begins] = 0
-        kernels["before_ns"][begins] = 0.0
         rows = np.zeros(len(begins), dtype=stretches.STRETCH)
         rows["first"] = first + begins
         rows["end"] = first + np.append(begins[1:], len(kernels))
@@ -184,6 +183,7 @@ class JointTables:
             given=given,
             stretches=np.concatenate([np.zeros(0, dtype=stretches.STRETCH), *self._rows]),
             moves=moves,
+            peers=np.arange(len(rules), dtype=np.int64),
             who=np.concatenate([rule.who for rule in rules]),
             level=np.concatenate([rule.level for rule in rules]),
             choice=np.concatenate([rule.choice for rule in rules]),

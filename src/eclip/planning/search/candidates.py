@@ -19,7 +19,6 @@ from eclip.artefacts.plan import Plan, unpartitioned
 from eclip.planning.problem import Problem
 from eclip.planning.search.objective import THROUGHPUT, Objective, Score
 from eclip.planning.search.placement import Home, Placer
-from eclip.planning.search.variants import plain_when_idle
 from eclip.progress import Progress
 
 Evaluate = Callable[[Sequence[Plan]], list[Score]]
@@ -159,11 +158,7 @@ class Hunt:
         return sorted(self._known.values(), key=lambda one: -one.value)
 
     def _plan(self, homes: Homes) -> Plan:
-        plan = self.placer.plan(homes, "search", "")
-        if self._objective.kind != "latency":
-            return plan
-        # Where requests arrive by themselves, most find some of the others idle.
-        return plain_when_idle(plan, self.placer.problem)
+        return self.placer.plan(homes, "search", "")
 
     def rescored(self, evaluate: Evaluate, plain: Score) -> Hunt:
         """The same candidates by another evaluation; what gave nothing still gives nothing."""

@@ -10,16 +10,18 @@ will run the plan.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from eclip.artefacts.plan import Evidence, Plan, Trial, unpartitioned
+from eclip.artefacts.plan import Evidence, Plan, Promise, ServiceTrial, Trial, unpartitioned
 from eclip.planning.problem import Problem
 from eclip.planning.search.candidates import Found
+from eclip.planning.search.giving import FoundHabits, Way, in_words
 from eclip.planning.search.objective import Objective, Score
 from eclip.planning.search.placement import groups_of
+from eclip.planning.tiers import excess_in_words, promising
 
 PLAIN = "plain streams"
 STATIC = "best static masks"
@@ -55,6 +57,29 @@ def shortlist(
     return [*entries, *(Finalist(label, one.plan, one.score) for label, one in chosen)]
 
 
+def shortlist_habits(
+    found: FoundHabits, problem: Problem, promises: Mapping[int, Promise], finalists: int
+) -> list[Finalist]:
+    """Plain streams, the best static masks, yielding with depth 2 and 1, and the finalists."""
+    plain = promising(unpartitioned(problem.topology, problem.profiles, problem.mix), promises)
+    entries = [Finalist(PLAIN, plain, found.plain)]
+    baselines = {
+        STATIC: found.best_of(Way.STAY),
+        "yield, depth 2": found.best_of(Way.YIELD, depth=2),
+        "yield, depth 1": found.best_of(Way.YIELD, depth=1),
+    }
+    chosen = {label: one for label, one in baselines.items() if one is not None}
+    others = [one for one in found.finalists(finalists + 3) if one not in chosen.values()]
+    entries += [Finalist(label, one.plan, one.score) for label, one in chosen.items()]
+    return [
+        *entries,
+        *(
+            Finalist(in_words(one.habits, one.plan), one.plan, one.score)
+            for one in others[:finalists]
+        ),
+    ]
+
+
 def _what_runs(plan: Plan) -> tuple[object, ...]:
     return plan.models, plan.lanes, groups_of(plan)
 
@@ -62,15 +87,17 @@ def _what_runs(plan: Plan) -> tuple[object, ...]:
 def decide(
     entries: Sequence[Finalist],
     scores: Sequence[Score],  # of the trials, one per entry
-    found: Found,
+    found: Found | FoundHabits,
     objective: Objective,
     *,
     seed: int,
     device: str,
     modelled: bool,
     tried: Found | None = None,
+    services: Sequence[tuple[ServiceTrial, ...]] = (),
 ) -> Plan:
-    """The plan that did best, with the evidence in it; ``tried``: the search on the device."""
+    """The plan that did best, with the evidence in it; ``tried``: the search on the device.
+    ``services``: of every entry, what its services gave against running alone."""
     plain = scores[0]
     values = [objective.value(score, plain) for score in scores]
     best = values.index(max(values))
@@ -98,27 +125,44 @@ def decide(
                 p99_ms=tuple(None if math.isinf(tail) else tail for tail in score.p99_ms),
                 chosen=index == best,
                 refused=refused[index],
+                services=services[index] if services else (),
             )
             for index, (entry, score) in enumerate(zip(entries, scores, strict=True))
         ),
-        bounds_ms=objective.p99_ms,
+        bounds_ms=objective.bounds_ms,
         # Plain streams are what they are; a floor above them is no promise of ours.
-        missed=refused[best] if best or objective.p99_ms else (),
+        missed=refused[best] if best or objective.bounds_ms else (),
+        tradeoffs=found.tradeoffs if isinstance(found, FoundHabits) else (),
     )
-    return msgspec.structs.replace(
-        entries[best].plan,
-        policy="search",
-        why=_why(objective, scores[best], plain, f"{how}, of {found.evaluated} that were planned"),
-        evidence=evidence,
+    how += f", of {found.evaluated} that were planned"
+    chosen = entries[best].plan
+    if objective.kind == "slo":
+        why = _why_of_services(objective, scores[best], chosen, how)
+    else:
+        why = _why(scores[best], plain, how)
+    return msgspec.structs.replace(chosen, policy="search", why=why, evidence=evidence)
+
+
+def _why_of_services(objective: Objective, score: Score, plan: Plan, how: str) -> str:
+    tails = ", ".join(
+        f"{worker.name} p99 {_milliseconds(p99)} of at most {bound:.2f} ms"
+        for worker, p99, bound in zip(plan.workers, score.p99_ms, objective.bounds_ms, strict=True)
+        if bound is not None
+    )
+    expected = excess_in_words(plan)
+    return "; ".join(
+        [
+            f"{objective.background(score):.1%} of background's rate alone, {tails}: {how}",
+            *([expected] if expected else []),
+        ]
     )
 
 
-def _why(objective: Objective, score: Score, plain: Score, how: str) -> str:
-    if objective.kind == "latency":
-        tails = ", ".join(
-            _tail(p99, plain_p99) for p99, plain_p99 in zip(score.p99_ms, plain.p99_ms, strict=True)
-        )
-        return f"99th percentiles {tails} against plain streams: {how}"
+def _milliseconds(p99_ms: float) -> str:
+    return "none (no request)" if math.isinf(p99_ms) else f"{p99_ms:.2f} ms"
+
+
+def _why(score: Score, plain: Score, how: str) -> str:
     why = (
         f"STP {score.stp:.3f} ({score.stp / plain.stp - 1:+.1%} against plain streams), fairness "
         f"{score.fairness:.2f} ({plain.fairness:.2f})"
@@ -127,10 +171,3 @@ def _why(objective: Objective, score: Score, plain: Score, how: str) -> str:
         gain = score.efficiency / plain.efficiency - 1
         why += f", {score.efficiency:.2f} STP·s/kJ ({gain:+.1%})"
     return f"{why}: {how}"
-
-
-def _tail(p99_ms: float, plain_ms: float) -> str:
-    if math.isinf(p99_ms):
-        return "none (no request)"
-    change = "none there" if math.isinf(plain_ms) else f"{p99_ms / plain_ms - 1:+.1%}"
-    return f"{p99_ms:.2f} ms ({change})"

@@ -8,18 +8,19 @@ floors and bounds beats every plan which does not.
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from eclip.artefacts.plan import Plan
+from eclip.artefacts.mix import Background, Mix
+from eclip.artefacts.plan import Plan, Promise
 from eclip.errors import UsageError, unknown_name
+from eclip.planning.tiers import check_services
 
-KINDS = ("throughput", "energy", "latency")
-_SLACK = 0.02  # how much longer than under plain streams a tail may be
+KINDS = ("throughput", "energy", "slo")
+_TIE = 1e-3  # what tails count where background gets the same
 _PENALTY = 100.0  # for missing a floor altogether, in units of the largest value there is
 # The fairness floor unless one is given: what plain streams give less a little, in these limits.
 _FAIRNESS_LESS = 0.05
@@ -51,8 +52,8 @@ class Score:
 class Shortfall(NamedTuple):
     """A floor or bound that a score misses."""
 
-    what: str  # fairness, throughput or p99
-    worker: int  # whose p99; -1: the whole mix
+    what: str  # fairness, throughput, p99 or floor
+    worker: int  # whose; -1: the whole mix's
     part: float  # how far below, as a part of the floor or bound
     words: str
 
@@ -65,68 +66,86 @@ class Objective:
     """``throughput``: weighted STP. ``energy``: efficiency, with no less STP than plain streams.
     Both with a fairness floor: ``fairness`` if it is given, otherwise what plain streams give less
     0.05, but at least 0.7 and at most 0.9.
-    ``latency``: 99th percentiles as short as possible against those under plain streams, in the
-    geometric mean; none longer than there, or than the bounds if there are any.
+    ``slo``: the most background work, weighted, with every service's bound and every floor kept.
+    They are the mix's own; ``for_mix`` fills them in.
 
     One meaning everywhere: a search, a sweep and the final trials hold plans to the same floors.
     """
 
     kind: str = "throughput"
     weights: tuple[float, ...] = ()  # per worker; empty: all alike
-    p99_ms: tuple[float, ...] = ()  # per worker; latency only
     fairness: float | None = None
+    bounds_ms: tuple[float | None, ...] = ()  # slo, per worker: on the p99; None: background
+    floors: tuple[float, ...] = ()  # slo, per worker: least part of the rate alone
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise unknown_name("objective", self.kind, KINDS)
         if not all(0 <= weight < math.inf for weight in self.weights):
             raise UsageError(f"weights must be 0 or more and finite, not {_listed(self.weights)}")
-        if self.weights and max(self.weights) == 0:
+        if self.weights and max(self.weights) == 0 and self.kind != "slo":
             raise UsageError("one of the weights must be more than 0")
-        if self.weights and self.kind != "throughput":
+        if self.weights and self.kind == "energy":
             raise UsageError("weights go with the objective throughput")
+        if self.weights and self.kind == "slo" and not self.bounds_ms:
+            raise UsageError("for slo, weights stand in the mix: vgg19:32@background/weight=2")
         if self.fairness is not None and not 0 <= self.fairness <= 1:
             raise UsageError(f"the fairness floor must be 0 to 1, not {self.fairness:g}")
-        if self.p99_ms and self.kind != "latency":
-            raise UsageError("bounds on the p99 go with the objective latency")
-        if not all(0 < bound < math.inf for bound in self.p99_ms):
-            raise UsageError(
-                f"p99 bounds must be more than 0 ms and finite, not {_listed(self.p99_ms)}"
-            )
+        if self.fairness is not None and self.kind == "slo":
+            raise UsageError("for slo, floors stand in the mix: vgg19:32@background/floor=0.2")
+
+    def for_mix(self, mix: Mix, promises: Mapping[int, Promise]) -> Objective:
+        """With the mix's bounds, floors and weights, where they count. Where requests arrive by
+        themselves, rates are the load's and no plan's, so that nobody is held to fairness."""
+        if self.kind != "slo":
+            unasked = mix.has_rates and self.fairness is None
+            return replace(self, fairness=0.0) if unasked else self
+        check_services(mix, "the objective slo")
+        background = [
+            None if index in promises else (worker.background or Background())
+            for index, worker in enumerate(mix.workers)
+        ]
+        return Objective(
+            "slo",
+            weights=tuple(0.0 if one is None else one.weight for one in background),
+            bounds_ms=tuple(
+                promises[index].bound_ns / 1e6 if index in promises else None
+                for index in range(len(mix.workers))
+            ),
+            floors=tuple(0.0 if one is None else one.floor for one in background),
+        )
 
     def check(self, workers: int) -> None:
-        for name, given in (("weights", self.weights), ("p99 bounds", self.p99_ms)):
-            if given and len(given) != workers:
-                raise UsageError(f"{len(given)} {name} given for a mix of {workers} workers")
+        if self.weights and len(self.weights) != workers:
+            raise UsageError(f"{len(self.weights)} weights given for a mix of {workers} workers")
+        if self.kind == "slo" and len(self.bounds_ms) != workers:
+            raise UsageError("the objective slo needs the bounds of a mix with services")
 
     def value(self, score: Score, plain: Score) -> float:
         """The higher the better; ``plain`` is what plain streams give."""
-        if self.kind == "latency":
-            gains = _gains(score, plain)
-            value = statistics.geometric_mean(gains) if min(gains) > 0 else 0.0
+        if self.kind == "slo":
+            value = self.background(score) - _TIE * min(self.worst_tail(score), 1 / _TIE)
         elif self.kind == "energy":
             value = score.efficiency / plain.efficiency
         else:
             value = _weighted(score.ratios, self.weights) / _weighted(plain.ratios, self.weights)
         return value - _PENALTY * sum(miss.part for miss in self.shortfalls(score, plain))
 
+    def background(self, score: Score) -> float:
+        """slo: the weighted mean of what workers without a bound get of their rates alone."""
+        total = sum(self.weights)
+        return float(np.dot(score.ratios, self.weights)) / total if total else 0.0
+
+    def worst_tail(self, score: Score) -> float:
+        """slo: the largest p99 of a service, over its bound; infinite if it answered nothing."""
+        pairs = zip(score.p99_ms, self.bounds_ms, strict=True)
+        return max((p99 / bound for p99, bound in pairs if bound is not None), default=0.0)
+
     def shortfalls(self, score: Score, plain: Score) -> list[Shortfall]:
         """The floors and bounds that a score misses."""
+        if self.kind == "slo":
+            return [*self._late(score), *self._starved(score)]
         misses = []
-        if self.kind == "latency":
-            if not self.p99_ms:
-                misses += [
-                    Shortfall(
-                        "p99", worker, 1 - _SLACK - gain, "p99 longer than under plain streams"
-                    )
-                    for worker, gain in enumerate(_gains(score, plain))
-                    if gain < 1 - _SLACK
-                ]
-            for worker, (p99, bound) in enumerate(zip(score.p99_ms, self.p99_ms, strict=False)):
-                if p99 > bound:
-                    words = f"p99 {p99:.2f} ms, at most {bound:g} wanted"
-                    misses.append(Shortfall("p99", worker, 1 - bound / p99, words))
-            return misses  # rates are the load's, not the plan's
         floor = self.fairness_floor(plain)
         if score.fairness < floor:
             words = f"fairness {score.fairness:.4f}, at least {floor:.4f} wanted"
@@ -135,6 +154,18 @@ class Objective:
             words = f"STP {score.stp:.4f}, at least plain streams' {plain.stp:.4f} wanted"
             misses.append(Shortfall("throughput", -1, 1 - score.stp / plain.stp, words))
         return misses
+
+    def _late(self, score: Score) -> Iterator[Shortfall]:
+        for worker, (p99, bound) in enumerate(zip(score.p99_ms, self.bounds_ms, strict=True)):
+            if bound is not None and p99 > bound:
+                words = f"p99 {p99:.2f} ms, at most {bound:.2f} wanted"
+                yield Shortfall("p99", worker, 1 - bound / p99, words)
+
+    def _starved(self, score: Score) -> Iterator[Shortfall]:
+        for worker, (ratio, floor) in enumerate(zip(score.ratios, self.floors, strict=True)):
+            if ratio < floor:
+                words = f"{ratio:.1%} of its rate alone, at least {floor:.1%} wanted"
+                yield Shortfall("floor", worker, 1 - ratio / floor, words)
 
     def fairness_floor(self, plain: Score) -> float:
         if self.fairness is not None:
@@ -152,14 +183,6 @@ class Evaluator(Protocol):
     def __call__(
         self, plans: Sequence[Plan], active: tuple[int, ...] | None = None
     ) -> list[Score]: ...
-
-
-def _gains(score: Score, plain: Score) -> list[float]:
-    """Per worker: p99 under plain streams over its p99 here; 0 if no request completed here."""
-    return [
-        1.0 if math.isinf(plain_ms) else plain_ms / p99_ms
-        for p99_ms, plain_ms in zip(score.p99_ms, plain.p99_ms, strict=True)
-    ]
 
 
 def _weighted(ratios: Sequence[float], weights: Sequence[float]) -> float:

@@ -49,26 +49,6 @@ def with_variants(
     return msgspec.structs.replace(plan, variants=(*plan.variants, *variants))
 
 
-def plain_when_idle(plan: Plan, problem: Problem) -> Plan:
-    """The plan with plain streams for every set of workers but all: nothing has to be evaluated."""
-    if len(plan.workers) == 1:
-        return plan
-    problem = problem.of(plan)
-    lanes = list(plan.lanes)
-    whole = {}
-    for worker in plan.everyone:
-        known = _whole_lane(plan, worker)
-        whole[worker] = len(lanes) if known is None else known
-        if known is None:
-            lanes.append(Lane(worker, plan.topology.full))
-    plan = msgspec.structs.replace(plan, lanes=tuple(lanes))
-    idle = [
-        Variant(active, tuple(_alone_on(problem, plan, each, whole[each]) for each in active))
-        for active in _sets(len(plan.workers))
-    ]
-    return msgspec.structs.replace(plan, variants=(*plan.variants, *idle))
-
-
 def _sets(workers: int) -> list[tuple[int, ...]]:
     """Sets of active workers, without everybody; no worker is in more than a device can keep."""
     sizes: Sequence[int] = range(1, workers)
