@@ -62,6 +62,7 @@ enum class Default { legacy, thread };
     CALL(cuCtxFromGreenCtx, CUresult(CUcontext*, CUgreenCtx))                                 \
     CALL(cuDevicePrimaryCtxRetain, CUresult(CUcontext*, CUdevice))                            \
     CALL(cuDeviceGetAttribute, CUresult(int*, int, CUdevice))                                 \
+    CALL(cuDeviceGetUuid, CUresult(unsigned char*, CUdevice))                                 \
     CALL(cuDeviceGetDevResource, CUresult(CUdevice, CUdevResource*, int))                     \
     CALL(cuDevSmResourceSplitByCount,                                                         \
          CUresult(CUdevResource*, unsigned*, const CUdevResource*, CUdevResource*, unsigned,  \
@@ -77,7 +78,6 @@ enum class Default { legacy, thread };
     CALL(cuThreadExchangeStreamCaptureMode, CUresult(int*))                                   \
     CALL(cuEventCreate, CUresult(CUevent*, unsigned))                                         \
     CALL(cuEventDestroy_v2, CUresult(CUevent))                                                \
-    CALL(cuEventQuery, CUresult(CUevent))                                                     \
     CALL(cuEventElapsedTime, CUresult(float*, CUevent, CUevent))                              \
     CALL(cuOccupancyMaxActiveBlocksPerMultiprocessor, CUresult(int*, CUfunction, int, size_t)) \
     CALL(cuOccupancyMaxActiveClusters, CUresult(int*, CUfunction, const CUlaunchConfig*))     \
