@@ -65,6 +65,9 @@ def new_event():
     made = u64()
     check(cuda.cuEventCreate(ctypes.byref(made), 0))
     return made.value
+source, target = u64(1), u64(0)
+def copy(call):
+    check(call(u64(ctypes.addressof(target)), u64(ctypes.addressof(source)), u64(8), u64(0)))
 def synchronise(stream=0):
     check(cuda.cuStreamSynchronize(stream))
 """
