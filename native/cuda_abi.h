@@ -58,8 +58,10 @@ constexpr uint64_t CU_GET_PROC_ADDRESS_LEGACY_STREAM = 1;
 constexpr uint64_t CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM = 2;
 constexpr int CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75;
 constexpr int CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76;
+constexpr int CU_GRAPH_EXEC_UPDATE_SUCCESS = 0;
 constexpr int CU_POINTER_ATTRIBUTE_CONTEXT = 1;
 constexpr int CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4;
+constexpr int CU_LAUNCH_ATTRIBUTE_PRIORITY = 8;
 
 inline const CUstream kLegacyStream = reinterpret_cast<CUstream>(uintptr_t{1});
 inline const CUstream kThreadStream = reinterpret_cast<CUstream>(uintptr_t{2});
@@ -77,6 +79,7 @@ struct CUlaunchAttribute {
     char pad[4];
     union {
         unsigned cluster[3];
+        int priority;
         char bytes[64];
     };
 };

@@ -174,23 +174,40 @@ bool Dispatcher::ready() {
     return phase == kReady || phase == kAtHome || (phase == kWaiting && make_ready());
 }
 
+bool Dispatcher::is_foreign(CUcontext context) const {
+    for (const auto& known : foreign_)
+        if (known.load(std::memory_order_relaxed) == context) return true;
+    return false;
+}
+
 // Lanes are made when the wanted device's context is first used: that is where a plan begins.
 bool Dispatcher::make_ready() {
     if (inside) return false;
     const Driver& real = driver();
     CUcontext current = nullptr;
     CUdevice device = -1;
-    if (real.cuCtxGetCurrent == nullptr || real.cuCtxGetCurrent(&current) != CUDA_SUCCESS ||
-        current == nullptr || current == foreign_.load(std::memory_order_relaxed) ||
-        real.cuCtxGetDevice(&device) != CUDA_SUCCESS || device != wanted_device_)
+    if (real.cuCtxGetCurrent == nullptr || real.cuCtxGetDevice == nullptr ||
+        real.cuDevicePrimaryCtxRetain == nullptr ||
+        real.cuCtxGetCurrent(&current) != CUDA_SUCCESS || current == nullptr ||
+        is_foreign(current) || real.cuCtxGetDevice(&device) != CUDA_SUCCESS ||
+        device != wanted_device_)
         return false;
+    // Nobody has made the primary context: then this is another, and we make none just to see that.
+    unsigned flags = 0;
+    int active = 1;
+    if (real.cuDevicePrimaryCtxGetState != nullptr &&
+        real.cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS && !active) {
+        say("the program has a context of its own; what it does there is not planned");
+        return false;
+    }
     std::lock_guard hold(setup_);
     int phase = phase_.load();
     if (phase != kWaiting) return phase != kOff;
     CUcontext primary = nullptr;
     if (real.cuDevicePrimaryCtxRetain(&primary, device) != CUDA_SUCCESS) return false;
     if (primary != current) {  // somebody's private context: not what was planned for
-        foreign_.store(current);
+        say("the program has a context of its own; what it does there is not planned");
+        foreign_[foreign_next_++ % kForeign].store(current);
         real.cuDevicePrimaryCtxRelease_v2(device);
         return false;
     }
@@ -360,26 +377,22 @@ bool Dispatcher::is_capturing(CUstream stream) const {
            (ask(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE);
 }
 
+// An event of all work of the context takes in the lanes by a stream that has nothing else to do: in
+// the default stream, blocking streams would wait for lanes of non-blocking ones.
 CUresult Dispatcher::context_event(CUcontext context, CUevent event, bool waits) {
     const Driver& real = driver();
-    auto call = [&](CUstream) {
-        return waits ? real.cuCtxWaitEvent(context, event) : real.cuCtxRecordEvent(context, event);
-    };
-    if (!ready() || context != pool_.primary) return call(nullptr);
-    for (size_t index = 0; index < pool_.count; ++index) {
-        const Lane& lane = pool_.lanes[index];
-        if (lane.stream == nullptr) continue;
-        CUresult status = CUDA_SUCCESS;
-        if (waits) {
-            status = real.cuStreamWaitEvent(lane.stream, event, 0);
-        } else {
-            status = real.cuEventRecord(lane.event, lane.stream);
-            if (status == CUDA_SUCCESS)
-                status = real.cuStreamWaitEvent(kLegacyStream, lane.event, 0);
+    if (on() && ready() && context == pool_.primary) {
+        for (size_t index = 0; index < pool_.count; ++index) {
+            const Lane& lane = pool_.lanes[index];
+            if (lane.stream == nullptr) continue;
+            CUresult status = waits ? real.cuStreamWaitEvent(lane.stream, event, 0)
+                                    : real.cuEventRecord(lane.event, lane.stream);
+            if (status == CUDA_SUCCESS && !waits)
+                status = real.cuStreamWaitEvent(pool_.aside, lane.event, 0);
+            if (status != CUDA_SUCCESS) return status;
         }
-        if (status != CUDA_SUCCESS) return status;
     }
-    return call(nullptr);
+    return waits ? real.cuCtxWaitEvent(context, event) : real.cuCtxRecordEvent(context, event);
 }
 
 uint64_t Dispatcher::identify(const Launch& launch) {
@@ -452,16 +465,10 @@ int Dispatcher::lane_of(const Tracker::Step& step, int variant) const {
     return misfit ? kHome : lane;
 }
 
-bool Dispatcher::does_not_fit(CUresult status) {
-    return status == CUDA_ERROR_INVALID_CLUSTER_SIZE ||
-           status == CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE ||
-           status == CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
-}
-
 void Dispatcher::mark_misfit(const Tracker::Step& step) {
     misfits_[table_.workers[step.worker].first + step.position].store(true);
     count(counters().misfits);
-    say("a kernel of worker %d does not fit on its lane and runs on the whole device", step.worker);
+    say("a kernel of worker %d is refused on its lane and runs on the whole device", step.worker);
 }
 
 CUresult Dispatcher::find_end(Stream& stream, CUstream raw, CUstream& target) {

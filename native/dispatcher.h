@@ -65,7 +65,7 @@ public:
         Inside inside;
         Hold hold(*this, *stream);
         if (!held && stream->order->kind == Kind::legacy) wish = kHome;
-        return make(*stream, hold, wish, held, raw, call);
+        return make(*stream, hold, wish, held, raw, call).status;
     }
 
     template <class Call>
@@ -86,13 +86,8 @@ public:
             if (!table_.variants.empty()) choose_variant(*stream, tracker, step);
             wish = lane_of(step, tracker.variant);
         }
-        CUresult status = make(*stream, hold, wish, true, raw, call);
-        int queue = stream->order->tail;
-        if (queue >= 0 && does_not_fit(status)) {
-            mark_misfit(step);
-            queue = kHome;
-            status = make(*stream, hold, kHome, true, raw, call);
-        }
+        auto [status, queue, refused] = make(*stream, hold, wish, true, raw, call);
+        if (refused) mark_misfit(step);
         if (queue >= 0) count(counts.redirected);
         if (wish >= 0 && queue == kHome) count(counts.contended);
         if (queue != stream->last_queue) count(counts.switches);
@@ -180,6 +175,9 @@ public:
     bool any_capture() const { return captures_.load(std::memory_order_relaxed) != 0; }
     CUresult destroy(CUstream raw, CUresult (*call)(CUstream));
     CUresult context_event(CUcontext context, CUevent event, bool waits);
+    void forget_contexts() {
+        for (auto& known : foreign_) known.store(nullptr);
+    }
     void forget_names() { names_epoch_.fetch_add(1); }
     void stop(const char* why);
     void meet_unknown(const char* name);  // it is about to be called, and may take any stream
@@ -245,6 +243,7 @@ private:
     Stream* find(CUstream raw, Default meaning);
     Stream* look_up(CUstream raw);
     bool make_ready();
+    bool is_foreign(CUcontext context) const;
     bool is_primary_current() const {
         CUcontext current = nullptr;
         return driver().cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == pool_.primary;
@@ -258,18 +257,35 @@ private:
     uint32_t begin_serving(Stream& stream, int worker);
     void choose_variant(Stream& stream, Tracker& tracker, const Tracker::Step& step);
     void mark_misfit(const Tracker::Step& step);
-    static bool does_not_fit(CUresult status);
     CUresult find_end(Stream& stream, CUstream raw, CUstream& target);
     void ended(Stream& stream, uint64_t calls);
     size_t wait_for_lanes(LaneWord::View* seen);
 
+    struct Made {
+        CUresult status;
+        int queue;
+        bool refused;  // by a lane, and taken at home
+    };
+
+    // What a lane refuses, for whatever reason, may do at home. If not, the program is told what it
+    // would have been told without us.
     template <class Call>
-    CUresult make(Stream& stream, Hold& hold, int wish, bool held, CUstream raw, Call& call) {
+    Made make(Stream& stream, Hold& hold, int wish, bool held, CUstream raw, Call& call) {
+        int queue = kHome;
+        CUresult status = make_once(stream, hold, wish, held, raw, call, queue);
+        if (status == CUDA_SUCCESS || queue == kHome) return {status, queue, false};
+        status = make_once(stream, hold, kHome, held, raw, call, queue);
+        return {status, queue, status == CUDA_SUCCESS};
+    }
+
+    template <class Call>
+    CUresult make_once(Stream& stream, Hold& hold, int wish, bool held, CUstream raw, Call& call,
+                       int& queue) {
         Actions actions{*this, stream};
         Frontier<Actions> frontier(order_, actions);
         // Read under the stream's lock, which who ends planning takes after saying so.
         if (phase_.load(std::memory_order_relaxed) == kAtHome) wish = kHome;
-        int queue = frontier.decide(*stream.order, wish);
+        queue = frontier.decide(*stream.order, wish);
         ++stream.calls;
         CUresult status = actions.status;
         if (status == CUDA_SUCCESS) {
@@ -292,21 +308,27 @@ private:
         auto timed = [&](CUstream target) {
             Timing timing = begin_timing(target);
             CUresult status = call(target);
-            end_timing(timing, target, stream, launch);
+            if (status == CUDA_SUCCESS)
+                end_timing(timing, target, stream, launch);
+            else
+                drop_timing(timing);
             return status;
         };
-        return make(stream, hold, stream.record_lane, true, raw, timed);
+        return make(stream, hold, stream.record_lane, true, raw, timed).status;
     }
     void open_record_lane(Stream& stream);
     uint32_t recorded_worker(const Stream& stream) const;
     bool take_mark();  // whether the thread has said that a request begins here
     Timing begin_timing(CUstream target);
+    static void drop_timing(const Timing& timing);
     void end_timing(const Timing& timing, CUstream target, const Stream& stream,
                     const Launch& launch);
 
     std::atomic<int> phase_{kOff};
     std::atomic<int> captures_{0};
-    std::atomic<CUcontext> foreign_{nullptr};  // known not to be the device's primary one
+    static constexpr size_t kForeign = 8;
+    std::atomic<CUcontext> foreign_[kForeign]{};  // known not to be the device's primary one
+    std::atomic<size_t> foreign_next_{0};
     std::atomic<uint64_t> names_epoch_{0};
     std::atomic<uint64_t> streams_epoch_{0};
     std::atomic<uint64_t> next_id_{1};

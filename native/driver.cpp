@@ -20,15 +20,23 @@ void* library() {
     return handle;
 }
 
+// In the place of functions that the driver does not have: who calls one regardless is told.
+CUresult missing() { return CUDA_ERROR_NOT_SUPPORTED; }
+
+void* next_or_missing(const char* name) {
+    void* found = next_symbol(name);
+    return found != nullptr ? found : reinterpret_cast<void*>(&missing);
+}
+
 Driver load() {
     Driver table{};
 #define ECLIP_FILL_none(symbol)
 #define ECLIP_FILL_ptsz(symbol) \
-    table.symbol##_ptsz = reinterpret_cast<symbol##_t*>(real_symbol(#symbol "_ptsz"));
+    table.symbol##_ptsz = reinterpret_cast<symbol##_t*>(next_or_missing(#symbol "_ptsz"));
 #define ECLIP_FILL_ptds(symbol) \
-    table.symbol##_ptds = reinterpret_cast<symbol##_t*>(real_symbol(#symbol "_ptds"));
+    table.symbol##_ptds = reinterpret_cast<symbol##_t*>(next_or_missing(#symbol "_ptds"));
 #define ECLIP_FILL(symbol, name, since, threaded, threaded_since, parameters, arguments) \
-    table.symbol = reinterpret_cast<symbol##_t*>(real_symbol(#symbol));                 \
+    table.symbol = reinterpret_cast<symbol##_t*>(next_or_missing(#symbol));             \
     ECLIP_FILL_##threaded(symbol)
 #define KERNEL ECLIP_FILL
 #define OWN ECLIP_FILL
@@ -47,6 +55,10 @@ Driver load() {
     table.name = reinterpret_cast<Driver::name##_f*>(real_symbol(#name));
     ECLIP_DRIVER_CALLS(ECLIP_CALL)
 #undef ECLIP_CALL
+#define ECLIP_CALL(name, ...) \
+    table.name = reinterpret_cast<Driver::name##_f*>(next_or_missing(#name));
+    ECLIP_DRIVER_FINDS(ECLIP_CALL)
+#undef ECLIP_CALL
     return table;
 }
 
@@ -57,6 +69,16 @@ void* real_symbol(const char* name) {
     if (handle == nullptr) return nullptr;
     return original_dlsym != nullptr ? original_dlsym(handle, name) : dlsym(handle, name);
 }
+
+// Others may be preloaded behind us to see the same calls.
+void* next_symbol(const char* name) {
+    void* own = real_symbol(name);
+    if (own == nullptr || original_dlsym == nullptr) return own;
+    void* next = original_dlsym(RTLD_NEXT, name);
+    return next != nullptr ? next : own;
+}
+
+bool is_missing(void* function) { return function == reinterpret_cast<void*>(&missing); }
 
 const Driver& driver() {
     static const Driver table = load();

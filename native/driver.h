@@ -1,7 +1,7 @@
 // The real driver: a slot for every entry point, found at run time, and words for a person.
 //
-// Slots are filled once, before the first call goes through; a slot that stays empty is a function
-// that this driver does not have.
+// Slots are filled once, before the first call goes through. A function that this driver does not
+// have is an empty slot, or, where users' calls go through it, one that says so.
 #pragma once
 
 #include "cuda_abi.h"
@@ -60,6 +60,8 @@ enum class Default { legacy, thread };
     CALL(cuCtxGetDevice, CUresult(CUdevice*))                                                 \
     CALL(cuCtxSetCurrent, CUresult(CUcontext))                                                \
     CALL(cuCtxFromGreenCtx, CUresult(CUcontext*, CUgreenCtx))                                 \
+    CALL(cuCtxGetStreamPriorityRange, CUresult(int*, int*))                                   \
+    CALL(cuDevicePrimaryCtxGetState, CUresult(CUdevice, unsigned*, int*))                     \
     CALL(cuDevicePrimaryCtxRetain, CUresult(CUcontext*, CUdevice))                            \
     CALL(cuDeviceGetAttribute, CUresult(int*, int, CUdevice))                                 \
     CALL(cuDeviceGetUuid, CUresult(unsigned char*, CUdevice))                                 \
@@ -71,6 +73,7 @@ enum class Default { legacy, thread };
     CALL(cuGreenCtxCreate, CUresult(CUgreenCtx*, CUdevResourceDesc, CUdevice, unsigned))      \
     CALL(cuGreenCtxStreamCreate, CUresult(CUstream*, CUgreenCtx, unsigned, int))              \
     CALL(cuPointerGetAttribute, CUresult(void*, int, CUdeviceptr))                            \
+    CALL(cuStreamCreate, CUresult(CUstream*, unsigned))                                       \
     CALL(cuStreamGetFlags, CUresult(CUstream, unsigned*))                                     \
     CALL(cuStreamGetCtx, CUresult(CUstream, CUcontext*))                                      \
     CALL(cuStreamIsCapturing, CUresult(CUstream, int*))                                       \
@@ -83,6 +86,7 @@ enum class Default { legacy, thread };
     CALL(cuOccupancyMaxActiveClusters, CUresult(int*, CUfunction, const CUlaunchConfig*))     \
     CALL(cuKernelGetFunction, CUresult(CUfunction*, CUkernel))                                \
     CALL(cuGraphKernelNodeGetAttribute, CUresult(CUgraphNode, int, void*))                    \
+    CALL(cuGraphKernelNodeSetAttribute, CUresult(CUgraphNode, int, const void*))              \
     CALL(cuFuncGetName, CUresult(const char**, CUfunction))                                   \
     CALL(cuKernelGetName, CUresult(const char**, CUkernel))                                   \
     CALL(cuGraphClone, CUresult(CUgraph*, CUgraph))                                           \
@@ -101,8 +105,11 @@ enum class Default { legacy, thread };
     CALL(cuGraphKernelNodeGetParams_v2, CUresult(CUgraphNode, KernelNodeParams*))             \
     CALL(cuGraphKernelNodeSetParams_v2, CUresult(CUgraphNode, const KernelNodeParams*))       \
     CALL(cuGraphMemsetNodeGetParams, CUresult(CUgraphNode, MemsetNodeParams*))                \
-    CALL(cuGraphMemcpyNodeGetParams, CUresult(CUgraphNode, void*))                            \
-    CALL(cuGetProcAddress, CUresult(const char*, void**, int, uint64_t))                      \
+    CALL(cuGraphMemcpyNodeGetParams, CUresult(CUgraphNode, void*))
+
+// How users ask for entry points by version.
+#define ECLIP_DRIVER_FINDS(CALL)                                         \
+    CALL(cuGetProcAddress, CUresult(const char*, void**, int, uint64_t)) \
     CALL(cuGetProcAddress_v2, CUresult(const char*, void**, int, uint64_t, int*))
 
 struct Driver {
@@ -111,6 +118,7 @@ struct Driver {
     using name##_f = __VA_ARGS__; \
     name##_f* name;
     ECLIP_DRIVER_CALLS(ECLIP_CALL)
+    ECLIP_DRIVER_FINDS(ECLIP_CALL)
 #undef ECLIP_CALL
 };
 #undef KERNEL
@@ -131,6 +139,12 @@ const Driver& driver();
 
 // The library's own function of this name, whatever we put in front of it.
 void* real_symbol(const char* name);
+
+// What comes after us: another library preloaded to see the call, or the driver's function.
+void* next_symbol(const char* name);
+
+// Whether a slot is for a function that this driver does not have.
+bool is_missing(void* function);
 
 // preload.cpp replaces dlsym; where it is linked in it also says where the original is.
 __attribute__((weak)) void* original_dlsym(void* handle, const char* name);

@@ -182,11 +182,14 @@ CUresult update_kernel(Rehomed& exec, CUgraphNode node, const void* params, size
 // The whole graph at once: the new one is re-homed like the first and the executable updated by it.
 // Its nodes keep their names, which are those of the graph that was instantiated.
 template <class Update>
-CUresult update_graph(Rehomed& exec, CUgraph graph, Update&& update) {
+CUresult update_graph(Rehomed& exec, CUgraph graph, GraphExecUpdateResultInfo& info,
+                      Update&& update) {
     std::unique_ptr<Rehomed> wanted = rehome(graph, exec.worker);
-    if (wanted == nullptr) return update(exec.current, graph);
+    if (wanted == nullptr) return update(exec.current, graph, info);
     count(counters().updates);
-    CUresult status = update(exec.current, wanted->clone);
+    CUresult status = update(exec.current, wanted->clone, info);
+    // What is wrong is said of the user's nodes, not of the clone's.
+    for (CUgraphNode* node : {&info.errorNode, &info.errorFromNode}) *node = wanted->original(*node);
     bool alike = wanted->order.size() == exec.order.size();
     for (size_t index = 0; alike && index < exec.order.size(); ++index)
         alike = wanted->nodes[wanted->order[index]].type == exec.nodes[exec.order[index]].type;
@@ -220,6 +223,7 @@ CUresult update_graph(Rehomed& exec, CUgraph graph, Update&& update) {
     if (alone) driver().cuGraphDestroy(stored);
     for (CUgraph child : children)
         if (child != nullptr) driver().cuGraphDestroy(child);
+    info = {CU_GRAPH_EXEC_UPDATE_SUCCESS, nullptr, nullptr};
     return CUDA_SUCCESS;
 }
 
@@ -308,19 +312,27 @@ ECLIP_HOOK cuGraphExecDestroy(CUgraphExec exec) {
 }
 
 ECLIP_HOOK cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, void* node, void* result) {
-    auto update = [&](CUgraphExec target, CUgraph made) {
-        return driver().cuGraphExecUpdate(target, made, node, result);
-    };
+    const auto real = driver().cuGraphExecUpdate;
     Rehomed* known = find(exec);
-    return known != nullptr ? update_graph(*known, graph, update) : update(exec, graph);
+    if (known == nullptr) return real(exec, graph, node, result);
+    GraphExecUpdateResultInfo info{};
+    CUresult status = update_graph(
+        *known, graph, info, [&](CUgraphExec target, CUgraph made, GraphExecUpdateResultInfo& out) {
+            return real(target, made, &out.errorNode, &out.result);
+        });
+    if (node != nullptr) *static_cast<CUgraphNode*>(node) = info.errorNode;
+    if (result != nullptr) *static_cast<int*>(result) = info.result;
+    return status;
 }
 
 ECLIP_HOOK cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, void* result) {
-    auto update = [&](CUgraphExec target, CUgraph made) {
-        return driver().cuGraphExecUpdate_v2(target, made, result);
-    };
+    const auto real = driver().cuGraphExecUpdate_v2;
     Rehomed* known = find(exec);
-    return known != nullptr ? update_graph(*known, graph, update) : update(exec, graph);
+    if (known == nullptr || result == nullptr) return real(translate(exec), graph, result);
+    return update_graph(*known, graph, *static_cast<GraphExecUpdateResultInfo*>(result),
+                        [&](CUgraphExec target, CUgraph made, GraphExecUpdateResultInfo& out) {
+                            return real(target, made, &out);
+                        });
 }
 
 ECLIP_HOOK cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node, const void* params) {

@@ -51,6 +51,17 @@ std::string split(const Table& table, CUdevice device, std::vector<CUdevResource
     return text;
 }
 
+// CUDA's number for a plan's priority, in the current context.
+int cuda_priority(int wanted) {
+    auto ask = driver().cuCtxGetStreamPriorityRange;
+    int least = 0, greatest = 0;
+    if (wanted == 0 || ask == nullptr || ask(&least, &greatest) != CUDA_SUCCESS) least = greatest = 0;
+    if (least - wanted < greatest)
+        say("the plan asks for priority %d, but streams here have %d: it is lowered", wanted,
+            least - greatest + 1);
+    return std::max(least - wanted, greatest);
+}
+
 // What asking and what a barrier costs here; the frontier does the cheaper.
 void measure(Pool& pool) {
     const Driver& real = driver();
@@ -76,13 +87,14 @@ void measure(Pool& pool) {
 
 }  // namespace
 
-std::string make_lane(const Pool& pool, const uint64_t mask[2], Lane& lane) {
+std::string make_lane(const Pool& pool, const TableLane& wanted, Lane& lane) {
     const Driver& real = driver();
+    lane.priority = cuda_priority(wanted.priority);
     CUresult status = real.cuEventCreate(&lane.event, CU_EVENT_DISABLE_TIMING);
     if (status != CUDA_SUCCESS) return failed("cuEventCreate", status);
     std::vector<CUdevResource> chosen;
     for (size_t index = 0; index < pool.slices.size(); ++index)
-        if (mask[index / 64] >> (index % 64) & 1) chosen.push_back(pool.slices[index]);
+        if (wanted.mask[index / 64] >> (index % 64) & 1) chosen.push_back(pool.slices[index]);
     CUdevResourceDesc description = nullptr;
     status = real.cuDevResourceGenerateDesc(&description, chosen.data(),
                                             static_cast<unsigned>(chosen.size()));
@@ -92,7 +104,8 @@ std::string make_lane(const Pool& pool, const uint64_t mask[2], Lane& lane) {
     if (status != CUDA_SUCCESS) return failed("cuGreenCtxCreate", status);
     status = real.cuCtxFromGreenCtx(&lane.context, green);
     if (status != CUDA_SUCCESS) return failed("cuCtxFromGreenCtx", status);
-    status = real.cuGreenCtxStreamCreate(&lane.stream, green, CU_STREAM_NON_BLOCKING, 0);
+    status = real.cuGreenCtxStreamCreate(&lane.stream, green, CU_STREAM_NON_BLOCKING,
+                                         lane.priority);
     if (status != CUDA_SUCCESS) return failed("cuGreenCtxStreamCreate", status);
     return "";
 }
@@ -108,6 +121,7 @@ std::string make_pool(const Table& table, Pool& pool) {
     ECLIP_NEED(cuGreenCtxStreamCreate)
     ECLIP_NEED(cuCtxFromGreenCtx)
     ECLIP_NEED(cuCtxSetCurrent)
+    ECLIP_NEED(cuStreamCreate)
     ECLIP_NEED(cuStreamGetCtx)
     ECLIP_NEED(cuStreamGetFlags)
     ECLIP_NEED(cuStreamIsCapturing)
@@ -118,11 +132,16 @@ std::string make_pool(const Table& table, Pool& pool) {
     if (!wrong.empty()) return wrong;
     for (const TableLane& wanted : table.lanes) {
         Lane lane;
-        if (!wanted.full) wrong = make_lane(pool, wanted.mask, lane);
+        if (!wanted.full) wrong = make_lane(pool, wanted, lane);
+        if (wanted.full && wanted.priority > 0)
+            say("a lane of the whole device is the program's own stream: its priority in the plan is "
+                "ignored");
         if (!wrong.empty()) return wrong;
         pool.any |= lane.stream != nullptr;
         pool.lanes[pool.count++] = lane;
     }
+    CUresult status = real.cuStreamCreate(&pool.aside, CU_STREAM_NON_BLOCKING);
+    if (status != CUDA_SUCCESS) return failed("cuStreamCreate", status);
     measure(pool);
     return "";
 }

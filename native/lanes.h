@@ -18,6 +18,7 @@ struct Lane {
     CUstream stream = nullptr;  // none where all slices are meant: the user's own stream serves
     CUcontext context = nullptr;
     CUevent event = nullptr;  // recorded for each barrier; a wait keeps what it has seen
+    int priority = 0;         // as CUDA counts: lower goes first, 0 is what streams have by default
 };
 
 struct Pool {
@@ -27,6 +28,7 @@ struct Pool {
     Lane lanes[kMostLanes];
     std::atomic<size_t> count{0};  // of lanes; recording adds some while others read
     bool any = false;              // of the plan's lanes is less than the whole device
+    CUstream aside = nullptr;  // of the primary context, for what no stream of the program waits for
     double ask_ns = 0;      // what it costs to ask a lane whether it is empty
     double barrier_ns = 0;  // and what a barrier between two lanes costs
 };
@@ -36,6 +38,6 @@ struct Pool {
 std::string make_pool(const Table& table, Pool& pool);
 
 // One more lane; recording gives every stream one of its own.
-std::string make_lane(const Pool& pool, const uint64_t mask[2], Lane& lane);
+std::string make_lane(const Pool& pool, const TableLane& wanted, Lane& lane);
 
 }  // namespace eclip

@@ -4,7 +4,7 @@
 // call that is not ours must jump to the original and leave no frame behind.
 #include <dlfcn.h>
 
-#include <atomic>
+#include <cstdint>
 
 #include "bindings.h"
 #include "driver.h"
@@ -20,8 +20,12 @@
 
 extern "C" {
 __attribute__((visibility("hidden"))) void* (*eclip_original_dlsym)(void*, const char*) = nullptr;
-__attribute__((visibility("hidden"), used)) void* eclip_replace_symbol(void*, const char* name);
+__attribute__((visibility("hidden"), used)) void* eclip_replace_symbol(void*, const char* name,
+                                                                          const void* caller);
 }
+
+// An answer: there is no such function, whatever we ourselves export.
+static void* const kAbsent = reinterpret_cast<void*>(uintptr_t{1});
 
 namespace eclip {
 
@@ -34,13 +38,22 @@ void* original_dlsym(void* handle, const char* name) {
 
 }  // namespace eclip
 
-// The hook for a driver symbol, or nothing; afterwards the original is known.
-void* eclip_replace_symbol(void*, const char* name) {
+// The hook for a driver symbol, nothing, or kAbsent; afterwards the original is known.
+void* eclip_replace_symbol(void* handle, const char* name, const void* caller) {
     if (eclip_original_dlsym == nullptr) eclip::original_dlsym(RTLD_DEFAULT, "dlsym");
     if (name == nullptr) return nullptr;
     // Asking for a function of an object is how a program gets into one that it has just loaded.
     eclip::rebind_new_objects();
     if (name[0] != 'c' || name[1] != 'u') return nullptr;
+    void* hook = eclip::hook_of_symbol(name);
+    if (hook != nullptr) {
+        // The C library knows who comes after the caller: we or, if it stands behind us, another.
+        return handle == RTLD_NEXT || eclip::stands_behind(caller, name) ? nullptr : hook;
+    }
+    if (eclip::is_lacking(name)) {
+        eclip::real_symbol(name);  // leaves the message for dlerror()
+        return kAbsent;
+    }
     return eclip::front_of_symbol(name);
 }
 
@@ -51,6 +64,7 @@ asm(R"(
     .type dlsym, @function
 dlsym:
     endbr64
+    mov (%rsp), %rdx
     push %rdi
     push %rsi
     sub $8, %rsp
@@ -58,9 +72,11 @@ dlsym:
     add $8, %rsp
     pop %rsi
     pop %rdi
-    test %rax, %rax
-    jnz 1f
+    cmp $1, %rax
+    ja 1f
+    je 2f
     jmp *eclip_original_dlsym(%rip)
+2:  xor %eax, %eax
 1:  ret
     .size dlsym, .-dlsym
 )");
@@ -72,12 +88,14 @@ asm(R"(
 dlsym:
     stp x0, x1, [sp, #-32]!
     str x30, [sp, #16]
+    mov x2, x30
     bl eclip_replace_symbol
     mov x2, x0
     ldr x30, [sp, #16]
     ldp x0, x1, [sp], #32
     cbz x2, 1f
-    mov x0, x2
+    cmp x2, #1
+    csel x0, xzr, x2, eq
     ret
 1:  adrp x2, eclip_original_dlsym
     ldr x2, [x2, :lo12:eclip_original_dlsym]

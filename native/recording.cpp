@@ -9,7 +9,7 @@
 namespace eclip {
 namespace {
 
-constexpr size_t kMostPending = 4096;
+constexpr size_t kManyPending = 4096;  // launches after which it is worth looking what has ended
 
 struct Pair {
     CUevent begin = nullptr;
@@ -44,13 +44,18 @@ public:
         return pair;
     }
 
+    void give_back(const Pair& pair) {
+        std::lock_guard hold(lock_);
+        unused_.push_back(pair);
+    }
+
     void add(const Timed& timed) {
         std::lock_guard hold(lock_);
         pending_.push_back(timed);
-        if (pending_.size() >= kMostPending) {
-            driver().cuStreamSynchronize(nullptr);
-            write_pending();
-        }
+        if (pending_.size() < look_at_) return;
+        // No waiting here: the driver itself lets a program run ahead only so far.
+        write_pending();
+        look_at_ = 2 * pending_.size() + kManyPending;
     }
 
     void mark(uint32_t worker) {
@@ -59,6 +64,7 @@ public:
                      pending_.back().worker == worker;
         if (!again) pending_.push_back({{}, worker, {}});
         write_pending();
+        look_at_ = kManyPending;
         if (file_ != nullptr) fflush(file_);
     }
 
@@ -95,6 +101,7 @@ private:
     // In order of launch, as far as kernels have ended. A worker's last pair is kept back, because
     // the next gap begins at its end.
     void write_pending() {
+        Relaxed relaxed;
         size_t done = 0;
         for (; done < pending_.size(); ++done) {
             Timed& timed = pending_[done];
@@ -123,6 +130,7 @@ private:
     std::mutex lock_;
     FILE* file_ = nullptr;
     std::vector<Timed> pending_;
+    size_t look_at_ = kManyPending;
     std::vector<Pair> unused_;
     std::map<uint32_t, Pair> last_;
 };
@@ -147,6 +155,7 @@ uint32_t thread_number() {
 const char* function_name(CUfunction function) {
     const Driver& real = driver();
     const char* name = nullptr;
+    if (function == nullptr) return "";  // the driver will say so itself
     if (real.cuFuncGetName != nullptr && real.cuFuncGetName(&name, function) == CUDA_SUCCESS && name)
         return name;
     // Launches take kernels as well as functions, by the same argument.
@@ -162,10 +171,12 @@ void Dispatcher::open_record_lane(Stream& stream) {
     std::lock_guard hold(setup_);
     stream.record_ready = true;
     const TableLane& wanted = table_.lanes[0];
-    CUstream timed = stream.home;
+    CUstream timed = pool_.aside;  // not the user's: that may wait for the program
+    Relaxed relaxed;               // somebody else may capture
+    PrimaryCurrent current(pool_.primary);
     if (!wanted.full && pool_.count < kMostLanes) {
         Lane lane;
-        std::string wrong = make_lane(pool_, wanted.mask, lane);
+        std::string wrong = make_lane(pool_, wanted, lane);
         if (wrong.empty()) {
             timed = lane.stream;
             stream.record_lane = static_cast<int>(pool_.count.load());
@@ -187,6 +198,10 @@ Dispatcher::Timing Dispatcher::begin_timing(CUstream target) {
     Pair pair = Log::get().take();
     driver().cuEventRecord(pair.begin, target);
     return {pair.begin, pair.end};
+}
+
+void Dispatcher::drop_timing(const Timing& timing) {
+    Log::get().give_back({timing.begin, timing.end});
 }
 
 void Dispatcher::end_timing(const Timing& timing, CUstream target, const Stream& stream,

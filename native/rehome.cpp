@@ -214,9 +214,21 @@ bool plan_graph(CUgraph graph, int wanted_worker, Plan& plan) {
     return true;
 }
 
+// A node has a priority of its own: the stream that its graph is launched on gives it none.
+CUresult prefer(CUgraphNode twin, int priority) {
+    auto set = driver().cuGraphKernelNodeSetAttribute;
+    CUlaunchAttribute attribute{};
+    attribute.priority = priority;
+    if (priority == 0) return CUDA_SUCCESS;
+    if (set != nullptr) return set(twin, CU_LAUNCH_ATTRIBUTE_PRIORITY, &attribute.bytes);
+    say("this driver keeps no priorities of graphs' kernels: the plan's are ignored");
+    return CUDA_SUCCESS;
+}
+
 CUresult move_node(CUgraphNode node, CUgraphNode twin, int type, KernelNodeParams kernel,
-                   CUcontext context) {
+                   const Lane& lane) {
     const Driver& real = driver();
+    CUcontext context = lane.context;
     GraphNodeParams params{};
     params.type = type;
     if (type == kNodeKernel) {
@@ -224,7 +236,8 @@ CUresult move_node(CUgraphNode node, CUgraphNode twin, int type, KernelNodeParam
         if (kernel.kern == nullptr) return CUDA_SUCCESS;
         kernel.func = nullptr;
         kernel.ctx = context;
-        return real.cuGraphKernelNodeSetParams_v2(twin, &kernel);
+        CUresult status = real.cuGraphKernelNodeSetParams_v2(twin, &kernel);
+        return status == CUDA_SUCCESS ? prefer(twin, lane.priority) : status;
     }
     if (type == kNodeMemset) {
         CUresult status = real.cuGraphMemsetNodeGetParams(node, &params.memset);
@@ -276,7 +289,7 @@ std::unique_ptr<Rehomed> rehome(CUgraph graph, int worker) {
             plan.lanes[index] >= 0 ? dispatcher.pool().lanes[plan.lanes[index]].context : nullptr;
         if (status == CUDA_SUCCESS && context != nullptr)
             status = move_node(plan.nodes[index], twin, plan.types[index], plan.params[index],
-                               context);
+                               dispatcher.pool().lanes[plan.lanes[index]]);
         made->nodes[plan.nodes[index]] = {twin, twin, context, plan.types[index], true, nullptr};
     }
     if (status != CUDA_SUCCESS) {

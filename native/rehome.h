@@ -33,6 +33,13 @@ struct Rehomed {
     std::vector<CUgraphNode> order;  // the user's nodes in launch order
     std::unordered_map<CUgraphNode, Placed> nodes;  // by the user's nodes
 
+    // The user's node whose clone this is, or none.
+    CUgraphNode original(CUgraphNode clone_node) const {
+        for (const auto& [node, placed] : nodes)
+            if (placed.twin == clone_node) return node;
+        return nullptr;
+    }
+
     void release() const {
         for (auto& [node, placed] : nodes)
             if (placed.child != nullptr) driver().cuGraphDestroy(placed.child);

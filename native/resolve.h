@@ -13,7 +13,15 @@ void* hook_of_symbol(const char* symbol);
 void* front_of_symbol(const char* symbol);
 
 // What to answer where cuGetProcAddress has answered for this name, version and flags: the hook if
-// that is the very function it stands in front of.
-void* front_of_answer(const char* name, void* answer, int version, uint64_t flags);
+// that is the very function it stands in front of, and the caller does not stand there itself.
+void* front_of_answer(const char* name, void* answer, int version, uint64_t flags,
+                      const void* caller);
+
+// Whether we have a hook for what this driver does not have.
+bool is_lacking(const char* symbol);
+
+// Whether the object of this code has a function of the name and comes after us: then it was
+// preloaded to stand in front of the driver, too, and asks for what comes next.
+bool stands_behind(const void* caller, const char* symbol);
 
 }  // namespace eclip

@@ -68,7 +68,10 @@ using namespace eclip;
         Dispatcher& dispatcher = Dispatcher::get();                                            \
         if (!dispatcher.on()) return real arguments;                                           \
         bool ours = is_ours(dispatcher, a1);                                                   \
-        if (!ours) return real arguments;                                                      \
+        if (!ours) {                                                                           \
+            dispatcher.forget_contexts(); /* another may be where it was */                    \
+            return real arguments;                                                             \
+        }                                                                                      \
         CUresult status = dispatcher.drain(dispatcher.pool().primary,                          \
                                            [&] { return real arguments; });                    \
         dispatcher.stop("the context was destroyed");                                          \
@@ -169,6 +172,7 @@ ECLIP_LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, Default::thread)
 namespace {
 
 unsigned cluster_of(const CUlaunchConfig& config) {
+    if (config.attrs == nullptr) return 1;  // for the driver to say what it thinks of it
     for (unsigned index = 0; index < config.numAttrs; ++index) {
         const CUlaunchAttribute& attribute = config.attrs[index];
         if (attribute.id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)

@@ -77,11 +77,13 @@ std::string read_table(const std::vector<unsigned char>& bytes, Table& table) {
     table.slice_units.resize(header.slices);
     for (uint32_t& units : table.slice_units)
         if (!reader.take(units)) return "it is cut short";
+    if (table.mode == Mode::record && header.lanes == 0) return "it records on no lane";
     table.lanes.resize(header.lanes);
     for (TableLane& lane : table.lanes) {
         if (!reader.take(lane)) return "it is cut short";
         bool known = lane.worker >= 0 && static_cast<uint32_t>(lane.worker) < header.workers;
         if (!known && table.mode == Mode::plan) return "a lane belongs to a worker it does not have";
+        if (lane.priority < 0) return "a lane has a priority below the lowest";
     }
     std::vector<uint32_t> counts(header.workers);
     uint64_t total = 0;

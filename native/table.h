@@ -11,7 +11,7 @@
 
 namespace eclip {
 
-constexpr uint32_t kTableVersion = 2;
+constexpr uint32_t kTableVersion = 3;
 constexpr int kMainVariant = -1;
 constexpr int kMostWorkers = 32;
 
@@ -22,6 +22,8 @@ struct TableLane {
     int32_t worker;
     uint32_t full;  // all slices: the user's own stream is this lane
     uint64_t mask[2];
+    int32_t priority;  // from 0, the lowest
+    uint32_t reserved;
 };
 
 struct TableKernel {

@@ -32,6 +32,8 @@ void use_plan(const std::vector<PlannedLane>& lanes,
         file.put(uint32_t{lane.mask == 0xffff});
         file.put(lane.mask);
         file.put(uint64_t{0});
+        file.put(lane.priority);
+        file.put(uint32_t{0});
     }
     for (const auto& trace : workers) file.put(static_cast<uint32_t>(trace.size()));
     const unsigned one[3] = {1, 1, 1};
@@ -115,7 +117,7 @@ int main(int count, char** words) {
         [[maybe_unused]] ssize_t written = write(STDOUT_FILENO, "hangs\n", 6);
         _exit(3);
     });
-    alarm(5);
+    alarm(20);
     for (cases::Case* one = cases::Case::first(); one != nullptr; one = one->next) {
         if (wanted == "--list") puts(one->name);
         if (wanted != one->name) continue;

@@ -19,9 +19,11 @@
 extern "C" {
 CUfunction standin_function(const char*, void (*)(const uint64_t*), int, int);
 void standin_behave(unsigned seed, int lazy);
+int standin_priority();  // of the calling kernel
 void standin_mask(uint64_t bits[2]);
 int standin_sync_mode();
 int standin_retains();
+void standin_refuse(CUresult status);
 void standin_calls(void (*seen)(const char* call, CUstream stream));
 
 CUresult cuInit(unsigned);
@@ -48,6 +50,7 @@ CUresult cuStreamWaitEvent(CUstream, CUevent, unsigned);
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, size_t, CUstream);
 CUresult cuMemcpyDtoHAsync_v2(void*, CUdeviceptr, size_t, CUstream);
 CUresult cuMemcpyDtoH_v2(void*, CUdeviceptr, size_t);
+CUresult cuMemsetD32Async(CUdeviceptr, unsigned, size_t, CUstream);
 CUresult cuStreamBeginCapture_v2(CUstream, int);
 CUresult cuStreamEndCapture(CUstream, CUgraph*);
 CUresult cuGraphInstantiateWithFlags(CUgraphExec*, CUgraph, unsigned long long);
@@ -102,6 +105,7 @@ struct Planned {
 struct PlannedLane {
     uint32_t worker;
     uint64_t mask;  // 0xffff: of the whole device
+    int32_t priority = 0;
 };
 enum class Use : uint32_t { plan = 0, record = 1 };
 

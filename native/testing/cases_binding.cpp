@@ -94,6 +94,16 @@ CASE(unknown_call_after_work_on_other_streams) {
            same("of the other", cells[5], uint64_t{9});
 }
 
+CASE(unknown_call_in_the_default_stream) {
+    use_plan();
+    start();
+    uint64_t* cells = make_cells(2);
+    CHECK(launch(make_add("a"), nullptr, {address(cells), 7, 20000}));
+    CHECK(cuMemcpyWithAttributesAsync(address(cells + 1), address(cells), 8, nullptr, nullptr));
+    CHECK(cuStreamSynchronize(nullptr));
+    return same("what was copied", cells[1], uint64_t{7});
+}
+
 CASE(unknown_call_with_many_arguments) {
     use_plan();
     start();
@@ -144,4 +154,23 @@ CASE(older_interface_of_a_known_name) {
     return copied_after([&](CUdeviceptr target, CUdeviceptr source, CUstream stream) {
         return copy(target, source, 8, stream);
     });
+}
+
+// With another library preloaded, behind libeclip or before it: both do what they are for.
+CASE(launches_that_another_library_watches) {
+    use_plan();
+    start();
+    auto watched = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "watcher_calls"));
+    CUfunction kernel = standin_function("a", run_where, 1, 1);
+    CUstream stream = make_stream();
+    uint64_t seen = 0;
+    for (int time = 0; time < 3; ++time) CHECK(launch(kernel, stream, {address(&seen)}));
+    auto asked = ask_for<decltype(&cuLaunchKernel)>("cuLaunchKernel", 12000);
+    uint64_t argument = address(&seen);
+    void* params[1] = {&argument};
+    CHECK(asked(kernel, 1, 1, 1, 1, 1, 1, 0, stream, params, nullptr));
+    CHECK(cuStreamSynchronize(stream));
+    // What is asked for by version is the driver's own, which only libeclip leads on to the other.
+    return same("whether launches were watched", watched == nullptr || watched() >= 3, true) &&
+           same("where the last ran", seen, preloaded() ? uint64_t{1} : kWhole);
 }

@@ -124,3 +124,31 @@ CASE(memory_of_the_planned_device_is_freed) {
     }).join();
     return same("whether the kernel had ended", ended.load(), true);
 }
+
+// Contexts of the program's own on the planned device, in turn: the primary one is not made for them.
+CASE(private_contexts_in_turn) {
+    use_plan();
+    CHECK(cuInit(0));
+    standin_behave(1, 0);
+    uint64_t* cells = make_cells(2);
+    CUfunction kernel = make_add("a");
+    CUcontext contexts[2];
+    CUstream streams[2];
+    for (int index : {0, 1}) {
+        contexts[index] = private_context(0);
+        streams[index] = make_stream();
+    }
+    for (int time = 0; time < 100; ++time) {
+        CHECK(cuCtxSetCurrent(contexts[time % 2]));
+        CHECK(launch(kernel, streams[time % 2], {address(cells + time % 2), 1, 0}));
+    }
+    if (!same("how often it was made", standin_retains(), 0)) return false;
+    CUcontext made;  // and if it is there, it is not asked for at every launch
+    CHECK(cuDevicePrimaryCtxRetain(&made, 0));
+    for (int time = 0; time < 100; ++time) {
+        CHECK(cuCtxSetCurrent(contexts[time % 2]));
+        CHECK(launch(kernel, streams[time % 2], {address(cells + time % 2), 1, 0}));
+    }
+    CHECK(cuCtxSynchronize());
+    return same("whether it was asked for often", standin_retains() <= 3, true);
+}

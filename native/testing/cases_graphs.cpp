@@ -143,3 +143,42 @@ CASE(launch_after_an_update_follows_the_one_before) {
     CHECK(cuGraphExecDestroy(one.exec));
     return same("what the third launch read", cells[1], uint64_t{41});
 }
+
+// What the driver says of a refused update is said of the nodes of the program's own graph.
+CASE(update_that_is_refused_names_my_node) {
+    use_plan();
+    start();
+    uint64_t* cells = make_cells(1);
+    Captured one = two_kernels(cells);
+    Captured longer([&](CUstream stream) {
+        for (const char* name : {"a", "b", "a"})
+            CHECK(launch(make_add(name), stream, {address(cells), 1, 0}));
+    });
+    GraphExecUpdateResultInfo info{};
+    CUresult status = cuGraphExecUpdate_v2(one.exec, longer.graph, &info);
+    return same("the status", status, CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE) &&
+           same("the node", address(info.errorNode), address(longer.nodes[2]));
+}
+
+// As the plan has them, for launches and for graphs.
+CASE(priorities_of_lanes) {
+    use_plan({{0, 1, 2}, {0, 2, 0}}, {{{"a", 0}, {"b", 1}}});
+    start();
+    static int seen[2];
+    auto note = [](const uint64_t* arguments) { seen[arguments[0]] = standin_priority(); };
+    CUfunction first = standin_function("a", note, 1, 1), second = standin_function("b", note, 1, 1);
+    auto body = [&](CUstream stream) {
+        CHECK(launch(first, stream, {0}));
+        CHECK(launch(second, stream, {1}));
+    };
+    auto as_planned = [](const char* what) {
+        return same(what, seen[0], preloaded() ? -2 : 0) && same(what, seen[1], 0);
+    };
+    CUstream stream = make_stream();
+    body(stream);
+    CHECK(cuStreamSynchronize(stream));
+    if (!as_planned("the priority of a launch")) return false;
+    seen[0] = seen[1] = 1;
+    Captured(body).run();
+    return as_planned("the priority of a graph's kernel");
+}

@@ -1,6 +1,8 @@
 // Cases of order: between streams, threads and contexts.
 #include "cases.h"
 
+#include <random>
+
 using namespace cases;
 
 namespace {
@@ -64,57 +66,73 @@ CASE(late_copy_of_a_blocking_stream) {
     return same("what the default stream read", cells[0], uint64_t{7});
 }
 
-// While one thread's copy is on its way into the stream's lane, another thread launches on the same
-// stream, elsewhere. What the first launches then must come after its copy.
-CASE(late_copy_of_a_shared_stream) {
-    setenv("ECLIP_ASK", "never", 1);
-    use_plan();
-    start();
+namespace {
+
+// While one thread's copy is on its way into the stream's queue, another thread does something with
+// the same stream. What the first launches then must come after its copy.
+template <class Meanwhile>
+bool copy_comes_first(CUstream stream, void (*hold_up)(const char*, CUstream),
+                      Meanwhile&& meanwhile) {
     CUfunction slow = make_add("a"), read = standin_function("b", run_read, 2, 1);
     constexpr size_t kLong = 1 << 23;
     uint64_t* cells = make_cells(2);
     uint64_t* target = make_cells(kLong);
     std::vector<uint64_t> source(kLong, 7);
-    CUstream stream = make_stream();
     CHECK(launch(slow, stream, {address(cells + 1), 1, 1000}));
-    if (preloaded()) standin_calls(hold_copy);
+    if (preloaded()) standin_calls(hold_up);
     std::thread other([&] {
         CHECK(cuCtxSetCurrent(primary));
         if (preloaded()) copies.wait();
-        CHECK(launch(read, stream, {address(cells), address(cells + 1)}));
+        meanwhile(read, cells);
         other_called.open = true;
     });
     CHECK(cuMemcpyDtoDAsync_v2(address(target), address(source.data()), 8 * kLong, stream));
+    copied.open = true;
     other.join();
     CHECK(launch(read, stream, {address(target + kLong - 1), address(cells)}));
     CHECK(cuStreamSynchronize(stream));
     return same("what the stream read", cells[0], uint64_t{7});
 }
 
-// The same, but the stream is waited for meanwhile.
+bool copy_comes_before_a_launch(bool in_default_stream) {
+    setenv("ECLIP_ASK", "never", 1);
+    use_plan();
+    start();
+    CUstream stream = in_default_stream ? nullptr : make_stream();
+    return copy_comes_first(stream, hold_copy, [&](CUfunction read, uint64_t* cells) {
+        CHECK(launch(read, stream, {address(cells), address(cells + 1)}));
+    });
+}
+
+// The copy comes after what was waited for, and before the waiting thread goes on.
+void hold_both(const char* call, CUstream stream) {
+    hold_copy(call, stream);
+    if (strcmp(call, "waited") != 0 || other_called.open) return;
+    other_called.open = true;
+    copied.wait();
+}
+
+}  // namespace
+
+CASE(late_copy_of_a_shared_stream) { return copy_comes_before_a_launch(false); }
+CASE(late_copy_of_the_default_stream) { return copy_comes_before_a_launch(true); }
+
 CASE(late_copy_of_a_stream_that_was_waited_for) {
     setenv("ECLIP_ASK", "never", 1);
     use_plan();
     start();
-    CUfunction slow = make_add("a"), read = standin_function("b", run_read, 2, 1);
-    constexpr size_t kLong = 1 << 23;
-    uint64_t* cells = make_cells(2);
-    uint64_t* target = make_cells(kLong);
-    std::vector<uint64_t> source(kLong, 7);
     CUstream stream = make_stream();
-    CHECK(launch(slow, stream, {address(cells + 1), 1, 1000}));
-    if (preloaded()) standin_calls(hold_copy);
-    std::thread other([&] {
-        CHECK(cuCtxSetCurrent(primary));
-        if (preloaded()) copies.wait();
-        CHECK(cuStreamSynchronize(stream));
-        other_called.open = true;
-    });
-    CHECK(cuMemcpyDtoDAsync_v2(address(target), address(source.data()), 8 * kLong, stream));
-    other.join();
-    CHECK(launch(read, stream, {address(target + kLong - 1), address(cells)}));
-    CHECK(cuStreamSynchronize(stream));
-    return same("what the stream read", cells[0], uint64_t{7});
+    return copy_comes_first(stream, hold_copy,
+                            [&](CUfunction, uint64_t*) { CHECK(cuStreamSynchronize(stream)); });
+}
+
+CASE(late_copy_of_a_stream_that_is_waited_for) {
+    setenv("ECLIP_ASK", "never", 1);
+    use_plan();
+    start();
+    CUstream stream = make_stream();
+    return copy_comes_first(stream, hold_both,
+                            [&](CUfunction, uint64_t*) { CHECK(cuStreamSynchronize(stream)); });
 }
 
 // A copy that keeps its thread waiting keeps no other off the stream; the device may wait for one.
@@ -155,4 +173,70 @@ CASE(copy_in_the_default_stream_that_waits_for_another_thread) {
     copier.join();
     CHECK(cuCtxSynchronize());
     return same("the cell", cells[1], uint64_t{14});
+}
+
+// An event of all work of a context makes no stream wait for another.
+CASE(event_of_a_context) {
+    use_plan();
+    start();
+    Gate gate;
+    uint64_t* cells = make_cells(1);
+    CUstream other = make_stream(), blocking = make_stream(true);
+    CUevent event;
+    CHECK(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+    CHECK(launch(standin_function("a", run_gate, 1, 1), other, {address(&gate)}));
+    CHECK(cuCtxRecordEvent(primary, event));
+    CHECK(launch(make_add("unplanned"), blocking, {address(cells), 1, 0}));
+    CHECK(cuStreamSynchronize(blocking));
+    static std::atomic<bool> opened{false};
+    std::thread opener([&] {
+        usleep(20000);
+        opened = true;
+        gate.open = true;
+    });
+    CHECK(cuEventSynchronize(event));
+    bool after = opened;
+    opener.join();
+    return same("whether the event was after the lane's kernel", after, true);
+}
+
+namespace {
+
+// One thread's part on a stream that all share: each call needs what the one before it left.
+void count_on(CUstream stream, unsigned seed, uint64_t* cells, uint64_t rounds) {
+    CHECK(cuCtxSetCurrent(primary));
+    CUfunction kernels[] = {make_add("a"), make_add("b"), make_add("c")};
+    std::minstd_rand random(seed);
+    for (uint64_t round = 0; round < rounds; ++round) {
+        CHECK(launch(kernels[random() % 3], stream, {address(cells), 1, random() % 8 == 0 ? 50u : 0u}));
+        CHECK(cuMemcpyDtoDAsync_v2(address(cells + 1), address(cells), 8, stream));
+        CHECK(launch(kernels[random() % 3], stream, {address(cells + 1), 1, 0}));
+        if (random() % 16 == 0) CHECK(cuStreamSynchronize(stream));
+        if (random() % 8 == 0) {
+            uint64_t seen = 0;
+            CHECK(cuMemcpyDtoHAsync_v2(&seen, address(cells + 1), 8, stream));
+            if (!same("what was copied to the host", seen, cells[1])) _exit(1);
+        }
+        CHECK(cuMemcpyDtoDAsync_v2(address(cells), address(cells + 1), 8, stream));
+    }
+}
+
+}  // namespace
+
+CASE(threads_on_one_stream) {
+    use_plan({{0, 1}, {0, 2}, {0, 4}}, {{{"a", 0}, {"b", 1}, {"c", 2}}});
+    start();
+    constexpr int kThreads = 4;
+    constexpr uint64_t kRounds = 150;
+    for (CUstream stream : {make_stream(), make_stream(true), CUstream{nullptr}}) {
+        uint64_t* cells = make_cells(2 * kThreads);
+        std::vector<std::thread> threads;
+        for (int index = 0; index < kThreads; ++index)
+            threads.emplace_back(count_on, stream, index + 1, cells + 2 * index, kRounds);
+        for (std::thread& thread : threads) thread.join();
+        CHECK(cuStreamSynchronize(stream));
+        for (int index = 0; index < kThreads; ++index)
+            if (!same("a thread's count", cells[2 * index], 2 * kRounds)) return false;
+    }
+    return true;
 }

@@ -29,6 +29,7 @@ using WorkPtr = std::shared_ptr<Work>;
 
 struct Mask {
     uint64_t bits[2] = {0, 0};
+    int priority = 0;  // of what runs there
 };
 
 struct Capture;
@@ -40,6 +41,7 @@ struct Stream {
     Context* context = nullptr;
     bool blocking = true;
     bool legacy = false;
+    int priority = 0;
     WorkPtr last;
     std::shared_ptr<Capture> capture;
     std::vector<Node*> capture_after;

@@ -69,6 +69,7 @@ std::function<void()> work_of(const Node& node, const Mask& stream_mask) {
     switch (node.type) {
         case kNodeKernel: {
             Mask mask = node.kernel.context ? node.kernel.context->mask : stream_mask;
+            if (node.kernel.context) mask.priority = node.kernel.priority;
             return [kernel = node.kernel, mask] { run_kernel(kernel, mask); };
         }
         case kNodeMemset: return [params = node.memset] { run_memset(params); };
@@ -128,4 +129,7 @@ CUresult update(Exec& exec, const Graph& graph) {
 extern "C" __attribute__((visibility("default"))) void standin_mask(uint64_t bits[2]) {
     bits[0] = standin::running_mask.bits[0];
     bits[1] = standin::running_mask.bits[1];
+}
+extern "C" __attribute__((visibility("default"))) int standin_priority() {
+    return standin::running_mask.priority;
 }

@@ -21,6 +21,7 @@ struct Kernel {
     std::vector<uint64_t> values;
     std::vector<void*> pointers;  // to the values, for whoever asks for the parameters
     Context* context = nullptr;   // none: that of the stream it is launched on
+    int priority = 0;             // of a node; a stream has its own
 };
 
 struct Node {

@@ -49,6 +49,8 @@ inline void write_table(const std::string& path, Random& random, bool by_thread)
         put(uint32_t{mask.full});
         put(mask.full ? uint64_t{0xffff} : mask.bits);
         put(uint64_t{0});
+        put(int32_t{0});
+        put(uint32_t{0});
     }
     for (auto& trace : traces) put(static_cast<uint32_t>(trace.size()));
     for (int worker = 0; worker < workers; ++worker)

@@ -31,6 +31,7 @@ thread_local int thread_mode = 0;  // of calls that are unsafe in a capture
 thread_local std::map<Context*, Stream*> thread_streams;
 std::set<Capture*> captures;
 std::map<CUdeviceptr, Context*> allocated;
+std::atomic<CUresult> refusal{CUDA_SUCCESS};  // what lanes say to kernels and memsets
 std::atomic<int> retains{0}, users[kDevices];  // of primary contexts
 std::atomic<void (*)(const char*, CUstream)> on_call{nullptr};
 
@@ -96,7 +97,11 @@ CUresult implicit(const Stream& stream) {
     return CUDA_SUCCESS;
 }
 
-Mask mask_of(const Stream& stream) { return stream.context->mask; }
+Mask mask_of(const Stream& stream) {
+    Mask mask = stream.context->mask;
+    mask.priority = stream.priority;
+    return mask;
+}
 
 // Work on a stream, or a node of the graph that it captures.
 CUresult put(Stream& stream, const Node& what) {
@@ -131,9 +136,10 @@ CUresult launch_kernel(CUfunction f, const unsigned grid[3], const unsigned bloc
     shape.kernelParams = static_cast<void**>(params);
     node.kernel = make_kernel(shape, f);
     Stream& stream = *stream_of(handle, threaded);
+    if (stream.context->green && refusal != CUDA_SUCCESS) return refusal;
     // Shared memory stands for a kernel that needs a large part of the device.
     unsigned lanes_units = 8 * static_cast<unsigned>(__builtin_popcountll(mask_of(stream).bits[0]));
-    if (stream.context != nullptr && stream.context->green && shared > lanes_units)
+    if (stream.context->green && shared > lanes_units)
         return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
     return put(stream, node);
 }
@@ -143,7 +149,9 @@ CUresult memset32(CUdeviceptr target, unsigned value, size_t count, CUstream han
     Node node;
     node.type = kNodeMemset;
     node.memset = {target, 0, value, 4, count, 1, nullptr};
-    return put(*stream_of(handle, threaded), node);
+    Stream& stream = *stream_of(handle, threaded);
+    if (stream.context->green && refusal != CUDA_SUCCESS) return refusal;
+    return put(stream, node);
 }
 
 CUresult copy(void* target, const void* source, size_t bytes, CUstream handle, bool threaded,
@@ -208,6 +216,8 @@ CUresult wait_stream(CUstream handle, bool threaded) {
     if (CUresult status = implicit(stream)) return status;
     if (stream.legacy) Engine::get().submit(stream, nullptr);
     Engine::get().wait(hold, stream.last);
+    hold.unlock();
+    called("waited", handle);
     return CUDA_SUCCESS;
 }
 
@@ -311,6 +321,9 @@ extern "C" __attribute__((visibility("default"))) void standin_behave(unsigned s
     Hold hold = held();
     Engine::get().random.seed(seed + 1);
     Engine::get().lazy = lazy != 0;
+}
+extern "C" __attribute__((visibility("default"))) void standin_refuse(CUresult status) {
+    refusal = status;
 }
 extern "C" __attribute__((visibility("default"))) int standin_retains() { return retains; }
 extern "C" __attribute__((visibility("default"))) void standin_calls(
@@ -436,6 +449,11 @@ API cuStreamDestroy_v2(CUstream handle) {
     orphans.push_back(*stream);
     all.erase(std::find(all.begin(), all.end(), stream));
     delete stream;
+    return CUDA_SUCCESS;
+}
+API cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+    *least = 0;
+    *greatest = -5;
     return CUDA_SUCCESS;
 }
 API cuStreamGetFlags(CUstream handle, unsigned* flags) {

@@ -23,7 +23,9 @@ CUresult set_kernel(Node& node, const KernelNodeParams& given, bool fixed) {
     if (context->green && (params.kern == nullptr || params.func != nullptr))
         return CUDA_ERROR_INVALID_VALUE;
     if (fixed && node.kernel.context != context) return CUDA_ERROR_INVALID_VALUE;
+    int priority = node.kernel.priority;
     node.kernel = make_kernel(params, function);
+    node.kernel.priority = priority;
     for (size_t index = 0; index < node.kernel.values.size(); ++index)
         node.kernel.pointers[index] = &node.kernel.values[index];
     return CUDA_SUCCESS;
@@ -135,6 +137,12 @@ API cuGraphKernelNodeSetParams_v2(CUgraphNode node, const KernelNodeParams* para
     Hold hold = held();
     return set_kernel(*node_of(node), *params, false);
 }
+API cuGraphKernelNodeSetAttribute(CUgraphNode node, int attribute, const void* value) {
+    if (attribute != CU_LAUNCH_ATTRIBUTE_PRIORITY) return CUDA_ERROR_INVALID_VALUE;
+    Hold hold = held();
+    node_of(node)->kernel.priority = *static_cast<const int*>(value);
+    return CUDA_SUCCESS;
+}
 API cuGraphMemsetNodeGetParams(CUgraphNode node, MemsetNodeParams* params) {
     std::memcpy(params, &node_of(node)->memset, offsetof(MemsetNodeParams, ctx));
     return CUDA_SUCCESS;
@@ -162,7 +170,10 @@ API cuGraphExecDestroy(CUgraphExec exec) {
 API cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, void* info) {
     Hold hold = held();
     CUresult status = update(*reinterpret_cast<Exec*>(exec), *graph_of(graph));
-    static_cast<GraphExecUpdateResultInfo*>(info)->result = status == CUDA_SUCCESS ? 0 : 1;
+    Node* last = graph_of(graph)->nodes.empty() ? nullptr : graph_of(graph)->nodes.back().get();
+    bool refused = status != CUDA_SUCCESS;
+    *static_cast<GraphExecUpdateResultInfo*>(info) = {
+        refused, refused ? reinterpret_cast<CUgraphNode>(last) : nullptr, nullptr};
     return status;
 }
 API cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node, const void* params) {
@@ -260,11 +271,12 @@ API cuCtxFromGreenCtx(CUcontext* out, CUgreenCtx green) {
     *out = reinterpret_cast<CUcontext>(green);
     return CUDA_SUCCESS;
 }
-API cuGreenCtxStreamCreate(CUstream* out, CUgreenCtx green, unsigned, int) {
+API cuGreenCtxStreamCreate(CUstream* out, CUgreenCtx green, unsigned, int priority) {
     Hold hold = held();
     auto stream = new Stream;
     stream->context = reinterpret_cast<Context*>(green);
     stream->blocking = false;
+    stream->priority = priority;
     Engine::get().streams.push_back(stream);
     *out = reinterpret_cast<CUstream>(stream);
     return CUDA_SUCCESS;

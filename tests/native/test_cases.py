@@ -13,15 +13,31 @@ UNKNOWN = [
     "unknown_call_by_version",
     "unknown_call_that_is_only_looked_for",
     "unknown_call_after_work_on_other_streams",
+    "unknown_call_in_the_default_stream",
     "unknown_call_with_many_arguments",
     "newer_interface_of_a_known_name",
 ]
 CASES = [
     "late_copy_of_a_blocking_stream",
     "late_copy_of_a_shared_stream",
+    "late_copy_of_the_default_stream",
+    "late_copy_of_a_stream_that_is_waited_for",
     "late_copy_of_a_stream_that_was_waited_for",
     "copy_that_waits_for_another_thread",
     "copy_in_the_default_stream_that_waits_for_another_thread",
+    "threads_on_one_stream",
+    "event_of_a_context",
+    "recording_of_a_new_stream_while_another_is_captured",
+    "recording_of_many_launches_while_a_blocking_stream_is_captured",
+    "recording_of_a_stream_that_waits_for_the_host",
+    "lane_that_refuses",
+    "launch_that_is_wrong",
+    "launch_whose_attributes_are_missing",
+    "function_that_the_driver_lacks",
+    "update_that_is_refused_names_my_node",
+    "private_contexts_in_turn",
+    "recording_without_lanes",
+    "priorities_of_lanes",
     "deeply_bound_library",
     "older_interface_of_a_known_name",
     "disabled_node_stays_disabled",
@@ -56,5 +72,18 @@ def test_the_program_is_right_under_libeclip(native: Native, case: str) -> None:
         assert said.endswith("running unplanned from here on")
 
 
+# For the library that watches launches.
+WATCHED = "launches_that_another_library_watches"
+
+
+@pytest.mark.parametrize("finds", ["next", "library", "version"])
+def test_a_library_preloaded_beside_libeclip_sees_the_calls(native: Native, finds: str) -> None:
+    watcher = native.library.with_name("libwatcher.so")
+    for preloaded in (watcher, f"{native.library}:{watcher}", f"{watcher}:{native.library}"):
+        done = native.run("plain/cases", WATCHED, LD_PRELOAD=str(preloaded), WATCHER_FINDS=finds)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_every_case_is_run(native: Native) -> None:
-    assert sorted(native.run("plain/cases", "--list").stdout.split()) == sorted(CASES)
+    listed = native.run("plain/cases", "--list").stdout.split()
+    assert sorted(listed) == sorted([*CASES, WATCHED])

@@ -237,6 +237,20 @@ def test_a_request_takes_the_variant_of_who_is_active_when_it_begins(
     assert second_alone == [only[1]] * KERNELS
 
 
+def test_priorities_of_lanes_are_the_plans_or_said_to_be_ignored(
+    planned: tuple[Path, Path], native: Native, tmp_path: Path
+) -> None:
+    plan = store.load(planned[0], Plan)
+    lanes = [msgspec.structs.replace(lane, priority=1) for lane in plan.lanes]
+    lanes[0] = msgspec.structs.replace(lanes[0], priority=9)
+    store.save(msgspec.structs.replace(plan, lanes=tuple(lanes)), tmp_path / "plan.json")
+    done = run_planned((tmp_path / "plan.json", planned[1]), native, "serve")
+    assert done.returncode == 0, done.stderr
+    lowered, ignored = done.stderr.splitlines()
+    assert "asks for priority 9, but streams here have 6" in lowered
+    assert "its priority in the plan is ignored" in ignored
+
+
 def test_a_missing_driver_function_costs_only_what_needs_it(
     planned: tuple[Path, Path], native: Native
 ) -> None:

@@ -13,13 +13,13 @@ import enum
 import struct
 from collections.abc import Sequence
 
-from eclip.artefacts.plan import Lanes, Plan
-from eclip.artefacts.topology import Mask, Topology
+from eclip.artefacts.plan import ALL_WORKERS, Lane, Lanes
+from eclip.artefacts.topology import Topology
 from eclip.artefacts.trace import Kernel, Trace
 from eclip.errors import MismatchError, UsageError, unknown_name
 from eclip.runtime.program import Program, Route
 
-VERSION = 2
+VERSION = 3
 MOST_LANES = 64
 MOST_WORKERS = 32
 _MAGIC = b"ECLIPTBL"
@@ -97,7 +97,7 @@ def plan_table(program: Program, traces: Sequence[Trace], by: WorkersBy) -> byte
         plan.topology,
         mode=0,
         by=by,
-        lanes=[(worker, _mask_of(plan, lane)) for worker, lane in numbers],
+        lanes=[(worker, plan.lanes[lane]) for worker, lane in numbers],
         counts=[len(trace.kernels) for trace in traces],
         kernels=list(zip(identities, lanes, strict=True)),
         variants=variants,
@@ -110,18 +110,16 @@ def record_table(topology: Topology, units: int, by: WorkersBy) -> bytes:
         mask = topology.take(units, range(len(topology.slice_units)))
     except ValueError as error:
         raise UsageError(str(error)) from None
-    return _table(topology, mode=1, by=by, lanes=[(-1, mask)], counts=[], kernels=[])
-
-
-def _mask_of(plan: Plan, lane: int) -> Mask:
-    return plan.lanes[lane].mask
+    return _table(
+        topology, mode=1, by=by, lanes=[(-1, Lane(ALL_WORKERS, mask))], counts=[], kernels=[]
+    )
 
 
 def _table(
     topology: Topology,
     mode: int,
     by: WorkersBy,
-    lanes: Sequence[tuple[int, Mask]],
+    lanes: Sequence[tuple[int, Lane]],
     counts: Sequence[int],
     kernels: Sequence[tuple[int, int]],
     variants: Sequence[tuple[Sequence[int], Sequence[int]]] = (),
@@ -147,9 +145,11 @@ def _table(
         0,
     )
     body += struct.pack(f"<{len(topology.slice_units)}I", *topology.slice_units)
-    for worker, mask in lanes:
-        bits = sum(1 << index for index in mask)
-        body += struct.pack("<iIQQ", worker, mask == topology.full, bits & _WORD, bits >> 64)
+    for worker, lane in lanes:
+        bits = sum(1 << index for index in lane.mask)
+        whole = lane.mask == topology.full
+        words = (bits & _WORD, bits >> 64)
+        body += struct.pack("<iIQQiI", worker, whole, *words, lane.priority, 0)
     body += struct.pack(f"<{len(counts)}I", *counts)
     body += b"".join(struct.pack("<QiI", known, lane, 0) for known, lane in kernels)
     for active, lane_of in variants:
