@@ -127,8 +127,10 @@ public:
         std::lock_guard hold(lock_);
         if (last_ns_ != 0) owed_ += floor_part * static_cast<double>(now - last_ns_);
         last_ns_ = now;
-        // Work done beyond the floor counts for a while only.
-        owed_ = std::max(owed_, -floor_part * static_cast<double>(kBankedNs));
+        // Work done beyond the floor counts for a while only, and so does time in which the program
+        // had nothing to launch.
+        const double most = floor_part * static_cast<double>(kBankedNs);
+        owed_ = std::clamp(owed_, -most, most);
         return owed_ > 0;
     }
 

@@ -35,6 +35,8 @@ from waiting import PATIENCE_S, until
 
 LONG = Promise(bound_ns=10**12, request_ns=1, some_ns=0, none_ns=0)
 STEADY = "while True: launch(1000)"  # a stretch each
+# Random programs' host functions wait for the program, and many stretches are wanted.
+QUICK = {"ECLIP_PATIENCE_US": "300", "ECLIP_GRAIN_US": "10"}
 GOING_ON = 5  # launches that show that a program does
 
 
@@ -540,12 +542,30 @@ def test_either_goes_on_a_thousand_times(native: Native, board: Board, tmp_path:
     assert _shoot(native, board, tmp_path, 1000, 2) < 1000
 
 
+@pytest.mark.parametrize("flavour", ["asan", "tsan"])
+@pytest.mark.parametrize("tier", ["service", "background"])
+def test_random_programs_with_a_tier_under_a_sanitizer(
+    native: Native, service: Service, tmp_path: Path, flavour: str, tier: str
+) -> None:
+    service.raise_busy(launches=False)
+    done = native.run(
+        f"{flavour}/fuzz",
+        *("--programs", 400, "--threads", 3, "--unplanned", 1, "--seed", 50),
+        ECLIP_TIER=tier,
+        ECLIP_BOARD=str(tmp_path / "board"),
+        **QUICK,
+    )
+    if "unexpected memory mapping" in done.stderr:
+        pytest.skip("ThreadSanitizer of this compiler does not know this kernel's address layout")
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+
+
 @pytest.mark.parametrize("planned", [False, True])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_random_programs_are_the_same_while_they_give_way(
     native: Native, board: Board, service: Service, tmp_path: Path, planned: bool, threads: int
 ) -> None:
-    assert fuzz(native, board, service, tmp_path, planned, threads, 2000, 30 + threads) > 0
+    assert fuzz(native, board, service, tmp_path, planned, threads, 1000, 30 + threads) > 0
 
 
 @pytest.mark.long
@@ -576,9 +596,7 @@ def fuzz(
             "LD_PRELOAD": str(native.library),
             "ECLIP_TIER": "background",
             "ECLIP_BOARD": str(folder / "board"),
-            # Their host functions wait for the program, and many stretches are wanted.
-            "ECLIP_PATIENCE_US": "300",
-            "ECLIP_GRAIN_US": "10",
+            **QUICK,
         },
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
