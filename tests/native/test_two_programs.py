@@ -551,6 +551,7 @@ def test_random_programs_with_a_tier_under_a_sanitizer(
     done = native.run(
         f"{flavour}/fuzz",
         *("--programs", 400, "--threads", 3, "--unplanned", 1, "--seed", 50),
+        preload=False,  # it is linked in
         ECLIP_TIER=tier,
         ECLIP_BOARD=str(tmp_path / "board"),
         **QUICK,
