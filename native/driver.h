@@ -64,6 +64,7 @@ enum class Default { legacy, thread };
     CALL(cuDevicePrimaryCtxGetState, CUresult(CUdevice, unsigned*, int*))                     \
     CALL(cuDevicePrimaryCtxRetain, CUresult(CUcontext*, CUdevice))                            \
     CALL(cuDeviceGetAttribute, CUresult(int*, int, CUdevice))                                 \
+    CALL(cuDeviceGetUuid, CUresult(unsigned char*, CUdevice))                                 \
     CALL(cuDeviceGetDevResource, CUresult(CUdevice, CUdevResource*, int))                     \
     CALL(cuDevSmResourceSplitByCount,                                                         \
          CUresult(CUdevResource*, unsigned*, const CUdevResource*, CUdevResource*, unsigned,  \
@@ -80,7 +81,6 @@ enum class Default { legacy, thread };
     CALL(cuThreadExchangeStreamCaptureMode, CUresult(int*))                                   \
     CALL(cuEventCreate, CUresult(CUevent*, unsigned))                                         \
     CALL(cuEventDestroy_v2, CUresult(CUevent))                                                \
-    CALL(cuEventQuery, CUresult(CUevent))                                                     \
     CALL(cuEventElapsedTime, CUresult(float*, CUevent, CUevent))                              \
     CALL(cuOccupancyMaxActiveBlocksPerMultiprocessor, CUresult(int*, CUfunction, int, size_t)) \
     CALL(cuOccupancyMaxActiveClusters, CUresult(int*, CUfunction, const CUlaunchConfig*))     \

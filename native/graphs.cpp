@@ -268,6 +268,7 @@ ECLIP_INSTANTIATE(cuGraphInstantiateWithParams_ptsz)
 
 #define ECLIP_GRAPH_LAUNCH(symbol, meaning)                                             \
     ECLIP_HOOK symbol(CUgraphExec exec, CUstream stream) {                              \
+        giving::launching(stream, meaning, giving::Work::graph);                        \
         Dispatcher& dispatcher = Dispatcher::get();                                     \
         if (!dispatcher.on()) return driver().symbol(exec, stream);                     \
         Rehomed* known = find(exec);                                                    \

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "dispatcher.h"
+#include "giving.h"
 
 #define ECLIP_HOOK extern "C" __attribute__((visibility("default"))) CUresult
 

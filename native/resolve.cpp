@@ -104,7 +104,7 @@ const Entry* entry_of_symbol(const char* symbol) {
 }  // namespace
 
 void* hook_of_symbol(const char* symbol) {
-    if (!Dispatcher::get().on()) return nullptr;
+    if (!Dispatcher::get().on() && !giving::on()) return nullptr;
     const Entry* entry = entry_of_symbol(symbol);
     return entry != nullptr && entry->real() != nullptr ? entry->hook : nullptr;
 }
@@ -194,15 +194,17 @@ void* ask(const char* name, int version, uint64_t flags) {
 
 void* front_of_answer(const char* name, void* answer, int version, uint64_t flags,
                       const void* caller) {
-    if (!Dispatcher::get().on()) return answer;
+    bool planned = Dispatcher::get().on();
+    if (!planned && !giving::on()) return answer;
     bool threaded = flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
     if (const Entry* entry = entry_of_name(name, version, threaded)) {
         // Another function under the same name is a newer interface: not what our hook expects.
         if (stands_behind(caller, entry->symbol)) return answer;
         bool ours = answer == entry->real() || answer == ask(name, entry->since, flags);
-        return ours ? entry->hook : in_front_of_unknown(name, answer);
+        if (ours) return entry->hook;
+        return planned ? in_front_of_unknown(name, answer) : answer;
     }
-    return is_unknown(name) ? in_front_of_unknown(name, answer) : answer;
+    return planned && is_unknown(name) ? in_front_of_unknown(name, answer) : answer;
 }
 
 }  // namespace eclip

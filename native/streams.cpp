@@ -18,8 +18,9 @@ using namespace eclip;
 #define ECLIP_BOTH_ptds(make, symbol, parameters, arguments) \
     make(symbol##_ptds, ptds, parameters, arguments)
 
-#define ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, wish, held)                  \
+#define ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, wish, held, tell)            \
     ECLIP_HOOK symbol parameters {                                                            \
+        tell;                                                                                 \
         const auto real = driver().symbol;                                                    \
         Dispatcher& dispatcher = Dispatcher::get();                                           \
         if (!dispatcher.on()) return real arguments;                                          \
@@ -27,18 +28,23 @@ using namespace eclip;
                                [&](CUstream target) { stream = target; return real arguments; }); \
     }
 #define ECLIP_FOLLOW(symbol, threaded, parameters, arguments) \
-    ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, kFollow, true)
+    ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, kFollow, true,    \
+                    giving::following(a1, stream, ECLIP_MEANING_##threaded))
 #define ECLIP_COPY(symbol, threaded, parameters, arguments) \
-    ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, kFollow, false)
+    ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, kFollow, false, \
+                    giving::launching(stream, ECLIP_MEANING_##threaded))
 #define ECLIP_HOME(symbol, threaded, parameters, arguments) \
-    ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, kHome, false)
+    ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, kHome, false, )
 #define ECLIP_DEFAULT(symbol, threaded, parameters, arguments)                                \
     ECLIP_HOOK symbol parameters {                                                            \
-        const auto real = driver().symbol;                                                    \
-        Dispatcher& dispatcher = Dispatcher::get();                                           \
-        if (!dispatcher.on()) return real arguments;                                          \
-        return dispatcher.pass(nullptr, ECLIP_MEANING_##threaded, kHome, false,               \
-                               [&](CUstream) { return real arguments; });                     \
+        constexpr bool waits = giving::copies_to_host(#symbol);                               \
+        return giving::in_default(waits, ECLIP_MEANING_##threaded, [&] {                      \
+            const auto real = driver().symbol;                                                \
+            Dispatcher& dispatcher = Dispatcher::get();                                       \
+            if (!dispatcher.on()) return real arguments;                                      \
+            return dispatcher.pass(nullptr, ECLIP_MEANING_##threaded, kHome, false,           \
+                                   [&](CUstream) { return real arguments; });                 \
+        });                                                                                   \
     }
 #define ECLIP_EXEC(symbol, threaded, parameters, arguments)                  \
     ECLIP_HOOK symbol parameters {                                           \
@@ -57,6 +63,7 @@ using namespace eclip;
     }
 #define ECLIP_END(symbol, threaded, parameters, arguments)                                     \
     ECLIP_HOOK symbol parameters {                                                             \
+        giving::ending_contexts();                                                             \
         const auto real = driver().symbol;                                                     \
         Dispatcher& dispatcher = Dispatcher::get();                                            \
         if (!dispatcher.on()) return real arguments;                                           \
@@ -135,6 +142,7 @@ struct Drained {
                       unsigned by, unsigned bz, unsigned shared, CUstream stream, void* params,  \
                       void* extra) {                                                             \
         const auto real = driver().symbol;                                                       \
+        giving::launching(stream, meaning, giving::Work::kernel, f);                             \
         Dispatcher& dispatcher = Dispatcher::get();                                              \
         if (!dispatcher.on())                                                                    \
             return real(f, gx, gy, gz, bx, by, bz, shared, stream, params, extra);               \
@@ -150,6 +158,7 @@ ECLIP_LAUNCH_KERNEL(cuLaunchKernel_ptsz, Default::thread)
     ECLIP_HOOK symbol(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,           \
                       unsigned by, unsigned bz, unsigned shared, CUstream stream, void* params) { \
         const auto real = driver().symbol;                                                        \
+        giving::launching(stream, meaning, giving::Work::kernel, f);                              \
         Dispatcher& dispatcher = Dispatcher::get();                                               \
         if (!dispatcher.on()) return real(f, gx, gy, gz, bx, by, bz, shared, stream, params);     \
         Launch launch{f, {gx, gy, gz}, {bx, by, bz}, shared, 1};                                  \
@@ -178,8 +187,10 @@ unsigned cluster_of(const CUlaunchConfig& config) {
     ECLIP_HOOK symbol(const void* config, CUfunction f, void* params, void* extra) {          \
         const auto real = driver().symbol;                                                    \
         Dispatcher& dispatcher = Dispatcher::get();                                           \
-        if (!dispatcher.on() || config == nullptr) return real(config, f, params, extra);     \
+        if (config == nullptr) return real(config, f, params, extra);                         \
         CUlaunchConfig given = *static_cast<const CUlaunchConfig*>(config);                   \
+        giving::launching(given.hStream, meaning, giving::Work::kernel, f);                   \
+        if (!dispatcher.on()) return real(config, f, params, extra);                          \
         Launch launch{f, {given.grid[0], given.grid[1], given.grid[2]},                       \
                       {given.block[0], given.block[1], given.block[2]},                       \
                       given.sharedMemBytes, cluster_of(given)};                               \
@@ -207,25 +218,40 @@ ECLIP_WAIT_EVENT(cuStreamWaitEvent_ptsz, Default::thread)
 
 #define ECLIP_WAIT(symbol, meaning)                                          \
     ECLIP_HOOK symbol(CUstream stream) {                                     \
-        Dispatcher& dispatcher = Dispatcher::get();                          \
-        if (!dispatcher.on()) return driver().symbol(stream);                \
-        return dispatcher.wait(stream, meaning, driver().symbol);            \
+        return giving::waiting(stream, meaning, [&] {                        \
+            Dispatcher& dispatcher = Dispatcher::get();                      \
+            if (!dispatcher.on()) return driver().symbol(stream);            \
+            return dispatcher.wait(stream, meaning, driver().symbol);        \
+        });                                                                  \
     }
 ECLIP_WAIT(cuStreamSynchronize, Default::legacy)
 ECLIP_WAIT(cuStreamSynchronize_ptsz, Default::thread)
 ECLIP_WAIT(cuStreamQuery, Default::legacy)
 ECLIP_WAIT(cuStreamQuery_ptsz, Default::thread)
 
+// Events are recorded where their stream's work went, so that nothing needs to be translated.
+ECLIP_HOOK cuEventSynchronize(CUevent event) {
+    return giving::waiting_for_event(event, [&] { return driver().cuEventSynchronize(event); });
+}
+
+ECLIP_HOOK cuEventQuery(CUevent event) {
+    return giving::waiting_for_event(event, [&] { return driver().cuEventQuery(event); });
+}
+
 ECLIP_HOOK cuCtxSynchronize() {
-    Dispatcher& dispatcher = Dispatcher::get();
-    if (!dispatcher.on()) return driver().cuCtxSynchronize();
-    return dispatcher.drain(nullptr, [] { return driver().cuCtxSynchronize(); });
+    return giving::waiting_for_all([] {
+        Dispatcher& dispatcher = Dispatcher::get();
+        if (!dispatcher.on()) return driver().cuCtxSynchronize();
+        return dispatcher.drain(nullptr, [] { return driver().cuCtxSynchronize(); });
+    });
 }
 
 ECLIP_HOOK cuCtxSynchronize_v2(CUcontext context) {
-    Dispatcher& dispatcher = Dispatcher::get();
-    if (!dispatcher.on()) return driver().cuCtxSynchronize_v2(context);
-    return dispatcher.drain(context, [&] { return driver().cuCtxSynchronize_v2(context); });
+    return giving::waiting_for_all([&] {
+        Dispatcher& dispatcher = Dispatcher::get();
+        if (!dispatcher.on()) return driver().cuCtxSynchronize_v2(context);
+        return dispatcher.drain(context, [&] { return driver().cuCtxSynchronize_v2(context); });
+    });
 }
 
 #define ECLIP_PEER(symbol, meaning)                                                             \
@@ -259,17 +285,21 @@ ECLIP_HOOK cuCtxWaitEvent(CUcontext context, CUevent event) {
 }
 
 ECLIP_HOOK cuStreamDestroy(CUstream stream) {
+    giving::destroying(stream);
     return Dispatcher::get().destroy(stream, driver().cuStreamDestroy);
 }
 
 ECLIP_HOOK cuStreamDestroy_v2(CUstream stream) {
+    giving::destroying(stream);
     return Dispatcher::get().destroy(stream, driver().cuStreamDestroy_v2);
 }
 
 #define ECLIP_CAPTURE(way, symbol, meaning, parameters, arguments)                     \
     ECLIP_HOOK symbol parameters {                                                     \
-        return Dispatcher::get().way(stream, meaning,                                  \
-                                     [&] { return driver().symbol arguments; });       \
+        return giving::way(stream, meaning, [&] {                                      \
+            return Dispatcher::get().way(stream, meaning,                              \
+                                         [&] { return driver().symbol arguments; });   \
+        });                                                                            \
     }
 #define ECLIP_CAPTURE_BOTH(way, symbol, parameters, arguments)                         \
     ECLIP_CAPTURE(way, symbol, Default::legacy, parameters, arguments)                 \

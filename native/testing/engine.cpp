@@ -79,7 +79,9 @@ void Engine::finish(const WorkPtr& work) {
 void Engine::serve() {
     std::unique_lock hold(lock);
     for (;;) {
-        changed_.wait(hold, [&] { return !ready_.empty() && (!lazy || waiting_ > 0); });
+        changed_.wait(hold,
+                      [&] { return !ready_.empty() && (!lazy || waiting_ > 0 || nudges_ > 0); });
+        if (nudges_ > 0) --nudges_;
         size_t chosen = random() % ready_.size();
         WorkPtr work = ready_[chosen];
         ready_[chosen] = ready_.back();
@@ -100,6 +102,11 @@ void Engine::wait(std::unique_lock<std::mutex>& hold, const WorkPtr& work) {
     changed_.notify_all();
     changed_.wait(hold, [&] { return work->done; });
     --waiting_;
+}
+
+void Engine::nudge() {
+    if (nudges_ < kThreads) ++nudges_;
+    changed_.notify_one();
 }
 
 void Engine::wait_all(std::unique_lock<std::mutex>& hold) {

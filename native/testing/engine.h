@@ -70,6 +70,7 @@ public:
                    const std::vector<WorkPtr>& after = {});
     WorkPtr add(std::function<void()> run, const std::vector<WorkPtr>& after);
     void wait(std::unique_lock<std::mutex>& hold, const WorkPtr& work);
+    void nudge();  // who asks again and again lets one piece run, however lazy the device is
     void wait_all(std::unique_lock<std::mutex>& hold);
 
     void open(Context& context, CUdevice device);  // with its default stream
@@ -88,6 +89,7 @@ private:
     int threads_ = 0;
     int unfinished_ = 0;
     int waiting_ = 0;  // threads that wait for something
+    int nudges_ = 0;   // pieces that may run although nobody waits
 };
 
 double now_ns();

@@ -1,6 +1,7 @@
 // Random programs over the driver's interface, each compared with a sequential run of itself.
 //
-//   fuzz [--seed N] [--programs N] [--threads N] [--by-thread 1] [--patience SECONDS]
+//   fuzz [--seed N] [--programs N] [--threads N] [--by-thread 1] [--unplanned 1]
+//        [--patience SECONDS]
 //
 // Works with libeclip linked in, preloaded, or absent, which shows that the programs themselves and
 // the stand-in are right. Exit status 0: no difference; 1: a difference, with the program's seed.
@@ -34,7 +35,7 @@ int main(int count, char** words) {
     int file = mkstemp(path);
     close(file);
     write_table(path, random, number(count, words, "--by-thread", 0) != 0);
-    setenv("ECLIP_TABLE", path, 1);
+    if (number(count, words, "--unplanned", 0) == 0) setenv("ECLIP_TABLE", path, 1);
     const char* const asking[] = {"always", "never", "auto"};
     setenv("ECLIP_ASK", asking[seed % 3], 1);
     signal(SIGALRM, [](int) {

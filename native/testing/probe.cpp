@@ -2,7 +2,9 @@
 // over the driver's interface, and the ways in which programs go wrong.
 //
 //   probe serve [--requests N] [--workers N] [--graph 1] [--foreign N] [--block N] [--mark 1] [--delay-us N]
-//   probe overlap | fork | prefork | exec | orphan | many
+//   probe overlap | fork | prefork | exec | orphan | many | join
+//
+// `join` says how many nanoseconds its first launch took and stays until its input ends.
 //
 // `serve` has a thread and a stream for each worker. It prints a line per worker: the result, then
 // the slices (in hexadecimal) that each kernel of the last request ran on. Models may choose other
@@ -15,6 +17,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <string>
 #include <thread>
 #include <vector>
@@ -215,6 +218,19 @@ int serve_twice(int count, char** words, const char* self) {
     return WEXITSTATUS(status);
 }
 
+// One of many processes that begin to use the device at once.
+int join() {
+    Model model;
+    timespec before, after;
+    clock_gettime(CLOCK_MONOTONIC, &before);
+    launch_request(model, 0, nullptr, 0);
+    clock_gettime(CLOCK_MONOTONIC, &after);
+    printf("%ld\n", (after.tv_sec - before.tv_sec) * 1000000000L + after.tv_nsec - before.tv_nsec);
+    fflush(stdout);
+    CHECK(cuCtxSynchronize());
+    return getchar() == EOF ? 0 : 1;
+}
+
 }  // namespace
 
 int main(int count, char** words) {
@@ -235,6 +251,7 @@ int main(int count, char** words) {
     if (what == "fork") return fork_and_serve(count, words);
     if (what == "prefork") return serve_in_child(count, words);
     if (what == "orphan") return leave_capture(count, words);
+    if (what == "join") return join();
     if (what == "many") return serve_twice(count, words, words[0]);
     fprintf(stderr, "probe: what?\n");
     return 2;

@@ -339,6 +339,10 @@ API cuInit(unsigned) {
 API cuDriverGetVersion(int* version) { *version = kDriverVersion; return CUDA_SUCCESS; }
 API cuDeviceGetCount(int* count) { *count = 1; return CUDA_SUCCESS; }
 API cuDeviceGet(CUdevice* device, int ordinal) { *device = ordinal; return CUDA_SUCCESS; }
+API cuDeviceGetUuid(unsigned char* uuid, CUdevice device) {
+    for (int index = 0; index < 16; ++index) uuid[index] = static_cast<unsigned char>(16 * device + index);
+    return CUDA_SUCCESS;
+}
 API cuDeviceGetAttribute(int* value, int, CUdevice) { *value = 0; return CUDA_SUCCESS; }
 API cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
     ++retains;
@@ -477,7 +481,9 @@ API cuEventQuery(CUevent event) {
     Hold hold = held();
     if (CUresult status = unsafe()) return status;
     auto& work = reinterpret_cast<Event*>(event)->work;
-    return work == nullptr || work->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    if (work == nullptr || work->done) return CUDA_SUCCESS;
+    Engine::get().nudge();
+    return CUDA_ERROR_NOT_READY;
 }
 API cuEventSynchronize(CUevent event) {
     Hold hold = held();

@@ -338,3 +338,84 @@ def test_a_command_whose_kernels_are_not_the_plans_is_told(
     assert other.stderr.startswith("warning: nothing was placed: libeclip saw ")
     assert len(none.stderr.splitlines()) == len(other.stderr.splitlines()) == 1
     assert eclip(*words, probe, "serve", "--requests", 4).stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "say what the command is: --service, --background, or --plan FILE"),
+        (("--service", "--background"), "a command is a service or background, not both"),
+        (("--background", "--bound", "5ms"), "add --service"),
+        (("--service", "--floor", "0.2"), "add --background"),
+        (("--service", "--bound", "fast"), "fast is no bound; write 1.1x (times alone) or 5ms"),
+        (("--service", "--bound", "0.9x"), "less than the service takes alone"),
+        (("--service", "--bound", "0ms"), "cannot be kept"),
+        (("--background", "--floor", "1.5"), "from 0 to less than 1, not 1.5"),
+        (("--background", "--stats"), "eclip top"),
+    ],
+)
+def test_tiers_that_make_no_sense_are_refused(words: tuple[str, ...], said: str) -> None:
+    done = eclip("exec", *words, "--", "true")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert said in line
+
+
+@pytest.mark.parametrize(
+    ("words", "tier", "bound_ms"),
+    [
+        (("--service", "--bound", "5ms"), "service", 5.0),
+        (("--service", "--bound", "1.1x"), "service", None),
+        (("--service", "--bound", "1.1"), "service", None),
+        (("--background", "--floor", "0.2"), "background", None),
+    ],
+)
+def test_a_command_with_a_tier_is_seen_on_the_board(
+    native: Native, tmp_path: Path, words: tuple[str, ...], tier: str, bound_ms: float | None
+) -> None:
+    """By its path from another folder: the command is free to change its own."""
+    probe = native.folder / "plain" / "probe"
+    with subprocess.Popen(
+        [sys.executable, "-m", "eclip", "exec", *words, "--", probe, "join"],
+        env={**os.environ, "ECLIP_BOARD": "board"},
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        assert int(child.stdout.readline()) > 0
+        seen = json.loads(eclip("top", "--json", "--board", tmp_path / "board").stdout)
+        child.communicate(timeout=PATIENCE_S)
+    assert child.returncode == 0
+    (worker,) = seen[0]["workers"]
+    assert (worker["name"], worker["tier"], worker["bound_ms"]) == ("probe", tier, bound_ms)
+    gone = json.loads(eclip("top", "--json", "--board", tmp_path / "board").stdout)
+    assert gone[0]["workers"] == []
+
+
+def test_a_command_with_a_tier_prints_what_it_prints_alone(native: Native, tmp_path: Path) -> None:
+    probe = native.folder / "plain" / "probe"
+    alone = native.run("plain/probe", "serve", "--workers", 2)
+    board = str(tmp_path / "board")
+    for tier in ("--service", "--background"):
+        done = eclip("exec", tier, "--", probe, "serve", "--workers", 2, ECLIP_BOARD=board)
+        assert (done.returncode, done.stdout, done.stderr) == (0, alone.stdout, "")
+
+
+def test_a_plan_may_be_given_together_with_a_tier(
+    planned: tuple[Path, Path], native: Native, tmp_path: Path
+) -> None:
+    plan, profiles = planned
+    probe = native.folder / "plain" / "probe"
+    done = eclip(
+        *("exec", "--plan", plan, "--profiles", profiles, "--background", "--json", "--"),
+        *(probe, "serve", "--workers", 2, "--requests", REQUESTS),
+        ECLIP_BOARD=str(tmp_path / "board"),
+    )
+    assert done.returncode == 0, done.stderr
+    lines, counts = split_output(done.stdout)
+    for worker, line in enumerate(lines):
+        assert line.split()[1:] == expected_masks(worker)
+    assert counts["planned"] >= 0.95 * counts["launches"]

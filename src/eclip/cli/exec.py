@@ -1,4 +1,4 @@
-"""``eclip exec``: an unmodified command under a plan."""
+"""``eclip exec``: an unmodified command under a plan, or as one that others give way to."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from eclip.artefacts.plan import Plan
 from eclip.cli import screen
 from eclip.cli.options import (
     CalibrationOption,
-    GpuOption,
     JsonOption,
     ProfilesOption,
     WorkersOption,
 )
 from eclip.errors import UsageError
-from eclip.frontends.transparent import run_under
+from eclip.frontends.transparent import Tier, background_tier, run_under, service_tier
 from eclip.lab.case import case_of
 from eclip.runtime.program import lower
 from eclip.runtime.table import plan_table, workers_by
@@ -30,17 +29,69 @@ def exec(
     command: Annotated[
         list[str], typer.Argument(metavar="-- COMMAND...", help="The command and its arguments.")
     ],
-    file: Annotated[Path, typer.Option("--plan", help="A plan file.")],
+    file: Annotated[Path | None, typer.Option("--plan", help="A plan file.")] = None,
+    service: Annotated[
+        bool, typer.Option("--service", help="Background in other processes gives way to it.")
+    ] = False,
+    background: Annotated[
+        bool, typer.Option("--background", help="It gives way to services in other processes.")
+    ] = False,
+    bound: Annotated[
+        str | None,
+        typer.Option(metavar="1.1x|5ms", help="A service's promise: times alone, or in ms."),
+    ] = None,
+    floor: Annotated[
+        float | None,
+        typer.Option(help="Part of its rate alone below which background gives way no more."),
+    ] = None,
     workers: WorkersOption = "stream",
     stats: Annotated[
         bool, typer.Option("--stats", help="At the end, print how many launches went where.")
     ] = False,
-    gpu: GpuOption = 0,
+    gpu: Annotated[
+        int | None,
+        typer.Option(
+            "--gpu",
+            min=0,
+            help="The GPU to use, counted from 0 [default: with a plan 0, else the first used].",
+        ),
+    ] = None,
     calibration: CalibrationOption = None,
     profiles: ProfilesOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run an unmodified command with its kernels on the lanes of a plan."""
+    """Run an unmodified command with its kernels on the lanes of a plan, or without a plan as a
+    service or background that shares its GPU with other processes."""
+    tier = _tier(service, background, bound, floor)
+    if file is None and tier is None:
+        raise UsageError("say what the command is: --service, --background, or --plan FILE")
+    if file is None and stats:
+        raise UsageError("--stats counts launches of a plan; see what gives way with `eclip top`")
+    table = None if file is None else _table(file, workers, calibration, profiles or [])
+    outcome = run_under(command, table, 0 if gpu is None and table else gpu, tier=tier)
+    if as_json:
+        screen.print_json({"code": outcome.code, "processes": outcome.counters})
+        sys.exit(outcome.code)
+    if stats and outcome.counters:
+        _print_counters(outcome.counters)
+    if table and not outcome.placed and os.environ.get("ECLIP_DISABLE") is None:
+        screen.warn(_nothing_placed(outcome.launches))
+    sys.exit(outcome.code)
+
+
+def _tier(service: bool, background: bool, bound: str | None, floor: float | None) -> Tier | None:
+    if service and background:
+        raise UsageError("a command is a service or background, not both")
+    if bound is not None and not service:
+        raise UsageError("a bound is a service's promise: add --service")
+    if floor is not None and not background:
+        raise UsageError("a floor is what background is promised: add --background")
+    if service:
+        return service_tier(bound)
+    return background_tier(floor) if background else None
+
+
+def _table(file: Path, workers: str, calibration: Path | None, profiles: list[Path]) -> bytes:
     by = workers_by(workers)
     plan = store.load(file, Plan)
     if plan.modelled:
@@ -53,18 +104,9 @@ def exec(
             f"{file} is for kernels that a search chose for fewer {plan.topology.unit_name}s, and "
             f"a command launches its own; plan again with --usual-kernels"
         )
-    case = case_of(plan, calibration, profiles or [])
+    case = case_of(plan, calibration, profiles)
     traces = [profile.trace for profile in case.profiles]
-    table = plan_table(lower(plan, traces), traces, by)
-    outcome = run_under(command, table, gpu)
-    if as_json:
-        screen.print_json({"code": outcome.code, "processes": outcome.counters})
-        sys.exit(outcome.code)
-    if stats and outcome.counters:
-        _print_counters(outcome.counters)
-    if not outcome.placed and os.environ.get("ECLIP_DISABLE") is None:
-        screen.warn(_nothing_placed(outcome.launches))
-    sys.exit(outcome.code)
+    return plan_table(lower(plan, traces), traces, by)
 
 
 def _nothing_placed(launches: int) -> str:

@@ -23,10 +23,12 @@ from pathlib import Path
 import numpy as np
 
 from eclip.devices.cuda.driver import CONNECTIONS, CONNECTIONS_VARIABLE
+from eclip.devices.gpu import board
 from eclip.errors import DeviceError, UsageError
 
 _SLOTS = 64
 _BLANKS = re.compile(r"[\s:]")
+_BOUND = re.compile(r"(?P<times>\d+(\.\d+)?)x?|(?P<ms>\d+(\.\d+)?)ms")
 
 # In the order of native/stats.h.
 COUNTERS = (
@@ -47,6 +49,51 @@ COUNTERS = (
     "reinstantiations",
     "foreign_graphs",
 )
+
+
+@dataclass(frozen=True)
+class Tier:
+    """What a command is to other processes on its GPU: native/giving.h."""
+
+    service: bool  # else background
+    bound_ns: int = 0  # of a service's requests; 0: nobody knows it in time
+    floor: float = 0.0  # least part of its rate alone that background is promised
+
+    @property
+    def variables(self) -> dict[str, str]:
+        shared = os.environ.get(board.VARIABLE)
+        return {
+            "ECLIP_TIER": "service" if self.service else "background",
+            "ECLIP_BOUND_NS": str(self.bound_ns),
+            "ECLIP_FLOOR": f"{self.floor:g}",
+            # The command may change its folder before it looks for the board.
+            **({board.VARIABLE: str(Path(shared).absolute())} if shared else {}),
+        }
+
+
+def service_tier(bound: str | None) -> Tier:
+    """A service that promises ``1.1x`` (times alone) or ``5ms``; without a bound, to be fast."""
+    if bound is None:
+        return Tier(service=True)
+    found = _BOUND.fullmatch(bound)
+    if found is None:
+        raise UsageError(f"{bound} is no bound; write 1.1x (times alone) or 5ms")
+    if found["times"] is not None:
+        if float(found["times"]) < 1:
+            raise UsageError(f"a bound of {bound} is less than the service takes alone")
+        return Tier(service=True)
+    bound_ns = round(float(found["ms"]) * 1e6)
+    if bound_ns < 1:
+        raise UsageError("a bound of 0 ms cannot be kept")
+    return Tier(service=True, bound_ns=bound_ns)
+
+
+def background_tier(floor: float | None) -> Tier:
+    if floor is not None and not 0 <= floor < 1:
+        raise UsageError(
+            f"a floor is a part of the rate alone, from 0 to less than 1, not {floor:g}"
+        )
+    return Tier(service=False, floor=floor or 0.0)
 
 
 @dataclass(frozen=True)
@@ -95,14 +142,22 @@ def library() -> Path:
 
 
 def run_under(
-    command: Sequence[str], table: bytes, gpu: int = 0, record_to: Path | None = None
+    command: Sequence[str],
+    table: bytes | None,
+    gpu: int | None = 0,
+    record_to: Path | None = None,
+    tier: Tier | None = None,
 ) -> CommandOutcome:
-    """Run a command with this table and wait for its end; signals go on to it."""
+    """Run a command with this table and wait for its end; signals go on to it.
+
+    Without a table nothing is redirected, and only its tier counts. Without a GPU, the one that the
+    command launches on first is meant.
+    """
     if not command:
         raise UsageError("no command given; write it after --, like: eclip exec … -- python app.py")
     wanted = str(CONNECTIONS)
     chosen = os.environ.get(CONNECTIONS_VARIABLE, wanted)
-    if chosen != wanted:
+    if table is not None and chosen != wanted:
         raise UsageError(
             f"{CONNECTIONS_VARIABLE} is {chosen}, but plans are made for {wanted}; set it so, or "
             f"unset it"
@@ -111,16 +166,19 @@ def run_under(
     with tempfile.TemporaryDirectory(prefix="eclip-") as folder:
         place = Path(folder)
         preload = [_without_blanks(built, place), *os.environ.get("LD_PRELOAD", "").split(":")]
-        (place / "table").write_bytes(table)
         (place / "counters").mkdir()
-        environment = {
-            **os.environ,
-            "LD_PRELOAD": ":".join(filter(None, preload)),
-            "ECLIP_TABLE": str(place / "table"),
-            "ECLIP_STATS": str(place / "counters"),
-            "ECLIP_GPU": str(gpu),
-            CONNECTIONS_VARIABLE: wanted,
-        }
+        environment = {**os.environ, "LD_PRELOAD": ":".join(filter(None, preload))}
+        if gpu is not None:
+            environment["ECLIP_GPU"] = str(gpu)
+        if tier is not None:
+            environment |= tier.variables
+        if table is not None:
+            (place / "table").write_bytes(table)
+            environment |= {
+                "ECLIP_TABLE": str(place / "table"),
+                "ECLIP_STATS": str(place / "counters"),
+                CONNECTIONS_VARIABLE: wanted,
+            }
         if record_to is not None:
             environment["ECLIP_RECORD"] = str(record_to)
         code, passed_on = _run(command, environment)

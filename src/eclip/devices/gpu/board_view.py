@@ -48,7 +48,7 @@ class SeenWorker(msgspec.Struct, frozen=True, kw_only=True):
     pid: int  # as the worker sees itself: in a container it means nothing outside
     tier: str  # service or background
     state: str  # busy, idle, stopped (no heartbeat), or hung (busy for ten bounds)
-    bound_ms: float | None  # of a service
+    bound_ms: float | None  # of a service; None also where it has none in time
     slack_ms: float | None  # of a busy service: what is left before its bound breaks
     p99_ms: float  # about
     requests: int
@@ -105,7 +105,7 @@ def _worker(row: Ints, now: int) -> SeenWorker:
         pid=int(row[PID]),
         tier="service" if service else "background",
         state=state,
-        bound_ms=int(row[BOUND]) / 1e6 if service else None,
+        bound_ms=int(row[BOUND]) / 1e6 if service and row[BOUND] > 0 else None,
         slack_ms=slack_ns / 1e6 if service and state == "busy" else None,
         p99_ms=int(row[TAIL]) / 1e6,
         requests=int(row[SERVED]),

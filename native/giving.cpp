@@ -1,0 +1,306 @@
+#include "giving.h"
+
+#include <pthread.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "busy.h"
+#include "lines.h"
+#include "pacing.h"
+#include "recording.h"
+#include "seat.h"
+
+namespace eclip::giving {
+
+std::atomic<int> state{kUnread};
+std::atomic<int> capture_count{0};
+std::shared_mutex quiet_lock;
+thread_local bool inside = false;
+
+namespace {
+
+constexpr int kNoDevice = -1;
+constexpr int kFunctions = 4096;
+constexpr int kEvents = 1024;
+
+Promise promise;
+double floor_part = 0;
+std::mutex setup_lock;
+std::atomic<int> our_device{kNoDevice};  // none: that of the first launch
+std::atomic<bool> paced{true};
+
+bool is_set(const char* variable) {
+    const char* value = secure_getenv(variable);
+    return value != nullptr && *value != '\0' && strcmp(value, "0") != 0;
+}
+
+// A service whose bound is no time of its own has no slack from the beginning; of the others none is
+// promised either, since nobody knows how long a request of an unmodified program still needs.
+int read_role() {
+    const char* tier = secure_getenv("ECLIP_TIER");
+    if (tier == nullptr || is_set("ECLIP_DISABLE")) return kOff;
+    if (strcmp(tier, "service") == 0) promise.tier = ECLIP_SERVICE;
+    else if (strcmp(tier, "background") == 0) promise.tier = ECLIP_BACKGROUND;
+    else return kOff;
+    if (const char* bound = secure_getenv("ECLIP_BOUND_NS")) promise.bound_ns = atoll(bound);
+    if (const char* floor = secure_getenv("ECLIP_FLOOR")) floor_part = atof(floor);
+    if (const char* device = secure_getenv("ECLIP_GPU")) our_device = atoi(device);
+    if (promise.tier == ECLIP_SERVICE) promise.none_ns = promise.bound_ns + 1;
+    return kWaiting;
+}
+
+// In the child. It cannot use its parent's context; if there was none yet, it may join by itself.
+void forked() {
+    new (&setup_lock) std::mutex;  // threads that are not here may have held them
+    new (&quiet_lock) std::shared_mutex;
+    if (state.load() != kJoined) return;
+    state.store(kOff);
+    Seat::get().forked();
+}
+
+void at_exit() {
+    end_service();
+    state.store(kOff);
+    Seat::get().leave();
+}
+
+// The row is claimed where the process first launches: that is where it begins to share a GPU.
+bool join(CUdevice device) {
+    std::lock_guard hold(setup_lock);
+    if (state.load() != kWaiting) return state.load() == kJoined;
+    unsigned char uuid[16] = {};
+    auto ask = driver().cuDeviceGetUuid;
+    std::string path;
+    std::string wrong = "the driver does not say which GPU it is";
+    if (ask != nullptr && ask(uuid, device) == CUDA_SUCCESS) {
+        path = board_path(uuid);
+        wrong = Seat::get().take(path, promise);
+    }
+    if (!wrong.empty()) {
+        state.store(kOff);
+        say("the board %s cannot be used: %s; nobody gives way to this process, nor does it to others",
+            path.c_str(), wrong.c_str());
+        return false;
+    }
+    our_device.store(device);
+    if (promise.tier == ECLIP_SERVICE) begin_service(promise.bound_ns);
+    else begin_background(floor_part);
+    atexit(at_exit);  // before the driver's own, which was there first
+    state.store(kJoined);
+    return true;
+}
+
+// What is current in the calling thread, if it is of our device and the process has its row.
+CUcontext attend() {
+    CUcontext current = nullptr;
+    if (driver().cuCtxGetCurrent(&current) != CUDA_SUCCESS || current == nullptr) return nullptr;
+    thread_local CUcontext known = nullptr;
+    thread_local bool ours = false;
+    bool joined = state.load(std::memory_order_acquire) == kJoined;
+    if (joined && current == known) return ours ? current : nullptr;
+    CUdevice device = kNoDevice;
+    if (driver().cuCtxGetDevice(&device) != CUDA_SUCCESS) return nullptr;
+    int wanted = our_device.load();
+    if (!joined && (wanted == kNoDevice || wanted == device)) joined = join(device);
+    if (!joined) return nullptr;
+    known = current;
+    ours = device == our_device.load();
+    return ours ? current : nullptr;
+}
+
+// ----------------------------------------------------------------------------------------- lines
+
+Line all_lines[kLines + 1];
+std::atomic<int> used{0};
+
+uint64_t mix(uint64_t value) {
+    value = (value ^ value >> 32) * 0x9e3779b97f4a7c15ull;
+    return value ^ value >> 29;
+}
+
+uint64_t key_of(CUstream stream, Default meaning, CUcontext context) {
+    static std::atomic<uint64_t> next{2};
+    thread_local uint64_t thread = next.fetch_add(2);  // no address, and none of the others
+    if (stream == nullptr) stream = meaning == Default::thread ? kThreadStream : kLegacyStream;
+    if (stream == kThreadStream) return mix(thread) | 1;
+    auto word = reinterpret_cast<uint64_t>(stream);
+    return mix(stream == kLegacyStream ? mix(reinterpret_cast<uint64_t>(context)) : word) | 1;
+}
+
+void note_used(int index) {
+    int seen = used.load();
+    while (seen <= index && !used.compare_exchange_weak(seen, index + 1)) {
+    }
+}
+
+int line_of(uint64_t key, bool make) {
+    for (uint64_t step = 0; step < kLines; ++step) {
+        int index = static_cast<int>((key / 2 + step) % kLines);
+        uint64_t found = all_lines[index].key.load(std::memory_order_acquire);
+        if (found == 0 && !make) return -1;
+        if (found == 0 && all_lines[index].key.compare_exchange_strong(found, key)) {
+            note_used(index);
+            return index;
+        }
+        if (found == key) return index;
+    }
+    note_used(kSharedLine);
+    return make ? kSharedLine : -1;
+}
+
+// ------------------------------------------------------------------------------------------ NCCL
+
+// One rank that waits keeps all others waiting, whose services wait with them.
+void meet_function(CUfunction function) {
+    static std::atomic<CUfunction> seen[kFunctions];
+    if (function == nullptr) return;
+    auto& slot = seen[mix(reinterpret_cast<uint64_t>(function)) % kFunctions];
+    if (slot.load(std::memory_order_relaxed) == function) return;
+    slot.store(function, std::memory_order_relaxed);
+    if (strncasecmp(function_name(function), "nccl", 4) != 0) return;
+    paced.store(false);
+    say("this program launches kernels of NCCL: its ranks wait for each other, so no bound is "
+        "promised, and it does not give way");
+}
+
+// ---------------------------------------------------------------------------------------- events
+
+// What an event was last recorded behind. Where two events share a place, the later one has it, and
+// the other's line is asked by the thread that asks.
+struct Recorded {
+    std::atomic<CUevent> event{nullptr};
+    std::atomic<int> line{-1};
+    std::atomic<uint64_t> launches{0};
+};
+Recorded recorded[kEvents];
+
+Recorded& place_of(CUevent event) {
+    return recorded[mix(reinterpret_cast<uint64_t>(event)) % kEvents];
+}
+
+}  // namespace
+
+Line& line_at(int index) { return all_lines[index]; }
+int lines_used() { return used.load(); }
+
+int find_line(CUstream stream, Default meaning, CUcontext context) {
+    int index = line_of(key_of(stream, meaning, context), true);
+    Line& line = all_lines[index];
+    bool own = stream == kThreadStream || (stream == nullptr && meaning == Default::thread);
+    if (own || index == kSharedLine || line.stream.load(std::memory_order_relaxed) != nullptr)
+        return index;
+    line.context.store(context);
+    line.stream.store(stream != nullptr ? stream : kLegacyStream);
+    return index;
+}
+
+bool read_state() {
+    std::lock_guard hold(setup_lock);
+    if (state.load() == kUnread) {
+        int role = read_role();
+        if (role != kOff) pthread_atfork(nullptr, nullptr, forked);
+        state.store(role);
+    }
+    return state.load() != kOff;
+}
+
+void launch(CUstream stream, Default meaning, Work work, CUfunction function) {
+    if (inside) return;
+    CUcontext context = attend();
+    if (context == nullptr) return;
+    if (work == Work::kernel) meet_function(function);
+    if (capture_count.load() != 0 && captures(stream, meaning)) return;
+    Line& line = line_at(find_line(stream, meaning, context));
+    if (promise.tier == ECLIP_SERVICE) raise_busy(line);
+    else if (paced.load(std::memory_order_relaxed)) pace(line, stream, meaning, work == Work::graph);
+}
+
+void record(CUevent event, CUstream stream, Default meaning) {
+    if (inside || promise.tier != ECLIP_SERVICE || state.load() != kJoined) return;
+    CUcontext context = attend();
+    if (context == nullptr) return;
+    int line = find_line(stream, meaning, context);
+    Recorded& place = place_of(event);
+    place.event.store(nullptr);
+    place.line.store(line);
+    place.launches.store(line_at(line).launches.load());
+    place.event.store(event);
+}
+
+Mark mark_stream(CUstream stream, Default meaning) {
+    if (inside || promise.tier != ECLIP_SERVICE || state.load() != kJoined) return {};
+    CUcontext context = attend();
+    if (context == nullptr) return {};
+    int line = line_of(key_of(stream, meaning, context), false);
+    if (line < 0) return {};
+    return {line, line_at(line).launches.load(), monotonic_ns()};
+}
+
+Mark mark_event(CUevent event) {
+    if (inside || promise.tier != ECLIP_SERVICE || state.load() != kJoined) return {};
+    Recorded& place = place_of(event);
+    if (place.event.load() != event) return {};
+    Mark mark{place.line.load(), place.launches.load(), 0};
+    return place.event.load() == event ? mark : Mark{};
+}
+
+Mark mark_all() {
+    if (inside || promise.tier != ECLIP_SERVICE || state.load() != kJoined) return {};
+    return {kAllLines, static_cast<uint64_t>(read_word(Seat::get().mine().launched)),
+            monotonic_ns()};
+}
+
+void waited(const Mark& mark) {
+    if (mark.line == kAllLines) {
+        for (int index = 0, count = lines_used(); index < count; ++index) {
+            Line& line = line_at(index);
+            uint64_t launches = line.launches.load();
+            bool same = static_cast<uint64_t>(read_word(Seat::get().mine().launched)) == mark.launches;
+            if (same) clear_busy(line, launches);
+            else postpone_busy(line, mark.began_ns);
+        }
+    } else if (mark.line >= 0) {
+        Line& line = line_at(mark.line);
+        if (line.launches.load() == mark.launches) clear_busy(line, mark.launches);
+        else postpone_busy(line, mark.began_ns);
+    }
+}
+
+void destroy(CUstream stream) {
+    if (inside || state.load() != kJoined || stream == nullptr) return;
+    int index = line_of(key_of(stream, Default::legacy, nullptr), false);
+    if (index < 0) return;
+    Line& line = line_at(index);
+    {
+        std::lock_guard hold(quiet_lock);  // nobody asks it from here on
+        line.stream.store(nullptr);
+    }
+    if (promise.tier == ECLIP_SERVICE) clear_busy(line, line.launches.load());
+}
+
+void end_contexts() {
+    if (state.load() != kJoined) return;
+    std::lock_guard hold(quiet_lock);
+    for (int index = 0, count = lines_used(); index < count; ++index)
+        line_at(index).stream.store(nullptr);
+    forget_events();
+}
+
+void capture_begins() {
+    std::lock_guard hold(quiet_lock);
+    capture_count.fetch_add(1);
+}
+
+void capture_ended() { capture_count.fetch_sub(1); }
+
+bool captures(CUstream stream, Default meaning) {
+    int status = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (stream == nullptr && meaning == Default::thread) stream = kThreadStream;
+    auto ask = driver().cuStreamIsCapturing;
+    return ask != nullptr &&
+           (ask(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE);
+}
+
+}  // namespace eclip::giving

@@ -1,0 +1,325 @@
+#include "pacing.h"
+
+#include <sched.h>
+#include <signal.h>
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <optional>
+
+#include "lines.h"
+#include "python_lock.h"
+#include "seat.h"
+
+extern "C" CUresult cuEventRecord(CUevent event, CUstream stream);
+extern "C" CUresult cuEventRecord_ptsz(CUevent event, CUstream stream);
+
+namespace eclip::giving {
+namespace {
+
+constexpr int64_t kSpinNs = 50'000, kNapNs = 20'000;
+constexpr int64_t kQuietNs = 5'000'000, kLongestQuietNs = 100'000'000;
+constexpr int64_t kPatienceNs = 20'000'000, kLongestPatienceNs = 1'000'000'000;
+constexpr int64_t kAfterInterruptNs = 1'000'000'000;
+constexpr int64_t kBankedNs = 100'000'000;  // as in runtime/reactions.py
+constexpr int kMostGivenUp = 3;
+constexpr uint32_t kMostLaunches = 512;
+constexpr uint32_t kWhole = 1 << 20;  // what a graph counts: it ends its stretch
+constexpr int64_t kLongStretch = 8;   // grains, above which one in flight keeps the device busy
+
+int64_t grain_ns = 150'000, patience_ns = kPatienceNs;
+uint64_t depth = 2;
+double floor_part = 0;
+std::atomic<uint64_t> epoch{1};
+std::atomic<int64_t> interrupted_ns{INT64_MIN / 2};
+
+int64_t number(const char* variable, int64_t least, int64_t most, int64_t otherwise) {
+    const char* text = secure_getenv(variable);
+    return text == nullptr ? otherwise : std::clamp<int64_t>(atoll(text), least, most);
+}
+
+// ---------------------------------------------------------------------------------- interrupts
+
+struct sigaction program_handler;
+
+void note_interrupt(int number, siginfo_t* info, void* context) {
+    interrupted_ns.store(monotonic_ns(), std::memory_order_relaxed);
+    if (program_handler.sa_flags & SA_SIGINFO) program_handler.sa_sigaction(number, info, context);
+    else program_handler.sa_handler(number);
+}
+
+// A program that handles Ctrl-C may do so only once its launch returns: Python raises the exception
+// between two of its instructions, and autograd's threads launch while the main one waits.
+void watch_interrupts() {
+    if (sigaction(SIGINT, nullptr, &program_handler) != 0) return;
+    bool handled = (program_handler.sa_flags & SA_SIGINFO) != 0 ||
+                   (program_handler.sa_handler != SIG_DFL && program_handler.sa_handler != SIG_IGN);
+    if (!handled) return;
+    struct sigaction ours = program_handler;
+    ours.sa_flags |= SA_SIGINFO;
+    ours.sa_sigaction = note_interrupt;
+    sigaction(SIGINT, &ours, nullptr);
+}
+
+bool interrupted(int64_t now) {
+    return now - interrupted_ns.load(std::memory_order_relaxed) < kAfterInterruptNs;
+}
+
+// --------------------------------------------------------------------------------------- board
+
+// What a row of a service last showed, and since when it shows that.
+struct Shown {
+    std::atomic<int64_t> launched{-1}, since{0}, changed_ns{0};
+};
+Shown shown[ECLIP_BOARD_ROWS];
+
+// A service that launches nothing may be waiting for us. One whose requests are long may not.
+bool is_quiet(int index, const eclip_board_row& row, int64_t now) {
+    Shown& last = shown[index];
+    int64_t launched = read_word(row.launched), since = read_word(row.busy_since);
+    if (launched != last.launched.load() || since != last.since.load()) {
+        last.launched.store(launched);
+        last.since.store(since);
+        last.changed_ns.store(now);
+        return false;
+    }
+    int64_t limit = std::clamp(2 * read_word(row.tail_ns), kQuietNs, kLongestQuietNs);
+    return now - last.changed_ns.load() > limit;
+}
+
+// As devices/deciding.py has it, for background that yields at any slack.
+bool counts_as_busy(const eclip_board_row& row, int64_t now) {
+    int64_t since = read_word(row.busy_since), bound = read_word(row.bound_ns);
+    if (read_word(row.tier) != ECLIP_SERVICE || since == ECLIP_IDLE) return false;
+    if (now - read_word(row.heartbeat) > ECLIP_STOPPED_NS) return false;
+    return bound == 0 || now - since <= ECLIP_HUNG_BOUNDS * bound;
+}
+
+bool a_service_is_busy(int64_t now) {
+    const Seat& seat = Seat::get();
+    for (int index = 0, count = seat.services(); index < count; ++index) {
+        int row = seat.service(index);
+        if (counts_as_busy(seat.row(row), now) && !is_quiet(row, seat.row(row), now)) return true;
+    }
+    return false;
+}
+
+// The usual answer, without asking for the time: nobody is.
+bool a_service_may_be_busy() {
+    const Seat& seat = Seat::get();
+    for (int index = 0, count = seat.services(); index < count; ++index)
+        if (read_word(seat.row(seat.service(index)).busy_since) != ECLIP_IDLE) return true;
+    return false;
+}
+
+// --------------------------------------------------------------------------------------- floor
+
+// What the process is behind its floor, in time of its launches alone: above 0 it does not yield.
+class Debt {
+public:
+    void done(double ns) {
+        std::lock_guard hold(lock_);
+        owed_ -= ns;
+    }
+    bool is_owed(int64_t now) {
+        if (floor_part <= 0) return false;
+        std::lock_guard hold(lock_);
+        if (last_ns_ != 0) owed_ += floor_part * static_cast<double>(now - last_ns_);
+        last_ns_ = now;
+        // Work done beyond the floor counts for a while only, and so does time in which the program
+        // had nothing to launch.
+        const double most = floor_part * static_cast<double>(kBankedNs);
+        owed_ = std::clamp(owed_, -most, most);
+        return owed_ > 0;
+    }
+
+private:
+    std::mutex lock_;
+    double owed_ = 0;
+    int64_t last_ns_ = 0;
+};
+Debt debt;
+
+bool must_hold(int64_t now) {
+    return a_service_is_busy(now) && !debt.is_owed(now) && !interrupted(now) &&
+           capture_count.load() == 0;
+}
+
+// ------------------------------------------------------------------------------------- waiting
+
+// The calling thread is kept, and looks every 20 us after a first spin. It sleeps no longer than it
+// asks for, which is put back as it was.
+class Kept {
+public:
+    explicit Kept(int64_t now) : began_ns_(now) {}
+    ~Kept() {
+        if (slack_ > 0) prctl(PR_SET_TIMERSLACK, slack_);
+    }
+    void look_later(int64_t now) {
+        if (now - began_ns_ < kSpinNs) {
+            sched_yield();
+            return;
+        }
+        if (slack_ == 0) {
+            slack_ = std::max(prctl(PR_GET_TIMERSLACK), 1);
+            prctl(PR_SET_TIMERSLACK, 1000);
+        }
+        nap(kNapNs);
+    }
+
+private:
+    int64_t began_ns_;
+    int slack_ = 0;
+    LetPythonRun others_;
+};
+
+void hold(int64_t now) {
+    eclip_board_row& row = Seat::get().mine();
+    add_to_word(row.yielded, 1);
+    int64_t began = now;
+    {
+        Kept kept(now);
+        for (; must_hold(now); now = monotonic_ns()) kept.look_later(now);
+    }
+    if (now - began > read_word(row.longest_pause_ns)) write_word(row.longest_pause_ns, now - began);
+}
+
+bool is_done(CUevent event) { return driver().cuEventQuery(event) != CUDA_ERROR_NOT_READY; }
+
+int64_t patience(const Pace& pace) {
+    return std::clamp(8 * pace.stretch_ns.load(), patience_ns, kLongestPatienceNs);
+}
+
+// Until the event is done, or for as long as we are patient. After several waits for nothing the
+// event is only asked: the device waits for what the program does next.
+bool wait_for(Pace& pace, CUevent event) {
+    Relaxed relaxed;
+    if (!is_done(event)) {
+        if (pace.given_up.load() >= kMostGivenUp) return false;
+        int64_t began = monotonic_ns(), now = began;
+        Kept kept(began);
+        while (!is_done(event)) {
+            bool enough = now - began > patience(pace);
+            if (enough) pace.given_up.fetch_add(1);
+            if (enough || capture_count.load() != 0 || interrupted(now)) return false;
+            kept.look_later(now);
+            now = monotonic_ns();
+        }
+    }
+    pace.given_up.store(0);
+    return true;
+}
+
+// ----------------------------------------------------------------------------------- stretches
+
+// A stretch that is long although it has few launches is made shorter step by step: the program may
+// also have paused in it.
+void steer(Pace& pace, const Stretch& stretch, double ns) {
+    uint32_t quota = pace.quota.load();
+    double fitting = static_cast<double>(grain_ns) * stretch.launches / std::max(ns, 1.0);
+    double next = std::clamp(fitting, quota / 2.0, quota * 2.0);
+    pace.quota.store(static_cast<uint32_t>(std::clamp<double>(next, 1, kMostLaunches)));
+    pace.stretch_ns.store(static_cast<int64_t>(ns));
+}
+
+void retire(Pace& pace, uint64_t number) {
+    Stretch& stretch = pace.ring[number % kRing];
+    float ms = 0;
+    bool measured = false;
+    if (number > 0 && pace.recorded - number < kRing && !stretch.apart) {
+        Stretch& before = pace.ring[(number - 1) % kRing];
+        measured = driver().cuEventElapsedTime(&ms, before.event, stretch.event) == CUDA_SUCCESS;
+    }
+    double ns = measured ? static_cast<double>(ms) * 1e6
+                         : static_cast<double>(grain_ns) * stretch.launches / pace.quota.load();
+    if (measured) steer(pace, stretch, ns);
+    debt.done(ns);
+}
+
+// All up to this one are done: they ended in order.
+void retire_until(Pace& pace, uint64_t number) {
+    std::lock_guard hold(pace.lock);
+    if (pace.epoch != epoch.load()) return;
+    Relaxed relaxed;
+    for (; pace.retired <= number && pace.retired < pace.recorded; ++pace.retired)
+        retire(pace, pace.retired);
+}
+
+bool make_events(Pace& pace) {
+    if (pace.epoch == epoch.load()) return true;
+    Relaxed relaxed;
+    pace.recorded = pace.retired = 0;
+    for (Stretch& stretch : pace.ring)
+        if (driver().cuEventCreate(&stretch.event, 0) != CUDA_SUCCESS) return false;
+    pace.epoch = epoch.load();
+    return true;
+}
+
+// End the open stretch before a launch of this weight, which begins the next.
+void close_stretch(Pace& pace, CUstream stream, Default meaning, uint32_t weight, bool apart) {
+    std::lock_guard hold(pace.lock);
+    uint32_t all = pace.launched.exchange(weight);
+    uint32_t launches = all > weight ? all - weight : 0;
+    if (launches == 0 || !make_events(pace)) {
+        pace.apart |= apart;
+        return;
+    }
+    std::shared_lock quiet(quiet_lock);
+    if (capture_count.load() != 0) return;
+    Stretch& next = pace.ring[pace.recorded % kRing];
+    // Our own hook: where there is a plan, it follows the stream's work to its lane.
+    CUresult status = meaning == Default::thread ? ::cuEventRecord_ptsz(next.event, stream)
+                                                 : ::cuEventRecord(next.event, stream);
+    if (status != CUDA_SUCCESS) return;  // the program's own call will say what is wrong
+    next.apart = pace.apart || launches >= kWhole;
+    next.launches = launches >= kWhole ? 1 : launches;
+    pace.apart = apart;
+    ++pace.recorded;
+    add_to_word(Seat::get().mine().launched, 1);
+}
+
+void wait_for_depth(Pace& pace) {
+    uint64_t most = pace.stretch_ns.load() > kLongStretch * grain_ns ? 1 : depth;
+    CUevent event = nullptr;
+    uint64_t number = 0;
+    {
+        std::lock_guard hold(pace.lock);
+        if (pace.epoch != epoch.load() || pace.recorded < most) return;
+        number = pace.recorded - most;
+        if (number < pace.retired) return;
+        event = pace.ring[number % kRing].event;
+    }
+    if (wait_for(pace, event)) retire_until(pace, number);
+}
+
+}  // namespace
+
+void begin_background(double floor) {
+    floor_part = floor;
+    grain_ns = 1000 * number("ECLIP_GRAIN_US", 10, 100'000, grain_ns / 1000);
+    depth = static_cast<uint64_t>(number("ECLIP_DEPTH", 1, kRing / 2, 2));
+    patience_ns = 1000 * number("ECLIP_PATIENCE_US", 1, 1'000'000, kPatienceNs / 1000);
+    watch_interrupts();
+}
+
+void pace(Line& line, CUstream stream, Default meaning, bool graph) {
+    if (capture_count.load() != 0) return;
+    Pace& pace = line.pace;
+    const uint32_t weight = graph ? kWhole : 1;
+    bool full = pace.launched.fetch_add(weight) >= pace.quota.load(std::memory_order_relaxed);
+    bool busy = a_service_may_be_busy() && must_hold(monotonic_ns());
+    if (!full && !busy) return;
+    Inside ours;
+    close_stretch(pace, stream, meaning, weight, busy);
+    wait_for_depth(pace);
+    int64_t now = monotonic_ns();
+    if (!must_hold(now)) return;
+    hold(now);
+    std::lock_guard again(pace.lock);
+    pace.apart = true;
+}
+
+void forget_events() { epoch.fetch_add(1); }
+
+}  // namespace eclip::giving

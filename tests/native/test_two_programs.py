@@ -1,0 +1,617 @@
+"""Two unmodified programs in two processes: one gives way to the other, without a plan."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from eclip.artefacts.plan import Promise
+from eclip.devices.gpu.board import Board, open_board
+from eclip.runtime.reactions import (
+    BACKGROUND,
+    BUSY_SINCE,
+    HEARTBEAT,
+    IDLE,
+    LAUNCHED,
+    SERVED,
+    SERVICE,
+    TAIL,
+    TIER,
+    YIELDED,
+)
+from native_build import Native
+from unmodified import FIRST, Running, running, version_of
+from waiting import PATIENCE_S, until
+
+LONG = Promise(bound_ns=10**12, request_ns=1, some_ns=0, none_ns=0)
+STEADY = "while True: launch(1000)"  # a stretch each
+# Random programs' host functions wait for the program, and many stretches are wanted.
+QUICK = {"ECLIP_PATIENCE_US": "300", "ECLIP_GRAIN_US": "10"}
+GOING_ON = 5  # launches that show that a program does
+
+
+def now_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Iterator[Board]:
+    with open_board(tmp_path / "board") as opened:
+        yield opened
+
+
+class Service:
+    """A service of the test's own, which is busy when it is told to."""
+
+    def __init__(self, board: Board) -> None:
+        self.row = board.words[board.claim(LONG, "a test")]
+        self._launches = False
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._live)
+        self._thread.start()
+
+    def raise_busy(self, launches: bool = True) -> int:
+        self._launches = launches
+        # Long requests, as far as others can see: this thread may not run for a while.
+        self.row[TAIL] = 50_000_000 if launches else 0
+        self.row[LAUNCHED] += 1
+        self.row[BUSY_SINCE] = now_ns()
+        return now_ns()
+
+    def clear_busy(self) -> None:
+        self._launches = False
+        self.row[BUSY_SINCE] = IDLE
+
+    def close(self) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _live(self) -> None:
+        while not self._end.wait(0.0005):
+            if self._launches:
+                self.row[LAUNCHED] += 1
+
+
+@pytest.fixture
+def service(board: Board) -> Iterator[Service]:
+    made = Service(board)
+    yield made
+    made.close()
+
+
+def rows_of(board: Board, tier: int) -> list[int]:
+    board.sweep()  # those that nobody holds a lock on
+    found: list[int] = np.flatnonzero(board.words[:, TIER] == tier).tolist()
+    return found
+
+
+def goes_on(program: Running, more: int = GOING_ON) -> bool:
+    before = program.launched
+    return until(lambda: program.launched >= before + more, 0.002)
+
+
+def is_held(board: Board, program: Running) -> bool:
+    """Waits until a background has yielded, and looks whether it stays where it is."""
+    (row,) = rows_of(board, BACKGROUND)
+    assert until(lambda: bool(board.words[row, YIELDED] > 0), 0.001)
+
+    def stands_still() -> bool:
+        before = program.launched
+        time.sleep(0.2)
+        return program.launched == before
+
+    return until(stands_still, 0, 20)
+
+
+def test_background_holds_while_a_service_is_busy(
+    native: Native, board: Board, service: Service, tmp_path: Path
+) -> None:
+    with running(native, tmp_path, STEADY, "background") as program:
+        for _ in range(5):
+            assert goes_on(program)
+            raised = service.raise_busy()
+            assert is_held(board, program)
+            # One launch may have looked just before; the rest of depth 2 was under way already.
+            assert program.launched_after(raised) <= 2
+            service.clear_busy()
+        assert goes_on(program)
+
+
+def test_without_a_tier_nobody_holds(
+    native: Native, board: Board, service: Service, tmp_path: Path
+) -> None:
+    service.raise_busy()
+    with running(native, tmp_path, STEADY, None) as program:
+        assert goes_on(program)
+        assert rows_of(board, BACKGROUND) == []
+
+
+RUN_AHEAD = """
+log = (ctypes.c_int64 * (2 + 5 * 4096))(0, 4096)
+cuda.standin_watch(ctypes.byref(log))
+for index in range(400):
+    launch(200)
+    ended = sum(1 for line in range(log[0]) if log[2 + 5 * line + 4])
+    words[1] = max(words[1], index + 1 - ended)
+synchronise()
+"""
+
+
+@pytest.mark.parametrize(("tier", "depth"), [("background", 1), ("background", 2), (None, 0)])
+def test_run_ahead_is_limited(native: Native, tmp_path: Path, tier: str | None, depth: int) -> None:
+    with running(native, tmp_path, RUN_AHEAD, tier, ECLIP_DEPTH=str(depth)) as program:
+        assert program.child.wait(PATIENCE_S) == 0
+        most = int(program.words[1])
+    if tier is None:
+        assert most > 100  # the program would fill the queue
+    else:
+        # Eight launches a stretch until the first was measured.
+        assert depth <= most <= 8 * (depth + 1) + 1
+
+
+def test_background_goes_on_beside_a_service_that_launches_nothing(
+    native: Native, board: Board, service: Service, tmp_path: Path
+) -> None:
+    with running(native, tmp_path, STEADY, "background") as program:
+        assert goes_on(program)
+        service.raise_busy(launches=False)
+        (row,) = rows_of(board, BACKGROUND)
+        assert until(lambda: bool(board.words[row, YIELDED] > 0))
+        assert goes_on(program)
+        assert service.row[BUSY_SINCE] != IDLE
+
+
+@pytest.mark.parametrize(("floor", "moves"), [("0", False), ("0.5", True)])
+def test_background_behind_its_floor_does_not_hold(
+    native: Native, board: Board, service: Service, tmp_path: Path, floor: str, moves: bool
+) -> None:
+    with running(native, tmp_path, STEADY, "background", ECLIP_FLOOR=floor) as program:
+        assert goes_on(program)
+        service.raise_busy()
+        if moves:
+            assert goes_on(program, 200)
+        else:
+            assert is_held(board, program)
+
+
+ANSWERS = """
+for _ in range(int(os.environ["REQUESTS"])):
+    launch(20000)
+    {wait}
+    say(1)
+    time.sleep(0.05)
+time.sleep(1000)
+"""
+WAITS = {
+    "stream": "synchronise()",
+    "context": "check(cuda.cuCtxSynchronize())",
+    "event": """event = new_event()
+    check(cuda.cuEventRecord(u64(event), u64(0)))
+    check(cuda.cuEventSynchronize(u64(event)))""",
+    "polled event": """event = new_event()
+    check(cuda.cuEventRecord(u64(event), u64(0)))
+    while cuda.cuEventQuery(u64(event)): time.sleep(0.001)""",
+    "copy": "copy(cuda.cuMemcpyDtoH_v2)",
+    "none": "pass",
+}
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_service_is_busy_until_its_work_is_done(
+    native: Native, board: Board, tmp_path: Path, wait: str
+) -> None:
+    body = ANSWERS.format(wait=WAITS[wait])
+    with running(native, tmp_path, body, "service", REQUESTS="8") as program:
+        assert until(lambda: rows_of(board, SERVICE) != [], 0.0005)
+        (row,) = rows_of(board, SERVICE)
+        seen_busy = seen_idle = 0
+        busy = False
+        while program.words[1] < 8 or busy:
+            assert program.child.poll() is None, program.child.communicate()
+            was, busy = busy, bool(board.words[row, BUSY_SINCE] != IDLE)
+            seen_busy += busy and not was
+            seen_idle += was and not busy
+            time.sleep(0.0005)
+        # Where nobody waits the row is asked for later, and requests may run into each other.
+        assert seen_busy == seen_idle
+        assert seen_busy >= (2 if wait == "none" else 4)
+        assert board.words[row, SERVED] >= seen_busy
+        assert board.words[row, LAUNCHED] >= 8
+
+
+RAISED_BEFORE = """
+seen = ctypes.CFUNCTYPE(None, ctypes.c_char_p, u64)(lambda call, stream: look(call))
+def look(call):
+    if call == b"copy":
+        with open(os.environ["ECLIP_BOARD"], "rb") as file:
+            row = file.read()[192:]
+        say(1, int.from_bytes(row[8:16], "little", signed=True) != -(1 << 62))
+        say(2)
+launch(0)
+synchronise()
+time.sleep(0.3)
+cuda.standin_calls(seen)
+copy(cuda.cuMemcpyDtoDAsync_v2)
+"""
+
+
+def test_busy_is_raised_before_the_driver_is_called(native: Native, tmp_path: Path) -> None:
+    with running(native, tmp_path, RAISED_BEFORE, "service") as program:
+        assert program.child.wait(PATIENCE_S) == 0, program.child.communicate()
+        assert (program.words[1], program.words[2]) == (1, 1)
+
+
+def test_two_threads_that_never_let_a_service_idle_show_their_oldest_request(
+    native: Native, board: Board, tmp_path: Path
+) -> None:
+    body = """
+def serve():
+    check(cuda.cuCtxSetCurrent(context))
+    stream = new_stream()
+    while True:
+        launch(5000, stream=stream)
+        synchronise(stream)
+threads = [threading.Thread(target=serve, daemon=True) for _ in range(2)]
+for thread in threads: thread.start(); time.sleep(0.002)
+time.sleep(1000)
+"""
+    with running(native, tmp_path, body, "service") as program:
+        assert goes_on(program, 20)
+        (row,) = rows_of(board, SERVICE)
+        since = set()
+        for _ in range(100):
+            since.add(int(board.words[row, BUSY_SINCE]))
+            time.sleep(0.01)
+        assert len(since) > 10  # it moves on, or the service would count as hung
+
+
+CAPTURES = """
+stop = []
+def capture():
+    check(cuda.cuCtxSetCurrent(context))
+    stream, graph = new_stream(), u64()
+    while not stop:
+        check(cuda.cuStreamBeginCapture_v2(u64(stream), 0))
+        for _ in range(3): launch(0, stream=stream); time.sleep(0.0005)
+        check(cuda.cuStreamEndCapture(u64(stream), ctypes.byref(graph)))
+        say(1)
+def work():
+    check(cuda.cuCtxSetCurrent(context))
+    stream = new_stream()
+    while not stop: launch(100, stream=stream)
+def guarded(run):
+    try: run()
+    except BaseException: say(2); raise
+threads = [threading.Thread(target=guarded, args=(run,)) for run in (capture, work, work)]
+for thread in threads: thread.start()
+while words[1] < 200 and not words[2]: time.sleep(0.01)
+stop.append(True)
+for thread in threads: thread.join()
+"""
+
+
+@pytest.mark.parametrize("tier", ["service", "background"])
+def test_captures_are_not_broken(
+    native: Native, service: Service, tmp_path: Path, tier: str
+) -> None:
+    with running(native, tmp_path, CAPTURES, tier) as program:
+        while program.child.poll() is None:
+            service.raise_busy(launches=False)
+            time.sleep(0.002)
+            service.clear_busy()
+            time.sleep(0.002)
+        assert program.child.returncode == 0, program.child.communicate()
+        assert (program.words[1] >= 200, program.words[2]) == (True, 0)
+
+
+OTHERS_RUN = """
+def count():
+    while True: say(1); time.sleep(0.001)
+threading.Thread(target=count, daemon=True).start()
+while True: launch(1000, library=locked)
+"""
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_other_python_threads_go_on_while_held(
+    native: Native, board: Board, service: Service, tmp_path: Path, kept: bool
+) -> None:
+    variables = {"ECLIP_KEEP_PYTHON_LOCK": "1"} if kept else {}
+    with running(native, tmp_path, OTHERS_RUN, "background", **variables) as program:
+        assert goes_on(program)
+        service.raise_busy()
+        assert is_held(board, program)
+        counted = int(program.words[1])
+        if kept:  # what happens without care, so that this test could fail
+            time.sleep(0.2)
+            assert program.words[1] == counted
+        else:
+            assert until(lambda: program.words[1] > counted + 20)
+        assert is_held(board, program)
+
+
+@pytest.mark.parametrize("where", ["main", "thread"])
+def test_an_interrupt_ends_a_program_that_is_held(
+    native: Native, board: Board, service: Service, tmp_path: Path, where: str
+) -> None:
+    in_thread = """
+def work():
+    check(cuda.cuCtxSetCurrent(context))
+    for _ in range(words[2] or 1 << 60): launch(1000)
+thread = threading.Thread(target=work, daemon=True); thread.start()
+thread.join()
+"""
+    body = STEADY if where == "main" else in_thread
+    with running(native, tmp_path, body, "background") as program:
+        assert goes_on(program)
+        service.raise_busy()
+        assert is_held(board, program)
+        program.child.send_signal(signal.SIGINT)
+        assert program.child.wait(PATIENCE_S) != 0
+        assert "KeyboardInterrupt" in program.child.communicate()[1]
+        assert service.row[BUSY_SINCE] != IDLE
+
+
+def test_a_forked_child_neither_owns_nor_ends_a_row(
+    native: Native, board: Board, tmp_path: Path
+) -> None:
+    body = """
+launch(0)
+synchronise()
+if os.fork() == 0:
+    os._exit(0)
+os.wait()
+child = os.fork()
+if child == 0:
+    time.sleep(1000)
+words[2] = child
+time.sleep(1000)
+"""
+    with running(native, tmp_path, body, "background") as program:
+        assert until(lambda: program.words[2] != 0)
+        (row,) = rows_of(board, BACKGROUND)
+        beat = int(board.words[row, HEARTBEAT])
+        assert until(lambda: board.words[row, HEARTBEAT] > beat)  # the first child ended nothing
+        try:
+            program.child.kill()
+            # The second lives and keeps no lock.
+            assert until(lambda: row not in rows_of(board, BACKGROUND))
+            os.kill(int(program.words[2]), 0)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(program.words[2]), signal.SIGKILL)
+
+
+def test_a_child_that_was_forked_before_joins_by_itself(
+    native: Native, board: Board, tmp_path: Path
+) -> None:
+    body = """
+if os.fork() == 0:
+    launch(0)
+    time.sleep(1000)
+time.sleep(1000)
+"""
+    with running(native, tmp_path, body, "background"):
+        assert until(lambda: len(rows_of(board, BACKGROUND)) == 1)
+        (row,) = rows_of(board, BACKGROUND)
+        child = int(board.words[row, 8])
+        os.kill(child, signal.SIGKILL)
+        assert until(lambda: rows_of(board, BACKGROUND) == [])
+
+
+def test_threads_that_die_leave_no_service_busy(
+    native: Native, board: Board, tmp_path: Path
+) -> None:
+    body = """
+def once():
+    check(cuda.cuCtxSetCurrent(context))
+    launch(1000, stream=2)
+for _ in range(50):
+    thread = threading.Thread(target=once); thread.start(); thread.join()
+say(1)
+time.sleep(1000)
+"""
+    with running(native, tmp_path, body, "service") as program:
+        assert until(lambda: program.words[1] == 1)
+        (row,) = rows_of(board, SERVICE)
+        assert until(lambda: board.words[row, BUSY_SINCE] == IDLE)
+
+
+def test_programs_of_nccl_are_told_and_not_held(
+    native: Native, board: Board, service: Service, tmp_path: Path
+) -> None:
+    body = """
+gather = kernel(b"ncclDevKernel_AllReduce_Sum_f32_RING_LL")
+for _ in range(40): launch(1000, gather)
+while True: launch(1000)
+"""
+    service.raise_busy()
+    with running(native, tmp_path, body, "background") as program:
+        assert goes_on(program, 60)
+        program.child.kill()
+        told = program.child.communicate()[1].splitlines()
+    assert len(told) == 1
+    assert "NCCL" in told[0]
+
+
+def test_a_board_that_cannot_be_used_is_said_once_and_nothing_else(
+    native: Native, board: Board, service: Service, tmp_path: Path
+) -> None:
+    service.raise_busy()
+    version_of(tmp_path / "board", 99)
+    body = "for _ in range(50): launch(10)\nsynchronise()"
+    with running(native, tmp_path, body, "background") as program:
+        _, errors = program.child.communicate(timeout=PATIENCE_S)
+        assert program.child.returncode == 0
+    (line,) = errors.splitlines()
+    assert "is of version 99, and this eclip's is 2" in line
+    assert program.launched == 50
+
+
+def test_the_board_is_where_python_looks_for_it(native: Native, tmp_path: Path) -> None:
+    body = "launch(0)\nsynchronise()\nsay(1)\ntime.sleep(1000)"
+    with running(native, tmp_path, body, "service", ECLIP_BOARD=str(tmp_path)) as program:
+        assert until(lambda: program.words[1] == 1)
+        uuid = "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
+        path = tmp_path / f"eclip-board-{os.geteuid()}-{uuid}"
+        assert path.stat().st_mode & 0o777 == 0o600
+        with open_board(path) as opened:
+            (row,) = rows_of(opened, SERVICE)
+            assert bytes(opened.words[row, 16:]).startswith(b"service-")
+
+
+def test_many_processes_join_at_once(native: Native, board: Board, tmp_path: Path) -> None:
+    count = 200
+    probe = native.folder / "plain" / "probe"
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": str(native.library),
+        "ECLIP_TIER": "background",
+        "ECLIP_BOARD": str(tmp_path / "board"),
+    }
+    children = [
+        subprocess.Popen(
+            [probe, "join"], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        for _ in range(count)
+    ]
+    try:
+        # What each of them waited for its row, beside all others.
+        waits_ms = [int(child.stdout.readline()) / 1e6 for child in children if child.stdout]
+        assert len(rows_of(board, BACKGROUND)) == count
+        assert max(waits_ms) < 1000
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
+    assert until(lambda: rows_of(board, BACKGROUND) == [])
+
+
+SERVING = """
+while True:
+    launch(2000)
+    synchronise()
+    say(1)
+"""
+
+
+def _stood_still(dice: random.Random, victim: Running, other: Running) -> int:
+    """From the shot until the other launches again; what it began before does not count."""
+    victim.child.send_signal(dice.choice([signal.SIGKILL, signal.SIGSTOP]))
+    shot, before = now_ns(), other.launched
+    assert until(lambda: other.launched > before + 1, 0.001)
+    return int(other.words[FIRST + before + 1]) - shot
+
+
+def _shoot(native: Native, board: Board, folder: Path, rounds: int, seed: int) -> float:
+    """Kill or stop either side at a random moment; the longest that the other then stood still."""
+    dice = random.Random(seed)
+    longest_ns = 0
+    for _ in range(rounds):
+        with (
+            running(native, folder, SERVING, "service") as service,
+            running(native, folder, STEADY, "background") as background,
+        ):
+            assert goes_on(service)
+            assert until(lambda: len(rows_of(board, BACKGROUND)) == 1)
+            both = (service, background) if dice.random() < 0.6 else (background, service)
+            time.sleep(dice.random() * 0.02)
+            longest_ns = max(longest_ns, _stood_still(dice, *both))
+        assert until(lambda: rows_of(board, SERVICE) == rows_of(board, BACKGROUND) == [])
+    return longest_ns / 1e6
+
+
+def test_either_goes_on_when_the_other_is_killed_or_stopped(
+    native: Native, board: Board, tmp_path: Path
+) -> None:
+    assert _shoot(native, board, tmp_path, 6, 1) < 1000  # 200 on a machine that is not busy
+
+
+@pytest.mark.long
+def test_either_goes_on_a_thousand_times(native: Native, board: Board, tmp_path: Path) -> None:
+    assert _shoot(native, board, tmp_path, 1000, 2) < 1000
+
+
+@pytest.mark.parametrize("flavour", ["asan", "tsan"])
+@pytest.mark.parametrize("tier", ["service", "background"])
+def test_random_programs_with_a_tier_under_a_sanitizer(
+    native: Native, service: Service, tmp_path: Path, flavour: str, tier: str
+) -> None:
+    service.raise_busy(launches=False)
+    done = native.run(
+        f"{flavour}/fuzz",
+        *("--programs", 400, "--threads", 3, "--unplanned", 1, "--seed", 50),
+        preload=False,  # it is linked in
+        ECLIP_TIER=tier,
+        ECLIP_BOARD=str(tmp_path / "board"),
+        **QUICK,
+    )
+    if "unexpected memory mapping" in done.stderr:
+        pytest.skip("ThreadSanitizer of this compiler does not know this kernel's address layout")
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+
+
+@pytest.mark.parametrize("planned", [False, True])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_random_programs_are_the_same_while_they_give_way(
+    native: Native, board: Board, service: Service, tmp_path: Path, planned: bool, threads: int
+) -> None:
+    assert fuzz(native, board, service, tmp_path, planned, threads, 1000, 30 + threads) > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(300, 310))
+def test_many_random_programs_are_the_same_while_they_give_way(
+    native: Native, board: Board, service: Service, tmp_path: Path, seed: int
+) -> None:
+    planned, threads = bool(seed % 2), 1 + seed % 3
+    assert fuzz(native, board, service, tmp_path, planned, threads, 10_000, seed) > 0
+
+
+def fuzz(
+    native: Native,
+    board: Board,
+    service: Service,
+    folder: Path,
+    planned: bool,
+    threads: int,
+    programs: int,
+    seed: int,
+) -> int:
+    """How often they gave way; a difference is an error."""
+    words = ("--programs", programs, "--threads", threads, "--unplanned", int(not planned))
+    child = subprocess.Popen(
+        [str(native.folder / "plain" / "fuzz"), "--seed", str(seed), *map(str, words)],
+        env={
+            **os.environ,
+            "LD_PRELOAD": str(native.library),
+            "ECLIP_TIER": "background",
+            "ECLIP_BOARD": str(folder / "board"),
+            **QUICK,
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    dice = random.Random(seed)
+    yielded = 0
+    while child.poll() is None:
+        service.raise_busy(launches=dice.random() < 0.5)
+        time.sleep(dice.random() * 0.002)
+        service.clear_busy()
+        time.sleep(dice.random() * 0.002)
+        yielded = max([yielded, *board.words[rows_of(board, BACKGROUND), YIELDED].tolist()])
+    out, errors = child.communicate()
+    assert child.returncode == 0, out + errors[-4000:]
+    assert "no difference" in out
+    return yielded
