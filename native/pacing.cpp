@@ -191,12 +191,10 @@ int64_t patience(const Pace& pace) {
     return std::clamp(8 * pace.stretch_ns.load(), patience_ns, kLongestPatienceNs);
 }
 
-// Until the event is done, or for as long as we are patient. After several waits for nothing the
-// event is only asked: the device waits for what the program does next.
+// Until the event is done, or for as long as we are patient.
 bool wait_for(Pace& pace, CUevent event) {
     Relaxed relaxed;
     if (!is_done(event)) {
-        if (pace.given_up.load() >= kMostGivenUp) return false;
         int64_t began = monotonic_ns(), now = began;
         Kept kept(began);
         while (!is_done(event)) {
@@ -279,18 +277,36 @@ void close_stretch(Pace& pace, CUstream stream, Default meaning, uint32_t weight
     add_to_word(Seat::get().mine().launched, 1);
 }
 
-void wait_for_depth(Pace& pace) {
-    uint64_t most = pace.stretch_ns.load() > kLongStretch * grain_ns ? 1 : depth;
+// The stretch that must be done before another begins; none: it is, or there are too few.
+struct Awaited {
     CUevent event = nullptr;
     uint64_t number = 0;
-    {
-        std::lock_guard hold(pace.lock);
-        if (pace.epoch != epoch.load() || pace.recorded < most) return;
-        number = pace.recorded - most;
-        if (number < pace.retired) return;
-        event = pace.ring[number % kRing].event;
-    }
-    if (wait_for(pace, event)) retire_until(pace, number);
+};
+
+Awaited find_awaited(Pace& pace) {
+    uint64_t most = pace.stretch_ns.load() > kLongStretch * grain_ns ? 1 : depth;
+    std::lock_guard hold(pace.lock);
+    if (pace.epoch != epoch.load() || pace.recorded < most) return {};
+    uint64_t number = pace.recorded - most;
+    if (number < pace.retired) return {};
+    return {pace.ring[number % kRing].event, number};
+}
+
+void wait_for_depth(Pace& pace) {
+    Awaited awaited = find_awaited(pace);
+    if (awaited.event != nullptr && wait_for(pace, awaited.event))
+        retire_until(pace, awaited.number);
+}
+
+// Several waits in a row were for nothing: the device waits for what the program does next. Until it
+// moves again, which is only asked, no stretch ends.
+bool stands_still(Pace& pace) {
+    if (pace.given_up.load(std::memory_order_relaxed) < kMostGivenUp) return false;
+    Awaited awaited = find_awaited(pace);
+    Relaxed relaxed;
+    if (awaited.event != nullptr && !is_done(awaited.event)) return true;
+    pace.given_up.store(0);
+    return false;
 }
 
 }  // namespace
@@ -311,8 +327,12 @@ void pace(Line& line, CUstream stream, Default meaning, bool graph) {
     bool busy = a_service_may_be_busy() && must_hold(monotonic_ns());
     if (!full && !busy) return;
     Inside ours;
-    close_stretch(pace, stream, meaning, weight, busy);
-    wait_for_depth(pace);
+    if (stands_still(pace)) {
+        pace.launched.store(weight);
+    } else {
+        close_stretch(pace, stream, meaning, weight, busy);
+        wait_for_depth(pace);
+    }
     int64_t now = monotonic_ns();
     if (!must_hold(now)) return;
     hold(now);

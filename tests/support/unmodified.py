@@ -55,7 +55,7 @@ def launch(us, function=None, stream=0, library=cuda):
     pointers = (u64 * 2)(ctypes.addressof(values), ctypes.addressof(values) + 8)
     check(library.cuLaunchKernel(function or usual, 1, 1, 1, 1, 1, 1, 0, stream,
                                  ctypes.addressof(pointers), 0))
-    words[FIRST + words[0]] = now()
+    words[FIRST + words[0] % (len(words) - FIRST)] = now()
     say(0)
 def new_stream(flags=1):
     made = u64()
