@@ -21,7 +21,7 @@ Context standin::primaries[kDevices];
 
 namespace {
 
-constexpr CUresult kIsolation = 905, kUnmatched = 903, kInvalidated = 901, kUnjoined = 904;
+constexpr CUresult kCapturedEvent = 907, kIsolation = 905, kUnmatched = 903, kInvalidated = 901, kUnjoined = 904;
 int last_sync_mode = -1;  // of a host function, as newer interfaces have it
 constexpr int kDriverVersion = 13000;
 
@@ -477,9 +477,17 @@ API cuEventDestroy_v2(CUevent event) {
     delete reinterpret_cast<Event*>(event);
     return CUDA_SUCCESS;
 }
+// Whoever asks for an event that a capture has recorded breaks that capture, in any mode.
+static CUresult captured(CUevent event) {
+    auto& capture = reinterpret_cast<Event*>(event)->capture;
+    if (capture == nullptr) return CUDA_SUCCESS;
+    capture->invalid = true;
+    return kCapturedEvent;
+}
 API cuEventQuery(CUevent event) {
     Hold hold = held();
     if (CUresult status = unsafe()) return status;
+    if (CUresult status = captured(event)) return status;
     auto& work = reinterpret_cast<Event*>(event)->work;
     if (work == nullptr || work->done) return CUDA_SUCCESS;
     Engine::get().nudge();
@@ -488,6 +496,7 @@ API cuEventQuery(CUevent event) {
 API cuEventSynchronize(CUevent event) {
     Hold hold = held();
     if (CUresult status = unsafe()) return status;
+    if (CUresult status = captured(event)) return status;
     WorkPtr work = reinterpret_cast<Event*>(event)->work;
     Engine::get().wait(hold, work);
     return CUDA_SUCCESS;
