@@ -135,7 +135,7 @@ def test_command_of_which_nothing_was_placed_is_told(
 ) -> None:
     counts = {1: dict.fromkeys(transparent.COUNTERS, 0) | counters} if counters else {}
     outcome = transparent.CommandOutcome(3, counts)
-    monkeypatch.setattr("eclip.cli.exec.run_under", lambda *_: outcome)
+    monkeypatch.setattr("eclip.cli.exec.run_under", lambda *_, **__: outcome)
     code, said = run("exec", "--plan", plan, "--", "true")
     assert code == 3
     assert words in said if words else said == ""
