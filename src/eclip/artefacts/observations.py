@@ -95,6 +95,27 @@ class ObservedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return msgspec.structs.replace(mix, workers=tuple(workers))
 
 
+class ObservedJoints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What joints cost the background of a pair; the service is its first worker."""
+
+    mix: str  # as parse_mix reads it
+    joints: int  # of the background
+    plain_ns: float  # its request without joints; as the following with nobody to give way to
+    deep_ns: float  # with two stretches in flight
+    shallow_ns: float  # with one
+    gap_ns: float  # by its profile, between the kernels before and after a joint; the mean
+    resume_ns: float  # from the end of a request that it waited for to its next kernel
+
+    def __post_init__(self) -> None:
+        if self.joints < 1:
+            raise ValueError(f"the background of {self.mix} has no joints")
+        for value in (self.plain_ns, self.deep_ns, self.shallow_ns):
+            if not 0 < value < float("inf"):
+                raise ValueError("the times of requests must be finite numbers above 0")
+        if not (0 <= self.gap_ns < float("inf") and -float("inf") < self.resume_ns < float("inf")):
+            raise ValueError("gaps and the time to resume must be finite numbers")
+
+
 class Observations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Runs measured on one device, which a calibration is fitted to or a search goes on from."""
 
@@ -103,6 +124,7 @@ class Observations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     date: datetime.date  # of the first run
     runs: tuple[ObservedRun, ...]
     modelled: bool = False  # by a simulator
+    joints: tuple[ObservedJoints, ...] = ()
 
     def __post_init__(self) -> None:
         slices = len(self.fingerprint.slice_units)

@@ -16,11 +16,13 @@ from eclip.cli import screen
 from eclip.cli.options import CalibrationOption, JsonOption, ProfilesOption, given_options
 from eclip.devices import open_device
 from eclip.errors import DeviceError, StoppedError, UsageError
+from eclip.lab import joint_costs
 from eclip.lab.calibrate import MIXES, cases_on, fit_observations, measure
 from eclip.lab.case import find_calibration, find_observations, find_topology
 from eclip.lab.fit import Errors, Fit
 
 _MEASURING = ("--device", "--mixes", "--runs", "--budget", "--observations")
+_PAIRS = 3  # of which joints are measured, a few seconds each
 
 
 def calibrate(
@@ -88,10 +90,13 @@ def calibrate(
                 ) from None
             with opened:
                 shape = opened.topology
+                cases = cases_on(opened, asked, calibration, folders)
+                pairs = [joint_costs.pair_of(case) for case in cases[:_PAIRS]]
                 observed = measure(
                     opened,
-                    cases_on(opened, asked, calibration, folders),
+                    cases,
                     observations,
+                    cases_on(opened, pairs, calibration, folders),
                     runs=runs,
                     budget_s=budget,
                     seed=seed,
@@ -125,9 +130,15 @@ def describe(fitted: Fit) -> dict[str, Any]:
     return {
         "interference": asdict(calibration.interference),
         "idle_w": calibration.power.idle_w,
-        "launch_ns": calibration.costs.launch_ns,
+        **_fitted_costs(fitted),
         "errors": {name: msgspec.to_builtins(errors) for name, errors in _rows(fitted)},
     }
+
+
+def _fitted_costs(fitted: Fit) -> dict[str, int]:
+    costs = fitted.calibration.costs
+    joints = ("joint_ns", "notice_ns", "hold_ns") if fitted.pairs else ()
+    return {name: getattr(costs, name) for name in ("launch_ns", *joints)}
 
 
 def print_fit(fitted: Fit) -> None:
@@ -135,7 +146,7 @@ def print_fit(fitted: Fit) -> None:
     constants = [
         *asdict(calibration.interference).items(),
         ("idle_w", calibration.power.idle_w),
-        ("launch_ns", calibration.costs.launch_ns),
+        *_fitted_costs(fitted).items(),
     ]
     screen.print_table(
         "Fitted constants", ["constant", "value"], ([n, f"{v:g}"] for n, v in constants)

@@ -1,4 +1,4 @@
-"""Calibration: measure random placements on a device and fit the simulator's constants to them.
+"""Calibration: measure random placements and joints on a device, and fit the simulator to them.
 
 Measuring and fitting are apart: every run is in the file of observations as soon as it is measured,
 so an interrupted measurement goes on where it stopped, and a stored one is fitted again without a
@@ -7,6 +7,7 @@ GPU.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ from eclip.artefacts.topology import Topology
 from eclip.artefacts.trace import with_traces
 from eclip.devices.base import Device
 from eclip.errors import DeviceError, MismatchError, UsageError
+from eclip.lab import joint_costs
 from eclip.lab.case import Case, find_observed, make_case
 from eclip.lab.fit import Fit, Replay, fit
 from eclip.lab.observe import WINDOW, observe, placements
@@ -48,19 +50,28 @@ def measure(
     device: Device,
     cases: Sequence[Case],
     path: Path,
+    pairs: Sequence[Case] = (),
     *,
     runs: int,
     budget_s: float,
     seed: int,
     progress: Progress,
 ) -> Observations:
-    """Measure until every mix has this many runs or the time is over.
+    """Measure what joints cost the background of every pair, then runs of the mixes until each has
+    this many or the time is over.
 
     Every run is in the file as soon as it is measured. Mixes share the time evenly; what one leaves
     goes to those after it.
     """
     kept = _begin(device, cases, path)
     begin = time.monotonic()
+    for pair in pairs:
+        known = any(one.mix == pair.mix.name for one in kept.joints)
+        if known or progress.stopped or time.monotonic() - begin > budget_s:
+            continue
+        progress.phase(f"measuring joints of {pair.mix.name}")
+        kept = replace(kept, joints=(*kept.joints, joint_costs.observe_joints(Stand(pair, device))))
+        store.save(kept, path)
     progress.phase("measuring")
     for number, case in enumerate(cases):
         share = (budget_s - (time.monotonic() - begin)) / (len(cases) - number)
@@ -170,11 +181,18 @@ def fit_observations(
         raise UsageError("there are no runs to fit; measure longer: --budget")
     replay = Replay(observed, topology, find_observed(observed, topology, base, folders))
     count = len(replay.usable())
+    joints = f" Joints: measured on {len(observed.joints)} pairs." if observed.joints else ""
     source = (
         f"Interference, idle_w and launch_ns fitted by `eclip calibrate` to {count} runs of "
-        f"{len(observed.mixes)} mixes. The runs: {observed.source} "
+        f"{len(observed.mixes)} mixes.{joints} The runs: {observed.source} "
         f"{_NOT_FITTED}{base.source.rpartition(_NOT_FITTED)[2]}"
     )
     start = replace(base, fingerprint=replace(observed.fingerprint, traces={}))
     progress.phase(f"fitting {count} runs")
-    return fit(replay, start, source, seed=seed, progress=progress)
+    fitted = fit(replay, start, source, seed=seed, progress=progress)
+    costs = joint_costs.costs_with_joints(fitted.calibration.costs, observed.joints)
+    return dataclasses.replace(
+        fitted,
+        calibration=replace(fitted.calibration, costs=costs),
+        pairs=len(observed.joints),
+    )

@@ -84,6 +84,7 @@ class Fit:
     held_mixes: Errors  # ... and on mixes of which it saw nothing
     left_out: dict[str, Errors]  # per mix: of a fit to all the others
     switching: Errors  # of the calibration on runs with switches, which no fit uses
+    pairs: int = 0  # whose joints its costs of joints come from; 0: they are not fitted
 
 
 class Replay:

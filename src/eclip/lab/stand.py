@@ -135,7 +135,7 @@ def alone_rates(
     with device.open(lower(plan, [profile.trace for profile in profiles]), sources) as session:
         for worker, profile in enumerate(profiles):
             if profile.model not in rates:
-                rates[profile.model] = _alone_rate(session, worker, profiles)
+                rates[profile.model] = alone_rate(session, worker, profiles)
     return tuple(rates[profile.model] for profile in profiles)
 
 
@@ -167,14 +167,14 @@ def run_beside_alone(
     logs: list[dict[int, RunLog]] = [{} for _ in loads]
     done = 0
     with contextlib.suppress(StoppedError):
-        rates = {w: [_alone_rate(session, w, profiles)] for w in services}
+        rates = {w: [alone_rate(session, w, profiles)] for w in services}
         for number, turn in rotation(len(runs), len(loads)):
             who, load = runs[turn], loads[number]
             if who == _EVERYBODY or who in services:
                 asked = load if who == _EVERYBODY else load.only(who)
                 logs[number][who] = session.run(asked, window)
             else:
-                rate = _alone_rate(session, who, profiles, _BACKGROUND_SECONDS)
+                rate = alone_rate(session, who, profiles, _BACKGROUND_SECONDS)
                 rates.setdefault(who, []).append(rate)
             if progress.stopped:  # the run may have been cut short
                 break
@@ -203,9 +203,10 @@ def _beside(logs: dict[int, RunLog], plan: Plan, alone_rps: tuple[float, ...]) -
     return Beside(shared=named.pop(_EVERYBODY), alone=named)
 
 
-def _alone_rate(
+def alone_rate(
     session: Session, worker: int, profiles: Sequence[Profile], least_s: float = MIN_SECONDS
 ) -> float:
+    """Closed-loop rate of one worker of the session while the others are idle."""
     load = closed_loop(len(profiles), only=worker)
     request_s = profiles[worker].request_ns[-1] / 1e9
     # Short requests take longer than their kernels: launching them counts too.
