@@ -24,8 +24,14 @@ from waiting import PATIENCE_S
 # The main paths
 
 
-@pytest.mark.parametrize("number", range(1, 8))
-@pytest.mark.parametrize("topology", ["h200", "mi50"])
+@pytest.mark.parametrize(
+    ("number", "topology"),
+    [
+        pytest.param(number, topology, marks=[pytest.mark.long] if (number + place) % 2 else [])
+        for place, topology in enumerate(["h200", "mi50"])
+        for number in range(1, 8)
+    ],
+)
 def test_paper_mixes_compare_under_all_policies(cli: Cli, number: int, topology: str) -> None:
     outcome = cli(
         "compare", f"paper/{number}", "--policies", "all", "--topology", topology,

@@ -31,6 +31,15 @@ every_policy = pytest.mark.parametrize(
     "policy", [policy for policy in POLICIES if policy not in FOR_SERVICES]
 )
 every_device = pytest.mark.parametrize("device", TOPOLOGIES)
+# Every device and every number of workers; the other pairs of them are for `make test-long`.
+every_device_and_number = pytest.mark.parametrize(
+    ("device", "workers"),
+    [
+        pytest.param(device, workers, marks=[pytest.mark.long] if (workers - place) % 5 else [])
+        for place, device in enumerate(TOPOLOGIES)
+        for workers in range(1, 9)
+    ],
+)
 UNLIMITED = 1_000_000
 PACK = Path(str(resources.files("eclip") / "data" / "profiles" / "h200"))
 
@@ -69,8 +78,7 @@ def objective_of(plan: Plan, problem: Problem) -> float:
 
 @pytest.mark.slow
 @every_policy
-@every_device
-@pytest.mark.parametrize("workers", range(1, 9))
+@every_device_and_number
 def test_plan_is_valid_and_predicts_the_profiled_times(
     policy: str, device: str, workers: int
 ) -> None:
