@@ -11,49 +11,6 @@ namespace eclip {
 // How the default stream of a call is meant: the process's or the calling thread's.
 enum class Default { legacy, thread };
 
-#define ECLIP_TYPE(symbol, name, since, threaded, threaded_since, parameters, arguments) \
-    using symbol##_t = CUresult parameters;
-#define KERNEL ECLIP_TYPE
-#define OWN ECLIP_TYPE
-#define FOLLOW ECLIP_TYPE
-#define COPY ECLIP_TYPE
-#define HOME ECLIP_TYPE
-#define DEFAULT ECLIP_TYPE
-#define EXEC ECLIP_TYPE
-#define EXECNODE ECLIP_TYPE
-#define DRAIN ECLIP_TYPE
-#define END ECLIP_TYPE
-#define ALIAS(name, since, symbol)
-#define PASS(symbol)
-#include "hooks.def"
-#undef KERNEL
-#undef OWN
-#undef FOLLOW
-#undef COPY
-#undef HOME
-#undef DEFAULT
-#undef EXEC
-#undef EXECNODE
-#undef DRAIN
-#undef END
-
-#define ECLIP_SLOT_none(symbol)
-#define ECLIP_SLOT_ptsz(symbol) symbol##_t* symbol##_ptsz;
-#define ECLIP_SLOT_ptds(symbol) symbol##_t* symbol##_ptds;
-#define ECLIP_SLOT(symbol, name, since, threaded, threaded_since, parameters, arguments) \
-    symbol##_t* symbol;                                                                  \
-    ECLIP_SLOT_##threaded(symbol)
-#define KERNEL ECLIP_SLOT
-#define OWN ECLIP_SLOT
-#define FOLLOW ECLIP_SLOT
-#define COPY ECLIP_SLOT
-#define HOME ECLIP_SLOT
-#define DEFAULT ECLIP_SLOT
-#define EXEC ECLIP_SLOT
-#define EXECNODE ECLIP_SLOT
-#define DRAIN ECLIP_SLOT
-#define END ECLIP_SLOT
-
 // Entry points that libeclip calls for itself and nobody's call passes through.
 #define ECLIP_DRIVER_CALLS(CALL)                                                              \
     CALL(cuCtxGetCurrent, CUresult(CUcontext*))                                               \
@@ -113,6 +70,7 @@ enum class Default { legacy, thread };
     CALL(cuGetProcAddress_v2, CUresult(const char*, void**, int, uint64_t, int*))
 
 struct Driver {
+#define HOOK(symbol, name, since, threaded, parameters, arguments) CUresult(*symbol) parameters;
 #include "hooks.def"
 #define ECLIP_CALL(name, ...)   \
     using name##_f = __VA_ARGS__; \
@@ -121,18 +79,6 @@ struct Driver {
     ECLIP_DRIVER_FINDS(ECLIP_CALL)
 #undef ECLIP_CALL
 };
-#undef KERNEL
-#undef OWN
-#undef FOLLOW
-#undef COPY
-#undef HOME
-#undef DEFAULT
-#undef EXEC
-#undef EXECNODE
-#undef DRAIN
-#undef END
-#undef ALIAS
-#undef PASS
 
 // The slots, filled on the first call. Empty throughout where there is no driver library.
 const Driver& driver();
