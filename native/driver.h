@@ -95,42 +95,6 @@ bool is_missing(void* function);
 // preload.cpp replaces dlsym; where it is linked in it also says where the original is.
 __attribute__((weak)) void* original_dlsym(void* handle, const char* name);
 
-// While it lives, what the calling thread asks the driver breaks nobody's capture. Without it a
-// question of ours could end a capture that another thread has just begun.
-class Relaxed {
-public:
-    Relaxed() { exchange(); }
-    ~Relaxed() { exchange(); }
-    Relaxed(const Relaxed&) = delete;
-
-private:
-    void exchange() {
-        auto call = driver().cuThreadExchangeStreamCaptureMode;
-        if (call != nullptr) call(&mode_);
-    }
-    int mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
-};
-
-// While it lives the context is the calling thread's current one: the default streams are those of
-// the current context, and new events belong to it.
-class PrimaryCurrent {
-public:
-    explicit PrimaryCurrent(CUcontext wanted) {
-        if (driver().cuCtxGetCurrent(&before_) != CUDA_SUCCESS || before_ == wanted) return;
-        changed_ = driver().cuCtxSetCurrent(wanted) == CUDA_SUCCESS;
-    }
-    ~PrimaryCurrent() { restore(); }
-    PrimaryCurrent(const PrimaryCurrent&) = delete;
-    void restore() {
-        if (changed_) driver().cuCtxSetCurrent(before_);
-        changed_ = false;
-    }
-
-private:
-    CUcontext before_ = nullptr;
-    bool changed_ = false;
-};
-
 // One line on standard error, `eclip: …`; said once for each place that says it.
 void say(const char* format, ...) __attribute__((format(printf, 1, 2)));
 

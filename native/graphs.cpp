@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "hook.h"
-#include "recording.h"
+#include "names.h"
 #include "rehome.h"
 
 namespace eclip {

@@ -50,7 +50,7 @@ using namespace eclip;
         if (!dispatcher.on()) return real arguments;                                          \
         CUcontext context = Drained{dispatcher} arguments;                                    \
         CUresult status = dispatcher.drain(context, [&] { return real arguments; });          \
-        dispatcher.forget_names(); /* functions may have gone, and others take their place */ \
+        dispatcher.workers().forget_names(); /* functions may have gone, and others take their place */ \
         return status;                                                                        \
     }
 #define HOOK_END(symbol, name, since, threaded, parameters, arguments)      \
@@ -61,12 +61,12 @@ using namespace eclip;
         if (!dispatcher.on()) return real arguments;                        \
         bool ours = is_ours(dispatcher, a1);                                \
         if (!ours) {                                                        \
-            dispatcher.forget_contexts(); /* another may be where it was */ \
+            dispatcher.setup().forget_contexts(); /* another may be where it was */ \
             return real arguments;                                          \
         }                                                                   \
         CUresult status = dispatcher.drain(dispatcher.pool().primary,       \
                                            [&] { return real arguments; }); \
-        dispatcher.stop("the context was destroyed");                       \
+        dispatcher.setup().stop("the context was destroyed");                       \
         return status;                                                      \
     }
 
@@ -250,11 +250,13 @@ ECLIP_PEER_3D(cuMemcpy3DPeer, Default::legacy)
 ECLIP_PEER_3D(cuMemcpy3DPeer_ptds, Default::thread)
 
 ECLIP_HOOK cuCtxRecordEvent(CUcontext context, CUevent event) {
-    return Dispatcher::get().context_event(context, event, false);
+    return Dispatcher::get().context_event(
+        context, event, false, [&] { return driver().cuCtxRecordEvent(context, event); });
 }
 
 ECLIP_HOOK cuCtxWaitEvent(CUcontext context, CUevent event) {
-    return Dispatcher::get().context_event(context, event, true);
+    return Dispatcher::get().context_event(
+        context, event, true, [&] { return driver().cuCtxWaitEvent(context, event); });
 }
 
 ECLIP_HOOK cuStreamDestroy(CUstream stream) {
