@@ -18,7 +18,7 @@ import select
 import threading
 import time
 from collections.abc import Collection, Sequence
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -67,8 +67,8 @@ class Ring:
         self.marks: Ints = np.zeros(MARKS, dtype=np.int64)
         self.marks[[BELL, WAKEUP]] = NO_DESCRIPTOR
         # A word of an array takes Python several times as long to write.
-        self._words = memoryview(self.rows.reshape(-1))
-        self._marks = memoryview(self.marks)
+        self._words = memoryview(cast(Any, self.rows.reshape(-1)))
+        self._marks = memoryview(cast(Any, self.marks))
 
     @property
     def submitted(self) -> int:
@@ -205,7 +205,8 @@ class Desk:
                 os.eventfd_read(self.wakeup)
         found = []
         for worker, ring in enumerate(self.rings):
-            for number in range(self._given_out[worker], ring.answered):
+            answered = ring.answered  # once: it rises meanwhile
+            for number in range(self._given_out[worker], answered):
                 row = ring.row(number).tolist()
                 outcome = row[OUTCOME]
                 self._taken[worker][row[SLOT]] = 0
@@ -220,7 +221,7 @@ class Desk:
                         error=self._failure if outcome == HAS_FAILED else _ERRORS[outcome],
                     )
                 )
-            self._given_out[worker] = ring.answered
+            self._given_out[worker] = answered
         return found
 
     def drain(self, worker: int | None, timeout_s: float) -> bool:

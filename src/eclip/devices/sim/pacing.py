@@ -258,7 +258,7 @@ class Pacer(threading.Thread):
 
     def _take_changes(self) -> list[tuple[int, int, int, int]]:
         """In time: when, worker, number, and how it is to end. A result: it is new."""
-        found = []
+        found: list[tuple[int, int, int, int]] = []
         news = self._news.is_set()
         self._news.clear()
         with self._desk.lock:  # whoever submitted before `now` has put it into its ring
