@@ -17,7 +17,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -324,14 +324,14 @@ class Submitting(Closing):
         return self._serving.served
 
 
-def check_slots(
-    slots: int | Sequence[Sequence[Slot]], workers: int
-) -> Sequence[Sequence[Slot]] | None:
-    """Those given, for so many workers; None: so many are to be made."""
-    if isinstance(slots, int):
-        if slots < 1:
-            raise UsageError(f"a worker has at least 1 slot, not {slots}")
-        return None
-    if len(slots) != workers:
-        raise UsageError(f"slots are given for {len(slots)} workers, not {workers}")
-    return slots
+def slots_for(
+    wanted: int | Sequence[Sequence[Slot]], workers: int, make: Callable[[int], Slot]
+) -> Sequence[Sequence[Slot]]:
+    """Those given, or so many for every worker."""
+    if isinstance(wanted, int):
+        if wanted < 1:
+            raise UsageError(f"a worker has at least 1 slot, not {wanted}")
+        return [[make(worker) for _ in range(wanted)] for worker in range(workers)]
+    if len(wanted) != workers:
+        raise UsageError(f"slots are given for {len(wanted)} workers, not {workers}")
+    return wanted

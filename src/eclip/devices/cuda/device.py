@@ -14,7 +14,7 @@ import functools
 import time
 import weakref
 from collections.abc import Collection, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,7 @@ from eclip.devices.cuda.energy import Nvml, mean_power_w
 from eclip.devices.cuda.executables import Capture, Executables
 from eclip.devices.cuda.lanes import LanePool, Slices
 from eclip.devices.cuda.legality import check_clusters
-from eclip.devices.cuda.slots import make_slots, record_copies, register_slots
+from eclip.devices.cuda.slots import prepare_slots
 from eclip.devices.cuda.tracer import Tracer
 from eclip.devices.gpu import loop
 from eclip.devices.gpu.board import shared_board
@@ -53,7 +53,7 @@ from eclip.devices.gpu.serving import LoopServer
 from eclip.devices.load import CLOSED_LOOP, Arrivals, Load
 from eclip.devices.remote import Host, LoneSession, ProcessSets
 from eclip.devices.remote_child import Job
-from eclip.devices.requests import END, Desk, Submitting, check_slots
+from eclip.devices.requests import END, Desk, Submitting
 from eclip.errors import DeviceError, StoppedError, TracingError, UsageError
 from eclip.progress import Progress
 from eclip.runtime.program import Program, Route
@@ -220,38 +220,22 @@ class CudaSession(Owner, Submitting):
         owner = Releases()
         with self._belongings.in_use():
             try:
-                desk, server = self._make_server(slots, background, owner)
-                self._belongings.begin(server.runners, server.ending)
+                self._device.gpu.make_current()
+                given, copies = prepare_slots(
+                    self._captures, slots, self._device.gpu.context, owner
+                )
+                desk = Desk(given, background)
+                owner.callback(desk.close)
+                self._server = LoopServer(self._loops, desk, copies)
+                owner.callback(self._server.close)
+                self._belongings.begin(self._server.runners, self._server.ending)
             except BaseException as error:
+                self._server = None
                 with noting(error):
                     owner.close()
                 raise
         self._belongings.releases.take_over(owner)
-        self._server = server
         return desk
-
-    def _make_server(
-        self,
-        slots: int | Sequence[Sequence[Slot]],
-        background: Collection[int],
-        owner: Releases,
-    ) -> tuple[Desk, LoopServer]:
-        gpu, captures = self._device.gpu, self._captures
-        gpu.make_current()
-        given = check_slots(slots, len(captures))
-        if given is None:
-            given = make_slots(captures, cast(int, slots), owner)
-        else:
-            register_slots(captures, given, owner)
-        copies = [
-            record_copies(capture, of_worker, gpu.context, owner)
-            for capture, of_worker in zip(captures, given, strict=True)
-        ]
-        desk = Desk(given, background)
-        owner.callback(desk.close)
-        server = LoopServer(self._loops, desk, copies)
-        owner.callback(server.close)
-        return desk, server
 
     def _take_rows(self, plan: Plan) -> tuple[loop.Ints, tuple[int, ...]]:
         """A row of the shared board for every worker if others are to see them, else of our own."""

@@ -24,18 +24,31 @@ from eclip.devices.cuda.driver import call, cu
 from eclip.devices.cuda.executables import Buffer, Capture
 from eclip.devices.cuda.graphs import Executable
 from eclip.devices.gpu.loop import Words
+from eclip.devices.requests import slots_for
 from eclip.errors import DeviceError, UsageError
 from eclip.runtime.commands import Recorder
 
 _ALIGNMENT = 256  # of buffers, for copies at full speed
 
 
-def make_slots(captures: Sequence[Capture], count: int, owner: Releases) -> list[list[Slot]]:
-    """So many for every capture, in pinned memory."""
-    return [[_make_slot(capture, owner) for _ in range(count)] for capture in captures]
+def prepare_slots(
+    captures: Sequence[Capture],
+    slots: int | Sequence[Sequence[Slot]],  # so many for each, or these
+    context: Any,
+    owner: Releases,
+) -> tuple[Sequence[Sequence[Slot]], list[Words]]:
+    """The slots of every capture, and the executables that copy them."""
+    made = slots_for(slots, len(captures), lambda worker: _make_slot(captures[worker], owner))
+    if not isinstance(slots, int):
+        _register(captures, slots, owner)
+    copies = [
+        _record_copies(capture, of_worker, context, owner)
+        for capture, of_worker in zip(captures, made, strict=True)
+    ]
+    return made, copies
 
 
-def register_slots(
+def _register(
     captures: Sequence[Capture], slots: Sequence[Sequence[Slot]], owner: Releases
 ) -> None:
     """Slots in memory of the caller's, for each capture."""
@@ -51,7 +64,7 @@ def register_slots(
         owner.callback(call, cu.cuMemHostUnregister, pages.start)
 
 
-def record_copies(capture: Capture, slots: Sequence[Slot], context: Any, owner: Releases) -> Words:
+def _record_copies(capture: Capture, slots: Sequence[Slot], context: Any, owner: Releases) -> Words:
     """Per slot the executables that copy its inputs and its outputs; 0: there are none."""
     inputs, outputs = _buffers_of(capture)
     executables = np.zeros((len(slots), 2), dtype=np.uint64)
