@@ -235,8 +235,11 @@ class Pacer(threading.Thread):
         self._seen[worker] = ring.submitted
 
     def _change(self, at: int, worker: int, number: int, outcome: int) -> None:
+        queue, ring = self._queues[worker], self._desk.rings[worker]
         if outcome == WITH_RESULT:
-            self._queues[worker].arrive(at, number)
-        else:
-            self._queues[worker].end_early(at, number, outcome)
+            queue.arrive(at, number)
+            return
+        answered = ring.answered
+        queue.end_early(at, at + self._zero_ns, number, outcome)
+        if ring.answered > answered:
             self._desk.wake()

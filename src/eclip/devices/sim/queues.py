@@ -7,7 +7,6 @@ it has launched. Times are the core's.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 
 import numpy as np
@@ -54,9 +53,9 @@ class WorkerQueue:
         if row["phase"] == IDLE:
             row["due"] = max(float(at), float(self._clock["now"]))
 
-    def end_early(self, at: int, number: int, outcome: int) -> None:
-        """Without a result: now, when its turn comes, or at its next joint. What has ended, and
-        what has no joint left, stays as it is."""
+    def end_early(self, at: int, at_ns: int, number: int, outcome: int) -> None:
+        """Without a result: now (``at_ns`` is the clock's), when its turn comes, or at its next
+        joint. What has ended, and what has no joint left, stays as it is."""
         if number < self.ring.answered or number in self._over:
             return
         if number not in self.waiting:
@@ -67,7 +66,7 @@ class WorkerQueue:
         else:
             self._take_out(number)
             self._over[number] = outcome
-        self._answer_over()
+        self._answer_over(at_ns)
         self._go_on()
 
     def ended(self, start_ns: int, end_ns: int) -> bool:
@@ -82,18 +81,17 @@ class WorkerQueue:
             # The next request is a whole one again; it may have begun.
             self._given["stretches"] = self._stretches
             self._unsettled[0] = 1
-            self._answer_over()
+            self._answer_over(end_ns)
         else:
             self._runs_own = False
             self.ring.marks[SERVED] += 1
         self._go_on()
         return submitted
 
-    def _answer_over(self) -> None:
+    def _answer_over(self, now_ns: int) -> None:
         """Those that will not begin and whose turn has come."""
         while (outcome := self._over.pop(self.ring.answered, None)) is not None:
-            now = time.monotonic_ns()
-            self.ring.answer(now, now, outcome)
+            self.ring.answer(now_ns, now_ns, outcome)
 
     def _go_on(self) -> None:
         """With requests of its own, if it is background and nothing else waits."""
