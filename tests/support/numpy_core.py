@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -29,7 +29,9 @@ from reference_models import MODELS, ReferenceModel, identity
 
 _EXTRA = (
     ReferenceModel("identity_bf16", [("IN", "BF16", (-1,))], [("OUT", "BF16", (-1,))], 8, identity),
-    ReferenceModel("image", [("IN", "FP32", (3, 224, 224))], [("OUT", "FP32", (3, 224, 224))], 8, identity),
+    ReferenceModel(
+        "image", [("IN", "FP32", (3, 224, 224))], [("OUT", "FP32", (3, 224, 224))], 8, identity
+    ),
     # Those below answer in their own way: see NumpyCore.infer.
     ReferenceModel("slow", [("IN", "FP32", (-1,))], [("OUT", "FP32", (-1,))], 8, identity),
     ReferenceModel("full", [("IN", "FP32", (-1,))], [("OUT", "FP32", (-1,))], 8, identity),
@@ -49,10 +51,10 @@ def describe(model: ReferenceModel) -> ModelInfo:
 
 class NumpyCore:
     def __init__(self, extra_models: int = 0) -> None:
-        idle = (
-            ReferenceModel(f"idle{index}", [("IN", "FP32", (-1,))], [("OUT", "FP32", (-1,))], 8, identity)
-            for index in range(extra_models)
-        )  # fmt: skip
+        tensors = [("IN", "FP32", (-1,))], [("OUT", "FP32", (-1,))]
+        idle = [
+            ReferenceModel(f"idle{index}", *tensors, 8, identity) for index in range(extra_models)
+        ]
         self._models = {model.name: model for model in (*MODELS, *_EXTRA, *idle)}
         self._infos = {name: describe(model) for name, model in self._models.items()}
         self._loaded = set(self._models)

@@ -46,7 +46,7 @@ class _Input(msgspec.Struct, gc=False):
     datatype: str
     shape: list[_Count]
     parameters: _InputParameters | None = None
-    data: msgspec.Raw | None = None
+    data: msgspec.Raw = msgspec.Raw()  # empty: it is elsewhere
 
 
 class _OutputParameters(msgspec.Struct, gc=False):
@@ -153,12 +153,12 @@ def _read_inputs(
         datatype = check_input(model, name, given.datatype, shape)
         parameters = given.parameters or _InputParameters()
         size, region = parameters.binary_data_size, parameters.shared_memory_region
-        if (given.data is not None) + (size is not None) + (region is not None) != 1:
+        if bool(given.data) + (size is not None) + (region is not None) != 1:
             raise bad_request(
                 f"input {name!r} needs one of: data, the parameter binary_data_size, the "
                 f"parameter shared_memory_region"
             )
-        if given.data is not None:
+        if given.data:
             tensors.append(from_json(name, datatype, shape, given.data))
         elif region is not None:
             length = parameters.shared_memory_byte_size

@@ -278,7 +278,7 @@ class _Questions:
         self, asked: pb.RepositoryIndexRequest, _: Context
     ) -> pb.RepositoryIndexResponse:
         models = descriptions.describe_repository(self._core, asked.ready)
-        return pb.RepositoryIndexResponse(models=models)  # type: ignore[arg-type]
+        return pb.RepositoryIndexResponse(models=models)
 
     async def load(
         self, asked: pb.RepositoryModelLoadRequest, _: Context
@@ -380,7 +380,7 @@ def _methods(core: Core, regions: Regions, limits: Limits) -> dict[str, tuple[Me
     }
 
 
-class _TokenInterceptor(grpc.aio.ServerInterceptor):
+class _TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     def __init__(self, token: Token) -> None:
         self._token = token
 
