@@ -43,6 +43,7 @@ STATUSES = {
     Reason.BAD_REQUEST: 400,
     Reason.UNKNOWN_MODEL: 404,
     Reason.UNKNOWN_REGION: 404,
+    Reason.ALREADY_EXISTS: 400,
     Reason.OVERLOADED: 429,
     Reason.NOT_READY: 503,
     Reason.EXPIRED: 504,
