@@ -176,10 +176,10 @@ def write_response(
         answer.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.data.shape)
         raw = to_raw(tensor)
         place = places.get(tensor.name)
-        if place is None:
-            answer.raw_output_contents.append(bytes(raw))
-            continue
-        regions.write(place, tensor.name, raw)
+        if place is not None:
+            regions.write(place, tensor.name, raw)
+            raw = b""  # clients count: every output has its raw contents
+        answer.raw_output_contents.append(bytes(raw))
     return answer
 
 
