@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from eclip.serving import descriptions
 from eclip.serving import inference_pb2 as pb
@@ -322,6 +322,8 @@ def _answering(method: Method) -> Method:
 
     async def answer(asked: Any, context: Context) -> Message:
         try:
+            if asked is None:
+                raise bad_request("the message is not what this method takes")
             return await method(asked, context)
         except RefusedError as error:
             metadata: Sequence[tuple[str, str]] = ()
@@ -335,6 +337,18 @@ def _answering(method: Method) -> Method:
         raise AssertionError("abort raises")
 
     return answer
+
+
+def _reading(kind: type[Message]) -> Callable[[bytes], Message | None]:
+    """A reader that gives nothing for bytes that are no message; grpc would call them our fault."""
+
+    def read(raw: bytes) -> Message | None:
+        try:
+            return kind.FromString(raw)
+        except DecodeError:
+            return None
+
+    return read
 
 
 def _left_out(what: str) -> grpc.RpcMethodHandler[bytes, bytes]:
@@ -399,7 +413,7 @@ def make_server(
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         name: grpc.unary_unary_rpc_method_handler(
             _answering(method),
-            request_deserializer=request.FromString,
+            request_deserializer=_reading(request),
             response_serializer=lambda answer: answer.SerializeToString(),
         )
         for name, (method, request) in _methods(core, regions, limits).items()

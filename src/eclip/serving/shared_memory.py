@@ -62,7 +62,9 @@ class Regions:
     def register(self, region: Region) -> None:
         _check_range(region.offset, region.byte_size)
         if len(self.all()) >= self._limits.regions:
-            raise bad_request(f"{self._limits.regions} shared memory regions are registered")
+            raise bad_request(
+                f"there are {self._limits.regions} shared memory regions; unregister some first"
+            )
         descriptor = _open_object(region)
         os.close(descriptor)
         # A name appears with its content: written beside it, then linked, which never replaces.
