@@ -98,7 +98,7 @@ def test_a_body_in_chunks_that_becomes_too_large_is_refused(strict: NumpyServer)
     assert talk(strict, head.encode(), *[chunk] * 4)[0] == 413
 
 
-@pytest.mark.parametrize("size", [199_000, 100 << 20])
+@pytest.mark.parametrize("size", [199_000, 20 << 20])
 def test_a_body_that_grows_when_decompressed_is_limited(strict: NumpyServer, size: int) -> None:
     bomb = gzip.compress(bytes(size))
     status, line = post(strict, _INFER, bomb, {"content-encoding": "gzip"})
