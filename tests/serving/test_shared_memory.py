@@ -17,7 +17,7 @@ from tritonclient.utils import InferenceServerException, serialize_byte_tensor, 
 
 from eclip.serving.limits import Limits
 from eclip.serving.messages import RefusedError
-from eclip.serving.shared_memory import Place, Region, Regions
+from eclip.serving.shared_memory import MemoryPlace, Region, Regions
 from numpy_server import NumpyServer
 
 
@@ -108,11 +108,11 @@ def test_regions_of_others_do_not_keep_files_open(tmp_path: Path) -> None:
     try:
         for number in range(20):
             one.register(Region(f"r{number}", key, 0, 8))
-            assert other.read(Place(f"r{number}", 2, 2)) == b"\x02\x03"
+            assert other.read(MemoryPlace(f"r{number}", 2, 2)) == b"\x02\x03"
             one.unregister(f"r{number}")
         assert len(list(Path("/proc/self/fd").iterdir())) <= before + 4
         with pytest.raises(RefusedError, match="no shared memory region"):
-            other.read(Place("r19", 0, 1))
+            other.read(MemoryPlace("r19", 0, 1))
         other.close()
         one.close()
         assert len(list(Path("/proc/self/fd").iterdir())) == before
