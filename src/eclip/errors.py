@@ -7,6 +7,7 @@
     ├── PlanningError           no plan satisfies what was asked
     ├── StoppedError            a stop was asked for before there was a result
     └── DeviceError             a device that cannot do what was asked of it
+        ├── FullError           no room for another request now; later there is
         ├── TracingError        kernels cannot be recorded; what was measured still counts
         └── ArenaError          a variable-output stage that found no room for what it wrote
 
@@ -57,6 +58,10 @@ class DeviceError(EclipError):
     """A device that cannot do what was asked of it."""
 
     exit_code = 1
+
+
+class FullError(DeviceError):
+    """No room for another request now: poll for completions, then submit it again."""
 
 
 class TracingError(DeviceError):

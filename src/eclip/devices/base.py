@@ -1,7 +1,8 @@
 """The device contract. The unit of work is a request; the device owns the loop.
 
 A device opens a program with one source per worker and gives a session that owns lanes and
-executables. A session runs a load and returns a run log; nothing steps through kernels in Python.
+executables. A session runs a load and returns a run log, or it serves: requests are submitted one
+by one while it runs. Both feed the same loop; nothing steps through kernels in Python.
 What a device can do beyond that is asked (``capabilities``), never guessed from its type. Every
 device passes ``tests/conformance``, which has a tag for each capability.
 """
@@ -9,9 +10,12 @@ device passes ``tests/conformance``, which has a tag for each capability.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
 
 from eclip.artefacts.plan import Plan, Sharing
 from eclip.artefacts.runlog import RunLog
@@ -33,6 +37,7 @@ class Capability(enum.Enum):
     ENERGY = "energy"  # a run's energy is known
     CLUSTERS = "clusters"  # kernels whose thread blocks must be resident together
     JOINTS = "joints"  # workers give way while they run
+    SUBMIT = "submit"  # requests are submitted while a session of lanes serves
 
 
 class SourceKind(enum.Enum):
@@ -105,12 +110,100 @@ class Closing:
         self.close()
 
 
+Bytes = npt.NDArray[np.uint8]
+# Why a completed request has no result; any other reason is a line of the device's.
+CANCELLED = "cancelled"
+EXPIRED = "expired"
+CLOSED = "the session was closed"
+FOREVER_S = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Host memory for one request: a flat buffer for every input and output of a worker's source,
+    in their order. A device that models time has neither."""
+
+    inputs: tuple[Bytes, ...] = ()
+    outputs: tuple[Bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """How a submitted request ended. Times are CLOCK_MONOTONIC's; the arrival is its submission."""
+
+    ticket: int
+    worker: int
+    slot: int  # free again, and with an error of None its outputs are written
+    arrival_ns: int
+    start_ns: int  # its end, where it never began
+    end_ns: int
+    error: str | None
+
+
 class Session(Protocol):
+    """It runs or serves, one at a time.
+
+    Serving: every ticket is completed exactly once, a worker's tickets in the order in which they
+    were submitted. All methods may be called from any thread.
+    """
+
     def run(self, load: Load, window: Window) -> RunLog:
         """Run the load for the window. The log has no rates alone: who runs knows them."""
         ...
 
-    def close(self) -> None: ...
+    def serve(
+        self, slots: int | Sequence[Sequence[Slot]] = 1, background: Collection[int] = ()
+    ) -> None:
+        """Begin to take requests, until the session is closed.
+
+        ``slots``: so many for every worker, made here; or those of each worker, in memory of the
+        caller's that lives as long as the session. Workers in ``background`` run requests of their
+        own, back to back, whenever they have no submitted one.
+        """
+        ...
+
+    def slots(self, worker: int) -> Sequence[Slot]:
+        """By number: inputs are written there before ``submit``, outputs read after ``poll``."""
+        ...
+
+    def submit(self, worker: int, slot: int, deadline_ns: int | None = None) -> int:
+        """The ticket of a request that is accepted; never blocks.
+
+        From here on others give way to its worker. A slot is taken until ``poll`` has given out its
+        completion; one that is taken raises FullError. A request that is past its deadline when its
+        turn comes is not run, and one that runs stops at its next joint: its error is EXPIRED.
+        """
+        ...
+
+    def cancel(self, ticket: int) -> None:
+        """Do not begin it, or stop it at its next joint: its error is CANCELLED. One that has no
+        joint left ends with its result; one that has ended is left as it is."""
+        ...
+
+    def poll(self, timeout_s: float = 0.0) -> Sequence[Completion]:
+        """What has ended since the last call; waits this long for something. After ``close`` it
+        gives out what is left."""
+        ...
+
+    @property
+    def wakeup(self) -> int:
+        """A file descriptor that becomes readable when ``poll`` has something, and is reset by it.
+        The session owns it. It may be readable for nothing."""
+        ...
+
+    def drain(self, worker: int | None = None, timeout_s: float = FOREVER_S) -> bool:
+        """Wait until what was submitted so far, to a worker or to all, has ended. Nothing is
+        dropped, and ``poll`` still gives it out. False if it takes longer."""
+        ...
+
+    @property
+    def served(self) -> Sequence[int]:
+        """Per worker: requests run to their end since it serves, background's own included."""
+        ...
+
+    def close(self) -> None:
+        """In any state. What runs ends; what is open and has not begun is completed with CLOSED."""
+        ...
 
     def __enter__(self) -> Self: ...
 
