@@ -17,11 +17,8 @@ import msgspec
 
 from eclip.artefacts.mix import MAX_WORKERS, Bound, Mix, parse_mix
 from eclip.errors import UsageError, unknown_name
+from eclip.serving.tensors import DATATYPES
 
-DATATYPES = (
-    *("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"),
-    *("FP16", "FP32", "FP64", "BF16", "BYTES"),
-)
 FUNCTION = "numpy:"  # before module:function, a model that a CPU computes
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 _BOUND = re.compile(r"(?P<number>\d{1,15}(?:\.\d{1,15})?)(?P<unit>us|ms|s|x)", re.ASCII)
