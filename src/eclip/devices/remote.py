@@ -42,6 +42,7 @@ from eclip.devices.gpu.board import Board, private_board
 from eclip.devices.gpu.recording import NO_KERNELS, make_log, since, window_warnings
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.devices.remote_child import Facts, Failure, Job, Order, Seat, Served, now_ns
+from eclip.devices.requests import Submitting
 from eclip.errors import DeviceError, MismatchError, UsageError
 
 _BUILD_SECONDS = 300.0
@@ -109,7 +110,7 @@ class ProcessSets(Closing):
         self._stack.close()
 
 
-class ProcessSession(Closing):
+class ProcessSession(Submitting):
     """The processes of one plan. A failure or an interrupt during a run closes it."""
 
     def __init__(self, host: Host, plan: Plan, daemon: MpsDaemon | None) -> None:
@@ -333,7 +334,7 @@ class _Answers:
                 raise DeviceError(f"worker {late} {trouble} in time")
 
 
-class LoneSession(Closing):
+class LoneSession(Submitting):
     """The session of one plan with its own processes and daemon, which end with it."""
 
     def __init__(self, host: Host, plan: Plan, jobs: Sequence[Job]) -> None:

@@ -6,9 +6,10 @@ come from the calibration. Progress and interrupts are handled between chunks of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from eclip.artefacts.topology import Topology
 from eclip.devices.base import (
     Capability,
     Closing,
+    Slot,
     SourceKind,
     StartedSessions,
     Window,
@@ -28,8 +30,10 @@ from eclip.devices.base import (
     check_sources,
 )
 from eclip.devices.load import CLOSED_LOOP, Load
+from eclip.devices.requests import OWN, Desk, Submitting, check_slots
 from eclip.devices.sim import core, stretches
 from eclip.devices.sim.contention import LIMITS, Ints, Records
+from eclip.devices.sim.pacing import Pacer
 from eclip.devices.sim.tables import JointTables, KernelTables, kernels_of
 from eclip.errors import DeviceError, StoppedError
 from eclip.progress import Progress
@@ -43,7 +47,10 @@ _GLIMPSE_WARMUP = 0.25  # of the window
 
 class SimDevice(Closing):
     capabilities = frozenset(
-        {Capability.TURNS, Capability.TRACE, Capability.ENERGY, Capability.JOINTS}
+        {
+            *(Capability.TURNS, Capability.TRACE, Capability.ENERGY),
+            *(Capability.JOINTS, Capability.SUBMIT),
+        }
     )
     modelled = True
     driver = None
@@ -96,7 +103,7 @@ class SimDevice(Closing):
         raise DeviceError("the simulator has no processes to start")
 
 
-class SimSession(Closing):
+class SimSession(Submitting):
     def __init__(
         self,
         program: Program,
@@ -110,8 +117,48 @@ class SimSession(Closing):
         self._title = title
         self._warnings = warnings
         self._progress = progress
+        self._pacer: Pacer | None = None
+
+    def _begin_serving(
+        self, slots: int | Sequence[Sequence[Slot]], background: Collection[int]
+    ) -> Desk:
+        workers = len(self._program.plan.workers)
+        given = check_slots(slots, workers)
+        desk = Desk(given or [[Slot()] * cast(int, slots)] * workers, background)
+        machine, state = self._served_machine(desk)
+        self._pacer = pacer = Pacer(machine, state, desk)
+        desk.open(pacer)
+        pacer.start()
+        # Also when it is collected while it serves.
+        self._end_serving = weakref.finalize(self, _end_serving, pacer, desk)
+        return desk
+
+    def _served_machine(self, desk: Desk) -> tuple[core.Setup, core.State]:
+        """Room for as many arrivals as a worker has slots, and none so far."""
+        plan = self._program.plan
+        places = tuple(np.zeros(len(ring.rows), dtype=np.int64) for ring in desk.rings)
+        load = Load(label="submitted", seed=0, arrivals=places)
+        machine = build_machine(self._program, self._tables, load, trace_ns=0)
+        state = initial_state(machine, plan, load, 0.0, self._tables.profiles)
+        own = np.array([ring.marks[OWN] for ring in desk.rings])
+        state.workers["arrival_end"] = state.workers["next_arrival"]
+        state.workers["closed"] = own
+        state.workers["due"] = np.where(own, 0.0, np.inf)
+        # With a row for every worker the core stops whenever a request has ended.
+        rows = np.zeros((len(plan.workers), state.request_rows.shape[1]), dtype=np.int64)
+        return machine, state._replace(request_rows=rows)
+
+    @property
+    def lateness_ns(self) -> Ints:
+        """By how much the last completions came after their simulated ends."""
+        return np.empty(0, dtype=np.int64) if self._pacer is None else self._pacer.lateness_ns
+
+    def close(self) -> None:
+        if self._pacer is not None:
+            self._end_serving()
 
     def run(self, load: Load, window: Window) -> RunLog:
+        self._check_idle()
         plan = self._program.plan
         check_load(plan, load)
         duration_ns = round(window.seconds * 1e9)
@@ -163,6 +210,11 @@ class SimSession(Closing):
             lag_ns=(0,) * len(plan.workers),
             warnings=self._warnings,
         )
+
+
+def _end_serving(pacer: Pacer, desk: Desk) -> None:
+    pacer.stop()
+    desk.close()
 
 
 @dataclass(frozen=True)
