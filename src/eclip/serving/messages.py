@@ -2,7 +2,13 @@
 
 A protocol turns bytes into an ``InferRequest`` and an ``InferResponse`` into bytes. The core
 answers every accepted request exactly once: with its result, or with a ``RefusedError`` that says
-why.
+why. A protocol has checked a request against its model's ``ModelInfo``: every input is there, once,
+with its datatype, a shape that fits and a batch that is neither empty nor too large. Inputs may be
+read-only and unaligned: the core copies them into its slots. A protocol has written a response's
+arrays out before it awaits anything again, so they may be views of a slot until then.
+
+The second half is what a server shows of itself: counters for ``/metrics`` and a state for the
+live page.
 """
 
 from __future__ import annotations
@@ -70,10 +76,12 @@ class Reason(enum.Enum):
 
     BAD_REQUEST = "bad request"  # 400, INVALID_ARGUMENT
     UNKNOWN_MODEL = "unknown model"  # 404, NOT_FOUND
+    UNKNOWN_REGION = "unknown shared memory region"  # 404, NOT_FOUND
     OVERLOADED = "overloaded"  # 429 with Retry-After, RESOURCE_EXHAUSTED
     NOT_READY = "not ready"  # 503 with Retry-After, UNAVAILABLE
     EXPIRED = "expired"  # 504, DEADLINE_EXCEEDED
     CANCELLED = "cancelled"  # 499, CANCELLED
+    UNSUPPORTED = "not supported"  # 501, UNIMPLEMENTED
     FAILED = "failed"  # 500, INTERNAL
 
 
@@ -109,6 +117,101 @@ class Statistics:
     last_ms: int = 0  # of the last inference, in ms since the epoch
 
 
+# --- What a server shows of itself ------------------------------------------------------------
+
+# Upper ends of the histograms' buckets, in seconds; one more bucket takes all above.
+BUCKETS_S = (
+    *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075),
+    *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0),
+)
+
+
+def _no_buckets() -> list[int]:
+    return [0] * (len(BUCKETS_S) + 1)
+
+
+@dataclass(slots=True)
+class Durations:
+    """A histogram: how many fell into each bucket of ``BUCKETS_S``, and their sum."""
+
+    buckets: Sequence[int] = field(default_factory=_no_buckets)
+    total_s: float = 0.0
+
+
+@dataclass(slots=True)
+class ServiceCounters:
+    """Of one model, over all fronts. What is a share or a gauge is that of now."""
+
+    statistics: Statistics = field(default_factory=Statistics)
+    latency: Durations = field(default_factory=Durations)  # last byte read to answer handed back
+    queue: Durations = field(default_factory=Durations)  # until the device began
+    refused: Mapping[Reason, int] = field(default_factory=dict)
+    running: int = 0
+    waiting: int = 0
+    bound_s: float | None = None  # the promise on p99
+    slack_s: float | None = None  # the least of the requests in hand; None without any or a bound
+    busy_share: float = 0.0  # of the time, how much this model was running
+    yields: int = 0
+
+
+@dataclass(slots=True)
+class DeviceCounters:
+    busy_share: float = 0.0
+    power_w: float | None = None  # None: the device does not tell
+    restarts: int = 0
+
+
+@dataclass(slots=True)
+class Counters:
+    """What ``/metrics`` prints, keyed by the names of models and devices."""
+
+    services: Mapping[str, ServiceCounters]
+    devices: Mapping[str, DeviceCounters]
+
+
+@dataclass(slots=True)
+class ServiceState:
+    """A service on the live page. Rates and percentiles are those of the last few seconds."""
+
+    name: str
+    tier: str  # service or background
+    ready: bool
+    rate_rps: float
+    goodput_rps: float  # answered within the bound; without a bound: all
+    p50_ms: float | None
+    p99_ms: float | None
+    bound_ms: float | None
+    waiting: int
+    running: int
+    refused_rps: float
+    yields_rps: float
+    slices: Sequence[int]  # where it runs now, or would
+    active: bool  # something of it runs right now
+
+
+@dataclass(slots=True)
+class DeviceState:
+    name: str
+    slices: int
+    busy_share: float
+    power_w: float | None
+    power_limit_w: float | None
+    restarts: int
+    plan: str  # in a few words: name, policy, since when
+    services: Sequence[ServiceState]
+
+
+@dataclass(slots=True)
+class ServerState:
+    """What the live page shows: ``GET /eclip/state``."""
+
+    version: str
+    uptime_s: float
+    ready: bool
+    note: str  # one line worth a person's attention (re-planning, draining), or nothing
+    devices: Sequence[DeviceState]
+
+
 class Core(Protocol):
     """What stands behind the protocols in a front."""
 
@@ -119,6 +222,11 @@ class Core(Protocol):
 
     @property
     def live(self) -> bool: ...
+
+    @property
+    def started(self) -> bool:
+        """It was ready once. A startup probe asks for this."""
+        ...
 
     @property
     def ready(self) -> bool:
@@ -135,6 +243,18 @@ class Core(Protocol):
         """Its result, or ``RefusedError``. Cancelling the task cancels the request."""
         ...
 
-    async def load(self, name: str) -> None: ...
+    def refuse(self, model: str, reason: Reason) -> None:
+        """Count a request that a protocol refused before the core saw it. No such model: ``""``."""
+        ...
 
-    async def unload(self, name: str) -> None: ...
+    def counters(self) -> Counters: ...
+
+    def state(self) -> ServerState: ...
+
+    async def load(self, name: str) -> None:
+        """Returns when the model is ready; ``RefusedError`` if it is unknown or cannot be."""
+        ...
+
+    async def unload(self, name: str) -> None:
+        """Returns when its requests are answered and it is gone."""
+        ...

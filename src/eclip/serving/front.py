@@ -1,0 +1,88 @@
+"""A front: both protocols of one core, on their ports."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from eclip.errors import UsageError
+from eclip.serving import rpc
+from eclip.serving.access import Tls, Token
+from eclip.serving.http import HttpServer, make_app
+from eclip.serving.limits import Limits
+from eclip.serving.messages import Core
+from eclip.serving.shared_memory import Regions
+
+
+@dataclass(frozen=True, slots=True)
+class FrontSettings:
+    host: str = "127.0.0.1"
+    http_port: int = 8000  # 0: a free one
+    grpc_port: int = 8001
+    token: str | None = None
+    tls: Tls | None = None
+    limits: Limits = Limits()
+    reuse_port: bool = False  # several fronts on the same ports
+    regions: Path | None = None  # where all fronts keep names of shared memory; None: only here
+    grace_s: float = 5.0  # for requests under way when it stops
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    http: int
+    grpc: int
+
+
+@contextlib.asynccontextmanager
+async def open_front(core: Core, settings: FrontSettings) -> AsyncIterator[Ports]:
+    """Serves until the context ends; then nothing new is accepted and what runs may end."""
+    async with contextlib.AsyncExitStack() as stack:
+        folder = settings.regions
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eclip-")))
+        limits = settings.limits
+        regions = Regions(folder, limits)
+        stack.callback(regions.close)
+        token = None if settings.token is None else Token(settings.token)
+        listener = _listen(settings)
+        http = HttpServer(make_app(core, regions, limits, token), listener, limits, settings.tls)
+        grpc_server = rpc.make_server(core, regions, limits, token, settings.reuse_port)
+        try:
+            address = f"{_bracketed(settings.host)}:{settings.grpc_port}"
+            grpc_port = rpc.add_port(grpc_server, address, settings.tls)
+        except RuntimeError:
+            listener.close()
+            raise _port_in_use(settings.host, settings.grpc_port) from None
+        await http.start()
+        await grpc_server.start()
+        try:
+            yield Ports(listener.getsockname()[1], grpc_port)
+        finally:
+            await asyncio.gather(http.stop(settings.grace_s), grpc_server.stop(settings.grace_s))
+
+
+def _listen(settings: FrontSettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if settings.reuse_port:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        listener.bind((settings.host, settings.http_port))
+    except OSError:
+        listener.close()
+        raise _port_in_use(settings.host, settings.http_port) from None
+    return listener
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _port_in_use(host: str, port: int) -> UsageError:
+    return UsageError(f"cannot listen on {host}:{port}; is another server running there?")

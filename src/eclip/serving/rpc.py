@@ -1,0 +1,441 @@
+"""The Open Inference Protocol v2 over gRPC, as Triton's clients speak it.
+
+grpc cancels a call's task when its client cancels it, goes away, or its deadline passes; that
+cancels the request in the core.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from eclip.serving import descriptions
+from eclip.serving import inference_pb2 as pb
+from eclip.serving.access import Tls, Token
+from eclip.serving.limits import Limits
+from eclip.serving.messages import (
+    Core,
+    InferRequest,
+    InferResponse,
+    ModelInfo,
+    Reason,
+    RefusedError,
+    Tensor,
+)
+from eclip.serving.shared_memory import Region, Regions
+from eclip.serving.tensors import (
+    Datatype,
+    Shape,
+    arrange_inputs,
+    bad_request,
+    check_input,
+    check_outputs,
+    check_shape,
+    from_raw,
+    gather,
+    to_raw,
+)
+
+_log = logging.getLogger(__name__)
+
+SERVICE = "inference.GRPCInferenceService"  # the name that clients call
+CODES = {
+    Reason.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.UNKNOWN_MODEL: grpc.StatusCode.NOT_FOUND,
+    Reason.UNKNOWN_REGION: grpc.StatusCode.NOT_FOUND,
+    Reason.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.NOT_READY: grpc.StatusCode.UNAVAILABLE,
+    Reason.EXPIRED: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Reason.CANCELLED: grpc.StatusCode.CANCELLED,
+    Reason.UNSUPPORTED: grpc.StatusCode.UNIMPLEMENTED,
+    Reason.FAILED: grpc.StatusCode.INTERNAL,
+}
+_LEFT_OUT = {
+    "ModelStreamInfer": "streaming",
+    "CudaSharedMemoryStatus": "CUDA shared memory",
+    "CudaSharedMemoryRegister": "CUDA shared memory",
+    "CudaSharedMemoryUnregister": "CUDA shared memory",
+    "TraceSetting": "trace settings",
+    "LogSettings": "log settings",
+}
+_OPEN_METHODS = frozenset(f"/{SERVICE}/{name}" for name in ("ServerLive", "ServerReady"))
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Parameters = Mapping[str, pb.InferParameter]
+
+
+# --- Reading and writing inferences -----------------------------------------------------------
+
+
+def _number(parameters: Parameters, name: str) -> int:
+    parameter = parameters.get(name)
+    if parameter is None:
+        return 0
+    kind = parameter.WhichOneof("parameter_choice")
+    value = getattr(parameter, kind) if kind in ("int64_param", "uint64_param") else -1
+    if value < 0:
+        raise bad_request(f"parameter {name!r} must be a number from 0")
+    return int(value)
+
+
+def _region(parameters: Parameters) -> tuple[str, int, int] | None:
+    """Name, offset and size, where a tensor is in shared memory."""
+    parameter = parameters.get("shared_memory_region")
+    if parameter is None:
+        return None
+    offset = _number(parameters, "shared_memory_offset")
+    return parameter.string_param, offset, _number(parameters, "shared_memory_byte_size")
+
+
+def read_request(
+    model: ModelInfo, asked: pb.ModelInferRequest, regions: Regions, limits: Limits
+) -> InferRequest:
+    arrival_ns = time.monotonic_ns()
+    if len(asked.inputs) > limits.tensors or len(asked.outputs) > limits.tensors:
+        raise bad_request(f"a request may have {limits.tensors} inputs and as many outputs")
+    if any(key.startswith("triton_") for key in asked.parameters):
+        raise bad_request("parameters that begin with 'triton_' are reserved")
+    return InferRequest(
+        model.name,
+        arrange_inputs(model, _read_inputs(model, asked, regions, limits)),
+        arrival_ns,
+        asked.id,
+        check_outputs(model, _read_outputs(asked, regions)),
+        _number(asked.parameters, "timeout") * 1000 or None,
+        _number(asked.parameters, "priority"),
+    )
+
+
+def _read_inputs(
+    model: ModelInfo, asked: pb.ModelInferRequest, regions: Regions, limits: Limits
+) -> list[Tensor]:
+    tensors = []
+    raws = iter(asked.raw_input_contents)
+    for given in asked.inputs:
+        name = given.name
+        shape = check_shape(name, given.shape, limits)
+        datatype = check_input(model, name, given.datatype, shape)
+        region = _region(given.parameters)
+        if region is not None:
+            if given.HasField("contents"):
+                raise bad_request(f"input {name!r} is in shared memory and in the message, too")
+            tensors.append(from_raw(name, datatype, shape, memoryview(regions.read(*region))))
+        elif asked.raw_input_contents:
+            raw = next(raws, None)
+            if raw is None or given.HasField("contents"):
+                raise bad_request(
+                    f"raw_input_contents must hold all inputs or none; input {name!r} differs"
+                )
+            tensors.append(from_raw(name, datatype, shape, memoryview(raw)))
+        else:
+            tensors.append(_from_contents(name, datatype, shape, given.contents))
+    if next(raws, None) is not None:
+        raise bad_request("raw_input_contents has more tensors than there are inputs")
+    return tensors
+
+
+def _from_contents(
+    name: str, datatype: Datatype, shape: Shape, contents: pb.InferTensorContents
+) -> Tensor:
+    if datatype.contents is None:
+        raise bad_request(f"{datatype.name} has no typed contents; send {name!r} raw")
+    filled = [field.name for field, _ in contents.ListFields()]
+    if filled not in ([], [datatype.contents]):
+        raise bad_request(f"the contents of input {name!r} must be in {datatype.contents}")
+    values = getattr(contents, datatype.contents)
+    return Tensor(name, datatype.name, gather(name, datatype, shape, values))
+
+
+def _read_outputs(asked: pb.ModelInferRequest, regions: Regions) -> list[str]:
+    for output in asked.outputs:
+        if _number(output.parameters, "classification"):
+            raise bad_request("classification is not supported; take the output and sort it")
+        region = _region(output.parameters)
+        if region is not None:
+            regions.check(*region)
+    return [output.name for output in asked.outputs]
+
+
+def write_response(
+    response: InferResponse, asked: pb.ModelInferRequest, regions: Regions
+) -> pb.ModelInferResponse:
+    answer = pb.ModelInferResponse(
+        model_name=response.model, model_version=response.version, id=response.id
+    )
+    places = {output.name: _region(output.parameters) for output in asked.outputs}
+    for tensor in response.outputs:
+        if places and tensor.name not in places:
+            continue  # the core may compute more than was asked for
+        output = answer.outputs.add(
+            name=tensor.name, datatype=tensor.datatype, shape=tensor.data.shape
+        )
+        raw = to_raw(tensor)
+        place = places.get(tensor.name)
+        if place is None:
+            answer.raw_output_contents.append(bytes(raw))
+            continue
+        region, offset, byte_size = place
+        if len(raw) > byte_size:
+            raise bad_request(
+                f"output {tensor.name!r} has {len(raw)} bytes; {byte_size} are reserved for it "
+                f"in shared memory region {region!r}"
+            )
+        if raw:
+            regions.write(region, offset, raw)
+        output.parameters["shared_memory_region"].string_param = region
+        output.parameters["shared_memory_byte_size"].int64_param = len(raw)
+        if offset:
+            output.parameters["shared_memory_offset"].int64_param = offset
+    return answer
+
+
+# --- Methods ----------------------------------------------------------------------------------
+
+
+class _Inference:
+    def __init__(self, core: Core, regions: Regions, limits: Limits) -> None:
+        self._core = core
+        self._regions = regions
+        self._limits = limits
+
+    async def infer(self, asked: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+        in_core = False
+        name = asked.model_name
+        try:
+            model = descriptions.find_model(self._core, name, asked.model_version)
+            request = read_request(model, asked, self._regions, self._limits)
+            in_core = True
+            response = await self._core.infer(_within_deadline(request, context))
+            in_core = False
+            return write_response(response, asked, self._regions)
+        except RefusedError as error:
+            if not in_core:
+                self._core.refuse(name if name in self._core.models else "", error.reason)
+            raise
+
+
+def _within_deadline(request: InferRequest, context: Context) -> InferRequest:
+    """A client's deadline is a timeout, too."""
+    left_s = context.time_remaining()
+    if left_s is None:
+        return request
+    left_ns = max(1, int(left_s * 1e9))
+    if request.timeout_ns is not None and request.timeout_ns <= left_ns:
+        return request
+    return InferRequest(
+        request.model,
+        request.inputs,
+        request.arrival_ns,
+        request.id,
+        request.outputs,
+        left_ns,
+        request.priority,
+    )
+
+
+class _Questions:
+    """Small questions: health, metadata, statistics, repository."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    async def live(self, _: pb.ServerLiveRequest, __: Context) -> pb.ServerLiveResponse:
+        return pb.ServerLiveResponse(live=self._core.live)
+
+    async def ready(self, _: pb.ServerReadyRequest, __: Context) -> pb.ServerReadyResponse:
+        return pb.ServerReadyResponse(ready=self._core.ready)
+
+    async def model_ready(self, asked: pb.ModelReadyRequest, _: Context) -> pb.ModelReadyResponse:
+        ready = descriptions.is_ready(self._core, asked.name, asked.version)
+        return pb.ModelReadyResponse(ready=ready)
+
+    async def server(self, _: pb.ServerMetadataRequest, __: Context) -> pb.ServerMetadataResponse:
+        return pb.ServerMetadataResponse(**descriptions.describe_server())
+
+    async def model(self, asked: pb.ModelMetadataRequest, _: Context) -> pb.ModelMetadataResponse:
+        model = descriptions.find_model(self._core, asked.name, asked.version)
+        return pb.ModelMetadataResponse(**descriptions.describe_model(model))
+
+    async def config(self, asked: pb.ModelConfigRequest, _: Context) -> pb.ModelConfigResponse:
+        model = descriptions.find_model(self._core, asked.name, asked.version)
+        configuration = pb.ModelConfig(**descriptions.describe_configuration(model))
+        return pb.ModelConfigResponse(config=configuration)
+
+    async def statistics(
+        self, asked: pb.ModelStatisticsRequest, _: Context
+    ) -> pb.ModelStatisticsResponse:
+        models = list(self._core.models.values())
+        if asked.name:
+            models = [descriptions.find_model(self._core, asked.name, asked.version)]
+        return pb.ModelStatisticsResponse(**descriptions.describe_statistics(self._core, models))
+
+    async def index(
+        self, asked: pb.RepositoryIndexRequest, _: Context
+    ) -> pb.RepositoryIndexResponse:
+        models = descriptions.describe_repository(self._core, asked.ready)
+        return pb.RepositoryIndexResponse(models=models)  # type: ignore[arg-type]
+
+    async def load(
+        self, asked: pb.RepositoryModelLoadRequest, _: Context
+    ) -> pb.RepositoryModelLoadResponse:
+        await self._core.load(asked.model_name)
+        return pb.RepositoryModelLoadResponse()
+
+    async def unload(
+        self, asked: pb.RepositoryModelUnloadRequest, _: Context
+    ) -> pb.RepositoryModelUnloadResponse:
+        await self._core.unload(asked.model_name)
+        return pb.RepositoryModelUnloadResponse()
+
+
+class _RegionQuestions:
+    def __init__(self, regions: Regions) -> None:
+        self._regions = regions
+
+    async def status(
+        self, asked: pb.SystemSharedMemoryStatusRequest, _: Context
+    ) -> pb.SystemSharedMemoryStatusResponse:
+        answer = pb.SystemSharedMemoryStatusResponse()
+        for region in [self._regions.get(asked.name)] if asked.name else self._regions.all():
+            status = answer.regions[region.name]
+            status.name, status.key = region.name, region.key
+            status.offset, status.byte_size = region.offset, region.byte_size
+        return answer
+
+    async def register(
+        self, asked: pb.SystemSharedMemoryRegisterRequest, _: Context
+    ) -> pb.SystemSharedMemoryRegisterResponse:
+        self._regions.register(Region(asked.name, asked.key, asked.offset, asked.byte_size))
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    async def unregister(
+        self, asked: pb.SystemSharedMemoryUnregisterRequest, _: Context
+    ) -> pb.SystemSharedMemoryUnregisterResponse:
+        if asked.name:
+            self._regions.unregister(asked.name)
+        else:
+            self._regions.unregister_all()
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+
+# --- The server -------------------------------------------------------------------------------
+
+Method = Callable[[Any, Context], Awaitable[Message]]
+
+
+def _answering(method: Method) -> Method:
+    """A method that turns errors into gRPC's statuses."""
+
+    async def answer(asked: Any, context: Context) -> Message:
+        try:
+            return await method(asked, context)
+        except RefusedError as error:
+            metadata: Sequence[tuple[str, str]] = ()
+            if error.reason in (Reason.OVERLOADED, Reason.NOT_READY):
+                metadata = (("retry-after", f"{error.retry_after_s or 1.0:g}"),)
+            await context.abort(CODES[error.reason], str(error), metadata)
+        except Exception as error:
+            _log.exception("a call failed")
+            line = f"the server failed: {type(error).__name__}; see its log"
+            await context.abort(grpc.StatusCode.INTERNAL, line)
+        raise AssertionError("abort raises")
+
+    return answer
+
+
+def _left_out(what: str) -> grpc.RpcMethodHandler[bytes, bytes]:
+    async def refuse(_: Any, context: Context) -> bytes:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"eclip has no {what}")
+        raise AssertionError("abort raises")
+
+    if what == "streaming":
+        return grpc.stream_unary_rpc_method_handler(refuse)
+    return grpc.unary_unary_rpc_method_handler(refuse)
+
+
+def _methods(core: Core, regions: Regions, limits: Limits) -> dict[str, tuple[Method, Any]]:
+    inference = _Inference(core, regions, limits)
+    small = _Questions(core)
+    memory = _RegionQuestions(regions)
+    return {
+        "ModelInfer": (inference.infer, pb.ModelInferRequest),
+        "ServerLive": (small.live, pb.ServerLiveRequest),
+        "ServerReady": (small.ready, pb.ServerReadyRequest),
+        "ModelReady": (small.model_ready, pb.ModelReadyRequest),
+        "ServerMetadata": (small.server, pb.ServerMetadataRequest),
+        "ModelMetadata": (small.model, pb.ModelMetadataRequest),
+        "ModelConfig": (small.config, pb.ModelConfigRequest),
+        "ModelStatistics": (small.statistics, pb.ModelStatisticsRequest),
+        "RepositoryIndex": (small.index, pb.RepositoryIndexRequest),
+        "RepositoryModelLoad": (small.load, pb.RepositoryModelLoadRequest),
+        "RepositoryModelUnload": (small.unload, pb.RepositoryModelUnloadRequest),
+        "SystemSharedMemoryStatus": (memory.status, pb.SystemSharedMemoryStatusRequest),
+        "SystemSharedMemoryRegister": (memory.register, pb.SystemSharedMemoryRegisterRequest),
+        "SystemSharedMemoryUnregister": (memory.unregister, pb.SystemSharedMemoryUnregisterRequest),
+    }
+
+
+class _TokenInterceptor(grpc.aio.ServerInterceptor):
+    def __init__(self, token: Token) -> None:
+        self._token = token
+
+    async def intercept_service(
+        self,
+        continuation: Callable[
+            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]
+        ],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        shown = dict(handler_call_details.invocation_metadata).get("authorization", "")
+        text = shown if isinstance(shown, bytes) else shown.encode()
+        if handler_call_details.method in _OPEN_METHODS or self._token.is_shown(text):
+            return await continuation(handler_call_details)
+        return grpc.unary_unary_rpc_method_handler(_refuse_stranger)
+
+
+async def _refuse_stranger(_: Any, context: Context) -> bytes:
+    line = "this server wants the metadata 'authorization: Bearer TOKEN'"
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, line)
+    raise AssertionError("abort raises")
+
+
+def make_server(
+    core: Core, regions: Regions, limits: Limits, token: Token | None, reuse_port: bool
+) -> grpc.aio.Server:
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        name: grpc.unary_unary_rpc_method_handler(
+            _answering(method),
+            request_deserializer=request.FromString,
+            response_serializer=lambda answer: answer.SerializeToString(),
+        )
+        for name, (method, request) in _methods(core, regions, limits).items()
+    }
+    handlers |= {name: _left_out(what) for name, what in _LEFT_OUT.items()}
+    server = grpc.aio.server(
+        interceptors=[_TokenInterceptor(token)] if token is not None else [],
+        options=[
+            ("grpc.so_reuseport", int(reuse_port)),
+            ("grpc.max_receive_message_length", limits.body_bytes),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.max_metadata_size", limits.header_bytes),
+            ("grpc.absolute_max_metadata_size", limits.header_bytes),
+            ("grpc.max_concurrent_streams", limits.connections),
+            ("grpc.max_connection_idle_ms", int(limits.idle_s * 1000)),
+        ],
+        maximum_concurrent_rpcs=limits.connections,
+    )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    return server
+
+
+def add_port(server: grpc.aio.Server, address: str, tls: Tls | None) -> int:
+    """The port it listens on; with port 0 in the address, a free one."""
+    if tls is None:
+        return server.add_insecure_port(address)
+    pair = (tls.key.read_bytes(), tls.certificate.read_bytes())
+    return server.add_secure_port(address, grpc.ssl_server_credentials([pair]))

@@ -1,0 +1,159 @@
+"""A small core that computes with NumPy in the event loop: what protocols are tested against."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+
+import numpy as np
+
+from eclip.serving.messages import (
+    Counters,
+    DeviceCounters,
+    DeviceState,
+    InferRequest,
+    InferResponse,
+    ModelInfo,
+    Reason,
+    RefusedError,
+    ServerState,
+    ServiceCounters,
+    ServiceState,
+    Statistics,
+    Tensor,
+    TensorInfo,
+)
+from reference_models import MODELS, ReferenceModel, identity
+
+_EXTRA = (
+    ReferenceModel("identity_bf16", [("IN", "BF16", (-1,))], [("OUT", "BF16", (-1,))], 8, identity),
+    ReferenceModel("image", [("IN", "FP32", (3, 224, 224))], [("OUT", "FP32", (3, 224, 224))], 8, identity),
+    # Those below answer in their own way: see NumpyCore.infer.
+    ReferenceModel("slow", [("IN", "FP32", (-1,))], [("OUT", "FP32", (-1,))], 8, identity),
+    ReferenceModel("full", [("IN", "FP32", (-1,))], [("OUT", "FP32", (-1,))], 8, identity),
+    ReferenceModel("broken", [("IN", "FP32", (-1,))], [("OUT", "FP32", (-1,))], 8, identity),
+)  # fmt: skip
+
+
+def describe(model: ReferenceModel) -> ModelInfo:
+    return ModelInfo(
+        model.name,
+        tuple(TensorInfo(*tensor) for tensor in model.inputs),
+        tuple(TensorInfo(*tensor) for tensor in model.outputs),
+        model.max_batch,
+        "python",
+    )
+
+
+class NumpyCore:
+    def __init__(self, extra_models: int = 0) -> None:
+        idle = (
+            ReferenceModel(f"idle{index}", [("IN", "FP32", (-1,))], [("OUT", "FP32", (-1,))], 8, identity)
+            for index in range(extra_models)
+        )  # fmt: skip
+        self._models = {model.name: model for model in (*MODELS, *_EXTRA, *idle)}
+        self._infos = {name: describe(model) for name, model in self._models.items()}
+        self._loaded = set(self._models)
+        self._statistics = {name: Statistics() for name in self._models}
+        self._datatypes = {
+            name: {output: datatype for output, datatype, _ in model.outputs}
+            for name, model in self._models.items()
+        }
+        self.refused: Counter[tuple[str, Reason]] = Counter()
+        self.requests: list[InferRequest] = []  # of ``slow``: what the core was told
+        self.cancelled: list[str] = []  # their ids
+        self.live = True
+        self.ready = True
+        self.started = True
+
+    @property
+    def models(self) -> Mapping[str, ModelInfo]:
+        return self._infos
+
+    def model_ready(self, name: str) -> bool:
+        return name in self._loaded
+
+    def statistics(self, name: str) -> Statistics:
+        return self._statistics[name]
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        statistics = self._statistics[request.model]
+        if request.model not in self._loaded:
+            raise RefusedError(Reason.NOT_READY, f"model {request.model!r} is not loaded", 2.0)
+        if request.model == "full":
+            raise RefusedError(Reason.OVERLOADED, "model 'full' has a full queue", 0.2)
+        if request.model == "broken":
+            raise ZeroDivisionError
+        if request.model == "slow":
+            await self._linger(request)
+        inputs = {tensor.name: tensor.data for tensor in request.inputs}
+        outputs = self._models[request.model].compute(inputs)
+        datatypes = self._datatypes[request.model]
+        statistics.success.count += 1
+        statistics.success.ns += time.monotonic_ns() - request.arrival_ns
+        statistics.executions += 1
+        statistics.inferences += 1
+        return InferResponse(
+            request.model,
+            [Tensor(name, datatypes[name], data) for name, data in outputs.items()],
+            request.id,
+        )
+
+    async def _linger(self, request: InferRequest) -> None:
+        """As many seconds as its input says, or until its time is over."""
+        self.requests.append(request)
+        seconds = float(np.max(request.inputs[0].data.astype(np.float64)))
+        try:
+            if request.timeout_ns is None:
+                await asyncio.sleep(seconds)
+            else:
+                async with asyncio.timeout(request.timeout_ns / 1e9):
+                    await asyncio.sleep(seconds)
+        except TimeoutError:
+            raise RefusedError(Reason.EXPIRED, "the request's time is over") from None
+        except asyncio.CancelledError:
+            self.cancelled.append(request.id)
+            raise
+
+    def refuse(self, model: str, reason: Reason) -> None:
+        self.refused[model, reason] += 1
+
+    def counters(self) -> Counters:
+        services = {}
+        for name in sorted(self._models):
+            statistics = self._statistics[name]
+            services[name] = ServiceCounters(
+                statistics,
+                refused={reason: self.refused[name, reason] for reason in Reason},
+                bound_s=0.005,
+            )
+            services[name].latency.buckets[3] = statistics.success.count  # type: ignore[index]
+            services[name].latency.total_s = statistics.success.ns / 1e9
+        return Counters(services, {"sim": DeviceCounters(0.5, 321.0)})
+
+    def state(self) -> ServerState:
+        services = [
+            ServiceState(
+                name, "service", self.model_ready(name), 12.5, 12.0, 1.0, 4.2, 5.0, 1, 1, 0.5, 3.0,
+                range(index % 4, 16), index % 2 == 0,
+            )
+            for index, name in enumerate(["image", "upper", "pairs"])
+        ]  # fmt: skip
+        device = DeviceState(
+            "h200 (simulated)", 16, 0.6, 321.0, 700.0, 0, "eclip, searched", services
+        )
+        return ServerState("0.1.0", 12.0, self.ready, "", [device])
+
+    async def load(self, name: str) -> None:
+        self._known(name)
+        self._loaded.add(name)
+
+    async def unload(self, name: str) -> None:
+        self._known(name)
+        self._loaded.discard(name)
+
+    def _known(self, name: str) -> None:
+        if name not in self._models:
+            raise RefusedError(Reason.UNKNOWN_MODEL, f"there is no model {name!r}")
