@@ -127,7 +127,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     host: str = "127.0.0.1"
     http_port: int = 8000
-    grpc_port: int = 8001  # 0: no gRPC
+    grpc_port: int = 8001  # 0, as for HTTP: a free one
     fronts: int = 1
     device: str = "sim"
     topology: str = "h200"  # that a simulator simulates
@@ -145,7 +145,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             if not 0 <= getattr(self, name) <= 65_535:
                 raise ValueError(f"{name}: 0 to 65535")
         if self.grpc_port and self.grpc_port == self.http_port:
-            raise ValueError("grpc_port: another than http_port; 0 turns gRPC off")
+            raise ValueError("grpc_port: another than http_port")
         if not 1 <= self.fronts <= 16:
             raise ValueError("fronts: 1 to 16 processes")
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -252,7 +252,7 @@ def _read_file(path: Path) -> ServingConfig:
     return make_config(settings, str(path))
 
 
-_STRUCTS = {
+_STRUCTS: dict[str, type[msgspec.Struct]] = {
     "": ServingConfig, "server": ServerSettings, "service": ServiceSettings,
     "inputs": TensorSettings, "outputs": TensorSettings,
 }  # fmt: skip

@@ -50,6 +50,10 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     sheets: tuple[ServiceSheet, ...]
     plan: str  # a file
     rates_rps: dict[str, float]  # that it was planned for
+    device: str  # for a person, as what follows
+    slices: int
+    homes: dict[str, tuple[int, ...]]
+    policy: str
     notes: tuple[str, ...] = ()  # for the log
 
 
@@ -74,6 +78,12 @@ class AttachSlots(msgspec.Struct, frozen=True, tag=True):
     front: int
     service: int
     layout: SlotLayout
+
+
+class AttachCounters(msgspec.Struct, frozen=True, tag=True):
+    """With their descriptor."""
+
+    fronts: int
 
 
 class Deploy(msgspec.Struct, frozen=True, tag=True):
@@ -128,7 +138,8 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     """The first message: with the link's three descriptors and the counters'."""
 
     front: int
-    server: ServerSettings
+    server: ServerSettings  # with the ports that were found free
+    regions: str  # a folder that all fronts share
 
 
 class Offer(msgspec.Struct, frozen=True, tag=True):
@@ -138,6 +149,11 @@ class Offer(msgspec.Struct, frozen=True, tag=True):
     sheets: tuple[ServiceSheet, ...]
     known: tuple[ModelInfo, ...]  # of all that are configured
     idle: dict[str, str]  # not loaded, and why they should be but are not; empty: nobody wants it
+    device: str = ""  # for a person, as what follows
+    slices: int = 0
+    homes: dict[str, tuple[int, ...]] = {}  # the slices that a service's kernels run on
+    plan: str = ""
+    restarts: int = 0
 
 
 class DeviceUp(msgspec.Struct, frozen=True, tag=True):
@@ -179,14 +195,14 @@ class LoadAsked(msgspec.Struct, frozen=True, tag=True):
     load: bool  # or unload
 
 
-ToDevice = Attach | Detach | AttachSlots | Deploy | Retire | Stop
+ToDevice = Attach | Detach | AttachSlots | AttachCounters | Deploy | Retire | Stop
 FromDevice = Deployed | NotDeployed | Detached | Retired | Said
 ToFront = Welcome | Offer | AttachSlots | DeviceUp | DeviceDown | Leave | LoadAnswer
 FromFront = Listening | Settled | LoadAsked | Said
 Message = ToDevice | FromDevice | ToFront | FromFront
 
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)  # type: ignore[arg-type]
+_DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
 class Channel(Closing):

@@ -27,17 +27,20 @@ from eclip.serving.control import (
     Settled,
     Welcome,
 )
-from eclip.serving.counters import Count, Counters
+from eclip.serving.counters import Count, CounterPages, count_refused
 from eclip.serving.link import Answer, Link, Slots
 from eclip.serving.messages import (
+    Counters,
     InferRequest,
     InferResponse,
     ModelInfo,
     Reason,
     RefusedError,
+    ServerState,
     Statistics,
 )
-from eclip.serving.open_service import RETRY_S, Desk, OpenService
+from eclip.serving.open_service import RETRY_S, FrontDesk, OpenService
+from eclip.serving.showing import SAMPLE_S, Showing
 
 _GIVE_UP_S = 15.0  # without a device process, accepted requests are answered with an error
 _STOPS = RefusedError(Reason.NOT_READY, "the server stops", RETRY_S)
@@ -46,7 +49,9 @@ _STOPS = RefusedError(Reason.NOT_READY, "the server stops", RETRY_S)
 class FrontCore(Closing):
     """``Core`` of messages.py."""
 
-    def __init__(self, front: int, desk: Desk, counters: Counters, channel: Channel) -> None:
+    def __init__(
+        self, front: int, desk: FrontDesk, counters: CounterPages, channel: Channel
+    ) -> None:
         self.live = True
         self._front = front
         self._desk = desk
@@ -56,7 +61,11 @@ class FrontCore(Closing):
         self._by_id: dict[int, OpenService] = {}  # those that are gone but not done, too
         self._slots: dict[int, Slots] = {}  # by service id
         self._offer = Offer(0, (), (), {})
+        self._showing = Showing(counters)
+        self._sampling: asyncio.TimerHandle | None = None
+        self.started = False
         self._settled = True  # of the offer, the server was told
+        self._nobody = counters.row(front, 0)
         self._loads: dict[int, asyncio.Future[None]] = {}
         self._give_up: asyncio.TimerHandle | None = None
         self._not_ready = False
@@ -65,6 +74,7 @@ class FrontCore(Closing):
         self.leaving = asyncio.Event()  # the server wants us to drain and end, or is gone
         desk.loop.add_reader(channel.fileno(), self._listen)
         desk.loop.add_reader(desk.link.answered.descriptor, self._take_answers)
+        self._sample()
 
     # --- For protocols ---------------------------------------------------------------------------
 
@@ -84,6 +94,23 @@ class FrontCore(Closing):
         service = self._services.get(name)
         return Statistics() if service is None else self._counters.statistics(service.sheet.row)
 
+    def counters(self) -> Counters:
+        for service in self._services.values():
+            service.note_due()
+        return self._showing.counters(self._offer)
+
+    def state(self) -> ServerState:
+        ready = [name for name in self._services if self.model_ready(name)]
+        note = "stopping" if self._not_ready else ""
+        if not self._desk.epoch:
+            note = "the device process starts"
+        return self._showing.state(self._offer, ready, note)
+
+    def refuse(self, model: str, reason: Reason) -> None:
+        service = self._services.get(model)
+        row = self._nobody if service is None else service.row
+        count_refused(row, reason)
+
     async def infer(self, request: InferRequest) -> InferResponse:
         service = self._find(request.model)
         elsewhere = 0
@@ -95,7 +122,7 @@ class FrontCore(Closing):
         try:
             return await pending.future
         except asyncio.CancelledError:
-            service.row[Count.CANCELLED] += 1
+            count_refused(service.row, Reason.CANCELLED)
             service.withdraw(pending)
             raise
 
@@ -116,9 +143,11 @@ class FrontCore(Closing):
         loop = self._desk.loop
         loop.remove_reader(self._channel.fileno())
         loop.remove_reader(self._desk.link.answered.descriptor)
-        if self._give_up is not None:
-            self._give_up.cancel()
+        for timer in (self._give_up, self._sampling):
+            if timer is not None:
+                timer.cancel()
         self._channel.close()
+        self._nobody.release()
         for service in self._by_id.values():
             service.refuse_all(_STOPS)
             service.row.release()
@@ -137,10 +166,14 @@ class FrontCore(Closing):
         if self._refuses:
             raise _STOPS
         if not self._desk.epoch:
-            service.row[Count.REFUSED] += 1
+            count_refused(service.row, Reason.NOT_READY)
             line = "the device process starts; ask again"
             raise RefusedError(Reason.NOT_READY, line, RETRY_S)
         return service
+
+    def _sample(self) -> None:
+        self._showing.sample(self._offer)
+        self._sampling = self._desk.loop.call_later(SAMPLE_S, self._sample)
 
     # --- What the device process and the server say ----------------------------------------------
 
@@ -225,6 +258,7 @@ class FrontCore(Closing):
         if self._give_up is not None:
             self._give_up.cancel()
             self._give_up = None
+        self.started = True
         for service in list(self._by_id.values()):
             service.advance()
 
@@ -264,6 +298,6 @@ async def open_core(channel: Channel) -> tuple[FrontCore, Welcome]:
     if not isinstance(message, Welcome):
         raise EclipError(f"a front is welcomed first, not told {message}")
     memory, orders, answers, counters = descriptors
-    desk = Desk(Link((memory, orders, answers)))
-    rows = Counters(counters, message.server.fronts)
+    desk = FrontDesk(Link((memory, orders, answers)))
+    rows = CounterPages(counters, message.server.fronts)
     return FrontCore(message.front, desk, rows, channel), message

@@ -1,21 +1,24 @@
-"""Counters: what every front has counted of every service, in memory that all of them see.
+"""Counters: what every process has counted of every service, in memory that all of them see.
 
-A row of 64-bit words for each front and service, and only that front writes it, so nobody locks.
-Whoever reads adds up the rows of all fronts. A front that starts anew goes on counting in its row.
+A page for every front and one for the device process; in a page a row of 64-bit words for every
+service, and one for all. Only the page's owner writes it, so nobody locks. Whoever reads adds up
+the pages. A process that starts anew goes on counting in its predecessor's page.
 """
 
 from __future__ import annotations
 
+import bisect
 import enum
 import mmap
 import os
 
 from eclip.devices.base import Closing
 from eclip.serving.link import allocate
-from eclip.serving.messages import Phase, Statistics
+from eclip.serving.messages import BUCKETS_S, Durations, Phase, Reason, Statistics
 
-ROWS = 256  # services by name, over the life of a server
-_WORDS = 32
+ROWS = 128  # services by name, over the life of a server; row 0 is nobody's in particular
+_BUCKETS_NS = [round(1e9 * end) for end in BUCKETS_S]
+_REASONS = {reason: place for place, reason in enumerate(Reason)}
 
 
 class Count(enum.IntEnum):
@@ -31,17 +34,22 @@ class Count(enum.IntEnum):
     EXECUTIONS = 13
     LAST_MS = 14
     ARRIVED = 15  # requests that were understood, accepted or not
-    REFUSED = 16
-    EXPIRED = 17
-    CANCELLED = 18
-    LATE = 19  # answered after the bound
-    AGAIN = 20  # run again because the device process died
-    WAITING = 21  # now: rows in the queue
-    RUNNING = 22  # now: batches on the device
+    LATE = 16  # answered after the bound
+    AGAIN = 17  # run again because the device process died
+    WAITING = 18  # now: rows in the queue
+    RUNNING = 19  # now: batches on the device
+    DUE_NS = 20  # now: when the most urgent request is due; 0: none
+    BUSY_NS = 21  # of the device process: how long something of it ran
+    REFUSED = 24  # and a word for each reason
+    LATENCIES = 40  # a histogram
+    QUEUED = 64  # a histogram
 
 
-class Counters(Closing):
-    """All rows; opened from one descriptor, which it owns."""
+_WORDS = 96
+
+
+class CounterPages(Closing):
+    """Opened from one descriptor, which it owns."""
 
     def __init__(self, descriptor: int, fronts: int) -> None:
         self.descriptor = descriptor
@@ -50,17 +58,24 @@ class Counters(Closing):
         self._words = memoryview(self._memory).cast("q")
 
     @classmethod
-    def create(cls, fronts: int) -> Counters:
+    def create(cls, fronts: int) -> CounterPages:
         return cls(allocate("eclip-counters", _size(fronts)), fronts)
 
-    def row(self, front: int, service: int) -> memoryview:
-        """The words of one front and service, to read or, for that front, to write."""
-        first = (front * ROWS + service) * _WORDS
+    def row(self, page: int, service: int) -> memoryview:
+        """To read or, for the owner of the page, to write."""
+        first = (page * ROWS + service) * _WORDS
         return self._words[first : first + _WORDS]
+
+    def of_device(self, service: int) -> memoryview:
+        return self.row(self.fronts, service)
 
     def total(self, service: int, word: int) -> int:
         """Of all fronts."""
-        return sum(self.row(front, service)[word] for front in range(self.fronts))
+        at, page = service * _WORDS + word, ROWS * _WORDS
+        return sum(self._words[at + front * page] for front in range(self.fronts))
+
+    def totals(self, service: int, first: int, count: int) -> list[int]:
+        return [self.total(service, word) for word in range(first, first + count)]
 
     def statistics(self, service: int) -> Statistics:
         def phase(count: Count) -> Phase:
@@ -79,11 +94,37 @@ class Counters(Closing):
             last_ms=last_ms,
         )
 
+    def durations(self, service: int, histogram: Count, phase: Count) -> Durations:
+        """A histogram, and the sum that its phase has."""
+        buckets = self.totals(service, histogram, len(BUCKETS_S) + 1)
+        return Durations(buckets, self.total(service, phase + 1) / 1e9)
+
+    def refused(self, service: int) -> dict[Reason, int]:
+        counts = self.totals(service, Count.REFUSED, len(_REASONS))
+        return {reason: counts[place] for reason, place in _REASONS.items() if counts[place]}
+
     def close(self) -> None:
         self._words.release()
         self._memory.close()
         os.close(self.descriptor)
 
 
+def add(row: memoryview, word: int, amount: int = 1) -> None:
+    row[word] += amount
+
+
+def count(row: memoryview, phase: int, time_ns: int) -> None:
+    row[phase] += 1
+    row[phase + 1] += time_ns
+
+
+def count_in(row: memoryview, histogram: int, time_ns: int) -> None:
+    row[histogram + bisect.bisect_left(_BUCKETS_NS, time_ns)] += 1
+
+
+def count_refused(row: memoryview, reason: Reason) -> None:
+    row[Count.REFUSED + _REASONS[reason]] += 1
+
+
 def _size(fronts: int) -> int:
-    return fronts * ROWS * _WORDS * 8
+    return (fronts + 1) * ROWS * _WORDS * 8

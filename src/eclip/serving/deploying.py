@@ -50,6 +50,7 @@ class ServingHost:
     calibration: Calibration
     computes: bool  # it computes what models compute; a simulator only takes the time
     folders: tuple[Path, ...]  # of profiles
+    title: str
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,10 @@ def make_deployment(
         ),
         plan=str(path),
         rates_rps={service.settings.name: service.rate_rps for service in resolved},
+        device=host.title,
+        slices=len(host.topology.slice_units),
+        homes=_homes(plan, resolved),
+        policy=plan.policy,
         notes=notes,
     )
 
@@ -135,6 +140,7 @@ def host_of(device: Device, server: ServerSettings) -> ServingHost:
         calibration=find_calibration(None, device.topology),
         computes=not device.modelled,
         folders=tuple(Path(folder) for folder in server.profiles),
+        title=device.title,
     )
 
 
@@ -143,7 +149,7 @@ def resolve(
 ) -> list[Resolved]:
     """Every service with its buckets: those asked for, or 1, 2, 4, … as far as memory, the bound
     and the number of workers allow."""
-    found = []
+    found: list[Resolved] = []
     spare = MAX_WORKERS - sum(
         service.instances * len(service.batches or (1,)) for service in config.services
     )
@@ -326,3 +332,21 @@ def _instances(resolved: Sequence[Resolved]) -> list[tuple[Resolved, int]]:
         for service in resolved
         for instance in range(service.settings.instances)
     ]
+
+
+def _homes(plan: Plan, resolved: Sequence[Resolved]) -> dict[str, tuple[int, ...]]:
+    """The slices of every service's lanes while nobody makes it give way."""
+    homes: dict[str, tuple[int, ...]] = {}
+    first = 0
+    for service in resolved:
+        workers = len(service.profiles) * service.settings.instances
+        lanes = {
+            group.lane
+            for assignment in plan.main.assignments[first : first + workers]
+            for group in assignment.groups
+        }
+        homes[service.settings.name] = tuple(
+            sorted({one for lane in lanes for one in plan.lanes[lane].mask})
+        )
+        first += workers
+    return homes

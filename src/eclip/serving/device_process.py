@@ -27,6 +27,7 @@ from eclip.lab.case import find_calibration, find_topology
 from eclip.serving import link
 from eclip.serving.control import (
     Attach,
+    AttachCounters,
     AttachSlots,
     Channel,
     Deploy,
@@ -39,6 +40,7 @@ from eclip.serving.control import (
     Said,
     Stop,
 )
+from eclip.serving.counters import Count, CounterPages
 from eclip.serving.generation import AttachedFront, Generation
 from eclip.serving.link import Answer, DeviceOrder, Link, Signal, Slots
 
@@ -52,6 +54,8 @@ class DeviceProcess:
         self._channel = channel
         self._selector = selectors.DefaultSelector()
         self._device: Device | None = None
+        self._counters: CounterPages | None = None
+        self._counted_ns = time.monotonic_ns()
         self._epoch = 0
         self._fronts: dict[int, AttachedFront] = {}
         self._generations: list[Generation] = []  # the newest first
@@ -67,7 +71,9 @@ class DeviceProcess:
     def run(self) -> None:
         look_s = time.monotonic() + _LOOK_S
         while not (self._stopping and not any(one.open for one in self._generations)):
-            for key, _ in self._selector.select(_LOOK_S):
+            ready = self._selector.select(_LOOK_S)
+            self._count_busy()
+            for key, _ in ready:
                 key.data()
             if time.monotonic() > look_s:
                 self._look_for_hanging()
@@ -77,6 +83,16 @@ class DeviceProcess:
             generation.close()
         if self._device is not None:
             self._device.close()
+
+    def _count_busy(self) -> None:
+        """What ran since the last look counts as busy; nothing changes in between."""
+        now_ns, before_ns = time.monotonic_ns(), self._counted_ns
+        self._counted_ns = now_ns
+        if self._counters is None:
+            return
+        rows = {row for one in self._generations for row in one.busy_rows()}
+        for row in {0, *rows} if rows else ():
+            self._counters.of_device(row)[Count.BUSY_NS] += now_ns - before_ns
 
     def _woke(self) -> None:
         self._woken.clear()
@@ -127,6 +143,8 @@ class DeviceProcess:
                 self._selector.register(
                     orders, selectors.EVENT_READ, lambda: self._take_orders(front)
                 )
+            case AttachCounters(fronts=fronts):
+                self._counters = CounterPages(descriptors[0], fronts)
             case AttachSlots(front=number, service=service, layout=layout):
                 self._fronts[number].slots[service] = Slots(descriptors[0], layout)
             case Detach(front=number):

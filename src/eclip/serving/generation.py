@@ -162,6 +162,10 @@ class Generation(Closing):
         running = sum(len(run) for stage in self.stages.values() for run in stage.running)
         return waiting + running
 
+    def busy_rows(self) -> list[int]:
+        """The counters' rows of services of which something runs."""
+        return [stage.sheet.row for stage in self.stages.values() if any(stage.running)]
+
     def oldest_ns(self) -> tuple[int, str] | None:
         """Since when the oldest order runs, and whose it is."""
         ages = [

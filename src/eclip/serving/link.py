@@ -74,7 +74,7 @@ class Answer(NamedTuple):
 OK, CANCELLED, EXPIRED, FAILED, GONE = range(5)  # statuses; GONE: the service is not loaded
 
 
-class Ring:
+class SharedRing:
     def __init__(self, memory: mmap.mmap, offset: int) -> None:
         self._memory = memory
         self._at = offset
@@ -126,8 +126,8 @@ class Link(Closing):
         self.descriptors = descriptors
         memory, orders, answers = descriptors
         self._memory = mmap.mmap(memory, 2 * RING_BYTES)
-        self.orders = Ring(self._memory, 0)
-        self.answers = Ring(self._memory, RING_BYTES)
+        self.orders = SharedRing(self._memory, 0)
+        self.answers = SharedRing(self._memory, RING_BYTES)
         self.ordered = Signal(orders)
         self.answered = Signal(answers)
 
@@ -136,6 +136,12 @@ class Link(Closing):
         flags = os.EFD_CLOEXEC | os.EFD_NONBLOCK
         memory = allocate("eclip-rings", 2 * RING_BYTES)
         return cls((memory, os.eventfd(0, flags), os.eventfd(0, flags)))
+
+    def reset(self) -> None:
+        """Empty, for a new front, when nobody uses it."""
+        self._memory[:] = bytes(len(self._memory))
+        self.ordered.clear()
+        self.answered.clear()
 
     def close(self) -> None:
         self._memory.close()

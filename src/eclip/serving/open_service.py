@@ -18,7 +18,7 @@ from eclip.serving import link
 from eclip.serving.admission import Backlog, refuse
 from eclip.serving.batching import NEVER, Buckets, form_batch, urgency, wait_until
 from eclip.serving.control import ServiceSheet
-from eclip.serving.counters import Count
+from eclip.serving.counters import Count, add, count, count_in, count_refused
 from eclip.serving.link import Answer, DeviceOrder, Link, Slots
 from eclip.serving.messages import (
     Array,
@@ -28,21 +28,14 @@ from eclip.serving.messages import (
     RefusedError,
     Tensor,
 )
-from eclip.serving.tensors import (
-    DATATYPES,
-    arrange_inputs,
-    check_input,
-    check_outputs,
-    from_raw,
-    to_raw,
-)
+from eclip.serving.tensors import DATATYPES, from_raw, to_raw
 
 RETRY_S = 1.0  # after which a client may ask again while something starts or ends
 _LEARNING = 0.2  # how much of an expectation a new measurement is
 _IN_FLIGHT = 2  # batches of an instance on the device: a second one only if it is full
 
 
-class Desk:
+class FrontDesk:
     """What the services of a front share: the way to the device process, and numbers."""
 
     def __init__(self, link: Link) -> None:
@@ -100,7 +93,7 @@ class OpenBatch:
 class OpenService:
     """A deployed service. ``row`` is this front's of the counters."""
 
-    def __init__(self, sheet: ServiceSheet, slots: Slots, row: memoryview, desk: Desk) -> None:
+    def __init__(self, sheet: ServiceSheet, slots: Slots, row: memoryview, desk: FrontDesk) -> None:
         self.sheet = sheet
         self.slots = slots
         self.row = row
@@ -110,7 +103,7 @@ class OpenService:
         self._free = list(range(sheet.slots.count))
         self._expected_ns = [float(time_ns) for time_ns in sheet.times_ns]  # as measured lately
         self._timer: asyncio.TimerHandle | None = None
-        row[Count.WAITING] = row[Count.RUNNING] = 0
+        row[Count.WAITING] = row[Count.RUNNING] = row[Count.DUE_NS] = 0
 
     @property
     def idle(self) -> bool:
@@ -123,21 +116,18 @@ class OpenService:
     # --- Requests --------------------------------------------------------------------------------
 
     def accept(self, asked: InferRequest, rows_elsewhere: int) -> OpenRequest:
-        """Queue a request, or refuse it. ``rows_elsewhere`` wait in other fronts."""
+        """Queue a request that its protocol has checked, or refuse it. ``rows_elsewhere`` wait in
+        other fronts."""
         sheet, info = self.sheet, self.sheet.info
-        for tensor in asked.inputs:
-            check_input(info, tensor.name, tensor.datatype, tensor.data.shape)
-        inputs = arrange_inputs(info, asked.inputs)
-        check_outputs(info, asked.outputs)
-        arrays = [tensor.data for tensor in inputs]
+        arrays = [tensor.data for tensor in asked.inputs]
         rows = arrays[0].shape[0] if info.max_batch else 1
-        _check_room(sheet, inputs, rows)
-        _add(self.row, Count.ARRIVED)
+        _check_room(sheet, asked.inputs, rows)
+        add(self.row, Count.ARRIVED)
         due_ns = NEVER if sheet.bound_ns is None else asked.arrival_ns + sheet.bound_ns
         expires_ns = NEVER if asked.timeout_ns is None else asked.arrival_ns + asked.timeout_ns
         now_ns = time.monotonic_ns()
         if now_ns >= expires_ns:
-            _add(self.row, Count.EXPIRED)
+            count_refused(self.row, Reason.EXPIRED)
             raise RefusedError(Reason.EXPIRED, "its timeout is over")
         order = urgency(asked.priority, min(due_ns, expires_ns), self._desk.number())
         place = bisect.bisect(self.queue, order, key=_order)
@@ -155,7 +145,7 @@ class OpenService:
             sheet.settings.instances,
         )
         if refusal is not None:
-            _add(self.row, Count.REFUSED)
+            count_refused(self.row, Reason.OVERLOADED)
             line = f"{sheet.name} is overloaded: {refusal.line}"
             raise RefusedError(Reason.OVERLOADED, line, refusal.retry_after_s)
         pending = OpenRequest(
@@ -171,7 +161,7 @@ class OpenService:
         if asked.timeout_ns is not None:
             pending.timer = self._desk.loop.call_at(expires_ns / 1e9, self._expire, pending)
         self.queue.insert(place, pending)
-        _add(self.row, Count.WAITING, rows)
+        add(self.row, Count.WAITING, rows)
         return pending
 
     def withdraw(self, pending: OpenRequest) -> None:
@@ -183,7 +173,7 @@ class OpenService:
         if batch is None:
             if pending in self.queue:
                 self.queue.remove(pending)
-                _add(self.row, Count.WAITING, -pending.rows)
+                add(self.row, Count.WAITING, -pending.rows)
                 self.advance()
         elif not batch.cancelled and not any(one.waits for one in batch.requests):
             batch.cancelled = True
@@ -191,7 +181,6 @@ class OpenService:
 
     def _expire(self, pending: OpenRequest) -> None:
         if pending.waits:
-            _add(self.row, Count.EXPIRED)
             self._refuse(pending, RefusedError(Reason.EXPIRED, "its timeout is over"))
             self.withdraw(pending)
 
@@ -199,7 +188,8 @@ class OpenService:
         if pending.timer is not None:
             pending.timer.cancel()
         pending.future.set_exception(error)
-        _count(self.row, Count.FAIL, time.monotonic_ns() - pending.asked.arrival_ns)
+        count_refused(self.row, error.reason)
+        count(self.row, Count.FAIL, time.monotonic_ns() - pending.asked.arrival_ns)
 
     def refuse_all(self, error: RefusedError) -> None:
         """Answer everybody with this; what is on the device may end there."""
@@ -249,7 +239,7 @@ class OpenService:
         else:
             taken = set(map(id, requests))
             self.queue = [one for one in self.queue if id(one) not in taken]
-        _add(self.row, Count.WAITING, -rows)
+        add(self.row, Count.WAITING, -rows)
         _fill(self.sheet, self.slots, slot, requests, rows)
         now_ns = time.monotonic_ns()
         batch = OpenBatch(
@@ -289,7 +279,7 @@ class OpenService:
             return
         if answer.status == link.OK:
             self._learn(batch, answer.ended_ns - answer.started_ns)
-            _add(self.row, Count.EXECUTIONS)
+            add(self.row, Count.EXECUTIONS)
             self._answer(batch, answer)
         else:
             error = self._reason(batch, answer)
@@ -332,19 +322,30 @@ class OpenService:
             first = last
         now_ns = time.monotonic_ns()
         for one in answered:
-            _count(row, Count.SUCCESS, now_ns - one.asked.arrival_ns)
-            _count(row, Count.QUEUE, max(answer.started_ns - one.asked.arrival_ns, 0))
-            _count(row, Count.INPUT, batch.input_ns + answer.copied_ns)
-            _count(row, Count.INFER, answer.ended_ns - answer.started_ns)
-            _count(row, Count.OUTPUT, now_ns - begin_ns)
-            _add(row, Count.INFERENCES, one.rows)
+            took_ns = now_ns - one.asked.arrival_ns
+            queued_ns = max(answer.started_ns - one.asked.arrival_ns, 0)
+            count(row, Count.SUCCESS, took_ns)
+            count_in(row, Count.LATENCIES, took_ns)
+            count(row, Count.QUEUE, queued_ns)
+            count_in(row, Count.QUEUED, queued_ns)
+            count(row, Count.INPUT, batch.input_ns + answer.copied_ns)
+            count(row, Count.INFER, answer.ended_ns - answer.started_ns)
+            count(row, Count.OUTPUT, now_ns - begin_ns)
+            add(row, Count.INFERENCES, one.rows)
             if now_ns > one.due_ns:
-                _add(row, Count.LATE)
+                add(row, Count.LATE)
         row[Count.LAST_MS] = time.time_ns() // 1_000_000
 
     def _learn(self, batch: OpenBatch, took_ns: int) -> None:
         place = self.sheet.buckets.index(batch.bucket)
         self._expected_ns[place] += _LEARNING * (took_ns - self._expected_ns[place])
+
+    def note_due(self) -> None:
+        """Count when the most urgent request is due."""
+        dues = [one.due_ns for one in self.queue[:1]]
+        dues += [one.due_ns for batch in self._batches.values() for one in batch.requests]
+        due_ns = min(dues, default=NEVER)
+        self.row[Count.DUE_NS] = 0 if due_ns == NEVER else int(due_ns)
 
     def _running_ns(self, now_ns: int) -> float:
         """What is left of its batches on the device, per instance."""
@@ -371,8 +372,8 @@ class OpenService:
                     continue
                 one.tried, one.batch = True, None
                 bisect.insort(self.queue, one, key=_order)
-                _add(self.row, Count.WAITING, one.rows)
-                _add(self.row, Count.AGAIN)
+                add(self.row, Count.WAITING, one.rows)
+                add(self.row, Count.AGAIN)
 
 
 def _check_room(sheet: ServiceSheet, inputs: Sequence[Tensor], rows: int) -> None:
@@ -390,15 +391,6 @@ def _check_room(sheet: ServiceSheet, inputs: Sequence[Tensor], rows: int) -> Non
 
 def _order(pending: OpenRequest) -> tuple[int, float, int]:
     return pending.order
-
-
-def _add(row: memoryview, word: int, amount: int = 1) -> None:
-    row[word] += amount
-
-
-def _count(row: memoryview, word: int, time_ns: int) -> None:
-    row[word] += 1
-    row[word + 1] += time_ns
 
 
 def _fill(
