@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -29,10 +31,13 @@ from reference_models import MODELS, ReferenceModel, identity
 
 _EXTRA = (
     ReferenceModel("identity_bf16", [("IN", "BF16", (-1,))], [("OUT", "BF16", (-1,))], 8, identity),
-    ReferenceModel("image", [("IN", "FP32", (3, 224, 224))], [("OUT", "FP32", (3, 224, 224))], 8, identity),
+    ReferenceModel(
+        "image", [("IN", "FP32", (3, 224, 224))], [("OUT", "FP32", (3, 224, 224))], 8, identity
+    ),
     # Those below answer in their own way: see NumpyCore.infer.
     ReferenceModel("slow", [("IN", "FP32", (-1,))], [("OUT", "FP32", (-1,))], 8, identity),
     ReferenceModel("full", [("IN", "FP32", (-1,))], [("OUT", "FP32", (-1,))], 8, identity),
+    ReferenceModel("journal", [("IN", "FP32", (-1,))], [("OUT", "BYTES", (-1,))], 0, identity),
     ReferenceModel("broken", [("IN", "FP32", (-1,))], [("OUT", "FP32", (-1,))], 8, identity),
 )  # fmt: skip
 
@@ -49,10 +54,10 @@ def describe(model: ReferenceModel) -> ModelInfo:
 
 class NumpyCore:
     def __init__(self, extra_models: int = 0) -> None:
-        idle = (
-            ReferenceModel(f"idle{index}", [("IN", "FP32", (-1,))], [("OUT", "FP32", (-1,))], 8, identity)
-            for index in range(extra_models)
-        )  # fmt: skip
+        tensors = [("IN", "FP32", (-1,))], [("OUT", "FP32", (-1,))]
+        idle = [
+            ReferenceModel(f"idle{index}", *tensors, 8, identity) for index in range(extra_models)
+        ]
         self._models = {model.name: model for model in (*MODELS, *_EXTRA, *idle)}
         self._infos = {name: describe(model) for name, model in self._models.items()}
         self._loaded = set(self._models)
@@ -62,8 +67,7 @@ class NumpyCore:
             for name, model in self._models.items()
         }
         self.refused: Counter[tuple[str, Reason]] = Counter()
-        self.requests: list[InferRequest] = []  # of ``slow``: what the core was told
-        self.cancelled: list[str] = []  # their ids
+        self._journal: list[dict[str, Any]] = []  # what was told and what happened to ``slow``
         self.live = True
         self.ready = True
         self.started = True
@@ -86,6 +90,8 @@ class NumpyCore:
             raise RefusedError(Reason.OVERLOADED, "model 'full' has a full queue", 0.2)
         if request.model == "broken":
             raise ZeroDivisionError
+        if request.model == "journal":
+            return self._read(request)
         if request.model == "slow":
             await self._linger(request)
         inputs = {tensor.name: tensor.data for tensor in request.inputs}
@@ -103,7 +109,7 @@ class NumpyCore:
 
     async def _linger(self, request: InferRequest) -> None:
         """As many seconds as its input says, or until its time is over."""
-        self.requests.append(request)
+        self._write("told", request)
         seconds = float(np.max(request.inputs[0].data.astype(np.float64)))
         try:
             if request.timeout_ns is None:
@@ -114,8 +120,24 @@ class NumpyCore:
         except TimeoutError:
             raise RefusedError(Reason.EXPIRED, "the request's time is over") from None
         except asyncio.CancelledError:
-            self.cancelled.append(request.id)
+            self._write("cancelled", request)
             raise
+
+    def _write(self, event: str, request: InferRequest) -> None:
+        entry = {
+            "event": event,
+            "id": request.id,
+            "timeout_ns": request.timeout_ns,
+            "priority": request.priority,
+            "outputs": list(request.outputs),
+        }
+        self._journal.append(entry)
+
+    def _read(self, request: InferRequest) -> InferResponse:
+        """The journal, so that a test in another process sees it."""
+        lines = np.empty(len(self._journal), object)
+        lines[:] = [json.dumps(entry).encode() for entry in self._journal]
+        return InferResponse(request.model, [Tensor("OUT", "BYTES", lines)], request.id)
 
     def refuse(self, model: str, reason: Reason) -> None:
         self.refused[model, reason] += 1

@@ -51,7 +51,7 @@ def add_sub(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
 
 def upper(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
     texts = inputs["TEXT"]
-    raised = [bytes(text).upper() for text in texts.ravel()]
+    raised = [text.upper() for text in texts.ravel().tolist()]
     answer = np.empty(len(raised), object)
     answer[:] = raised
     return {"UPPER": answer.reshape(texts.shape)}

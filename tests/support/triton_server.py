@@ -11,6 +11,7 @@ import sys
 
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.triton import Triton, TritonConfig, TritonSecurityConfig
+
 from reference_models import MODELS, NUMPY_TYPES, ReferenceModel
 
 

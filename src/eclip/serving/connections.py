@@ -16,7 +16,6 @@ from uvicorn.server import ServerState as UvicornState
 
 from eclip.serving.limits import Limits
 
-
 _LARGE_HEAD = (431, "the request's headers are too large")
 
 

@@ -7,7 +7,7 @@ import contextlib
 import socket
 import tempfile
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from eclip.errors import UsageError
@@ -26,7 +26,7 @@ class FrontSettings:
     grpc_port: int = 8001
     token: str | None = None
     tls: Tls | None = None
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     reuse_port: bool = False  # several fronts on the same ports
     regions: Path | None = None  # where all fronts keep names of shared memory; None: only here
     grace_s: float = 5.0  # for requests under way when it stops

@@ -43,6 +43,7 @@ STATUSES = {
     Reason.BAD_REQUEST: 400,
     Reason.UNKNOWN_MODEL: 404,
     Reason.UNKNOWN_REGION: 404,
+    Reason.ALREADY_EXISTS: 400,
     Reason.OVERLOADED: 429,
     Reason.NOT_READY: 503,
     Reason.EXPIRED: 504,
@@ -120,7 +121,7 @@ class _TokenDoor:
 
 
 class InferEndpoint:
-    """An ASGI application of its own: Starlette's request objects would cost as much as the rest."""
+    """An ASGI application of its own: Starlette's request objects cost as much as the rest."""
 
     def __init__(self, core: Core, regions: Regions, limits: Limits) -> None:
         self._core = core
@@ -362,8 +363,8 @@ class HttpServer:
                 proxy_headers=False,
                 timeout_keep_alive=int(limits.idle_s),
                 limit_concurrency=limits.connections,
-                ssl_certfile=tls and str(tls.certificate),
-                ssl_keyfile=tls and str(tls.key),
+                ssl_certfile=None if tls is None else tls.certificate,
+                ssl_keyfile=None if tls is None else tls.key,
             )
         )
         self._task: asyncio.Task[None] | None = None

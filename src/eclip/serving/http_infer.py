@@ -14,7 +14,7 @@ import msgspec
 from eclip.serving.bodies import Headers
 from eclip.serving.limits import Limits
 from eclip.serving.messages import InferRequest, InferResponse, ModelInfo, Tensor
-from eclip.serving.shared_memory import Regions
+from eclip.serving.shared_memory import Place, Regions
 from eclip.serving.tensors import (
     DATATYPES,
     arrange_inputs,
@@ -46,11 +46,11 @@ class _Input(msgspec.Struct, gc=False):
     datatype: str
     shape: list[_Count]
     parameters: _InputParameters | None = None
-    data: msgspec.Raw | None = None
+    data: msgspec.Raw = msgspec.Raw()  # empty: it is elsewhere
 
 
 class _OutputParameters(msgspec.Struct, gc=False):
-    binary_data: bool | None = None
+    binary_data: bool = False
     classification: _Count = 0
     shared_memory_region: str | None = None
     shared_memory_offset: _Count = 0
@@ -82,10 +82,10 @@ _requests = msgspec.json.Decoder(_Request)
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """How a client wants its outputs."""
+    """How a client wants its outputs: binary, in shared memory, or else as JSON."""
 
-    binary: bool  # unless an output says otherwise
-    outputs: Mapping[str, _OutputParameters]
+    binary: bool  # all of them, where none is named
+    outputs: Mapping[str, bool | Place]  # those that are named; True: binary
 
 
 def read_request(
@@ -146,47 +146,50 @@ def _read_inputs(
     limits: Limits,
 ) -> list[Tensor]:
     tensors = []
-    place = 0
+    used = 0  # bytes of the binary data
     for given in inputs:
         name = given.name
         shape = check_shape(name, given.shape, limits)
         datatype = check_input(model, name, given.datatype, shape)
         parameters = given.parameters or _InputParameters()
         size, region = parameters.binary_data_size, parameters.shared_memory_region
-        if (given.data is not None) + (size is not None) + (region is not None) != 1:
+        if bool(given.data) + (size is not None) + (region is not None) != 1:
             raise bad_request(
                 f"input {name!r} needs one of: data, the parameter binary_data_size, the "
                 f"parameter shared_memory_region"
             )
-        if given.data is not None:
+        if given.data:
             tensors.append(from_json(name, datatype, shape, given.data))
         elif region is not None:
-            length = parameters.shared_memory_byte_size
-            raw = regions.read(region, parameters.shared_memory_offset, length)
-            tensors.append(from_raw(name, datatype, shape, memoryview(raw)))
+            place = Place(
+                region, parameters.shared_memory_offset, parameters.shared_memory_byte_size
+            )
+            tensors.append(from_raw(name, datatype, shape, memoryview(regions.read(place))))
         elif size is not None:
-            if size > len(binary) - place:
+            if size > len(binary) - used:
                 raise bad_request(f"input {name!r} is announced with {size} bytes; fewer came")
-            tensors.append(from_raw(name, datatype, shape, binary[place : place + size]))
-            place += size
-    if place != len(binary):
-        raise bad_request(f"{len(binary) - place} bytes of binary data belong to no input")
+            tensors.append(from_raw(name, datatype, shape, binary[used : used + size]))
+            used += size
+    if used != len(binary):
+        raise bad_request(f"{len(binary) - used} bytes of binary data belong to no input")
     return tensors
 
 
-def _read_outputs(outputs: Sequence[_Output], regions: Regions) -> Mapping[str, _OutputParameters]:
-    wishes = {}
+def _read_outputs(outputs: Sequence[_Output], regions: Regions) -> Mapping[str, bool | Place]:
+    wishes: dict[str, bool | Place] = {}
     for output in outputs:
-        wish = output.parameters or _OutputParameters()
-        if wish.classification:
+        given = output.parameters or _OutputParameters()
+        if given.classification:
             raise bad_request("classification is not supported; take the output and sort it")
-        if wish.shared_memory_region is not None:
-            if wish.binary_data:
-                raise bad_request(f"output {output.name!r} cannot be both binary and in memory")
-            regions.check(
-                wish.shared_memory_region, wish.shared_memory_offset, wish.shared_memory_byte_size
-            )
-        wishes[output.name] = wish
+        region = given.shared_memory_region
+        if region is None:
+            wishes[output.name] = given.binary_data
+            continue
+        if given.binary_data:
+            raise bad_request(f"output {output.name!r} cannot be both binary and in memory")
+        place = Place(region, given.shared_memory_offset, given.shared_memory_byte_size)
+        regions.check(place)
+        wishes[output.name] = place
     return wishes
 
 
@@ -217,17 +220,17 @@ def write_response(
     outputs: list[dict[str, Any]] = []
     binary: list[memoryview | bytes] = []
     for tensor in response.outputs:
-        wish = wishes.outputs.get(tensor.name)
-        if wish is None and wishes.outputs:
+        if wishes.outputs and tensor.name not in wishes.outputs:
             continue  # the core may compute more than was asked for
+        wish = wishes.outputs.get(tensor.name, wishes.binary)
         output: dict[str, Any] = {
             "name": tensor.name,
             "datatype": tensor.datatype,
             "shape": tensor.data.shape,
         }
-        if wish is not None and wish.shared_memory_region is not None:
-            output["parameters"] = _write_to_memory(tensor, wish, regions)
-        elif wishes.binary if wish is None or wish.binary_data is None else wish.binary_data:
+        if isinstance(wish, Place):
+            regions.write(wish, tensor.name, to_raw(tensor))
+        elif wish:
             raw = to_raw(tensor)
             binary.append(raw)
             output["parameters"] = {"binary_data_size": len(raw)}
@@ -248,21 +251,3 @@ def write_response(
         (JSON_LENGTH, b"%d" % len(text)),
     ]
     return headers, b"".join([text, *binary])
-
-
-def _write_to_memory(tensor: Tensor, wish: _OutputParameters, regions: Regions) -> dict[str, Any]:
-    region = wish.shared_memory_region
-    if region is None:
-        raise bad_request(f"output {tensor.name!r} names no shared memory region")
-    raw = to_raw(tensor)
-    if len(raw) > wish.shared_memory_byte_size:
-        raise bad_request(
-            f"output {tensor.name!r} has {len(raw)} bytes; {wish.shared_memory_byte_size} are "
-            f"reserved for it in shared memory region {region!r}"
-        )
-    if raw:
-        regions.write(region, wish.shared_memory_offset, raw)
-    placed: dict[str, Any] = {"shared_memory_region": region}
-    if wish.shared_memory_offset:
-        placed["shared_memory_offset"] = wish.shared_memory_offset
-    return placed | {"shared_memory_byte_size": len(raw)}

@@ -76,6 +76,7 @@ class Reason(enum.Enum):
 
     BAD_REQUEST = "bad request"  # 400, INVALID_ARGUMENT
     UNKNOWN_MODEL = "unknown model"  # 404, NOT_FOUND
+    ALREADY_EXISTS = "already exists"  # 400 (as Triton), ALREADY_EXISTS
     UNKNOWN_REGION = "unknown shared memory region"  # 404, NOT_FOUND
     OVERLOADED = "overloaded"  # 429 with Retry-After, RESOURCE_EXHAUSTED
     NOT_READY = "not ready"  # 503 with Retry-After, UNAVAILABLE

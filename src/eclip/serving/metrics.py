@@ -42,23 +42,23 @@ _SERVICE_GAUGES: list[tuple[str, str, Callable[[ServiceCounters], float | None]]
     ("busy_share", "Share of the time that the model ran.", attrgetter("busy_share")),
 ]
 _DEVICE_GAUGES: list[tuple[str, str, Callable[[DeviceCounters], float | None]]] = [
-    ("device_busy_share", "Share of the time that the device ran anything.", attrgetter("busy_share")),
+    ("device_busy_share", "Share of the time that the device ran.", attrgetter("busy_share")),
     ("device_power_watts", "What the device draws.", attrgetter("power_w")),
-]  # fmt: skip
-_TRITON: list[tuple[str, str, Callable[[ServiceCounters], float]]] = [
-    ("request_success", "Requests answered.", attrgetter("statistics.success.count")),
-    ("request_failure", "Requests that failed.", attrgetter("statistics.fail.count")),
-    ("count", "Rows inferred.", attrgetter("statistics.inferences")),
-    ("exec_count", "Batches run.", attrgetter("statistics.executions")),
-    ("pending_request_count", "Requests that wait now.", attrgetter("waiting")),
 ]
-_TRITON_DURATIONS = {
-    "request": "success",
-    "queue": "queue",
-    "compute_input": "compute_input",
-    "compute_infer": "compute_infer",
-    "compute_output": "compute_output",
-}
+_PHASES = ("queue", "compute_input", "compute_infer", "compute_output")
+# name, help, what it is, in which unit of ours
+_TRITON: list[tuple[str, str, Callable[[ServiceCounters], float], float]] = [
+    ("request_success", "Requests answered.", attrgetter("statistics.success.count"), 1),
+    ("request_failure", "Requests that failed.", attrgetter("statistics.fail.count"), 1),
+    ("count", "Rows inferred.", attrgetter("statistics.inferences"), 1),
+    ("exec_count", "Batches run.", attrgetter("statistics.executions"), 1),
+    ("pending_request_count", "Requests that wait now.", attrgetter("waiting"), 1),
+    ("request_duration_us", "Sum over requests.", attrgetter("statistics.success.ns"), 1e-3),
+    *(
+        (f"{name}_duration_us", f"Sum of {name}.", attrgetter(f"statistics.{name}.ns"), 1e-3)
+        for name in _PHASES
+    ),
+]
 
 
 class Metrics(Collector):
@@ -106,21 +106,12 @@ class Metrics(Collector):
 
     def _triton(self, counters: Counters) -> Iterator[Metric]:
         """Untyped: Triton's counters do not end in ``_total``, as Prometheus would have them."""
-        readers = [(f"nv_inference_{name}", text, read) for name, text, read in _TRITON]
-        for name, phase in _TRITON_DURATIONS.items():
-            ns = attrgetter(f"statistics.{phase}.ns")
-            readers.append(
-                (
-                    f"nv_inference_{name}_duration_us",
-                    f"Sum over requests: {name}.",
-                    lambda service, ns=ns: ns(service) / 1000,
-                )
-            )
-        for name, text, read in readers:
-            family = UntypedMetricFamily(name, text, labels=["model", "version"])
+        for name, text, read, scale in _TRITON:
+            family = UntypedMetricFamily(f"nv_inference_{name}", text, labels=["model", "version"])
             for model, service in counters.services.items():
                 info = self._core.models.get(model)
-                family.add_metric([model, info.version if info else "1"], read(service))
+                version = info.version if info else "1"
+                family.add_metric([model, version], read(service) * scale)
             yield family
 
 

@@ -27,7 +27,7 @@ from eclip.serving.messages import (
     RefusedError,
     Tensor,
 )
-from eclip.serving.shared_memory import Region, Regions
+from eclip.serving.shared_memory import Place, Region, Regions
 from eclip.serving.tensors import (
     Datatype,
     Shape,
@@ -48,6 +48,7 @@ CODES = {
     Reason.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
     Reason.UNKNOWN_MODEL: grpc.StatusCode.NOT_FOUND,
     Reason.UNKNOWN_REGION: grpc.StatusCode.NOT_FOUND,
+    Reason.ALREADY_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
     Reason.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.NOT_READY: grpc.StatusCode.UNAVAILABLE,
     Reason.EXPIRED: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -83,13 +84,14 @@ def _number(parameters: Parameters, name: str) -> int:
     return int(value)
 
 
-def _region(parameters: Parameters) -> tuple[str, int, int] | None:
-    """Name, offset and size, where a tensor is in shared memory."""
+def _place(parameters: Parameters) -> Place | None:
+    """Where a tensor is in shared memory, if it is there."""
     parameter = parameters.get("shared_memory_region")
     if parameter is None:
         return None
     offset = _number(parameters, "shared_memory_offset")
-    return parameter.string_param, offset, _number(parameters, "shared_memory_byte_size")
+    byte_size = _number(parameters, "shared_memory_byte_size")
+    return Place(parameter.string_param, offset, byte_size)
 
 
 def read_request(
@@ -120,11 +122,11 @@ def _read_inputs(
         name = given.name
         shape = check_shape(name, given.shape, limits)
         datatype = check_input(model, name, given.datatype, shape)
-        region = _region(given.parameters)
-        if region is not None:
+        place = _place(given.parameters)
+        if place is not None:
             if given.HasField("contents"):
                 raise bad_request(f"input {name!r} is in shared memory and in the message, too")
-            tensors.append(from_raw(name, datatype, shape, memoryview(regions.read(*region))))
+            tensors.append(from_raw(name, datatype, shape, memoryview(regions.read(place))))
         elif asked.raw_input_contents:
             raw = next(raws, None)
             if raw is None or given.HasField("contents"):
@@ -155,9 +157,9 @@ def _read_outputs(asked: pb.ModelInferRequest, regions: Regions) -> list[str]:
     for output in asked.outputs:
         if _number(output.parameters, "classification"):
             raise bad_request("classification is not supported; take the output and sort it")
-        region = _region(output.parameters)
-        if region is not None:
-            regions.check(*region)
+        place = _place(output.parameters)
+        if place is not None:
+            regions.check(place)
     return [output.name for output in asked.outputs]
 
 
@@ -167,30 +169,17 @@ def write_response(
     answer = pb.ModelInferResponse(
         model_name=response.model, model_version=response.version, id=response.id
     )
-    places = {output.name: _region(output.parameters) for output in asked.outputs}
+    places = {output.name: _place(output.parameters) for output in asked.outputs}
     for tensor in response.outputs:
         if places and tensor.name not in places:
             continue  # the core may compute more than was asked for
-        output = answer.outputs.add(
-            name=tensor.name, datatype=tensor.datatype, shape=tensor.data.shape
-        )
+        answer.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.data.shape)
         raw = to_raw(tensor)
         place = places.get(tensor.name)
-        if place is None:
-            answer.raw_output_contents.append(bytes(raw))
-            continue
-        region, offset, byte_size = place
-        if len(raw) > byte_size:
-            raise bad_request(
-                f"output {tensor.name!r} has {len(raw)} bytes; {byte_size} are reserved for it "
-                f"in shared memory region {region!r}"
-            )
-        if raw:
-            regions.write(region, offset, raw)
-        output.parameters["shared_memory_region"].string_param = region
-        output.parameters["shared_memory_byte_size"].int64_param = len(raw)
-        if offset:
-            output.parameters["shared_memory_offset"].int64_param = offset
+        if place is not None:
+            regions.write(place, tensor.name, raw)
+            raw = b""  # clients count: every output has its raw contents
+        answer.raw_output_contents.append(bytes(raw))
     return answer
 
 
@@ -278,7 +267,7 @@ class _Questions:
         self, asked: pb.RepositoryIndexRequest, _: Context
     ) -> pb.RepositoryIndexResponse:
         models = descriptions.describe_repository(self._core, asked.ready)
-        return pb.RepositoryIndexResponse(models=models)  # type: ignore[arg-type]
+        return pb.RepositoryIndexResponse(models=models)
 
     async def load(
         self, asked: pb.RepositoryModelLoadRequest, _: Context
@@ -380,7 +369,7 @@ def _methods(core: Core, regions: Regions, limits: Limits) -> dict[str, tuple[Me
     }
 
 
-class _TokenInterceptor(grpc.aio.ServerInterceptor):
+class _TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     def __init__(self, token: Token) -> None:
         self._token = token
 

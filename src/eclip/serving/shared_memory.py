@@ -37,6 +37,14 @@ class Region(msgspec.Struct, frozen=True):
     byte_size: int
 
 
+class Place(msgspec.Struct, frozen=True, gc=False):
+    """Where a tensor is: a part of a region."""
+
+    region: str
+    offset: int
+    byte_size: int
+
+
 class _Opened(msgspec.Struct, frozen=True):
     region: Region
     identity: tuple[int, int]  # of the file that names it: inode and time
@@ -63,8 +71,9 @@ class Regions:
         try:
             os.link(draft, self._file(region.name))
         except FileExistsError:
-            raise bad_request(
-                f"shared memory region {region.name!r} is registered already; unregister it first"
+            raise RefusedError(
+                Reason.ALREADY_EXISTS,
+                f"shared memory region {region.name!r} is registered already; unregister it first",
             ) from None
         finally:
             draft.unlink()
@@ -89,23 +98,29 @@ class Regions:
                 found.append(self._described(name))
         return found
 
-    def read(self, name: str, offset: int, byte_size: int) -> bytes:
-        opened = self._within(name, offset, byte_size)
-        data = os.pread(opened.descriptor, byte_size, opened.region.offset + offset)
-        if len(data) != byte_size:
-            raise bad_request(f"the object of shared memory region {name!r} has become shorter")
+    def read(self, place: Place) -> bytes:
+        opened = self._within(place)
+        data = os.pread(opened.descriptor, place.byte_size, opened.region.offset + place.offset)
+        if len(data) != place.byte_size:
+            raise _shrunk(place)
         return data
 
-    def check(self, name: str, offset: int, byte_size: int) -> None:
-        """That a write of so many bytes would be inside the region."""
-        self._within(name, offset, byte_size)
+    def check(self, place: Place) -> None:
+        """That the place is inside its region."""
+        self._within(place)
 
-    def write(self, name: str, offset: int, data: memoryview | bytes) -> None:
-        opened = self._within(name, offset, len(data))
+    def write(self, place: Place, tensor: str, data: memoryview | bytes) -> None:
+        opened = self._within(place)
+        if len(data) > place.byte_size:
+            raise bad_request(
+                f"output {tensor!r} has {len(data)} bytes; {place.byte_size} are reserved for it "
+                f"in shared memory region {place.region!r}"
+            )
         # Writing past the end would make the client's object longer.
-        if os.fstat(opened.descriptor).st_size < opened.region.offset + offset + len(data):
-            raise bad_request(f"the object of shared memory region {name!r} has become shorter")
-        os.pwrite(opened.descriptor, data, opened.region.offset + offset)
+        start = opened.region.offset + place.offset
+        if os.fstat(opened.descriptor).st_size < start + len(data):
+            raise _shrunk(place)
+        os.pwrite(opened.descriptor, data, start)
 
     def close(self) -> None:
         for name in list(self._opened):
@@ -141,13 +156,13 @@ class Regions:
             ) from None
         return opened
 
-    def _within(self, name: str, offset: int, byte_size: int) -> _Opened:
-        opened = self._open(name)
-        _check_range(offset, byte_size)
-        if offset + byte_size > opened.region.byte_size:
+    def _within(self, place: Place) -> _Opened:
+        opened = self._open(place.region)
+        _check_range(place.offset, place.byte_size)
+        if place.offset + place.byte_size > opened.region.byte_size:
             raise bad_request(
-                f"{byte_size} bytes from byte {offset} are not within shared memory region "
-                f"{name!r}, which has {opened.region.byte_size}"
+                f"{place.byte_size} bytes from byte {place.offset} are not within shared memory "
+                f"region {place.region!r}, which has {opened.region.byte_size}"
             )
         return opened
 
@@ -155,6 +170,10 @@ class Regions:
         opened = self._opened.pop(name, None)
         if opened is not None:
             os.close(opened.descriptor)
+
+
+def _shrunk(place: Place) -> RefusedError:
+    return bad_request(f"the object of shared memory region {place.region!r} has become shorter")
 
 
 def _check_range(offset: int, byte_size: int) -> None:

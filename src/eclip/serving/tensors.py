@@ -245,7 +245,7 @@ def to_raw(tensor: Tensor) -> memoryview | bytes:
     data = tensor.data
     if data.dtype.hasobject:
         parts: list[bytes] = []
-        for element in data.ravel():
+        for element in data.ravel().tolist():
             parts += (_LENGTH.pack(len(element)), element)
         return b"".join(parts)
     if data.size == 0:
