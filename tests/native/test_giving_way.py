@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from eclip.devices.gpu.loop import (
+from eclip.devices.requests import (
     ARRIVAL,
     BARRIERS,
     MOVES,
@@ -20,7 +20,7 @@ from eclip.devices.gpu.loop import (
     START,
     YIELDS,
 )
-from eclip.devices.gpu.loop import END as ENDED
+from eclip.devices.requests import END as ENDED
 from eclip.errors import DeviceError
 from eclip.runtime.reactions import (
     BACKGROUND,

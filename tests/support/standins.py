@@ -19,8 +19,8 @@ from eclip.artefacts.model_key import ModelKey, parse_model
 from eclip.artefacts.trace import Kernel, Trace
 from eclip.devices.cuda.energy import Tick
 from eclip.devices.deciding import decide
-from eclip.devices.gpu.loop import YIELDS, Ints
 from eclip.devices.remote_child import Facts, Seated, now_ns
+from eclip.devices.requests import YIELDS, Ints
 from eclip.errors import DeviceError
 from eclip.runtime.reactions import BUSY_SINCE, IDLE, YIELD
 from served import served_rows

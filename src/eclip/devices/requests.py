@@ -123,7 +123,11 @@ class Server(Protocol):
     """Whoever serves what a desk accepts."""
 
     def accepted(self, worker: int, now_ns: int) -> None:
-        """There is another request in the worker's ring, or one was given up."""
+        """There is another request in the worker's ring."""
+        ...
+
+    def given_up(self, worker: int) -> None:
+        """Of a request in its ring."""
         ...
 
 
@@ -167,7 +171,7 @@ class Desk:
             now = time.monotonic_ns()
             expires = FOREVER_NS if deadline_ns is None else deadline_ns
             number = self.rings[worker].put(now, expires, slot)
-        self._server.accepted(worker, now)
+            self._server.accepted(worker, now)
         return number * len(self.rings) + worker
 
     def cancel(self, ticket: int) -> None:
@@ -179,7 +183,7 @@ class Desk:
             if number < ring.answered or self._server is None:
                 return
             ring.give_up(number)
-        self._server.accepted(worker, time.monotonic_ns())
+            self._server.given_up(worker)
 
     def poll(self, timeout_s: float) -> list[Completion]:
         until = time.monotonic() + timeout_s

@@ -48,6 +48,7 @@ from eclip.devices.gpu.recording import (
     window_warnings,
 )
 from eclip.devices.load import CLOSED_LOOP, Arrivals, Load
+from eclip.devices.requests import END
 from eclip.devices.remote import Host, LoneSession, ProcessSets
 from eclip.devices.remote_child import Job
 from eclip.errors import DeviceError, StoppedError, TracingError, UsageError
@@ -293,7 +294,7 @@ class CudaSession(Owner):
             time.sleep(seconds)
         rates = []
         for runner in runners:
-            ends = runner.rows()[:, loop.END]
+            ends = runner.rows()[:, END]
             rates.append((len(ends) - 1) * 1e9 / (ends[-1] - ends[0]) if len(ends) > 1 else 1e-9)
         return np.array(rates)
 

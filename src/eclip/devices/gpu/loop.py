@@ -1,11 +1,13 @@
 """The driving loop: requests of one worker, launched from compiled code that holds no GIL.
 
-A request is a list of stretches, one for a worker without joints. A stretch is a list of steps
+Requests come from a ring (devices/requests.py), which a run fills beforehand and a session that
+serves while the loop runs. A request is a list of stretches, one for a worker without joints. A stretch is a list of steps
 (launch a graph, record an event, let a stream wait for one, hold the host until one has happened).
 Each worker has a thread of its own that repeats: wait for the next request, pick the variant by who
 is active, take the stretches, wait for completion. Before each stretch it waits until fewer than
-``depth`` are in flight, and then decides by its rules: go on, move, or launch nothing for now.
-Threads share the board and nothing else, so they do not disturb each other.
+``depth`` are in flight, and then decides by its rules: go on, move, or launch nothing for now. A
+request that is given up or past its deadline launches nothing more, and ends when what it has
+launched is done. Threads share the board and nothing else, so they do not disturb each other.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, cast
 
@@ -22,6 +24,35 @@ import numpy.typing as npt
 
 from eclip.devices import deciding
 from eclip.devices.deciding import counts_as_busy, decide, owed_after, publish
+from eclip.devices.requests import (
+    ANSWERED,
+    ARRIVAL,
+    BARRIERS,
+    BELL,
+    COLUMNS,
+    END,
+    EXPIRES,
+    FOREVER_NS,
+    GIVEN_UP,
+    HAS_EXPIRED,
+    MOVES,
+    NO_SLOT,
+    OUTCOME,
+    OWN,
+    PAUSE_NS,
+    REQUEST_WORDS,
+    SEALED,
+    SLOT,
+    START,
+    SUBMITTED,
+    WAKEUP,
+    WAS_CANCELLED,
+    WITH_RESULT,
+    YIELDS,
+    Ring,
+    filled_ring,
+)
+from eclip.devices.requests import SERVED as SERVED_MARK
 from eclip.errors import DeviceError
 from eclip.jit import call_c, compiled, compiled_with, inlined
 from eclip.runtime import reactions
@@ -30,12 +61,14 @@ from eclip.runtime.reactions import (
     BANKED_NS,
     BUSY_SINCE,
     CROSSED,
+    DEADLINE,
     GO_ON,
     HEARTBEAT,
     IDLE,
     LAUNCHED,
     LEFT,
     LONGEST_PAUSE,
+    MOST_QUEUED,
     MOVED,
     NO_RULES,
     SERVED,
@@ -53,9 +86,8 @@ LAUNCH, RECORD, WAIT, HOLD = 0, 1, 2, 3
 # moved on (docs/results.md, lock-step); up to six were seen to harm nobody.
 AHEAD = 2
 _CLOCK_MONOTONIC = 1
-_CHUNK = 1 << 15  # requests between two returns to Python
+_CHUNK = 1 << 15  # requests of its own between two returns to Python
 ANYBODY = (1 << 62) - 1  # as a variant's bit set: it fits whoever is active
-FOREVER_NS = int(np.iinfo(np.int64).max)
 # A worker that yields spins for a moment, then looks about every 20 us. That takes a tenth of a
 # core; a futex would take none, but does not see slack run out, floors and owners that have died.
 _SPIN_NS = 50_000
@@ -65,9 +97,13 @@ _TIMER_SLACK = (
     np.uint64(1000),
 )  # prctl: sleep no more than 1 us longer than asked, instead of 50
 
-# Columns of a served request.
-ARRIVAL, START, END, BARRIERS, YIELDS, MOVES, PAUSE_NS = range(7)
-COLUMNS = 7
+# Without anything to do a loop sleeps until its bell rings, at most so long; one without a bell
+# looks sooner whether it is to stop. It wakes up a little before a request is due, and spins.
+_MOST_REST_MS, _MOST_REST_WITHOUT_BELL_MS = 100, 10
+_WAKE_UP_NS, _SPIN_BEFORE_NS = 200_000, 150_000
+_READABLE = 1 << 32  # POLLIN, in the word that is a ``struct pollfd``
+
+NO_COPIES = np.zeros((0, 2), dtype=np.uint64)
 
 Words = npt.NDArray[np.uint64]
 Ints = npt.NDArray[np.int64]
@@ -99,7 +135,7 @@ def _address(library: str, name: str) -> int:
 
 # Places in what ``addresses_of`` gives.
 _GRAPH_LAUNCH, _EVENT_RECORD, _STREAM_WAIT, _EVENT_HOLD, _SYNCHRONISE = range(5)
-_CLOCK, _SLEEP, _CONTROL = range(5, 8)
+_CLOCK, _SLEEP, _CONTROL, _POLL, _READ, _WRITE = range(5, 11)
 _NOTHING = np.uint64(0)  # where a function takes fewer words
 
 
@@ -110,7 +146,7 @@ def addresses_of(table: EntryPoints) -> Words:
         *(table.graph_launch, table.event_record, table.stream_wait),
         *(table.event_hold, table.synchronise),
     )
-    system = ("clock_gettime", "usleep", "prctl")
+    system = ("clock_gettime", "usleep", "prctl", "poll", "read", "write")
     return np.array(
         [
             *(_address(table.library, name) for name in named),
@@ -152,6 +188,14 @@ class Place:
     def beats(self) -> bool:
         """Others must see that this process runs."""
         return bool(self.board[self.row, HEARTBEAT] != ALWAYS)
+
+    def raise_busy(self, arrival_ns: int, bound_ns: int, request_ns: int) -> None:
+        """A request was accepted: others give way from now on, not when the loop has woken up."""
+        row = self.board[self.row]
+        if row[BUSY_SINCE] == IDLE:
+            row[DEADLINE] = arrival_ns + bound_ns
+            row[LEFT] = request_ns
+            row[BUSY_SINCE] = arrival_ns
 
 
 @dataclass(frozen=True)
@@ -210,6 +254,52 @@ def _tell(board: Ints, row: int, request: Ints, stretches: int) -> None:
     board[row, TAIL] = max(tail + (99 * step if latency > tail else -step), 0)
 
 
+@inlined
+def _outcome(request: Ints, now: int) -> int:
+    """How it is to end if it ends now: with its result, unless somebody wants it to stop."""
+    if request[GIVEN_UP]:
+        return WAS_CANCELLED
+    return HAS_EXPIRED if now >= request[EXPIRES] else WITH_RESULT
+
+
+@inlined
+def _look_behind(ring: Ints, marks: Ints, arrivals: Ints) -> int:
+    """Arrivals of the requests behind the one whose turn it is, as many as are looked at."""
+    first = marks[ANSWERED] + 1
+    count = min(marks[SUBMITTED] - first, arrivals.shape[0])
+    for behind in range(count):
+        arrivals[behind] = ring[(first + behind) % ring.shape[0], ARRIVAL]
+    return int(count)
+
+
+@inlined
+def _rest(calls: Words, bell: int, due_ns: int, scratch: Ints) -> None:
+    """Until something is due or the bell rings; near the time, spin."""
+    if due_ns > 2_000_000:
+        most_ms = _MOST_REST_WITHOUT_BELL_MS if bell < 0 else _MOST_REST_MS
+        wait_ms = min(due_ns // 1_000_000 - 1, most_ms)
+        scratch[0] = (bell & 0xFFFFFFFF) | _READABLE
+        asked = np.uint64(scratch.ctypes.data)
+        call_c(calls[_POLL], asked, np.uint64(1), np.uint64(wait_ms))
+        if bell >= 0:
+            call_c(calls[_READ], np.uint64(bell), asked, np.uint64(8))
+    elif due_ns > _WAKE_UP_NS:
+        away_us = (due_ns - _SPIN_BEFORE_NS) // 1000
+        call_c(calls[_SLEEP], np.uint64(away_us), _NOTHING, _NOTHING)
+
+
+@inlined
+def _answer(calls: Words, marks: Ints, scratch: Ints) -> None:
+    """The first open request has ended, as its row says. The calls keep what was written before
+    them before what is written after."""
+    _now_ns(calls, scratch)
+    marks[ANSWERED] += 1
+    if marks[WAKEUP] >= 0:
+        scratch[0] = 1
+        told = np.uint64(scratch.ctypes.data)
+        call_c(calls[_WRITE], np.uint64(marks[WAKEUP]), told, np.uint64(8))
+
+
 @compiled
 def _take(calls: Words, kind: Ints, first: Words, second: Words, begin: int, end: int) -> int:
     """Take these steps; the first bad status, or 0."""
@@ -249,16 +339,17 @@ def drive(
     done_ns: Ints,
     bound_ns: int,
     floor: float,
-    closed: bool,
-    arrivals: Ints,  # absolute times
-    taken: int,  # how many of them were served before
+    copies: Words,  # slot × 2: the executables that copy its inputs and its outputs, 0: nothing
+    ring: Ints,  # a row a request
+    marks: Ints,
+    own: Ints,  # out: requests that nobody submitted
     stop_at: int,
     stop: Ints,  # set from outside to end the loop
-    rows: Ints,  # out: the columns of every request
-) -> tuple[int, int, int]:
-    """Requests done, arrivals taken, and the first bad status, 0 if there was none."""
+) -> tuple[int, int]:
+    """How many requests of its own it has run, and the first bad status, 0 if there was none."""
     call_c(calls[_CONTROL], _TIMER_SLACK[0], _TIMER_SLACK[1], _NOTHING)
     scratch = np.zeros(2, dtype=np.int64)
+    waiting = np.zeros(MOST_QUEUED, dtype=np.int64)
     stretches = done_ns.shape[0]
     depth = max(events.shape[0], 1)
     request_ns = done_ns[stretches - 1]
@@ -266,63 +357,73 @@ def drive(
     owed = 0.0  # against the floor, and when it was last reckoned
     reckoned = _now_ns(calls, scratch)
     done = 0
-    while done < rows.shape[0]:
+    while done < own.shape[0]:
         now = _now_ns(calls, scratch)
         if beats:
             board[row, HEARTBEAT] = now
         if now >= stop_at or stop[0]:
             break
-        arrival = now
-        if not closed:
-            if taken >= arrivals.shape[0]:
-                break
-            arrival = arrivals[taken]
-            if arrival > now:
-                board[row, BUSY_SINCE] = IDLE
-                reckoned = now  # a floor promises nothing for time without requests
-                # Sleep while it is far, spin when it is near.
-                if arrival - now > 200_000:
-                    away_us = min(arrival - now - 150_000, 10_000_000) // 1000
-                    call_c(calls[_SLEEP], np.uint64(away_us), _NOTHING, _NOTHING)
-                continue
-            taken += 1
-        if service:
-            queued = arrivals[taken:]  # none in a closed loop
-            publish(board, row, arrival, queued, bound_ns, request_ns, now)
-        left = board[row, LEFT]
-        board[row, BUSY_SINCE] = now
-        active = 0
-        for peer in range(peers.shape[0]):
-            if peers[peer] == row or counts_as_busy(board, peers[peer], now):
-                active |= 1 << peer
-        variant = 0
-        while active & ~variant_active[variant]:
-            variant += 1
-        rows[done, ARRIVAL] = arrival
-        rows[done, START] = _now_ns(calls, scratch)
-        rows[done, BARRIERS:] = 0
+        answered = marks[ANSWERED]
+        submitted = marks[SUBMITTED] > answered
+        request = ring[answered % ring.shape[0]]
+        due_ns = FOREVER_NS  # from now
+        if submitted:
+            due_ns = request[ARRIVAL] - now
+        elif marks[OWN]:
+            request = own[done]
+            request[ARRIVAL] = now
+            request[EXPIRES] = FOREVER_NS
+            request[SLOT] = NO_SLOT
+            due_ns = 0
+        elif marks[SEALED]:
+            break
+        if due_ns > 0:
+            board[row, BUSY_SINCE] = IDLE
+            reckoned = now  # a floor promises nothing for time without requests
+            _rest(calls, marks[BELL], due_ns, scratch)
+            continue
+        request[START] = now
+        request[BARRIERS:COLUMNS] = 0
+        launched = 0
+        outcome = _outcome(request, now)
+        if outcome == WITH_RESULT:
+            if service:
+                count = _look_behind(ring, marks, waiting) if submitted else 0
+                queued = waiting[:count]
+                publish(board, row, request[ARRIVAL], queued, bound_ns, request_ns, now)
+            left = board[row, LEFT]
+            board[row, BUSY_SINCE] = now
+            active = 0
+            for peer in range(peers.shape[0]):
+                if peers[peer] == row or counts_as_busy(board, peers[peer], now):
+                    active |= 1 << peer
+            variant = 0
+            while active & ~variant_active[variant]:
+                variant += 1
+            request[START] = now = _now_ns(calls, scratch)
         last = np.uint64(0)
-        for stretch in range(stretches):
-            if stretch >= depth:
-                status = call_c(calls[_EVENT_HOLD], events[stretch % depth], _NOTHING, _NOTHING)
+        slot = request[SLOT]
+        while outcome == WITH_RESULT and launched < stretches:
+            if launched >= depth:
+                status = call_c(calls[_EVENT_HOLD], events[launched % depth], _NOTHING, _NOTHING)
                 if status:
-                    return done, taken, status
+                    return done, status
                 now = _now_ns(calls, scratch)
-                before = done_ns[stretch - depth - 1] if stretch > depth else 0
-                done_since = done_ns[stretch - depth] - before
+                before = done_ns[launched - depth - 1] if launched > depth else 0
+                done_since = done_ns[launched - depth] - before
                 owed = _reckon(owed, floor, now - reckoned, done_since)
                 reckoned = now
                 if service:
-                    board[row, LEFT] = left - done_ns[stretch - depth]
+                    board[row, LEFT] = left - done_ns[launched - depth]
             choice = GO_ON
             held_at = 0
             while choices.shape[0] > 0:
                 now = _now_ns(calls, scratch)
                 if beats:
                     board[row, HEARTBEAT] = now
-                overtaken = rows[done, YIELDS]
+                overtaken = request[YIELDS]
                 choice = decide(board, row, peers, who, level, choices, overtaken, now)
-                if choice != YIELD:
+                if choice != YIELD or _outcome(request, now) != WITH_RESULT:
                     break
                 owed = _reckon(owed, floor, now - reckoned, 0)
                 reckoned = now
@@ -334,48 +435,70 @@ def drive(
                 if now - held_at > _SPIN_NS:
                     call_c(calls[_SLEEP], _LOOK_US, _NOTHING, _NOTHING)
             if held_at:
-                rows[done, YIELDS] += 1
-                rows[done, PAUSE_NS] = max(rows[done, PAUSE_NS], now - held_at)
+                request[YIELDS] += 1
+                request[PAUSE_NS] = max(request[PAUSE_NS], now - held_at)
+            outcome = _outcome(request, now)
+            if outcome != WITH_RESULT:
+                break
             way = variant
             if choice > 0:
                 way = variant_active.shape[0] + choice - 1
-                rows[done, MOVES] += 1
-            at = way * stretches + stretch
-            if stretch > 0 and entry[at] != last:
-                event = events[(stretch - 1) % depth]
+                request[MOVES] += 1
+            at = way * stretches + launched
+            if launched > 0 and entry[at] != last:
+                event = events[(launched - 1) % depth]
                 status = call_c(calls[_STREAM_WAIT], entry[at], event, _NOTHING)
                 if status:
-                    return done, taken, status
-                rows[done, BARRIERS] += 1
+                    return done, status
+                request[BARRIERS] += 1
+            if launched == 0 and slot != NO_SLOT and copies[slot, 0]:
+                status = call_c(calls[_GRAPH_LAUNCH], copies[slot, 0], entry[at], _NOTHING)
+                if status:
+                    return done, status
             status = _take(calls, kind, first, second, begins[at], begins[at + 1])
             if status:
-                return done, taken, status
-            rows[done, BARRIERS] += inner[at]
+                return done, status
+            request[BARRIERS] += inner[at]
             last = stream[at]
+            launched += 1
             if stretches > 1:
-                status = call_c(calls[_EVENT_RECORD], events[stretch % depth], last, _NOTHING)
+                event = events[(launched - 1) % depth]
+                status = call_c(calls[_EVENT_RECORD], event, last, _NOTHING)
                 if status:
-                    return done, taken, status
-        status = call_c(calls[_SYNCHRONISE], last, _NOTHING, _NOTHING)
-        if status:
-            return done, taken, status
-        now = _now_ns(calls, scratch)
-        in_flight = min(depth, stretches)
-        before = done_ns[stretches - in_flight - 1] if stretches > in_flight else 0
-        owed = _reckon(owed, floor, now - reckoned, request_ns - before)
-        reckoned = now
-        rows[done, END] = now
-        _tell(board, row, rows[done], stretches)
-        done += 1
-    return done, taken, 0
+                    return done, status
+        if launched == stretches and slot != NO_SLOT and copies[slot, 1]:
+            status = call_c(calls[_GRAPH_LAUNCH], copies[slot, 1], last, _NOTHING)
+            if status:
+                return done, status
+        if launched > 0:
+            status = call_c(calls[_SYNCHRONISE], last, _NOTHING, _NOTHING)
+            if status:
+                return done, status
+            now = _now_ns(calls, scratch)
+            in_flight = min(depth, launched)
+            before = done_ns[launched - in_flight - 1] if launched > in_flight else 0
+            owed = _reckon(owed, floor, now - reckoned, done_ns[launched - 1] - before)
+            reckoned = now
+        else:
+            request[START] = now
+        request[END] = now
+        request[OUTCOME] = outcome
+        if outcome == WITH_RESULT:
+            _tell(board, row, request, stretches)
+            marks[SERVED_MARK] += 1
+        if submitted:
+            _answer(calls, marks, scratch)
+        else:
+            done += 1
+    return done, 0
 
 
 def _compile(program: tuple[Any, ...]) -> None:
     """Now: the first call would otherwise do it, or read it from the cache, in the middle of a
     run."""
-    nobody, over = np.empty(0, dtype=np.int64), np.ones(1, dtype=np.int64)
-    rows = np.zeros((1, COLUMNS), dtype=np.int64)
-    cast(Any, drive)(*program, True, nobody, 0, 0, over, rows)
+    ring, own = Ring(1), np.zeros((1, REQUEST_WORDS), dtype=np.int64)
+    over = np.ones(1, dtype=np.int64)
+    cast(Any, drive)(*program, NO_COPIES, ring.rows, ring.marks, own, 0, over)
 
 
 def alone_place() -> Place:
@@ -427,6 +550,7 @@ class WorkerLoop:
         self.stretches = max(ways.variants, key=lambda pair: pair[0].bit_count())[1]
         self._gpu = gpu
         self._place = place or alone_place()
+        self._bound_ns, self._request_ns = behaviour.bound_ns, behaviour.done_ns[-1]
         self._program = (addresses_of(gpu.entry_points), *_program(ways, self._place, behaviour))
         _compile(self._program)
 
@@ -438,28 +562,45 @@ class WorkerLoop:
         most_requests: int = FOREVER_NS,
     ) -> Ints:
         """Serve requests in the calling thread; a row for each, with absolute times."""
-        self._gpu.make_current()
-        closed = arrivals is None
-        times = np.empty(0, dtype=np.int64) if arrivals is None else arrivals
+        none: Ints = np.empty(0, dtype=np.int64)
+        ring = filled_ring(none if arrivals is None else arrivals[:most_requests])
+        ring.marks[OWN] = arrivals is None
         stop = np.zeros(1, dtype=np.int64) if stop is None else stop
         chunks: list[Ints] = []
-        taken = 0
-        left = most_requests
+        for own in self._serve(ring, NO_COPIES, stop, stop_at_ns, most_requests):
+            chunks.append(own[:, :COLUMNS])
+        served = ring.rows[: ring.answered, :COLUMNS]
+        return np.concatenate([served, *chunks])
+
+    def serve(self, ring: Ring, copies: Words, stop: Ints) -> None:
+        """Serve what is submitted, in the calling thread, until told to stop."""
+        for _ in self._serve(ring, copies, stop, FOREVER_NS, FOREVER_NS):
+            pass
+
+    def _serve(
+        self, ring: Ring, copies: Words, stop: Ints, stop_at_ns: int, most_own: int
+    ) -> Iterator[Ints]:
+        """Gives the requests of its own, some at a time."""
+        self._gpu.make_current()
+        left = most_own
         try:
             while left > 0:
-                rows = np.zeros((min(left, _CHUNK), COLUMNS), dtype=np.int64)
-                done, taken, status = cast(Any, drive)(
-                    *self._program, closed, times, taken, stop_at_ns, stop, rows
+                own = np.zeros((min(left, _CHUNK), REQUEST_WORDS), dtype=np.int64)
+                done, status = cast(Any, drive)(
+                    *self._program, copies, ring.rows, ring.marks, own, stop_at_ns, stop
                 )
                 if status:
                     raise DeviceError(f"a launch failed: {self._gpu.describe(status)}")
-                chunks.append(rows[:done])
+                yield own[:done]
                 left -= done
-                if done < len(rows):
+                if done < len(own):
                     break
         finally:
             self._place.board[self._place.row, BUSY_SINCE] = IDLE
-        return np.concatenate(chunks)
+
+    def accepted(self, arrival_ns: int) -> None:
+        """A request of its ring, which is not known to the loop yet."""
+        self._place.raise_busy(arrival_ns, self._bound_ns, self._request_ns)
 
 
 class Runner(threading.Thread):

@@ -26,8 +26,17 @@ from eclip.artefacts.runlog import (
 )
 from eclip.devices.base import Window
 from eclip.devices.cuda.tracer import Span
-from eclip.devices.gpu.loop import ARRIVAL, BARRIERS, END, MOVES, PAUSE_NS, START, YIELDS, Ints
 from eclip.devices.load import Load
+from eclip.devices.requests import (
+    ARRIVAL,
+    BARRIERS,
+    END,
+    MOVES,
+    PAUSE_NS,
+    START,
+    YIELDS,
+    Ints,
+)
 from eclip.errors import TracingError
 from eclip.runtime.program import Route
 

@@ -114,6 +114,9 @@ class Pacer(threading.Thread):
     def accepted(self, worker: int, now_ns: int) -> None:
         self._news.set()
 
+    def given_up(self, worker: int) -> None:
+        self._news.set()
+
     def stop(self) -> None:
         self._over = True
         self._news.set()
