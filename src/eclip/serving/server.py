@@ -71,6 +71,7 @@ class Supervisor:
         self._services = Services(config)
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
+        self.stopped = False
 
     # --- Life ------------------------------------------------------------------------------------
 
@@ -108,6 +109,7 @@ class Supervisor:
         await asyncio.gather(*(child.end(_DRAIN_S) for child in fronts))
         await self.device.stop()
         await self.close()
+        self.stopped = True
         self._log.write("stopped")
 
     async def close(self) -> None:
