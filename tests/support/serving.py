@@ -108,9 +108,7 @@ async def serving(config: ServingConfig) -> AsyncIterator[Served]:
 
 def request(model: str, inputs: Mapping[str, npt.NDArray[Any]], **more: Any) -> InferRequest:
     datatypes = {"float32": "FP32", "int32": "INT32", "object": "BYTES", "int64": "INT64"}
-    tensors = [
-        Tensor(name, datatypes[str(data.dtype)], data) for name, data in inputs.items()
-    ]
+    tensors = [Tensor(name, datatypes[str(data.dtype)], data) for name, data in inputs.items()]
     return InferRequest(model, tensors, time.monotonic_ns(), **more)
 
 

@@ -72,22 +72,25 @@ class Child:
     def pid(self) -> int:
         return self.process.pid
 
-    def listen(self, hear: Callable[[Message], None]) -> None:
+    def listen(self, hear: Callable[[Message], None], bell: Bell) -> None:
+        """Hand on what it says, and ring when it has said something or has ended."""
         loop = asyncio.get_running_loop()
 
         def read() -> None:
             try:
                 while (received := self.channel.receive()) is not None:
                     hear(received[0])
+                    bell.ring()
             except EOFError:
                 loop.remove_reader(self.channel.fileno())
 
         async def watch() -> None:
             await self.process.wait()
-            read()
-            with contextlib.suppress(ValueError):
+            if self.channel.fileno() >= 0:
+                read()
                 loop.remove_reader(self.channel.fileno())
             self.ended.set()
+            bell.ring()
 
         loop.add_reader(self.channel.fileno(), read)
         self._watch = asyncio.create_task(watch())
@@ -102,8 +105,17 @@ class Child:
                 self.process.kill()
             await self.ended.wait()
 
+    async def kill(self) -> None:
+        """At once, whoever listens."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        await self.process.wait()
+        self.close()
+
     def close(self) -> None:
-        self.channel.close()
+        if self.channel.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self.channel.fileno())
+            self.channel.close()
 
 
 async def start_child(module: str) -> Child:

@@ -46,6 +46,8 @@ class DeviceKeeper:
         self._retired = 0
         self._detached: set[int] = set()
         self.leaving = False
+        # The next process, started ahead: it has imported what it needs, which takes seconds.
+        self._spare: Child | None = None
 
     async def keep(
         self,
@@ -57,8 +59,9 @@ class DeviceKeeper:
         back_off = BackOff()
         while not self.leaving:
             back_off.begin()
-            child = self.child = await start_child("device_process")
-            child.listen(self._hear)
+            child = self.child = self._spare or await start_child("device_process")
+            self._spare = None
+            child.listen(self._hear, self._bell)
             self.epoch += 1
             self._send(AttachCounters(counters.fronts), (counters.descriptor,))
             for seat in seats:
@@ -71,6 +74,7 @@ class DeviceKeeper:
                 )
                 self._changed(answer)
                 self._bell.ring()
+                self._spare = await start_child("device_process")
                 await child.ended.wait()
             else:
                 self._log.write("device process is not ready", reason=answer.reason)
@@ -128,10 +132,17 @@ class DeviceKeeper:
             await self._bell.until(lambda: self._retired >= before or child.ended.is_set())
 
     async def stop(self) -> None:
+        """When what runs has ended."""
         self.leaving = True
         if self.child is not None:
             self._send(Stop())
             await self.child.end()
+
+    async def close(self) -> None:
+        """At once."""
+        for child in (self.child, self._spare):
+            if child is not None:
+                await child.kill()
 
     def _send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
         if self.child is not None:
@@ -147,4 +158,3 @@ class DeviceKeeper:
                 self._detached.add(front)
             case Said(line=line):
                 self._log.write("device process says", line=line)
-        self._bell.ring()

@@ -96,7 +96,7 @@ class SeatKeeper:
 
     def take(self, seat: Seat, child: Child) -> None:
         seat.child = child
-        child.listen(lambda message: self._hear(seat, message))
+        child.listen(lambda message: self._hear(seat, message), self._bell)
         self._welcome(seat)
 
     def _hear(self, seat: Seat, message: Message) -> None:
@@ -109,7 +109,6 @@ class SeatKeeper:
                 self._load(seat, message)
             case Said(line=line):
                 self._log.write("front says", front=seat.number, line=line)
-        self._bell.ring()
 
 
 def welcome_front(seat: Seat, welcome: Welcome, counters: int) -> None:

@@ -118,11 +118,10 @@ class Supervisor:
         for task in [*self._tasks]:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for child in [self.device.child, *(seat.child for seat in self.seats)]:
-            if child is not None:
-                await child.end(0.0)
-                child.close()
+        await self.device.close()
         for seat in self.seats:
+            if seat.child is not None:
+                await seat.child.kill()
             seat.close()
         self.counters.close()
         self._stack.close()
