@@ -97,7 +97,7 @@ async def serving(config: ServingConfig) -> AsyncIterator[Served]:
         child = Child(channel, cast(Any, _NoProcess()))
         supervisor.fronts.take(supervisor.seats[0], child)
         core, _ = await open_core(Channel(theirs))
-        while not core.ready:
+        while not core.started:
             await asyncio.sleep(0.005)
         yield Served(supervisor, core, log)
     finally:
