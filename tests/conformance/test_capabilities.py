@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import select
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +25,25 @@ from eclip.artefacts import store
 from eclip.artefacts.plan import Lane, Plan, Processes, Promise, Slack
 from eclip.artefacts.runlog import RunLog
 from eclip.artefacts.topology import Mask
-from eclip.devices.base import Capability, Window
+from eclip.devices.base import (
+    CANCELLED,
+    CLOSED,
+    EXPIRED,
+    Capability,
+    Completion,
+    Session,
+    Slot,
+    Window,
+)
 from eclip.devices.cuda.device import CudaDevice
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.devices.sim.device import SimDevice
-from eclip.errors import EclipError, MismatchError
+from eclip.errors import EclipError, FullError, MismatchError, UsageError
 from eclip.lab.stand import alone_rates
 from eclip.planning.joints import Manner, give_way
 from eclip.planning.policies import make_plan, with_shares
 from eclip.runtime.program import lower
+from waiting import until
 
 
 def test_every_capability_has_a_test() -> None:
@@ -275,3 +289,158 @@ def test_stored_plan_with_joints_opens_like_any_other(bench: Bench, tmp_path: Pa
     log = bench.run_plan(kept, bursts_for_the_service())
     store.save(log, tmp_path / "run.json")
     assert store.load(tmp_path / "run.json", RunLog) == log
+
+
+# --- Submitting -------------------------------------------------------------------------------
+
+
+@contextmanager
+def serving(
+    bench: Bench, plan: Plan | None = None, **given: Any
+) -> Iterator[tuple[Session, list[Completion]]]:
+    """A session that serves, and a list of what it has completed, closing included."""
+    plan = plan or bench.plan("shared")
+    done: list[Completion] = []
+    with bench.device.open(bench.program_of(plan), bench.sources_of(plan)) as session:
+        session.serve(**given)
+        yield session, done
+        done += session.poll()
+    done += session.poll()
+
+
+MANY = 1024  # requests: they take longer than this test's thread is kept waiting
+
+
+def wait_for(session: Session, done: list[Completion], count: int) -> list[Completion]:
+    def ended() -> bool:
+        done.extend(session.poll(0.01))
+        return len(done) >= count
+
+    assert until(ended, pause_s=0.0)
+    return done
+
+
+@pytest.mark.needs(Capability.SUBMIT)
+def test_submitted_requests_are_completed_in_order_and_in_time(bench: Bench) -> None:
+    with serving(bench, slots=8) as (session, done):
+        before = time.monotonic_ns()
+        tickets = [session.submit(worker, slot) for slot in range(8) for worker in range(WORKERS)]
+        wait_for(session, done, len(tickets))
+        after = time.monotonic_ns()
+        assert sorted(one.ticket for one in done) == sorted(tickets)
+        assert session.served == (8,) * WORKERS
+    for worker in range(WORKERS):
+        ours = [one for one in done if one.worker == worker]
+        assert [one.slot for one in ours] == list(range(8))
+        assert [one.error for one in ours] == [None] * 8
+        free_ns = before
+        for one in ours:
+            assert before <= one.arrival_ns <= one.start_ns < one.end_ns <= after
+            assert one.start_ns >= free_ns
+            free_ns = one.end_ns
+
+
+@pytest.mark.needs(Capability.SUBMIT)
+def test_wakeup_is_readable_while_there_is_something_to_poll(bench: Bench) -> None:
+    with serving(bench) as (session, done):
+
+        def readable(seconds: float) -> bool:
+            return bool(select.select([session.wakeup], [], [], seconds)[0])
+
+        assert not readable(0.0)
+        session.submit(0, 0)
+        assert readable(60.0)
+        assert session.drain()
+        assert len(wait_for(session, done, 1)) == 1
+        assert not readable(0.0)
+        assert session.poll(0.02) == []
+
+
+@pytest.mark.needs(Capability.SUBMIT)
+def test_slot_is_taken_until_it_is_polled(bench: Bench) -> None:
+    with serving(bench, slots=2) as (session, done):
+        session.submit(1, 1)
+        assert session.drain(1, 60.0)
+        with pytest.raises(FullError) as refused:
+            session.submit(1, 1)
+        assert len(str(refused.value).splitlines()) == 1
+        session.submit(0, 1)
+        wait_for(session, done, 2)
+        session.submit(1, 1)
+
+
+@pytest.mark.needs(Capability.SUBMIT)
+def test_requests_given_up_in_the_queue_are_not_run(bench: Bench) -> None:
+    with serving(bench, slots=MANY) as (session, done):
+        tickets = [session.submit(0, slot) for slot in range(MANY - 4)]
+        late = [session.submit(0, slot, time.monotonic_ns()) for slot in range(MANY - 4, MANY)]
+        for ticket in reversed(tickets[1::2]):
+            session.cancel(ticket)
+        wait_for(session, done, MANY)
+        whole = sum(one.error is None for one in done)
+        assert session.served[0] == whole
+    assert [one.ticket for one in done] == tickets + late
+    errors = [one.error for one in done]
+    assert errors[-4:] == [EXPIRED] * 4
+    assert set(errors[:-4:2]) == {None}
+    assert set(errors[1:-4:2]) <= {None, CANCELLED}
+    assert CANCELLED in errors
+
+
+@pytest.mark.needs(Capability.SUBMIT)
+@pytest.mark.needs(Capability.JOINTS)
+@pytest.mark.parametrize("error", [CANCELLED, EXPIRED])
+def test_running_request_stops_at_a_joint(bench: Bench, error: str) -> None:
+    """A worker that yields to a service without end."""
+    with serving(bench, giving_way(bench), slots=MANY) as (session, done):
+        service = [session.submit(0, slot) for slot in range(MANY)]
+        deadline = time.monotonic_ns() + 2_000_000
+        ticket = session.submit(1, 0, deadline if error == EXPIRED else None)
+        if error == CANCELLED:
+            session.cancel(ticket)
+        wait_for(session, done, len(service) + 1)
+    (ended,) = (one for one in done if one.ticket == ticket)
+    assert ended.error == error
+    assert [one.error for one in done if one.worker == 0] == [None] * MANY
+
+
+@pytest.mark.needs(Capability.SUBMIT)
+def test_background_runs_beside_services(bench: Bench) -> None:
+    with serving(bench, background={2}) as (session, done):
+        assert until(lambda: session.served[2] > 3)
+        session.submit(0, 0)
+        session.submit(2, 0)
+        wait_for(session, done, 2)
+        before = session.served[2]
+        assert until(lambda: session.served[2] > before + 3)
+    assert [one.error for one in done] == [None, None]
+    assert sorted(one.worker for one in done) == [0, 2]
+
+
+@pytest.mark.needs(Capability.SUBMIT)
+def test_session_closed_while_it_serves_answers_everything(bench: Bench) -> None:
+    with serving(bench, slots=MANY) as (session, done):
+        tickets = [session.submit(0, slot) for slot in range(MANY)]
+    assert [one.ticket for one in done] == tickets
+    assert {one.error for one in done} <= {None, CLOSED}
+    assert done[-1].error == CLOSED
+    with pytest.raises(EclipError, match="closed"):
+        session.submit(0, 0)
+    session.close()
+
+
+@pytest.mark.needs(Capability.SUBMIT)
+def test_session_runs_or_serves(bench: Bench) -> None:
+    plan = bench.plan("shared")
+    with bench.device.open(bench.program_of(plan), bench.sources_of(plan)) as session:
+        with pytest.raises(UsageError, match="serve"):
+            session.submit(0, 0)
+        for wrong in ({"slots": 0}, {"slots": [[Slot()]]}, {"background": {WORKERS}}):
+            with pytest.raises(UsageError):
+                session.serve(**wrong)
+        session.run(closed_loop(), bench.window)
+        session.serve()
+        with pytest.raises(UsageError, match="serves"):
+            session.run(closed_loop(), bench.window)
+        with pytest.raises(UsageError, match="serves already"):
+            session.serve()

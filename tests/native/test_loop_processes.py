@@ -41,10 +41,10 @@ class Owners:
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 
-    def begin(self) -> int:
-        """The pid of another one, when it is busy."""
+    def begin(self, submitted: bool = False) -> int:
+        """The pid of another one, when it is busy; its requests are its own, or submitted."""
         assert self._process.stdin is not None
-        self._process.stdin.write("\n")
+        self._process.stdin.write(f"{loop_owner.SUBMITTED if submitted else ''}\n")
         self._process.stdin.flush()
         pid, row = map(int, self._said().split())
         self._pids.append(pid)
@@ -135,15 +135,16 @@ def background(gpu: StandinGpu, board: Board) -> Iterator[Background]:
     board.release(made.row)
 
 
+@pytest.mark.parametrize("submitted", [False, True])
 def test_a_service_that_is_killed_holds_nobody(
-    gpu: StandinGpu, board: Board, background: Background, owners: Owners
+    gpu: StandinGpu, board: Board, background: Background, owners: Owners, submitted: bool
 ) -> None:
     delays = []
     runner = background.worker.runner()
     with serving(runner):
         for _ in range(ATTEMPTS):
             assert background.goes_on_after(0) > 0
-            pid = owners.begin()
+            pid = owners.begin(submitted)
             assert until(background.is_held)
             killed = time.monotonic_ns()
             os.kill(pid, signal.SIGKILL)
@@ -155,10 +156,11 @@ def test_a_service_that_is_killed_holds_nobody(
     assert gpu.times_compiled() == 1  # and not again for a board in mapped memory
 
 
+@pytest.mark.parametrize("submitted", [False, True])
 def test_a_service_that_is_stopped_holds_nobody_until_it_continues(
-    background: Background, owners: Owners
+    background: Background, owners: Owners, submitted: bool
 ) -> None:
-    pid = owners.begin()
+    pid = owners.begin(submitted)
     delays = []
     with serving(background.worker.runner()):
         for _ in range(ATTEMPTS):

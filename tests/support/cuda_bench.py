@@ -11,19 +11,21 @@ import threading
 import time
 import types
 import weakref
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from eclip.devices.base import Closing
-from eclip.devices.cuda import closing, driver, executables, graphs, lanes
+from eclip.devices.cuda import closing, driver, executables, graphs, lanes, slots
 from eclip.devices.cuda import device as device_module
 from eclip.devices.cuda.closing import Releases
 from eclip.devices.cuda.device import CudaDevice, CudaSession, Execution
-from eclip.devices.cuda.executables import Capture
+from eclip.devices.cuda.executables import Buffer, Capture
 from eclip.devices.cuda.lanes import Slices
 from eclip.devices.gpu import loop
+from eclip.devices.requests import WITH_RESULT, Ring
 from eclip.errors import DeviceError
 from eclip.progress import Progress
 from eclip.runtime.program import Route, program_of
@@ -136,6 +138,17 @@ class FakeWorkerLoop:
             time.sleep(0.001)
         return np.zeros((0, 3), dtype=np.int64)
 
+    def serve(self, ring: Ring, copies: Any, stop: Any) -> None:
+        """Requests end as soon as they are seen, if the gate is open."""
+        while not stop[0]:
+            if (self.gate is None or self.gate.is_set()) and ring.answered < ring.submitted:
+                now = time.monotonic_ns()
+                ring.answer(now, now, WITH_RESULT)
+            time.sleep(0.0001)
+
+    def accepted(self, arrival_ns: int) -> None:
+        pass
+
 
 class FakeGraph(Closing):
     """What a recapture gives: says when it goes, and may refuse."""
@@ -156,7 +169,7 @@ class Bench:
         self, monkeypatch: pytest.MonkeyPatch, fake: RecordingDriver | None = None
     ) -> None:
         self.fake = fake or RecordingDriver()
-        for module in (driver, closing, executables, lanes, graphs):
+        for module in (driver, closing, executables, lanes, graphs, slots):
             monkeypatch.setattr(module, "cu", self.fake)
         monkeypatch.setattr(loop, "WorkerLoop", FakeWorkerLoop)
         monkeypatch.setattr(FakeWorkerLoop, "gate", None)
@@ -197,7 +210,9 @@ class Bench:
             return unused.pop()
         return driver.call(self.fake.cuGreenCtxCreate)
 
-    def open(self) -> CudaSession:
+    def open(
+        self, inputs: Sequence[Buffer] = (), outputs: Sequence[Buffer] | None = ()
+    ) -> CudaSession:
         """Two workers with a loop in their graphs, each captured again on a lane of its own."""
         plan = make_plan("test", make_mix(2), (48,))
         trace = make_profile().trace
@@ -205,7 +220,7 @@ class Bench:
             Route(worker, np.full(KERNELS, worker), np.full(KERNELS, -1)) for worker in range(2)
         )
         graph = types.SimpleNamespace(atomic=True, nodes=[])
-        source = Capture(cast(Any, graph), trace, None, self._recapture)
+        source = Capture(cast(Any, graph), trace, None, self._recapture, inputs, outputs)
         program = dataclasses.replace(program_of(plan), routes=(routes,))
         session = CudaSession(self.device, program, [source, source], (), self.device.execution)
         self.device._sessions.add(session)

@@ -3,13 +3,16 @@
     python loop_owner.py LIBRARY BOARD
 
 It compiles the loop once. For every line that it reads it forks a process with a service that is
-always busy, and prints that one's pid and row.
+always busy, and prints that one's pid and row. A line that says ``submitted``: its requests are
+submitted one by one.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +20,14 @@ import numpy as np
 from eclip.artefacts.plan import Promise
 from eclip.devices.gpu.board import open_board
 from eclip.devices.gpu.loop import LAUNCH, Place, WorkerLoop, whole_request
+from standin_desk import StandinDesk, served
 from standin_gpu import StandinGpu, make_worker
 
+SUBMITTED = "submitted"
 BOUND_NS = 1000 * 1_000_000_000
 
 
-def serve(gpu: StandinGpu, path: Path) -> None:
+def serve(gpu: StandinGpu, path: Path, submitted: bool) -> None:
     board = open_board(path)
     row = board.claim(Promise(bound_ns=BOUND_NS, request_ns=1, some_ns=0, none_ns=0))
     worker = make_worker(
@@ -35,7 +40,17 @@ def serve(gpu: StandinGpu, path: Path) -> None:
         bound_ns=BOUND_NS,
     )
     print(os.getpid(), row, flush=True)
-    worker.loop.drive()
+    if not submitted:
+        worker.loop.drive()
+    with served([worker], slots=2) as desk:
+        for slot in itertools.chain([0, 1], completed_slots(desk)):
+            desk.submit(slot=slot)
+
+
+def completed_slots(desk: StandinDesk) -> Iterator[int]:
+    while True:
+        for completion in desk.desk.poll(1.0):
+            yield completion.slot
 
 
 def main(library: str, path: str) -> None:
@@ -43,10 +58,10 @@ def main(library: str, path: str) -> None:
     WorkerLoop(gpu, whole_request((LAUNCH, 0, 0)))  # compiles
     children = []
     print("ready", flush=True)
-    for _ in sys.stdin:
+    for line in sys.stdin:
         child = os.fork()
         if child == 0:
-            serve(gpu, Path(path))
+            serve(gpu, Path(path), line.strip() == SUBMITTED)
         children.append(child)
     for child in children:
         os.waitpid(child, 0)

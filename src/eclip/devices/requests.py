@@ -17,8 +17,8 @@ import os
 import select
 import threading
 import time
-from collections.abc import Collection, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -67,8 +67,8 @@ class Ring:
         self.marks: Ints = np.zeros(MARKS, dtype=np.int64)
         self.marks[[BELL, WAKEUP]] = NO_DESCRIPTOR
         # A word of an array takes Python several times as long to write.
-        self._words = memoryview(self.rows.reshape(-1))
-        self._marks = memoryview(self.marks)
+        self._words = memoryview(cast(Any, self.rows.reshape(-1)))
+        self._marks = memoryview(cast(Any, self.marks))
 
     @property
     def submitted(self) -> int:
@@ -205,7 +205,8 @@ class Desk:
                 os.eventfd_read(self.wakeup)
         found = []
         for worker, ring in enumerate(self.rings):
-            for number in range(self._given_out[worker], ring.answered):
+            answered = ring.answered  # once: it rises meanwhile
+            for number in range(self._given_out[worker], answered):
                 row = ring.row(number).tolist()
                 outcome = row[OUTCOME]
                 self._taken[worker][row[SLOT]] = 0
@@ -220,7 +221,7 @@ class Desk:
                         error=self._failure if outcome == HAS_FAILED else _ERRORS[outcome],
                     )
                 )
-            self._given_out[worker] = ring.answered
+            self._given_out[worker] = answered
         return found
 
     def drain(self, worker: int | None, timeout_s: float) -> bool:
@@ -323,14 +324,14 @@ class Submitting(Closing):
         return self._serving.served
 
 
-def check_slots(
-    slots: int | Sequence[Sequence[Slot]], workers: int
-) -> Sequence[Sequence[Slot]] | None:
-    """Those given, for so many workers; None: so many are to be made."""
-    if isinstance(slots, int):
-        if slots < 1:
-            raise UsageError(f"a worker has at least 1 slot, not {slots}")
-        return None
-    if len(slots) != workers:
-        raise UsageError(f"slots are given for {len(slots)} workers, not {workers}")
-    return slots
+def slots_for(
+    wanted: int | Sequence[Sequence[Slot]], workers: int, make: Callable[[int], Slot]
+) -> Sequence[Sequence[Slot]]:
+    """Those given, or so many for every worker."""
+    if isinstance(wanted, int):
+        if wanted < 1:
+            raise UsageError(f"a worker has at least 1 slot, not {wanted}")
+        return [[make(worker) for _ in range(wanted)] for worker in range(workers)]
+    if len(wanted) != workers:
+        raise UsageError(f"slots are given for {len(wanted)} workers, not {workers}")
+    return wanted

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.trace import Trace
 from eclip.devices.base import Closing
-from eclip.devices.cuda.executables import Capture
+from eclip.devices.cuda.executables import Buffer, Capture
 from eclip.devices.cuda.graphs import CapturedGraph
 from eclip.errors import DeviceError
 from eclip.frontends.capturing import OwnedGraph, capturing
@@ -130,13 +130,22 @@ def capture(
                 raise DeviceError(reason) from None
 
     keep = (module, graph, static, outputs, kept, binaries)
-    placed = Capture(captured, trace, keep, recapture if captured.atomic else None)
+    again = recapture if captured.atomic else None
+    given_back = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+    placed = Capture(captured, trace, keep, again, _buffers(static) or (), _buffers(given_back))
     memory = CaptureMemory(
         weights_bytes=_storage_bytes([*module.parameters(), *module.buffers()]),
         activations_bytes=_storage_bytes(static) + pool_bytes,
         workspaces_bytes=workspaces_bytes,
     )
     return CapturedModule(placed, graph, static, outputs, memory)
+
+
+def _buffers(tensors: Sequence[torch.Tensor]) -> list[Buffer] | None:
+    """None where one is not contiguous."""
+    if not all(tensor.is_contiguous() for tensor in tensors):
+        return None
+    return [Buffer(tensor.data_ptr(), tensor.nbytes) for tensor in tensors]
 
 
 def _storage_bytes(tensors: Sequence[torch.Tensor]) -> int:

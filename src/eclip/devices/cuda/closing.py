@@ -139,6 +139,20 @@ class Belongings:
                 _join_all(runners)
                 self._runs.remove(run)
 
+    def begin(self, runners: Sequence[Runner], stop: Ints) -> None:
+        """Loops that run until this is closed."""
+        with self._changed:
+            if self.closed:
+                raise DeviceError("the session is closed; open the plan again")
+            try:
+                for runner in runners:
+                    runner.start()
+            except BaseException:
+                stop[0] = 1
+                _join_all(runners)
+                raise
+            self._runs.append((runners, stop))
+
     def close(self) -> None:
         """An interrupt meanwhile leaves the rest to the next call."""
         with self._changed:

@@ -13,7 +13,7 @@ import enum
 import functools
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from eclip.artefacts.topology import Topology
 from eclip.devices.base import (
     Capability,
     Closing,
+    Slot,
     SourceKind,
     Window,
     check_load,
@@ -37,6 +38,7 @@ from eclip.devices.cuda.energy import Nvml, mean_power_w
 from eclip.devices.cuda.executables import Capture, Executables
 from eclip.devices.cuda.lanes import LanePool, Slices
 from eclip.devices.cuda.legality import check_clusters
+from eclip.devices.cuda.slots import prepare_slots
 from eclip.devices.cuda.tracer import Tracer
 from eclip.devices.gpu import loop
 from eclip.devices.gpu.board import shared_board
@@ -47,10 +49,11 @@ from eclip.devices.gpu.recording import (
     since,
     window_warnings,
 )
+from eclip.devices.gpu.serving import LoopServer
 from eclip.devices.load import CLOSED_LOOP, Arrivals, Load
-from eclip.devices.requests import END
 from eclip.devices.remote import Host, LoneSession, ProcessSets
 from eclip.devices.remote_child import Job
+from eclip.devices.requests import END, Desk, Submitting
 from eclip.errors import DeviceError, StoppedError, TracingError, UsageError
 from eclip.progress import Progress
 from eclip.runtime.program import Program, Route
@@ -154,7 +157,7 @@ class CudaDevice(Owner):
         return session
 
 
-class CudaSession(Owner):
+class CudaSession(Owner, Submitting):
     def __init__(
         self,
         device: CudaDevice,
@@ -168,6 +171,7 @@ class CudaSession(Owner):
         self._program = program
         self._captures = captures
         self._warnings = warnings
+        self._server: LoopServer | None = None
         self._belongings = Belongings(device.gpu, captures)
         # Also when it is collected, or the interpreter ends, while it is open.
         self._finalizer = weakref.finalize(self, self._belongings.close_quietly)
@@ -201,8 +205,37 @@ class CudaSession(Owner):
 
     def close(self) -> None:
         """Wait for what is in flight and release everything; the second time does nothing."""
-        self._belongings.close()
-        self._finalizer.detach()
+        if self._server is not None:
+            self._server.stop()
+        try:
+            self._belongings.close()
+            self._finalizer.detach()
+        finally:
+            if self._desk is not None:
+                self._desk.close()
+
+    def _begin_serving(
+        self, slots: int | Sequence[Sequence[Slot]], background: Collection[int]
+    ) -> Desk:
+        owner = Releases()
+        with self._belongings.in_use():
+            try:
+                self._device.gpu.make_current()
+                given, copies = prepare_slots(
+                    self._captures, slots, self._device.gpu.context, owner
+                )
+                desk = Desk(given, background)
+                owner.callback(desk.close)
+                self._server = LoopServer(self._loops, desk, copies)
+                owner.callback(self._server.close)
+                self._belongings.begin(self._server.runners, self._server.ending)
+            except BaseException as error:
+                self._server = None
+                with noting(error):
+                    owner.close()
+                raise
+        self._belongings.releases.take_over(owner)
+        return desk
 
     def _take_rows(self, plan: Plan) -> tuple[loop.Ints, tuple[int, ...]]:
         """A row of the shared board for every worker if others are to see them, else of our own."""
@@ -304,12 +337,14 @@ class CudaSession(Owner):
 
     def request(self, worker: int) -> None:
         """Run one request of a worker and wait for it: one thread at a time for each worker."""
+        self._check_idle()
         with self._belongings.in_use():
             served = self._loops[worker].drive(most_requests=1, stop=self._belongings.ending)
         if len(served) == 0:
             raise DeviceError("the session was closed before the request began")
 
     def run(self, load: Load, window: Window) -> RunLog:
+        self._check_idle()
         with self._belongings.in_use():
             return self._run(load, window)
 

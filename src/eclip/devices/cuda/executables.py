@@ -27,17 +27,28 @@ MOST_EXECUTABLES = 8192  # of a session: instantiating more takes minutes
 
 
 @dataclass(frozen=True)
+class Buffer:
+    """Device memory of an input or an output, the same in every request."""
+
+    address: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
 class Capture:
     """A captured model: the graph, its trace, and whatever must live as long as it.
 
     A graph with a loop cannot be moved; ``recapture`` captures the model again on a lane's stream
-    and gives the raw graph and its owner, to be closed before that stream is.
+    and gives the raw graph and its owner, to be closed before that stream is. ``outputs`` are None
+    where one is not contiguous: it cannot be copied in one piece.
     """
 
     graph: CapturedGraph
     trace: Trace
     keep: Any
     recapture: Callable[[Any], tuple[int, Closing]] | None = None
+    inputs: Sequence[Buffer] = ()
+    outputs: Sequence[Buffer] | None = ()
 
 
 class Executables:

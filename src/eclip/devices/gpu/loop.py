@@ -1,8 +1,9 @@
 """The driving loop: requests of one worker, launched from compiled code that holds no GIL.
 
 Requests come from a ring (devices/requests.py), which a run fills beforehand and a session that
-serves while the loop runs. A request is a list of stretches, one for a worker without joints. A stretch is a list of steps
-(launch a graph, record an event, let a stream wait for one, hold the host until one has happened).
+serves while the loop runs. A request is a list of stretches, one for a worker without joints. A
+stretch is a list of steps (launch a graph, record an event, let a stream wait for one, hold the
+host until one has happened).
 Each worker has a thread of its own that repeats: wait for the next request, pick the variant by who
 is active, take the stretches, wait for completion. Before each stretch it waits until fewer than
 ``depth`` are in flight, and then decides by its rules: go on, move, or launch nothing for now. A
@@ -566,11 +567,8 @@ class WorkerLoop:
         ring = filled_ring(none if arrivals is None else arrivals[:most_requests])
         ring.marks[OWN] = arrivals is None
         stop = np.zeros(1, dtype=np.int64) if stop is None else stop
-        chunks: list[Ints] = []
-        for own in self._serve(ring, NO_COPIES, stop, stop_at_ns, most_requests):
-            chunks.append(own[:, :COLUMNS])
-        served = ring.rows[: ring.answered, :COLUMNS]
-        return np.concatenate([served, *chunks])
+        own = list(self._serve(ring, NO_COPIES, stop, stop_at_ns, most_requests))
+        return np.concatenate([ring.rows[: ring.answered], *own])[:, :COLUMNS]
 
     def serve(self, ring: Ring, copies: Words, stop: Ints) -> None:
         """Serve what is submitted, in the calling thread, until told to stop."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from eclip.devices.base import CLOSED
-from eclip.devices.gpu.loop import Ints, Runner, WorkerLoop, Words
+from eclip.devices.gpu.loop import Ints, Runner, Words, WorkerLoop
 from eclip.devices.requests import BELL, Desk
 
 _NO_ROWS: Ints = np.empty((0, 0), dtype=np.int64)
@@ -18,19 +18,19 @@ _NO_ROWS: Ints = np.empty((0, 0), dtype=np.int64)
 class LoopServer:
     """A loop that fails ends them all: what is open anywhere is answered with its error."""
 
-    def __init__(
-        self, loops: Sequence[WorkerLoop], desk: Desk, copies: Sequence[Words], stop: Ints
-    ) -> None:
+    def __init__(self, loops: Sequence[WorkerLoop], desk: Desk, copies: Sequence[Words]) -> None:
         self._loops = loops
         self._desk = desk
         self._copies = copies
-        self._stop = stop
+        self.ending: Ints = np.zeros(1, dtype=np.int64)  # set to end the loops
         self._bells = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in loops]
         for ring, bell in zip(desk.rings, self._bells, strict=True):
             ring.marks[BELL] = bell
         self.runners = [
-            Runner(functools.partial(self._serve, worker), stop) for worker in range(len(loops))
+            Runner(functools.partial(self._serve, worker), self.ending)
+            for worker in range(len(loops))
         ]
+        desk.open(self)
 
     def accepted(self, worker: int, now_ns: int) -> None:
         self._loops[worker].accepted(now_ns)
@@ -42,7 +42,7 @@ class LoopServer:
     def stop(self) -> None:
         """Requests in flight end, and then the loops."""
         self._desk.refuse(CLOSED)
-        self._stop[0] = 1
+        self.ending[0] = 1
         for bell in self._bells:
             os.eventfd_write(bell, 1)
 
@@ -54,7 +54,7 @@ class LoopServer:
     def _serve(self, worker: int) -> Ints:
         ring = self._desk.rings[worker]
         try:
-            self._loops[worker].serve(ring, self._copies[worker], self._stop)
+            self._loops[worker].serve(ring, self._copies[worker], self.ending)
         except BaseException as error:
             self._desk.refuse(f"the session has failed; open another one: {error}", str(error))
             self.stop()

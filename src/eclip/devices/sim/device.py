@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from eclip.devices.base import (
     check_sources,
 )
 from eclip.devices.load import CLOSED_LOOP, Load
-from eclip.devices.requests import OWN, Desk, Submitting, check_slots
+from eclip.devices.requests import OWN, Desk, Submitting, slots_for
 from eclip.devices.sim import core, stretches
 from eclip.devices.sim.contention import LIMITS, Ints, Records
 from eclip.devices.sim.pacing import Pacer
@@ -123,8 +123,7 @@ class SimSession(Submitting):
         self, slots: int | Sequence[Sequence[Slot]], background: Collection[int]
     ) -> Desk:
         workers = len(self._program.plan.workers)
-        given = check_slots(slots, workers)
-        desk = Desk(given or [[Slot()] * cast(int, slots)] * workers, background)
+        desk = Desk(slots_for(slots, workers, lambda worker: Slot()), background)
         machine, state = self._served_machine(desk)
         self._pacer = pacer = Pacer(machine, state, desk)
         desk.open(pacer)
