@@ -9,7 +9,7 @@ WORKERS ?= 2
 PYTEST := $(BIN)/pytest -q -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-long native native-tests gpu-test gpu-transparent check format bench lock clean
+.PHONY: help demo test test-fast test-long native native-tests gpu-test gpu-transparent check format bench proto lock clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -61,6 +61,10 @@ format: $(READY_DEV) ## Format the code
 
 bench: $(READY_DEV) ## Run all scripts in bench/: speeds here, stored runs against the simulator
 	@for script in bench/*.py; do $(BIN)/python $$script || exit 1; done
+
+# After a change of inference.proto; a test holds that what is checked in is fresh.
+proto: $(READY_DEV) ## Generate the code of gRPC's messages
+	@$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src src/eclip/serving/inference.proto
 
 lock: ## Pin the newest versions that pyproject.toml allows into constraints.txt
 	@tools/lock $(PYTHON)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,3 +17,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NumpyServer]:
     assert server.alive
     assert server.stop() == 0
     assert server.complaints() == ""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., NumpyServer]]:
+    """Starts servers with settings of their own, and stops those that a test leaves running."""
+    servers: list[NumpyServer] = []
+
+    def start(**settings: object) -> NumpyServer:
+        servers.append(NumpyServer(tmp_path / f"log{len(servers)}", **settings))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -68,6 +69,7 @@ class NumpyCore:
         }
         self.refused: Counter[tuple[str, Reason]] = Counter()
         self._journal: list[dict[str, Any]] = []  # what was told and what happened to ``slow``
+        self._started_s = time.monotonic()
         self.live = True
         self.ready = True
         self.started = True
@@ -156,17 +158,37 @@ class NumpyCore:
         return Counters(services, {"sim": DeviceCounters(0.5, 321.0)})
 
     def state(self) -> ServerState:
-        services = [
-            ServiceState(
-                name, "service", self.model_ready(name), 12.5, 12.0, 1.0, 4.2, 5.0, 1, 1, 0.5, 3.0,
-                range(index % 4, 16), index % 2 == 0,
+        """Numbers that a page can draw; they move."""
+        now_s = time.monotonic() - self._started_s
+
+        def service(name: str, first: int, last: int, bound_ms: float | None) -> ServiceState:
+            p99_ms = 3 + 2.5 * math.sin(now_s / 3 + first)
+            return ServiceState(
+                name=name,
+                tier="background" if bound_ms is None else "service",
+                ready=self.model_ready(name),
+                rate_rps=100.0 + first,
+                goodput_rps=99.0,
+                p50_ms=None if bound_ms is None else 1.25,
+                p99_ms=None if bound_ms is None else p99_ms,
+                bound_ms=bound_ms,
+                waiting=first,
+                running=1,
+                refused_rps=0.5,
+                yields_rps=0.0 if bound_ms is not None else 1200.0,
+                slices=tuple(range(first, last)),
+                active=math.sin(now_s + first) > 0,
             )
-            for index, name in enumerate(["image", "upper", "pairs"])
-        ]  # fmt: skip
+
+        services = [
+            service("image", 0, 6, 5.0),
+            service("upper", 4, 12, 3.0),
+            service("<script>pairs</script>", 0, 16, None),
+        ]
         device = DeviceState(
-            "h200 (simulated)", 16, 0.6, 321.0, 700.0, 0, "eclip, searched", services
+            "h200", 16, 0.63, 321.0, 700.0, 0, "searched for 20 s", tuple(services)
         )
-        return ServerState("0.1.0", 12.0, self.ready, "", [device])
+        return ServerState("0.1.0", now_s, self.ready, "a new plan is being searched", (device,))
 
     async def load(self, name: str) -> None:
         self._known(name)

@@ -72,7 +72,9 @@ class NumpyServer:
         return self._log.read_text(errors="replace")
 
     def stop(self) -> int:
-        """Its exit code."""
+        """Its exit code; also when it has stopped before."""
+        if self._file.closed:
+            return self._process.returncode
         try:
             self._process.communicate(timeout=30)
         except subprocess.TimeoutExpired:
@@ -84,4 +86,7 @@ class NumpyServer:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING)
-    uvloop.run(serve(msgspec.json.decode(sys.argv[1], type=FrontSettings)))
+    given = msgspec.json.decode(
+        sys.argv[1], type=FrontSettings, dec_hook=lambda kind, value: kind(value)
+    )
+    uvloop.run(serve(given))

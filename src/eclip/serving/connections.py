@@ -61,8 +61,6 @@ class GuardedConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head = True
-        self._head_bytes = 0
         if self._arriving is not None:
             self._arriving.cancel()
         self._arriving = self.loop.call_later(self._limits.read_s, self._too_slow)

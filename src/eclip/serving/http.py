@@ -194,8 +194,6 @@ class _Endpoints:
     def __init__(self, core: Core, limits: Limits) -> None:
         self._core = core
         self._bodies = Bodies(limits)
-        self._metrics = Metrics(core)
-        self._page = resources.files(__package__).joinpath("page/index.html").read_bytes()
 
     async def server(self, _: Request) -> Response:
         return answer_json(descriptions.describe_server())
@@ -241,6 +239,15 @@ class _Endpoints:
     async def unload(self, request: Request) -> Response:
         await self._core.unload(request.path_params["model"])
         return answer_nothing()
+
+
+class _Views:
+    """What machines and people look at."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._metrics = Metrics(core)
+        self._page = resources.files(__package__).joinpath("page/index.html").read_bytes()
 
     async def metrics(self, _: Request) -> Response:
         return Response(self._metrics.text(), media_type=Metrics.MEDIA_TYPE)
@@ -295,6 +302,7 @@ def make_app(core: Core, regions: Regions, limits: Limits, token: Token | None =
     infer = InferEndpoint(core, regions, limits)
     small = _Endpoints(core, limits)
     memory = _RegionEndpoints(regions, limits)
+    views = _Views(core)
 
     def of_model(suffix: str, endpoint: Any, method: str = "GET") -> list[Route]:
         places = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
@@ -323,9 +331,9 @@ def make_app(core: Core, regions: Regions, limits: Limits, token: Token | None =
         route(f"{region}/status", memory.status, "GET"),
         route(f"{region}/register", memory.register, "POST"),
         route(f"{region}/unregister", memory.unregister, "POST"),
-        route("/metrics", small.metrics, "GET"),
-        route("/eclip/state", small.state, "GET"),
-        route("/", small.page, "GET"),
+        route("/metrics", views.metrics, "GET"),
+        route("/eclip/state", views.state, "GET"),
+        route("/", views.page, "GET"),
     ]
     return Starlette(
         routes=routes,

@@ -14,7 +14,7 @@ import msgspec
 from eclip.serving.bodies import Headers
 from eclip.serving.limits import Limits
 from eclip.serving.messages import InferRequest, InferResponse, ModelInfo, Tensor
-from eclip.serving.shared_memory import Place, Regions
+from eclip.serving.shared_memory import MemoryPlace, Regions
 from eclip.serving.tensors import (
     DATATYPES,
     arrange_inputs,
@@ -85,7 +85,7 @@ class Wishes:
     """How a client wants its outputs: binary, in shared memory, or else as JSON."""
 
     binary: bool  # all of them, where none is named
-    outputs: Mapping[str, bool | Place]  # those that are named; True: binary
+    outputs: Mapping[str, bool | MemoryPlace]  # those that are named; True: binary
 
 
 def read_request(
@@ -161,7 +161,7 @@ def _read_inputs(
         if given.data:
             tensors.append(from_json(name, datatype, shape, given.data))
         elif region is not None:
-            place = Place(
+            place = MemoryPlace(
                 region, parameters.shared_memory_offset, parameters.shared_memory_byte_size
             )
             tensors.append(from_raw(name, datatype, shape, memoryview(regions.read(place))))
@@ -175,8 +175,8 @@ def _read_inputs(
     return tensors
 
 
-def _read_outputs(outputs: Sequence[_Output], regions: Regions) -> Mapping[str, bool | Place]:
-    wishes: dict[str, bool | Place] = {}
+def _read_outputs(outputs: Sequence[_Output], regions: Regions) -> Mapping[str, bool | MemoryPlace]:
+    wishes: dict[str, bool | MemoryPlace] = {}
     for output in outputs:
         given = output.parameters or _OutputParameters()
         if given.classification:
@@ -187,7 +187,7 @@ def _read_outputs(outputs: Sequence[_Output], regions: Regions) -> Mapping[str, 
             continue
         if given.binary_data:
             raise bad_request(f"output {output.name!r} cannot be both binary and in memory")
-        place = Place(region, given.shared_memory_offset, given.shared_memory_byte_size)
+        place = MemoryPlace(region, given.shared_memory_offset, given.shared_memory_byte_size)
         regions.check(place)
         wishes[output.name] = place
     return wishes
@@ -228,7 +228,7 @@ def write_response(
             "datatype": tensor.datatype,
             "shape": tensor.data.shape,
         }
-        if isinstance(wish, Place):
+        if isinstance(wish, MemoryPlace):
             regions.write(wish, tensor.name, to_raw(tensor))
         elif wish:
             raw = to_raw(tensor)

@@ -186,7 +186,7 @@ class ServiceState:
     running: int
     refused_rps: float
     yields_rps: float
-    slices: Sequence[int]  # where it runs now, or would
+    slices: tuple[int, ...]  # where it runs now, or would
     active: bool  # something of it runs right now
 
 
@@ -199,7 +199,7 @@ class DeviceState:
     power_limit_w: float | None
     restarts: int
     plan: str  # in a few words: name, policy, since when
-    services: Sequence[ServiceState]
+    services: tuple[ServiceState, ...]
 
 
 @dataclass(slots=True)
@@ -210,7 +210,7 @@ class ServerState:
     uptime_s: float
     ready: bool
     note: str  # one line worth a person's attention (re-planning, draining), or nothing
-    devices: Sequence[DeviceState]
+    devices: tuple[DeviceState, ...]
 
 
 class Core(Protocol):

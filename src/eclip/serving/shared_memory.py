@@ -37,7 +37,7 @@ class Region(msgspec.Struct, frozen=True):
     byte_size: int
 
 
-class Place(msgspec.Struct, frozen=True, gc=False):
+class MemoryPlace(msgspec.Struct, frozen=True, gc=False):
     """Where a tensor is: a part of a region."""
 
     region: str
@@ -62,7 +62,9 @@ class Regions:
     def register(self, region: Region) -> None:
         _check_range(region.offset, region.byte_size)
         if len(self.all()) >= self._limits.regions:
-            raise bad_request(f"{self._limits.regions} shared memory regions are registered")
+            raise bad_request(
+                f"there are {self._limits.regions} shared memory regions; unregister some first"
+            )
         descriptor = _open_object(region)
         os.close(descriptor)
         # A name appears with its content: written beside it, then linked, which never replaces.
@@ -98,18 +100,18 @@ class Regions:
                 found.append(self._described(name))
         return found
 
-    def read(self, place: Place) -> bytes:
+    def read(self, place: MemoryPlace) -> bytes:
         opened = self._within(place)
         data = os.pread(opened.descriptor, place.byte_size, opened.region.offset + place.offset)
         if len(data) != place.byte_size:
             raise _shrunk(place)
         return data
 
-    def check(self, place: Place) -> None:
+    def check(self, place: MemoryPlace) -> None:
         """That the place is inside its region."""
         self._within(place)
 
-    def write(self, place: Place, tensor: str, data: memoryview | bytes) -> None:
+    def write(self, place: MemoryPlace, tensor: str, data: memoryview | bytes) -> None:
         opened = self._within(place)
         if len(data) > place.byte_size:
             raise bad_request(
@@ -156,7 +158,7 @@ class Regions:
             ) from None
         return opened
 
-    def _within(self, place: Place) -> _Opened:
+    def _within(self, place: MemoryPlace) -> _Opened:
         opened = self._open(place.region)
         _check_range(place.offset, place.byte_size)
         if place.offset + place.byte_size > opened.region.byte_size:
@@ -172,7 +174,7 @@ class Regions:
             os.close(opened.descriptor)
 
 
-def _shrunk(place: Place) -> RefusedError:
+def _shrunk(place: MemoryPlace) -> RefusedError:
     return bad_request(f"the object of shared memory region {place.region!r} has become shorter")
 
 
