@@ -32,7 +32,10 @@ grace_seconds = 1.0
 [[service]]
 name = "add"
 model = "numpy:eclip.serving.demo_models:add"
-inputs = [{{ name = "a", datatype = "INT32", shape = [4] }}, {{ name = "b", datatype = "INT32", shape = [4] }}]
+inputs = [
+    {{ name = "a", datatype = "INT32", shape = [4] }},
+    {{ name = "b", datatype = "INT32", shape = [4] }},
+]
 outputs = [{{ name = "sum", datatype = "INT32", shape = [4] }}]
 batches = [1, 8]
 bound = "{bound}"

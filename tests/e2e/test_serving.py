@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ import pytest
 from eclip.errors import UsageError
 from eclip.serving.demo_models import classify
 from eclip.serving.messages import InferRequest, InferResponse, Reason, RefusedError, Tensor
-from serving import (
+from served_core import (
     ADD,
     DIGITS,
     SHOUT,
@@ -64,9 +64,9 @@ class Driver:
         self._context = serving(config)
         self.served: Served = self(self._context.__aenter__())
 
-    def __call__(self, work: Awaitable[T]) -> T:
+    def __call__(self, work: Awaitable[T], patience_s: float = PATIENCE_S) -> T:
         async def awaited() -> T:
-            return await asyncio.wait_for(work, PATIENCE_S)
+            return await asyncio.wait_for(work, patience_s)
 
         return asyncio.run_coroutine_threadsafe(awaited(), self._loop).result()
 
@@ -381,17 +381,18 @@ async def _many(served: Served, count: int) -> None:
     await asyncio.gather(*(client(1000 * one) for one in range(64)))
 
 
-@pytest.mark.parametrize("requests", [20_000, pytest.param(1_000_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "requests",
+    [20_000, pytest.param(1_000_000, marks=(pytest.mark.long, pytest.mark.timeout(7200)))],
+)
 def test_nothing_leaks(requests: int) -> None:
     driver = Driver(config_of({**ADD, "batches": [1, 8, 32], "instances": 2}))
     try:
         served = driver.served
-        work: Callable[[int], Coroutine[Any, Any, None]] = lambda n: _many(served, n)
-        driver._loop.set_debug(False)
-        asyncio.run_coroutine_threadsafe(work(requests // 4), driver._loop).result()
+        driver(_many(served, requests // 4))
         pids = (os.getpid(), served.device_pid)
         before = [_held(pid) for pid in pids]
-        asyncio.run_coroutine_threadsafe(work(requests), driver._loop).result()
+        driver(_many(served, requests), patience_s=7200.0)
         for (fds, threads, mib), (fds_then, threads_then, mib_then) in zip(
             [_held(pid) for pid in pids], before, strict=True
         ):

@@ -12,7 +12,7 @@ from eclip.serving.counters import Count, CounterPages, add
 from eclip.serving.drift import LASTING_S, PAUSE_S, WINDOW_S, DriftWatch, has_drifted
 from eclip.serving.link import SlotLayout
 from eclip.serving.messages import ModelInfo
-from serving import DIGITS, config_of
+from served_core import DIGITS, config_of
 
 SHEET = ServiceSheet(
     id=1,

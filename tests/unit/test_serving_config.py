@@ -9,7 +9,7 @@ import pytest
 
 from eclip.errors import UsageError
 from eclip.serving.config import ServerSettings, make_config, read_bound, read_config
-from serving import ADD, DIGITS
+from served_core import ADD, DIGITS
 
 GOOD = """
 [server]

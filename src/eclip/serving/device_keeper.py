@@ -24,7 +24,7 @@ from eclip.serving.control import (
 )
 from eclip.serving.counters import CounterPages
 from eclip.serving.log import ServerLog
-from eclip.serving.seats import Seat
+from eclip.serving.seats import FrontSeat
 
 _DEPLOY_S = 600.0  # models may have to be profiled
 
@@ -51,7 +51,7 @@ class DeviceKeeper:
 
     async def keep(
         self,
-        seats: Iterable[Seat],
+        seats: Iterable[FrontSeat],
         deployment: Callable[[], Deployment],
         counters: CounterPages,
     ) -> None:
@@ -92,16 +92,16 @@ class DeviceKeeper:
             self._log.write("device process ended", status=status, again_in_s=pause_s)
             await asyncio.sleep(pause_s)
 
-    def attach(self, seat: Seat) -> None:
+    def attach(self, seat: FrontSeat) -> None:
         self._send(Attach(seat.number), seat.link.descriptors)
         for service in seat.slots:
             self.attach_slots(seat, service)
 
-    def attach_slots(self, seat: Seat, service: int) -> None:
+    def attach_slots(self, seat: FrontSeat, service: int) -> None:
         slots = seat.slots[service]
         self._send(AttachSlots(seat.number, service, slots.layout), (slots.descriptor,))
 
-    async def detach(self, seat: Seat) -> None:
+    async def detach(self, seat: FrontSeat) -> None:
         """Returns when nothing uses the seat's link any more."""
         child, number = self.child, seat.number
         if child is None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from eclip.devices.base import Closing
 from eclip.errors import EclipError
 from eclip.serving.config import ServerSettings, ServingConfig
 from eclip.serving.log import ServerLog
 from eclip.serving.server import Supervisor
+
+T = TypeVar("T")
 
 
 def run_server(
@@ -48,8 +50,8 @@ async def _run(
         except EclipError as error:
             log.write("the configuration stays as it was", reason=str(error))
 
-    def begin(work: Callable[[], object]) -> None:
-        task = asyncio.ensure_future(work())  # type: ignore[arg-type]
+    def begin(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        task = asyncio.create_task(work())
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
@@ -114,9 +116,8 @@ class RunningServer(Closing):
             self._call(self._supervisor.stop())
             self._end()
 
-    def _call(self, work: object) -> Supervisor:
-        future: Future[Supervisor] = asyncio.run_coroutine_threadsafe(work, self._loop)  # type: ignore[arg-type]
-        return future.result()
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -20,7 +20,7 @@ from eclip.serving.link import Link, Slots
 from eclip.serving.log import ServerLog
 
 
-class Seat:
+class FrontSeat:
     def __init__(self, number: int) -> None:
         self.number = number
         self.link = Link.create()
@@ -61,8 +61,8 @@ class SeatKeeper:
         self,
         log: ServerLog,
         bell: Bell,
-        welcome: Callable[[Seat], None],
-        load: Callable[[Seat, LoadAsked], None],
+        welcome: Callable[[FrontSeat], None],
+        load: Callable[[FrontSeat, LoadAsked], None],
     ) -> None:
         """``welcome`` tells a new front all there is; ``load`` is what a front asks for."""
         self.leaving = False
@@ -71,7 +71,7 @@ class SeatKeeper:
         self._welcome = welcome
         self._load = load
 
-    async def keep(self, seat: Seat, clear: Callable[[Seat], Awaitable[None]]) -> None:
+    async def keep(self, seat: FrontSeat, clear: Callable[[FrontSeat], Awaitable[None]]) -> None:
         """Run a front there, again and again; ``clear`` takes what one has left from the device."""
         back_off = BackOff()
         while not self.leaving:
@@ -94,12 +94,12 @@ class SeatKeeper:
             await asyncio.sleep(pause_s)
             await clear(seat)
 
-    def take(self, seat: Seat, child: Child) -> None:
+    def take(self, seat: FrontSeat, child: Child) -> None:
         seat.child = child
         child.listen(lambda message: self._hear(seat, message), self._bell)
         self._welcome(seat)
 
-    def _hear(self, seat: Seat, message: Message) -> None:
+    def _hear(self, seat: FrontSeat, message: Message) -> None:
         match message:
             case Listening():
                 seat.ports = message
@@ -111,7 +111,7 @@ class SeatKeeper:
                 self._log.write("front says", front=seat.number, line=line)
 
 
-def welcome_front(seat: Seat, welcome: Welcome, counters: int) -> None:
+def welcome_front(seat: FrontSeat, welcome: Welcome, counters: int) -> None:
     """The first words to a front: its link, the counters, and its slots."""
     seat.send(welcome, (*seat.link.descriptors, counters))
     for service in seat.slots:

@@ -43,7 +43,7 @@ from eclip.serving.log import ServerLog
 from eclip.serving.messages import ModelInfo
 from eclip.serving.models import info_of, tensors_of
 from eclip.serving.planner_process import PlanRequest
-from eclip.serving.seats import Seat, SeatKeeper, welcome_front
+from eclip.serving.seats import FrontSeat, SeatKeeper, welcome_front
 
 _SETTLE_S = 60.0  # for fronts to answer what is open of a service that is gone
 _DRAIN_S = 25.0
@@ -57,7 +57,7 @@ class Supervisor:
         self.config = config
         self.bell = Bell()
         self.planners = Planners()
-        self.seats = [Seat(number) for number in range(config.server.fronts)]
+        self.seats = [FrontSeat(number) for number in range(config.server.fronts)]
         self.counters = CounterPages.create(config.server.fronts)
         self.device = DeviceKeeper(log, self.bell, self._device_changed)
         self.fronts = SeatKeeper(log, self.bell, self._welcome, self._load_asked)
@@ -131,7 +131,7 @@ class Supervisor:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _welcome(self, seat: Seat) -> None:
+    def _welcome(self, seat: FrontSeat) -> None:
         welcome = Welcome(seat.number, self.server, str(self._folder))
         welcome_front(seat, welcome, self.counters.descriptor)
         seat.settled = self._services.offers
@@ -139,7 +139,7 @@ class Supervisor:
         if self.device.up:
             seat.send(DeviceUp(self.device.epoch))
 
-    async def _clear(self, seat: Seat) -> None:
+    async def _clear(self, seat: FrontSeat) -> None:
         await self.device.detach(seat)
         seat.link.reset()
         self.device.attach(seat)
@@ -205,10 +205,10 @@ class Supervisor:
             config = msgspec.structs.replace(config, server=self.config.server)
         await self.change(config, {service.name for service in config.services if service.load})
 
-    def _load_asked(self, seat: Seat, asked: LoadAsked) -> None:
+    def _load_asked(self, seat: FrontSeat, asked: LoadAsked) -> None:
         self._spawn(self._load(seat, asked))
 
-    async def _load(self, seat: Seat, asked: LoadAsked) -> None:
+    async def _load(self, seat: FrontSeat, asked: LoadAsked) -> None:
         error: str | None = None
         loaded = {sheet.name for sheet in self._services.deployed.sheets}
         wanted = loaded | {asked.name} if asked.load else loaded - {asked.name}

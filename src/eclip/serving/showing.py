@@ -68,7 +68,7 @@ class Showing:
         return Counters(services, {offer.device: device})
 
     def state(self, offer: Offer, ready: Sequence[str], note: str) -> ServerState:
-        services = [self._service(sheet, sheet.name in ready, offer) for sheet in offer.sheets]
+        services = tuple(self._service(sheet, sheet.name in ready, offer) for sheet in offer.sheets)
         device = DeviceState(
             name=offer.device,
             slices=offer.slices,
@@ -80,7 +80,7 @@ class Showing:
             services=services,
         )
         uptime_s = time.monotonic() - self._began_s
-        return ServerState(describe_server()["version"], uptime_s, bool(ready), note, [device])
+        return ServerState(describe_server()["version"], uptime_s, bool(ready), note, (device,))
 
     def _service(self, sheet: ServiceSheet, ready: bool, offer: Offer) -> ServiceState:
         row, pages = sheet.row, self._counters
