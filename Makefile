@@ -9,13 +9,16 @@ WORKERS ?= 2
 PYTEST := $(BIN)/pytest -q -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-long native native-tests gpu-test gpu-transparent check format bench proto lock clean
+.PHONY: help demo serve-demo test test-fast test-long native native-tests gpu-test gpu-transparent check format bench proto lock clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
 
 demo: $(READY) ## Compare the sharing policies on the built-in simulator and draw the report
 	@$(BIN)/eclip demo
+
+serve-demo: $(READY_DEV) ## Serve three models on the built-in simulator to three clients, with a live page: 20 s
+	@$(BIN)/python examples/serving/demo.py
 
 test: check native-tests ## Run all checks and tests: a few minutes
 	@$(PYTEST)

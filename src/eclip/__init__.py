@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from eclip.api import request as request
     from eclip.api import run as run
     from eclip.api import search as search
+    from eclip.api import serve as serve
     from eclip.artefacts.calibration import Calibration as Calibration
     from eclip.artefacts.comparison import Comparison as Comparison
     from eclip.artefacts.measures import Measures as Measures
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from eclip.progress import Progress as Progress
 
 _ROOMS = {
-    "api": ("case", "colocate", "compare", "plan", "report", "request", "run", "search"),
+    "api": ("case", "colocate", "compare", "plan", "report", "request", "run", "search", "serve"),
     "artefacts.calibration": ("Calibration",),
     "artefacts.comparison": ("Comparison",),
     "artefacts.measures": ("Measures", "measure"),

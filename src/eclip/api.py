@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from eclip.lab.outcome import Outcome
     from eclip.planning.policies import PolicyOptions
     from eclip.planning.search.objective import Objective
+    from eclip.serving.config import ServingConfig
+    from eclip.serving.running import RunningServer
 
 DEFAULT_SEARCH_SECONDS = 20.0
 DEFAULT_RUN_SECONDS = 2.0
@@ -262,6 +264,41 @@ def colocate(
         tiers=tiers,
         profiles=[profiles] if isinstance(profiles, str | Path) else profiles,
     )
+
+
+def serve(
+    source: str | Path | Mapping[str, Any] | ServingConfig,
+    *,
+    device: str | None = None,
+    http_port: int | None = None,
+    grpc_port: int | None = None,
+) -> RunningServer:
+    """Serve models over HTTP and gRPC until the server is closed.
+
+    ``source`` is a TOML file, the same as a dictionary, or a mix for a look at the simulator. What
+    else is given replaces what it says. A port of 0 finds a free one::
+
+        with eclip.serve("paper/3", http_port=0, grpc_port=0) as server:
+            print(server.url)
+    """
+    import msgspec
+
+    from eclip.serving.config import ServingConfig, make_config, read_config
+
+    try:
+        from eclip.serving.running import RunningServer
+    except ModuleNotFoundError as error:
+        raise DeviceError(f"the package {error.name} is missing; install eclip[serve]") from None
+    if isinstance(source, ServingConfig):
+        config = source
+    elif isinstance(source, Mapping):
+        config = make_config(source, "the configuration")
+    else:
+        config = read_config(source)
+    given = {"device": device, "http_port": http_port, "grpc_port": grpc_port}
+    changed = {name: value for name, value in given.items() if value is not None}
+    server = msgspec.structs.replace(config.server, **changed)
+    return RunningServer(msgspec.structs.replace(config, server=server))
 
 
 def report(

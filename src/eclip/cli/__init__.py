@@ -32,6 +32,7 @@ COMMANDS = (
     "plan",
     "explain",
     "run",
+    "serve",
     "report",
     "results",
     "inspect",

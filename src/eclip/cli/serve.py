@@ -1,0 +1,87 @@
+"""``eclip serve``: models of a file or mix behind HTTP and gRPC."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from eclip.cli import screen
+from eclip.errors import UsageError
+from eclip.serving.config import ServerSettings, ServingConfig, read_config
+
+try:
+    from eclip.serving.log import ServerLog
+    from eclip.serving.running import run_server
+except ModuleNotFoundError as error:
+    raise UsageError(
+        f"the package {error.name} is missing; install eclip with what a server needs: "
+        f"pip install 'eclip[serve]'"
+    ) from None
+
+
+def serve(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE|MIX",
+            help="A TOML file that names services, or a mix for a look: paper/3.",
+        ),
+    ],
+    device: Annotated[
+        str | None,
+        typer.Option("--device", help="Where to run: sim, cuda, or cuda:1. Overrides the file."),
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option("--host", help="The address to listen on; 127.0.0.1 unless given."),
+    ] = None,
+    http_port: Annotated[
+        int | None, typer.Option("--http-port", help="Port of HTTP; 0 finds a free one.")
+    ] = None,
+    grpc_port: Annotated[
+        int | None, typer.Option("--grpc-port", help="Port of gRPC; 0 finds a free one.")
+    ] = None,
+    fronts: Annotated[
+        int | None, typer.Option("--fronts", help="Processes that take requests.")
+    ] = None,
+) -> None:
+    """Serve models over the Open Inference Protocol (HTTP and gRPC), each with its promise.
+
+    SIGTERM: not ready at once, serve on for the grace time, answer what is open, end. SIGHUP: read
+    the file again. The log goes to standard error, one JSON object a line.
+    """
+    given = {
+        "device": device,
+        "host": host,
+        "http_port": http_port,
+        "grpc_port": grpc_port,
+        "fronts": fronts,
+    }
+
+    def read() -> ServingConfig:
+        return _with(
+            read_config(source), {key: one for key, one in given.items() if one is not None}
+        )
+
+    run_server(read(), read, ServerLog(), lambda server: _say_where(server, source))
+
+
+def _with(config: ServingConfig, given: dict[str, Any]) -> ServingConfig:
+    """The configuration with what the command line says instead."""
+    try:
+        server = msgspec.structs.replace(config.server, **given)
+        server.__post_init__()
+    except ValueError as error:
+        raise UsageError(f"--{str(error).replace('_', '-', 1)}") from None
+    return msgspec.structs.replace(config, server=server)
+
+
+def _say_where(server: ServerSettings, source: str) -> None:
+    scheme = "http" if server.tls_cert is None else "https"
+    screen.out.print(
+        f"Serving {Path(source).name} on {server.device}: {scheme}://{server.host}:"
+        f"{server.http_port} (live page), gRPC {server.host}:{server.grpc_port}. Ctrl-C ends it."
+    )

@@ -1,0 +1,285 @@
+"""Configuration: what a server serves, from one TOML file or from a mix.
+
+``[server]`` says where to listen and on which device to run, every ``[[service]]`` names a model
+and its promise. Whatever cannot be right is refused with one line that names the key and what to
+write instead.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from eclip.artefacts.mix import MAX_WORKERS, Bound, Mix, parse_mix
+from eclip.errors import UsageError, unknown_name
+from eclip.serving.tensors import DATATYPES
+
+FUNCTION = "numpy:"  # before module:function, a model that a CPU computes
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
+_BOUND = re.compile(r"(?P<number>\d{1,15}(?:\.\d{1,15})?)(?P<unit>us|ms|s|x)", re.ASCII)
+_MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
+_MOST_DIMENSIONS = 6
+_MOST_BATCH = 1024
+
+
+class TensorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An input or output. A dimension of -1 is free; the batch is left out of the shape."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    room: int | None = None  # bytes of one row, needed where the shape or BYTES leave it open
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("name: a tensor needs one")
+        if self.datatype not in DATATYPES:
+            raise ValueError(f"datatype {self.datatype!r}: one of {', '.join(DATATYPES)}")
+        if len(self.shape) > _MOST_DIMENSIONS or any(size < -1 or size == 0 for size in self.shape):
+            raise ValueError(
+                f"shape of {self.name!r}: up to {_MOST_DIMENSIONS} sizes above 0, or -1 for a free "
+                f"one; the batch is left out"
+            )
+        if self.room is not None and self.room < 1:
+            raise ValueError(f"room of {self.name!r}: a number of bytes above 0")
+
+
+class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One ``[[service]]``."""
+
+    name: str
+    model: str | None = None  # of the zoo, module:factory, or numpy:module:function
+    file: str | None = (
+        None  # torch.export (.pt2) or TorchScript (.ts): may hold code, so named here
+    )
+    inputs: tuple[TensorSettings, ...] = ()
+    outputs: tuple[TensorSettings, ...] = ()
+    batched: bool = True  # requests have a batch dimension, and are joined along it
+    batches: tuple[int, ...] = ()  # none: 1, 2, 4, … as memory allows
+    bound: str | None = None
+    tier: Literal["service", "background"] = "service"
+    weight: float = 1.0
+    floor: float = 0.0
+    queue: int = 256  # requests that wait, at most
+    wait: str = "0ms"  # for a fuller batch while the device is free, at most
+    instances: int = 1
+    rate: float | None = None  # requests a second that are expected
+    profile: str | None = None  # the model whose times a CPU function takes on the simulator
+    load: bool = True  # at the start
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(f"name {self.name!r}: letters, digits and . _ - only")
+        if (self.model is None) == (self.file is None):
+            raise ValueError("model: give either model or file")
+        if self.file is not None and not self.file.endswith((".pt2", ".ts")):
+            raise ValueError(f"file {self.file!r}: a torch.export .pt2 or a TorchScript .ts")
+        if self.computes_on_cpu and not (self.inputs and self.outputs):
+            raise ValueError("inputs: a CPU function needs its inputs and outputs written down")
+        for tensors in (self.inputs, self.outputs):
+            names = [tensor.name for tensor in tensors]
+            if len(set(names)) != len(names):
+                raise ValueError("inputs: two tensors have one name")
+        if list(self.batches) != sorted(set(self.batches)) or any(
+            not 1 <= batch <= _MOST_BATCH for batch in self.batches
+        ):
+            raise ValueError(f"batches: rising sizes of 1 to {_MOST_BATCH}, like [1, 4, 8]")
+        if not self.batched and self.batches not in ((), (1,)):
+            raise ValueError("batches: a model without a batch dimension has none; leave it out")
+        if self.bound is not None:
+            if self.tier == "background":
+                raise ValueError("bound: background work has none; give it a floor")
+            read_bound(self.bound)
+        if not 0 < self.weight < float("inf"):
+            raise ValueError("weight: a number above 0")
+        if not 0 <= self.floor < 1:
+            raise ValueError("floor: a part of the rate alone, 0 to below 1")
+        if self.floor and self.tier != "background":
+            raise ValueError('floor: only background work has one; add tier = "background"')
+        if not 1 <= self.queue <= 1_000_000:
+            raise ValueError("queue: 1 to 1000000 requests")
+        if not 1 <= self.instances <= MAX_WORKERS:
+            raise ValueError(f"instances: 1 to {MAX_WORKERS}")
+        if self.rate is not None and not 0 < self.rate < 1e9:
+            raise ValueError("rate: requests a second, above 0")
+        read_ms(self.wait, "wait")
+
+    @property
+    def computes_on_cpu(self) -> bool:
+        return self.model is not None and self.model.startswith(FUNCTION)
+
+    @property
+    def promised(self) -> Bound | None:
+        return None if self.bound is None else read_bound(self.bound)
+
+    @property
+    def wait_ns(self) -> int:
+        return round(1e6 * read_ms(self.wait, "wait"))
+
+
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[server]``"""
+
+    host: str = "127.0.0.1"
+    http_port: int = 8000
+    grpc_port: int = 8001  # 0, as for HTTP: a free one
+    fronts: int = 1
+    device: str = "sim"
+    topology: str = "h200"  # that a simulator simulates
+    profiles: tuple[str, ...] = ()  # folders of profiles; measured ones are kept in the first
+    token_file: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    max_body_mb: float = 64.0
+    grace_seconds: float = 5.0  # after SIGTERM: not ready, but serving
+    replan: bool = True  # when measured rates drift
+    replan_seconds: float = 5.0  # of a search
+
+    def __post_init__(self) -> None:
+        for name in ("http_port", "grpc_port"):
+            if not 0 <= getattr(self, name) <= 65_535:
+                raise ValueError(f"{name}: 0 to 65535")
+        if self.grpc_port and self.grpc_port == self.http_port:
+            raise ValueError("grpc_port: another than http_port")
+        if not 1 <= self.fronts <= 16:
+            raise ValueError("fronts: 1 to 16 processes")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_key: TLS needs both tls_cert and tls_key")
+        if not 0 < self.max_body_mb <= 4096:
+            raise ValueError("max_body_mb: above 0, at most 4096")
+        if not 0 <= self.grace_seconds <= 3600:
+            raise ValueError("grace_seconds: 0 to 3600")
+        if not 0 < self.replan_seconds <= 600:
+            raise ValueError("replan_seconds: above 0, at most 600")
+
+
+class ServingConfig(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    rename={"services": "service"},
+):
+    """All that a server is told."""
+
+    server: ServerSettings = ServerSettings()
+    services: tuple[ServiceSettings, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.services:
+            raise ValueError("service: at least one [[service]] is needed")
+        names = [service.name for service in self.services]
+        double = next((name for name in names if names.count(name) > 1), None)
+        if double is not None:
+            raise ValueError(f"service: two are named {double!r}; name them apart")
+        workers = sum(service.instances * len(service.batches or (1,)) for service in self.services)
+        if workers > MAX_WORKERS:
+            raise ValueError(
+                f"batches: instances times batches add up to {workers}, and {MAX_WORKERS} is the "
+                f"most; use fewer"
+            )
+
+
+def read_bound(text: str) -> Bound:
+    """``5ms``, ``1.5s``, or ``1.1x`` for so many times the p99 alone."""
+    match = _BOUND.fullmatch(text)
+    if match is None:
+        raise ValueError(f"bound {text!r}: write 5ms, or 1.1x for so many times the p99 alone")
+    number = float(match["number"])
+    try:
+        if match["unit"] == "x":
+            return Bound(times_alone=number)
+        return Bound(ms=number * _MS[match["unit"]])
+    except ValueError as error:
+        raise ValueError(f"bound {text!r}: {error}") from None
+
+
+def read_ms(text: str, key: str) -> float:
+    match = _BOUND.fullmatch(text)
+    if match is None or match["unit"] == "x":
+        raise ValueError(f"{key} {text!r}: a time such as 2ms")
+    return float(match["number"]) * _MS[match["unit"]]
+
+
+def read_config(source: str | Path) -> ServingConfig:
+    """The configuration in a TOML file; or of a mix, such as ``paper/3``."""
+    path = Path(source)
+    if path.suffix == ".toml" or path.is_file():
+        return _read_file(path)
+    return config_of_mix(parse_mix(str(source)))
+
+
+def config_of_mix(mix: Mix) -> ServingConfig:
+    """A service for every worker of the mix, with its batch as the only one."""
+    services = tuple(
+        ServiceSettings(
+            name=worker.name.replace(":", "."),
+            model=worker.model.title,
+            batches=(worker.model.batch,),
+            bound=None if worker.bound is None else str(worker.bound),
+            tier="service" if worker.background is None else "background",
+            weight=1.0 if worker.background is None else worker.background.weight,
+            floor=0.0 if worker.background is None else worker.background.floor,
+            rate=worker.rate_rps,
+        )
+        for worker in mix.workers
+    )
+    return ServingConfig(services=services)
+
+
+def make_config(settings: Mapping[str, Any], where: str) -> ServingConfig:
+    """A configuration from tables as TOML has them; ``where`` begins what a refusal says."""
+    try:
+        return msgspec.convert(dict(settings), ServingConfig)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{where}: {_in_words(str(error), settings)}") from None
+
+
+def _read_file(path: Path) -> ServingConfig:
+    try:
+        settings = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not a text file; write it as TOML in UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path} is not TOML: {error}") from None
+    return make_config(settings, str(path))
+
+
+_STRUCTS: dict[str, type[msgspec.Struct]] = {
+    "": ServingConfig, "server": ServerSettings, "service": ServiceSettings,
+    "inputs": TensorSettings, "outputs": TensorSettings,
+}  # fmt: skip
+
+
+def _in_words(message: str, settings: Mapping[str, Any]) -> str:
+    """What msgspec says, with the service's name instead of its place, and the keys there are."""
+    said, _, path = message.partition(" - at `$")
+    parts = re.findall(r"\.(\w+)(?:\[(\d+|\.\.\.)\])?", path)
+    where = []
+    for key, index in parts:
+        if key == "service" and index.isdigit():
+            name = settings["service"][int(index)].get("name", int(index) + 1)
+            where.append(f"service {name!r}")
+        else:
+            where.append(f"{key}[{index}]" if index else key)
+    unknown = re.search(r"unknown field `(.*)`", said)
+    if unknown is not None:
+        struct = _STRUCTS[parts[-1][0] if parts else ""]
+        said = str(
+            unknown_name(
+                "key", unknown[1], [one.encode_name for one in msgspec.structs.fields(struct)]
+            )
+        )
+    missing = re.search(r"missing required field `(.*)`", said)
+    if missing is not None:
+        said = f"{missing[1]} is missing; write it"
+    said = said.replace("Expected `array`, got", "a list is wanted, not")
+    said = re.sub(r"Expected `(.*?)`, got `(.*?)`", r"`\1` is wanted, not `\2`", said)
+    return ": ".join([*where, said])

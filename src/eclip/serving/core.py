@@ -1,0 +1,303 @@
+"""The core of a front: what stands behind its protocols.
+
+The server tells it which services there are and whether the device process runs. Every accepted
+request is answered exactly once. When the device process dies, what was open there is queued again,
+once; a request that meets a second death fails.
+
+All of it runs in the thread of one event loop, whose clock is CLOCK_MONOTONIC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from eclip.devices.base import Closing
+from eclip.errors import EclipError
+from eclip.serving.control import (
+    AttachSlots,
+    Channel,
+    DeviceDown,
+    DeviceUp,
+    Leave,
+    LoadAnswer,
+    LoadAsked,
+    Offer,
+    Settled,
+    Welcome,
+)
+from eclip.serving.counters import Count, CounterPages, count_refused
+from eclip.serving.link import Answer, Link, Slots
+from eclip.serving.messages import (
+    Counters,
+    InferRequest,
+    InferResponse,
+    ModelInfo,
+    Reason,
+    RefusedError,
+    ServerState,
+    Statistics,
+)
+from eclip.serving.open_service import RETRY_S, FrontDesk, OpenService
+from eclip.serving.showing import SAMPLE_S, Showing
+
+_GIVE_UP_S = 15.0  # without a device process, accepted requests are answered with an error
+_STOPS = RefusedError(Reason.NOT_READY, "the server stops", RETRY_S)
+
+
+class FrontCore(Closing):
+    """``Core`` of messages.py."""
+
+    def __init__(
+        self, front: int, desk: FrontDesk, counters: CounterPages, channel: Channel
+    ) -> None:
+        self.live = True
+        self._front = front
+        self._desk = desk
+        self._counters = counters
+        self._channel = channel
+        self._services: dict[str, OpenService] = {}  # by name
+        self._by_id: dict[int, OpenService] = {}  # those that are gone but not done, too
+        self._slots: dict[int, Slots] = {}  # by service id
+        self._offer = Offer(0, (), (), {})
+        self._showing = Showing(counters)
+        self._sampling: asyncio.TimerHandle | None = None
+        self.started = False
+        self._settled = True  # of the offer, the server was told
+        self._nobody = counters.row(front, 0)
+        self._loads: dict[int, asyncio.Future[None]] = {}
+        self._give_up: asyncio.TimerHandle | None = None
+        self._not_ready = False
+        self._refuses = False  # it drains
+        self._drained = asyncio.Event()
+        self.leaving = asyncio.Event()  # the server wants us to drain and end, or is gone
+        desk.loop.add_reader(channel.fileno(), self._listen)
+        desk.loop.add_reader(desk.link.answered.descriptor, self._take_answers)
+        self._sample()
+
+    # --- For protocols ---------------------------------------------------------------------------
+
+    @property
+    def models(self) -> Mapping[str, ModelInfo]:
+        return MappingProxyType({info.name: info for info in self._offer.known})
+
+    @property
+    def ready(self) -> bool:
+        loaded = bool(self._services) and not any(self._offer.idle.values())
+        return loaded and self._desk.epoch > 0 and not self._not_ready
+
+    def model_ready(self, name: str) -> bool:
+        return name in self._services and self._desk.epoch > 0 and not self._not_ready
+
+    def statistics(self, name: str) -> Statistics:
+        service = self._services.get(name)
+        return Statistics() if service is None else self._counters.statistics(service.sheet.row)
+
+    def counters(self) -> Counters:
+        for service in self._services.values():
+            service.note_due()
+        return self._showing.counters(self._offer)
+
+    def state(self) -> ServerState:
+        ready = [name for name in self._services if self.model_ready(name)]
+        note = "stopping" if self._not_ready else ""
+        if not self._desk.epoch:
+            note = "the device process starts"
+        return self._showing.state(self._offer, ready, note)
+
+    def refuse(self, model: str, reason: Reason) -> None:
+        service = self._services.get(model)
+        row = self._nobody if service is None else service.row
+        count_refused(row, reason)
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        service = self._find(request.model)
+        elsewhere = 0
+        if self._counters.fronts > 1:
+            total = self._counters.total(service.sheet.row, Count.WAITING)
+            elsewhere = total - service.row[Count.WAITING]
+        pending = service.accept(request, elsewhere)
+        service.advance()
+        try:
+            return await pending.future
+        except asyncio.CancelledError:
+            count_refused(service.row, Reason.CANCELLED)
+            service.withdraw(pending)
+            raise
+
+    async def load(self, name: str) -> None:
+        await self._ask_server(name, load=True)
+
+    async def unload(self, name: str) -> None:
+        await self._ask_server(name, load=False)
+
+    async def drain(self) -> None:
+        """Accept nothing more, and wait until all is answered."""
+        self._refuses = True
+        self._look_around()
+        await self._drained.wait()
+
+    def close(self) -> None:
+        """Whoever still waits is told that the server ends."""
+        loop = self._desk.loop
+        loop.remove_reader(self._channel.fileno())
+        loop.remove_reader(self._desk.link.answered.descriptor)
+        for timer in (self._give_up, self._sampling):
+            if timer is not None:
+                timer.cancel()
+        self._channel.close()
+        self._nobody.release()
+        for service in self._by_id.values():
+            service.refuse_all(_STOPS)
+            service.row.release()
+        for slots in self._slots.values():
+            slots.close()
+        self._desk.link.close()
+        self._counters.close()
+
+    def _find(self, name: str) -> OpenService:
+        service = self._services.get(name)
+        if service is None:
+            if name not in self.models:
+                raise RefusedError(Reason.UNKNOWN_MODEL, f"there is no model {name!r}")
+            why = self._offer.idle.get(name) or "it was unloaded"
+            raise RefusedError(Reason.NOT_READY, f"{name} is not loaded: {why}", RETRY_S)
+        if self._refuses:
+            raise _STOPS
+        if not self._desk.epoch:
+            count_refused(service.row, Reason.NOT_READY)
+            line = "the device process starts; ask again"
+            raise RefusedError(Reason.NOT_READY, line, RETRY_S)
+        return service
+
+    def _sample(self) -> None:
+        self._showing.sample(self._offer)
+        self._sampling = self._desk.loop.call_later(SAMPLE_S, self._sample)
+
+    # --- What the device process and the server say ----------------------------------------------
+
+    def _take_answers(self) -> None:
+        self._desk.link.answered.clear()
+        touched: dict[int, OpenService] = {}
+        for words in self._desk.link.answers.take():
+            answer = Answer(*words)
+            service = self._by_id.get(answer.service)
+            if service is not None:
+                service.take(answer)
+                touched[answer.service] = service
+        for service in touched.values():
+            service.advance()
+        self._look_around()
+
+    def _listen(self) -> None:
+        try:
+            while (received := self._channel.receive()) is not None:
+                self._hear(*received)
+        except EOFError:  # the server is gone
+            self._desk.loop.remove_reader(self._channel.fileno())
+            self.live = False
+            self.leaving.set()
+
+    def _hear(self, message: object, descriptors: list[int]) -> None:
+        match message:
+            case AttachSlots(service=service, layout=layout):
+                self._slots[service] = Slots(descriptors[0], layout)
+            case Offer():
+                self._take_offer(message)
+            case DeviceUp(epoch=epoch):
+                self._device_up(epoch)
+            case DeviceDown():
+                self._device_down()
+            case Leave(now=now):
+                self._not_ready = True
+                if now:
+                    self.leaving.set()
+            case LoadAnswer(number=number, error=error):
+                waiting = self._loads.pop(number, None)
+                if waiting is not None and not waiting.done():
+                    if error is None:
+                        waiting.set_result(None)
+                    else:
+                        waiting.set_exception(RefusedError(Reason.BAD_REQUEST, error))
+            case _:
+                raise EclipError(f"a front cannot do {message}")
+
+    def _take_offer(self, offer: Offer) -> None:
+        services: dict[str, OpenService] = {}
+        for sheet in offer.sheets:
+            service = self._by_id.get(sheet.id)
+            if service is None:
+                row = self._counters.row(self._front, sheet.row)
+                service = OpenService(sheet, self._slots[sheet.id], row, self._desk)
+                self._by_id[sheet.id] = service
+            service.sheet = sheet  # the bound may be another
+            services[sheet.name] = service
+        self._services = services
+        self._offer = offer
+        self._settled = False
+        self._look_around()
+
+    def _look_around(self) -> None:
+        """Say what has come to its end: services that are gone, or everything."""
+        if not self._settled:
+            kept = {service.sheet.id for service in self._services.values()}
+            gone = [service for key, service in self._by_id.items() if key not in kept]
+            if all(service.idle for service in gone):
+                for service in gone:
+                    service.row.release()
+                    del self._by_id[service.sheet.id]
+                    self._slots.pop(service.sheet.id).close()
+                self._channel.send(Settled(self._offer.number))
+                self._settled = True
+        if self._refuses and all(service.idle for service in self._by_id.values()):
+            self._drained.set()
+
+    def _device_up(self, epoch: int) -> None:
+        self._desk.epoch = epoch
+        if self._give_up is not None:
+            self._give_up.cancel()
+            self._give_up = None
+        self.started = True
+        for service in list(self._by_id.values()):
+            service.advance()
+
+    def _device_down(self) -> None:
+        self._take_answers()  # those that it still gave
+        self._desk.epoch = 0
+        for service in self._by_id.values():
+            service.run_again()
+        self._look_around()
+        if self._give_up is None:
+            self._give_up = self._desk.loop.call_later(_GIVE_UP_S, self._abandon)
+
+    def _abandon(self) -> None:
+        line = f"there is no device process for {_GIVE_UP_S:.0f} s"
+        for service in self._by_id.values():
+            service.refuse_all(RefusedError(Reason.NOT_READY, line, RETRY_S))
+        self._look_around()
+
+    async def _ask_server(self, name: str, *, load: bool) -> None:
+        if name not in self.models:
+            raise RefusedError(Reason.UNKNOWN_MODEL, f"there is no model {name!r}")
+        number = self._desk.number()
+        self._loads[number] = self._desk.loop.create_future()
+        self._channel.send(LoadAsked(number, name, load))
+        await self._loads[number]
+
+
+async def open_core(channel: Channel) -> tuple[FrontCore, Welcome]:
+    """A front's core, when the server has said its first word."""
+    loop = asyncio.get_running_loop()
+    while (received := channel.receive()) is None:
+        readable = loop.create_future()
+        loop.add_reader(channel.fileno(), readable.set_result, None)
+        await readable
+        loop.remove_reader(channel.fileno())
+    message, descriptors = received
+    if not isinstance(message, Welcome):
+        raise EclipError(f"a front is welcomed first, not told {message}")
+    memory, orders, answers, counters = descriptors
+    desk = FrontDesk(Link((memory, orders, answers)))
+    rows = CounterPages(counters, message.server.fronts)
+    return FrontCore(message.front, desk, rows, channel), message

@@ -1,0 +1,352 @@
+"""Deploying: from a configuration and rates to sheets for the fronts and a plan for the device.
+
+Every instance of a service has a worker per bucket in the plan. All buckets of an instance behave
+alike at joints, so a search looks at one worker an instance, at the bucket that its rate asks for,
+and the habits that it finds go for all of them.
+
+A bound goes from a request's last byte to its answer. What a bucket takes with the device to itself
+must be within it; a bucket that is not is left out, or refused where it was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from eclip.artefacts import store
+from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.memory import WorkerMemory, memory_of
+from eclip.artefacts.mix import MAX_WORKERS, Background, Bound, Mix, MixWorker
+from eclip.artefacts.model_key import ModelKey
+from eclip.artefacts.plan import Plan, Promise, unpartitioned
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.topology import Topology
+from eclip.devices import open_device
+from eclip.devices.base import Device
+from eclip.errors import UsageError
+from eclip.frontends.library import find_profile
+from eclip.lab.case import Case, find_calibration, find_topology
+from eclip.lab.evaluate import SimEvaluator
+from eclip.planning.joints import promise_of
+from eclip.planning.search.giving import Habit, Maker, Way, search_habits
+from eclip.planning.search.objective import Objective
+from eclip.serving.config import ServerSettings, ServiceSettings, ServingConfig
+from eclip.serving.control import Deployment, ServiceSheet
+from eclip.serving.models import check_model, function_of, info_of, slots_of, tensors_of
+
+_USUAL_BATCHES = (1, 2, 4, 8, 16, 32)
+_PACE = "squeezenet"  # whose times a CPU function takes unless told otherwise
+_ASSUMED_LOAD = 0.2  # of what a service could do alone, where no rate is given
+_EASY_LOAD = 0.6  # the smallest bucket that is busy no more than this is what a rate asks for
+_MOST_LOAD = 0.9  # beyond it queues grow for ever, also in a simulation
+
+
+@dataclass(frozen=True)
+class ServingHost:
+    """The device that services run on, as planning sees it."""
+
+    topology: Topology
+    calibration: Calibration
+    computes: bool  # it computes what models compute; a simulator only takes the time
+    folders: tuple[Path, ...]  # of profiles
+    title: str
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A service with its buckets' profiles."""
+
+    settings: ServiceSettings
+    profiles: tuple[Profile, ...]  # one a bucket, rising
+    rate_rps: float
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        return tuple(profile.model.batch for profile in self.profiles)
+
+    @property
+    def times_ns(self) -> tuple[int, ...]:
+        return tuple(profile.request_ns[-1] for profile in self.profiles)
+
+    @property
+    def usual(self) -> Profile:
+        """Of the bucket that its rate asks for."""
+        share = self.rate_rps / self.settings.instances
+        for profile in self.profiles:
+            if share / profile.model.batch * profile.request_ns[-1] <= _EASY_LOAD * 1e9:
+                return profile
+        return self.profiles[-1]
+
+    def worker(self, instance: int, profile: Profile, bound_ns: int | None) -> MixWorker:
+        settings = self.settings
+        most_rps = _MOST_LOAD * 1e9 / profile.request_ns[-1]
+        share = min(self.rate_rps / settings.instances / profile.model.batch, most_rps)
+        background = settings.tier == "background"
+        return MixWorker(
+            name=f"{settings.name}.{instance + 1}:{profile.model.batch}",
+            model=profile.model,
+            rate_rps=None if background or bound_ns is None else share,
+            bound=None if bound_ns is None else Bound(ms=bound_ns / 1e6),
+            background=Background(weight=settings.weight, floor=settings.floor)
+            if background
+            else None,
+        )
+
+
+def make_deployment(
+    config: ServingConfig,
+    rates_rps: Mapping[str, float],
+    *,
+    generation: int,
+    folder: Path,
+    seconds: float = 0.0,
+) -> Deployment:
+    """What to deploy for these services. ``rates_rps``: as measured, by name; the configuration's
+    for the others. ``seconds`` of search; without, everybody gives way in the usual manner."""
+    host = find_host(config.server)
+    resolved = resolve(config, host, rates_rps)
+    bounds_ns = [_bound_ns(service, host) for service in resolved]
+    full = _case(resolved, bounds_ns, host, every_bucket=True)
+    plan, notes = _plan(resolved, bounds_ns, host, full, seconds)
+    path = folder / f"plan-{generation}.json.gz"
+    store.save(plan, path)
+    return Deployment(
+        generation=generation,
+        server=config.server,
+        sheets=tuple(
+            _sheet(service, bound_ns, host)
+            for service, bound_ns in zip(resolved, bounds_ns, strict=True)
+        ),
+        plan=str(path),
+        rates_rps={service.settings.name: service.rate_rps for service in resolved},
+        device=host.title,
+        slices=len(host.topology.slice_units),
+        homes=_homes(plan, resolved),
+        policy=plan.policy,
+        notes=notes,
+    )
+
+
+def find_host(server: ServerSettings) -> ServingHost:
+    topology = find_topology(server.topology)
+    with open_device(server.device, topology, find_calibration(None, topology)) as device:
+        return host_of(device, server)
+
+
+def host_of(device: Device, server: ServerSettings) -> ServingHost:
+    return ServingHost(
+        topology=device.topology,
+        calibration=find_calibration(None, device.topology),
+        computes=not device.modelled,
+        folders=tuple(Path(folder) for folder in server.profiles),
+        title=device.title,
+    )
+
+
+def resolve(
+    config: ServingConfig, host: ServingHost, rates_rps: Mapping[str, float]
+) -> list[Resolved]:
+    """Every service with its buckets: those asked for, or 1, 2, 4, … as far as memory, the bound
+    and the number of workers allow."""
+    found: list[Resolved] = []
+    spare = MAX_WORKERS - sum(
+        service.instances * len(service.batches or (1,)) for service in config.services
+    )
+    for settings in config.services:
+        check_model(settings)
+        if settings.computes_on_cpu and host.computes:
+            raise UsageError(
+                f"service {settings.name!r}: a CPU function gives answers on a simulator only; "
+                f'write device = "sim", or give a model'
+            )
+        asked = settings.batches or (_USUAL_BATCHES if settings.batched else (1,))
+        profiles: list[Profile] = []
+        for batch in asked:
+            profile = find_profile(
+                _key(settings, batch), host.topology, host.calibration, host.folders
+            )
+            bound = settings.promised
+            late = (
+                bound is not None
+                and bound.ms is not None
+                and profile.request_ns[-1] > 1e6 * bound.ms
+            )
+            if late and (settings.batches or not profiles):
+                assert bound is not None
+                raise UsageError(
+                    f"service {settings.name!r}: bound {bound} cannot be kept: a batch of {batch} "
+                    f"takes {profile.request_ns[-1] / 1e6:.2f} ms with the device to itself; ask "
+                    f"for a longer bound or smaller batches"
+                )
+            if late:
+                break
+            if profiles and not settings.batches:
+                spare -= settings.instances
+                trial = [
+                    *(one for service in found for one in _everybody(service)),
+                    *profiles,
+                    profile,
+                ]
+                if spare < 0 or not _fit(host, trial):
+                    break
+            profiles.append(profile)
+        rate = rates_rps.get(settings.name, settings.rate)
+        if rate is None:
+            rate = _ASSUMED_LOAD * settings.instances * 1e9 / profiles[0].request_ns[-1]
+        found.append(Resolved(settings, tuple(profiles), rate))
+    return found
+
+
+def profiles_of(sheets: Sequence[ServiceSheet], host: ServingHost) -> list[Profile]:
+    """Of every worker of a deployment's plan, in its order."""
+    profiles: list[Profile] = []
+    for sheet in sheets:
+        of_buckets = [
+            find_profile(_key(sheet.settings, batch), host.topology, host.calibration, host.folders)
+            for batch in sheet.buckets
+        ]
+        profiles += of_buckets * sheet.settings.instances
+    return profiles
+
+
+def _key(settings: ServiceSettings, batch: int) -> ModelKey:
+    """The model whose profile a service has."""
+    if settings.profile is not None:
+        return ModelKey(settings.profile, batch)
+    if settings.computes_on_cpu:
+        return ModelKey(_PACE, batch)
+    if settings.model is None:
+        return ModelKey(settings.name, batch)  # of a file: profiles go by the service's name
+    name, _, units = settings.model.partition("~")
+    return ModelKey(name, batch, int(units or 0))
+
+
+def _everybody(service: Resolved) -> tuple[Profile, ...]:
+    return service.profiles * service.settings.instances
+
+
+def _fit(host: ServingHost, profiles: Sequence[Profile]) -> bool:
+    workers = [WorkerMemory(name=str(one.model), footprint=one.footprint) for one in profiles]
+    return memory_of(host.topology, workers, lanes=host.topology.hardware_queues).fits
+
+
+def _sheet(service: Resolved, bound_ns: int | None, host: ServingHost) -> ServiceSheet:
+    settings = service.settings
+    function = function_of(settings)
+    computed = host.computes or function is not None
+    inputs, outputs = tensors_of(settings, computed=computed)
+    largest = service.batches[-1]
+    return ServiceSheet(
+        id=0,
+        row=0,
+        settings=settings,
+        info=info_of(settings, inputs, outputs, largest),
+        buckets=service.batches,
+        times_ns=service.times_ns,
+        bound_ns=bound_ns,
+        slots=slots_of(settings, inputs, outputs, largest),
+        function=function,
+        timing_only=not computed,
+    )
+
+
+def _bound_ns(service: Resolved, host: ServingHost) -> int | None:
+    """The bound in time; of one that is so many times the p99 alone, by simulation."""
+    bound = service.settings.promised
+    if bound is None:
+        return None
+    if bound.ms is not None:
+        return round(1e6 * bound.ms)
+    assert bound.times_alone is not None
+    profile = service.usual
+    alone = service.worker(0, profile, round(1e9))
+    mix = Mix(name=service.settings.name, workers=(alone,))
+    evaluator = SimEvaluator(host.topology, [profile], host.calibration, mix)
+    (p99_ms,) = evaluator.p99_alone_ms(unpartitioned(host.topology, [profile], mix))
+    return round(1e6 * bound.times_alone * p99_ms)
+
+
+def _case(
+    resolved: Sequence[Resolved],
+    bounds_ns: Sequence[int | None],
+    host: ServingHost,
+    *,
+    every_bucket: bool,
+) -> Case:
+    """A worker for every instance: one a bucket, or one at the bucket that its rate asks for."""
+    workers, profiles = [], []
+    for service, bound_ns in zip(resolved, bounds_ns, strict=True):
+        for instance in range(service.settings.instances):
+            for profile in service.profiles if every_bucket else (service.usual,):
+                workers.append(service.worker(instance, profile, bound_ns))
+                profiles.append(profile)
+    name = ", ".join(service.settings.name for service in resolved)
+    mix = Mix(name=name, workers=tuple(workers))
+    return Case(
+        mix, host.topology, host.calibration, tuple(profiles), host.folders, usual_kernels=True
+    )
+
+
+def _promises(case: Case) -> dict[int, Promise]:
+    return {
+        index: promise_of(case.mix.workers[index], case.profiles[index], 0.0)
+        for index in case.mix.services
+    }
+
+
+def _plan(
+    resolved: Sequence[Resolved],
+    bounds_ns: Sequence[int | None],
+    host: ServingHost,
+    full: Case,
+    seconds: float,
+) -> tuple[Plan, tuple[str, ...]]:
+    promises = _promises(full)
+    instances = sum(service.settings.instances for service in resolved)
+    if not promises or instances == 1:  # nobody to give way to
+        return unpartitioned(full.topology, full.profiles, full.mix), ()
+    maker = Maker(full.problem(), promises)
+    if not seconds:
+        return maker.plan(maker.all_alike(Habit(Way.YIELD))), ()
+    case = _case(resolved, bounds_ns, host, every_bucket=False)
+    kept = _promises(case)
+    objective = Objective("slo").for_mix(case.mix, kept)
+    found = search_habits(case.problem(), kept, SimEvaluator.of(case), objective, seconds=seconds)
+    best = found.candidates[0]
+    note = (
+        f"best of {found.evaluated} plans: worst tail {best.tail:.2f} of its bound, "
+        f"background {best.background:.2f}"
+    )
+    each = [
+        habit
+        for habit, (service, _) in zip(best.habits.each, _instances(resolved), strict=True)
+        for _ in service.profiles
+    ]
+    return maker.plan(replace(best.habits, each=tuple(each))), (note,)
+
+
+def _instances(resolved: Sequence[Resolved]) -> list[tuple[Resolved, int]]:
+    return [
+        (service, instance)
+        for service in resolved
+        for instance in range(service.settings.instances)
+    ]
+
+
+def _homes(plan: Plan, resolved: Sequence[Resolved]) -> dict[str, tuple[int, ...]]:
+    """The slices of every service's lanes while nobody makes it give way."""
+    homes: dict[str, tuple[int, ...]] = {}
+    first = 0
+    for service in resolved:
+        workers = len(service.profiles) * service.settings.instances
+        lanes = {
+            group.lane
+            for assignment in plan.main.assignments[first : first + workers]
+            for group in assignment.groups
+        }
+        homes[service.settings.name] = tuple(
+            sorted({one for lane in lanes for one in plan.lanes[lane].mask})
+        )
+        first += workers
+    return homes

@@ -1,0 +1,428 @@
+"""One service in a front: its queue, its batches on the device, and their answers.
+
+Nothing here waits. ``advance`` orders from the device what may go now; the front calls it whenever
+something has changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from eclip.serving import link
+from eclip.serving.admission import Backlog, refuse
+from eclip.serving.batching import NEVER, Buckets, form_batch, urgency, wait_until
+from eclip.serving.control import ServiceSheet
+from eclip.serving.counters import Count, add, count, count_in, count_refused
+from eclip.serving.link import Answer, DeviceOrder, Link, Slots
+from eclip.serving.messages import (
+    Array,
+    InferRequest,
+    InferResponse,
+    Reason,
+    RefusedError,
+    Tensor,
+)
+from eclip.serving.tensors import DATATYPES, from_raw, to_raw
+
+RETRY_S = 1.0  # after which a client may ask again while something starts or ends
+_LEARNING = 0.2  # how much of an expectation a new measurement is
+_IN_FLIGHT = 2  # batches of an instance on the device: a second one only if it is full
+
+
+class FrontDesk:
+    """What the services of a front share: the way to the device process, and numbers."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.loop = asyncio.get_running_loop()
+        self.epoch = 0  # of the device process; 0: there is none
+        self._number = 0
+
+    def number(self) -> int:
+        """Another one than ever before."""
+        self._number += 1
+        return self._number
+
+    def order(self, order: DeviceOrder) -> None:
+        # Slots bound what is open, and a ring holds far more.
+        self.link.orders.push(order)
+        self.link.ordered.raise_()
+
+
+@dataclass(slots=True, eq=False)
+class OpenRequest:
+    """Accepted, not answered."""
+
+    asked: InferRequest
+    arrays: list[Array]  # in the order of the model's inputs
+    rows: int
+    shapes: tuple[tuple[int, ...], ...]  # of a row; only equal ones are joined
+    order: tuple[int, float, int]
+    due_ns: float  # by its bound
+    expires_ns: float  # by its timeout
+    future: asyncio.Future[InferResponse]
+    timer: asyncio.TimerHandle | None = None
+    batch: OpenBatch | None = None
+    tried: bool = False  # a device process died with it
+
+    @property
+    def waits(self) -> bool:
+        return not self.future.done()
+
+
+@dataclass(slots=True, eq=False)
+class OpenBatch:
+    """On the device."""
+
+    ticket: int
+    slot: int
+    bucket: int
+    requests: list[OpenRequest]
+    sent_ns: int
+    expected_ns: float
+    input_ns: int
+    cancelled: bool = False
+
+
+class OpenService:
+    """A deployed service. ``row`` is this front's of the counters."""
+
+    def __init__(self, sheet: ServiceSheet, slots: Slots, row: memoryview, desk: FrontDesk) -> None:
+        self.sheet = sheet
+        self.slots = slots
+        self.row = row
+        self.queue: list[OpenRequest] = []  # the most urgent first
+        self._desk = desk
+        self._batches: dict[int, OpenBatch] = {}  # by ticket, in order
+        self._free = list(range(sheet.slots.count))
+        self._expected_ns = [float(time_ns) for time_ns in sheet.times_ns]  # as measured lately
+        self._timer: asyncio.TimerHandle | None = None
+        row[Count.WAITING] = row[Count.RUNNING] = row[Count.DUE_NS] = 0
+
+    @property
+    def idle(self) -> bool:
+        return not self.queue and not self._batches
+
+    @property
+    def _buckets(self) -> Buckets:
+        return Buckets(self.sheet.buckets, tuple(self._expected_ns))
+
+    # --- Requests --------------------------------------------------------------------------------
+
+    def accept(self, asked: InferRequest, rows_elsewhere: int) -> OpenRequest:
+        """Queue a request that its protocol has checked, or refuse it. ``rows_elsewhere`` wait in
+        other fronts."""
+        sheet, info = self.sheet, self.sheet.info
+        arrays = [tensor.data for tensor in asked.inputs]
+        rows = arrays[0].shape[0] if info.max_batch else 1
+        _check_room(sheet, asked.inputs, rows)
+        add(self.row, Count.ARRIVED)
+        due_ns = NEVER if sheet.bound_ns is None else asked.arrival_ns + sheet.bound_ns
+        expires_ns = NEVER if asked.timeout_ns is None else asked.arrival_ns + asked.timeout_ns
+        now_ns = time.monotonic_ns()
+        if now_ns >= expires_ns:
+            count_refused(self.row, Reason.EXPIRED)
+            raise RefusedError(Reason.EXPIRED, "its timeout is over")
+        order = urgency(asked.priority, min(due_ns, expires_ns), self._desk.number())
+        place = bisect.bisect(self.queue, order, key=_order)
+        backlog = Backlog(
+            waiting=len(self.queue),
+            rows_before=sum(one.rows for one in self.queue[:place]) + rows_elsewhere,
+            running_ns=self._running_ns(now_ns),
+        )
+        refusal = refuse(
+            rows,
+            min(due_ns, expires_ns) - now_ns,
+            backlog,
+            sheet.settings.queue,
+            self._buckets,
+            sheet.settings.instances,
+        )
+        if refusal is not None:
+            count_refused(self.row, Reason.OVERLOADED)
+            line = f"{sheet.name} is overloaded: {refusal.line}"
+            raise RefusedError(Reason.OVERLOADED, line, refusal.retry_after_s)
+        pending = OpenRequest(
+            asked=asked,
+            arrays=arrays,
+            rows=rows,
+            shapes=tuple(array.shape[1 if info.max_batch else 0 :] for array in arrays),
+            order=order,
+            due_ns=due_ns,
+            expires_ns=expires_ns,
+            future=self._desk.loop.create_future(),
+        )
+        if asked.timeout_ns is not None:
+            pending.timer = self._desk.loop.call_at(expires_ns / 1e9, self._expire, pending)
+        self.queue.insert(place, pending)
+        add(self.row, Count.WAITING, rows)
+        return pending
+
+    def withdraw(self, pending: OpenRequest) -> None:
+        """Nobody waits for it any more: it leaves the queue, or its batch stops if it was the last
+        one there that somebody waited for."""
+        if pending.timer is not None:
+            pending.timer.cancel()
+        batch = pending.batch
+        if batch is None:
+            if pending in self.queue:
+                self.queue.remove(pending)
+                add(self.row, Count.WAITING, -pending.rows)
+                self.advance()
+        elif not batch.cancelled and not any(one.waits for one in batch.requests):
+            batch.cancelled = True
+            self._order(link.CANCEL, batch)
+
+    def _expire(self, pending: OpenRequest) -> None:
+        if pending.waits:
+            self._refuse(pending, RefusedError(Reason.EXPIRED, "its timeout is over"))
+            self.withdraw(pending)
+
+    def _refuse(self, pending: OpenRequest, error: RefusedError) -> None:
+        if pending.timer is not None:
+            pending.timer.cancel()
+        pending.future.set_exception(error)
+        count_refused(self.row, error.reason)
+        count(self.row, Count.FAIL, time.monotonic_ns() - pending.asked.arrival_ns)
+
+    def refuse_all(self, error: RefusedError) -> None:
+        """Answer everybody with this; what is on the device may end there."""
+        everybody = [*self.queue]
+        for batch in self._batches.values():
+            everybody += batch.requests
+        self.queue.clear()
+        self.row[Count.WAITING] = 0
+        for one in everybody:
+            if one.waits:
+                self._refuse(one, error)
+
+    # --- Batches ---------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Order from the device what may go now, and come back when more may."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._desk.epoch:
+            return
+        settings = self.sheet.settings
+        while self.queue and self._free:
+            now_ns = time.monotonic_ns()
+            first = self.queue[0]
+            alike = [one for one in self.queue if one.shapes == first.shapes]
+            buckets = self._buckets
+            due_ns = min(first.due_ns, first.expires_ns)
+            batch = form_batch([one.rows for one in alike], due_ns, buckets, now_ns)
+            if len(self._batches) >= settings.instances:
+                full = batch.rows >= buckets.largest
+                if not full or len(self._batches) >= _IN_FLIGHT * settings.instances:
+                    return
+            elif settings.wait_ns:
+                oldest_ns = min(one.asked.arrival_ns for one in alike[: batch.requests])
+                until_ns = wait_until(batch, due_ns, oldest_ns, settings.wait_ns, buckets)
+                if until_ns > now_ns:
+                    self._timer = self._desk.loop.call_at(until_ns / 1e9, self.advance)
+                    return
+            self._send(alike[: batch.requests], batch.rows, batch.bucket)
+
+    def _send(self, requests: list[OpenRequest], rows: int, bucket: int) -> None:
+        begin_ns = time.monotonic_ns()
+        slot = self._free.pop()
+        if len(requests) == len(self.queue):
+            self.queue.clear()
+        else:
+            taken = set(map(id, requests))
+            self.queue = [one for one in self.queue if id(one) not in taken]
+        add(self.row, Count.WAITING, -rows)
+        _fill(self.sheet, self.slots, slot, requests, rows)
+        now_ns = time.monotonic_ns()
+        batch = OpenBatch(
+            ticket=self._desk.number(),
+            slot=slot,
+            bucket=bucket,
+            requests=requests,
+            sent_ns=now_ns,
+            expected_ns=self._expected_ns[self.sheet.buckets.index(bucket)],
+            input_ns=now_ns - begin_ns,
+        )
+        for one in requests:
+            one.batch = batch
+        self._batches[batch.ticket] = batch
+        self.row[Count.RUNNING] = len(self._batches)
+        self._order(link.RUN, batch, rows)
+
+    def _order(self, kind: int, batch: OpenBatch, rows: int = 0) -> None:
+        last_ns = max(one.expires_ns for one in batch.requests)
+        self._desk.order(
+            DeviceOrder(
+                kind,
+                batch.ticket,
+                self.sheet.id,
+                batch.slot,
+                rows,
+                batch.bucket,
+                0 if last_ns == NEVER else int(last_ns),
+                self._desk.epoch,
+            )
+        )
+
+    def take(self, answer: Answer) -> None:
+        """A batch has ended: answer everybody in it who still waits."""
+        batch = self._batches.pop(answer.ticket, None)
+        if batch is None:  # of a device process that has died since
+            return
+        if answer.status == link.OK:
+            self._learn(batch, answer.ended_ns - answer.started_ns)
+            add(self.row, Count.EXECUTIONS)
+            self._answer(batch, answer)
+        else:
+            error = self._reason(batch, answer)
+            for one in batch.requests:
+                if one.waits:
+                    self._refuse(one, error)
+        self._free.append(batch.slot)
+        self.row[Count.RUNNING] = len(self._batches)
+
+    def _reason(self, batch: OpenBatch, answer: Answer) -> RefusedError:
+        if answer.status == link.EXPIRED:
+            return RefusedError(Reason.EXPIRED, "its timeout is over")
+        if answer.status == link.GONE:
+            line = f"{self.sheet.name} is not loaded any more"
+            return RefusedError(Reason.NOT_READY, line, RETRY_S)
+        return RefusedError(Reason.FAILED, self.slots.get_line(batch.slot))
+
+    def _answer(self, batch: OpenBatch, answer: Answer) -> None:
+        row, info = self.row, self.sheet.info
+        begin_ns = time.monotonic_ns()
+        outputs = _outputs(self.sheet, self.slots, batch.slot)
+        answered = []
+        first = 0
+        for one in batch.requests:
+            last = first + one.rows
+            if one.waits:
+                tensors = [
+                    Tensor(
+                        tensor.name,
+                        tensor.datatype,
+                        (data[first:last] if info.max_batch else data).copy(),
+                    )
+                    for tensor, data in zip(info.outputs, outputs, strict=True)
+                    if not one.asked.outputs or tensor.name in one.asked.outputs
+                ]
+                if one.timer is not None:
+                    one.timer.cancel()
+                one.future.set_result(InferResponse(info.name, tensors, one.asked.id))
+                answered.append(one)
+            first = last
+        now_ns = time.monotonic_ns()
+        for one in answered:
+            took_ns = now_ns - one.asked.arrival_ns
+            queued_ns = max(answer.started_ns - one.asked.arrival_ns, 0)
+            count(row, Count.SUCCESS, took_ns)
+            count_in(row, Count.LATENCIES, took_ns)
+            count(row, Count.QUEUE, queued_ns)
+            count_in(row, Count.QUEUED, queued_ns)
+            count(row, Count.INPUT, batch.input_ns + answer.copied_ns)
+            count(row, Count.INFER, answer.ended_ns - answer.started_ns)
+            count(row, Count.OUTPUT, now_ns - begin_ns)
+            add(row, Count.INFERENCES, one.rows)
+            if now_ns > one.due_ns:
+                add(row, Count.LATE)
+        row[Count.LAST_MS] = time.time_ns() // 1_000_000
+
+    def _learn(self, batch: OpenBatch, took_ns: int) -> None:
+        place = self.sheet.buckets.index(batch.bucket)
+        self._expected_ns[place] += _LEARNING * (took_ns - self._expected_ns[place])
+
+    def note_due(self) -> None:
+        """Count when the most urgent request is due."""
+        dues = [one.due_ns for one in self.queue[:1]]
+        dues += [one.due_ns for batch in self._batches.values() for one in batch.requests]
+        due_ns = min(dues, default=NEVER)
+        self.row[Count.DUE_NS] = 0 if due_ns == NEVER else int(due_ns)
+
+    def _running_ns(self, now_ns: int) -> float:
+        """What is left of its batches on the device, per instance."""
+        instances = self.sheet.settings.instances
+        left = 0.0
+        for place, batch in enumerate(self._batches.values()):
+            ran_ns = now_ns - batch.sent_ns if place < instances else 0
+            left += max(batch.expected_ns - ran_ns, 0.1 * batch.expected_ns)
+        return left / instances
+
+    def run_again(self) -> None:
+        """The device process has died: what it ran goes back to the queue, unless it was there
+        before."""
+        twice = RefusedError(Reason.FAILED, "the device process died twice while it ran")
+        batches, self._batches = list(self._batches.values()), {}
+        self.row[Count.RUNNING] = 0
+        for batch in batches:
+            self._free.append(batch.slot)
+            for one in batch.requests:
+                if not one.waits:
+                    continue
+                if one.tried:
+                    self._refuse(one, twice)
+                    continue
+                one.tried, one.batch = True, None
+                bisect.insort(self.queue, one, key=_order)
+                add(self.row, Count.WAITING, one.rows)
+                add(self.row, Count.AGAIN)
+
+
+def _check_room(sheet: ServiceSheet, inputs: Sequence[Tensor], rows: int) -> None:
+    """Refuse a tensor of open size that does not fit into its part of a slot."""
+    largest = sheet.buckets[-1]
+    for tensor, room in zip(inputs, sheet.slots.inputs, strict=True):
+        size = len(to_raw(tensor)) if tensor.data.dtype.hasobject else tensor.data.nbytes
+        if size > room // largest * rows:
+            raise RefusedError(
+                Reason.BAD_REQUEST,
+                f"input {tensor.name!r} has {size} bytes, and a row of it at most "
+                f"{room // largest}; the server's configuration may give it more room",
+            )
+
+
+def _order(pending: OpenRequest) -> tuple[int, float, int]:
+    return pending.order
+
+
+def _fill(
+    sheet: ServiceSheet, slots: Slots, slot: int, requests: list[OpenRequest], rows: int
+) -> None:
+    """Put the requests' rows one after another."""
+    info = sheet.info
+    for index, tensor in enumerate(info.inputs):
+        parts = [one.arrays[index] for one in requests]
+        shape = parts[0].shape
+        if info.max_batch:
+            shape = (rows, *shape[1:])
+        if tensor.datatype == "BYTES":
+            joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            raw = bytes(to_raw(Tensor(tensor.name, tensor.datatype, joined)))
+            slots.put_bytes(slot, index, raw, shape)
+            continue
+        room = slots.array(slot, index, shape, DATATYPES[tensor.datatype].dtype)
+        if len(parts) == 1:
+            room[...] = parts[0]
+        else:
+            np.concatenate(parts, out=room)
+
+
+def _outputs(sheet: ServiceSheet, slots: Slots, slot: int) -> list[Array]:
+    info = sheet.info
+    found: list[Array] = []
+    for index, tensor in enumerate(info.outputs, len(info.inputs)):
+        datatype = DATATYPES[tensor.datatype]
+        if tensor.datatype == "BYTES":
+            raw, shape = slots.get_bytes(slot, index)
+            found.append(from_raw(tensor.name, datatype, shape, memoryview(raw)).data)
+        else:
+            found.append(slots.read(slot, index, datatype.dtype))
+    return found

@@ -1,0 +1,57 @@
+"""The planner process: makes deployments, and searches for better plans, away from what serves.
+
+It reads one request and writes one answer. It may be killed at any time: nothing but the answer
+depends on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+
+from eclip.errors import EclipError
+from eclip.serving.config import ServingConfig
+from eclip.serving.control import Deployment
+
+_NICE = 10
+
+
+class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
+    config: ServingConfig
+    rates_rps: dict[str, float]
+    generation: int
+    folder: str
+    seconds: float  # of search; 0: none
+
+
+class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    deployment: Deployment | None = None
+    error: str = ""
+
+
+def main() -> None:
+    """From stdin to stdout."""
+    # Imported here: it compiles simulations, and the server itself needs only the two structs.
+    from eclip.serving.deploying import make_deployment
+
+    request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=PlanRequest)
+    if request.seconds:
+        with contextlib.suppress(OSError):
+            os.nice(_NICE)
+    try:
+        deployment = make_deployment(
+            request.config,
+            request.rates_rps,
+            generation=request.generation,
+            folder=Path(request.folder),
+            seconds=request.seconds,
+        )
+        answer = PlanAnswer(deployment=deployment)
+    except EclipError as error:
+        answer = PlanAnswer(error=str(error))
+    sys.stdout.buffer.write(msgspec.msgpack.encode(answer))
+    sys.stdout.buffer.flush()

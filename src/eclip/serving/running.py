@@ -1,0 +1,125 @@
+"""Running a server: in the foreground, where signals steer it, or behind a ``with`` block."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from eclip.devices.base import Closing
+from eclip.errors import EclipError
+from eclip.serving.config import ServerSettings, ServingConfig
+from eclip.serving.log import ServerLog
+from eclip.serving.server import Supervisor
+
+T = TypeVar("T")
+
+
+def run_server(
+    config: ServingConfig,
+    read_again: Callable[[], ServingConfig],
+    log: ServerLog,
+    started: Callable[[ServerSettings], None],
+) -> None:
+    """Serve until SIGTERM or SIGINT; a second one ends the grace time. SIGHUP reads the
+    configuration again. ``started`` is told where the server listens."""
+    asyncio.run(_run(config, read_again, log, started))
+
+
+async def _run(
+    config: ServingConfig,
+    read_again: Callable[[], ServingConfig],
+    log: ServerLog,
+    started: Callable[[ServerSettings], None],
+) -> None:
+    supervisor = Supervisor(config, log)
+    stopped = asyncio.Event()
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def stop() -> None:
+        starting.cancel()
+        await supervisor.stop()
+        if supervisor.stopped:
+            stopped.set()
+
+    async def reload() -> None:
+        try:
+            await supervisor.reload(read_again())
+        except EclipError as error:
+            log.write("the configuration stays as it was", reason=str(error))
+
+    def begin(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        task = asyncio.create_task(work())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    loop = asyncio.get_running_loop()
+    starting = asyncio.ensure_future(supervisor.start())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, begin, stop)
+    loop.add_signal_handler(signal.SIGHUP, begin, reload)
+    try:
+        await starting
+        started(supervisor.server)
+    except asyncio.CancelledError:  # asked to stop before it was ready
+        pass
+    except BaseException:
+        await supervisor.close()
+        raise
+    await stopped.wait()
+
+
+class RunningServer(Closing):
+    """A server in a thread of its own; it is ready when this is made."""
+
+    def __init__(self, config: ServingConfig) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        try:
+            self._supervisor = self._call(self._start(config))
+        except BaseException:
+            self._end()
+            raise
+
+    @staticmethod
+    async def _start(config: ServingConfig) -> Supervisor:
+        supervisor = Supervisor(config, ServerLog(quiet=True))
+        try:
+            await supervisor.start()
+        except BaseException:
+            await supervisor.close()
+            raise
+        return supervisor
+
+    @property
+    def url(self) -> str:
+        """Of HTTP; a browser shows the live page there."""
+        server = self._supervisor.server
+        scheme = "http" if server.tls_cert is None else "https"
+        return f"{scheme}://{server.host}:{server.http_port}"
+
+    @property
+    def grpc(self) -> str:
+        """Host and port of gRPC."""
+        server = self._supervisor.server
+        return f"{server.host}:{server.grpc_port}"
+
+    def __repr__(self) -> str:
+        return f"RunningServer({self.url})"
+
+    def close(self) -> None:
+        """Answer what is open, then end."""
+        if self._thread.is_alive():
+            self._call(self._supervisor.stop())
+            self._end()
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

@@ -1,0 +1,118 @@
+"""Seats: the places of fronts. A seat's link and slots stay, whichever process sits there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from eclip.serving.children import BackOff, Bell, Child, start_child
+from eclip.serving.control import (
+    AttachSlots,
+    Listening,
+    LoadAsked,
+    Message,
+    Said,
+    ServiceSheet,
+    Settled,
+    Welcome,
+)
+from eclip.serving.link import Link, Slots
+from eclip.serving.log import ServerLog
+
+
+class FrontSeat:
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.link = Link.create()
+        self.slots: dict[int, Slots] = {}  # by service id
+        self.child: Child | None = None
+        self.settled = 0  # the last offer of which it has
+        self.ports: Listening | None = None
+
+    def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
+        if self.child is not None:
+            self.child.channel.send(message, descriptors)
+
+    def add_slots(self, sheet: ServiceSheet) -> bool:
+        """Memory for a service's tensors, unless it is there."""
+        if sheet.id in self.slots:
+            return False
+        self.slots[sheet.id] = Slots.create(sheet.slots)
+        self.send_slots(sheet.id)
+        return True
+
+    def send_slots(self, service: int) -> None:
+        slots = self.slots[service]
+        self.send(AttachSlots(self.number, service, slots.layout), (slots.descriptor,))
+
+    def drop_slots(self, kept: set[int]) -> None:
+        for service in [one for one in self.slots if one not in kept]:
+            self.slots.pop(service).close()
+
+    def close(self) -> None:
+        self.link.close()
+        self.drop_slots(set())
+
+
+class SeatKeeper:
+    """Keeps fronts running."""
+
+    def __init__(
+        self,
+        log: ServerLog,
+        bell: Bell,
+        welcome: Callable[[FrontSeat], None],
+        load: Callable[[FrontSeat, LoadAsked], None],
+    ) -> None:
+        """``welcome`` tells a new front all there is; ``load`` is what a front asks for."""
+        self.leaving = False
+        self._log = log
+        self._bell = bell
+        self._welcome = welcome
+        self._load = load
+
+    async def keep(self, seat: FrontSeat, clear: Callable[[FrontSeat], Awaitable[None]]) -> None:
+        """Run a front there, again and again; ``clear`` takes what one has left from the device."""
+        back_off = BackOff()
+        while not self.leaving:
+            back_off.begin()
+            child = await start_child("front_process")
+            self.take(seat, child)
+            await child.ended.wait()
+            seat.child = seat.ports = None
+            child.close()
+            self._bell.ring()
+            if self.leaving:
+                return
+            pause_s = back_off.pause_s()
+            self._log.write(
+                "front ended",
+                front=seat.number,
+                status=child.process.returncode,
+                again_in_s=pause_s,
+            )
+            await asyncio.sleep(pause_s)
+            await clear(seat)
+
+    def take(self, seat: FrontSeat, child: Child) -> None:
+        seat.child = child
+        child.listen(lambda message: self._hear(seat, message), self._bell)
+        self._welcome(seat)
+
+    def _hear(self, seat: FrontSeat, message: Message) -> None:
+        match message:
+            case Listening():
+                seat.ports = message
+            case Settled(number=number):
+                seat.settled = number
+            case LoadAsked():
+                self._load(seat, message)
+            case Said(line=line):
+                self._log.write("front says", front=seat.number, line=line)
+
+
+def welcome_front(seat: FrontSeat, welcome: Welcome, counters: int) -> None:
+    """The first words to a front: its link, the counters, and its slots."""
+    seat.send(welcome, (*seat.link.descriptors, counters))
+    for service in seat.slots:
+        seat.send_slots(service)

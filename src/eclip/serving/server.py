@@ -1,0 +1,383 @@
+"""The server: starts the processes that serve, and changes what they serve.
+
+It holds all shared memory, so that a process that starts anew finds what its predecessor had. Every
+change (a model loaded or unloaded, the file read again, a new plan) takes the same way: plan it,
+open it on the device beside what runs, tell the fronts, and end the old generation when nobody
+needs it any more. A change that fails leaves everything as it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import tempfile
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from eclip.errors import DeviceError, EclipError, UsageError
+from eclip.serving.children import Bell, Planners
+from eclip.serving.config import ServerSettings, ServiceSettings, ServingConfig
+from eclip.serving.control import (
+    Deployed,
+    Deployment,
+    DeviceDown,
+    DeviceUp,
+    Leave,
+    LoadAnswer,
+    LoadAsked,
+    Message,
+    NotDeployed,
+    Offer,
+    ServiceSheet,
+    Welcome,
+)
+from eclip.serving.counters import ROWS, CounterPages
+from eclip.serving.device_keeper import DeviceKeeper
+from eclip.serving.drift import DriftWatch
+from eclip.serving.log import ServerLog
+from eclip.serving.messages import ModelInfo
+from eclip.serving.models import info_of, tensors_of
+from eclip.serving.planner_process import PlanRequest
+from eclip.serving.seats import FrontSeat, SeatKeeper, welcome_front
+
+_SETTLE_S = 60.0  # for fronts to answer what is open of a service that is gone
+_DRAIN_S = 25.0
+_LOOK_S = 1.0
+
+
+class Supervisor:
+    """``own_fronts``: fronts are its processes; otherwise the caller takes the seats."""
+
+    def __init__(self, config: ServingConfig, log: ServerLog, *, own_fronts: bool = True) -> None:
+        self.config = config
+        self.bell = Bell()
+        self.planners = Planners()
+        self.seats = [FrontSeat(number) for number in range(config.server.fronts)]
+        self.counters = CounterPages.create(config.server.fronts)
+        self.device = DeviceKeeper(log, self.bell, self._device_changed)
+        self.fronts = SeatKeeper(log, self.bell, self._welcome, self._load_asked)
+        self.server = config.server  # with the ports that were found free
+        self._log = log
+        self._own_fronts = own_fronts
+        self._stack = contextlib.ExitStack()
+        folder = tempfile.TemporaryDirectory(prefix="eclip-serve-")
+        self._folder = Path(self._stack.enter_context(folder))
+        self._changing = asyncio.Lock()
+        self._services = Services(config)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = False
+        self.stopped = False
+
+    # --- Life ------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Returns when every model is ready and every front takes requests."""
+        self.server = reserve_ports(self.config.server, self._stack)
+        wanted = {service.name for service in self.config.services if service.load}
+        planned = await self._plan(self.config, wanted, {}, 0.0)
+        self._services.take(self.config, self._services.with_ids(planned))
+        self._share_slots(self._services.deployed.sheets)
+        self._spawn(self.device.keep(self.seats, lambda: self._services.deployed, self.counters))
+        if self._own_fronts:
+            for seat in self.seats:
+                self._spawn(self.fronts.keep(seat, self._clear))
+            await self.bell.until(lambda: all(seat.ports for seat in self.seats))
+        await self.bell.until(lambda: self.device.up)
+        if self.config.server.replan:
+            self._spawn(self._watch_rates())
+        self._log.write("ready", http=self.server.http_port, grpc=self.server.grpc_port)
+
+    async def stop(self) -> None:
+        """Not ready at once; serve on for the grace time; answer what is open; end. When it is
+        asked a second time, the grace time is over."""
+        again, self._stopping = self._stopping, True
+        self.device.leaving = self.fronts.leaving = True
+        self._tell_fronts(Leave(now=again))
+        if again:
+            return
+        self._log.write("stopping", grace_seconds=self.server.grace_seconds)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.server.grace_seconds):
+                await self.bell.until(lambda: all(seat.child is None for seat in self.seats))
+        self._tell_fronts(Leave(now=True))
+        fronts = [seat.child for seat in self.seats if seat.child is not None]
+        await asyncio.gather(*(child.end(_DRAIN_S) for child in fronts))
+        await self.device.stop()
+        await self.close()
+        self.stopped = True
+        self._log.write("stopped")
+
+    async def close(self) -> None:
+        """At once: what still runs is ended."""
+        self.device.leaving = self.fronts.leaving = True
+        for task in [*self._tasks]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.device.close()
+        for seat in self.seats:
+            if seat.child is not None:
+                await seat.child.kill()
+            seat.close()
+        self.counters.close()
+        self._stack.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _welcome(self, seat: FrontSeat) -> None:
+        welcome = Welcome(seat.number, self.server, str(self._folder))
+        welcome_front(seat, welcome, self.counters.descriptor)
+        seat.settled = self._services.offers
+        seat.send(self._services.offer(self.device.restarts))
+        if self.device.up:
+            seat.send(DeviceUp(self.device.epoch))
+
+    async def _clear(self, seat: FrontSeat) -> None:
+        await self.device.detach(seat)
+        seat.link.reset()
+        self.device.attach(seat)
+
+    def _device_changed(self, answer: Deployed | None) -> None:
+        if answer is None:
+            self._tell_fronts(DeviceDown())
+            return
+        self._note_failed(answer)
+        self._tell_fronts(self._services.offer(self.device.restarts, new=True))
+        self._tell_fronts(DeviceUp(self.device.epoch))
+
+    def _tell_fronts(self, message: Message) -> None:
+        for seat in self.seats:
+            seat.send(message)
+
+    # --- Changes ---------------------------------------------------------------------------------
+
+    async def change(
+        self,
+        config: ServingConfig,
+        wanted: set[str],
+        rates_rps: dict[str, float] | None = None,
+        seconds: float = 0.0,
+    ) -> None:
+        """Serve this from now on; raises what is wrong with it, and then nothing has changed."""
+        async with self._changing:
+            planned = await self._plan(config, wanted, rates_rps or {}, seconds)
+            deployment = self._services.with_ids(planned)
+            await self.bell.until(lambda: self.device.up)
+            self._share_slots(deployment.sheets)
+            answer = await self.device.deploy(deployment)
+            if isinstance(answer, NotDeployed):
+                self._drop_slots()
+                raise DeviceError(answer.reason)
+            self.config = config
+            self._services.take(config, deployment)
+            self._note_failed(answer)
+            offer = self._services.offer(self.device.restarts, new=True)
+            self._tell_fronts(offer)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_SETTLE_S):
+                    await self.bell.until(
+                        lambda: all(
+                            seat.child is None or seat.settled >= offer.number
+                            for seat in self.seats
+                        )
+                    )
+            await self.device.retire(deployment.generation)
+            self._drop_slots()
+            self._log.write(
+                "deployed",
+                generation=deployment.generation,
+                services=[sheet.name for sheet in deployment.sheets],
+                seconds=round(answer.seconds, 2),
+                notes=list(deployment.notes),
+            )
+
+    async def reload(self, config: ServingConfig) -> None:
+        """The configuration is another now."""
+        if config.server != self.config.server:
+            self._log.write("changes of [server] need a restart; its services are taken")
+            config = msgspec.structs.replace(config, server=self.config.server)
+        await self.change(config, {service.name for service in config.services if service.load})
+
+    def _load_asked(self, seat: FrontSeat, asked: LoadAsked) -> None:
+        self._spawn(self._load(seat, asked))
+
+    async def _load(self, seat: FrontSeat, asked: LoadAsked) -> None:
+        error: str | None = None
+        loaded = {sheet.name for sheet in self._services.deployed.sheets}
+        wanted = loaded | {asked.name} if asked.load else loaded - {asked.name}
+        try:
+            if not wanted:
+                raise UsageError(f"{asked.name} is the only model that is loaded; stop the server")
+            await self.change(self.config, wanted)
+            if asked.load:
+                error = self._services.failed.get(asked.name)
+        except EclipError as refusal:
+            error = str(refusal)
+        seat.send(LoadAnswer(asked.number, error))
+
+    async def _watch_rates(self) -> None:
+        watch = DriftWatch(self.counters)
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if not self.device.up or self._changing.locked() or self._stopping:
+                continue
+            deployment = self._services.deployed
+            rates = watch.look(deployment, time.monotonic())
+            if rates is None:
+                continue
+            self._log.write("rates have drifted; planning again", rates_rps=rates)
+            loaded = {sheet.name for sheet in deployment.sheets}
+            try:
+                await self.change(self.config, loaded, rates, self.server.replan_seconds)
+            except EclipError as error:
+                self._log.write("the old plan stays", reason=str(error))
+
+    async def _plan(
+        self, config: ServingConfig, wanted: set[str], rates_rps: dict[str, float], seconds: float
+    ) -> Deployment:
+        services = tuple(service for service in config.services if service.name in wanted)
+        if not services:
+            raise UsageError("no service is to be loaded; give one load = true")
+        request = PlanRequest(
+            config=ServingConfig(server=config.server, services=services),
+            rates_rps=rates_rps,
+            generation=self._services.next_generation(),
+            folder=str(self._folder),
+            seconds=seconds,
+        )
+        return await self.planners.plan(request)
+
+    def _share_slots(self, sheets: tuple[ServiceSheet, ...]) -> None:
+        for seat in self.seats:
+            for sheet in sheets:
+                if seat.add_slots(sheet):
+                    self.device.attach_slots(seat, sheet.id)
+
+    def _drop_slots(self) -> None:
+        kept = {sheet.id for sheet in self._services.deployed.sheets}
+        for seat in self.seats:
+            seat.drop_slots(kept)
+
+    def _note_failed(self, answer: Deployed) -> None:
+        self._services.note_failed(answer)
+        for name, reason in self._services.failed.items():
+            self._log.write("service not loaded", service=name, reason=reason)
+
+
+class Services:
+    """What is configured and what is deployed, with the numbers that tell one from another."""
+
+    def __init__(self, config: ServingConfig) -> None:
+        self.offers = 0
+        self.failed: dict[str, str] = {}  # deployed but not loaded, and why
+        self._config = config
+        self._deployment: Deployment | None = None
+        self._generation = self._ids = 0
+        self._rows: dict[str, int] = {}  # of the counters, by name
+
+    @property
+    def deployed(self) -> Deployment:
+        if self._deployment is None:
+            raise DeviceError("nothing is deployed yet")
+        return self._deployment
+
+    def next_generation(self) -> int:
+        self._generation += 1
+        return self._generation
+
+    def take(self, config: ServingConfig, deployment: Deployment) -> None:
+        self._config, self._deployment = config, deployment
+
+    def with_ids(self, planned: Deployment) -> Deployment:
+        """A service that runs as before keeps its id, so that its requests go over to the new
+        generation. Any other is a new one."""
+        before = () if self._deployment is None else self._deployment.sheets
+        known = {sheet.name: sheet for sheet in before if sheet.name not in self.failed}
+        sheets = []
+        for sheet in planned.sheets:
+            old = known.get(sheet.name)
+            if old is not None and _runs_alike(old, sheet):
+                key = old.id
+            else:
+                self._ids += 1
+                key = self._ids
+            row = self._rows.setdefault(sheet.name, len(self._rows) + 1)
+            if row >= ROWS:
+                raise UsageError(f"a server counts {ROWS} services over its life; start it anew")
+            sheets.append(msgspec.structs.replace(sheet, id=key, row=row))
+        return msgspec.structs.replace(planned, sheets=tuple(sheets))
+
+    def note_failed(self, answer: Deployed) -> None:
+        names = {sheet.id: sheet.name for sheet in self.deployed.sheets}
+        self.failed = {names[key]: reason for key, reason in answer.failed.items()}
+
+    def offer(self, restarts: int, *, new: bool = False) -> Offer:
+        """What fronts are told."""
+        self.offers += new
+        sheets = tuple(one for one in self.deployed.sheets if one.name not in self.failed)
+        infos = {sheet.name: sheet.info for sheet in self.deployed.sheets}
+        there = {sheet.name for sheet in sheets}
+        return Offer(
+            number=self.offers,
+            sheets=sheets,
+            known=tuple(infos.get(one.name) or _unloaded(one) for one in self._config.services),
+            idle={
+                one.name: self.failed.get(one.name, "")
+                for one in self._config.services
+                if one.name not in there
+            },
+            device=self.deployed.device,
+            slices=self.deployed.slices,
+            homes=self.deployed.homes,
+            plan=f"{self.deployed.policy}, generation {self.deployed.generation}",
+            restarts=restarts,
+        )
+
+
+def _unloaded(settings: ServiceSettings) -> ModelInfo:
+    inputs, outputs = tensors_of(settings, computed=True)
+    return info_of(settings, inputs, outputs, (settings.batches or (1,))[-1])
+
+
+def _runs_alike(old: ServiceSheet, new: ServiceSheet) -> bool:
+    def essence(sheet: ServiceSheet) -> tuple[Any, ...]:
+        settings = sheet.settings
+        return (
+            (settings.model, settings.file, settings.instances, settings.profile),
+            (sheet.info, sheet.buckets, sheet.slots, sheet.function, sheet.timing_only),
+        )
+
+    return essence(old) == essence(new)
+
+
+def reserve_ports(server: ServerSettings, stack: contextlib.ExitStack) -> ServerSettings:
+    """The settings with ports that are free, held for all fronts as long as the stack: they share
+    them, and one that starts anew gets them again."""
+    ports = {}
+    for name in ("http_port", "grpc_port"):
+        family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
+        asked = getattr(server, name)
+        try:
+            # Alone first: a port that others share would give us some of their clients.
+            with socket.socket(family, socket.SOCK_STREAM) as alone:
+                alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                alone.bind((server.host, asked))
+                number = alone.getsockname()[1]
+            shared = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            shared.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            shared.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            shared.bind((server.host, number))
+        except OSError as error:
+            raise UsageError(
+                f"cannot listen on {server.host}:{asked} ({error.strerror or error}); give another "
+                f"{name}"
+            ) from None
+        ports[name] = number
+    return msgspec.structs.replace(server, **ports)

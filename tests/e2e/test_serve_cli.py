@@ -1,0 +1,206 @@
+"""``eclip serve`` as a person runs it: a process, its signals, and clients over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import eclip
+from waiting import PATIENCE_S, until
+
+CONFIG = """
+[server]
+http_port = 0
+grpc_port = 0
+fronts = {fronts}
+grace_seconds = 1.0
+
+[[service]]
+name = "add"
+model = "numpy:eclip.serving.demo_models:add"
+inputs = [
+    {{ name = "a", datatype = "INT32", shape = [4] }},
+    {{ name = "b", datatype = "INT32", shape = [4] }},
+]
+outputs = [{{ name = "sum", datatype = "INT32", shape = [4] }}]
+batches = [1, 8]
+bound = "{bound}"
+"""
+
+
+class ServeProcess:
+    def __init__(self, folder: Path, fronts: int = 1) -> None:
+        self.file = folder / "models.toml"
+        self.fronts = fronts
+        self.write("5s")
+        self.log = folder / "log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "eclip", "serve", str(self.file)],
+                stdout=log,
+                stderr=log,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+        assert until(lambda: "Serving" in self.said or self.process.poll() is not None)
+        found = re.search(r"http://127\.0\.0\.1:(\d+)", self.said)
+        assert found, self.said
+        self.port = int(found[1])
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def write(self, bound: str) -> None:
+        self.file.write_text(CONFIG.format(bound=bound, fronts=self.fronts))
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        with contextlib.closing(connection):
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+
+    def children(self) -> dict[int, str]:
+        """What it runs: pids, and which part of it they are."""
+        found = {}
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                if int(stat.read_text().rpartition(")")[2].split()[1]) == self.process.pid:
+                    line = (stat.parent / "cmdline").read_text()
+                    part = re.search(r"eclip\.serving\.(\w+)", line)
+                    found[int(stat.parent.name)] = part[1] if part else line
+        return found
+
+    def end(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(PATIENCE_S)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServeProcess]:
+    process = ServeProcess(tmp_path)
+    yield process
+    process.process.kill()
+    process.process.wait()
+
+
+class Client(threading.Thread):
+    """Asks one thing after another over one connection; connects again when it is closed."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(daemon=True)
+        self.seen: Counter[str] = Counter()
+        self.over = False
+        self._port = port
+        self.start()
+
+    def run(self) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
+        number = 0
+        while not self.over:
+            number += 1
+            try:
+                self.seen[self._ask(connection, number)] += 1
+            except (OSError, http.client.HTTPException):  # closed, or not there yet
+                self.seen["no connection"] += 1
+                connection.close()
+                time.sleep(0.02)
+        connection.close()
+
+    def _ask(self, connection: http.client.HTTPConnection, number: int) -> str:
+        def tensor(name: str) -> dict[str, Any]:
+            return {"name": name, "datatype": "INT32", "shape": [1, 4], "data": [number] * 4}
+
+        body = json.dumps({"inputs": [tensor("a"), tensor("b")]})
+        connection.request("POST", "/v2/models/add/infer", body)
+        answer = connection.getresponse()
+        data = answer.read()
+        if answer.status != 200:
+            return str(answer.status)
+        right = json.loads(data)["outputs"][0]["data"] == [2 * number] * 4
+        return "right" if right else "wrong"
+
+    def end(self) -> Counter[str]:
+        self.over = True
+        self.join()
+        return self.seen
+
+
+def test_a_server_lives_through_its_signals_and_the_death_of_its_parts(
+    server: ServeProcess,
+) -> None:
+    assert server.get("/v2/health/ready")[0] == 200
+    assert b"eclip" in server.get("/")[1]
+    clients = [Client(server.port) for _ in range(3)]
+    assert until(lambda: all(client.seen["right"] > 5 for client in clients))
+
+    server.write("nonsense")
+    server.process.send_signal(signal.SIGHUP)
+    assert until(lambda: "the configuration stays as it was" in server.said)
+    server.write("4s")
+    server.process.send_signal(signal.SIGHUP)
+    assert until(lambda: '"generation":' in server.said and "deployed" in server.said)
+    state = json.loads(server.get("/eclip/state")[1])
+    assert state["devices"][0]["services"][0]["bound_ms"] == 4000
+
+    (front,) = (pid for pid, part in server.children().items() if part == "front_process")
+    os.kill(front, signal.SIGKILL)
+    assert until(lambda: "front ended" in server.said)
+    before = [client.seen["right"] for client in clients]
+    assert until(
+        lambda: all(c.seen["right"] > seen for c, seen in zip(clients, before, strict=True))
+    )
+    parts = server.children()
+
+    server.process.send_signal(signal.SIGTERM)
+    assert until(lambda: server.get("/v2/health/ready")[0] != 200)
+    before = [client.seen["right"] for client in clients]
+    assert until(  # not ready, but it serves on
+        lambda: any(c.seen["right"] > seen for c, seen in zip(clients, before, strict=True))
+    )
+    assert server.process.wait(PATIENCE_S) == 0
+    for client in clients:
+        seen = client.end()
+        assert set(seen) <= {"right", "no connection", "503"}, seen
+    for pid in parts:
+        assert not Path(f"/proc/{pid}").exists()
+
+
+def test_what_cannot_be_served_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "models.toml"
+    file.write_text(CONFIG.format(bound="1us", fronts=1))
+    done = subprocess.run(
+        [sys.executable, "-m", "eclip", "serve", str(file)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert re.match(r"eclip: service 'add': bound 0.001ms cannot be kept", done.stderr)
+
+
+def test_the_api_serves_until_its_block_ends() -> None:
+    with eclip.serve("alexnet:1", http_port=0, grpc_port=0) as server:
+        host, _, port = server.url.removeprefix("http://").partition(":")
+        connection = http.client.HTTPConnection(host, int(port), timeout=60)
+        with contextlib.closing(connection):
+            connection.request("GET", "/v2/models/alexnet")
+            told = json.loads(connection.getresponse().read())
+    assert [output["name"] for output in told["outputs"]] == ["simulated_ms"]
