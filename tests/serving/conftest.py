@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., NumpyServer]]:
     """Starts servers with settings of their own, and stops those that a test leaves running."""
     servers: list[NumpyServer] = []
 
-    def start(**settings: object) -> NumpyServer:
+    def start(**settings: Any) -> NumpyServer:
         servers.append(NumpyServer(tmp_path / f"log{len(servers)}", **settings))
         return servers[-1]
 
