@@ -71,7 +71,20 @@ enum CUgraphNodeType : int {
     kNodeMemcpy = 1,
     kNodeMemset = 2,
     kNodeHost = 3,
+    kNodeChild = 4,
     kNodeEmpty = 5,
+    kNodeEventWait = 6,
+    kNodeEventRecord = 7,
+    kNodeAllocate = 10,
+    kNodeFree = 11,
+    kNodeConditional = 13,
+};
+
+struct CUgraphEdgeData {
+    unsigned char from_port;
+    unsigned char to_port;
+    unsigned char type;  // 0: the usual one, 1: programmatic
+    unsigned char reserved[5];
 };
 
 struct CUlaunchAttribute {

@@ -433,25 +433,27 @@ uint32_t Dispatcher::begin_serving(Stream& stream, int worker) {
     return active_.fetch_or(bit) | bit;
 }
 
-// At a request's first kernel: the variant for the fewest workers that holds all who are active.
+// The variant for the fewest workers that holds all who are active.
+int Dispatcher::variant_for(uint32_t active) const {
+    for (size_t index = 0; index < table_.variants.size(); ++index)
+        if ((active & ~table_.variants[index].active) == 0) return static_cast<int>(index);
+    return kMainVariant;
+}
+
+// At a request's first kernel.
 void Dispatcher::choose_variant(Stream& stream, Tracker& tracker, const Tracker::Step& step) {
     uint32_t bit = 1u << step.worker;
     if (step.begins_request) {
         uint32_t active = begin_serving(stream, step.worker);
         in_request_.fetch_or(bit);
-        tracker.variant = kMainVariant;
-        for (size_t index = 0; index < table_.variants.size(); ++index)
-            if ((active & ~table_.variants[index].active) == 0) {
-                tracker.variant = static_cast<int>(index);
-                break;
-            }
+        tracker.variant = variant_for(active);
     }
     if (step.position + 1 == table_.workers[step.worker].kernels.size()) in_request_.fetch_and(~bit);
 }
 
-void Dispatcher::begin_graph(CUstream raw, Default meaning, int worker) {
-    if (table_.variants.empty()) return;
-    if (Stream* stream = attend(raw, meaning)) begin_serving(*stream, worker);
+int Dispatcher::begin_graph(CUstream raw, Default meaning, int worker) {
+    Stream* stream = table_.variants.empty() ? nullptr : attend(raw, meaning);
+    return stream != nullptr ? variant_for(begin_serving(*stream, worker)) : kMainVariant;
 }
 
 int Dispatcher::lane_of(const Tracker::Step& step, int variant) const {

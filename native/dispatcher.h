@@ -190,7 +190,7 @@ public:
     const Pool& pool() const { return pool_; }
     uint64_t identify(const Launch& launch);
     int lane_of(const Tracker::Step& step, int variant) const;  // or kHome, for the whole device
-    void begin_graph(CUstream raw, Default meaning, int worker);  // of this worker, is launched
+    int begin_graph(CUstream raw, Default meaning, int worker);  // of this worker; its variant
 
 private:
     // kAtHome: as when ready, but nothing goes to lanes any more.
@@ -255,6 +255,7 @@ private:
     bool asks(bool learning);
     Tracker& track(Stream& stream);
     uint32_t begin_serving(Stream& stream, int worker);
+    int variant_for(uint32_t active) const;
     void choose_variant(Stream& stream, Tracker& tracker, const Tracker::Step& step);
     void mark_misfit(const Tracker::Step& step);
     CUresult find_end(Stream& stream, CUstream raw, CUstream& target);

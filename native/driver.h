@@ -74,6 +74,7 @@ enum class Default { legacy, thread };
     CALL(cuGreenCtxStreamCreate, CUresult(CUstream*, CUgreenCtx, unsigned, int))              \
     CALL(cuPointerGetAttribute, CUresult(void*, int, CUdeviceptr))                            \
     CALL(cuStreamCreate, CUresult(CUstream*, unsigned))                                       \
+    CALL(cuStreamCreateWithPriority, CUresult(CUstream*, unsigned, int))                      \
     CALL(cuStreamGetFlags, CUresult(CUstream, unsigned*))                                     \
     CALL(cuStreamGetCtx, CUresult(CUstream, CUcontext*))                                      \
     CALL(cuStreamIsCapturing, CUresult(CUstream, int*))                                       \
@@ -89,7 +90,9 @@ enum class Default { legacy, thread };
     CALL(cuGraphKernelNodeSetAttribute, CUresult(CUgraphNode, int, const void*))              \
     CALL(cuFuncGetName, CUresult(const char**, CUfunction))                                   \
     CALL(cuKernelGetName, CUresult(const char**, CUkernel))                                   \
+    CALL(cuGraphChildGraphNodeGetGraph, CUresult(CUgraphNode, CUgraph*))                      \
     CALL(cuGraphClone, CUresult(CUgraph*, CUgraph))                                           \
+    CALL(cuGraphDestroyNode, CUresult(CUgraphNode))                                           \
     CALL(cuGraphDestroy, CUresult(CUgraph))                                                   \
     CALL(cuGraphGetNodes, CUresult(CUgraph, CUgraphNode*, size_t*))                           \
     CALL(cuGraphGetEdges_v2, CUresult(CUgraph, CUgraphNode*, CUgraphNode*, void*, size_t*))   \

@@ -120,11 +120,15 @@ uint64_t mix(uint64_t value) {
     return value ^ value >> 29;
 }
 
-uint64_t key_of(CUstream stream, Default meaning, CUcontext context) {
+uint64_t this_thread() {
     static std::atomic<uint64_t> next{2};
-    thread_local uint64_t thread = next.fetch_add(2);  // no address, and none of the others
+    thread_local uint64_t number = next.fetch_add(2);  // no address, and none of the others
+    return number;
+}
+
+uint64_t key_of(CUstream stream, Default meaning, CUcontext context) {
     if (stream == nullptr) stream = meaning == Default::thread ? kThreadStream : kLegacyStream;
-    if (stream == kThreadStream) return mix(thread) | 1;
+    if (stream == kThreadStream) return mix(this_thread()) | 1;
     auto word = reinterpret_cast<uint64_t>(stream);
     return mix(stream == kLegacyStream ? mix(reinterpret_cast<uint64_t>(context)) : word) | 1;
 }
@@ -148,6 +152,33 @@ int line_of(uint64_t key, bool make) {
     }
     note_used(kSharedLine);
     return make ? kSharedLine : -1;
+}
+
+int meeting_of(CUstream stream, CUcontext context, int own) {
+    unsigned flags = 0;
+    bool apart = stream != nullptr && stream != kLegacyStream &&
+                 driver().cuStreamGetFlags != nullptr &&
+                 driver().cuStreamGetFlags(stream, &flags) == CUDA_SUCCESS &&
+                 (flags & CU_STREAM_NON_BLOCKING) != 0;
+    return apart ? own : line_of(key_of(kLegacyStream, Default::legacy, context), true);
+}
+
+// --------------------------------------------------------------------------------------- threads
+
+Line& meeting_place(const Line& line) { return all_lines[line.meeting.load()]; }
+
+// A thread that launches where only another has launched so far says so first and then looks whether
+// that one is within a graph's parts, which says so first and then looks for others: one of them sees
+// the other.
+thread_local const Line* alone_at = nullptr;
+
+void meet_others(Line& place) {
+    if (alone_at == &place) return;
+    uint64_t seen = place.thread.load(std::memory_order_relaxed), mine = this_thread();
+    if (seen == mine || (seen == 0 && place.thread.compare_exchange_strong(seen, mine))) return;
+    if (seen == mine) return;
+    place.thread.store(kSeveralThreads);
+    if (place.in_parts.load()) wait_while(place.in_parts);
 }
 
 // ------------------------------------------------------------------------------------------ NCCL
@@ -189,8 +220,13 @@ int find_line(CUstream stream, Default meaning, CUcontext context) {
     int index = line_of(key_of(stream, meaning, context), true);
     Line& line = all_lines[index];
     bool own = stream == kThreadStream || (stream == nullptr && meaning == Default::thread);
-    if (own || index == kSharedLine || line.stream.load(std::memory_order_relaxed) != nullptr)
+    if (own || index == kSharedLine) {
+        if (line.meeting.load(std::memory_order_relaxed) < 0)
+            line.meeting.store(line_of(key_of(kLegacyStream, meaning, context), true));
         return index;
+    }
+    if (line.stream.load(std::memory_order_relaxed) != nullptr) return index;
+    line.meeting.store(meeting_of(stream, context, index));
     line.context.store(context);
     line.stream.store(stream != nullptr ? stream : kLegacyStream);
     return index;
@@ -206,15 +242,50 @@ bool read_state() {
     return state.load() != kOff;
 }
 
-void launch(CUstream stream, Default meaning, Work work, CUfunction function) {
+void launch(CUstream stream, Default meaning, Work work, CUfunction function, double work_ns) {
     if (inside) return;
     CUcontext context = attend();
     if (context == nullptr) return;
     if (work == Work::kernel) meet_function(function);
     if (capture_count.load() != 0 && captures(stream, meaning)) return;
     Line& line = line_at(find_line(stream, meaning, context));
-    if (promise.tier == ECLIP_SERVICE) raise_busy(line);
-    else if (paced.load(std::memory_order_relaxed)) pace(line, stream, meaning, work == Work::graph);
+    if (promise.tier == ECLIP_SERVICE) {
+        raise_busy(line);
+        return;
+    }
+    meet_others(meeting_place(line));
+    if (paced.load(std::memory_order_relaxed))
+        pace(line, stream, meaning, work == Work::graph ? work_ns : kOneLaunch);
+}
+
+void meet(CUstream stream, Default meaning) {
+    if (inside || promise.tier != ECLIP_BACKGROUND || state.load() != kJoined) return;
+    CUcontext context = attend();
+    if (context == nullptr || (capture_count.load() != 0 && captures(stream, meaning))) return;
+    meet_others(meeting_place(line_at(find_line(stream, meaning, context))));
+}
+
+bool cuts_graphs() { return on() && promise.tier == ECLIP_BACKGROUND; }
+double grain() { return wanted_grain(); }
+
+Alone::Alone(CUstream stream, Default meaning) {
+    if (inside || !cuts_graphs() || !paced.load()) return;
+    CUcontext context = attend();
+    if (context == nullptr || capture_count.load() != 0) return;
+    int index = find_line(stream, meaning, context);
+    Line& place = meeting_place(line_at(index));
+    // Two kinds of thread meet there that cannot be told apart.
+    if (index == kSharedLine || &place == &line_at(kSharedLine)) return;
+    meet_others(place);
+    place.in_parts.store(true);
+    if (place.thread.load() == this_thread()) alone_at = line_ = &place;
+    else place.in_parts.store(false);
+}
+
+Alone::~Alone() {
+    if (line_ == nullptr) return;
+    alone_at = nullptr;
+    line_->in_parts.store(false);
 }
 
 void record(CUevent event, CUstream stream, Default meaning) {

@@ -25,7 +25,7 @@ constexpr int64_t kAfterInterruptNs = 1'000'000'000;
 constexpr int64_t kBankedNs = 100'000'000;  // as in runtime/reactions.py
 constexpr int kMostGivenUp = 3;
 constexpr uint32_t kMostLaunches = 512;
-constexpr uint32_t kWhole = 1 << 20;  // what a graph counts: it ends its stretch
+constexpr uint32_t kWhole = 1 << 20;  // what a graph counts of which nobody knows how long it takes
 constexpr int64_t kLongStretch = 8;   // grains, above which one in flight keeps the device busy
 
 int64_t grain_ns = 150'000, patience_ns = kPatienceNs;
@@ -309,7 +309,23 @@ bool stands_still(Pace& pace) {
     return false;
 }
 
+// In launches: a stretch of the quota takes about the grain.
+uint32_t weigh(double graph_ns, uint32_t quota) {
+    if (graph_ns == kOneLaunch) return 1;
+    if (graph_ns == kUnknownTime) return kWhole;
+    double launches = graph_ns * quota / static_cast<double>(grain_ns);
+    return static_cast<uint32_t>(std::clamp<double>(launches, 1, kWhole));
+}
+
 }  // namespace
+
+void wait_while(const std::atomic<bool>& busy) {
+    int64_t now = monotonic_ns();
+    Kept kept(now);
+    for (; busy.load(); now = monotonic_ns()) kept.look_later(now);
+}
+
+double wanted_grain() { return static_cast<double>(grain_ns); }
 
 void begin_background(double floor) {
     floor_part = floor;
@@ -319,11 +335,12 @@ void begin_background(double floor) {
     watch_interrupts();
 }
 
-void pace(Line& line, CUstream stream, Default meaning, bool graph) {
+void pace(Line& line, CUstream stream, Default meaning, double graph_ns) {
     if (capture_count.load() != 0) return;
     Pace& pace = line.pace;
-    const uint32_t weight = graph ? kWhole : 1;
-    bool full = pace.launched.fetch_add(weight) >= pace.quota.load(std::memory_order_relaxed);
+    const uint32_t quota = pace.quota.load(std::memory_order_relaxed);
+    const uint32_t weight = weigh(graph_ns, quota);
+    bool full = pace.launched.fetch_add(weight) >= quota;
     bool busy = a_service_may_be_busy() && must_hold(monotonic_ns());
     if (!full && !busy) return;
     Inside ours;

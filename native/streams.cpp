@@ -34,7 +34,8 @@ using namespace eclip;
     ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, kFollow, false, \
                     giving::launching(stream, ECLIP_MEANING_##threaded))
 #define ECLIP_HOME(symbol, threaded, parameters, arguments) \
-    ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, kHome, false, )
+    ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, kHome, false,   \
+                    giving::taking_place(stream, ECLIP_MEANING_##threaded))
 #define ECLIP_DEFAULT(symbol, threaded, parameters, arguments)                                \
     ECLIP_HOOK symbol parameters {                                                            \
         constexpr bool waits = giving::copies_to_host(#symbol);                               \
