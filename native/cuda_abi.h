@@ -28,6 +28,10 @@ ECLIP_HANDLE(CUgraphExec);
 ECLIP_HANDLE(CUdevResourceDesc);
 #undef ECLIP_HANDLE
 
+struct CUipcEventHandle {
+    char reserved[64];
+};
+
 struct CUmemLocation {
     int type;
     int id;

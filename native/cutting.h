@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "sequence.h"
+#include "stream.h"
 
 namespace eclip {
 
@@ -16,6 +17,7 @@ struct Part {
     CUgraph graph = nullptr;
     CUgraphExec exec = nullptr;
     double ns = 0;  // that it takes, as far as known
+    std::vector<Launch> kernels = {};  // when recording
 };
 
 // The parts between rising places, the first and the last included; `pieces` are the nodes of each

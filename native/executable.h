@@ -58,6 +58,8 @@ struct Executable {
     std::vector<double> node_ns;  // how long each takes, as far as known
     std::vector<size_t> joints;   // the plan's, by places
 
+    int recorded_on = -2;         // the lane of its parts when recording; -2: it has none
+
     // Other lanes while only some workers are active, by the plan's variants.
     std::unordered_map<int, size_t> variant_of;  // which of the following; without one: this
     std::vector<std::unique_ptr<Executable>> variants;

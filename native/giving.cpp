@@ -7,9 +7,10 @@
 #include <new>
 
 #include "busy.h"
+#include "events.h"
 #include "lines.h"
+#include "names.h"
 #include "pacing.h"
-#include "recording.h"
 #include "seat.h"
 
 namespace eclip::giving {
@@ -23,7 +24,6 @@ namespace {
 
 constexpr int kNoDevice = -1;
 constexpr int kFunctions = 4096;
-constexpr int kEvents = 1024;
 
 Promise promise;
 double floor_part = 0;
@@ -198,17 +198,9 @@ void meet_function(CUfunction function) {
 
 // ---------------------------------------------------------------------------------------- events
 
-// What an event was last recorded behind. Where two events share a place, the later one has it, and
-// the other's line is asked by the thread that asks.
-struct Recorded {
-    std::atomic<CUevent> event{nullptr};
-    std::atomic<int> line{-1};
-    std::atomic<uint64_t> launches{0};
-};
-Recorded recorded[kEvents];
-
-Recorded& place_of(CUevent event) {
-    return recorded[mix(reinterpret_cast<uint64_t>(event)) % kEvents];
+EventNotes<Mark>& recorded() {
+    static EventNotes<Mark>& only = *new EventNotes<Mark>;
+    return only;
 }
 
 }  // namespace
@@ -293,12 +285,10 @@ void record(CUevent event, CUstream stream, Default meaning) {
     CUcontext context = attend();
     if (context == nullptr) return;
     int line = find_line(stream, meaning, context);
-    Recorded& place = place_of(event);
-    place.event.store(nullptr);
-    place.line.store(line);
-    place.launches.store(line_at(line).launches.load());
-    place.event.store(event);
+    recorded().note(event, {line, line_at(line).launches.load(), 0});
 }
+
+void forget(CUevent event) { recorded().forget(event); }
 
 Mark mark_stream(CUstream stream, Default meaning) {
     if (inside || promise.tier != ECLIP_SERVICE || state.load() != kJoined) return {};
@@ -311,10 +301,7 @@ Mark mark_stream(CUstream stream, Default meaning) {
 
 Mark mark_event(CUevent event) {
     if (inside || promise.tier != ECLIP_SERVICE || state.load() != kJoined) return {};
-    Recorded& place = place_of(event);
-    if (place.event.load() != event) return {};
-    Mark mark{place.line.load(), place.launches.load(), 0};
-    return place.event.load() == event ? mark : Mark{};
+    return recorded().find(event).value_or(Mark{});
 }
 
 Mark mark_all() {

@@ -31,6 +31,7 @@ void launch(CUstream stream, Default meaning, Work work, CUfunction function, do
 void meet(CUstream stream, Default meaning);
 void record(CUevent event, CUstream stream, Default meaning);
 void destroy(CUstream stream);
+void forget(CUevent event);
 void end_contexts();
 
 // Before work is given to the driver; of a graph also how long it takes, if that is known.
@@ -72,6 +73,9 @@ inline void following(CUevent event, CUstream stream, Default meaning) {
     if (on()) record(event, stream, meaning);
 }
 
+inline void forgetting(CUevent event) {
+    if (on()) forget(event);
+}
 inline void destroying(CUstream stream) {
     if (on()) destroy(stream);
 }

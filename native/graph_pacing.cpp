@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 
+#include "device.h"
 #include "giving.h"
 #include "stats.h"
 

@@ -8,8 +8,9 @@
 #include <cstring>
 #include <utility>
 
+#include "device.h"
 #include "hook.h"
-#include "recording.h"
+#include "names.h"
 #include "rehome.h"
 
 namespace eclip {
@@ -70,6 +71,7 @@ CUresult instantiate_again(Executable& exec) {
 template <class Update>
 void update_part(Executable& exec, const Placed& placed, Update&& update) {
     if (exec.parts.empty()) return;
+    if (exec.recorded_on >= -1) return exec.drop_parts();  // they are elsewhere, and cut anew for less
     const auto place = static_cast<size_t>(&placed - exec.nodes.data());
     auto part = exec.parts.begin();
     while (part->end <= place) ++part;
@@ -388,32 +390,20 @@ ECLIP_HOOK cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, void* pa
     cuGraphExternalSemaphoresWaitNodeSetParams
 #define ECLIP_STORED_cuGraphExecHostNodeSetParams cuGraphHostNodeSetParams
 
-#define ECLIP_NOTHING(...)
-#define KERNEL ECLIP_NOTHING
-#define OWN ECLIP_NOTHING
-#define FOLLOW ECLIP_NOTHING
-#define COPY ECLIP_NOTHING
-#define HOME ECLIP_NOTHING
-#define DEFAULT ECLIP_NOTHING
-#define EXEC ECLIP_NOTHING
-#define DRAIN ECLIP_NOTHING
-#define END ECLIP_NOTHING
-#define ALIAS ECLIP_NOTHING
-#define PASS ECLIP_NOTHING
-#define EXECNODE(symbol, name, since, threaded, threaded_since, parameters, arguments)  \
-    ECLIP_HOOK symbol parameters {                                                      \
-        const auto real = driver().symbol;                                              \
-        Executable* known = find_executable(a1);                                                      \
-        if (known == nullptr) return real arguments;                                    \
-        return update_node(                                                             \
-            *known, a2, Refusal::is_the_users,                                          \
-            [&](CUgraphExec current, CUgraphNode twin, const Placed&) {                 \
-                return real(current, twin, a3);                                         \
-            },                                                                          \
-            [&](const Placed& placed) {                                                 \
-                const auto store = driver().ECLIP_STORED_##symbol;                      \
+#define HOOK_EXECNODE(symbol, name, since, threaded, parameters, arguments)                    \
+    ECLIP_HOOK symbol parameters {                                                             \
+        const auto real = driver().symbol;                                                     \
+        Executable* known = find_executable(a1);                                               \
+        if (known == nullptr) return real arguments;                                           \
+        return update_node(                                                                    \
+            *known, a2, Refusal::is_the_users,                                                 \
+            [&](CUgraphExec current, CUgraphNode twin, const Placed&) {                        \
+                return real(current, twin, a3);                                                \
+            },                                                                                 \
+            [&](const Placed& placed) {                                                        \
+                const auto store = driver().ECLIP_STORED_##symbol;                             \
                 return store != nullptr ? store(placed.stored, a3) : CUDA_ERROR_NOT_SUPPORTED; \
-            });                                                                         \
+            });                                                                                \
     }
 #include "hooks.def"
 

@@ -6,7 +6,9 @@
 #include <map>
 #include <utility>
 
+#include "device.h"
 #include "graph_pacing.h"
+#include "graph_recording.h"
 #include "hook.h"
 #include "rehome.h"
 
@@ -100,6 +102,11 @@ private:
     CUgraphExec whole_;
 };
 
+CUstream queue_of(CUstream target, Default meaning) {
+    if (target != nullptr) return target;
+    return meaning == Default::thread ? kThreadStream : kLegacyStream;
+}
+
 // The executable for the workers that are active now.
 Executable& choose_variant(Executable& main, CUstream stream, Default meaning) {
     if (main.worker < 0) return main;
@@ -126,9 +133,7 @@ CUresult launch_kept(Executable& main, CUstream stream, Default meaning, Launch&
         status = dispatcher.pass(stream, meaning, kFollow, true, [&](CUstream target) {
             CUgraphExec made = cut ? exec.parts[part].exec : exec.current;
             if (!followed.needed() || dispatcher.captures(target, meaning)) return launch(made, target);
-            CUstream queue = target != nullptr           ? target
-                             : meaning == Default::thread ? kThreadStream
-                                                          : kLegacyStream;
+            CUstream queue = queue_of(target, meaning);
             CUresult done = part == 0 ? followed.wait(queue) : CUDA_SUCCESS;
             if (measures) measure_begin(exec, part, queue);
             if (done == CUDA_SUCCESS) done = launch(made, target);
@@ -142,8 +147,28 @@ CUresult launch_kept(Executable& main, CUstream stream, Default meaning, Launch&
 }
 
 template <class Launch>
+CUresult launch_recorded(Executable& exec, CUstream stream, Default meaning, Launch&& launch) {
+    count(counters().graph_launches);
+    giving::launching_graph(stream, meaning);
+    return Dispatcher::get().record_graph(
+        stream, meaning,
+        [&](int lane) -> const std::vector<Part>& { return cut_for_recording(exec, lane); },
+        [&](const Part* part, CUstream target) {
+            if (part == nullptr) return launch(exec.current, target);
+            Followed followed(exec, exec, true);
+            CUstream queue = queue_of(target, meaning);
+            CUresult status = part == &exec.parts.front() ? followed.wait(queue) : CUDA_SUCCESS;
+            if (status == CUDA_SUCCESS) status = launch(part->exec, target);
+            if (status == CUDA_SUCCESS && part == &exec.parts.back()) followed.mark(queue);
+            return status;
+        });
+}
+
+template <class Launch>
 CUresult launch_graph(CUgraphExec handle, CUstream stream, Default meaning, Launch&& launch) {
     Executable* known = find_executable(handle);
+    if (known != nullptr && Dispatcher::get().table().mode == Mode::record)
+        return launch_recorded(*known, stream, meaning, launch);
     if (known != nullptr) return launch_kept(*known, stream, meaning, launch);
     giving::launching_graph(stream, meaning);
     Dispatcher& dispatcher = Dispatcher::get();

@@ -46,15 +46,23 @@ Match match(const TableWorker& worker, const std::vector<uint64_t>& identities) 
     return found;
 }
 
+// A kernel's clusters; of one block where it has none, or the driver does not know them.
+CUlaunchAttribute read_cluster(CUgraphNode node) {
+    auto ask = driver().cuGraphKernelNodeGetAttribute;
+    CUlaunchAttribute attribute{};
+    attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    bool known = ask != nullptr && ask(node, attribute.id, &attribute.bytes) == CUDA_SUCCESS &&
+                 attribute.cluster[0] * attribute.cluster[1] * attribute.cluster[2] > 0;
+    if (!known) std::fill(attribute.cluster, attribute.cluster + 3, 1u);
+    return attribute;
+}
+
 // Whether a kernel's clusters can be resident on a lane; without clusters it always fits.
 bool fits(CUgraphNode node, const KernelNodeParams& params, CUstream lane) {
     const Driver& real = driver();
-    if (real.cuGraphKernelNodeGetAttribute == nullptr || real.cuOccupancyMaxActiveClusters == nullptr)
-        return true;  // a driver without clusters
-    CUlaunchAttribute attribute{};
-    attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-    if (real.cuGraphKernelNodeGetAttribute(node, attribute.id, &attribute.bytes) != CUDA_SUCCESS ||
-        attribute.cluster[0] * attribute.cluster[1] * attribute.cluster[2] <= 1)
+    CUlaunchAttribute attribute = read_cluster(node);
+    if (real.cuOccupancyMaxActiveClusters == nullptr ||
+        attribute.cluster[0] * attribute.cluster[1] * attribute.cluster[2] == 1)
         return true;
     CUfunction function = params.func;
     if (params.kern != nullptr && real.cuKernelGetFunction(&function, params.kern) != CUDA_SUCCESS)
@@ -95,7 +103,7 @@ bool read_kernels(const Sequence& sequence, Plan& plan, std::vector<uint64_t>& i
             say("a graph of another device or context than the plan's runs as it is");
             return false;
         }
-        identities.push_back(dispatcher.identify(launch_of(params)));
+        identities.push_back(dispatcher.workers().identify(launch_of(sequence.handles[place], params)));
     }
     plan.kernels = identities.size();
     return !identities.empty();
@@ -150,8 +158,8 @@ std::vector<int> choose_lanes(const Sequence& sequence, const Plan& plan, int va
         // One that the trace does not have stays with its neighbour: two switches cost more.
         kernel_lanes.push_back(
             position < 0 ? before
-                         : dispatcher.lane_of({plan.worker, static_cast<uint32_t>(position), false},
-                                              variant));
+                         : dispatcher.workers().lane_of(
+                               {plan.worker, static_cast<uint32_t>(position), false}, variant));
     }
     auto first = std::find_if(kernel_lanes.begin(), kernel_lanes.end(),
                               [](int lane) { return lane != kFollow; });
@@ -160,8 +168,7 @@ std::vector<int> choose_lanes(const Sequence& sequence, const Plan& plan, int va
     size_t seen = 0;  // memory nodes go with the kernel that follows them, or the last
     for (size_t place = 0; place < sequence.size(); ++place) {
         int type = sequence.nodes[place].type;
-        bool moves = type == kNodeKernel || type == kNodeMemset || type == kNodeMemcpy;
-        int lane = moves ? kernel_lanes[std::min(seen, plan.kernels - 1)] : kHome;
+        int lane = can_move(type) ? kernel_lanes[std::min(seen, plan.kernels - 1)] : kHome;
         seen += type == kNodeKernel;
         if (type == kNodeKernel && lane >= 0 &&
             !fits(sequence.handles[place], plan.params[place], dispatcher.pool().lanes[lane].stream))
@@ -256,12 +263,11 @@ std::unique_ptr<Executable> make_on_lanes(CUgraph graph, const Sequence& sequenc
 // As the user made it, with a clone from which parts can be made.
 std::unique_ptr<Executable> make_at_home(CUgraph graph, const Sequence& sequence, int worker) {
     auto made = make_executable(sequence, worker);
-    if (sequence.whole != nullptr) return made;
     std::vector<CUgraphNode> twins;
     CUresult status = clone_on_lanes(graph, sequence, sequence.handles,
                                      std::vector<int>(sequence.size(), kHome), made->stored, twins);
     if (status != CUDA_SUCCESS) {
-        made->keep_whole("it cannot be cloned");
+        if (sequence.whole == nullptr) made->keep_whole("it cannot be cloned");
         return made;
     }
     for (size_t place = 0; place < sequence.size(); ++place) made->nodes[place].stored = twins[place];
@@ -271,7 +277,7 @@ std::unique_ptr<Executable> make_at_home(CUgraph graph, const Sequence& sequence
 bool can_rehome() {
     Dispatcher& dispatcher = Dispatcher::get();
     const Driver& real = driver();
-    if (!dispatcher.on() || !dispatcher.planning() || dispatcher.table().mode != Mode::plan ||
+    if (!dispatcher.on() || !dispatcher.setup().planning() || dispatcher.table().mode != Mode::plan ||
         !dispatcher.pool().any)
         return false;
     if (real.cuGraphNodeSetParams != nullptr && real.cuGraphGetEdges_v2 != nullptr &&
@@ -324,11 +330,17 @@ CUresult read_placeable(CUgraph graph, Sequence& sequence) {
 
 }  // namespace
 
-Launch launch_of(const KernelNodeParams& params) {
+bool can_move(int type) {
+    return type == kNodeKernel || type == kNodeMemset || type == kNodeMemcpy;
+}
+
+Launch launch_of(CUgraphNode node, const KernelNodeParams& params) {
+    const CUlaunchAttribute attribute = read_cluster(node);
+    const unsigned* cluster = attribute.cluster;
     return {params.kern ? reinterpret_cast<CUfunction>(params.kern) : params.func,
             {params.grid[0], params.grid[1], params.grid[2]},
             {params.block[0], params.block[1], params.block[2]},
-            params.sharedMemBytes, 1};
+            params.sharedMemBytes, cluster[0] * cluster[1] * cluster[2]};
 }
 
 CUcontext context_of_lane(int lane) {
@@ -355,9 +367,12 @@ CUresult clone_on_lanes(CUgraph graph, const Sequence& sequence,
 std::unique_ptr<Executable> keep_graph(CUgraph graph) {
     Sequence sequence;
     const bool cuts = giving::cuts_graphs(), plans = can_rehome();
-    const bool records = Dispatcher::get().on() && Dispatcher::get().table().mode == Mode::record;
-    if (!cuts && !plans && !records) return nullptr;
-    if (read_placeable(graph, sequence) != CUDA_SUCCESS) return nullptr;
+    Dispatcher& dispatcher = Dispatcher::get();
+    const bool records = dispatcher.on() && dispatcher.table().mode == Mode::record;
+    if (!cuts && !dispatcher.on()) return nullptr;
+    CUresult status = read_placeable(graph, sequence);
+    if (status != CUDA_SUCCESS || sequence.records_events) dispatcher.distrust_events();
+    if (status != CUDA_SUCCESS) return nullptr;
     Plan plan;
     if (!plans || !plan_graph(sequence, plan))
         return cuts || records ? make_at_home(graph, sequence, -1) : nullptr;
@@ -368,7 +383,7 @@ std::unique_ptr<Executable> keep_graph(CUgraph graph) {
     std::vector<int> lanes = choose_lanes(sequence, plan, kMainVariant);
     const bool moves = std::any_of(lanes.begin(), lanes.end(), [](int lane) { return lane >= 0; });
     // All on the whole device, whoever is active: it can stay as it is.
-    if (!moves && !cuts && Dispatcher::get().table().variants.empty()) return nullptr;
+    if (!moves && !cuts && dispatcher.table().variants.empty()) return nullptr;
     auto made = moves ? make_on_lanes(graph, sequence, plan, lanes)
                       : make_at_home(graph, sequence, plan.worker);
     if (made == nullptr) return nullptr;

@@ -18,6 +18,7 @@ CUresult clone_on_lanes(CUgraph graph, const Sequence& sequence,
                         CUgraph& clone, std::vector<CUgraphNode>& twins);
 
 CUcontext context_of_lane(int lane);  // none: of no lane
-Launch launch_of(const KernelNodeParams& params);
+bool can_move(int type);              // a node of this type
+Launch launch_of(CUgraphNode node, const KernelNodeParams& params);
 
 }  // namespace eclip

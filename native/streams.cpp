@@ -9,14 +9,6 @@ using namespace eclip;
 #define ECLIP_MEANING_none Default::legacy
 #define ECLIP_MEANING_ptsz Default::thread
 #define ECLIP_MEANING_ptds Default::thread
-#define ECLIP_NOTHING(...)
-#define ECLIP_BOTH(make, symbol, threaded, parameters, arguments) \
-    make(symbol, none, parameters, arguments) ECLIP_BOTH_##threaded(make, symbol, parameters, arguments)
-#define ECLIP_BOTH_none(make, symbol, parameters, arguments)
-#define ECLIP_BOTH_ptsz(make, symbol, parameters, arguments) \
-    make(symbol##_ptsz, ptsz, parameters, arguments)
-#define ECLIP_BOTH_ptds(make, symbol, parameters, arguments) \
-    make(symbol##_ptds, ptds, parameters, arguments)
 
 #define ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, wish, held, tell)            \
     ECLIP_HOOK symbol parameters {                                                            \
@@ -27,56 +19,62 @@ using namespace eclip;
         return dispatcher.pass(stream, ECLIP_MEANING_##threaded, wish, held,                  \
                                [&](CUstream target) { stream = target; return real arguments; }); \
     }
-#define ECLIP_FOLLOW(symbol, threaded, parameters, arguments) \
-    ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, kFollow, true,    \
-                    giving::following(a1, stream, ECLIP_MEANING_##threaded))
-#define ECLIP_COPY(symbol, threaded, parameters, arguments) \
+#define HOOK_FOLLOW(symbol, name, since, threaded, parameters, arguments)                  \
+    ECLIP_HOOK symbol parameters {                                                         \
+        giving::following(a1, stream, ECLIP_MEANING_##threaded);                           \
+        const auto real = driver().symbol;                                                 \
+        Dispatcher& dispatcher = Dispatcher::get();                                        \
+        if (!dispatcher.on()) return real arguments;                                       \
+        auto call = [&](CUstream target) { stream = target; return real arguments; };      \
+        return follow(dispatcher, a1, stream, ECLIP_MEANING_##threaded, call);             \
+    }
+#define HOOK_COPY(symbol, name, since, threaded, parameters, arguments)      \
     ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, kFollow, false, \
                     giving::launching(stream, ECLIP_MEANING_##threaded))
-#define ECLIP_HOME(symbol, threaded, parameters, arguments) \
-    ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, kHome, false,   \
+#define HOOK_HOME(symbol, name, since, threaded, parameters, arguments) \
+    ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, kHome, false, \
                     giving::taking_place(stream, ECLIP_MEANING_##threaded))
-#define ECLIP_DEFAULT(symbol, threaded, parameters, arguments)                                \
+#define HOOK_DEFAULT(symbol, name, since, threaded, parameters, arguments)          \
+    ECLIP_HOOK symbol parameters {                                                  \
+        constexpr bool waits = giving::copies_to_host(#symbol);                     \
+        return giving::in_default(waits, ECLIP_MEANING_##threaded, [&] {            \
+            const auto real = driver().symbol;                                      \
+            Dispatcher& dispatcher = Dispatcher::get();                             \
+            if (!dispatcher.on()) return real arguments;                            \
+            return dispatcher.pass(nullptr, ECLIP_MEANING_##threaded, kHome, false, \
+                                   [&](CUstream) { return real arguments; });       \
+        });                                                                         \
+    }
+#define HOOK_EXEC(symbol, name, since, threaded, parameters, arguments) \
+    ECLIP_HOOK symbol parameters {                                      \
+        a1 = translate(a1);                                             \
+        return driver().symbol arguments;                               \
+    }
+#define HOOK_DRAIN(symbol, name, since, threaded, parameters, arguments)                      \
     ECLIP_HOOK symbol parameters {                                                            \
-        constexpr bool waits = giving::copies_to_host(#symbol);                               \
-        return giving::in_default(waits, ECLIP_MEANING_##threaded, [&] {                      \
-            const auto real = driver().symbol;                                                \
-            Dispatcher& dispatcher = Dispatcher::get();                                       \
-            if (!dispatcher.on()) return real arguments;                                      \
-            return dispatcher.pass(nullptr, ECLIP_MEANING_##threaded, kHome, false,           \
-                                   [&](CUstream) { return real arguments; });                 \
-        });                                                                                   \
+        const auto real = driver().symbol;                                                    \
+        Dispatcher& dispatcher = Dispatcher::get();                                           \
+        if (!dispatcher.on()) return real arguments;                                          \
+        CUcontext context = Drained{dispatcher} arguments;                                    \
+        CUresult status = dispatcher.drain(context, [&] { return real arguments; });          \
+        dispatcher.workers().forget_names(); /* functions may have gone, and others take their place */ \
+        return status;                                                                        \
     }
-#define ECLIP_EXEC(symbol, threaded, parameters, arguments)                  \
-    ECLIP_HOOK symbol parameters {                                           \
-        a1 = translate(a1);                                                 \
-        return driver().symbol arguments;                                    \
-    }
-#define ECLIP_DRAIN(symbol, threaded, parameters, arguments)                                   \
-    ECLIP_HOOK symbol parameters {                                                             \
-        const auto real = driver().symbol;                                                     \
-        Dispatcher& dispatcher = Dispatcher::get();                                            \
-        if (!dispatcher.on()) return real arguments;                                           \
-        CUcontext context = Drained{dispatcher} arguments;                                     \
-        CUresult status = dispatcher.drain(context, [&] { return real arguments; });           \
-        dispatcher.forget_names(); /* functions may have gone, and others take their place */  \
-        return status;                                                                         \
-    }
-#define ECLIP_END(symbol, threaded, parameters, arguments)                                     \
-    ECLIP_HOOK symbol parameters {                                                             \
-        giving::ending_contexts();                                                             \
-        const auto real = driver().symbol;                                                     \
-        Dispatcher& dispatcher = Dispatcher::get();                                            \
-        if (!dispatcher.on()) return real arguments;                                           \
-        bool ours = is_ours(dispatcher, a1);                                                   \
-        if (!ours) {                                                                           \
-            dispatcher.forget_contexts(); /* another may be where it was */                    \
-            return real arguments;                                                             \
-        }                                                                                      \
-        CUresult status = dispatcher.drain(dispatcher.pool().primary,                          \
-                                           [&] { return real arguments; });                    \
-        dispatcher.stop("the context was destroyed");                                          \
-        return status;                                                                         \
+#define HOOK_END(symbol, name, since, threaded, parameters, arguments)      \
+    ECLIP_HOOK symbol parameters {                                          \
+        giving::ending_contexts();                                          \
+        const auto real = driver().symbol;                                  \
+        Dispatcher& dispatcher = Dispatcher::get();                         \
+        if (!dispatcher.on()) return real arguments;                        \
+        bool ours = is_ours(dispatcher, a1);                                \
+        if (!ours) {                                                        \
+            dispatcher.setup().forget_contexts(); /* another may be where it was */ \
+            return real arguments;                                          \
+        }                                                                   \
+        CUresult status = dispatcher.drain(dispatcher.pool().primary,       \
+                                           [&] { return real arguments; }); \
+        dispatcher.setup().stop("the context was destroyed");                       \
+        return status;                                                      \
     }
 
 namespace {
@@ -84,6 +82,23 @@ namespace {
 bool is_ours(Dispatcher& dispatcher, CUcontext context) {
     return context != nullptr && context == dispatcher.pool().primary;
 }
+void forget_event(CUevent event) {
+    giving::forgetting(event);
+    Dispatcher& dispatcher = Dispatcher::get();
+    if (dispatcher.on()) dispatcher.forget_event(event);
+}
+
+// A memset, or the record of an event.
+template <class Call>
+CUresult follow(Dispatcher& dispatcher, CUdeviceptr, CUstream stream, Default meaning, Call& call) {
+    return dispatcher.pass(stream, meaning, kFollow, true, call);
+}
+template <class Call>
+CUresult follow(Dispatcher& dispatcher, CUevent event, CUstream stream, Default meaning,
+                Call& call) {
+    return dispatcher.record_event(event, stream, meaning, call);
+}
+
 bool is_ours(Dispatcher& dispatcher, int device) { return device == dispatcher.pool().device; }
 
 // Whose work may still use what a call frees, by what it is given; none: the current context's.
@@ -117,25 +132,6 @@ struct Drained {
 
 }  // namespace
 
-#define KERNEL ECLIP_NOTHING
-#define OWN ECLIP_NOTHING
-#define EXECNODE ECLIP_NOTHING
-#define ALIAS ECLIP_NOTHING
-#define PASS ECLIP_NOTHING
-#define FOLLOW(symbol, name, since, threaded, threaded_since, parameters, arguments) \
-    ECLIP_BOTH(ECLIP_FOLLOW, symbol, threaded, parameters, arguments)
-#define COPY(symbol, name, since, threaded, threaded_since, parameters, arguments) \
-    ECLIP_BOTH(ECLIP_COPY, symbol, threaded, parameters, arguments)
-#define HOME(symbol, name, since, threaded, threaded_since, parameters, arguments) \
-    ECLIP_BOTH(ECLIP_HOME, symbol, threaded, parameters, arguments)
-#define DEFAULT(symbol, name, since, threaded, threaded_since, parameters, arguments) \
-    ECLIP_BOTH(ECLIP_DEFAULT, symbol, threaded, parameters, arguments)
-#define EXEC(symbol, name, since, threaded, threaded_since, parameters, arguments) \
-    ECLIP_BOTH(ECLIP_EXEC, symbol, threaded, parameters, arguments)
-#define DRAIN(symbol, name, since, threaded, threaded_since, parameters, arguments) \
-    ECLIP_BOTH(ECLIP_DRAIN, symbol, threaded, parameters, arguments)
-#define END(symbol, name, since, threaded, threaded_since, parameters, arguments) \
-    ECLIP_BOTH(ECLIP_END, symbol, threaded, parameters, arguments)
 #include "hooks.def"
 
 #define ECLIP_LAUNCH_KERNEL(symbol, meaning)                                                     \
@@ -231,12 +227,39 @@ ECLIP_WAIT(cuStreamQuery, Default::legacy)
 ECLIP_WAIT(cuStreamQuery_ptsz, Default::thread)
 
 // Events are recorded where their stream's work went, so that nothing needs to be translated.
-ECLIP_HOOK cuEventSynchronize(CUevent event) {
-    return giving::waiting_for_event(event, [&] { return driver().cuEventSynchronize(event); });
+#define ECLIP_EVENT_WAIT(symbol)                                                     \
+    ECLIP_HOOK symbol(CUevent event) {                                               \
+        return giving::waiting_for_event(event, [&] {                                \
+            const auto real = driver().symbol;                                       \
+            Dispatcher& dispatcher = Dispatcher::get();                              \
+            if (!dispatcher.on()) return real(event);                                \
+            return dispatcher.wait_for_event(event, [&] { return real(event); });    \
+        });                                                                          \
+    }
+ECLIP_EVENT_WAIT(cuEventSynchronize)
+ECLIP_EVENT_WAIT(cuEventQuery)
+
+// What was noted of an event is out of date when it is destroyed, since another may have its handle
+// next, and when it is recorded where nobody looks.
+#define ECLIP_EVENT_CHANGE(symbol, event, parameters, arguments) \
+    ECLIP_HOOK symbol parameters {                               \
+        forget_event(event);                                     \
+        return driver().symbol arguments;                        \
+    }
+ECLIP_EVENT_CHANGE(cuEventDestroy, event, (CUevent event), (event))
+ECLIP_EVENT_CHANGE(cuEventDestroy_v2, event, (CUevent event), (event))
+ECLIP_EVENT_CHANGE(cuGreenCtxRecordEvent, event, (CUgreenCtx context, CUevent event),
+                   (context, event))
+
+// Other processes record it, too.
+ECLIP_HOOK cuIpcGetEventHandle(void* handle, CUevent event) {
+    Dispatcher::get().distrust_events();
+    return driver().cuIpcGetEventHandle(handle, event);
 }
 
-ECLIP_HOOK cuEventQuery(CUevent event) {
-    return giving::waiting_for_event(event, [&] { return driver().cuEventQuery(event); });
+ECLIP_HOOK cuIpcOpenEventHandle(void* event, CUipcEventHandle handle) {
+    Dispatcher::get().distrust_events();
+    return driver().cuIpcOpenEventHandle(event, handle);
 }
 
 ECLIP_HOOK cuCtxSynchronize() {
@@ -278,11 +301,14 @@ ECLIP_PEER_3D(cuMemcpy3DPeer, Default::legacy)
 ECLIP_PEER_3D(cuMemcpy3DPeer_ptds, Default::thread)
 
 ECLIP_HOOK cuCtxRecordEvent(CUcontext context, CUevent event) {
-    return Dispatcher::get().context_event(context, event, false);
+    forget_event(event);
+    return Dispatcher::get().context_event(
+        context, event, false, [&] { return driver().cuCtxRecordEvent(context, event); });
 }
 
 ECLIP_HOOK cuCtxWaitEvent(CUcontext context, CUevent event) {
-    return Dispatcher::get().context_event(context, event, true);
+    return Dispatcher::get().context_event(
+        context, event, true, [&] { return driver().cuCtxWaitEvent(context, event); });
 }
 
 ECLIP_HOOK cuStreamDestroy(CUstream stream) {
