@@ -258,7 +258,7 @@ void meet(CUstream stream, Default meaning) {
 }
 
 bool cuts_graphs() { return on() && promise.tier == ECLIP_BACKGROUND; }
-double grain() { return wanted_grain(); }
+double grain() { return static_cast<double>(wanted_grain()); }
 
 Alone::Alone(CUstream stream, Default meaning) {
     if (inside || !cuts_graphs() || !paced.load()) return;

@@ -1,9 +1,8 @@
 // Graphs of background: how long they take, and parts of about the grain.
 //
-// A graph is launched whole until two launches of it were measured. If it takes longer than the grain
-// it is cut then, by the driver's clones and without a wait for the device. A part that takes longer
-// than twice the grain is cut again, a few times at most; where the plan has joints, they are where it
-// is cut first.
+// A graph is launched whole until two launches of it were measured. If it takes longer than twice the
+// grain it is cut then, by the driver's clones and without a wait for the device; so is a part of it,
+// later, a few times at most. Where the plan has joints, they are where it is cut first.
 #pragma once
 
 #include "executable.h"
@@ -13,8 +12,9 @@ namespace eclip {
 // Before a launch: read what was measured, and cut it if that tells so.
 void steer_parts(Executable& exec);
 
-// Cut an executable that its plan has joints for.
-void cut_at_joints(Executable& exec);
+// Cut a new executable, if its plan has joints for it, or if it was said how long a kernel takes
+// (ECLIP_KERNEL_US).
+void cut_new(Executable& exec);
 
 // Kernels may launch graphs of the program, and mean whole ones: from now on none is cut.
 void forbid_cutting();

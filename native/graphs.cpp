@@ -38,9 +38,9 @@ void finish_executable(Executable& made, CUgraphExec exec, uint64_t flags) {
     if (giving::cuts_graphs()) {
         if (flags & kDeviceLaunch) made.keep_whole("kernels may launch it");
         if (made.sequence.whole != nullptr) count(counters().whole_graphs);
-        cut_at_joints(made);
+        cut_new(made);
         for (auto& variant : made.variants)
-            if (variant != nullptr) cut_at_joints(*variant);
+            if (variant != nullptr) cut_new(*variant);
     }
 }
 

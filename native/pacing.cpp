@@ -20,6 +20,7 @@ namespace eclip::giving {
 namespace {
 
 constexpr int64_t kSpinNs = 50'000, kNapNs = 20'000;
+constexpr int64_t kGrainNs = 150'000;
 constexpr int64_t kQuietNs = 5'000'000, kLongestQuietNs = 100'000'000;
 constexpr int64_t kPatienceNs = 20'000'000, kLongestPatienceNs = 1'000'000'000;
 constexpr int64_t kAfterInterruptNs = 1'000'000'000;
@@ -29,7 +30,7 @@ constexpr uint32_t kMostLaunches = 512;
 constexpr uint32_t kWhole = 1 << 20;  // what a graph counts of which nobody knows how long it takes
 constexpr int64_t kLongStretch = 8;   // grains, above which one in flight keeps the device busy
 
-int64_t grain_ns = 150'000, patience_ns = kPatienceNs;
+int64_t grain_ns = kGrainNs, patience_ns = kPatienceNs;
 uint64_t depth = 2;
 double floor_part = 0;
 std::atomic<uint64_t> epoch{1};
@@ -326,11 +327,11 @@ void wait_while(const std::atomic<bool>& busy) {
     for (; busy.load(); now = monotonic_ns()) kept.look_later(now);
 }
 
-double wanted_grain() { return static_cast<double>(grain_ns); }
+int64_t wanted_grain() { return 1000 * number("ECLIP_GRAIN_US", 10, 100'000, kGrainNs / 1000); }
 
 void begin_background(double floor) {
     floor_part = floor;
-    grain_ns = 1000 * number("ECLIP_GRAIN_US", 10, 100'000, grain_ns / 1000);
+    grain_ns = wanted_grain();
     depth = static_cast<uint64_t>(number("ECLIP_DEPTH", 1, kRing / 2, 2));
     patience_ns = 1000 * number("ECLIP_PATIENCE_US", 1, 1'000'000, kPatienceNs / 1000);
     watch_interrupts();

@@ -47,7 +47,7 @@ constexpr double kOneLaunch = -1, kUnknownTime = 0;
 void pace(Line& line, CUstream stream, Default meaning, double graph_ns);
 // Keep the calling thread for as long as that is true; it takes no lock.
 void wait_while(const std::atomic<bool>& busy);
-double wanted_grain();
+int64_t wanted_grain();
 void forget_events();  // their contexts are about to end
 
 }  // namespace eclip::giving
