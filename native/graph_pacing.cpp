@@ -59,7 +59,7 @@ bool should_cut(const Executable& exec) {
         total_ns += ns;
         long_part |= ns > kLong * grain_ns && has_joint(exec, part);
     }
-    bool too_many = exec.parts.size() > 1 &&
+    bool too_many = exec.parts.size() > 1 && exec.joints.empty() &&
                     total_ns < kShort * grain_ns * static_cast<double>(exec.parts.size());
     return long_part || too_many;
 }

@@ -2,7 +2,8 @@
 //
 // A graph is launched whole until two launches of it were measured. If it takes longer than twice the
 // grain it is cut then, by the driver's clones and without a wait for the device; so is a part of it,
-// later, a few times at most. Where the plan has joints, they are where it is cut first.
+// later, a few times at most. Where the plan has joints, they are where it is cut first, however short
+// the parts are.
 #pragma once
 
 #include "executable.h"
