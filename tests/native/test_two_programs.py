@@ -35,7 +35,7 @@ from waiting import PATIENCE_S, until
 
 LONG = Promise(bound_ns=10**12, request_ns=1, some_ns=0, none_ns=0)
 STEADY = "while True: launch(1000)"  # a stretch each
-# Random programs' host functions wait for the program, and many stretches are wanted, of graphs too.
+# Random programs' host functions wait for the program; many stretches are wanted, of graphs too.
 QUICK = {"ECLIP_PATIENCE_US": "300", "ECLIP_GRAIN_US": "10", "ECLIP_KERNEL_US": "4"}
 GOING_ON = 5  # launches that show that a program does
 
