@@ -28,6 +28,10 @@ ECLIP_HANDLE(CUgraphExec);
 ECLIP_HANDLE(CUdevResourceDesc);
 #undef ECLIP_HANDLE
 
+struct CUipcEventHandle {
+    char reserved[64];
+};
+
 struct CUmemLocation {
     int type;
     int id;
@@ -71,7 +75,20 @@ enum CUgraphNodeType : int {
     kNodeMemcpy = 1,
     kNodeMemset = 2,
     kNodeHost = 3,
+    kNodeChild = 4,
     kNodeEmpty = 5,
+    kNodeEventWait = 6,
+    kNodeEventRecord = 7,
+    kNodeAllocate = 10,
+    kNodeFree = 11,
+    kNodeConditional = 13,
+};
+
+struct CUgraphEdgeData {
+    unsigned char from_port;
+    unsigned char to_port;
+    unsigned char type;  // 0: the usual one, 1: programmatic
+    unsigned char reserved[5];
 };
 
 struct CUlaunchAttribute {

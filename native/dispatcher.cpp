@@ -54,9 +54,21 @@ CUresult Dispatcher::destroy(CUstream raw, CUresult (*call)(CUstream)) {
     return call(raw);
 }
 
-void Dispatcher::begin_graph(CUstream raw, Default meaning, int worker) {
-    if (table().variants.empty()) return;
-    if (Stream* stream = attend(raw, meaning)) workers_.begin_serving(*stream, worker);
+int Dispatcher::begin_graph(CUstream raw, Default meaning, int worker) {
+    Stream* stream = table().variants.empty() ? nullptr : attend(raw, meaning);
+    if (stream == nullptr) return kMainVariant;
+    return workers_.variant_for(workers_.begin_serving(*stream, worker));
+}
+
+void Dispatcher::ended_at(const Ending& ending) {
+    auto end = [&](Stream& stream) {
+        {
+            Placing::Hold hold(placing_, stream);
+            if (stream.calls != ending.calls) return;  // it went on
+        }
+        ended(stream, ending.calls);
+    };
+    registry_.visit_one(ending.stream, ending.id, end);
 }
 
 }  // namespace eclip

@@ -5,9 +5,12 @@
 //   Workers   the plan: which lane a launch wishes for
 //   Placing   where a call may run, what it must wait for, and the call itself
 //   Captures  streams that capture, which take no part
+//   Events    behind which of a stream's calls they were recorded
 #pragma once
 
 #include "captures.h"
+#include "cutting.h"
+#include "events.h"
 #include "placing.h"
 #include "recording.h"
 #include "registry.h"
@@ -141,7 +144,61 @@ public:
 
     CUresult destroy(CUstream raw, CUresult (*call)(CUstream));
     void meet_unknown(const char* name);  // it is about to be called, and may take any stream
-    void begin_graph(CUstream raw, Default meaning, int worker);  // of this worker, is launched
+    int begin_graph(CUstream raw, Default meaning, int worker);  // of this worker; its variant
+
+    // An event is recorded where its stream's last work went.
+    template <class Call>
+    CUresult record_event(CUevent event, CUstream raw, Default meaning, Call&& call) {
+        events_.forget(event);
+        Stream* stream = attend(raw, meaning);
+        if (stream == nullptr || captures_.has(stream->home)) return call(raw);
+        Inside inside;
+        Placing::Hold hold(placing_, *stream);
+        CUresult status = placing_.make(*stream, hold, kFollow, true, raw, call).status;
+        if (status == CUDA_SUCCESS)
+            events_.note(event, {stream->home, stream->order->id, stream->calls});
+        return status;
+    }
+
+    // Wait for an event, or ask whether it is done: then all of its stream is, if nothing was called
+    // there since. It must be noted likewise before and after, for it may be recorded meanwhile.
+    template <class Call>
+    CUresult wait_for_event(CUevent event, Call&& call) {
+        std::optional<Ending> before = Inside::now() ? std::nullopt : events_.find(event);
+        CUresult status = call();
+        if (status != CUDA_SUCCESS || !before || events_.find(event) != before) return status;
+        Inside inside;
+        ended_at(*before);
+        return status;
+    }
+
+    // It is destroyed, or recorded where nobody looks.
+    void forget_event(CUevent event) { events_.forget(event); }
+    // Others than the program's own calls record events: what was noted of any may be out of date.
+    void distrust_events() { events_.stop(); }
+
+    // When recording: a graph on the stream's lane, `parts_on(lane)` one after another by
+    // `call(part, queue)`, each timed; without parts it is called as it is.
+    template <class PartsOn, class Call>
+    CUresult record_graph(CUstream raw, Default meaning, PartsOn&& parts_on, Call&& call) {
+        Stream* stream = attend(raw, meaning);
+        if (stream == nullptr || captures_.has(stream->home)) return call(nullptr, raw);
+        Inside inside;
+        Placing::Hold hold(placing_, *stream);
+        if (!stream->record_ready) open_record_lane(table(), setup_.pool(), *stream);
+        const std::vector<Part>& parts = parts_on(stream->record_lane);
+        size_t next = 0;  // what a lane has taken is not made again at home
+        auto all = [&](CUstream target) {
+            if (parts.empty()) return call(nullptr, target);
+            for (; next < parts.size(); ++next) {
+                CUresult status = record_part(*stream, parts[next], target, call);
+                if (status != CUDA_SUCCESS) return status;
+            }
+            return CUDA_SUCCESS;
+        };
+        int wish = parts.empty() ? kFollow : stream->record_lane;
+        return placing_.make(*stream, hold, wish, true, raw, all).status;
+    }
 
     Setup& setup() { return setup_; }
     Workers& workers() { return workers_; }
@@ -162,6 +219,28 @@ private:
     void join_home(Stream& stream);
     void ended(Stream& stream, uint64_t calls);
 
+    // What an event ends: a stream, up to so many calls.
+    struct Ending {
+        CUstream stream = nullptr;
+        uint64_t id = 0, calls = 0;
+        bool operator==(const Ending&) const = default;
+    };
+    void ended_at(const Ending& ending);
+
+    // Only what has kernels is timed: the rest is a pause between two of them.
+    template <class Call>
+    CUresult record_part(Stream& stream, const Part& part, CUstream target, Call& call) {
+        if (part.kernels.empty()) return call(&part, target);
+        Timing timing = begin_timing(target);
+        CUresult status = call(&part, target);
+        if (status == CUDA_SUCCESS)
+            end_timing(timing, target, recorded_worker(table(), stream), part.kernels,
+                       workers_.take_mark());
+        else
+            drop_timing(timing);
+        return status;
+    }
+
     template <class Call>
     CUresult record(Stream& stream, Placing::Hold& hold, const Launch& launch, CUstream raw,
                     Call& call) {
@@ -174,7 +253,7 @@ private:
                 return status;
             }
             uint32_t worker = recorded_worker(table(), stream);
-            end_timing(timing, target, worker, launch, workers_.take_mark());
+            end_timing(timing, target, worker, {launch}, workers_.take_mark());
             return status;
         };
         return placing_.make(stream, hold, stream.record_lane, true, raw, timed).status;
@@ -185,6 +264,7 @@ private:
     Workers workers_;
     Registry registry_;
     Captures captures_;
+    EventNotes<Ending> events_;
 };
 
 }  // namespace eclip

@@ -31,13 +31,13 @@ enum class Default { legacy, thread };
     CALL(cuGreenCtxStreamCreate, CUresult(CUstream*, CUgreenCtx, unsigned, int))              \
     CALL(cuPointerGetAttribute, CUresult(void*, int, CUdeviceptr))                            \
     CALL(cuStreamCreate, CUresult(CUstream*, unsigned))                                       \
+    CALL(cuStreamCreateWithPriority, CUresult(CUstream*, unsigned, int))                      \
     CALL(cuStreamGetFlags, CUresult(CUstream, unsigned*))                                     \
     CALL(cuStreamGetCtx, CUresult(CUstream, CUcontext*))                                      \
     CALL(cuStreamIsCapturing, CUresult(CUstream, int*))                                       \
     CALL(cuStreamIsCapturing_ptsz, CUresult(CUstream, int*))                                  \
     CALL(cuThreadExchangeStreamCaptureMode, CUresult(int*))                                   \
     CALL(cuEventCreate, CUresult(CUevent*, unsigned))                                         \
-    CALL(cuEventDestroy_v2, CUresult(CUevent))                                                \
     CALL(cuEventElapsedTime, CUresult(float*, CUevent, CUevent))                              \
     CALL(cuOccupancyMaxActiveBlocksPerMultiprocessor, CUresult(int*, CUfunction, int, size_t)) \
     CALL(cuOccupancyMaxActiveClusters, CUresult(int*, CUfunction, const CUlaunchConfig*))     \
@@ -46,7 +46,9 @@ enum class Default { legacy, thread };
     CALL(cuGraphKernelNodeSetAttribute, CUresult(CUgraphNode, int, const void*))              \
     CALL(cuFuncGetName, CUresult(const char**, CUfunction))                                   \
     CALL(cuKernelGetName, CUresult(const char**, CUkernel))                                   \
+    CALL(cuGraphChildGraphNodeGetGraph, CUresult(CUgraphNode, CUgraph*))                      \
     CALL(cuGraphClone, CUresult(CUgraph*, CUgraph))                                           \
+    CALL(cuGraphDestroyNode, CUresult(CUgraphNode))                                           \
     CALL(cuGraphDestroy, CUresult(CUgraph))                                                   \
     CALL(cuGraphGetNodes, CUresult(CUgraph, CUgraphNode*, size_t*))                           \
     CALL(cuGraphGetEdges_v2, CUresult(CUgraph, CUgraphNode*, CUgraphNode*, void*, size_t*))   \

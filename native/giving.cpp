@@ -7,6 +7,7 @@
 #include <new>
 
 #include "busy.h"
+#include "events.h"
 #include "lines.h"
 #include "names.h"
 #include "pacing.h"
@@ -23,7 +24,6 @@ namespace {
 
 constexpr int kNoDevice = -1;
 constexpr int kFunctions = 4096;
-constexpr int kEvents = 1024;
 
 Promise promise;
 double floor_part = 0;
@@ -120,11 +120,15 @@ uint64_t mix(uint64_t value) {
     return value ^ value >> 29;
 }
 
-uint64_t key_of(CUstream stream, Default meaning, CUcontext context) {
+uint64_t this_thread() {
     static std::atomic<uint64_t> next{2};
-    thread_local uint64_t thread = next.fetch_add(2);  // no address, and none of the others
+    thread_local uint64_t number = next.fetch_add(2);  // no address, and none of the others
+    return number;
+}
+
+uint64_t key_of(CUstream stream, Default meaning, CUcontext context) {
     if (stream == nullptr) stream = meaning == Default::thread ? kThreadStream : kLegacyStream;
-    if (stream == kThreadStream) return mix(thread) | 1;
+    if (stream == kThreadStream) return mix(this_thread()) | 1;
     auto word = reinterpret_cast<uint64_t>(stream);
     return mix(stream == kLegacyStream ? mix(reinterpret_cast<uint64_t>(context)) : word) | 1;
 }
@@ -150,6 +154,33 @@ int line_of(uint64_t key, bool make) {
     return make ? kSharedLine : -1;
 }
 
+int meeting_of(CUstream stream, CUcontext context, int own) {
+    unsigned flags = 0;
+    bool apart = stream != nullptr && stream != kLegacyStream &&
+                 driver().cuStreamGetFlags != nullptr &&
+                 driver().cuStreamGetFlags(stream, &flags) == CUDA_SUCCESS &&
+                 (flags & CU_STREAM_NON_BLOCKING) != 0;
+    return apart ? own : line_of(key_of(kLegacyStream, Default::legacy, context), true);
+}
+
+// --------------------------------------------------------------------------------------- threads
+
+Line& meeting_place(const Line& line) { return all_lines[line.meeting.load()]; }
+
+// A thread that launches where only another has launched so far says so first and then looks whether
+// that one is within a graph's parts, which says so first and then looks for others: one of them sees
+// the other.
+thread_local const Line* alone_at = nullptr;
+
+void meet_others(Line& place) {
+    if (alone_at == &place) return;
+    uint64_t seen = place.thread.load(std::memory_order_relaxed), mine = this_thread();
+    if (seen == mine || (seen == 0 && place.thread.compare_exchange_strong(seen, mine))) return;
+    if (seen == mine) return;
+    place.thread.store(kSeveralThreads);
+    if (place.in_parts.load()) wait_while(place.in_parts);
+}
+
 // ------------------------------------------------------------------------------------------ NCCL
 
 // One rank that waits keeps all others waiting, whose services wait with them.
@@ -167,17 +198,9 @@ void meet_function(CUfunction function) {
 
 // ---------------------------------------------------------------------------------------- events
 
-// What an event was last recorded behind. Where two events share a place, the later one has it, and
-// the other's line is asked by the thread that asks.
-struct Recorded {
-    std::atomic<CUevent> event{nullptr};
-    std::atomic<int> line{-1};
-    std::atomic<uint64_t> launches{0};
-};
-Recorded recorded[kEvents];
-
-Recorded& place_of(CUevent event) {
-    return recorded[mix(reinterpret_cast<uint64_t>(event)) % kEvents];
+EventNotes<Mark>& recorded() {
+    static EventNotes<Mark>& only = *new EventNotes<Mark>;
+    return only;
 }
 
 }  // namespace
@@ -189,8 +212,13 @@ int find_line(CUstream stream, Default meaning, CUcontext context) {
     int index = line_of(key_of(stream, meaning, context), true);
     Line& line = all_lines[index];
     bool own = stream == kThreadStream || (stream == nullptr && meaning == Default::thread);
-    if (own || index == kSharedLine || line.stream.load(std::memory_order_relaxed) != nullptr)
+    if (own || index == kSharedLine) {
+        if (line.meeting.load(std::memory_order_relaxed) < 0)
+            line.meeting.store(line_of(key_of(kLegacyStream, meaning, context), true));
         return index;
+    }
+    if (line.stream.load(std::memory_order_relaxed) != nullptr) return index;
+    line.meeting.store(meeting_of(stream, context, index));
     line.context.store(context);
     line.stream.store(stream != nullptr ? stream : kLegacyStream);
     return index;
@@ -206,15 +234,50 @@ bool read_state() {
     return state.load() != kOff;
 }
 
-void launch(CUstream stream, Default meaning, Work work, CUfunction function) {
+void launch(CUstream stream, Default meaning, Work work, CUfunction function, double work_ns) {
     if (inside) return;
     CUcontext context = attend();
     if (context == nullptr) return;
     if (work == Work::kernel) meet_function(function);
     if (capture_count.load() != 0 && captures(stream, meaning)) return;
     Line& line = line_at(find_line(stream, meaning, context));
-    if (promise.tier == ECLIP_SERVICE) raise_busy(line);
-    else if (paced.load(std::memory_order_relaxed)) pace(line, stream, meaning, work == Work::graph);
+    if (promise.tier == ECLIP_SERVICE) {
+        raise_busy(line);
+        return;
+    }
+    meet_others(meeting_place(line));
+    if (paced.load(std::memory_order_relaxed))
+        pace(line, stream, meaning, work == Work::graph ? work_ns : kOneLaunch);
+}
+
+void meet(CUstream stream, Default meaning) {
+    if (inside || promise.tier != ECLIP_BACKGROUND || state.load() != kJoined) return;
+    CUcontext context = attend();
+    if (context == nullptr || (capture_count.load() != 0 && captures(stream, meaning))) return;
+    meet_others(meeting_place(line_at(find_line(stream, meaning, context))));
+}
+
+bool cuts_graphs() { return on() && promise.tier == ECLIP_BACKGROUND; }
+double grain() { return static_cast<double>(wanted_grain()); }
+
+Alone::Alone(CUstream stream, Default meaning) {
+    if (inside || !cuts_graphs() || !paced.load()) return;
+    CUcontext context = attend();
+    if (context == nullptr || capture_count.load() != 0) return;
+    int index = find_line(stream, meaning, context);
+    Line& place = meeting_place(line_at(index));
+    // Two kinds of thread meet there that cannot be told apart.
+    if (index == kSharedLine || &place == &line_at(kSharedLine)) return;
+    meet_others(place);
+    place.in_parts.store(true);
+    if (place.thread.load() == this_thread()) alone_at = line_ = &place;
+    else place.in_parts.store(false);
+}
+
+Alone::~Alone() {
+    if (line_ == nullptr) return;
+    alone_at = nullptr;
+    line_->in_parts.store(false);
 }
 
 void record(CUevent event, CUstream stream, Default meaning) {
@@ -222,12 +285,10 @@ void record(CUevent event, CUstream stream, Default meaning) {
     CUcontext context = attend();
     if (context == nullptr) return;
     int line = find_line(stream, meaning, context);
-    Recorded& place = place_of(event);
-    place.event.store(nullptr);
-    place.line.store(line);
-    place.launches.store(line_at(line).launches.load());
-    place.event.store(event);
+    recorded().note(event, {line, line_at(line).launches.load(), 0});
 }
+
+void forget(CUevent event) { recorded().forget(event); }
 
 Mark mark_stream(CUstream stream, Default meaning) {
     if (inside || promise.tier != ECLIP_SERVICE || state.load() != kJoined) return {};
@@ -240,10 +301,7 @@ Mark mark_stream(CUstream stream, Default meaning) {
 
 Mark mark_event(CUevent event) {
     if (inside || promise.tier != ECLIP_SERVICE || state.load() != kJoined) return {};
-    Recorded& place = place_of(event);
-    if (place.event.load() != event) return {};
-    Mark mark{place.line.load(), place.launches.load(), 0};
-    return place.event.load() == event ? mark : Mark{};
+    return recorded().find(event).value_or(Mark{});
 }
 
 Mark mark_all() {

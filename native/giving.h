@@ -27,16 +27,45 @@ inline bool on() {
 
 enum class Work { kernel, graph, other };
 
-void launch(CUstream stream, Default meaning, Work work, CUfunction function);
+void launch(CUstream stream, Default meaning, Work work, CUfunction function, double work_ns);
+void meet(CUstream stream, Default meaning);
 void record(CUevent event, CUstream stream, Default meaning);
 void destroy(CUstream stream);
+void forget(CUevent event);
 void end_contexts();
 
-// Before work is given to the driver.
+// Before work is given to the driver; of a graph also how long it takes, if that is known.
 inline void launching(CUstream stream, Default meaning, Work work = Work::other,
-                      CUfunction function = nullptr) {
-    if (on()) launch(stream, meaning, work, function);
+                      CUfunction function = nullptr, double work_ns = 0) {
+    if (on()) launch(stream, meaning, work, function, work_ns);
 }
+inline void launching_graph(CUstream stream, Default meaning, double work_ns = 0) {
+    launching(stream, meaning, Work::graph, nullptr, work_ns);
+}
+
+// Before a call that takes its place in a stream and is not paced.
+inline void taking_place(CUstream stream, Default meaning) {
+    if (on()) meet(stream, meaning);
+}
+
+// Whether launches of graphs may be cut into parts here, and how long a part should take.
+bool cuts_graphs();
+double grain();
+
+// While it lives, no other thread's work comes between what the calling thread launches on a stream.
+// Granted only where no other thread has launched there so far, nor on a stream that orders itself
+// with it: those that come meanwhile wait. Not while anything captures.
+struct Line;
+class Alone {
+public:
+    Alone(CUstream stream, Default meaning);
+    ~Alone();
+    Alone(const Alone&) = delete;
+    bool granted() const { return line_ != nullptr; }
+
+private:
+    Line* line_ = nullptr;
+};
 
 // Before a call that follows its stream: a memset is work, the record of an event is none.
 inline void following(CUdeviceptr, CUstream stream, Default meaning) { launching(stream, meaning); }
@@ -44,6 +73,9 @@ inline void following(CUevent event, CUstream stream, Default meaning) {
     if (on()) record(event, stream, meaning);
 }
 
+inline void forgetting(CUevent event) {
+    if (on()) forget(event);
+}
 inline void destroying(CUstream stream) {
     if (on()) destroy(stream);
 }
@@ -97,7 +129,7 @@ constexpr bool copies_to_host(std::string_view symbol) {
 template <class Call>
 CUresult in_default(bool waits, Default meaning, Call&& call) {
     if (!on()) return call();
-    launch(nullptr, meaning, Work::other, nullptr);
+    launch(nullptr, meaning, Work::other, nullptr, 0);
     return waits ? waiting(nullptr, meaning, call) : call();
 }
 

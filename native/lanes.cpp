@@ -108,6 +108,23 @@ std::string make_lane(const Pool& pool, const TableLane& wanted, Lane& lane) {
     return "";
 }
 
+// Of all slices, and yet with a priority that the program's own streams do not have.
+std::string make_full_lane(const Pool& pool, const TableLane& wanted, Lane& lane) {
+    const Driver& real = driver();
+    int priority = cuda_priority(wanted.priority);
+    if (priority == 0 || real.cuStreamCreateWithPriority == nullptr) {
+        say("streams here have no priorities: the plan's are ignored");
+        return "";
+    }
+    CUresult status = real.cuEventCreate(&lane.event, CU_EVENT_DISABLE_TIMING);
+    if (status != CUDA_SUCCESS) return failed("cuEventCreate", status);
+    status = real.cuStreamCreateWithPriority(&lane.stream, CU_STREAM_NON_BLOCKING, priority);
+    if (status != CUDA_SUCCESS) return failed("cuStreamCreateWithPriority", status);
+    lane.priority = priority;
+    lane.context = pool.primary;
+    return "";
+}
+
 }  // namespace
 
 std::string add_lane(Pool& pool, const TableLane& wanted, int& number) {
@@ -145,9 +162,7 @@ std::string make_pool(const Table& table, Pool& pool) {
     for (const TableLane& wanted : table.lanes) {
         Lane lane;
         if (!wanted.full) wrong = make_lane(pool, wanted, lane);
-        if (wanted.full && wanted.priority > 0)
-            say("a lane of the whole device is the program's own stream: its priority in the plan is "
-                "ignored");
+        if (wanted.full && wanted.priority > 0) wrong = make_full_lane(pool, wanted, lane);
         if (!wrong.empty()) return wrong;
         pool.any |= lane.stream != nullptr;
         pool.lanes[pool.count++] = lane;

@@ -16,7 +16,8 @@
 namespace eclip {
 
 struct Lane {
-    CUstream stream = nullptr;  // none where all slices are meant: the user's own stream serves
+    // None where all slices and no priority are meant: the user's own stream serves.
+    CUstream stream = nullptr;
     CUcontext context = nullptr;
     CUevent event = nullptr;  // recorded for each barrier; a wait keeps what it has seen
     int priority = 0;         // as CUDA counts: lower goes first, 0 is what streams have by default

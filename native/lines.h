@@ -20,8 +20,14 @@ struct alignas(64) Line {
     std::atomic<int64_t> since{0};  // the oldest launch that nobody has waited for; 0: there is none
     std::atomic<CUstream> stream{nullptr};  // by which another thread may ask; none: it may not
     std::atomic<CUcontext> context{nullptr};
+    // Where threads meet that launch here: of the default stream and those that order themselves with
+    // it this is the default stream's line, of others their own.
+    std::atomic<int> meeting{-1};
+    std::atomic<uint64_t> thread{0};      // the only one so far; kSeveralThreads
+    std::atomic<bool> in_parts{false};    // it launches a graph in parts, which belong together
     Pace pace;
 };
+constexpr uint64_t kSeveralThreads = ~uint64_t{0};
 
 constexpr int kLines = 1024;
 constexpr int kSharedLine = kLines;  // beyond those

@@ -20,16 +20,17 @@ namespace eclip::giving {
 namespace {
 
 constexpr int64_t kSpinNs = 50'000, kNapNs = 20'000;
+constexpr int64_t kGrainNs = 150'000;
 constexpr int64_t kQuietNs = 5'000'000, kLongestQuietNs = 100'000'000;
 constexpr int64_t kPatienceNs = 20'000'000, kLongestPatienceNs = 1'000'000'000;
 constexpr int64_t kAfterInterruptNs = 1'000'000'000;
 constexpr int64_t kBankedNs = 100'000'000;  // as in runtime/reactions.py
 constexpr int kMostGivenUp = 3;
 constexpr uint32_t kMostLaunches = 512;
-constexpr uint32_t kWhole = 1 << 20;  // what a graph counts: it ends its stretch
+constexpr uint32_t kWhole = 1 << 20;  // what a graph counts of which nobody knows how long it takes
 constexpr int64_t kLongStretch = 8;   // grains, above which one in flight keeps the device busy
 
-int64_t grain_ns = 150'000, patience_ns = kPatienceNs;
+int64_t grain_ns = kGrainNs, patience_ns = kPatienceNs;
 uint64_t depth = 2;
 double floor_part = 0;
 std::atomic<uint64_t> epoch{1};
@@ -310,21 +311,38 @@ bool stands_still(Pace& pace) {
     return false;
 }
 
+// In launches: a stretch of the quota takes about the grain.
+uint32_t weigh(double graph_ns, uint32_t quota) {
+    if (graph_ns == kOneLaunch) return 1;
+    if (graph_ns == kUnknownTime) return kWhole;
+    double launches = graph_ns * quota / static_cast<double>(grain_ns);
+    return static_cast<uint32_t>(std::clamp<double>(launches, 1, kWhole));
+}
+
 }  // namespace
+
+void wait_while(const std::atomic<bool>& busy) {
+    int64_t now = monotonic_ns();
+    Kept kept(now);
+    for (; busy.load(); now = monotonic_ns()) kept.look_later(now);
+}
+
+int64_t wanted_grain() { return 1000 * number("ECLIP_GRAIN_US", 10, 100'000, kGrainNs / 1000); }
 
 void begin_background(double floor) {
     floor_part = floor;
-    grain_ns = 1000 * number("ECLIP_GRAIN_US", 10, 100'000, grain_ns / 1000);
+    grain_ns = wanted_grain();
     depth = static_cast<uint64_t>(number("ECLIP_DEPTH", 1, kRing / 2, 2));
     patience_ns = 1000 * number("ECLIP_PATIENCE_US", 1, 1'000'000, kPatienceNs / 1000);
     watch_interrupts();
 }
 
-void pace(Line& line, CUstream stream, Default meaning, bool graph) {
+void pace(Line& line, CUstream stream, Default meaning, double graph_ns) {
     if (capture_count.load() != 0) return;
     Pace& pace = line.pace;
-    const uint32_t weight = graph ? kWhole : 1;
-    bool full = pace.launched.fetch_add(weight) >= pace.quota.load(std::memory_order_relaxed);
+    const uint32_t quota = pace.quota.load(std::memory_order_relaxed);
+    const uint32_t weight = weigh(graph_ns, quota);
+    bool full = pace.launched.fetch_add(weight) >= quota;
     bool busy = a_service_may_be_busy() && must_hold(monotonic_ns());
     if (!full && !busy) return;
     Inside ours;

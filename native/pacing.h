@@ -25,7 +25,7 @@ constexpr int kRing = 8;  // stretches remembered: those in flight, and one befo
 struct Stretch {
     CUevent event = nullptr;
     uint32_t launches = 0;
-    bool apart = false;  // says nothing about how long launches take: after a hold, or a graph
+    bool apart = false;  // says nothing about how long launches take: after a hold, or a new graph
 };
 
 struct Pace {
@@ -42,7 +42,12 @@ struct Pace {
 };
 
 void begin_background(double floor);  // once the process has its row
-void pace(Line& line, CUstream stream, Default meaning, bool graph);
+// A graph takes so long, or, if that is not known, as long as it likes. Anything else is one launch.
+constexpr double kOneLaunch = -1, kUnknownTime = 0;
+void pace(Line& line, CUstream stream, Default meaning, double graph_ns);
+// Keep the calling thread for as long as that is true; it takes no lock.
+void wait_while(const std::atomic<bool>& busy);
+int64_t wanted_grain();
 void forget_events();  // their contexts are about to end
 
 }  // namespace eclip::giving

@@ -23,7 +23,7 @@ struct Pair {
 struct Timed {  // without events: a mark
     Pair pair;
     uint32_t worker;
-    Launch launch;
+    std::vector<Launch> launches;
 };
 
 int blocks_per_unit(const Launch& launch);
@@ -121,14 +121,21 @@ private:
             long long gap = last.end != nullptr ? elapsed_ns(last.end, timed.pair.begin) : 0;
             if (last.end != nullptr) unused_.push_back(last);
             last = timed.pair;
-            const Launch& launch = timed.launch;
             if (file_ == nullptr) continue;
-            fprintf(file_, "K %u %lld %lld %u %u %u %u %u %u %u %u %d %s\n", timed.worker, busy,
-                    gap < 0 ? 0 : gap, launch.grid[0], launch.grid[1], launch.grid[2],
-                    launch.block[0], launch.block[1], launch.block[2], launch.shared_bytes,
-                    launch.cluster, blocks_per_unit(launch), function_name(launch.function));
+            busy /= static_cast<long long>(timed.launches.size());
+            for (const Launch& launch : timed.launches) {
+                write_kernel(timed.worker, busy, gap < 0 ? 0 : gap, launch);
+                gap = 0;
+            }
         }
         pending_.erase(pending_.begin(), pending_.begin() + static_cast<long>(done));
+    }
+
+    void write_kernel(uint32_t worker, long long busy, long long gap, const Launch& launch) {
+        fprintf(file_, "K %u %lld %lld %u %u %u %u %u %u %u %u %d %s\n", worker, busy, gap,
+                launch.grid[0], launch.grid[1], launch.grid[2], launch.block[0], launch.block[1],
+                launch.block[2], launch.shared_bytes, launch.cluster, blocks_per_unit(launch),
+                function_name(launch.function));
     }
 
     std::mutex lock_;
@@ -185,11 +192,11 @@ Timing begin_timing(CUstream target) {
 
 void drop_timing(const Timing& timing) { Log::get().give_back({timing.begin, timing.end}); }
 
-void end_timing(const Timing& timing, CUstream target, uint32_t worker, const Launch& launch,
-                bool marked) {
+void end_timing(const Timing& timing, CUstream target, uint32_t worker,
+                const std::vector<Launch>& launches, bool marked) {
     driver().cuEventRecord(timing.end, target);
     if (marked) Log::get().mark(worker);
-    Log::get().add({{timing.begin, timing.end}, worker, launch});
+    Log::get().add({{timing.begin, timing.end}, worker, launches});
 }
 
 }  // namespace eclip

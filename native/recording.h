@@ -8,6 +8,8 @@
 //                                 that a request begins
 #pragma once
 
+#include <vector>
+
 #include "lanes.h"
 #include "names.h"
 #include "stream.h"
@@ -35,7 +37,8 @@ struct Timing {
 };
 Timing begin_timing(CUstream target);
 void drop_timing(const Timing& timing);
-void end_timing(const Timing& timing, CUstream target, uint32_t worker, const Launch& launch,
-                bool marked);
+// Several kernels share its time alike.
+void end_timing(const Timing& timing, CUstream target, uint32_t worker,
+                const std::vector<Launch>& launches, bool marked);
 
 }  // namespace eclip

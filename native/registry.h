@@ -36,6 +36,20 @@ public:
         visit(legacy_);
     }
 
+    // The one with this number, if it still is and may be seen by the calling thread.
+    template <class Visit>
+    void visit_one(CUstream raw, uint64_t id, Visit&& visit) {
+        if (raw == kLegacyStream) return visit(legacy_);
+        if (raw == kThreadStream) {
+            Stream* own = thread_state().own.get();
+            if (own != nullptr && own->order->id == id) visit(*own);
+            return;
+        }
+        std::shared_lock hold(lock_);
+        auto known = streams_.find(raw);
+        if (known != streams_.end() && known->second->order->id == id) visit(*known->second);
+    }
+
 private:
     Stream* find_default(CUstream raw, CUcontext ours);
     Stream* look_up(CUstream raw, CUcontext ours);

@@ -4,50 +4,12 @@
 #include <atomic>
 
 #include "dispatcher.h"
+#include "giving.h"
 
 namespace eclip {
 namespace {
 
-// The nodes of a graph in launch order: each after all it depends on, otherwise as they were added.
-CUresult launch_order(CUgraph graph, std::vector<CUgraphNode>& ordered) {
-    const Driver& real = driver();
-    size_t count = 0, edges = 0;
-    CUresult status = real.cuGraphGetNodes(graph, nullptr, &count);
-    if (status != CUDA_SUCCESS || count == 0) return status;
-    std::vector<CUgraphNode> nodes(count);
-    status = real.cuGraphGetNodes(graph, nodes.data(), &count);
-    if (status == CUDA_SUCCESS) status = real.cuGraphGetEdges_v2(graph, nullptr, nullptr, nullptr, &edges);
-    if (status != CUDA_SUCCESS) return status;
-    std::vector<CUgraphNode> from(edges), to(edges);
-    std::vector<unsigned char> data(edges * 8);  // kinds of edges: eight bytes each
-    if (edges > 0) status = real.cuGraphGetEdges_v2(graph, from.data(), to.data(), data.data(), &edges);
-    if (status != CUDA_SUCCESS) return status;
-    std::unordered_map<CUgraphNode, size_t> rank(count);
-    for (size_t index = 0; index < count; ++index) rank[nodes[index]] = index;
-    std::vector<int> waits(count);
-    std::vector<std::vector<size_t>> after(count);
-    for (size_t edge = 0; edge < edges; ++edge) {
-        ++waits[rank[to[edge]]];
-        after[rank[from[edge]]].push_back(rank[to[edge]]);
-    }
-    std::vector<size_t> ready;  // a heap, the lowest rank first
-    auto later = std::greater<size_t>();
-    for (size_t index = 0; index < count; ++index)
-        if (waits[index] == 0) ready.push_back(index);
-    std::make_heap(ready.begin(), ready.end(), later);
-    while (!ready.empty()) {
-        std::pop_heap(ready.begin(), ready.end(), later);
-        size_t index = ready.back();
-        ready.pop_back();
-        ordered.push_back(nodes[index]);
-        for (size_t follower : after[index])
-            if (--waits[follower] == 0) {
-                ready.push_back(follower);
-                std::push_heap(ready.begin(), ready.end(), later);
-            }
-    }
-    return CUDA_SUCCESS;
-}
+constexpr int kMostVariants = 7;  // of one graph: each is an executable more
 
 // How a graph's kernels agree with a worker's trace.
 struct Match {
@@ -84,15 +46,23 @@ Match match(const TableWorker& worker, const std::vector<uint64_t>& identities) 
     return found;
 }
 
+// A kernel's clusters; of one block where it has none, or the driver does not know them.
+CUlaunchAttribute read_cluster(CUgraphNode node) {
+    auto ask = driver().cuGraphKernelNodeGetAttribute;
+    CUlaunchAttribute attribute{};
+    attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    bool known = ask != nullptr && ask(node, attribute.id, &attribute.bytes) == CUDA_SUCCESS &&
+                 attribute.cluster[0] * attribute.cluster[1] * attribute.cluster[2] > 0;
+    if (!known) std::fill(attribute.cluster, attribute.cluster + 3, 1u);
+    return attribute;
+}
+
 // Whether a kernel's clusters can be resident on a lane; without clusters it always fits.
 bool fits(CUgraphNode node, const KernelNodeParams& params, CUstream lane) {
     const Driver& real = driver();
-    if (real.cuGraphKernelNodeGetAttribute == nullptr || real.cuOccupancyMaxActiveClusters == nullptr)
-        return true;  // a driver without clusters
-    CUlaunchAttribute attribute{};
-    attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-    if (real.cuGraphKernelNodeGetAttribute(node, attribute.id, &attribute.bytes) != CUDA_SUCCESS ||
-        attribute.cluster[0] * attribute.cluster[1] * attribute.cluster[2] <= 1)
+    CUlaunchAttribute attribute = read_cluster(node);
+    if (real.cuOccupancyMaxActiveClusters == nullptr ||
+        attribute.cluster[0] * attribute.cluster[1] * attribute.cluster[2] == 1)
         return true;
     CUfunction function = params.func;
     if (params.kern != nullptr && real.cuKernelGetFunction(&function, params.kern) != CUDA_SUCCESS)
@@ -105,14 +75,12 @@ bool fits(CUgraphNode node, const KernelNodeParams& params, CUstream lane) {
            clusters > 0;
 }
 
+// What is planned for a graph, node by node.
 struct Plan {
     int worker = -1;
-    std::vector<CUgraphNode> nodes;
-    std::vector<int> types;
     std::vector<KernelNodeParams> params;  // of kernels; their arguments stay the node's
-    std::vector<int> lanes;                // kHome: stays
+    std::vector<int> positions;            // of kernels in the worker's trace, -1 where it has none
     size_t kernels = 0, planned = 0;
-    bool moves = false;
 };
 
 // Lanes are of one context: what belongs to another must not move there. The driver may not say
@@ -124,38 +92,29 @@ bool is_of_lanes(const KernelNodeParams& params) {
 }
 
 // What is known of every kernel of a graph, in launch order; false where it is left as it is.
-bool read_graph(CUgraph graph, Plan& plan, std::vector<uint64_t>& identities) {
+bool read_kernels(const Sequence& sequence, Plan& plan, std::vector<uint64_t>& identities) {
     Dispatcher& dispatcher = Dispatcher::get();
-    const Driver& real = driver();
-    if (launch_order(graph, plan.nodes) != CUDA_SUCCESS) return false;
-    for (CUgraphNode node : plan.nodes) {
-        int type = -1;
-        if (real.cuGraphNodeGetType(node, &type) != CUDA_SUCCESS) return false;
-        plan.types.push_back(type);
+    for (size_t place = 0; place < sequence.size(); ++place) {
         KernelNodeParams& params = plan.params.emplace_back();
-        if (type != kNodeKernel) continue;
-        if (real.cuGraphKernelNodeGetParams_v2(node, &params) != CUDA_SUCCESS) return false;
+        if (sequence.nodes[place].type != kNodeKernel) continue;
+        if (driver().cuGraphKernelNodeGetParams_v2(sequence.handles[place], &params) != CUDA_SUCCESS)
+            return false;
         if (!is_of_lanes(params)) {
             say("a graph of another device or context than the plan's runs as it is");
             return false;
         }
-        Launch launch{params.kern ? reinterpret_cast<CUfunction>(params.kern) : params.func,
-                      {params.grid[0], params.grid[1], params.grid[2]},
-                      {params.block[0], params.block[1], params.block[2]},
-                      params.sharedMemBytes, 1};
-        identities.push_back(dispatcher.workers().identify(launch));
+        identities.push_back(dispatcher.workers().identify(launch_of(sequence.handles[place], params)));
     }
     plan.kernels = identities.size();
     return !identities.empty();
 }
 
-// Whose graph it is, or nobody's; workers alike take turns. An update's worker is given.
-int choose_worker(const std::vector<uint64_t>& identities, int wanted, Match& chosen) {
+// Whose graph it is, or nobody's; workers alike take turns.
+int choose_worker(const std::vector<uint64_t>& identities, Match& chosen) {
     const Table& table = Dispatcher::get().table();
     static std::atomic<int> graphs_of[kMostWorkers];
     int best = -1;
     for (int worker = 0; worker < static_cast<int>(table.workers.size()); ++worker) {
-        if (wanted >= 0 && worker != wanted) continue;
         Match found = match(table.workers[worker], identities);
         bool better = best < 0 || found.in_place > chosen.in_place ||
                       (found.in_place == chosen.in_place && graphs_of[worker] < graphs_of[best]);
@@ -163,7 +122,7 @@ int choose_worker(const std::vector<uint64_t>& identities, int wanted, Match& ch
         best = worker;
         chosen = std::move(found);
     }
-    if (wanted >= 0 || best < 0) return best;
+    if (best < 0) return best;
     if (!chosen.is_of(table.workers[best])) {
         say("a graph of %zu kernels is not in the plan (%zu of them are) and runs on the whole device",
             identities.size(), chosen.covered);
@@ -174,44 +133,59 @@ int choose_worker(const std::vector<uint64_t>& identities, int wanted, Match& ch
     return best;
 }
 
-// Which lane every node goes to; false where the graph is nobody's. An update's worker is given.
-bool plan_graph(CUgraph graph, int wanted_worker, Plan& plan) {
-    Dispatcher& dispatcher = Dispatcher::get();
+// Which places of its worker's trace a graph's kernels have; false where the graph is nobody's.
+bool plan_graph(const Sequence& sequence, Plan& plan) {
     std::vector<uint64_t> identities;
-    if (!read_graph(graph, plan, identities)) return false;
+    if (!read_kernels(sequence, plan, identities)) return false;
     Match chosen;
-    plan.worker = choose_worker(identities, wanted_worker, chosen);
+    plan.worker = choose_worker(identities, chosen);
     if (plan.worker < 0) return false;
-    if (!dispatcher.table().variants.empty())
-        say("graphs take the plan's variant for all workers active");
+    size_t seen = 0;
+    for (const Sequence::Node& node : sequence.nodes)
+        plan.positions.push_back(node.type == kNodeKernel ? chosen.positions[seen++] : -1);
+    for (int position : chosen.positions) plan.planned += position >= 0;
+    return true;
+}
+
+// The lane of every node in one of the plan's variants; kHome: it stays.
+std::vector<int> choose_lanes(const Sequence& sequence, const Plan& plan, int variant) {
+    Dispatcher& dispatcher = Dispatcher::get();
     std::vector<int> kernel_lanes;
-    for (int position : chosen.positions) {
+    for (size_t place = 0; place < sequence.size(); ++place) {
+        if (sequence.nodes[place].type != kNodeKernel) continue;
         int before = kernel_lanes.empty() ? kFollow : kernel_lanes.back();
-        if (position >= 0) ++plan.planned;
+        int position = plan.positions[place];
         // One that the trace does not have stays with its neighbour: two switches cost more.
         kernel_lanes.push_back(
             position < 0 ? before
                          : dispatcher.workers().lane_of(
-                               {plan.worker, static_cast<uint32_t>(position), false}, kMainVariant));
+                               {plan.worker, static_cast<uint32_t>(position), false}, variant));
     }
     auto first = std::find_if(kernel_lanes.begin(), kernel_lanes.end(),
                               [](int lane) { return lane != kFollow; });
     std::fill(kernel_lanes.begin(), first, first == kernel_lanes.end() ? kHome : *first);
+    std::vector<int> lanes;
     size_t seen = 0;  // memory nodes go with the kernel that follows them, or the last
-    for (size_t index = 0; index < plan.types.size(); ++index) {
-        int type = plan.types[index];
-        bool moves = type == kNodeKernel || type == kNodeMemset || type == kNodeMemcpy;
-        int lane = moves ? kernel_lanes[std::min(seen, plan.kernels - 1)] : kHome;
-        if (type == kNodeKernel) {
-            ++seen;
-            if (lane >= 0 && !fits(plan.nodes[index], plan.params[index],
-                                   dispatcher.pool().lanes[lane].stream))
-                lane = kHome;
-        }
-        plan.lanes.push_back(lane);
-        if (lane >= 0) plan.moves = true;
+    for (size_t place = 0; place < sequence.size(); ++place) {
+        int type = sequence.nodes[place].type;
+        int lane = can_move(type) ? kernel_lanes[std::min(seen, plan.kernels - 1)] : kHome;
+        seen += type == kNodeKernel;
+        if (type == kNodeKernel && lane >= 0 &&
+            !fits(sequence.handles[place], plan.params[place], dispatcher.pool().lanes[lane].stream))
+            lane = kHome;
+        lanes.push_back(lane);
     }
-    return true;
+    return lanes;
+}
+
+// Where the plan has joints for the worker, by the graph's places.
+std::vector<size_t> find_joints(const Plan& plan) {
+    const auto& kernels = Dispatcher::get().table().workers[plan.worker].kernels;
+    std::vector<size_t> joints;
+    for (size_t place = 1; place < plan.positions.size(); ++place)
+        if (plan.positions[place] > 0 && kernels[plan.positions[place]].joint != 0)
+            joints.push_back(place);
+    return joints;
 }
 
 // A node has a priority of its own: the stream that its graph is launched on gives it none.
@@ -225,79 +199,196 @@ CUresult prefer(CUgraphNode twin, int priority) {
     return CUDA_SUCCESS;
 }
 
-CUresult move_node(CUgraphNode node, CUgraphNode twin, int type, KernelNodeParams kernel,
-                   const Lane& lane) {
+CUresult move_node(CUgraphNode twin, int type, const Lane& lane) {
     const Driver& real = driver();
-    CUcontext context = lane.context;
     GraphNodeParams params{};
     params.type = type;
     if (type == kNodeKernel) {
+        KernelNodeParams kernel{};
+        CUresult status = real.cuGraphKernelNodeGetParams_v2(twin, &kernel);
+        if (status != CUDA_SUCCESS) return status;
         // A function belongs to one context, a kernel to none: only the latter can move.
-        if (kernel.kern == nullptr) return CUDA_SUCCESS;
-        kernel.func = nullptr;
-        kernel.ctx = context;
-        CUresult status = real.cuGraphKernelNodeSetParams_v2(twin, &kernel);
+        if (kernel.kern == nullptr && kernel.ctx != lane.context) return CUDA_SUCCESS;
+        if (kernel.kern != nullptr) {
+            kernel.func = nullptr;
+            kernel.ctx = lane.context;
+            status = real.cuGraphKernelNodeSetParams_v2(twin, &kernel);
+        }
         return status == CUDA_SUCCESS ? prefer(twin, lane.priority) : status;
     }
     if (type == kNodeMemset) {
-        CUresult status = real.cuGraphMemsetNodeGetParams(node, &params.memset);
+        CUresult status = real.cuGraphMemsetNodeGetParams(twin, &params.memset);
         if (status != CUDA_SUCCESS) return status;
-        params.memset.ctx = context;
+        params.memset.ctx = lane.context;
     } else {
-        CUresult status = real.cuGraphMemcpyNodeGetParams(node, params.memcpy.copy3d);
+        CUresult status = real.cuGraphMemcpyNodeGetParams(twin, params.memcpy.copy3d);
         if (status != CUDA_SUCCESS) return status;
-        params.memcpy.copyCtx = context;
+        params.memcpy.copyCtx = lane.context;
     }
     return real.cuGraphNodeSetParams(twin, &params);
 }
 
-}  // namespace
+// An executable for the graph that is made from it or from a clone.
+std::unique_ptr<Executable> make_executable(const Sequence& sequence, int worker) {
+    auto made = std::make_unique<Executable>();
+    made->worker = worker;
+    made->sequence = sequence;
+    for (size_t place = 0; place < sequence.size(); ++place) {
+        made->places[sequence.handles[place]] = place;
+        made->nodes.push_back({sequence.handles[place]});
+    }
+    return made;
+}
 
-std::unique_ptr<Rehomed> rehome(CUgraph graph, int worker) {
+// Of a clone with its nodes on these lanes; none where the driver refuses.
+std::unique_ptr<Executable> make_on_lanes(CUgraph graph, const Sequence& sequence, const Plan& plan,
+                                          const std::vector<int>& lanes) {
+    auto made = make_executable(sequence, plan.worker);
+    std::vector<CUgraphNode> twins;
+    CUresult status = clone_on_lanes(graph, sequence, sequence.handles, lanes, made->clone, twins);
+    if (status != CUDA_SUCCESS) {
+        say("a graph cannot be placed on lanes (status %d) and runs unplanned", status);
+        return nullptr;
+    }
+    made->moved = true;
+    made->stored = made->clone;
+    for (size_t place = 0; place < sequence.size(); ++place) {
+        Placed& placed = made->nodes[place];
+        placed.twin = placed.stored = twins[place];
+        placed.lane = lanes[place];
+    }
+    return made;
+}
+
+// As the user made it, with a clone from which parts can be made.
+std::unique_ptr<Executable> make_at_home(CUgraph graph, const Sequence& sequence, int worker) {
+    auto made = make_executable(sequence, worker);
+    std::vector<CUgraphNode> twins;
+    CUresult status = clone_on_lanes(graph, sequence, sequence.handles,
+                                     std::vector<int>(sequence.size(), kHome), made->stored, twins);
+    if (status != CUDA_SUCCESS) {
+        if (sequence.whole == nullptr) made->keep_whole("it cannot be cloned");
+        return made;
+    }
+    for (size_t place = 0; place < sequence.size(); ++place) made->nodes[place].stored = twins[place];
+    return made;
+}
+
+bool can_rehome() {
     Dispatcher& dispatcher = Dispatcher::get();
     const Driver& real = driver();
     if (!dispatcher.on() || !dispatcher.setup().planning() || dispatcher.table().mode != Mode::plan ||
         !dispatcher.pool().any)
-        return nullptr;
-    if (real.cuGraphNodeSetParams == nullptr || real.cuGraphGetEdges_v2 == nullptr ||
-        real.cuGraphKernelNodeGetParams_v2 == nullptr) {
-        say("this driver cannot re-home graphs (CUDA 12.3 or newer can); they run unplanned");
-        return nullptr;
+        return false;
+    if (real.cuGraphNodeSetParams != nullptr && real.cuGraphGetEdges_v2 != nullptr &&
+        real.cuGraphKernelNodeGetParams_v2 != nullptr)
+        return true;
+    say("this driver cannot re-home graphs (CUDA 12.3 or newer can); they run unplanned");
+    return false;
+}
+
+// For every variant of the plan that has this worker on other lanes an executable of its own.
+void add_variants(CUgraph graph, const Plan& plan, Executable& main, const std::vector<int>& lanes) {
+    const auto& variants = Dispatcher::get().table().variants;
+    std::vector<std::vector<int>> known;
+    for (size_t variant = 0; variant < variants.size(); ++variant) {
+        if ((variants[variant].active >> plan.worker & 1) == 0) continue;
+        std::vector<int> others = choose_lanes(main.sequence, plan, static_cast<int>(variant));
+        if (others == lanes) continue;
+        auto same = std::find(known.begin(), known.end(), others);
+        if (same == known.end()) {
+            if (known.size() == kMostVariants) {
+                say("a graph keeps %d variants of the plan; further ones run as for all workers",
+                    kMostVariants);
+                return;
+            }
+            auto made = make_on_lanes(graph, main.sequence, plan, others);
+            if (made == nullptr) return;
+            made->joints = main.joints;
+            main.variants.push_back(std::move(made));
+            same = known.insert(known.end(), others);
+        }
+        main.variant_of[static_cast<int>(variant)] = static_cast<size_t>(same - known.begin());
     }
+}
+
+// With what child graphs hold, if the driver says where that is in a clone.
+CUresult read_placeable(CUgraph graph, Sequence& sequence) {
+    CUresult status = read_sequence(graph, true, sequence);
+    bool nested = std::any_of(sequence.nodes.begin(), sequence.nodes.end(),
+                              [](const Sequence::Node& node) { return node.parent >= 0; });
+    if (status != CUDA_SUCCESS || !nested || sequence.whole != nullptr) return status;
+    CUgraph clone = nullptr;
+    std::vector<CUgraphNode> twins;
+    if (clone_on_lanes(graph, sequence, sequence.handles, std::vector<int>(sequence.size(), kHome),
+                       clone, twins) == CUDA_SUCCESS) {
+        driver().cuGraphDestroy(clone);
+        return CUDA_SUCCESS;
+    }
+    return read_sequence(graph, false, sequence);
+}
+
+}  // namespace
+
+bool can_move(int type) {
+    return type == kNodeKernel || type == kNodeMemset || type == kNodeMemcpy;
+}
+
+Launch launch_of(CUgraphNode node, const KernelNodeParams& params) {
+    const CUlaunchAttribute attribute = read_cluster(node);
+    const unsigned* cluster = attribute.cluster;
+    return {params.kern ? reinterpret_cast<CUfunction>(params.kern) : params.func,
+            {params.grid[0], params.grid[1], params.grid[2]},
+            {params.block[0], params.block[1], params.block[2]},
+            params.sharedMemBytes, cluster[0] * cluster[1] * cluster[2]};
+}
+
+CUcontext context_of_lane(int lane) {
+    return lane >= 0 ? Dispatcher::get().pool().lanes[lane].context : nullptr;
+}
+
+CUresult clone_on_lanes(CUgraph graph, const Sequence& sequence,
+                        const std::vector<CUgraphNode>& handles, const std::vector<int>& lanes,
+                        CUgraph& clone, std::vector<CUgraphNode>& twins) {
+    CUresult status = driver().cuGraphClone(&clone, graph);
+    if (status != CUDA_SUCCESS) return status;
+    status = find_in_clone(sequence, handles, clone, twins);
+    for (size_t place = 0; place < sequence.size() && status == CUDA_SUCCESS; ++place)
+        if (lanes[place] >= 0)
+            status = move_node(twins[place], sequence.nodes[place].type,
+                               Dispatcher::get().pool().lanes[lanes[place]]);
+    if (status != CUDA_SUCCESS) {
+        driver().cuGraphDestroy(clone);
+        clone = nullptr;
+    }
+    return status;
+}
+
+std::unique_ptr<Executable> keep_graph(CUgraph graph) {
+    Sequence sequence;
+    const bool cuts = giving::cuts_graphs(), plans = can_rehome();
+    Dispatcher& dispatcher = Dispatcher::get();
+    const bool records = dispatcher.on() && dispatcher.table().mode == Mode::record;
+    if (!cuts && !dispatcher.on()) return nullptr;
+    CUresult status = read_placeable(graph, sequence);
+    if (status != CUDA_SUCCESS || sequence.records_events) dispatcher.distrust_events();
+    if (status != CUDA_SUCCESS) return nullptr;
     Plan plan;
-    if (!plan_graph(graph, worker, plan)) return nullptr;
-    if (worker < 0) {
-        Counters& counts = counters();
-        count(counts.graphs);
-        count(counts.graph_kernels, plan.kernels);
-        count(counts.graph_planned, plan.planned);
-        if (!plan.moves) return nullptr;  // all on the whole device: it can stay as it is
-    }
-    auto made = std::make_unique<Rehomed>();
-    made->worker = plan.worker;
-    made->order = plan.nodes;
-    made->nodes.reserve(plan.nodes.size());
-    CUresult status = real.cuGraphClone(&made->clone, graph);
-    if (status != CUDA_SUCCESS) {
-        say("a graph cannot be cloned (status %d) and runs unplanned", status);
-        return nullptr;
-    }
-    for (size_t index = 0; index < plan.nodes.size() && status == CUDA_SUCCESS; ++index) {
-        CUgraphNode twin = nullptr;
-        status = real.cuGraphNodeFindInClone(&twin, plan.nodes[index], made->clone);
-        CUcontext context =
-            plan.lanes[index] >= 0 ? dispatcher.pool().lanes[plan.lanes[index]].context : nullptr;
-        if (status == CUDA_SUCCESS && context != nullptr)
-            status = move_node(plan.nodes[index], twin, plan.types[index], plan.params[index],
-                               dispatcher.pool().lanes[plan.lanes[index]]);
-        made->nodes[plan.nodes[index]] = {twin, twin, context, plan.types[index], true, nullptr};
-    }
-    if (status != CUDA_SUCCESS) {
-        real.cuGraphDestroy(made->clone);
-        say("a graph cannot be placed on lanes (status %d) and runs unplanned", status);
-        return nullptr;
-    }
-    made->stored = made->clone;
+    if (!plans || !plan_graph(sequence, plan))
+        return cuts || records ? make_at_home(graph, sequence, -1) : nullptr;
+    Counters& counts = counters();
+    count(counts.graphs);
+    count(counts.graph_kernels, plan.kernels);
+    count(counts.graph_planned, plan.planned);
+    std::vector<int> lanes = choose_lanes(sequence, plan, kMainVariant);
+    const bool moves = std::any_of(lanes.begin(), lanes.end(), [](int lane) { return lane >= 0; });
+    // All on the whole device, whoever is active: it can stay as it is.
+    if (!moves && !cuts && dispatcher.table().variants.empty()) return nullptr;
+    auto made = moves ? make_on_lanes(graph, sequence, plan, lanes)
+                      : make_at_home(graph, sequence, plan.worker);
+    if (made == nullptr) return nullptr;
+    made->joints = find_joints(plan);
+    add_variants(graph, plan, *made, lanes);
     return made;
 }
 

@@ -25,7 +25,10 @@ namespace eclip {
     COUNTER(graph_launches)                                           \
     COUNTER(updates)     /* of re-homed executables, translated */    \
     COUNTER(reinstantiations)                                         \
-    COUNTER(foreign_graphs) /* instantiated as they are: nobody's */
+    COUNTER(foreign_graphs) /* instantiated as they are: nobody's */  \
+    COUNTER(cut_graphs)  /* times that a graph was cut into parts */  \
+    COUNTER(graph_parts) /* launched, of graphs that were cut */      \
+    COUNTER(whole_graphs) /* that cannot be cut: one stretch each */
 
 struct alignas(128) Counters {
 #define ECLIP_COUNTER(name) std::atomic<uint64_t> name;

@@ -19,14 +19,21 @@ using namespace eclip;
         return dispatcher.pass(stream, ECLIP_MEANING_##threaded, wish, held,                  \
                                [&](CUstream target) { stream = target; return real arguments; }); \
     }
-#define HOOK_FOLLOW(symbol, name, since, threaded, parameters, arguments)   \
-    ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, kFollow, true, \
-                    giving::following(a1, stream, ECLIP_MEANING_##threaded))
+#define HOOK_FOLLOW(symbol, name, since, threaded, parameters, arguments)                  \
+    ECLIP_HOOK symbol parameters {                                                         \
+        giving::following(a1, stream, ECLIP_MEANING_##threaded);                           \
+        const auto real = driver().symbol;                                                 \
+        Dispatcher& dispatcher = Dispatcher::get();                                        \
+        if (!dispatcher.on()) return real arguments;                                       \
+        auto call = [&](CUstream target) { stream = target; return real arguments; };      \
+        return follow(dispatcher, a1, stream, ECLIP_MEANING_##threaded, call);             \
+    }
 #define HOOK_COPY(symbol, name, since, threaded, parameters, arguments)      \
     ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, kFollow, false, \
                     giving::launching(stream, ECLIP_MEANING_##threaded))
 #define HOOK_HOME(symbol, name, since, threaded, parameters, arguments) \
-    ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, kHome, false, )
+    ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, kHome, false, \
+                    giving::taking_place(stream, ECLIP_MEANING_##threaded))
 #define HOOK_DEFAULT(symbol, name, since, threaded, parameters, arguments)          \
     ECLIP_HOOK symbol parameters {                                                  \
         constexpr bool waits = giving::copies_to_host(#symbol);                     \
@@ -75,6 +82,23 @@ namespace {
 bool is_ours(Dispatcher& dispatcher, CUcontext context) {
     return context != nullptr && context == dispatcher.pool().primary;
 }
+void forget_event(CUevent event) {
+    giving::forgetting(event);
+    Dispatcher& dispatcher = Dispatcher::get();
+    if (dispatcher.on()) dispatcher.forget_event(event);
+}
+
+// A memset, or the record of an event.
+template <class Call>
+CUresult follow(Dispatcher& dispatcher, CUdeviceptr, CUstream stream, Default meaning, Call& call) {
+    return dispatcher.pass(stream, meaning, kFollow, true, call);
+}
+template <class Call>
+CUresult follow(Dispatcher& dispatcher, CUevent event, CUstream stream, Default meaning,
+                Call& call) {
+    return dispatcher.record_event(event, stream, meaning, call);
+}
+
 bool is_ours(Dispatcher& dispatcher, int device) { return device == dispatcher.pool().device; }
 
 // Whose work may still use what a call frees, by what it is given; none: the current context's.
@@ -203,12 +227,39 @@ ECLIP_WAIT(cuStreamQuery, Default::legacy)
 ECLIP_WAIT(cuStreamQuery_ptsz, Default::thread)
 
 // Events are recorded where their stream's work went, so that nothing needs to be translated.
-ECLIP_HOOK cuEventSynchronize(CUevent event) {
-    return giving::waiting_for_event(event, [&] { return driver().cuEventSynchronize(event); });
+#define ECLIP_EVENT_WAIT(symbol)                                                     \
+    ECLIP_HOOK symbol(CUevent event) {                                               \
+        return giving::waiting_for_event(event, [&] {                                \
+            const auto real = driver().symbol;                                       \
+            Dispatcher& dispatcher = Dispatcher::get();                              \
+            if (!dispatcher.on()) return real(event);                                \
+            return dispatcher.wait_for_event(event, [&] { return real(event); });    \
+        });                                                                          \
+    }
+ECLIP_EVENT_WAIT(cuEventSynchronize)
+ECLIP_EVENT_WAIT(cuEventQuery)
+
+// What was noted of an event is out of date when it is destroyed, since another may have its handle
+// next, and when it is recorded where nobody looks.
+#define ECLIP_EVENT_CHANGE(symbol, event, parameters, arguments) \
+    ECLIP_HOOK symbol parameters {                               \
+        forget_event(event);                                     \
+        return driver().symbol arguments;                        \
+    }
+ECLIP_EVENT_CHANGE(cuEventDestroy, event, (CUevent event), (event))
+ECLIP_EVENT_CHANGE(cuEventDestroy_v2, event, (CUevent event), (event))
+ECLIP_EVENT_CHANGE(cuGreenCtxRecordEvent, event, (CUgreenCtx context, CUevent event),
+                   (context, event))
+
+// Other processes record it, too.
+ECLIP_HOOK cuIpcGetEventHandle(void* handle, CUevent event) {
+    Dispatcher::get().distrust_events();
+    return driver().cuIpcGetEventHandle(handle, event);
 }
 
-ECLIP_HOOK cuEventQuery(CUevent event) {
-    return giving::waiting_for_event(event, [&] { return driver().cuEventQuery(event); });
+ECLIP_HOOK cuIpcOpenEventHandle(void* event, CUipcEventHandle handle) {
+    Dispatcher::get().distrust_events();
+    return driver().cuIpcOpenEventHandle(event, handle);
 }
 
 ECLIP_HOOK cuCtxSynchronize() {
@@ -250,6 +301,7 @@ ECLIP_PEER_3D(cuMemcpy3DPeer, Default::legacy)
 ECLIP_PEER_3D(cuMemcpy3DPeer_ptds, Default::thread)
 
 ECLIP_HOOK cuCtxRecordEvent(CUcontext context, CUevent event) {
+    forget_event(event);
     return Dispatcher::get().context_event(
         context, event, false, [&] { return driver().cuCtxRecordEvent(context, event); });
 }

@@ -104,6 +104,7 @@ std::string read_table(const std::vector<unsigned char>& bytes, Table& table) {
             bool known = kernel.lane >= 0 && static_cast<uint32_t>(kernel.lane) < header.lanes;
             if (!known || table.lanes[kernel.lane].worker != static_cast<int32_t>(worker))
                 return "a kernel is sent to a lane that is not its worker's";
+            if (kernel.joint > 1) return "a kernel is neither a joint nor none";
             made.positions[kernel.identity].push_back(position);
         }
         if (made.kernels.empty()) return "a worker has no kernels";

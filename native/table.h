@@ -11,7 +11,7 @@
 
 namespace eclip {
 
-constexpr uint32_t kTableVersion = 3;
+constexpr uint32_t kTableVersion = 4;
 constexpr int kMainVariant = -1;
 constexpr int kMostWorkers = 32;
 
@@ -28,8 +28,8 @@ struct TableLane {
 
 struct TableKernel {
     uint64_t identity;
-    int32_t lane;  // while every worker is active
-    uint32_t reserved;
+    int32_t lane;    // while every worker is active
+    uint32_t joint;  // 1: its worker may give way before it
 };
 
 // Other lanes while only some workers are active; the fewest workers first.

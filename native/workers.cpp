@@ -51,18 +51,18 @@ uint32_t Workers::begin_serving(Stream& stream, int worker) {
     return active_.fetch_or(bit) | bit;
 }
 
-// At a request's first kernel: the variant for the fewest workers that holds all who are active.
+int Workers::variant_for(uint32_t active) const {
+    for (size_t index = 0; index < table_.variants.size(); ++index)
+        if ((active & ~table_.variants[index].active) == 0) return static_cast<int>(index);
+    return kMainVariant;
+}
+
+// At a request's first kernel.
 void Workers::choose_variant(Stream& stream, Tracker& tracker, const Tracker::Step& step) {
     uint32_t bit = 1u << step.worker;
     if (step.begins_request) {
-        uint32_t active = begin_serving(stream, step.worker);
+        tracker.variant = variant_for(begin_serving(stream, step.worker));
         in_request_.fetch_or(bit);
-        tracker.variant = kMainVariant;
-        for (size_t index = 0; index < table_.variants.size(); ++index)
-            if ((active & ~table_.variants[index].active) == 0) {
-                tracker.variant = static_cast<int>(index);
-                break;
-            }
     }
     if (step.position + 1 == table_.workers[step.worker].kernels.size()) in_request_.fetch_and(~bit);
 }

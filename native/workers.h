@@ -35,6 +35,7 @@ public:
 
     // The worker has launched on the stream; who is active now, this worker among them.
     uint32_t begin_serving(Stream& stream, int worker);
+    int variant_for(uint32_t active) const;  // the plan's, for the fewest workers that holds these
     void waited_for(Stream& stream);
     void waited_for_all() { active_.fetch_and(in_request_.load()); }
 

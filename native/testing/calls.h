@@ -89,6 +89,8 @@ CUresult cuGraphDestroy(CUgraph);
 CUresult cuGraphAddKernelNode_v2(CUgraphNode*, CUgraph, const CUgraphNode*, size_t,
                                  const KernelNodeParams*);
 CUresult cuGraphAddEmptyNode(CUgraphNode*, CUgraph, const CUgraphNode*, size_t);
+CUresult cuGraphAddChildGraphNode(CUgraphNode*, CUgraph, const CUgraphNode*, size_t, CUgraph);
+CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode, CUgraph*);
 CUresult cuGraphGetNodes(CUgraph, CUgraphNode*, size_t*);
 CUresult cuGraphNodeGetType(CUgraphNode, int*);
 CUresult cuGraphInstantiateWithFlags(CUgraphExec*, CUgraph, unsigned long long);
@@ -104,6 +106,18 @@ inline void check(CUresult status, const char* what) {
     abort();
 }
 #define CHECK(call) check(call, #call)
+
+// Make a graph the only node of another, as its child graph; the graph within it.
+inline CUgraph nest(CUgraph& graph) {
+    CUgraph outer, inner;
+    CUgraphNode child;
+    CHECK(cuGraphCreate(&outer, 0));
+    CHECK(cuGraphAddChildGraphNode(&child, outer, nullptr, 0, graph));
+    CHECK(cuGraphDestroy(graph));
+    CHECK(cuGraphChildGraphNodeGetGraph(child, &inner));
+    graph = outer;
+    return inner;
+}
 
 inline Api make_api(Random& random) {
     Api api;

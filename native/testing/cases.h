@@ -26,6 +26,8 @@ int standin_retains();
 void standin_refuse(CUresult status);
 void standin_calls(void (*seen)(const char* call, CUstream stream));
 
+void standin_watch(int64_t* words);
+
 CUresult cuInit(unsigned);
 CUresult cuDevicePrimaryCtxRetain(CUcontext*, CUdevice);
 CUresult cuCtxCreate_v2(CUcontext*, unsigned, CUdevice);
@@ -46,6 +48,8 @@ CUresult cuLaunchHostFunc(CUstream, void (*)(void*), void*);
 CUresult cuEventCreate(CUevent*, unsigned);
 CUresult cuEventRecord(CUevent, CUstream);
 CUresult cuEventSynchronize(CUevent);
+CUresult cuEventQuery(CUevent);
+CUresult cuEventDestroy_v2(CUevent);
 CUresult cuStreamWaitEvent(CUstream, CUevent, unsigned);
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, size_t, CUstream);
 CUresult cuMemcpyDtoHAsync_v2(void*, CUdeviceptr, size_t, CUstream);
@@ -55,6 +59,15 @@ CUresult cuStreamBeginCapture_v2(CUstream, int);
 CUresult cuStreamEndCapture(CUstream, CUgraph*);
 CUresult cuGraphInstantiateWithFlags(CUgraphExec*, CUgraph, unsigned long long);
 CUresult cuGraphExecDestroy(CUgraphExec);
+CUresult cuGraphCreate(CUgraph*, unsigned);
+CUresult cuGraphAddKernelNode_v2(CUgraphNode*, CUgraph, const CUgraphNode*, size_t,
+                                 const KernelNodeParams*);
+CUresult cuGraphAddChildGraphNode(CUgraphNode*, CUgraph, const CUgraphNode*, size_t, CUgraph);
+CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode, CUgraph*);
+CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec, CUgraphNode, CUgraph);
+CUresult cuGraphAddDependencies_v2(CUgraph, const CUgraphNode*, const CUgraphNode*,
+                                   const CUgraphEdgeData*, size_t);
+CUresult cuGraphAddEventRecordNode(CUgraphNode*, CUgraph, const CUgraphNode*, size_t, CUevent);
 CUresult cuGraphLaunch(CUgraphExec, CUstream);
 CUresult cuGraphGetNodes(CUgraph, CUgraphNode*, size_t*);
 CUresult cuGraphExecHostNodeSetParams(CUgraphExec, CUgraphNode, const void*);
@@ -108,6 +121,18 @@ struct PlannedLane {
     int32_t priority = 0;
 };
 enum class Use : uint32_t { plan = 0, record = 1 };
+
+// Background beside nobody: without a plan graphs are cut, as if a kernel took that long.
+void use_background(const char* kernel_us);
+// Launches of graphs that the driver sees from now on; those of parts count.
+class GraphLaunches {
+public:
+    GraphLaunches() { standin_watch(words_); }
+    uint64_t count() const { return static_cast<uint64_t>(words_[0]); }
+
+private:
+    int64_t words_[2] = {0, 0};  // room for no line: they are only counted
+};
 
 // The plan that libeclip will work from, if it is there; before the first call of the driver.
 void use_plan(const std::vector<PlannedLane>& lanes,

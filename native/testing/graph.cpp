@@ -21,12 +21,25 @@ std::unique_ptr<Graph> Graph::clone() const {
         twin->original = node.get();
         for (size_t index = 0; index < twin->kernel.values.size(); ++index)
             twin->kernel.pointers[index] = &twin->kernel.values[index];
+        if (node->child) twin->child = node->child->clone();
         twins[node.get()] = twin.get();
         made->nodes.push_back(std::move(twin));
     }
-    for (auto& node : made->nodes)
+    for (auto& node : made->nodes) {
         for (Node*& before : node->after) before = twins.at(before);
+        for (Node*& before : node->programmatic) before = twins.at(before);
+    }
     return made;
+}
+
+bool Graph::remove(const Node* gone) {
+    auto is_gone = [&](const auto& node) { return &*node == gone; };
+    for (auto& node : nodes) {
+        std::erase_if(node->after, is_gone);
+        std::erase_if(node->programmatic, is_gone);
+        if (node->child && node->child->remove(gone)) return true;
+    }
+    return std::erase_if(nodes, is_gone) > 0;
 }
 
 Kernel make_kernel(const KernelNodeParams& params, CUfunction function) {
@@ -79,46 +92,81 @@ std::function<void()> work_of(const Node& node, const Mask& stream_mask) {
     }
 }
 
-CUresult launch(Exec& exec, Stream& stream) {
+namespace {
+
+// All of a graph after some work; what its last nodes are is for whoever waits for all of them.
+void launch_nodes(const Graph& graph, const WorkPtr& begin, const Mask& mask, bool runs,
+                  std::vector<WorkPtr>& all) {
     Engine& engine = Engine::get();
-    // The whole graph takes its place in the stream; two launches of one executable follow.
-    WorkPtr begin = engine.submit(stream, nullptr, {exec.last});
     std::map<const Node*, WorkPtr> works;
-    std::vector<WorkPtr> all{begin};
-    size_t index = 0;
-    for (const auto& node : exec.graph->nodes) {
+    // Each after those it depends on, in whatever order they were added.
+    std::function<WorkPtr(const Node&)> launch_node = [&](const Node& node) {
+        if (works.contains(&node)) return works.at(&node);
         std::vector<WorkPtr> after{begin};
-        for (const Node* before : node->after) after.push_back(works.at(before));
-        bool runs = exec.enabled[index++];
-        Mask mask = stream.context != nullptr ? stream.context->mask : Mask{};
-        works[node.get()] = engine.add(runs ? work_of(*node, mask) : nullptr, after);
-        all.push_back(works[node.get()]);
-    }
-    exec.last = engine.submit(stream, nullptr, all);
-    return CUDA_SUCCESS;
+        for (const Node* before : node.after) after.push_back(launch_node(*before));
+        bool does = runs && node.enabled;
+        WorkPtr made;
+        if (node.child) {
+            std::vector<WorkPtr> inner{engine.add(nullptr, after)};
+            WorkPtr first = inner[0];
+            launch_nodes(*node.child, first, mask, does, inner);
+            made = engine.add(nullptr, inner);
+        } else {
+            made = engine.add(does ? work_of(node, mask) : nullptr, after);
+        }
+        all.push_back(made);
+        return works[&node] = made;
+    };
+    for (const auto& node : graph.nodes) launch_node(*node);
 }
 
-CUresult update(Exec& exec, const Graph& graph) {
-    if (exec.graph->nodes.size() != graph.nodes.size()) return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+// Whether an executable's graph may do what another's nodes do.
+bool can_update(const Graph& mine, const Graph& graph) {
+    if (mine.nodes.size() != graph.nodes.size()) return false;
     std::map<const Node*, size_t> here, there;
     for (size_t index = 0; index < graph.nodes.size(); ++index) {
-        here[exec.graph->nodes[index].get()] = index;
+        here[mine.nodes[index].get()] = index;
         there[graph.nodes[index].get()] = index;
     }
     for (size_t index = 0; index < graph.nodes.size(); ++index) {
-        const Node& old_node = *exec.graph->nodes[index];
+        const Node& old_node = *mine.nodes[index];
         const Node& new_node = *graph.nodes[index];
         bool same = old_node.type == new_node.type && old_node.after.size() == new_node.after.size();
         for (size_t edge = 0; same && edge < old_node.after.size(); ++edge)
             same = here[old_node.after[edge]] == there[new_node.after[edge]];
         // An executable cannot move its nodes to other contexts.
-        if (!same || old_node.kernel.context != new_node.kernel.context)
-            return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+        if (!same || old_node.kernel.context != new_node.kernel.context) return false;
+        if (old_node.child && !can_update(*old_node.child, *new_node.child)) return false;
     }
+    return true;
+}
+
+void rename_nodes(Graph& made, const Graph& like) {
+    for (size_t index = 0; index < made.nodes.size(); ++index) {
+        made.nodes[index]->original = like.nodes[index]->original;
+        made.nodes[index]->enabled = like.nodes[index]->enabled;
+        if (made.nodes[index]->child) rename_nodes(*made.nodes[index]->child, *like.nodes[index]->child);
+    }
+}
+
+}  // namespace
+
+CUresult launch(Exec& exec, Stream& stream) {
+    Engine& engine = Engine::get();
+    // The whole graph takes its place in the stream; two launches of one executable follow.
+    WorkPtr begin = engine.submit(stream, nullptr, {exec.last});
+    std::vector<WorkPtr> all{begin};
+    launch_nodes(*exec.graph, begin, stream.context != nullptr ? stream.context->mask : Mask{}, true,
+                 all);
+    exec.last = engine.submit(stream, nullptr, all);
+    return CUDA_SUCCESS;
+}
+
+CUresult update(Exec& exec, const Graph& graph) {
+    if (!can_update(*exec.graph, graph)) return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
     // Its nodes are still named by those of the graph that it was instantiated from.
     auto made = graph.clone();
-    for (size_t index = 0; index < made->nodes.size(); ++index)
-        made->nodes[index]->original = exec.graph->nodes[index]->original;
+    rename_nodes(*made, *exec.graph);
     exec.graph = std::move(made);
     return CUDA_SUCCESS;
 }

@@ -24,9 +24,14 @@ struct Kernel {
     int priority = 0;             // of a node; a stream has its own
 };
 
+struct Graph;
+
 struct Node {
     int type = kNodeEmpty;
     std::vector<Node*> after;
+    std::vector<Node*> programmatic;  // of those before it, from whose end on it may not wait
+    std::shared_ptr<Graph> child;     // its own, never another node's
+    bool enabled = true;              // in an executable
     Node* original = nullptr;  // what it is a clone of
     Kernel kernel;
     MemsetNodeParams memset{};
@@ -38,13 +43,13 @@ struct Node {
 struct Graph {
     std::vector<std::unique_ptr<Node>> nodes;
     Node* add(int type, const std::vector<Node*>& after);
+    bool remove(const Node* node);  // and every edge to it, here or in a child graph
     std::unique_ptr<Graph> clone() const;
 };
 
 struct Exec {
     std::unique_ptr<Graph> graph;  // its nodes' originals are those it was made from
     WorkPtr last;
-    std::vector<bool> enabled;
 };
 
 struct Capture {

@@ -1,14 +1,16 @@
 // An unmodified program for the tests of `eclip exec` and `eclip record`: a server of small models
 // over the driver's interface, and the ways in which programs go wrong.
 //
-//   probe serve [--requests N] [--workers N] [--graph 1] [--foreign N] [--block N] [--mark 1] [--delay-us N]
-//   probe overlap | fork | prefork | exec | orphan | many | join
+//   probe serve [--requests N] [--workers N] [--graph 1] [--child 1] [--foreign N] [--block N] [--mark 1]
+//               [--delay-us N] [--event 1]
+//   probe overlap [--graph 1] | fork | prefork | exec | orphan | many | join
 //
 // `join` says how many nanoseconds its first launch took and stays until its input ends.
 //
 // `serve` has a thread and a stream for each worker. It prints a line per worker: the result, then
 // the slices (in hexadecimal) that each kernel of the last request ran on. Models may choose other
-// kernels while they are captured: with --foreign a graph has N more after each of its kernels.
+// kernels while they are captured: with --foreign a graph has N more after each of its kernels. With
+// --child the graph's second half is a child graph of it. With --event requests are waited for by events.
 #include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -38,6 +40,11 @@ CUresult cuStreamBeginCapture_v2(CUstream, int);
 CUresult cuStreamEndCapture(CUstream, CUgraph*);
 CUresult cuGraphInstantiateWithFlags(CUgraphExec*, CUgraph, unsigned long long);
 CUresult cuGraphLaunch(CUgraphExec, CUstream);
+CUresult cuGraphCreate(CUgraph*, unsigned);
+CUresult cuGraphAddChildGraphNode(CUgraphNode*, CUgraph, const CUgraphNode*, size_t, CUgraph);
+CUresult cuEventCreate(CUevent*, unsigned);
+CUresult cuEventRecord(CUevent, CUstream);
+CUresult cuEventSynchronize(CUevent);
 CUresult cuGetProcAddress_v2(const char*, void**, int, uint64_t, int*);
 CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                         unsigned, CUstream, void**, void**);
@@ -80,8 +87,9 @@ void run_foreign(const uint64_t* arguments) {
     reinterpret_cast<Model*>(arguments[0])->value += arguments[1];
 }
 
-void launch_request(Model& model, int worker, CUstream stream, long foreign) {
-    for (uint64_t position = 0; position < kLength; ++position) {
+void launch_request(Model& model, int worker, CUstream stream, long foreign, uint64_t from = 0,
+                    uint64_t to = kLength) {
+    for (uint64_t position = from; position < to; ++position) {
         auto address = reinterpret_cast<uint64_t>(&model);
         void* params[2] = {&address, &position};
         unsigned grid = 1 + static_cast<unsigned>((position * 7 + static_cast<uint64_t>(worker)) % 4);
@@ -98,42 +106,76 @@ long option(int count, char** words, const char* name, long otherwise) {
     return otherwise;
 }
 
-void serve(int worker, long requests, bool graph, long foreign, bool mark, Model& model) {
+CUgraph capture(Model& model, int worker, CUstream stream, long foreign, uint64_t from, uint64_t to) {
+    CUgraph captured;
+    CHECK(cuStreamBeginCapture_v2(stream, 2));
+    launch_request(model, worker, stream, foreign, from, to);
+    CHECK(cuStreamEndCapture(stream, &captured));
+    return captured;
+}
+
+CUgraphExec make_graph(Model& model, int worker, CUstream stream, long foreign, bool child) {
+    CUgraph captured;
+    if (child) {
+        CUgraphNode first, second;
+        CHECK(cuGraphCreate(&captured, 0));
+        CUgraph halves[2] = {capture(model, worker, stream, foreign, 0, kLength / 2),
+                             capture(model, worker, stream, foreign, kLength / 2, kLength)};
+        CHECK(cuGraphAddChildGraphNode(&first, captured, nullptr, 0, halves[0]));
+        CHECK(cuGraphAddChildGraphNode(&second, captured, &first, 1, halves[1]));
+    } else {
+        captured = capture(model, worker, stream, foreign, 0, kLength);
+    }
+    CUgraphExec exec;
+    CHECK(cuGraphInstantiateWithFlags(&exec, captured, 0));
+    return exec;
+}
+
+struct Serving {
+    long requests, foreign;
+    bool graph, child, mark, event;
+};
+
+void serve(int worker, const Serving& wanted, Model& model) {
     CHECK(cuCtxSetCurrent(context));
     // What eclip.request() calls, where libeclip is in the process.
     auto request = reinterpret_cast<void (*)(int)>(dlsym(RTLD_DEFAULT, "eclip_request"));
     CUstream stream;
     CHECK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
     CUgraphExec exec = nullptr;
-    if (graph) {
-        CUgraph captured;
-        CHECK(cuStreamBeginCapture_v2(stream, 2));
-        launch_request(model, worker, stream, foreign);
-        CHECK(cuStreamEndCapture(stream, &captured));
-        CHECK(cuGraphInstantiateWithFlags(&exec, captured, 0));
-    }
-    for (long index = 0; index < requests; ++index) {
-        if (mark && request != nullptr) request(worker);
-        if (graph)
+    CUevent event;
+    CHECK(cuEventCreate(&event, 2));
+    if (wanted.graph) exec = make_graph(model, worker, stream, wanted.foreign, wanted.child);
+    for (long index = 0; index < wanted.requests; ++index) {
+        if (wanted.mark && request != nullptr) request(worker);
+        if (wanted.graph)
             CHECK(cuGraphLaunch(exec, stream));
         else
             launch_request(model, worker, stream, 0);
-        CHECK(cuStreamSynchronize(stream));
+        if (wanted.event) {
+            CHECK(cuEventRecord(event, stream));
+            CHECK(cuEventSynchronize(event));
+        } else {
+            CHECK(cuStreamSynchronize(stream));
+        }
     }
 }
 
 int serve_all(int count, char** words) {
     long workers = option(count, words, "--workers", 1);
     block = static_cast<unsigned>(option(count, words, "--block", block));
+    const Serving wanted{option(count, words, "--requests", 10),
+                         option(count, words, "--foreign", 0),
+                         option(count, words, "--graph", 0) != 0,
+                         option(count, words, "--child", 0) != 0,
+                         option(count, words, "--mark", 0) != 0,
+                         option(count, words, "--event", 0) != 0};
     std::vector<Model> models(static_cast<size_t>(workers));
     std::vector<std::thread> threads;
     for (long worker = 0; worker < workers; ++worker) {
         Model& model = models[static_cast<size_t>(worker)];
         model.delay_us = static_cast<uint64_t>(option(count, words, "--delay-us", 0));
-        threads.emplace_back(serve, static_cast<int>(worker), option(count, words, "--requests", 10),
-                             option(count, words, "--graph", 0) != 0,
-                             option(count, words, "--foreign", 0),
-                             option(count, words, "--mark", 0) != 0, std::ref(model));
+        threads.emplace_back(serve, static_cast<int>(worker), wanted, std::ref(model));
         // So that workers are met in their order.
         if (option(count, words, "--together", 0) == 0) threads.back().join();
     }
@@ -149,19 +191,28 @@ int serve_all(int count, char** words) {
 
 // Requests of two workers: the second's begins before the first's is waited for, and again after;
 // last, the first's. A line each.
-int overlap() {
+int overlap(bool graph) {
     CUstream streams[2];
+    CUgraphExec execs[2];
     Model models[2];
+    auto begin = [&](int worker) {
+        if (graph)
+            CHECK(cuGraphLaunch(execs[worker], streams[worker]));
+        else
+            launch_request(models[worker], worker, streams[worker], 0);
+    };
     auto show = [&](int worker) {
         CHECK(cuStreamSynchronize(streams[worker]));
         for (uint64_t& mask : models[worker].masks) printf("%" PRIx64 " ", mask & 0xffff);
         printf("\n");
     };
     for (CUstream& stream : streams) CHECK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
-    for (int worker : {0, 1}) launch_request(models[worker], worker, streams[worker], 0);
+    for (int worker : {0, 1})
+        if (graph) execs[worker] = make_graph(models[worker], worker, streams[worker], 0, false);
+    for (int worker : {0, 1}) begin(worker);
     for (int worker : {0, 1}) show(worker);
     for (int worker : {1, 0}) {
-        launch_request(models[worker], worker, streams[worker], 0);
+        begin(worker);
         show(worker);
     }
     return 0;
@@ -247,7 +298,7 @@ int main(int count, char** words) {
     CHECK(cuDevicePrimaryCtxRetain(&context, 0));
     CHECK(cuCtxSetCurrent(context));
     if (what == "serve") return serve_all(count, words);
-    if (what == "overlap") return overlap();
+    if (what == "overlap") return overlap(option(count, words, "--graph", 0) != 0);
     if (what == "fork") return fork_and_serve(count, words);
     if (what == "prefork") return serve_in_child(count, words);
     if (what == "orphan") return leave_capture(count, words);

@@ -41,6 +41,7 @@ struct Captured {
     std::vector<Step> steps;
     std::vector<CUgraphNode> nodes;  // of the body
     bool chain = true;               // each after the last, so that any may touch any cell
+    bool nested = false;             // within a child graph
 };
 
 struct Target {
@@ -386,9 +387,11 @@ private:
 
     void keep(Captured&& made) {
         size_t count = 0;
-        CHECK(cuGraphGetNodes(made.graph, nullptr, &count));
+        made.nested = roll(4) == 0;
+        CUgraph level = made.nested ? nest(made.graph) : made.graph;
+        CHECK(cuGraphGetNodes(level, nullptr, &count));
         std::vector<CUgraphNode> nodes(count);
-        CHECK(cuGraphGetNodes(made.graph, nodes.data(), &count));
+        CHECK(cuGraphGetNodes(level, nodes.data(), &count));
         for (CUgraphNode node : nodes) {
             int type = -1;
             CHECK(cuGraphNodeGetType(node, &type));
@@ -423,6 +426,7 @@ private:
             !(shared_ && kind(stream) == Order::blocking)) {
             Captured other;
             capture_body(stream, one.steps, -1, other);
+            if (one.nested) nest(other.graph);
             GraphExecUpdateResultInfo info;
             CHECK(cuGraphExecUpdate_v2(one.exec, other.graph, &info));
             one.body = other.body;

@@ -440,6 +440,11 @@ API cuStreamCreate(CUstream* handle, unsigned flags) {
     *handle = reinterpret_cast<CUstream>(stream);
     return CUDA_SUCCESS;
 }
+API cuStreamCreateWithPriority(CUstream* handle, unsigned flags, int priority) {
+    CUresult status = cuStreamCreate(handle, flags);
+    reinterpret_cast<Stream*>(*handle)->priority = priority;
+    return status;
+}
 API cuStreamDestroy_v2(CUstream handle) {
     Hold hold = held();
     auto stream = reinterpret_cast<Stream*>(handle);

@@ -1,8 +1,10 @@
 // The stand-in's interface, second half: graphs, green contexts, and finding entry points.
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <set>
 
 #include "standin.h"
 
@@ -31,10 +33,24 @@ CUresult set_kernel(Node& node, const KernelNodeParams& given, bool fixed) {
     return CUDA_SUCCESS;
 }
 
-Node* exec_node(Exec& exec, CUgraphNode node) {
-    for (auto& mine : exec.graph->nodes)
+// The clone of a node, also within child graphs.
+Node* twin_of(Graph& graph, CUgraphNode node) {
+    for (auto& mine : graph.nodes) {
         if (mine->original == node_of(node)) return mine.get();
+        Node* within = mine->child ? twin_of(*mine->child, node) : nullptr;
+        if (within != nullptr) return within;
+    }
     return nullptr;
+}
+
+Node* exec_node(Exec& exec, CUgraphNode node) { return twin_of(*exec.graph, node); }
+
+std::set<Graph*> clones;  // whose nodes may be destroyed
+
+std::vector<Node*> nodes_of(const CUgraphNode* handles, size_t count) {
+    std::vector<Node*> nodes;
+    for (size_t index = 0; index < count; ++index) nodes.push_back(node_of(handles[index]));
+    return nodes;
 }
 
 // A function and what it is given.
@@ -48,7 +64,6 @@ CUresult instantiate(void* exec_out, CUgraph graph) {
     Hold hold = held();
     auto exec = new Exec;
     exec->graph = graph_of(graph)->clone();
-    exec->enabled.assign(exec->graph->nodes.size(), true);
     *static_cast<Exec**>(exec_out) = exec;
     return CUDA_SUCCESS;
 }
@@ -61,12 +76,15 @@ API cuGraphCreate(CUgraph* graph, unsigned) {
 }
 API cuGraphDestroy(CUgraph graph) {
     Hold hold = held();
+    clones.erase(graph_of(graph));
     delete graph_of(graph);
     return CUDA_SUCCESS;
 }
 API cuGraphClone(CUgraph* out, CUgraph graph) {
     Hold hold = held();
-    *out = reinterpret_cast<CUgraph>(graph_of(graph)->clone().release());
+    Graph* made = graph_of(graph)->clone().release();
+    clones.insert(made);
+    *out = reinterpret_cast<CUgraph>(made);
     return CUDA_SUCCESS;
 }
 API cuGraphNodeFindInClone(CUgraphNode* out, CUgraphNode node, CUgraph clone) {
@@ -87,7 +105,7 @@ API cuGraphGetNodes(CUgraph graph, CUgraphNode* out, size_t* count) {
     *count = nodes.size();
     return CUDA_SUCCESS;
 }
-API cuGraphGetEdges_v2(CUgraph graph, CUgraphNode* from, CUgraphNode* to, void*, size_t* count) {
+API cuGraphGetEdges_v2(CUgraph graph, CUgraphNode* from, CUgraphNode* to, void* data, size_t* count) {
     Hold hold = held();
     size_t edges = 0;
     for (auto& node : graph_of(graph)->nodes)
@@ -95,6 +113,9 @@ API cuGraphGetEdges_v2(CUgraph graph, CUgraphNode* from, CUgraphNode* to, void*,
             if (from != nullptr && edges < *count) {
                 from[edges] = reinterpret_cast<CUgraphNode>(before);
                 to[edges] = reinterpret_cast<CUgraphNode>(node.get());
+                auto& special = node->programmatic;
+                bool is_special = std::find(special.begin(), special.end(), before) != special.end();
+                static_cast<CUgraphEdgeData*>(data)[edges] = {is_special, 0, is_special, {}};
             }
             ++edges;
         }
@@ -194,25 +215,65 @@ API cuGraphExecHostNodeSetParams(CUgraphExec exec, CUgraphNode node, const void*
     set_host(*mine, params);
     return CUDA_SUCCESS;
 }
-API cuGraphNodeGetEnabled(CUgraphExec exec_handle, CUgraphNode node, unsigned* enabled) {
+API cuGraphNodeGetEnabled(CUgraphExec exec, CUgraphNode node, unsigned* enabled) {
     Hold hold = held();
-    auto& exec = *reinterpret_cast<Exec*>(exec_handle);
-    for (size_t index = 0; index < exec.enabled.size(); ++index)
-        if (exec.graph->nodes[index]->original == node_of(node)) {
-            *enabled = exec.enabled[index];
-            return CUDA_SUCCESS;
-        }
+    Node* mine = exec_node(*reinterpret_cast<Exec*>(exec), node);
+    if (mine == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    *enabled = mine->enabled;
+    return CUDA_SUCCESS;
+}
+API cuGraphNodeSetEnabled(CUgraphExec exec, CUgraphNode node, unsigned enabled) {
+    Hold hold = held();
+    Node* mine = exec_node(*reinterpret_cast<Exec*>(exec), node);
+    if (mine == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    mine->enabled = enabled != 0;
+    return CUDA_SUCCESS;
+}
+
+// A child graph is the node's own: what it was made from may go.
+API cuGraphAddChildGraphNode(CUgraphNode* out, CUgraph graph, const CUgraphNode* after, size_t count,
+                             CUgraph child) {
+    Hold hold = held();
+    Node* node = graph_of(graph)->add(kNodeChild, nodes_of(after, count));
+    node->child = graph_of(child)->clone();
+    *out = reinterpret_cast<CUgraphNode>(node);
+    return CUDA_SUCCESS;
+}
+API cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph* graph) {
+    if (node_of(node)->type != kNodeChild) return CUDA_ERROR_INVALID_VALUE;
+    *graph = reinterpret_cast<CUgraph>(node_of(node)->child.get());
+    return CUDA_SUCCESS;
+}
+API cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraph child) {
+    Hold hold = held();
+    Node* mine = exec_node(*reinterpret_cast<Exec*>(exec), node);
+    if (mine == nullptr || mine->type != kNodeChild) return CUDA_ERROR_INVALID_VALUE;
+    Exec inner{std::make_unique<Graph>(std::move(*mine->child)), nullptr};
+    CUresult status = update(inner, *graph_of(child));
+    *mine->child = std::move(*inner.graph);
+    return status;
+}
+API cuGraphDestroyNode(CUgraphNode node) {
+    Hold hold = held();
+    for (Graph* graph : clones)
+        if (graph->remove(node_of(node))) return CUDA_SUCCESS;
     return CUDA_ERROR_INVALID_VALUE;
 }
-API cuGraphNodeSetEnabled(CUgraphExec exec_handle, CUgraphNode node, unsigned enabled) {
+API cuGraphAddDependencies_v2(CUgraph, const CUgraphNode* from, const CUgraphNode* to,
+                              const CUgraphEdgeData* data, size_t count) {
     Hold hold = held();
-    auto& exec = *reinterpret_cast<Exec*>(exec_handle);
-    for (size_t index = 0; index < exec.enabled.size(); ++index)
-        if (exec.graph->nodes[index]->original == node_of(node)) {
-            exec.enabled[index] = enabled != 0;
-            return CUDA_SUCCESS;
-        }
-    return CUDA_ERROR_INVALID_VALUE;
+    for (size_t edge = 0; edge < count; ++edge) {
+        Node& node = *node_of(to[edge]);
+        node.after.push_back(node_of(from[edge]));
+        if (data != nullptr && data[edge].type != 0) node.programmatic.push_back(node_of(from[edge]));
+    }
+    return CUDA_SUCCESS;
+}
+API cuGraphAddEventRecordNode(CUgraphNode* out, CUgraph graph, const CUgraphNode* after, size_t count,
+                              CUevent) {
+    Hold hold = held();
+    *out = reinterpret_cast<CUgraphNode>(graph_of(graph)->add(kNodeEventRecord, nodes_of(after, count)));
+    return CUDA_SUCCESS;
 }
 
 #ifndef STANDIN_OLD

@@ -35,8 +35,8 @@ from waiting import PATIENCE_S, until
 
 LONG = Promise(bound_ns=10**12, request_ns=1, some_ns=0, none_ns=0)
 STEADY = "while True: launch(1000)"  # a stretch each
-# Random programs' host functions wait for the program, and many stretches are wanted.
-QUICK = {"ECLIP_PATIENCE_US": "300", "ECLIP_GRAIN_US": "10"}
+# Random programs' host functions wait for the program; many stretches are wanted, of graphs too.
+QUICK = {"ECLIP_PATIENCE_US": "300", "ECLIP_GRAIN_US": "10", "ECLIP_KERNEL_US": "4"}
 GOING_ON = 5  # launches that show that a program does
 
 
@@ -125,6 +125,43 @@ def test_background_holds_while_a_service_is_busy(
             assert program.launched_after(raised) <= 2
             service.clear_busy()
         assert goes_on(program)
+
+
+GRAPH_KERNELS = 30
+LOG = 1000  # where the stand-in's log begins in the words
+GRAPHS = f"""
+words[{LOG} + 1] = 20000
+cuda.standin_watch(u64(ctypes.addressof(words) + 8 * {LOG}))
+stream, graph, executable = new_stream(), u64(), u64()
+check(cuda.cuStreamBeginCapture_v2(u64(stream), 2))
+for _ in range({GRAPH_KERNELS}): launch(1000, stream=stream)
+check(cuda.cuStreamEndCapture(u64(stream), ctypes.byref(graph)))
+check(cuda.cuGraphInstantiateWithFlags(ctypes.byref(executable), graph, u64(0)))
+while True:
+    check(cuda.cuGraphLaunch(executable, u64(stream)))
+    synchronise(stream)
+    say(1)
+"""
+
+
+def test_background_gives_way_within_a_graph(
+    native: Native, board: Board, service: Service, tmp_path: Path
+) -> None:
+    def began_after(ns: int) -> int:
+        """Kernels of the stand-in's log."""
+        lines = program.words[LOG + 2 : LOG + 2 + 5 * int(program.words[LOG])].reshape(-1, 5)
+        return int(((lines[:, 0] == 2) & (lines[:, 3] > ns)).sum())
+
+    with running(native, tmp_path, GRAPHS, "background") as program:
+        assert until(lambda: program.words[1] >= 8)  # it was measured by then, and cut
+        for _ in range(3):
+            raised = service.raise_busy()
+            assert is_held(board, program)
+            # One launch may have looked just before; the rest of depth 2 was under way already.
+            assert began_after(raised) <= 4 < GRAPH_KERNELS / 2
+            before = int(program.words[1])
+            service.clear_busy()
+            assert until(lambda before=before: program.words[1] > before + 1)  # type: ignore[misc]
 
 
 def test_without_a_tier_nobody_holds(

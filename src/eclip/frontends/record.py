@@ -65,12 +65,12 @@ def _record(
         if outcome.code != 0:
             raise DeviceError(f"the command ended with status {outcome.code} on {size} units")
         found = read_recording(log)
-    graphs = sum(counts["graph_launches"] for counts in outcome.counters.values())
-    return _busiest(found, models, graphs)
+    unseen = sum(counts["whole_graphs"] for counts in outcome.counters.values())
+    return _busiest(found, models, unseen)
 
 
 def _busiest(
-    found: list[Launches], models: Sequence[ModelKey], graphs: int
+    found: list[Launches], models: Sequence[ModelKey], unseen_graphs: int
 ) -> list[RecordedRequests]:
     """The workers that launched most as requests, in the order of their first launch."""
     requests: list[RecordedRequests] = []
@@ -82,10 +82,10 @@ def _busiest(
             reasons.append(str(error))
     if len(requests) < len(models):
         why = f" ({reasons[0]})" if reasons else ""
-        if graphs:
+        if unseen_graphs:
             why += (
-                f"; {graphs} graphs were launched, whose kernels cannot be told apart: let the "
-                f"program run without graphs to be recorded"
+                f"; {unseen_graphs} graphs cannot be recorded (loops, choices or memory of their "
+                f"own): let the program run without these"
             )
         raise DeviceError(
             f"{len(found)} workers launched kernels that libeclip saw, {len(requests)} of them "

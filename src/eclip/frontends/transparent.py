@@ -48,6 +48,9 @@ COUNTERS = (
     "updates",
     "reinstantiations",
     "foreign_graphs",
+    "cut_graphs",
+    "graph_parts",
+    "whole_graphs",
 )
 
 

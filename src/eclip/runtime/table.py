@@ -3,8 +3,9 @@
 ``native/table.cpp`` reads it. Barriers are not in it: calls that no plan knows of lie between
 kernels, so libeclip's frontier decides by where a kernel's predecessor really went. A lane that
 all workers own becomes one of each, since libeclip's lanes serve one stream at a time; a lane of
-all slices needs none, because the user's own stream is one. The variant for all workers active is
-in the kernels themselves, the others follow them.
+all slices needs none, because the user's own stream is one, unless it has a priority. The variant
+for all workers active is in the kernels themselves, the others follow them. Joints are where graphs
+that the program launches may be cut.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from eclip.artefacts.trace import Kernel, Trace
 from eclip.errors import MismatchError, UsageError, unknown_name
 from eclip.runtime.program import Program, Route
 
-VERSION = 3
+VERSION = 4
 MOST_LANES = 64
 MOST_WORKERS = 32
 _MAGIC = b"ECLIPTBL"
@@ -93,13 +94,18 @@ def plan_table(program: Program, traces: Sequence[Trace], by: WorkersBy) -> byte
             if kernel not in known:
                 known[kernel] = identity(kernel)
             identities.append(known[kernel])
+    joints = [
+        position in (worker.joints.at if worker.joints else ())
+        for worker, trace in zip(plan.workers, traces, strict=True)
+        for position in range(len(trace.kernels))
+    ]
     return _table(
         plan.topology,
         mode=0,
         by=by,
         lanes=[(worker, plan.lanes[lane]) for worker, lane in numbers],
         counts=[len(trace.kernels) for trace in traces],
-        kernels=list(zip(identities, lanes, strict=True)),
+        kernels=list(zip(identities, lanes, joints, strict=True)),
         variants=variants,
     )
 
@@ -121,7 +127,7 @@ def _table(
     by: WorkersBy,
     lanes: Sequence[tuple[int, Lane]],
     counts: Sequence[int],
-    kernels: Sequence[tuple[int, int]],
+    kernels: Sequence[tuple[int, int, bool]],
     variants: Sequence[tuple[Sequence[int], Sequence[int]]] = (),
 ) -> bytes:
     if topology.unit_name != "SM":
@@ -151,7 +157,7 @@ def _table(
         words = (bits & _WORD, bits >> 64)
         body += struct.pack("<iIQQiI", worker, whole, *words, lane.priority, 0)
     body += struct.pack(f"<{len(counts)}I", *counts)
-    body += b"".join(struct.pack("<QiI", known, lane, 0) for known, lane in kernels)
+    body += b"".join(struct.pack("<QiI", *kernel) for kernel in kernels)
     for active, lane_of in variants:
         bits = sum(1 << worker for worker in active)
         body += struct.pack(f"<I{len(kernels)}i", bits, *lane_of)
