@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <optional>
 #include <utility>
 
 #include "recording.h"
@@ -263,7 +264,7 @@ Stream* Dispatcher::look_up(CUstream raw) {
     {
         std::shared_lock hold(streams_lock_);
         auto known = streams_.find(raw);
-        if (known != streams_.end()) return known->second.get();
+        if (known != streams_.end() && known->second->planned) return known->second.get();
     }
     const Driver& real = driver();
     CUcontext context = nullptr;
@@ -276,12 +277,18 @@ Stream* Dispatcher::look_up(CUstream raw) {
     made->own.id = next_id_.fetch_add(1);
     made->planned = context == pool_.primary;
     std::lock_guard hold(streams_lock_);
-    return streams_.try_emplace(raw, std::move(made)).first->second.get();
+    // One of another context may have gone with it, unseen; then nobody uses what we knew of it.
+    auto& known = streams_[raw];
+    if (known == nullptr || (made->planned && !known->planned)) known = std::move(made);
+    return known.get();
 }
 
 CUresult Dispatcher::destroy(CUstream raw, CUresult (*call)(CUstream)) {
     Stream* stream = attend(raw, Default::legacy);
-    if (stream == nullptr || stream->home != raw) return call(raw);
+    if (stream == nullptr || stream->home != raw) {
+        forget_streams();
+        return call(raw);
+    }
     // Joined back, so that whoever must wait for this stream's work finds it where it looks.
     if (!capturing(*stream)) {
         auto nothing = [](CUstream) { return CUDA_SUCCESS; };
@@ -295,7 +302,7 @@ CUresult Dispatcher::destroy(CUstream raw, CUresult (*call)(CUstream)) {
             if (known->second->event != nullptr) driver().cuEventDestroy_v2(known->second->event);
             streams_.erase(known);
         }
-        streams_epoch_.fetch_add(1, std::memory_order_release);
+        forget_streams();
     }
     return call(raw);
 }
@@ -353,10 +360,15 @@ bool Dispatcher::Actions::finished(int lane) {
 void Dispatcher::Actions::barrier(const StreamOrder& home, int from, int to) {
     if (status != CUDA_SUCCESS) return;
     const Driver& real = driver();
-    CUstream home_stream = &home == stream.order ? stream.home : kLegacyStream;
+    CUstream home_stream = stream.home;
+    std::optional<PrimaryCurrent> current;
+    if (&home != stream.order) {  // a call that names its stream may come from any context
+        home_stream = kLegacyStream;
+        current.emplace(owner.pool_.primary);
+    }
     CUevent event = from >= 0 ? owner.pool_.lanes[from].event : stream.event;
     if (event == nullptr) {
-        PrimaryCurrent current(owner.pool_.primary);
+        current.emplace(owner.pool_.primary);
         status = real.cuEventCreate(&stream.event, CU_EVENT_DISABLE_TIMING);
         event = stream.event;
     }

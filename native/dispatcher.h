@@ -148,8 +148,10 @@ public:
     CUresult begin_capture(CUstream raw, Default meaning, Call&& call) {
         if (!on()) return call();
         // While a blocking stream captures, the legacy stream cannot be called, not even by us.
-        if (order_.legacy_strayed.load())
+        if (order_.legacy_strayed.load()) {
+            PrimaryCurrent current(pool_.primary);
             pass(kLegacyStream, meaning, kHome, true, [](CUstream) { return CUDA_SUCCESS; });
+        }
         captures_.fetch_add(1);
         CUresult status = pass(raw, meaning, kHome, true, [&](CUstream) { return call(); });
         if (status != CUDA_SUCCESS) captures_.fetch_sub(1);
@@ -177,7 +179,10 @@ public:
     CUresult context_event(CUcontext context, CUevent event, bool waits);
     void forget_contexts() {
         for (auto& known : foreign_) known.store(nullptr);
+        forget_streams();
     }
+    // Another may get the handle of one that goes: threads look again.
+    void forget_streams() { streams_epoch_.fetch_add(1, std::memory_order_release); }
     void forget_names() { names_epoch_.fetch_add(1); }
     void stop(const char* why);
     void meet_unknown(const char* name);  // it is about to be called, and may take any stream

@@ -147,9 +147,10 @@ private:
                     other = &one;
         made.chain = other == nullptr;
         made.context = stream.context;
-        world_.enter(stream);
+        world_.visit(stream);
         unsigned mode = world_.shared ? 1 + world_.roll(2) : world_.roll(3);
         CHECK(cuStreamBeginCapture_v2(stream.handle, static_cast<int>(mode)));
+        world_.enter(stream);
         CUevent forked = world_.capture_event(stream.context, 0);
         CUevent joined = world_.capture_event(stream.context, 1);
         for (size_t index = 0; index < made.steps.size(); ++index) {

@@ -52,6 +52,10 @@ CASES = [
     "other_device_is_waited_for",
     "memory_of_the_other_device_is_freed",
     "memory_of_the_planned_device_is_freed",
+    "handle_of_another_contexts_stream_that_was_destroyed",
+    "handle_of_a_stream_that_went_with_its_context",
+    "call_while_another_context_is_current",
+    "capture_begun_while_another_context_is_current",
     *UNKNOWN,
 ]
 
