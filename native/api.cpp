@@ -11,7 +11,10 @@
 using namespace eclip;
 
 // A request begins with this thread's next launch; of this worker of the plan, or -1.
-ECLIP_API void eclip_request(int worker) { Dispatcher::get().begin_request(worker); }
+ECLIP_API void eclip_request(int worker) {
+    Dispatcher& dispatcher = Dispatcher::get();
+    if (dispatcher.on()) dispatcher.workers().begin_request(worker);
+}
 
 namespace {
 

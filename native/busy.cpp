@@ -7,7 +7,7 @@
 
 #include <climits>
 
-#include "dispatcher.h"
+#include "device.h"
 #include "seat.h"
 
 extern "C" CUresult cuStreamQuery(CUstream stream);

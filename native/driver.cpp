@@ -30,26 +30,8 @@ void* next_or_missing(const char* name) {
 
 Driver load() {
     Driver table{};
-#define ECLIP_FILL_none(symbol)
-#define ECLIP_FILL_ptsz(symbol) \
-    table.symbol##_ptsz = reinterpret_cast<symbol##_t*>(next_or_missing(#symbol "_ptsz"));
-#define ECLIP_FILL_ptds(symbol) \
-    table.symbol##_ptds = reinterpret_cast<symbol##_t*>(next_or_missing(#symbol "_ptds"));
-#define ECLIP_FILL(symbol, name, since, threaded, threaded_since, parameters, arguments) \
-    table.symbol = reinterpret_cast<symbol##_t*>(next_or_missing(#symbol));             \
-    ECLIP_FILL_##threaded(symbol)
-#define KERNEL ECLIP_FILL
-#define OWN ECLIP_FILL
-#define FOLLOW ECLIP_FILL
-#define COPY ECLIP_FILL
-#define HOME ECLIP_FILL
-#define DEFAULT ECLIP_FILL
-#define EXEC ECLIP_FILL
-#define EXECNODE ECLIP_FILL
-#define DRAIN ECLIP_FILL
-#define END ECLIP_FILL
-#define ALIAS(name, since, symbol)
-#define PASS(symbol)
+#define HOOK(symbol, name, since, threaded, parameters, arguments) \
+    table.symbol = reinterpret_cast<decltype(table.symbol)>(next_or_missing(#symbol));
 #include "hooks.def"
 #define ECLIP_CALL(name, ...) \
     table.name = reinterpret_cast<Driver::name##_f*>(real_symbol(#name));

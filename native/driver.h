@@ -11,49 +11,6 @@ namespace eclip {
 // How the default stream of a call is meant: the process's or the calling thread's.
 enum class Default { legacy, thread };
 
-#define ECLIP_TYPE(symbol, name, since, threaded, threaded_since, parameters, arguments) \
-    using symbol##_t = CUresult parameters;
-#define KERNEL ECLIP_TYPE
-#define OWN ECLIP_TYPE
-#define FOLLOW ECLIP_TYPE
-#define COPY ECLIP_TYPE
-#define HOME ECLIP_TYPE
-#define DEFAULT ECLIP_TYPE
-#define EXEC ECLIP_TYPE
-#define EXECNODE ECLIP_TYPE
-#define DRAIN ECLIP_TYPE
-#define END ECLIP_TYPE
-#define ALIAS(name, since, symbol)
-#define PASS(symbol)
-#include "hooks.def"
-#undef KERNEL
-#undef OWN
-#undef FOLLOW
-#undef COPY
-#undef HOME
-#undef DEFAULT
-#undef EXEC
-#undef EXECNODE
-#undef DRAIN
-#undef END
-
-#define ECLIP_SLOT_none(symbol)
-#define ECLIP_SLOT_ptsz(symbol) symbol##_t* symbol##_ptsz;
-#define ECLIP_SLOT_ptds(symbol) symbol##_t* symbol##_ptds;
-#define ECLIP_SLOT(symbol, name, since, threaded, threaded_since, parameters, arguments) \
-    symbol##_t* symbol;                                                                  \
-    ECLIP_SLOT_##threaded(symbol)
-#define KERNEL ECLIP_SLOT
-#define OWN ECLIP_SLOT
-#define FOLLOW ECLIP_SLOT
-#define COPY ECLIP_SLOT
-#define HOME ECLIP_SLOT
-#define DEFAULT ECLIP_SLOT
-#define EXEC ECLIP_SLOT
-#define EXECNODE ECLIP_SLOT
-#define DRAIN ECLIP_SLOT
-#define END ECLIP_SLOT
-
 // Entry points that libeclip calls for itself and nobody's call passes through.
 #define ECLIP_DRIVER_CALLS(CALL)                                                              \
     CALL(cuCtxGetCurrent, CUresult(CUcontext*))                                               \
@@ -113,6 +70,7 @@ enum class Default { legacy, thread };
     CALL(cuGetProcAddress_v2, CUresult(const char*, void**, int, uint64_t, int*))
 
 struct Driver {
+#define HOOK(symbol, name, since, threaded, parameters, arguments) CUresult(*symbol) parameters;
 #include "hooks.def"
 #define ECLIP_CALL(name, ...)   \
     using name##_f = __VA_ARGS__; \
@@ -121,18 +79,6 @@ struct Driver {
     ECLIP_DRIVER_FINDS(ECLIP_CALL)
 #undef ECLIP_CALL
 };
-#undef KERNEL
-#undef OWN
-#undef FOLLOW
-#undef COPY
-#undef HOME
-#undef DEFAULT
-#undef EXEC
-#undef EXECNODE
-#undef DRAIN
-#undef END
-#undef ALIAS
-#undef PASS
 
 // The slots, filled on the first call. Empty throughout where there is no driver library.
 const Driver& driver();
@@ -148,42 +94,6 @@ bool is_missing(void* function);
 
 // preload.cpp replaces dlsym; where it is linked in it also says where the original is.
 __attribute__((weak)) void* original_dlsym(void* handle, const char* name);
-
-// While it lives, what the calling thread asks the driver breaks nobody's capture. Without it a
-// question of ours could end a capture that another thread has just begun.
-class Relaxed {
-public:
-    Relaxed() { exchange(); }
-    ~Relaxed() { exchange(); }
-    Relaxed(const Relaxed&) = delete;
-
-private:
-    void exchange() {
-        auto call = driver().cuThreadExchangeStreamCaptureMode;
-        if (call != nullptr) call(&mode_);
-    }
-    int mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
-};
-
-// While it lives the context is the calling thread's current one: the default streams are those of
-// the current context, and new events belong to it.
-class PrimaryCurrent {
-public:
-    explicit PrimaryCurrent(CUcontext wanted) {
-        if (driver().cuCtxGetCurrent(&before_) != CUDA_SUCCESS || before_ == wanted) return;
-        changed_ = driver().cuCtxSetCurrent(wanted) == CUDA_SUCCESS;
-    }
-    ~PrimaryCurrent() { restore(); }
-    PrimaryCurrent(const PrimaryCurrent&) = delete;
-    void restore() {
-        if (changed_) driver().cuCtxSetCurrent(before_);
-        changed_ = false;
-    }
-
-private:
-    CUcontext before_ = nullptr;
-    bool changed_ = false;
-};
 
 // One line on standard error, `eclip: …`; said once for each place that says it.
 void say(const char* format, ...) __attribute__((format(printf, 1, 2)));

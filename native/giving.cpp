@@ -8,8 +8,8 @@
 
 #include "busy.h"
 #include "lines.h"
+#include "names.h"
 #include "pacing.h"
-#include "recording.h"
 #include "seat.h"
 
 namespace eclip::giving {

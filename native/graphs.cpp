@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "hook.h"
-#include "recording.h"
+#include "names.h"
 #include "rehome.h"
 
 namespace eclip {
@@ -424,30 +424,18 @@ ECLIP_HOOK cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, void* pa
     cuGraphExternalSemaphoresWaitNodeSetParams
 #define ECLIP_STORED_cuGraphExecHostNodeSetParams cuGraphHostNodeSetParams
 
-#define ECLIP_NOTHING(...)
-#define KERNEL ECLIP_NOTHING
-#define OWN ECLIP_NOTHING
-#define FOLLOW ECLIP_NOTHING
-#define COPY ECLIP_NOTHING
-#define HOME ECLIP_NOTHING
-#define DEFAULT ECLIP_NOTHING
-#define EXEC ECLIP_NOTHING
-#define DRAIN ECLIP_NOTHING
-#define END ECLIP_NOTHING
-#define ALIAS ECLIP_NOTHING
-#define PASS ECLIP_NOTHING
-#define EXECNODE(symbol, name, since, threaded, threaded_since, parameters, arguments)  \
-    ECLIP_HOOK symbol parameters {                                                      \
-        const auto real = driver().symbol;                                              \
-        Rehomed* known = find(a1);                                                      \
-        if (known == nullptr) return real arguments;                                    \
-        return change_node(                                                             \
-            *known, a2,                                                                 \
-            [&](CUgraphExec current, CUgraphNode twin) { return real(current, twin, a3); }, \
-            [&](const Placed& placed) {                                                 \
-                const auto store = driver().ECLIP_STORED_##symbol;                      \
+#define HOOK_EXECNODE(symbol, name, since, threaded, parameters, arguments)                    \
+    ECLIP_HOOK symbol parameters {                                                             \
+        const auto real = driver().symbol;                                                     \
+        Rehomed* known = find(a1);                                                             \
+        if (known == nullptr) return real arguments;                                           \
+        return change_node(                                                                    \
+            *known, a2,                                                                        \
+            [&](CUgraphExec current, CUgraphNode twin) { return real(current, twin, a3); },    \
+            [&](const Placed& placed) {                                                        \
+                const auto store = driver().ECLIP_STORED_##symbol;                             \
                 return store != nullptr ? store(placed.stored, a3) : CUDA_ERROR_NOT_SUPPORTED; \
-            });                                                                         \
+            });                                                                                \
     }
 #include "hooks.def"
 

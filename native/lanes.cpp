@@ -85,8 +85,6 @@ void measure(Pool& pool) {
     pool.barrier_ns = barring[kTrials / 2];
 }
 
-}  // namespace
-
 std::string make_lane(const Pool& pool, const TableLane& wanted, Lane& lane) {
     const Driver& real = driver();
     lane.priority = cuda_priority(wanted.priority);
@@ -107,6 +105,20 @@ std::string make_lane(const Pool& pool, const TableLane& wanted, Lane& lane) {
     status = real.cuGreenCtxStreamCreate(&lane.stream, green, CU_STREAM_NON_BLOCKING,
                                          lane.priority);
     if (status != CUDA_SUCCESS) return failed("cuGreenCtxStreamCreate", status);
+    return "";
+}
+
+}  // namespace
+
+std::string add_lane(Pool& pool, const TableLane& wanted, int& number) {
+    std::lock_guard hold(pool.growing);
+    if (pool.count == kMostLanes) return "";
+    Lane lane;
+    std::string wrong = make_lane(pool, wanted, lane);
+    if (!wrong.empty()) return wrong;
+    number = static_cast<int>(pool.count.load());
+    pool.lanes[number] = lane;
+    pool.count.fetch_add(1);
     return "";
 }
 

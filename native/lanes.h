@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,7 @@ struct Pool {
     std::vector<CUdevResource> slices;  // of one split call, whose groups may be combined
     Lane lanes[kMostLanes];
     std::atomic<size_t> count{0};  // of lanes; recording adds some while others read
+    std::mutex growing;
     bool any = false;              // of the plan's lanes is less than the whole device
     CUstream aside = nullptr;  // of the primary context, for what no stream of the program waits for
     double ask_ns = 0;      // what it costs to ask a lane whether it is empty
@@ -37,7 +39,8 @@ struct Pool {
 // for a person, or nothing.
 std::string make_pool(const Table& table, Pool& pool);
 
-// One more lane; recording gives every stream one of its own.
-std::string make_lane(const Pool& pool, const TableLane& wanted, Lane& lane);
+// One more lane while others read, and its number, if one is left. Recording gives every stream one of
+// its own. Returns what is wrong, or nothing.
+std::string add_lane(Pool& pool, const TableLane& wanted, int& number);
 
 }  // namespace eclip

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <optional>
 
+#include "device.h"
 #include "lines.h"
 #include "python_lock.h"
 #include "seat.h"

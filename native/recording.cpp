@@ -5,6 +5,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <map>
+#include <mutex>
+#include <vector>
+
+#include "device.h"
 
 namespace eclip {
 namespace {
@@ -152,63 +156,39 @@ uint32_t thread_number() {
     return mine;
 }
 
-const char* function_name(CUfunction function) {
-    const Driver& real = driver();
-    const char* name = nullptr;
-    if (function == nullptr) return "";  // the driver will say so itself
-    if (real.cuFuncGetName != nullptr && real.cuFuncGetName(&name, function) == CUDA_SUCCESS && name)
-        return name;
-    // Launches take kernels as well as functions, by the same argument.
-    if (real.cuKernelGetName != nullptr &&
-        real.cuKernelGetName(&name, reinterpret_cast<CUkernel>(function)) == CUDA_SUCCESS && name)
-        return name;
-    return "";
-}
-
 void mark_record(uint32_t worker) { Log::get().mark(worker); }
 
-void Dispatcher::open_record_lane(Stream& stream) {
-    std::lock_guard hold(setup_);
+uint32_t recorded_worker(const Table& table, const Stream& stream) {
+    return table.workers_by == WorkersBy::stream ? static_cast<uint32_t>(stream.order->id)
+                                                 : thread_number();
+}
+
+void open_record_lane(const Table& table, Pool& pool, Stream& stream) {
     stream.record_ready = true;
-    const TableLane& wanted = table_.lanes[0];
-    CUstream timed = pool_.aside;  // not the user's: that may wait for the program
-    Relaxed relaxed;               // somebody else may capture
-    PrimaryCurrent current(pool_.primary);
-    if (!wanted.full && pool_.count < kMostLanes) {
-        Lane lane;
-        std::string wrong = make_lane(pool_, wanted, lane);
-        if (wrong.empty()) {
-            timed = lane.stream;
-            stream.record_lane = static_cast<int>(pool_.count.load());
-            pool_.lanes[pool_.count] = lane;
-            pool_.count.fetch_add(1);
-        } else {
-            say("a stream is recorded on the whole device: %s", wrong.c_str());
-        }
+    const TableLane& wanted = table.lanes[0];
+    CUstream timed = pool.aside;  // not the user's: that may wait for the program
+    Relaxed relaxed;              // somebody else may capture
+    PrimaryCurrent current(pool.primary);
+    if (!wanted.full) {
+        std::string wrong = add_lane(pool, wanted, stream.record_lane);
+        if (!wrong.empty()) say("a stream is recorded on the whole device: %s", wrong.c_str());
+        if (stream.record_lane >= 0) timed = pool.lanes[stream.record_lane].stream;
     }
     Log::get().calibrate(timed);
 }
 
-uint32_t Dispatcher::recorded_worker(const Stream& stream) const {
-    return table_.workers_by == WorkersBy::stream ? static_cast<uint32_t>(stream.order->id)
-                                                      : thread_number();
-}
-
-Dispatcher::Timing Dispatcher::begin_timing(CUstream target) {
+Timing begin_timing(CUstream target) {
     Pair pair = Log::get().take();
     driver().cuEventRecord(pair.begin, target);
     return {pair.begin, pair.end};
 }
 
-void Dispatcher::drop_timing(const Timing& timing) {
-    Log::get().give_back({timing.begin, timing.end});
-}
+void drop_timing(const Timing& timing) { Log::get().give_back({timing.begin, timing.end}); }
 
-void Dispatcher::end_timing(const Timing& timing, CUstream target, const Stream& stream,
-                            const Launch& launch) {
+void end_timing(const Timing& timing, CUstream target, uint32_t worker, const Launch& launch,
+                bool marked) {
     driver().cuEventRecord(timing.end, target);
-    uint32_t worker = recorded_worker(stream);
-    if (take_mark()) Log::get().mark(worker);
+    if (marked) Log::get().mark(worker);
     Log::get().add({{timing.begin, timing.end}, worker, launch});
 }
 

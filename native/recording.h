@@ -8,12 +8,12 @@
 //                                 that a request begins
 #pragma once
 
-#include "dispatcher.h"
+#include "lanes.h"
+#include "names.h"
+#include "stream.h"
+#include "table.h"
 
 namespace eclip {
-
-// The driver's name of a function or kernel, "" if it has none.
-const char* function_name(CUfunction function);
 
 constexpr uint32_t kAllWorkers = 0;  // others are from 1
 
@@ -22,5 +22,20 @@ void mark_record(uint32_t worker);
 
 // The calling thread's number, from 1.
 uint32_t thread_number();
+
+// Whose launches on this stream are, as the record names workers.
+uint32_t recorded_worker(const Table& table, const Stream& stream);
+
+// A lane of the stream's own, of the table's one size.
+void open_record_lane(const Table& table, Pool& pool, Stream& stream);
+
+// Around a launch. `marked`: the program has said that a request begins with it.
+struct Timing {
+    CUevent begin, end;
+};
+Timing begin_timing(CUstream target);
+void drop_timing(const Timing& timing);
+void end_timing(const Timing& timing, CUstream target, uint32_t worker, const Launch& launch,
+                bool marked);
 
 }  // namespace eclip

@@ -143,7 +143,7 @@ bool read_graph(CUgraph graph, Plan& plan, std::vector<uint64_t>& identities) {
                       {params.grid[0], params.grid[1], params.grid[2]},
                       {params.block[0], params.block[1], params.block[2]},
                       params.sharedMemBytes, 1};
-        identities.push_back(dispatcher.identify(launch));
+        identities.push_back(dispatcher.workers().identify(launch));
     }
     plan.kernels = identities.size();
     return !identities.empty();
@@ -191,8 +191,8 @@ bool plan_graph(CUgraph graph, int wanted_worker, Plan& plan) {
         // One that the trace does not have stays with its neighbour: two switches cost more.
         kernel_lanes.push_back(
             position < 0 ? before
-                         : dispatcher.lane_of({plan.worker, static_cast<uint32_t>(position), false},
-                                           kMainVariant));
+                         : dispatcher.workers().lane_of(
+                               {plan.worker, static_cast<uint32_t>(position), false}, kMainVariant));
     }
     auto first = std::find_if(kernel_lanes.begin(), kernel_lanes.end(),
                               [](int lane) { return lane != kFollow; });
@@ -256,7 +256,7 @@ CUresult move_node(CUgraphNode node, CUgraphNode twin, int type, KernelNodeParam
 std::unique_ptr<Rehomed> rehome(CUgraph graph, int worker) {
     Dispatcher& dispatcher = Dispatcher::get();
     const Driver& real = driver();
-    if (!dispatcher.on() || !dispatcher.planning() || dispatcher.table().mode != Mode::plan ||
+    if (!dispatcher.on() || !dispatcher.setup().planning() || dispatcher.table().mode != Mode::plan ||
         !dispatcher.pool().any)
         return nullptr;
     if (real.cuGraphNodeSetParams == nullptr || real.cuGraphGetEdges_v2 == nullptr ||

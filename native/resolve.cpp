@@ -11,24 +11,8 @@
 using namespace eclip;
 
 // The hooks as the linker knows them; their types are those of hooks.def.
-#define ECLIP_DECLARE_none(symbol, parameters)
-#define ECLIP_DECLARE_ptsz(symbol, parameters) extern "C" CUresult symbol##_ptsz parameters;
-#define ECLIP_DECLARE_ptds(symbol, parameters) extern "C" CUresult symbol##_ptds parameters;
-#define ECLIP_DECLARE(symbol, name, since, threaded, threaded_since, parameters, arguments) \
-    extern "C" CUresult symbol parameters;                                                  \
-    ECLIP_DECLARE_##threaded(symbol, parameters)
-#define KERNEL ECLIP_DECLARE
-#define OWN ECLIP_DECLARE
-#define FOLLOW ECLIP_DECLARE
-#define COPY ECLIP_DECLARE
-#define HOME ECLIP_DECLARE
-#define DEFAULT ECLIP_DECLARE
-#define EXEC ECLIP_DECLARE
-#define EXECNODE ECLIP_DECLARE
-#define DRAIN ECLIP_DECLARE
-#define END ECLIP_DECLARE
-#define ALIAS(name, since, symbol)
-#define PASS(symbol)
+#define HOOK(symbol, name, since, threaded, parameters, arguments) \
+    extern "C" CUresult symbol parameters;
 #include "hooks.def"
 
 ECLIP_HOOK cuGetProcAddress(const char* name, void** function, int version, uint64_t flags);
@@ -49,51 +33,21 @@ struct Entry {
     void* (*real)();
 };
 
-#define ECLIP_ENTRY_FOR(symbol, name, since, threaded)         \
-    {#symbol, name, since, threaded, reinterpret_cast<void*>(&symbol), \
+#define ECLIP_THREADED_none false
+#define ECLIP_THREADED_ptsz true
+#define ECLIP_THREADED_ptds true
+#define ECLIP_ENTRY(symbol, name, since, threaded)                                          \
+    {#symbol, #name, since, ECLIP_THREADED_##threaded, reinterpret_cast<void*>(&::symbol), \
      [] { return present(reinterpret_cast<void*>(driver().symbol)); }},
-#define ECLIP_ENTRY_none(symbol, name, since)
-#define ECLIP_ENTRY_ptsz(symbol, name, since) ECLIP_ENTRY_FOR(symbol##_ptsz, name, since, true)
-#define ECLIP_ENTRY_ptds(symbol, name, since) ECLIP_ENTRY_FOR(symbol##_ptds, name, since, true)
-#define ECLIP_ENTRY(symbol, name, since, threaded, threaded_since, parameters, arguments) \
-    ECLIP_ENTRY_FOR(symbol, #name, since, false)                                          \
-    ECLIP_ENTRY_##threaded(symbol, #name, threaded_since)
-#undef KERNEL
-#undef OWN
-#undef FOLLOW
-#undef COPY
-#undef HOME
-#undef DEFAULT
-#undef EXEC
-#undef EXECNODE
-#undef DRAIN
-#undef END
-#undef ALIAS
-#define KERNEL ECLIP_ENTRY
-#define OWN ECLIP_ENTRY
-#define FOLLOW ECLIP_ENTRY
-#define COPY ECLIP_ENTRY
-#define HOME ECLIP_ENTRY
-#define DEFAULT ECLIP_ENTRY
-#define EXEC ECLIP_ENTRY
-#define EXECNODE ECLIP_ENTRY
-#define DRAIN ECLIP_ENTRY
-#define END ECLIP_ENTRY
-#define ALIAS(name, since, symbol) ECLIP_ENTRY_FOR(symbol, #name, since, false)
 
 const Entry entries[] = {
+#define HOOK(symbol, name, since, threaded, parameters, arguments) \
+    ECLIP_ENTRY(symbol, name, since, threaded)
+#define ALIAS(name, since, symbol) ECLIP_ENTRY(symbol, name, since, none)
 #include "hooks.def"
-    {"cuGetProcAddress", "cuGetProcAddress", 11030, false,
-     reinterpret_cast<void*>(&::cuGetProcAddress),
-     [] { return present(reinterpret_cast<void*>(driver().cuGetProcAddress)); }},
-    {"cuGetProcAddress_v2", "cuGetProcAddress", 12000, false,
-     reinterpret_cast<void*>(&::cuGetProcAddress_v2),
-     [] { return present(reinterpret_cast<void*>(driver().cuGetProcAddress_v2)); }},
+    ECLIP_ENTRY(cuGetProcAddress, cuGetProcAddress, 11030, none)
+    ECLIP_ENTRY(cuGetProcAddress_v2, cuGetProcAddress, 12000, none)
 };
-
-}  // namespace
-
-namespace {
 
 const Entry* entry_of_symbol(const char* symbol) {
     for (const Entry& entry : entries)

@@ -9,14 +9,6 @@ using namespace eclip;
 #define ECLIP_MEANING_none Default::legacy
 #define ECLIP_MEANING_ptsz Default::thread
 #define ECLIP_MEANING_ptds Default::thread
-#define ECLIP_NOTHING(...)
-#define ECLIP_BOTH(make, symbol, threaded, parameters, arguments) \
-    make(symbol, none, parameters, arguments) ECLIP_BOTH_##threaded(make, symbol, parameters, arguments)
-#define ECLIP_BOTH_none(make, symbol, parameters, arguments)
-#define ECLIP_BOTH_ptsz(make, symbol, parameters, arguments) \
-    make(symbol##_ptsz, ptsz, parameters, arguments)
-#define ECLIP_BOTH_ptds(make, symbol, parameters, arguments) \
-    make(symbol##_ptds, ptds, parameters, arguments)
 
 #define ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, wish, held, tell)            \
     ECLIP_HOOK symbol parameters {                                                            \
@@ -27,55 +19,55 @@ using namespace eclip;
         return dispatcher.pass(stream, ECLIP_MEANING_##threaded, wish, held,                  \
                                [&](CUstream target) { stream = target; return real arguments; }); \
     }
-#define ECLIP_FOLLOW(symbol, threaded, parameters, arguments) \
-    ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, kFollow, true,    \
+#define HOOK_FOLLOW(symbol, name, since, threaded, parameters, arguments)   \
+    ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, kFollow, true, \
                     giving::following(a1, stream, ECLIP_MEANING_##threaded))
-#define ECLIP_COPY(symbol, threaded, parameters, arguments) \
+#define HOOK_COPY(symbol, name, since, threaded, parameters, arguments)      \
     ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, kFollow, false, \
                     giving::launching(stream, ECLIP_MEANING_##threaded))
-#define ECLIP_HOME(symbol, threaded, parameters, arguments) \
+#define HOOK_HOME(symbol, name, since, threaded, parameters, arguments) \
     ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, kHome, false, )
-#define ECLIP_DEFAULT(symbol, threaded, parameters, arguments)                                \
+#define HOOK_DEFAULT(symbol, name, since, threaded, parameters, arguments)          \
+    ECLIP_HOOK symbol parameters {                                                  \
+        constexpr bool waits = giving::copies_to_host(#symbol);                     \
+        return giving::in_default(waits, ECLIP_MEANING_##threaded, [&] {            \
+            const auto real = driver().symbol;                                      \
+            Dispatcher& dispatcher = Dispatcher::get();                             \
+            if (!dispatcher.on()) return real arguments;                            \
+            return dispatcher.pass(nullptr, ECLIP_MEANING_##threaded, kHome, false, \
+                                   [&](CUstream) { return real arguments; });       \
+        });                                                                         \
+    }
+#define HOOK_EXEC(symbol, name, since, threaded, parameters, arguments) \
+    ECLIP_HOOK symbol parameters {                                      \
+        a1 = translate(a1);                                             \
+        return driver().symbol arguments;                               \
+    }
+#define HOOK_DRAIN(symbol, name, since, threaded, parameters, arguments)                      \
     ECLIP_HOOK symbol parameters {                                                            \
-        constexpr bool waits = giving::copies_to_host(#symbol);                               \
-        return giving::in_default(waits, ECLIP_MEANING_##threaded, [&] {                      \
-            const auto real = driver().symbol;                                                \
-            Dispatcher& dispatcher = Dispatcher::get();                                       \
-            if (!dispatcher.on()) return real arguments;                                      \
-            return dispatcher.pass(nullptr, ECLIP_MEANING_##threaded, kHome, false,           \
-                                   [&](CUstream) { return real arguments; });                 \
-        });                                                                                   \
+        const auto real = driver().symbol;                                                    \
+        Dispatcher& dispatcher = Dispatcher::get();                                           \
+        if (!dispatcher.on()) return real arguments;                                          \
+        CUcontext context = Drained{dispatcher} arguments;                                    \
+        CUresult status = dispatcher.drain(context, [&] { return real arguments; });          \
+        dispatcher.workers().forget_names(); /* functions may have gone, and others take their place */ \
+        return status;                                                                        \
     }
-#define ECLIP_EXEC(symbol, threaded, parameters, arguments)                  \
-    ECLIP_HOOK symbol parameters {                                           \
-        a1 = translate(a1);                                                 \
-        return driver().symbol arguments;                                    \
-    }
-#define ECLIP_DRAIN(symbol, threaded, parameters, arguments)                                   \
-    ECLIP_HOOK symbol parameters {                                                             \
-        const auto real = driver().symbol;                                                     \
-        Dispatcher& dispatcher = Dispatcher::get();                                            \
-        if (!dispatcher.on()) return real arguments;                                           \
-        CUcontext context = Drained{dispatcher} arguments;                                     \
-        CUresult status = dispatcher.drain(context, [&] { return real arguments; });           \
-        dispatcher.forget_names(); /* functions may have gone, and others take their place */  \
-        return status;                                                                         \
-    }
-#define ECLIP_END(symbol, threaded, parameters, arguments)                                     \
-    ECLIP_HOOK symbol parameters {                                                             \
-        giving::ending_contexts();                                                             \
-        const auto real = driver().symbol;                                                     \
-        Dispatcher& dispatcher = Dispatcher::get();                                            \
-        if (!dispatcher.on()) return real arguments;                                           \
-        bool ours = is_ours(dispatcher, a1);                                                   \
-        if (!ours) {                                                                           \
-            dispatcher.forget_contexts(); /* another may be where it was */                    \
-            return real arguments;                                                             \
-        }                                                                                      \
-        CUresult status = dispatcher.drain(dispatcher.pool().primary,                          \
-                                           [&] { return real arguments; });                    \
-        dispatcher.stop("the context was destroyed");                                          \
-        return status;                                                                         \
+#define HOOK_END(symbol, name, since, threaded, parameters, arguments)      \
+    ECLIP_HOOK symbol parameters {                                          \
+        giving::ending_contexts();                                          \
+        const auto real = driver().symbol;                                  \
+        Dispatcher& dispatcher = Dispatcher::get();                         \
+        if (!dispatcher.on()) return real arguments;                        \
+        bool ours = is_ours(dispatcher, a1);                                \
+        if (!ours) {                                                        \
+            dispatcher.forget_contexts();                                   \
+            return real arguments;                                          \
+        }                                                                   \
+        CUresult status = dispatcher.drain(dispatcher.pool().primary,       \
+                                           [&] { return real arguments; }); \
+        dispatcher.setup().stop("the context was destroyed");                       \
+        return status;                                                      \
     }
 
 namespace {
@@ -116,25 +108,6 @@ struct Drained {
 
 }  // namespace
 
-#define KERNEL ECLIP_NOTHING
-#define OWN ECLIP_NOTHING
-#define EXECNODE ECLIP_NOTHING
-#define ALIAS ECLIP_NOTHING
-#define PASS ECLIP_NOTHING
-#define FOLLOW(symbol, name, since, threaded, threaded_since, parameters, arguments) \
-    ECLIP_BOTH(ECLIP_FOLLOW, symbol, threaded, parameters, arguments)
-#define COPY(symbol, name, since, threaded, threaded_since, parameters, arguments) \
-    ECLIP_BOTH(ECLIP_COPY, symbol, threaded, parameters, arguments)
-#define HOME(symbol, name, since, threaded, threaded_since, parameters, arguments) \
-    ECLIP_BOTH(ECLIP_HOME, symbol, threaded, parameters, arguments)
-#define DEFAULT(symbol, name, since, threaded, threaded_since, parameters, arguments) \
-    ECLIP_BOTH(ECLIP_DEFAULT, symbol, threaded, parameters, arguments)
-#define EXEC(symbol, name, since, threaded, threaded_since, parameters, arguments) \
-    ECLIP_BOTH(ECLIP_EXEC, symbol, threaded, parameters, arguments)
-#define DRAIN(symbol, name, since, threaded, threaded_since, parameters, arguments) \
-    ECLIP_BOTH(ECLIP_DRAIN, symbol, threaded, parameters, arguments)
-#define END(symbol, name, since, threaded, threaded_since, parameters, arguments) \
-    ECLIP_BOTH(ECLIP_END, symbol, threaded, parameters, arguments)
 #include "hooks.def"
 
 #define ECLIP_LAUNCH_KERNEL(symbol, meaning)                                                     \
@@ -277,11 +250,13 @@ ECLIP_PEER_3D(cuMemcpy3DPeer, Default::legacy)
 ECLIP_PEER_3D(cuMemcpy3DPeer_ptds, Default::thread)
 
 ECLIP_HOOK cuCtxRecordEvent(CUcontext context, CUevent event) {
-    return Dispatcher::get().context_event(context, event, false);
+    return Dispatcher::get().context_event(
+        context, event, false, [&] { return driver().cuCtxRecordEvent(context, event); });
 }
 
 ECLIP_HOOK cuCtxWaitEvent(CUcontext context, CUevent event) {
-    return Dispatcher::get().context_event(context, event, true);
+    return Dispatcher::get().context_event(
+        context, event, true, [&] { return driver().cuCtxWaitEvent(context, event); });
 }
 
 ECLIP_HOOK cuStreamDestroy(CUstream stream) {

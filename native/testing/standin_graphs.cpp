@@ -291,24 +291,14 @@ API cuGetProcAddress_v2(const char* name, void** function, int version, uint64_t
         int since;
         bool threaded;
     };
-#define ENTRY_none(symbol, name, since)
-#define ENTRY_ptsz(symbol, name, since) {name, #symbol "_ptsz", since, true},
-#define ENTRY_ptds(symbol, name, since) {name, #symbol "_ptds", since, true},
-#define ENTRY(symbol, name, since, threads, threads_since, parameters, arguments) \
-    {#name, #symbol, since, false}, ENTRY_##threads(symbol, #name, threads_since)
-#define KERNEL ENTRY
-#define OWN ENTRY
-#define FOLLOW ENTRY
-#define COPY ENTRY
-#define HOME ENTRY
-#define DEFAULT ENTRY
-#define EXEC ENTRY
-#define EXECNODE ENTRY
-#define DRAIN ENTRY
-#define END ENTRY
+#define THREADED_none false
+#define THREADED_ptsz true
+#define THREADED_ptds true
+    static const Known known[] = {
+#define HOOK(symbol, name, since, threaded, parameters, arguments) \
+    {#name, #symbol, since, THREADED_##threaded},
 #define ALIAS(name, since, symbol) {#name, #symbol, since, false},
 #define PASS(symbol) {#symbol, #symbol, 2000, false},
-    static const Known known[] = {
 #include "../hooks.def"
         {"cuGetProcAddress", "cuGetProcAddress_v2", 12000, false},
         {"cuInit", "cuInit", 2000, false},

@@ -1,0 +1,139 @@
+#include "placing.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+
+#include "device.h"
+
+namespace eclip {
+namespace {
+
+constexpr uint32_t kLearnEvery = 32;  // how often a lane is asked only to learn how they answer
+
+}  // namespace
+
+Placing::Placing(Setup& setup) : setup_(setup), pool_(setup.pool()) {
+    if (const char* asking = getenv("ECLIP_ASK"))
+        asking_ = strcmp(asking, "always") == 0 ? 1 : strcmp(asking, "never") == 0 ? -1 : 0;
+}
+
+void Placing::Hold::take() {
+    if (taken_) return;
+    taken_ = true;
+    stream_.lock.lock();
+    if (stream_.order->kind == Kind::nonblocking) return;
+    if (stream_.order->kind == Kind::blocking) {
+        owner_.gate_.lock_shared();
+        gate_ = kShared;
+        if (!owner_.order_.legacy_strayed.load(std::memory_order_acquire)) return;
+        owner_.gate_.unlock_shared();
+    }
+    owner_.gate_.lock();
+    gate_ = kAlone;
+}
+
+void Placing::Hold::release() {
+    if (!taken_) return;
+    if (gate_ == kAlone) owner_.gate_.unlock();
+    if (gate_ == kShared) owner_.gate_.unlock_shared();
+    gate_ = kNone;
+    stream_.lock.unlock();
+    taken_ = false;
+}
+
+// Asking pays where lanes are often found empty and an answer costs less than a barrier.
+bool Placing::asks(bool learning) {
+    if (asking_ != 0) return asking_ > 0;
+    if (learning) return true;
+    uint32_t asked = asked_.load(std::memory_order_relaxed);
+    double share = asked > 0 ? double(answered_done_.load(std::memory_order_relaxed)) / asked : 0;
+    return pool_.ask_ns < share * pool_.barrier_ns;
+}
+
+bool Placing::Actions::finished(int lane) {
+    bool learning = owner.chances_.fetch_add(1, std::memory_order_relaxed) % kLearnEvery == 0;
+    if (!owner.asks(learning)) return false;
+    bool done = device::is_empty(owner.pool_.lanes[lane].stream);
+    if (owner.asked_.fetch_add(1) == 1 << 20) {  // the past fades
+        owner.asked_ = 1 << 10;
+        owner.answered_done_ = owner.answered_done_ >> 10;
+    }
+    if (done) owner.answered_done_.fetch_add(1);
+    return done;
+}
+
+void Placing::Actions::barrier(const StreamOrder& home, int from, int to) {
+    if (status != CUDA_SUCCESS) return;
+    CUstream home_stream = stream.home;
+    std::optional<PrimaryCurrent> current;
+    if (&home != stream.order) {  // a call that names its stream may come from any context
+        home_stream = kLegacyStream;
+        current.emplace(owner.pool_.primary);
+    }
+    CUevent event = from >= 0 ? owner.pool_.lanes[from].event : stream.event;
+    if (event == nullptr) {
+        status = device::make_event(owner.pool_.primary, stream.event);
+        event = stream.event;
+    }
+    if (status == CUDA_SUCCESS)
+        status = device::barrier(from >= 0 ? owner.pool_.lanes[from].stream : home_stream, event,
+                                 to >= 0 ? owner.pool_.lanes[to].stream : home_stream);
+    count(counters().barriers);
+}
+
+void Placing::join_home(Stream& stream) {
+    Hold hold(*this, stream);
+    Actions actions{*this, stream};
+    Frontier<Actions>(order_, actions).decide(*stream.order, kHome);
+    ++stream.calls;
+}
+
+CUresult Placing::find_end(Stream& stream, CUstream raw, CUstream& target) {
+    // The default stream waits for blocking streams too; that and all that came late is joined.
+    if (stream.order->kind == Kind::legacy || Frontier<Actions>::has_late(*stream.order)) {
+        Actions actions{*this, stream};
+        Frontier<Actions>(order_, actions).decide(*stream.order, kHome);
+        return actions.status;
+    }
+    int tail = pending_tail(*stream.order, order_);
+    target = tail >= 0 ? pool_.lanes[tail].stream : raw;
+    return CUDA_SUCCESS;
+}
+
+void Placing::ended(Stream& stream) {
+    Actions actions{*this, stream};
+    Frontier<Actions>(order_, actions).drained(*stream.order);
+}
+
+size_t Placing::wait_for_lanes(LaneWord::View* seen) {
+    size_t lanes = pool_.count;
+    for (size_t lane = 0; lane < lanes; ++lane) {
+        seen[lane] = order_.lanes[lane].read();
+        if (seen[lane].busy()) device::wait_for(pool_.lanes[lane].stream);
+    }
+    return lanes;
+}
+
+// By a stream that has nothing else to do: in the default stream, blocking streams would wait for
+// lanes of non-blocking ones.
+CUresult Placing::gather_lanes() {
+    for (size_t index = 0; index < pool_.count; ++index) {
+        const Lane& lane = pool_.lanes[index];
+        if (lane.stream == nullptr) continue;
+        CUresult status = device::barrier(lane.stream, lane.event, pool_.aside);
+        if (status != CUDA_SUCCESS) return status;
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult Placing::lanes_wait_for(CUevent event) {
+    for (size_t index = 0; index < pool_.count; ++index) {
+        if (pool_.lanes[index].stream == nullptr) continue;
+        CUresult status = device::wait_event(pool_.lanes[index].stream, event);
+        if (status != CUDA_SUCCESS) return status;
+    }
+    return CUDA_SUCCESS;
+}
+
+}  // namespace eclip

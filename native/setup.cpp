@@ -1,0 +1,119 @@
+#include "setup.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "device.h"
+#include "stats.h"
+#include "thread.h"
+
+namespace eclip {
+
+// In bindings.cpp, which only a preloaded library has.
+__attribute__((weak)) void rebind_new_objects();
+
+namespace {
+
+constexpr const char kPrivate[] =
+    "the program has a context of its own; what it does there is not planned";
+
+std::string read_file(const char* path, std::vector<unsigned char>& bytes) {
+    FILE* file = fopen(path, "rbe");
+    if (file == nullptr) return strerror(errno);
+    unsigned char block[1 << 16];
+    for (size_t got; (got = fread(block, 1, sizeof block, file)) > 0;)
+        bytes.insert(bytes.end(), block, block + got);
+    bool failed = ferror(file);
+    fclose(file);
+    return failed ? "it cannot be read" : "";
+}
+
+bool enabled(const char* variable) {
+    const char* value = getenv(variable);
+    return value != nullptr && *value != '\0' && strcmp(value, "0") != 0;
+}
+
+}  // namespace
+
+Setup::Setup() {
+    const char* path = getenv("ECLIP_TABLE");
+    if (enabled("ECLIP_DISABLE") || path == nullptr) return;
+    if (const char* folder = getenv("ECLIP_STATS")) open_counters(folder);
+    std::vector<unsigned char> bytes;
+    std::string wrong = read_file(path, bytes);
+    if (wrong.empty()) wrong = read_table(bytes, table_);
+    if (!wrong.empty()) {
+        say("the table %s cannot be used: %s; running unplanned", path, wrong.c_str());
+        return;
+    }
+    if (const char* device = getenv("ECLIP_GPU")) wanted_device_ = atoi(device);
+    phase_.store(kWaiting);
+}
+
+// It cannot use its parent's context; if there was none yet, it may make its own.
+void Setup::forked() {
+    if (phase_.load() != kWaiting) phase_.store(kOff);
+    new (&lock_) std::mutex;  // a thread that is not here may have held it
+    if (const char* folder = getenv("ECLIP_STATS")) open_counters(folder);
+}
+
+void Setup::stop(const char* why) {
+    if (phase_.exchange(kOff) != kOff) say("%s; running unplanned from here on", why);
+}
+
+bool Setup::is_foreign(CUcontext context) const {
+    for (const auto& known : foreign_)
+        if (known.load(std::memory_order_relaxed) == context) return true;
+    return false;
+}
+
+bool Setup::make_ready() {
+    if (Inside::now()) return false;
+    CUcontext current = device::current_context();
+    if (current == nullptr || is_foreign(current) || !device::is_current(wanted_device_))
+        return false;
+    // Nobody has made the primary context: then this is another, and we make none just to see that.
+    if (!device::has_primary(wanted_device_)) {
+        say(kPrivate);
+        return false;
+    }
+    std::lock_guard hold(lock_);
+    int phase = phase_.load();
+    if (phase != kWaiting) return phase != kOff;
+    CUcontext primary = device::retain_primary(wanted_device_);
+    if (primary == nullptr) return false;
+    if (primary != current) {  // somebody's private context: not what was planned for
+        say(kPrivate);
+        foreign_[foreign_next_++ % kForeign].store(current);
+        device::release_primary(wanted_device_);
+        return false;
+    }
+    Inside ours;
+    // Two processes would each believe the units to be theirs.
+    const char* path = getenv("ECLIP_TABLE");
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0 || flock(file, LOCK_EX | LOCK_NB) != 0) {
+        stop("another process of this command holds the plan's lanes, and masks of several "
+             "processes are not kept apart");
+        return false;
+    }
+    pool_.primary = primary;
+    pool_.device = wanted_device_;
+    Relaxed relaxed;
+    std::string wrong = make_pool(table_, pool_);
+    if (!wrong.empty()) {
+        stop(wrong.c_str());
+        return false;
+    }
+    phase_.store(kReady, std::memory_order_release);
+    if (rebind_new_objects != nullptr) rebind_new_objects();
+    return true;
+}
+
+}  // namespace eclip

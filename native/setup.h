@@ -1,0 +1,67 @@
+// From the environment to lanes: whether this process is planned, since when, and until when.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+
+#include "driver.h"
+#include "lanes.h"
+#include "table.h"
+
+namespace eclip {
+
+class Setup {
+public:
+    Setup();  // reads the table that the environment names; off where there is none
+
+    // Whether calls need any attention; the one thing an unplanned process pays for.
+    bool on() const { return phase_.load(std::memory_order_relaxed) != kOff; }
+
+    // Whether there are lanes. They are made when the device's context is first used.
+    bool ready() {
+        int phase = phase_.load(std::memory_order_acquire);
+        return phase == kReady || phase == kAtHome || (phase == kWaiting && make_ready());
+    }
+    bool planning() { return ready() && phase_.load(std::memory_order_relaxed) == kReady; }
+    // Lanes there are, but nothing goes there any more.
+    bool at_home() const { return phase_.load(std::memory_order_relaxed) == kAtHome; }
+
+    // Planning is over, because the program calls this. Whoever calls it goes on after `join` has
+    // joined all lanes back.
+    template <class Join>
+    void end_planning(const char* name, Join&& join) {
+        std::lock_guard hold(lock_);
+        int phase = phase_.load();
+        if (phase != kWaiting && phase != kReady) return;
+        phase_.store(phase == kReady ? kAtHome : kOff);
+        say("the program calls %s, which libeclip does not know; running unplanned from here on",
+            name);
+        if (phase == kReady) join();
+    }
+
+    void stop(const char* why);
+    void forked();  // in the child
+    void forget_contexts() {
+        for (auto& known : foreign_) known.store(nullptr);
+    }
+
+    const Table& table() const { return table_; }
+    Pool& pool() { return pool_; }
+
+private:
+    enum Phase : int { kOff, kWaiting, kReady, kAtHome };
+
+    bool make_ready();
+    bool is_foreign(CUcontext context) const;
+
+    std::atomic<int> phase_{kOff};
+    std::mutex lock_;
+    Table table_;
+    Pool pool_;
+    CUdevice wanted_device_ = 0;
+    static constexpr size_t kForeign = 8;
+    std::atomic<CUcontext> foreign_[kForeign]{};  // known not to be the device's primary one
+    std::atomic<size_t> foreign_next_{0};
+};
+
+}  // namespace eclip

@@ -1,0 +1,92 @@
+#include "workers.h"
+
+#include <utility>
+
+#include "driver.h"
+#include "stats.h"
+#include "thread.h"
+
+namespace eclip {
+
+Workers::Workers(const Table& table, const Pool& pool) : table_(table), pool_(pool) {
+    size_t kernels = 0;
+    for (const TableWorker& worker : table.workers) kernels += worker.kernels.size();
+    misfits_ = std::make_unique<std::atomic<bool>[]>(kernels);
+}
+
+Workers::Place Workers::next(Stream& stream, const Launch& launch) {
+    Tracker& tracker = track(stream);
+    Place place{tracker.next(table_, followers_, identify(launch))};
+    if (place.step.worker < 0) return place;
+    Counters& counts = counters();
+    count(counts.planned);
+    if (place.step.begins_request) count(counts.requests);
+    if (!table_.variants.empty()) choose_variant(stream, tracker, place.step);
+    place.lane = lane_of(place.step, tracker.variant);
+    return place;
+}
+
+Tracker& Workers::track(Stream& stream) {
+    bool by_stream = table_.workers_by == WorkersBy::stream;
+    ThreadState& thread = thread_state();
+    Tracker& tracker = by_stream ? stream.tracker : thread.tracker;
+    thread.followers = &followers_;
+    if (thread.marked) {
+        thread.marked = false;
+        tracker.begin_request(table_, thread.marked_worker, followers_);
+    }
+    return tracker;
+}
+
+void Workers::begin_request(int worker) {
+    thread_state().marked = true;
+    thread_state().marked_worker = worker;
+}
+
+bool Workers::take_mark() { return std::exchange(thread_state().marked, false); }
+
+uint32_t Workers::begin_serving(Stream& stream, int worker) {
+    uint32_t bit = 1u << worker;
+    stream.serves.fetch_or(bit, std::memory_order_relaxed);
+    return active_.fetch_or(bit) | bit;
+}
+
+// At a request's first kernel: the variant for the fewest workers that holds all who are active.
+void Workers::choose_variant(Stream& stream, Tracker& tracker, const Tracker::Step& step) {
+    uint32_t bit = 1u << step.worker;
+    if (step.begins_request) {
+        uint32_t active = begin_serving(stream, step.worker);
+        in_request_.fetch_or(bit);
+        tracker.variant = kMainVariant;
+        for (size_t index = 0; index < table_.variants.size(); ++index)
+            if ((active & ~table_.variants[index].active) == 0) {
+                tracker.variant = static_cast<int>(index);
+                break;
+            }
+    }
+    if (step.position + 1 == table_.workers[step.worker].kernels.size()) in_request_.fetch_and(~bit);
+}
+
+void Workers::waited_for(Stream& stream) {
+    uint32_t served = stream.serves.exchange(0, std::memory_order_relaxed);
+    active_.fetch_and(~(served & ~in_request_.load()));
+}
+
+int Workers::lane_of(const Tracker::Step& step, int variant) const {
+    const TableWorker& worker = table_.workers[step.worker];
+    int lane = variant == kMainVariant ? worker.kernels[step.position].lane
+                                       : table_.variants[variant].lanes[worker.first + step.position];
+    // A worker that was taken up in the middle of a request has another's variant.
+    if (lane < 0) lane = worker.kernels[step.position].lane;
+    if (pool_.lanes[lane].stream == nullptr) return kHome;
+    bool misfit = misfits_[worker.first + step.position].load();
+    return misfit ? kHome : lane;
+}
+
+void Workers::mark_misfit(const Tracker::Step& step) {
+    misfits_[table_.workers[step.worker].first + step.position].store(true);
+    count(counters().misfits);
+    say("a kernel of worker %d is refused on its lane and runs on the whole device", step.worker);
+}
+
+}  // namespace eclip
