@@ -1,8 +1,8 @@
 """The faults that mutate.py plants in libeclip, one at a time.
 
-A mutant is a text of a source file, in which the part between « and » becomes another. A part that ends
-with ; or } is a statement, any other an expression. `harmless` says why no program can tell: such a
-mutant costs time, never order. An empty one must be caught.
+A mutant is a text of a source file, in which the part between « and » becomes another. A part that
+ends with ; is a statement, any other an expression. `harmless` says why no program can tell: such a
+mutant costs time, never order. Where it is empty, the mutant must be caught.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class Mutant:
 
 
 _COST = "costs a barrier or a question too many; every wait that is needed stays"
+_GATE = "blocking streams are told under the gate, which the default stream holds alone as it looks"
 
 FRONTIER = [
     Mutant(
@@ -174,8 +175,8 @@ FRONTIER = [
         "uint64_t lanes = «shared_.stray.exchange(0, std::memory_order_acq_rel)»;",
         "shared_.stray.load()",
         "the default stream waits for the same lanes again",
-        "who takes a lane over strikes it off, so that only lanes of blocking streams are waited for "
-        "again, which is no new order",
+        "who takes a lane over strikes it off, so that only lanes of blocking streams are waited "
+        "for again, which is no new order",
     ),
     Mutant(
         "epoch is read after the lanes",
@@ -183,6 +184,7 @@ FRONTIER = [
         "order(stream, tail, queue, stream.seen != epoch);\n                «stream.seen = epoch;»",
         "stream.seen = shared_.blocking_epoch.load();",
         "a blocking stream's call in between is counted and never waited for",
+        _GATE,
     ),
     Mutant(
         "busy lanes are passed over",
@@ -218,8 +220,7 @@ FRONTIER = [
         "frontier.h",
         "if («queue >= 0») stream.used |= uint64_t{1} << queue;\n        if (stream.kind",
         "false",
-        "a wait does not empty lanes",
-        "lanes that are empty stay another's until they are asked: a launch more at home, in order",
+        "a wait does not empty lanes: no other stream gets them unless they are asked",
     ),
     Mutant(
         "default stream never strays",
@@ -293,6 +294,7 @@ FRONTIER = [
         "shared_.blocking_epoch.fetch_add(1); std::this_thread::yield();"
         " shared_.stray.fetch_or(lane);",
         "who sees the new epoch may miss the lane",
+        _GATE,
     ),
     Mutant(
         "waiting empties others' lanes",
@@ -1075,8 +1077,8 @@ GRAPHS = [
     Mutant(
         "another kernel is taken for the same",
         "graphs.cpp",
-        "std::strcmp(name, function_name(reinterpret_cast<CUfunction>(current.kern))) «== 0»)",
-        ">= -999",
+        "«std::strcmp(name, function_name(reinterpret_cast<CUfunction>(current.kern))) == 0»)",
+        "true",
         "the old kernel runs with the new one's arguments",
     ),
     Mutant(
@@ -1138,7 +1140,7 @@ GRAPHS = [
     Mutant(
         "re-homed nodes are not known as such",
         "rehome.cpp",
-        "made->nodes[plan.nodes[index]] = {twin, twin, «context», plan.types[index], true, nullptr};",
+        "made->nodes[plan.nodes[index]] = {twin, twin, «context», plan.types[index]",
         "nullptr",
         "updates take the node off its lane",
     ),

@@ -1,12 +1,12 @@
-"""Does every fault in libeclip show? Plant each of mutants.py, and run the cases and random programs.
+"""Plant every fault of mutants.py in libeclip, and see which case or random program catches it.
 
     make -C native STRICT=1 tests
     python native/testing/mutate.py [--only TEXT] [--resume FILE] [--jobs N] [--table FILE]
 
-Several mutants are built into one library, which is told by ECLIP_MUTANT which of them to be: mutants of
-different places share a build, those of one place do not. The exit status is 1 where a mutant that
-matters is not caught, or one that should be harmless is. Verdicts are kept in FILE (a line of JSON
-each), and what stands there is not run again.
+Mutants of different places share a library, and ECLIP_MUTANT tells it which of them to be: few
+builds are needed. The exit status is 1 where a mutant that matters is not caught, or one that should
+be harmless is. Verdicts are kept in the file of --resume, a line of JSON each; what stands there is
+not run again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NATIVE = Path(__file__).resolve().parents[1]
 BUILD = NATIVE / "build" / "plain"
 PATIENCE_S = 60.0
 
-# Few programs first: most mutants do not survive them.
+# Few programs first: most mutants do not survive them. Harmless ones are not given more.
 PROGRAMS = (100, 1500)
 MODES = (
     (),
@@ -62,7 +62,9 @@ def place(mutant: Mutant) -> tuple[int, int]:
     before, old, after = split(mutant)
     source = (NATIVE / mutant.file).read_text()
     if source.count(before + old + after) != 1:
-        sys.exit(f"{mutant.file} does not have the text of “{mutant.name}” exactly once: {mutant.text}")
+        sys.exit(
+            f"{mutant.file} does not have the text of “{mutant.name}” exactly once: {mutant.text}"
+        )
     begin = source.index(before + old + after) + len(before)
     return begin, begin + len(old)
 
@@ -73,8 +75,11 @@ def group(numbers: list[int]) -> list[list[int]]:
     for number in numbers:
         begin, end = place(MUTANTS[number])
         for members in groups:
-            spans = [place(MUTANTS[other]) for other in members
-                     if MUTANTS[other].file == MUTANTS[number].file]
+            spans = [
+                place(MUTANTS[other])
+                for other in members
+                if MUTANTS[other].file == MUTANTS[number].file
+            ]
             if all(end <= first or last <= begin for first, last in spans):
                 members.append(number)
                 break
@@ -86,7 +91,7 @@ def group(numbers: list[int]) -> list[list[int]]:
 def planted(number: int) -> str:
     _, old, _ = split(MUTANTS[number])
     new = MUTANTS[number].replacement
-    if old.endswith((";", "}")):
+    if old.endswith(";"):
         return f"{{ if (eclip_mutant() == {number}) {{ {new} }} else {{ {old} }} }}"
     return f"(eclip_mutant() == {number} ? ({new}) : ({old}))"
 
@@ -123,11 +128,11 @@ def fails(library: Path, number: int, command: list[str]) -> bool:
     return done.returncode != 0
 
 
-def checks() -> Iterator[tuple[str, list[str]]]:
+def checks(sizes: tuple[int, ...]) -> Iterator[tuple[str, list[str]]]:
     cases = subprocess.run([BUILD / "cases", "--list"], capture_output=True, text=True, check=True)
     for case in cases.stdout.split():
         yield f"case `{case}`", [str(BUILD / "cases"), case]
-    for programs in PROGRAMS:
+    for programs in sizes:
         for seed, mode in enumerate(MODES, start=1):
             words = ["--seed", str(seed), "--programs", str(programs), "--patience", "30", *mode]
             said = " ".join(("random programs", *mode, "within", str(programs)))
@@ -135,7 +140,8 @@ def checks() -> Iterator[tuple[str, list[str]]]:
 
 
 def find_catcher(library: Path, number: int) -> str | None:
-    for name, command in checks():
+    harmless = number >= 0 and MUTANTS[number].harmless
+    for name, command in checks(PROGRAMS[:1] if harmless else PROGRAMS):
         if fails(library, number, command):
             return name
     return None
@@ -194,7 +200,11 @@ def main() -> int:
     if options.table is not None:
         options.table.write_text(text + "\n")
     print(text)
-    wrong = [m.name for m in MUTANTS if m.name in verdicts and (verdicts[m.name] is None) != bool(m.harmless)]
+    wrong = [
+        m.name
+        for m in MUTANTS
+        if m.name in verdicts and (verdicts[m.name] is None) != bool(m.harmless)
+    ]
     for name in wrong:
         print(f"wrong: {name}: {'caught, though harmless' if verdicts[name] else 'not caught'}")
     return 1 if wrong else 0

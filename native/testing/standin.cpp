@@ -249,6 +249,7 @@ CUresult wait_stream(CUstream handle, bool threaded) {
 }
 
 CUresult query_stream(CUstream handle, bool threaded) {
+    called("query", handle);
     Hold hold = held();
     if (CUresult status = unsafe()) return status;
     Stream& stream = *stream_of(handle, threaded);
