@@ -98,6 +98,10 @@ uint64_t* make_cells(int count) {
     return reinterpret_cast<uint64_t*>(memory);
 }
 
+void wait_for_cell(const uint64_t* cell, uint64_t wanted) {
+    while (reinterpret_cast<const std::atomic<uint64_t>*>(cell)->load() != wanted) usleep(50);
+}
+
 void run_where(const uint64_t* arguments) {
     uint64_t bits[2];
     standin_mask(bits);

@@ -135,6 +135,62 @@ CASE(late_copy_of_a_stream_that_is_waited_for) {
                             [&](CUfunction, uint64_t*) { CHECK(cuStreamSynchronize(stream)); });
 }
 
+// A blocking stream joins the default stream while a copy is on its way there; the next must wait.
+CASE(late_copy_of_the_default_stream_before_blocking_ones) {
+    setenv("ECLIP_ASK", "never", 1);
+    use_plan();
+    start();
+    constexpr size_t kLong = 1 << 23;
+    uint64_t* cells = make_cells(3);
+    uint64_t* target = make_cells(kLong);
+    std::vector<uint64_t> source(kLong, 7);
+    CUfunction read = standin_function("read", run_read, 2, 1);
+    CUstream blocking = make_stream(true), other = make_stream(true);
+    CHECK(launch(make_add("a"), nullptr, {address(cells + 1), 1, 1000}));
+    if (preloaded()) standin_calls(hold_copy);
+    std::thread caller([&] {
+        CHECK(cuCtxSetCurrent(primary));
+        if (preloaded()) copies.wait();
+        CHECK(launch(make_add("other"), other, {address(cells + 2), 1, 0}));
+        other_called.open = true;
+    });
+    CHECK(cuMemcpyDtoDAsync_v2(address(target), address(source.data()), 8 * kLong, nullptr));
+    caller.join();
+    CHECK(launch(read, blocking, {address(target + kLong - 1), address(cells)}));
+    CHECK(cuStreamSynchronize(blocking));
+    return same("what the blocking stream read", cells[0], uint64_t{7});
+}
+
+// A lane that a copy came into late may be another's by the time it would be waited for.
+CASE(late_copy_on_a_lane_that_was_taken_over) {
+    setenv("ECLIP_ASK", "always", 1);
+    use_plan();
+    start();
+    uint64_t* cells = make_cells(5);
+    Gate gate;
+    CUstream stream = make_stream(), other = make_stream();
+    cells[3] = 7;
+    CHECK(launch(make_add("a"), stream, {address(cells), 1, 20000}));
+    if (preloaded()) standin_calls(hold_copy);
+    std::thread caller([&] {
+        CHECK(cuCtxSetCurrent(primary));
+        if (preloaded()) copies.wait();
+        CHECK(launch(make_add("b"), stream, {address(cells + 1), 1, 0}));
+        other_called.open = true;
+    });
+    CHECK(cuMemcpyDtoDAsync_v2(address(cells + 2), address(cells + 3), 8, stream));
+    caller.join();
+    wait_for_cell(cells + 1, 1);
+    wait_for_cell(cells + 2, 7);
+    usleep(1000);
+    CHECK(launch(standin_function("a", run_gate, 1, 1), other, {address(&gate)}));
+    CHECK(launch(make_add("b"), stream, {address(cells + 4), 7, 0}));
+    CHECK(cuStreamSynchronize(stream));
+    gate.open = true;
+    CHECK(cuStreamSynchronize(other));
+    return same("the stream's last cell", cells[4], uint64_t{7});
+}
+
 // A copy that keeps its thread waiting keeps no other off the stream; the device may wait for one.
 CASE(copy_that_waits_for_another_thread) {
     use_plan();
@@ -239,91 +295,4 @@ CASE(threads_on_one_stream) {
             if (!same("a thread's count", cells[2 * index], 2 * kRounds)) return false;
     }
     return true;
-}
-
-namespace {
-
-void wait_for_cell(const uint64_t* cell, uint64_t wanted) {
-    while (reinterpret_cast<const std::atomic<uint64_t>*>(cell)->load() != wanted) usleep(50);
-}
-
-}  // namespace
-
-CASE(lane_that_was_waited_for_serves_another_stream) {
-    setenv("ECLIP_ASK", "never", 1);
-    use_plan({{0, 1}}, {{{"a", 0}}});
-    start();
-    uint64_t* cells = make_cells(2);
-    CUfunction where = standin_function("a", run_where, 1, 1);
-    for (int time : {0, 1}) {
-        CUstream stream = make_stream();
-        CHECK(launch(where, stream, {address(cells + time)}));
-        CHECK(cuStreamSynchronize(stream));
-    }
-    uint64_t wanted = preloaded() ? 1 : kWhole;
-    return same("the first one's slices", cells[0], wanted) &&
-           same("the second one's slices", cells[1], wanted);
-}
-
-// The default stream waits for lanes of blocking streams, not for who has them after that.
-CASE(lane_that_a_non_blocking_stream_took_over) {
-    setenv("ECLIP_ASK", "always", 1);
-    use_plan({{0, 1}}, {{{"a", 0}}});
-    start();
-    uint64_t* cells = make_cells(1);
-    Gate gate;
-    CHECK(launch(make_add("a"), make_stream(true), {address(cells), 7, 0}));
-    wait_for_cell(cells, 7);
-    usleep(1000);
-    CUstream other = make_stream();
-    CHECK(launch(standin_function("a", run_gate, 1, 1), other, {address(&gate)}));
-    CHECK(cuStreamSynchronize(nullptr));
-    gate.open = true;
-    CHECK(cuStreamSynchronize(other));
-    return true;
-}
-
-namespace {
-
-// While one stream's wish for a lane is looked at, another takes the lane that its last work is on.
-struct Takeover {
-    CUfunction kernel;
-    CUstream stream;
-    Gate gate;
-    bool done = false;
-} takeover;
-void take_over(const char* call, CUstream) {
-    if (strcmp(call, "query") != 0 || takeover.done) return;
-    takeover.done = true;
-    std::thread([] {
-        CHECK(cuCtxSetCurrent(primary));
-        CHECK(launch(takeover.kernel, takeover.stream, {address(&takeover.gate)}));
-    }).join();
-}
-
-}  // namespace
-
-CASE(lane_that_is_taken_while_another_is_asked_for) {
-    setenv("ECLIP_ASK", "always", 1);
-    use_plan({{0, 1}, {0, 2}}, {{{"a", 0}, {"b", 1}, {"c", 1}, {"d", 0}}});
-    start();
-    uint64_t* cells = make_cells(3);
-    Gate gate;
-    CUstream first = make_stream(), second = make_stream(), third = make_stream();
-    for (CUstream stream : {second, third}) {  // they are the plan's worker
-        CHECK(launch(make_add("a"), stream, {address(cells), 1, 0}));
-        CHECK(cuStreamSynchronize(stream));
-    }
-    CHECK(launch(standin_function("c", run_gate, 1, 1), second, {address(&gate)}));
-    CHECK(launch(make_add("a"), first, {address(cells + 1), 7, 0}));
-    wait_for_cell(cells + 1, 7);
-    usleep(1000);
-    takeover.kernel = standin_function("d", run_gate, 1, 1);
-    takeover.stream = third;
-    standin_calls(take_over);
-    CHECK(launch(make_add("b"), first, {address(cells + 2), 7, 0}));
-    CHECK(cuStreamSynchronize(first));
-    gate.open = takeover.gate.open = true;
-    CHECK(cuCtxSynchronize());
-    return same("the first stream's last cell", cells[2], uint64_t{7});
 }

@@ -21,6 +21,7 @@ class Mutant:
 
 
 _COST = "costs a barrier or a question too many; every wait that is needed stays"
+_JOIN = "a blocking stream joins it once more as it begins to capture; others' captures allow it"
 _GATE = "blocking streams are told under the gate, which the default stream holds alone as it looks"
 
 FRONTIER = [
@@ -350,7 +351,7 @@ FRONTIER = [
         "if («stream.id > kLastUser») return false;",
         "false",
         "two streams of the same lower 32 bits share a lane",
-        "it needs four thousand million streams; tests/native/test_same_decisions.py has one by its number",
+        "it needs four thousand million streams; tests/native/test_same_decisions.py makes one up",
     ),
     Mutant(
         "lane is claimed while another submits",
@@ -706,6 +707,7 @@ DISPATCHER = [
         "        Inside inside;\n        Placing::Hold hold(placing_, *stream);\n        if (!held",
         "stream == nullptr",
         "a capture is drawn onto lanes",
+        "a stream that captures was joined home before and stays there; launches are asked apart",
     ),
     Mutant(
         "captured launches are placed",
@@ -777,6 +779,7 @@ DISPATCHER = [
         "if («placing_.legacy_strayed()») {",
         "false",
         "the join that comes later breaks the capture",
+        _JOIN,
     ),
     Mutant(
         "default stream is joined in whichever context is current",
@@ -784,13 +787,15 @@ DISPATCHER = [
         "PrimaryCurrent current(«pool().primary»);\n            pass(kLegacyStream",
         "device::current_context()",
         "the join that comes later breaks the capture",
+        _JOIN,
     ),
     Mutant(
         "captures begin on a lane",
         "dispatcher.h",
         "return «pass(raw, meaning, kHome, true, [&](CUstream) { return call(); })»;",
         "call()",
-        "the stream's lane is joined while it captures",
+        "the stream's lane is not joined before it captures",
+        "what is captured runs nowhere; the stream goes on from its lane after the capture",
     ),
     Mutant(
         "destroyed streams are not joined",
@@ -798,6 +803,7 @@ DISPATCHER = [
         "if («!captures_.has(raw)»)\n        pass(raw",
         "false",
         "nobody finds the lane of a stream that is gone",
+        "the default stream and waits for the context look for lanes; nobody else has to wait",
     ),
     Mutant(
         "destroyed streams are kept",

@@ -4,9 +4,9 @@
     python native/testing/mutate.py [--only TEXT] [--resume FILE] [--jobs N] [--table FILE]
 
 Mutants of different places share a library, and ECLIP_MUTANT tells it which of them to be: few
-builds are needed. The exit status is 1 where a mutant that matters is not caught, or one that should
-be harmless is. Verdicts are kept in the file of --resume, a line of JSON each; what stands there is
-not run again.
+builds are needed. The exit status is 1 where a mutant that matters is not caught, or one that
+should be harmless is. Verdicts are kept in the file of --resume, a line of JSON each; what stands
+there is not run again.
 """
 
 from __future__ import annotations

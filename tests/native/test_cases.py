@@ -26,6 +26,9 @@ CASES = [
     "copy_that_waits_for_another_thread",
     "copy_in_the_default_stream_that_waits_for_another_thread",
     "threads_on_one_stream",
+    "threads_that_meet_on_one_stream",
+    "late_copy_of_the_default_stream_before_blocking_ones",
+    "late_copy_on_a_lane_that_was_taken_over",
     "lane_that_was_waited_for_serves_another_stream",
     "lane_that_a_non_blocking_stream_took_over",
     "lane_that_is_taken_while_another_is_asked_for",
@@ -58,6 +61,7 @@ CASES = [
     "handle_of_another_contexts_stream_that_was_destroyed",
     "handle_of_a_stream_that_went_with_its_context",
     "call_while_another_context_is_current",
+    "capture_begun_while_the_default_stream_is_on_a_lane",
     "capture_begun_while_another_context_is_current",
     *UNKNOWN,
 ]
