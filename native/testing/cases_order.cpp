@@ -161,14 +161,12 @@ CASE(late_copy_of_the_default_stream_before_blocking_ones) {
     return same("what the blocking stream read", cells[0], uint64_t{7});
 }
 
-// A lane that a copy came into late may be another's by the time it would be waited for.
-CASE(late_copy_on_a_lane_that_was_taken_over) {
-    setenv("ECLIP_ASK", "always", 1);
-    use_plan();
-    start();
-    uint64_t* cells = make_cells(5);
-    Gate gate;
-    CUstream stream = make_stream(), other = make_stream();
+namespace {
+
+// A copy comes late into the first lane of the stream, which has gone on to the second. Both are
+// done, and libeclip has not been told.
+void leave_a_late_copy(CUstream stream) {
+    uint64_t* cells = make_cells(4);
     cells[3] = 7;
     CHECK(launch(make_add("a"), stream, {address(cells), 1, 20000}));
     if (preloaded()) standin_calls(hold_copy);
@@ -183,12 +181,40 @@ CASE(late_copy_on_a_lane_that_was_taken_over) {
     wait_for_cell(cells + 1, 1);
     wait_for_cell(cells + 2, 7);
     usleep(1000);
+}
+
+}  // namespace
+
+// A lane that a copy came into late may be another's by the time it would be waited for.
+CASE(late_copy_on_a_lane_that_was_taken_over) {
+    setenv("ECLIP_ASK", "always", 1);
+    use_plan();
+    start();
+    uint64_t* cells = make_cells(1);
+    Gate gate;
+    CUstream stream = make_stream(), other = make_stream();
+    leave_a_late_copy(stream);
     CHECK(launch(standin_function("a", run_gate, 1, 1), other, {address(&gate)}));
-    CHECK(launch(make_add("b"), stream, {address(cells + 4), 7, 0}));
+    CHECK(launch(make_add("b"), stream, {address(cells), 7, 0}));
     CHECK(cuStreamSynchronize(stream));
     gate.open = true;
     CHECK(cuStreamSynchronize(other));
-    return same("the stream's last cell", cells[4], uint64_t{7});
+    return same("the stream's last cell", cells[0], uint64_t{7});
+}
+
+// Waiting for it decides for the stream's home, where nothing is called that would wait for others.
+CASE(late_copy_that_was_waited_for_before_the_default_stream) {
+    setenv("ECLIP_ASK", "always", 1);
+    use_plan();
+    start();
+    uint64_t* cells = make_cells(2);
+    CUstream stream = make_stream(true);
+    leave_a_late_copy(stream);
+    CHECK(launch(make_add("unplanned"), nullptr, {address(cells), 7, 50000}));
+    CHECK(cuStreamSynchronize(stream));
+    CHECK(launch(standin_function("a", run_read, 2, 1), stream, {address(cells), address(cells + 1)}));
+    CHECK(cuStreamSynchronize(stream));
+    return same("what the stream read", cells[1], uint64_t{7});
 }
 
 // A copy that keeps its thread waiting keeps no other off the stream; the device may wait for one.

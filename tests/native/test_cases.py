@@ -29,6 +29,7 @@ CASES = [
     "threads_that_meet_on_one_stream",
     "late_copy_of_the_default_stream_before_blocking_ones",
     "late_copy_on_a_lane_that_was_taken_over",
+    "late_copy_that_was_waited_for_before_the_default_stream",
     "lane_that_was_waited_for_serves_another_stream",
     "lane_that_a_non_blocking_stream_took_over",
     "lane_that_is_taken_while_another_is_asked_for",
