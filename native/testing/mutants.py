@@ -986,6 +986,7 @@ STREAMS = [
         "PrimaryCurrent current(«pool.primary»);",
         "device::current_context()",
         "a lane's event belongs to another context and cannot be recorded",
+        "a kernel is launched with its stream's context current; the driver refuses any other",
     ),
 ]
 

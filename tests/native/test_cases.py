@@ -52,6 +52,8 @@ CASES = [
     "update_while_the_device_waits_for_the_host",
     "update_while_another_stream_is_captured",
     "launch_after_an_update_follows_the_one_before",
+    "updated_node_stays_on_its_lane",
+    "graph_with_a_function_of_a_module",
     "graph_of_another_device",
     "graph_of_a_private_context",
     "peer_copy_from_another_device",
