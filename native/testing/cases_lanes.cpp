@@ -37,6 +37,30 @@ CASE(lane_that_a_non_blocking_stream_took_over) {
     return true;
 }
 
+// Likewise where its last call was a copy, in whose queue libeclip sees it only when it returns.
+CASE(lane_that_a_non_blocking_stream_took_over_after_a_copy) {
+    setenv("ECLIP_ASK", "always", 1);
+    use_plan({{0, 1}}, {{{"a", 0}}});
+    start();
+    uint64_t* cells = make_cells(3);
+    cells[2] = 7;
+    Gate gate;
+    CUstream blocking = make_stream(true), other = make_stream();
+    CHECK(launch(make_add("a"), blocking, {address(cells), 1, 10000}));
+    std::thread taker([&] {
+        CHECK(cuCtxSetCurrent(primary));
+        wait_for_cell(cells + 1, 7);
+        usleep(2000);
+        CHECK(launch(standin_function("a", run_gate, 1, 1), other, {address(&gate)}));
+    });
+    CHECK(cuMemcpyDtoDAsync_v2(address(cells + 1), address(cells + 2), 8, blocking));
+    taker.join();
+    CHECK(cuStreamSynchronize(nullptr));
+    gate.open = true;
+    CHECK(cuStreamSynchronize(other));
+    return true;
+}
+
 namespace {
 
 // While one stream's wish for a lane is looked at, another takes the lane that its last work is on.

@@ -135,6 +135,30 @@ CASE(late_copy_of_a_stream_that_is_waited_for) {
                             [&](CUfunction, uint64_t*) { CHECK(cuStreamSynchronize(stream)); });
 }
 
+// The copy is in a lane that the stream has left, and who waits for the stream waits for it.
+CASE(late_copy_on_a_lane_that_was_left) {
+    setenv("ECLIP_ASK", "never", 1);
+    use_plan();
+    start();
+    constexpr size_t kLong = 1 << 23;
+    uint64_t* cells = make_cells(2);
+    uint64_t* target = make_cells(kLong);
+    std::vector<uint64_t> source(kLong, 7);
+    CUstream stream = make_stream();
+    CHECK(launch(make_add("a"), stream, {address(cells), 1, 1000}));
+    if (preloaded()) standin_calls(hold_copy);
+    std::thread caller([&] {
+        CHECK(cuCtxSetCurrent(primary));
+        if (preloaded()) copies.wait();
+        CHECK(launch(make_add("b"), stream, {address(cells + 1), 1, 0}));
+        other_called.open = true;
+    });
+    CHECK(cuMemcpyDtoDAsync_v2(address(target), address(source.data()), 8 * kLong, stream));
+    caller.join();
+    CHECK(cuStreamSynchronize(stream));
+    return same("what was copied last", target[kLong - 1], uint64_t{7});
+}
+
 // A blocking stream joins the default stream while a copy is on its way there; the next must wait.
 CASE(late_copy_of_the_default_stream_before_blocking_ones) {
     setenv("ECLIP_ASK", "never", 1);

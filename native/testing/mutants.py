@@ -555,7 +555,8 @@ PLACING = [
         "lane is given up before arrival",
         "placing.h",
         "«frontier.arrived(*stream.order, queue);»",
-        "if (queue >= 0) order_.lanes[queue].submitted(); std::this_thread::yield();"
+        "if (queue >= 0) order_.lanes[queue].submitted();"
+        " std::this_thread::sleep_for(std::chrono::milliseconds(50));"
         " frontier.arrived(*stream.order, queue);",
         "another takes the lane, is waited for, and given up in its turn",
     ),
@@ -620,6 +621,7 @@ PLACING = [
         "        owner_.gate_.unlock_shared();»",
         "if (!owner_.order_.legacy_strayed.load(std::memory_order_acquire)) return;",
         "a blocking stream is decided for while the default stream calls",
+        "epoch and lanes are told and looked at in an order that holds without the gate, too",
     ),
     Mutant(
         "threads on one stream meet",

@@ -42,6 +42,7 @@ MODES = (
 # What every object of the mutants' library sees first.
 CHOICE = """
 #pragma once
+#include <chrono>
 #include <cstdlib>
 #include <thread>
 inline int eclip_mutant() {
