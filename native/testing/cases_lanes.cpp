@@ -1,4 +1,6 @@
 // Cases of lanes that change hands, and of threads that meet there.
+#include <utility>
+
 #include "cases.h"
 
 using namespace cases;
@@ -136,4 +138,37 @@ CASE(threads_that_meet_on_one_stream) {
     CHECK(cuMemcpyDtoDAsync_v2(address(cells + 2), address(cells + 1), 8, stream));
     CHECK(cuStreamSynchronize(stream));
     return same("what the other thread's kernel left", cells[2], uint64_t{7});
+}
+
+namespace {
+
+// While one thread waits for the context, another launches on a lane that it has just waited for.
+void (*launch_again)() = nullptr;
+void launch_after_wait(const char* call, CUstream) {
+    if (strcmp(call, "waited") == 0 && launch_again != nullptr) std::exchange(launch_again, nullptr)();
+}
+CUstream launched_again;
+uint64_t* again_cells;
+
+}  // namespace
+
+CASE(launch_on_a_lane_that_was_just_waited_for) {
+    setenv("ECLIP_ASK", "never", 1);
+    use_plan();
+    start();
+    again_cells = make_cells(3);
+    launched_again = make_stream();
+    CHECK(launch(make_add("a"), launched_again, {address(again_cells), 1, 1000}));
+    launch_again = [] {
+        std::thread([] {
+            CHECK(cuCtxSetCurrent(primary));
+            CHECK(launch(make_add("a"), launched_again, {address(again_cells + 1), 7, 50000}));
+        }).join();
+    };
+    if (preloaded()) standin_calls(launch_after_wait);
+    CHECK(cuCtxSynchronize());
+    if (!preloaded()) launch_again();
+    CHECK(cuLaunchHostFunc(launched_again, [](void*) { again_cells[2] = again_cells[1]; }, nullptr));
+    CHECK(cuStreamSynchronize(launched_again));
+    return same("what the host function saw", again_cells[2], uint64_t{7});
 }

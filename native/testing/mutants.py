@@ -498,6 +498,7 @@ FRONTIER = [
         "shared_.lanes[from].emptied(«seen»);",
         "shared_.lanes[from].read()",
         "what came between is taken for done",
+        "who could submit there is held off by the stream's lock or the gate, or seen submitting",
     ),
 ]
 

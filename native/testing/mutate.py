@@ -26,7 +26,7 @@ from mutants import MUTANTS, Mutant
 
 NATIVE = Path(__file__).resolve().parents[1]
 BUILD = NATIVE / "build" / "plain"
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 # Few programs first: most mutants do not survive them. Those with a reason get no more.
 PROGRAMS = (100, 1500)

@@ -31,6 +31,7 @@ CASES = [
     "late_copy_on_a_lane_that_was_left",
     "late_copy_on_a_lane_that_was_taken_over",
     "late_copy_that_was_waited_for_before_the_default_stream",
+    "launch_on_a_lane_that_was_just_waited_for",
     "lane_that_was_waited_for_serves_another_stream",
     "lane_that_a_non_blocking_stream_took_over",
     "lane_that_a_non_blocking_stream_took_over_after_a_copy",
