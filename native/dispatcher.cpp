@@ -46,7 +46,10 @@ void Dispatcher::ended(Stream& stream, uint64_t calls) {
 
 CUresult Dispatcher::destroy(CUstream raw, CUresult (*call)(CUstream)) {
     Stream* stream = attend(raw, Default::legacy);
-    if (stream == nullptr || stream->home != raw) return call(raw);
+    if (stream == nullptr || stream->home != raw) {
+        registry_.look_again();
+        return call(raw);
+    }
     // Joined back, so that whoever must wait for this stream's work finds it where it looks.
     if (!captures_.has(raw))
         pass(raw, Default::legacy, kHome, true, [](CUstream) { return CUDA_SUCCESS; });

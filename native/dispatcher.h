@@ -122,8 +122,10 @@ public:
     CUresult begin_capture(CUstream raw, Default meaning, Call&& call) {
         if (!on()) return call();
         // While a blocking stream captures, the legacy stream cannot be called, not even by us.
-        if (placing_.legacy_strayed())
+        if (placing_.legacy_strayed()) {
+            PrimaryCurrent current(pool().primary);
             pass(kLegacyStream, meaning, kHome, true, [](CUstream) { return CUDA_SUCCESS; });
+        }
         return captures_.begin([&] {
             return pass(raw, meaning, kHome, true, [&](CUstream) { return call(); });
         });
@@ -143,6 +145,10 @@ public:
     bool any_capture() const { return captures_.any(); }
 
     CUresult destroy(CUstream raw, CUresult (*call)(CUstream));
+    void forget_contexts() {  // another may be where one was
+        setup_.forget_contexts();
+        registry_.look_again();
+    }
     void meet_unknown(const char* name);  // it is about to be called, and may take any stream
     int begin_graph(CUstream raw, Default meaning, int worker);  // of this worker; its variant
 

@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 
 #include "device.h"
 
@@ -64,7 +65,12 @@ bool Placing::Actions::finished(int lane) {
 
 void Placing::Actions::barrier(const StreamOrder& home, int from, int to) {
     if (status != CUDA_SUCCESS) return;
-    CUstream home_stream = &home == stream.order ? stream.home : kLegacyStream;
+    CUstream home_stream = stream.home;
+    std::optional<PrimaryCurrent> current;
+    if (&home != stream.order) {  // a call that names its stream may come from any context
+        home_stream = kLegacyStream;
+        current.emplace(owner.pool_.primary);
+    }
     CUevent event = from >= 0 ? owner.pool_.lanes[from].event : stream.event;
     if (event == nullptr) {
         status = device::make_event(owner.pool_.primary, stream.event);

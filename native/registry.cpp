@@ -34,7 +34,7 @@ Stream* Registry::look_up(CUstream raw, CUcontext ours) {
     {
         std::shared_lock hold(lock_);
         auto known = streams_.find(raw);
-        if (known != streams_.end()) return known->second.get();
+        if (known != streams_.end() && known->second->planned) return known->second.get();
     }
     auto description = device::describe(raw);
     if (!description) return nullptr;
@@ -43,7 +43,10 @@ Stream* Registry::look_up(CUstream raw, CUcontext ours) {
     made->own.id = next_id_.fetch_add(1);
     made->planned = description->context == ours;
     std::lock_guard hold(lock_);
-    return streams_.try_emplace(raw, std::move(made)).first->second.get();
+    // One of another context may have gone with it, unseen; then nobody uses what we knew of it.
+    auto& known = streams_[raw];
+    if (known == nullptr || (made->planned && !known->planned)) known = std::move(made);
+    return known.get();
 }
 
 void Registry::forget(CUstream raw) {
@@ -54,7 +57,7 @@ void Registry::forget(CUstream raw) {
         if (known->second->event != nullptr) device::destroy_event(known->second->event);
         streams_.erase(known);
     }
-    epoch_.fetch_add(1, std::memory_order_release);
+    look_again();
 }
 
 }  // namespace eclip

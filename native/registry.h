@@ -23,6 +23,8 @@ public:
 
     // It is destroyed: another may have its handle next.
     void forget(CUstream raw);
+    // Likewise some of other contexts, of which nothing need be forgotten: threads look again.
+    void look_again() { epoch_.fetch_add(1, std::memory_order_release); }
 
     Stream& legacy() { return legacy_; }
 

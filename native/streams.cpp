@@ -68,7 +68,7 @@ using namespace eclip;
         if (!dispatcher.on()) return real arguments;                        \
         bool ours = is_ours(dispatcher, a1);                                \
         if (!ours) {                                                        \
-            dispatcher.setup().forget_contexts(); /* another may be where it was */ \
+            dispatcher.forget_contexts();                                   \
             return real arguments;                                          \
         }                                                                   \
         CUresult status = dispatcher.drain(dispatcher.pool().primary,       \

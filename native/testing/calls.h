@@ -14,6 +14,7 @@
 extern "C" {
 CUfunction standin_function(const char*, void (*)(const uint64_t*), int, int);
 void standin_behave(unsigned seed, int lazy);
+void standin_refuse(CUresult status);
 }
 
 namespace fuzz {
@@ -26,14 +27,15 @@ inline uint64_t mix(int kernel, uint64_t left, uint64_t right, uint64_t salt) {
     return value ^ value >> 29;
 }
 
-// A kernel: reads, takes its time, writes.
+// A kernel: reads two cells, takes its time, writes a third.
+constexpr int kArguments = 4;
 template <int K>
 void kernel(const uint64_t* a) {
-    auto cells = reinterpret_cast<uint64_t*>(a[0]);
-    uint64_t left = cells[a[2]], right = cells[a[3]];
-    for (uint64_t spin = 0; spin < (a[4] & 63); ++spin) asm volatile("" ::: "memory");
-    if ((a[4] & 15) == 0) std::this_thread::yield();
-    cells[a[1]] = mix(K, left, right, a[4]);
+    auto cell = [](uint64_t address) { return reinterpret_cast<uint64_t*>(address); };
+    uint64_t left = *cell(a[1]), right = *cell(a[2]);
+    for (uint64_t spin = 0; spin < (a[3] & 63); ++spin) asm volatile("" ::: "memory");
+    if ((a[3] & 15) == 0) std::this_thread::yield();
+    *cell(a[0]) = mix(K, left, right, a[3]);
 }
 
 inline const char* const kNames[kKernels] = {"gemm", "conv", "relu", "add", "norm", "pool", "copy", "cat"};
@@ -41,7 +43,7 @@ inline CUfunction functions[kKernels];
 
 template <int... K>
 void make_functions(std::integer_sequence<int, K...>) {
-    ((functions[K] = standin_function(kNames[K], kernel<K>, 5, K != 5)), ...);
+    ((functions[K] = standin_function(kNames[K], kernel<K>, kArguments, K != 5)), ...);
 }
 
 // The interface, found in each of the ways in which programs find it.
@@ -71,7 +73,13 @@ CALLS(DECLARE)
 CUresult cuInit(unsigned);
 CUresult cuDevicePrimaryCtxRetain(CUcontext*, CUdevice);
 CUresult cuCtxSetCurrent(CUcontext);
+CUresult cuCtxCreate_v2(CUcontext*, unsigned, CUdevice);
+CUresult cuCtxDestroy_v2(CUcontext);
+CUresult cuCtxRecordEvent(CUcontext, CUevent);
 CUresult cuCtxSynchronize();
+CUresult cuMemAllocHost_v2(void**, size_t);
+CUresult cuMemFreeHost(void*);
+CUresult cuMemcpyPeer(CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, size_t);
 CUresult cuMemAlloc_v2(CUdeviceptr*, size_t);
 CUresult cuMemFree_v2(CUdeviceptr);
 CUresult cuMemcpyDtoH_v2(void*, CUdeviceptr, size_t);
@@ -81,6 +89,7 @@ CUresult cuStreamCreate(CUstream*, unsigned);
 CUresult cuStreamDestroy_v2(CUstream);
 CUresult cuEventCreate(CUevent*, unsigned);
 CUresult cuEventDestroy_v2(CUevent);
+CUresult cuEventQuery(CUevent);
 CUresult cuEventSynchronize(CUevent);
 CUresult cuStreamBeginCapture_v2(CUstream, int);
 CUresult cuStreamEndCapture(CUstream, CUgraph*);
@@ -97,6 +106,8 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec*, CUgraph, unsigned long long);
 CUresult cuGraphExecDestroy(CUgraphExec);
 CUresult cuGraphExecUpdate_v2(CUgraphExec, CUgraph, GraphExecUpdateResultInfo*);
 CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec, CUgraphNode, const KernelNodeParams*);
+CUresult cuGraphNodeGetEnabled(CUgraphExec, CUgraphNode, unsigned*);
+CUresult cuGraphNodeSetEnabled(CUgraphExec, CUgraphNode, unsigned);
 CUresult cuGetProcAddress_v2(const char*, void**, int, uint64_t, int*);
 }
 

@@ -111,6 +111,10 @@ uint64_t* make_cells(int count) {
     return reinterpret_cast<uint64_t*>(memory);
 }
 
+void wait_for_cell(const uint64_t* cell, uint64_t wanted) {
+    while (reinterpret_cast<const std::atomic<uint64_t>*>(cell)->load() != wanted) usleep(50);
+}
+
 void run_where(const uint64_t* arguments) {
     uint64_t bits[2];
     standin_mask(bits);
@@ -130,7 +134,7 @@ int main(int count, char** words) {
         [[maybe_unused]] ssize_t written = write(STDOUT_FILENO, "hangs\n", 6);
         _exit(3);
     });
-    alarm(20);
+    alarm(60);
     for (cases::Case* one = cases::Case::first(); one != nullptr; one = one->next) {
         if (wanted == "--list") puts(one->name);
         if (wanted != one->name) continue;

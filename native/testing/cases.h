@@ -33,6 +33,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext*, CUdevice);
 CUresult cuCtxCreate_v2(CUcontext*, unsigned, CUdevice);
 CUresult cuMemcpyPeer(CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, size_t);
 CUresult cuCtxRecordEvent(CUcontext, CUevent);
+CUresult cuCtxDestroy_v2(CUcontext);
 CUresult cuCtxSetCurrent(CUcontext);
 CUresult cuCtxSynchronize();
 CUresult cuMemAlloc_v2(CUdeviceptr*, size_t);
@@ -156,6 +157,7 @@ void run_where(const uint64_t* arguments);  // *a[0] = the slices it runs on
 constexpr uint64_t kWhole = ~uint64_t{0};    // device
 bool preloaded();                            // libeclip is here
 uint64_t* make_cells(int count);
+void wait_for_cell(const uint64_t* cell, uint64_t wanted);  // without telling the driver
 inline uint64_t address(const void* at) { return reinterpret_cast<uint64_t>(at); }
 
 struct Gate {

@@ -1,4 +1,6 @@
 // Cases of several devices and of contexts besides the primary one.
+#include <algorithm>
+
 #include "cases.h"
 
 using namespace cases;
@@ -123,6 +125,104 @@ CASE(memory_of_the_planned_device_is_freed) {
         CHECK(cuMemFree_v2(address(cells)));
     }).join();
     return same("whether the kernel had ended", ended.load(), true);
+}
+
+namespace {
+
+// A stream of the planned context waits for its default stream, whose work is on a lane.
+bool follows_the_default_stream(CUstream blocking) {
+    uint64_t* cells = make_cells(2);
+    CHECK(cuCtxSetCurrent(primary));
+    CHECK(launch(make_add("a"), nullptr, {address(cells), 7, 5000}));
+    CHECK(cuMemcpyDtoDAsync_v2(address(cells + 1), address(cells), 8, blocking));
+    CHECK(cuStreamSynchronize(blocking));
+    CHECK(cuCtxSynchronize());
+    return same("what was copied", cells[1], uint64_t{7});
+}
+
+// One with the handle of one of another context's, which `end` ends.
+template <class End>
+bool follows_with_a_handle_that_was_anothers(End&& end) {
+    use_plan();
+    start();
+    uint64_t* cells = make_cells(1);
+    CHECK(launch(make_add("a"), nullptr, {address(cells), 1, 0}));
+    CHECK(cuCtxSynchronize());
+    CUcontext other = private_context(0);
+    std::vector<CUstream> gone;
+    for (int count = 0; count < 20; ++count) {
+        gone.push_back(make_stream(true));
+        CHECK(launch(make_add("a"), gone.back(), {address(cells), 1, 0}));
+    }
+    end(other, gone);
+    CHECK(cuCtxSetCurrent(primary));
+    int again = 0;
+    for (int tries = 0; tries < 100; ++tries) {
+        CUstream made = make_stream(true);
+        if (std::find(gone.begin(), gone.end(), made) == gone.end()) continue;
+        ++again;
+        if (!follows_the_default_stream(made)) return false;
+    }
+    return same("whether handles were given out again", again > 0, true);
+}
+
+}  // namespace
+
+CASE(handle_of_another_contexts_stream_that_was_destroyed) {
+    return follows_with_a_handle_that_was_anothers(
+        [](CUcontext, const std::vector<CUstream>& streams) {
+            for (CUstream stream : streams) CHECK(cuStreamDestroy_v2(stream));
+        });
+}
+
+CASE(handle_of_a_stream_that_went_with_its_context) {
+    return follows_with_a_handle_that_was_anothers(
+        [](CUcontext context, const std::vector<CUstream>&) { CHECK(cuCtxDestroy_v2(context)); });
+}
+
+// A call that names its stream may come while another context is current.
+CASE(call_while_another_context_is_current) {
+    setenv("ECLIP_ASK", "never", 1);
+    use_plan();
+    start();
+    uint64_t* cells = make_cells(2);
+    CUstream blocking = make_stream(true);
+    CHECK(launch(make_add("a"), nullptr, {address(cells), 7, 20000}));
+    private_context(0);
+    CHECK(cuMemcpyDtoDAsync_v2(address(cells + 1), address(cells), 8, blocking));
+    CHECK(cuStreamSynchronize(blocking));
+    return same("what was copied", cells[1], uint64_t{7});
+}
+
+namespace {
+
+// While a blocking stream captures, nothing can be done in the default stream, where others must
+// find its work. `enter` comes before the capture.
+template <class Enter>
+bool is_joined_before_a_capture(Enter&& enter) {
+    setenv("ECLIP_ASK", "never", 1);
+    use_plan();
+    start();
+    uint64_t* cells = make_cells(2);
+    CUstream captured = make_stream(true), other = make_stream(true);
+    CHECK(launch(make_add("a"), nullptr, {address(cells), 7, 20000}));
+    enter();
+    CHECK(cuStreamBeginCapture_v2(captured, CU_STREAM_CAPTURE_MODE_RELAXED));
+    CHECK(cuCtxSetCurrent(primary));
+    CHECK(cuMemcpyDtoDAsync_v2(address(cells + 1), address(cells), 8, other));
+    CUgraph graph;
+    CHECK(cuStreamEndCapture(captured, &graph));
+    CHECK(cuStreamSynchronize(other));
+    return same("what was copied", cells[1], uint64_t{7});
+}
+
+}  // namespace
+
+CASE(capture_begun_while_the_default_stream_is_on_a_lane) {
+    return is_joined_before_a_capture([] {});
+}
+CASE(capture_begun_while_another_context_is_current) {
+    return is_joined_before_a_capture([] { private_context(0); });
 }
 
 // Contexts of the program's own on the planned device, in turn: the primary one is not made for them.

@@ -143,3 +143,31 @@ CASE(priorities_of_lanes) {
     Captured(body).run();
     return as_planned("the priority of a graph's kernel");
 }
+
+CASE(updated_node_stays_on_its_lane) {
+    use_plan();
+    start();
+    uint64_t* cells = make_cells(2);
+    CUfunction where = standin_function("a", run_where, 1, 1);
+    Captured one([&](CUstream stream) { CHECK(launch(where, stream, {address(cells)})); });
+    uint64_t argument = address(cells + 1);
+    void* pointer = &argument;
+    KernelNodeParams params{where, {1, 1, 1}, {1, 1, 1}, 0, &pointer, nullptr, nullptr, nullptr};
+    CHECK(cuGraphExecKernelNodeSetParams_v2(one.exec, one.nodes[0], &params));
+    one.run();
+    return same("where the updated node ran", cells[1], preloaded() ? uint64_t{1} : kWhole);
+}
+
+// A function of a module cannot move. That keeps no other node off its lane.
+CASE(graph_with_a_function_of_a_module) {
+    use_plan();
+    start();
+    uint64_t* cells = make_cells(2);
+    Captured one([&](CUstream stream) {
+        CHECK(launch(standin_function("a", run_where, 1, 1), stream, {address(cells)}));
+        CHECK(launch(standin_function("b", run_where, 1, 0), stream, {address(cells + 1)}));
+    });
+    one.run();
+    return same("where the kernel ran", cells[0], preloaded() ? uint64_t{1} : kWhole) &&
+           same("where the function ran", cells[1], kWhole);
+}

@@ -135,6 +135,112 @@ CASE(late_copy_of_a_stream_that_is_waited_for) {
                             [&](CUfunction, uint64_t*) { CHECK(cuStreamSynchronize(stream)); });
 }
 
+// The copy is in a lane that the stream has left, and who waits for the stream waits for it.
+CASE(late_copy_on_a_lane_that_was_left) {
+    setenv("ECLIP_ASK", "never", 1);
+    use_plan();
+    start();
+    constexpr size_t kLong = 1 << 23;
+    uint64_t* cells = make_cells(2);
+    uint64_t* target = make_cells(kLong);
+    std::vector<uint64_t> source(kLong, 7);
+    CUstream stream = make_stream();
+    CHECK(launch(make_add("a"), stream, {address(cells), 1, 1000}));
+    if (preloaded()) standin_calls(hold_copy);
+    std::thread caller([&] {
+        CHECK(cuCtxSetCurrent(primary));
+        if (preloaded()) copies.wait();
+        CHECK(launch(make_add("b"), stream, {address(cells + 1), 1, 0}));
+        other_called.open = true;
+    });
+    CHECK(cuMemcpyDtoDAsync_v2(address(target), address(source.data()), 8 * kLong, stream));
+    caller.join();
+    CHECK(cuStreamSynchronize(stream));
+    return same("what was copied last", target[kLong - 1], uint64_t{7});
+}
+
+// A blocking stream joins the default stream while a copy is on its way there; the next must wait.
+CASE(late_copy_of_the_default_stream_before_blocking_ones) {
+    setenv("ECLIP_ASK", "never", 1);
+    use_plan();
+    start();
+    constexpr size_t kLong = 1 << 23;
+    uint64_t* cells = make_cells(3);
+    uint64_t* target = make_cells(kLong);
+    std::vector<uint64_t> source(kLong, 7);
+    CUfunction read = standin_function("read", run_read, 2, 1);
+    CUstream blocking = make_stream(true), other = make_stream(true);
+    CHECK(launch(make_add("a"), nullptr, {address(cells + 1), 1, 1000}));
+    if (preloaded()) standin_calls(hold_copy);
+    std::thread caller([&] {
+        CHECK(cuCtxSetCurrent(primary));
+        if (preloaded()) copies.wait();
+        CHECK(launch(make_add("other"), other, {address(cells + 2), 1, 0}));
+        other_called.open = true;
+    });
+    CHECK(cuMemcpyDtoDAsync_v2(address(target), address(source.data()), 8 * kLong, nullptr));
+    caller.join();
+    CHECK(launch(read, blocking, {address(target + kLong - 1), address(cells)}));
+    CHECK(cuStreamSynchronize(blocking));
+    return same("what the blocking stream read", cells[0], uint64_t{7});
+}
+
+namespace {
+
+// A copy comes late into the first lane of the stream, which has gone on to the second. Both are
+// done, and libeclip has not been told.
+void leave_a_late_copy(CUstream stream) {
+    uint64_t* cells = make_cells(4);
+    cells[3] = 7;
+    CHECK(launch(make_add("a"), stream, {address(cells), 1, 20000}));
+    if (preloaded()) standin_calls(hold_copy);
+    std::thread caller([&] {
+        CHECK(cuCtxSetCurrent(primary));
+        if (preloaded()) copies.wait();
+        CHECK(launch(make_add("b"), stream, {address(cells + 1), 1, 0}));
+        other_called.open = true;
+    });
+    CHECK(cuMemcpyDtoDAsync_v2(address(cells + 2), address(cells + 3), 8, stream));
+    caller.join();
+    wait_for_cell(cells + 1, 1);
+    wait_for_cell(cells + 2, 7);
+    usleep(1000);
+}
+
+}  // namespace
+
+// A lane that a copy came into late may be another's by the time it would be waited for.
+CASE(late_copy_on_a_lane_that_was_taken_over) {
+    setenv("ECLIP_ASK", "always", 1);
+    use_plan();
+    start();
+    uint64_t* cells = make_cells(1);
+    Gate gate;
+    CUstream stream = make_stream(), other = make_stream();
+    leave_a_late_copy(stream);
+    CHECK(launch(standin_function("a", run_gate, 1, 1), other, {address(&gate)}));
+    CHECK(launch(make_add("b"), stream, {address(cells), 7, 0}));
+    CHECK(cuStreamSynchronize(stream));
+    gate.open = true;
+    CHECK(cuStreamSynchronize(other));
+    return same("the stream's last cell", cells[0], uint64_t{7});
+}
+
+// Waiting for it decides for the stream's home, where nothing is called that would wait for others.
+CASE(late_copy_that_was_waited_for_before_the_default_stream) {
+    setenv("ECLIP_ASK", "always", 1);
+    use_plan();
+    start();
+    uint64_t* cells = make_cells(2);
+    CUstream stream = make_stream(true);
+    leave_a_late_copy(stream);
+    CHECK(launch(make_add("unplanned"), nullptr, {address(cells), 7, 50000}));
+    CHECK(cuStreamSynchronize(stream));
+    CHECK(launch(standin_function("a", run_read, 2, 1), stream, {address(cells), address(cells + 1)}));
+    CHECK(cuStreamSynchronize(stream));
+    return same("what the stream read", cells[1], uint64_t{7});
+}
+
 // A copy that keeps its thread waiting keeps no other off the stream; the device may wait for one.
 CASE(copy_that_waits_for_another_thread) {
     use_plan();

@@ -55,6 +55,7 @@ struct Context {
 };
 
 struct Event {
+    Context* context = nullptr;  // whose streams may record it
     WorkPtr work;  // none: never recorded, so complete
     std::shared_ptr<Capture> capture;
     std::vector<Node*> capture_after;

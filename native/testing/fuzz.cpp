@@ -1,10 +1,13 @@
 // Random programs over the driver's interface, each compared with a sequential run of itself.
 //
-//   fuzz [--seed N] [--programs N] [--threads N] [--by-thread 1] [--unplanned 1]
-//        [--patience SECONDS]
+//   fuzz [--seed N] [--programs N] [--first N] [--threads N] [--by-thread 1] [--record 1]
+//        [--unplanned 1] [--batch N] [--patience SECONDS]
 //
 // Works with libeclip linked in, preloaded, or absent, which shows that the programs themselves and
-// the stand-in are right. Exit status 0: no difference; 1: a difference, with the program's seed.
+// the stand-in are right. A batch of programs shares a process and a plan: a process remembers what
+// a lane has refused and runs ever less on lanes. Exit status 0: no difference; 1: a difference, with
+// the program's number, from which --first repeats its batch; 3: a program hangs.
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -15,58 +18,85 @@ using namespace fuzz;
 
 namespace {
 
+struct Options {
+    unsigned seed, programs, first, threads, batch, patience;
+    bool by_thread, record, unplanned;
+};
+
 unsigned number(int count, char** words, const char* name, unsigned otherwise) {
     for (int index = 1; index + 1 < count; ++index)
         if (strcmp(words[index], name) == 0) return static_cast<unsigned>(atoi(words[index + 1]));
     return otherwise;
 }
 
-std::atomic<unsigned> running_seed;
+std::atomic<unsigned> running;
 
-}  // namespace
-
-int main(int count, char** words) {
-    unsigned seed = number(count, words, "--seed", 1);
-    unsigned programs = number(count, words, "--programs", 1000);
-    unsigned threads = number(count, words, "--threads", 1);
-    unsigned patience = number(count, words, "--patience", 120);  // seconds for one program
-    Random random(seed);
+// A process of its own: some programs under one plan. Its exit status.
+int run_batch(const Options& options, unsigned first, unsigned end) {
+    Random random(options.seed + 7919 * (first + 1));
     char path[] = "/tmp/eclip-fuzz-XXXXXX";
-    int file = mkstemp(path);
-    close(file);
-    write_table(path, random, number(count, words, "--by-thread", 0) != 0);
-    if (number(count, words, "--unplanned", 0) == 0) setenv("ECLIP_TABLE", path, 1);
+    close(mkstemp(path));
+    write_table(path, random, {options.by_thread, options.record});
+    if (!options.unplanned) setenv("ECLIP_TABLE", path, 1);
+    setenv("ECLIP_RECORD", "/dev/null", 1);
     const char* const asking[] = {"always", "never", "auto"};
-    setenv("ECLIP_ASK", asking[seed % 3], 1);
+    setenv("ECLIP_ASK", asking[random() % 3], 1);
+    bool misfits = random() % 4 == 0;
     signal(SIGALRM, [](int) {
-        fprintf(stderr, "program %u hangs\n", running_seed.load());
+        fprintf(stderr, "program %u hangs\n", running.load());
         _exit(3);
     });
     CHECK(cuInit(0));
     make_functions(std::make_integer_sequence<int, kKernels>());
-    CUcontext context;
-    CHECK(cuDevicePrimaryCtxRetain(&context, 0));
-    std::atomic<unsigned> next{0};
+    Contexts contexts;
+    CHECK(cuDevicePrimaryCtxRetain(&contexts.planned, 0));
+    CHECK(cuDevicePrimaryCtxRetain(&contexts.other_device, 1));
+    std::atomic<unsigned> next{first};
     std::atomic<int> different{-1};
     auto work = [&] {
-        CHECK(cuCtxSetCurrent(context));
-        for (unsigned index; (index = next++) < programs && different < 0;) {
-            unsigned mine = seed * 1000003u + index;
-            running_seed = mine;
-            alarm(patience);
-            standin_behave(mine, index % 3 != 0);
-            if (!Program(mine, threads > 1).run()) different = static_cast<int>(index);
+        for (unsigned index; (index = next++) < end && different < 0;) {
+            running = index;
+            alarm(options.patience);
+            unsigned seed = options.seed * 1000003u + index;
+            standin_behave(seed, index % 3 != 0);
+            Program program(seed, options.threads > 1, misfits, contexts);
+            if (!program.run()) different = static_cast<int>(index);
         }
     };
     std::vector<std::thread> others;
-    for (unsigned index = 1; index < threads; ++index) others.emplace_back(work);
+    for (unsigned index = 1; index < options.threads; ++index) others.emplace_back(work);
     work();
     for (std::thread& other : others) other.join();
     unlink(path);
-    if (different >= 0) {
-        printf("program %d of seed %u differs\n", different.load(), seed);
-        return 1;
+    if (different < 0) return 0;
+    printf("program %d of seed %u differs\n", different.load(), options.seed);
+    return 1;
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+    auto option = [&](const char* name, unsigned otherwise) {
+        return number(count, words, name, otherwise);
+    };
+    const Options options{option("--seed", 1), option("--programs", 1000), option("--first", 0),
+                          option("--threads", 1), option("--batch", 20), option("--patience", 120),
+                          option("--by-thread", 0) != 0, option("--record", 0) != 0,
+                          option("--unplanned", 0) != 0};
+    const unsigned end = options.first + options.programs;
+    for (unsigned next = options.first; next < end; next += options.batch) {
+        pid_t child = fork();
+        if (child == 0) {
+            int status = run_batch(options, next, std::min(end, next + options.batch));
+            fflush(stdout);
+            _exit(status);
+        }
+        int ended = 0;
+        waitpid(child, &ended, 0);
+        if (ended == 0) continue;
+        if (WIFSIGNALED(ended)) printf("the batch from program %u ended by a signal\n", next);
+        return WIFEXITED(ended) ? WEXITSTATUS(ended) : 4;
     }
-    printf("%u programs, no difference\n", programs);
+    printf("%u programs, no difference\n", options.programs);
     return 0;
 }

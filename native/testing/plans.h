@@ -17,7 +17,12 @@ struct Step {
 inline std::vector<std::vector<Step>> traces;
 constexpr uint32_t kVariants = 3;
 
-inline void write_table(const std::string& path, Random& random, bool by_thread) {
+struct PlanKind {
+    bool by_thread;  // a worker is a thread, not a stream
+    bool record;     // every stream is recorded on a lane of its own
+};
+
+inline void write_table(const std::string& path, Random& random, PlanKind kind) {
     testing::TableFile file;
     auto put = [&](auto value) { file.put(value); };
     int workers = 3, lanes = 0;
@@ -40,7 +45,7 @@ inline void write_table(const std::string& path, Random& random, bool by_thread)
     }
     uint32_t kernels = 0;
     for (auto& trace : traces) kernels += static_cast<uint32_t>(trace.size());
-    for (uint32_t value : {0u, by_thread ? 0u : 1u, 8u, 0u, 16u, static_cast<uint32_t>(lanes),
+    for (uint32_t value : {kind.record ? 1u : 0u, kind.by_thread ? 0u : 1u, 8u, 0u, 16u, static_cast<uint32_t>(lanes),
                            static_cast<uint32_t>(workers), kernels, kVariants, 0u})
         put(value);
     for (int slice = 0; slice < 16; ++slice) put(slice < 15 ? 8u : 12u);

@@ -23,42 +23,52 @@ struct Mix {
 };
 
 // Who knows of what: which operations are complete before the next one of each stream begins.
+// Streams stay here when they are destroyed: their work may still have to be waited for.
 class Order {
 public:
     enum Kind { legacy, blocking, nonblocking };
 
-    int add_stream(Kind kind) {
-        kinds_.push_back(kind);
-        known_.emplace_back();
-        return static_cast<int>(kinds_.size()) - 1;
+    int add_stream(Kind kind, int context) {
+        streams_.push_back({kind, context, {}});
+        return static_cast<int>(streams_.size()) - 1;
     }
-    Kind kind(int stream) const { return kinds_[stream]; }
+    Kind kind(int stream) const { return streams_[stream].kind; }
 
     Ops before(int stream) const {
-        Ops all = known_[stream] | host_;
-        for (size_t other = 0; other < kinds_.size(); ++other) {
-            bool meet = kinds_[stream] == legacy ? kinds_[other] == blocking
-                                                 : kinds_[stream] == blocking && kinds_[other] == legacy;
-            if (meet) all |= known_[other];
-        }
+        const Stream& mine = streams_[stream];
+        Ops all = mine.known | host_;
+        if (mine.kind == nonblocking) return all;
+        Kind met = mine.kind == legacy ? blocking : legacy;
+        for (const Stream& other : streams_)
+            if (other.kind == met && other.context == mine.context) all |= other.known;
         return all;
     }
 
     // An operation takes place on a stream, after all that; its number is new.
     void happen(int stream, int op) {
-        known_[stream] = before(stream);
-        known_[stream].set(op);
+        learn(stream, Ops().set(static_cast<size_t>(op)));
     }
-    void touch(int stream) { known_[stream] = before(stream); }
-    void learn(int stream, const Ops& more) {
-        known_[stream] = before(stream) | more;
-    }
+    void touch(int stream) { learn(stream, {}); }
+    void learn(int stream, const Ops& more) { streams_[stream].known = before(stream) | more; }
+    // Exactly that, and nothing that other streams know.
+    void add(int stream, const Ops& more) { streams_[stream].known |= more; }
     void host_learns(const Ops& more) { host_ |= more; }
-    const Ops& known(int stream) const { return known_[stream]; }
+    const Ops& host() const { return host_; }
+    const Ops& known(int stream) const { return streams_[stream].known; }
+    Ops known_in(int context) const {
+        Ops all;
+        for (const Stream& stream : streams_)
+            if (stream.context == context) all |= stream.known;
+        return all;
+    }
 
 private:
-    std::vector<Kind> kinds_;
-    std::vector<Ops> known_;
+    struct Stream {
+        Kind kind;
+        int context;
+        Ops known;
+    };
+    std::vector<Stream> streams_;
     Ops host_;
 };
 

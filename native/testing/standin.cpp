@@ -4,6 +4,7 @@
 // above all: a wait keeps what it saw of an event, a capture is broken by an unsafe call, an
 // executable graph cannot move its nodes. -DSTANDIN_OLD leaves out what came with green contexts.
 #include <dlfcn.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <atomic>
@@ -24,11 +25,15 @@ namespace {
 constexpr CUresult kCapturedEvent = 907, kIsolation = 905, kUnmatched = 903, kInvalidated = 901, kUnjoined = 904;
 int last_sync_mode = -1;  // of a host function, as newer interfaces have it
 constexpr int kDriverVersion = 13000;
+constexpr unsigned kMostShared = 227 << 10;  // bytes of a block, on any device
 
 thread_local Context* current = nullptr;
 thread_local int thread_mode = 0;  // of calls that are unsafe in a capture
-// A thread's own default streams outlive the thread: its work may still be waited for.
-thread_local std::map<Context*, Stream*> thread_streams;
+// A thread's own default streams: their work outlives the thread and may still be waited for.
+struct ThreadStreams : std::map<Context*, Stream*> {
+    ~ThreadStreams();
+};
+thread_local ThreadStreams thread_streams;
 std::set<Capture*> captures;
 std::map<CUdeviceptr, Context*> allocated;
 std::atomic<CUresult> refusal{CUDA_SUCCESS};  // what lanes say to kernels and memsets
@@ -64,6 +69,23 @@ Stream* stream_of(CUstream handle, bool threaded) {
     return reinterpret_cast<Stream*>(handle);
 }
 
+// A stream goes, what it holds stays until it is done.
+void retire(Stream* stream) {
+    auto& all = Engine::get().streams;
+    auto& orphans = Engine::get().orphans;
+    std::erase_if(orphans, [](const Stream& one) { return one.last == nullptr || one.last->done; });
+    orphans.push_back(*stream);
+    all.erase(std::find(all.begin(), all.end(), stream));
+}
+
+ThreadStreams::~ThreadStreams() {
+    Hold hold = held();
+    for (auto& [context, stream] : *this) {
+        retire(stream);
+        delete stream;
+    }
+}
+
 void invalidate_all() {
     for (Capture* capture : captures) capture->invalid = true;
 }
@@ -96,6 +118,9 @@ CUresult implicit(const Stream& stream) {
         }
     return CUDA_SUCCESS;
 }
+
+// Whose events its streams may record.
+Context& owner_of(Context& context) { return context.green ? primaries[context.device] : context; }
 
 Mask mask_of(const Stream& stream) {
     Mask mask = stream.context->mask;
@@ -136,6 +161,7 @@ CUresult launch_kernel(CUfunction f, const unsigned grid[3], const unsigned bloc
     shape.kernelParams = static_cast<void**>(params);
     node.kernel = make_kernel(shape, f);
     Stream& stream = *stream_of(handle, threaded);
+    if (shared > kMostShared) return CUDA_ERROR_INVALID_VALUE;
     if (stream.context->green && refusal != CUDA_SUCCESS) return refusal;
     // Shared memory stands for a kernel that needs a large part of the device.
     unsigned lanes_units = 8 * static_cast<unsigned>(__builtin_popcountll(mask_of(stream).bits[0]));
@@ -198,8 +224,9 @@ CUresult record_event(CUevent event_handle, CUstream handle, bool threaded) {
     Hold hold = held();
     Stream& stream = *stream_of(handle, threaded);
     auto& event = *reinterpret_cast<Event*>(event_handle);
+    if (event.context != &owner_of(*stream.context)) return CUDA_ERROR_INVALID_HANDLE;
     if (CUresult status = implicit(stream)) return status;
-    event = Event{};
+    event = Event{event.context, {}, {}, {}};
     if (stream.capture != nullptr) {
         event.capture = stream.capture;
         event.capture_after = stream.capture_after;
@@ -222,6 +249,7 @@ CUresult wait_stream(CUstream handle, bool threaded) {
 }
 
 CUresult query_stream(CUstream handle, bool threaded) {
+    called("query", handle);
     Hold hold = held();
     if (CUresult status = unsafe()) return status;
     Stream& stream = *stream_of(handle, threaded);
@@ -300,14 +328,37 @@ CUresult launch_graph(CUgraphExec exec, CUstream handle, bool threaded) {
 }
 
 // Green contexts are left out: the promise that they are waited for too is not relied upon.
-void wait_for(const Context& context, Hold& hold) {
+std::vector<WorkPtr> work_of_all(const Context& context) {
     Engine& engine = Engine::get();
-    std::vector<WorkPtr> mine;
+    std::vector<WorkPtr> all;
     for (Stream* stream : engine.streams)
-        if (stream->context == &context) mine.push_back(stream->last);
+        if (stream->context == &context) all.push_back(stream->last);
     for (const Stream& stream : engine.orphans)
-        if (stream.context == &context) mine.push_back(stream.last);
-    for (const WorkPtr& work : mine) engine.wait(hold, work);
+        if (stream.context == &context) all.push_back(stream.last);
+    return all;
+}
+
+void wait_for(const Context& context, Hold& hold) {
+    for (const WorkPtr& work : work_of_all(context)) Engine::get().wait(hold, work);
+}
+
+CUdeviceptr allocate(size_t bytes) {
+    Hold hold = held();
+    auto memory = reinterpret_cast<CUdeviceptr>(calloc(1, bytes));
+    allocated[memory] = &current_context();
+    return memory;
+}
+
+// What is freed too early shows at once: it holds something else.
+CUresult deallocate(CUdeviceptr memory) {
+    Hold hold = held();
+    auto known = allocated.find(memory);
+    wait_for(known != allocated.end() ? *known->second : current_context(), hold);
+    if (known != allocated.end()) allocated.erase(known);
+    auto bytes = reinterpret_cast<void*>(memory);
+    memset(bytes, 0xdd, malloc_usable_size(bytes));
+    free(bytes);
+    return CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -367,6 +418,20 @@ API cuCtxCreate_v2(CUcontext* context, unsigned, CUdevice device) {
     *context = reinterpret_cast<CUcontext>(current);
     return CUDA_SUCCESS;
 }
+API cuCtxDestroy_v2(CUcontext handle) {
+    Hold hold = held();
+    auto context = reinterpret_cast<Context*>(handle);
+    wait_for(*context, hold);
+    // With its streams, but for the default one, which is part of it.
+    std::erase_if(Engine::get().streams, [&](Stream* stream) {
+        if (stream->context != context) return false;
+        if (!stream->legacy) delete stream;
+        return true;
+    });
+    if (current == context) current = nullptr;
+    delete context;
+    return CUDA_SUCCESS;
+}
 API cuCtxSetCurrent(CUcontext context) {
     current = reinterpret_cast<Context*>(context);
     return CUDA_SUCCESS;
@@ -386,19 +451,15 @@ API cuCtxSynchronize() {
     return CUDA_SUCCESS;
 }
 API cuMemAlloc_v2(CUdeviceptr* target, size_t bytes) {
-    Hold hold = held();
-    *target = reinterpret_cast<CUdeviceptr>(calloc(1, bytes));
-    allocated[*target] = &current_context();
+    *target = allocate(bytes);
     return CUDA_SUCCESS;
 }
-API cuMemFree_v2(CUdeviceptr target) {
-    Hold hold = held();
-    auto known = allocated.find(target);
-    wait_for(known != allocated.end() ? *known->second : current_context(), hold);
-    if (known != allocated.end()) allocated.erase(known);
-    free(reinterpret_cast<void*>(target));
+API cuMemAllocHost_v2(void** target, size_t bytes) {
+    *target = reinterpret_cast<void*>(allocate(bytes));
     return CUDA_SUCCESS;
 }
+API cuMemFree_v2(CUdeviceptr target) { return deallocate(target); }
+API cuMemFreeHost(void* target) { return deallocate(reinterpret_cast<CUdeviceptr>(target)); }
 API cuPointerGetAttribute(void* out, int attribute, CUdeviceptr pointer) {
     Hold hold = held();
     auto known = allocated.find(pointer);
@@ -448,11 +509,7 @@ API cuStreamCreateWithPriority(CUstream* handle, unsigned flags, int priority) {
 API cuStreamDestroy_v2(CUstream handle) {
     Hold hold = held();
     auto stream = reinterpret_cast<Stream*>(handle);
-    auto& all = Engine::get().streams;
-    auto& orphans = Engine::get().orphans;
-    std::erase_if(orphans, [](const Stream& one) { return one.last == nullptr || one.last->done; });
-    orphans.push_back(*stream);
-    all.erase(std::find(all.begin(), all.end(), stream));
+    retire(stream);
     delete stream;
     return CUDA_SUCCESS;
 }
@@ -474,7 +531,7 @@ API cuThreadExchangeStreamCaptureMode(int* mode) {
     return CUDA_SUCCESS;
 }
 API cuEventCreate(CUevent* event, unsigned) {
-    *event = reinterpret_cast<CUevent>(new Event);
+    *event = reinterpret_cast<CUevent>(new Event{&current_context(), {}, {}, {}});
     return CUDA_SUCCESS;
 }
 API cuEventDestroy_v2(CUevent event) {
@@ -626,10 +683,9 @@ API cuMemcpyPeer(CUdeviceptr target, CUcontext target_context, CUdeviceptr sourc
 // All work of the context so far.
 API cuCtxRecordEvent(CUcontext context, CUevent event) {
     Hold hold = held();
-    std::vector<WorkPtr> all;
-    for (Stream* stream : Engine::get().streams)
-        if (stream->context == reinterpret_cast<Context*>(context)) all.push_back(stream->last);
-    *reinterpret_cast<Event*>(event) = Event{};
-    reinterpret_cast<Event*>(event)->work = Engine::get().add(nullptr, all);
+    auto& recorded = *reinterpret_cast<Event*>(event);
+    if (recorded.context != reinterpret_cast<Context*>(context)) return CUDA_ERROR_INVALID_HANDLE;
+    recorded = Event{recorded.context, {}, {}, {}};
+    recorded.work = Engine::get().add(nullptr, work_of_all(*recorded.context));
     return CUDA_SUCCESS;
 }

@@ -320,11 +320,11 @@ API cuDevResourceGenerateDesc(CUdevResourceDesc* out, CUdevResource* resources, 
     *out = reinterpret_cast<CUdevResourceDesc>(described);
     return CUDA_SUCCESS;
 }
-API cuGreenCtxCreate(CUgreenCtx* out, CUdevResourceDesc described, CUdevice, unsigned) {
+API cuGreenCtxCreate(CUgreenCtx* out, CUdevResourceDesc described, CUdevice device, unsigned) {
     Hold hold = held();
     if (CUresult status = unsafe()) return status;
     auto wanted = reinterpret_cast<Described*>(described);
-    *out = reinterpret_cast<CUgreenCtx>(new Context{true, wanted->mask, 0, {}});
+    *out = reinterpret_cast<CUgreenCtx>(new Context{true, wanted->mask, device, {}});
     delete wanted;
     return CUDA_SUCCESS;
 }
