@@ -21,10 +21,9 @@ import numpy as np
 import pytest
 
 from cuda_bench import RELEASERS, Bench, FakeWorkerLoop, Result
-from eclip.devices.cuda import closing
-from eclip.devices.cuda.closing import Belongings, Releases
 from eclip.devices.cuda.lanes import LanePool
-from eclip.devices.gpu import loop
+from eclip.devices.gpu import closing, loop
+from eclip.devices.gpu.closing import Belongings, Releases
 from eclip.errors import DeviceError
 from logs import make_mix, make_plan
 from waiting import PATIENCE_S, until
@@ -320,7 +319,7 @@ def in_a_child(script: str) -> subprocess.CompletedProcess[str]:
 
 def test_what_is_never_freed_outlives_the_names_of_an_interpreter_that_ends() -> None:
     done = in_a_child("""
-        from eclip.devices.cuda.closing import never_free
+        from eclip.devices.gpu.closing import never_free
         class Loud:
             def __del__(self): print("destroyed", flush=True)
         never_free((Loud(),))
@@ -331,7 +330,7 @@ def test_what_is_never_freed_outlives_the_names_of_an_interpreter_that_ends() ->
 def test_open_sessions_are_closed_when_the_interpreter_ends() -> None:
     done = in_a_child("""
         import types, weakref
-        from eclip.devices.cuda import closing
+        from eclip.devices.gpu import closing
         closing.call = lambda function, *given: function(*given)
         def say(*words): print(*words, flush=True)
         closing.cu = types.SimpleNamespace(
