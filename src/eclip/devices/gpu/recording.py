@@ -113,7 +113,7 @@ def make_log(
     launched: Sequence[int],  # per worker: kernels of a request
     kernels: KernelRecords,
     duration_ns: int,
-    power: float,
+    power: float | None,  # None: there is nothing to measure it with
     warnings: Sequence[str],
     prepared: Prepared | None = None,
 ) -> RunLog:
@@ -128,7 +128,7 @@ def make_log(
         load=load.label,
         seed=load.seed,
         duration_ns=duration_ns,
-        energy_uj=round(power * duration_ns / 1e3),
+        energy_uj=round((power or 0.0) * duration_ns / 1e3),
         requests=requests,
         kernels=kernels,
         counters=tuple(
