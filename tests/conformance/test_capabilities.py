@@ -222,6 +222,7 @@ def test_background_yields_to_a_service_and_comes_back(bench: Bench, depth: int)
         ) > max(log.requests.arrival_ns)
 
 
+@pytest.mark.needs(Capability.TRACE)
 @pytest.mark.needs(Capability.JOINTS)
 def test_background_that_moves_is_recorded_where_it_ran(bench: Bench) -> None:
     corner = Mask([0])
@@ -238,6 +239,7 @@ def test_background_that_moves_is_recorded_where_it_ran(bench: Bench) -> None:
     assert {lane for worker, lane in seen if worker == 0} == {0}
 
 
+@pytest.mark.needs(Capability.TRACE)
 @pytest.mark.needs(Capability.JOINTS)
 def test_kernels_keep_their_order_over_yields_and_moves(bench: Bench) -> None:
     ways = ((Slack.NONE, None), (Slack.PLENTY, Mask([0])))

@@ -47,7 +47,8 @@ def test_log_says_what_ran_where_and_for_how_long(bench: Bench) -> None:
     assert log.duration_ns == pytest.approx(bench.seconds * 1e9, rel=0.01)
     assert log.alone_rps == ()
     assert set(log.requests.worker) == set(range(WORKERS))
-    rough = "energy is measured over"  # what a GPU says of a run this short
+    # What a GPU says of a run this short, and of a host that others use.
+    rough = ("energy is measured over", "the load generator lagged")
     assert [warning for warning in log.warnings if not warning.startswith(rough)] == []
 
 
@@ -209,7 +210,8 @@ def test_plan_for_another_device_is_refused_with_the_reason(
 ) -> None:
     foreign = make_problem(mi50, WORKERS)
     program = lower(make_plan("shared", foreign), [profile.trace for profile in foreign.profiles])
-    with pytest.raises(MismatchError, match="different devices: units 60 against 132"):
+    units = bench.device.topology.units
+    with pytest.raises(MismatchError, match=f"different devices: units 60 against {units}"):
         bench.device.open(program, bench.stand_ins(foreign.profiles))
 
 
@@ -220,7 +222,8 @@ def test_plan_from_a_twin_of_the_device_runs_with_a_warning(bench: Bench) -> Non
     program = lower(plan, [profile.trace for profile in bench.problem.profiles])
     with bench.device.open(program, bench.plain) as session:
         log = session.run(closed_loop(), bench.window)
-    assert any("H100" in warning and "H200" in warning for warning in log.warnings)
+    title = bench.device.topology.title
+    assert any("H100" in warning and title in warning for warning in log.warnings)
 
 
 def test_wrong_number_of_sources_is_refused(bench: Bench) -> None:

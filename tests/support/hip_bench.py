@@ -128,7 +128,10 @@ class StandIn:
 
     def capture(self, gpu: Gpu, number: int, profile: Profile) -> GraphSource:
         """A model whose kernels take what its profile says, captured by HIP's own capture."""
-        tables = [_by_units(profile, kernel, gpu.build.units) for kernel in range(len(profile.trace.kernels))]
+        tables = [
+            _by_units(profile, kernel, gpu.build.units)
+            for kernel in range(len(profile.trace.kernels))
+        ]
 
         def enqueue(stream: int) -> list[Any]:
             return [

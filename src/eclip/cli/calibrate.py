@@ -26,7 +26,8 @@ _MEASURING = ("--device", "--mixes", "--runs", "--budget", "--observations")
 def calibrate(
     context: typer.Context,
     device: Annotated[
-        str, typer.Option("--device", help="Where to measure: cuda, or cuda:1 for the second GPU.")
+        str,
+        typer.Option("--device", help="Where to measure: cuda, hip, or cuda:1 for the second GPU."),
     ] = "cuda",
     mixes: Annotated[
         list[str] | None, typer.Option("--mixes", help="A mix to measure; repeatable.")

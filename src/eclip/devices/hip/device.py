@@ -56,7 +56,7 @@ class HipDevice(SessionOwner):
         return f"{self.topology.title}, HIP {self.driver}"
 
     def source_kind(self, sharing: Sharing) -> SourceKind:
-        return SourceKind.CAPTURE
+        return SourceKind.GRAPH
 
     def open(
         self, program: Program, sources: Sequence[Any], *, brief: bool = False
