@@ -30,10 +30,10 @@ constexpr int kUnits = 104, kEngines = 8;  // as of an MI210
 constexpr const char* kPlace = "0000:43:00.0";
 constexpr uint64_t kPlaceNumber = 0x4300, kMemory = uint64_t{64} << 30;
 enum Status { kSuccess = 0, kInvalidValue = 1, kNotCapturing = 901, kCapturing = 900 };
-enum NodeType { kKernel = 0, kMemset = 2, kEmpty = 5, kMemcpy1D = 9 };
+enum NodeType { kKernel = 1, kMemset = 3, kEmpty = 6, kMemcpy1D = 9 };  // as ROCm 5.2 counts
 
 // What a test plants.
-enum Fault { kNone, kMaskOrder, kLostWait, kMaskRefused, kMaskIgnored, kFailingLaunch };
+enum Fault { kNone, kMaskOrder, kLostWait, kMaskRefused, kMaskIgnored, kFailingLaunch, kNewerCount };
 std::atomic<int> fault{kNone};
 
 std::mutex lock;
@@ -458,7 +458,7 @@ API int hipGraphGetEdges(hipGraph_t graph, hipGraphNode_t* from, hipGraphNode_t*
     return kSuccess;
 }
 API int hipGraphNodeGetType(hipGraphNode_t node, int* type) {
-    *type = reinterpret_cast<Node*>(node)->type;
+    *type = reinterpret_cast<Node*>(node)->type - (fault == kNewerCount);
     return kSuccess;
 }
 API int hipGraphKernelNodeGetParams(hipGraphNode_t node, hipKernelNodeParams* params) {
@@ -480,6 +480,10 @@ API int hipGraphAddMemsetNode(hipGraphNode_t* out, hipGraph_t graph, const hipGr
     Node node{kMemset};
     node.memset = *params;
     return add(out, graph, after, count, node);
+}
+API int hipGraphAddEmptyNode(hipGraphNode_t* out, hipGraph_t graph, const hipGraphNode_t* after,
+                             size_t count) {
+    return add(out, graph, after, count, Node{kEmpty});
 }
 API int hipGraphInstantiateWithFlags(hipGraphExec_t* out, hipGraph_t graph, unsigned long long) {
     std::lock_guard hold(lock);

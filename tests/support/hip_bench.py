@@ -29,7 +29,8 @@ from eclip.planning.problem import Problem
 
 LIBRARY = Path(__file__).parents[2] / "native" / "build" / "hip" / "libamdhip64.so.5"
 WHO, STREAM, BEGIN, END, UNITS, ENGINES = range(6)
-NONE, MASK_ORDER, LOST_WAIT, MASK_REFUSED, MASK_IGNORED, FAILING_LAUNCH = range(6)  # faults
+# Faults, and the way in which ROCm 6 counts kinds of nodes.
+NONE, MASK_ORDER, LOST_WAIT, MASK_REFUSED, MASK_IGNORED, FAILING_LAUNCH, NEWER_COUNT = range(7)
 _ROOM = 1 << 16
 _NAMES = 1000  # of kernels, for every model
 _SLOWER = 60  # than synthetic kernels: the host's delays must not show

@@ -2,13 +2,14 @@
 
 All that a plan needs was there in ROCm 5.2. The table says what each function takes, so that ctypes
 converts it and a test can hold every line against the installed headers. No struct here has changed
-since 5.2. Every status passes through ``Hip.call``.
+since 5.2, but the numbers of node kinds have. Every status passes through ``Hip.call``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 from collections.abc import Iterator
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
@@ -25,12 +26,12 @@ STATUSES = {"hipSuccess": SUCCESS, "hipErrorNoDevice": NO_DEVICE}
 STREAM_NON_BLOCKING = 1
 EVENT_DISABLE_TIMING = 2
 CAPTURE_THREAD_LOCAL, CAPTURE_RELAXED = 1, 2
-NODE_KERNEL, NODE_MEMCPY, NODE_MEMSET, NODE_EMPTY = 0, 1, 2, 5
+# Kinds of nodes as ROCm 5.2 counts them. Newer ones count from 0: ``Hip.node_kind`` translates.
+NODE_KERNEL, NODE_MEMSET, NODE_EMPTY = 1, 3, 6
 ENUMERATORS = {
     "hipStreamCaptureModeThreadLocal": CAPTURE_THREAD_LOCAL,
     "hipStreamCaptureModeRelaxed": CAPTURE_RELAXED,
     "hipGraphNodeTypeKernel": NODE_KERNEL,
-    "hipGraphNodeTypeMemcpy": NODE_MEMCPY,
     "hipGraphNodeTypeMemset": NODE_MEMSET,
     "hipGraphNodeTypeEmpty": NODE_EMPTY,
 }
@@ -129,6 +130,7 @@ ENTRY_POINTS = {
     "hipGraphAddMemsetNode": EntryPoint(
         "4.3", (_HANDLES, _HANDLE, _HANDLES, c_size_t, POINTER(MemsetParams))
     ),
+    "hipGraphAddEmptyNode": EntryPoint("4.4", (_HANDLES, _HANDLE, _HANDLES, c_size_t)),
     "hipGraphInstantiateWithFlags": EntryPoint("4.5", (_HANDLES, _HANDLE, c_ulonglong)),
     "hipGraphUpload": EntryPoint("5.3", (_HANDLE, _HANDLE)),
     "hipGraphLaunch": EntryPoint("4.3", (_HANDLE, _HANDLE)),
@@ -198,6 +200,27 @@ class Hip:
         """Of a node's function, which is a kernel's host symbol or a module's function."""
         found = self._library.hipKernelNameRefByPtr(function, None)
         return (found or self._library.hipKernelNameRef(function) or b"?").decode()
+
+    def node_kind(self, node: int) -> int:
+        return self.number_of_node(node) + self._counted_less
+
+    def number_of_node(self, node: int) -> int:
+        kind = c_int()
+        self.call("hipGraphNodeGetType", node, ctypes.byref(kind))
+        return kind.value
+
+    @functools.cached_property
+    def _counted_less(self) -> int:
+        """Than in ROCm 5.2, seen on a node whose kind is known."""
+        graph = self.made("hipGraphCreate", 0)
+        try:
+            empty = self.made("hipGraphAddEmptyNode", graph, None, 0)
+            less = NODE_EMPTY - self.number_of_node(empty)
+        finally:
+            self.call("hipGraphDestroy", graph)
+        if less not in (0, 1):
+            raise DeviceError(f"{self.path} counts kinds of graph nodes in a way not known here")
+        return less
 
     @contextlib.contextmanager
     def relaxed(self) -> Iterator[None]:

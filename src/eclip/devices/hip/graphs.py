@@ -35,7 +35,7 @@ class CapturedGraph(NodeRow):
     def __init__(self, hip: Hip, raw: int) -> None:
         handles, edges = _nodes(hip, raw), _edges(hip, raw)
         ordered = in_launch_order(handles, edges)
-        self.kinds = {node: hip_type(hip, node) for node in ordered}
+        self.kinds = {node: hip.node_kind(node) for node in ordered}
         atomic = any(kind not in _READABLE for kind in self.kinds.values())
         if atomic and set(edges) != set(pairwise(ordered)):
             raise DeviceError(
@@ -84,12 +84,6 @@ def _add_again(
     hip.call(f"hipGraph{kind}NodeGetParams", node.handle, ctypes.byref(params))
     waits = 0 if before is None else 1
     return hip.made(f"hipGraphAdd{kind}Node", built, before, waits, ctypes.byref(params))
-
-
-def hip_type(hip: Hip, node: int) -> int:
-    kind = ctypes.c_int()
-    hip.call("hipGraphNodeGetType", node, ctypes.byref(kind))
-    return kind.value
 
 
 def _nodes(hip: Hip, raw: int) -> list[int]:
