@@ -1,25 +1,22 @@
-// A stand-in for libamdhip64 (and librocm_smi64): HIP's interface over a GPU of host threads.
+// A stand-in for libamdhip64 (and librocm_smi64): HIP's interface over a modelled GPU.
 //
-// Every stream has a thread that takes its work in order. A kernel takes as long as its table says
-// for the units of its stream's mask, on a clock of the device: it begins when its stream is free
-// and what it waits for has ended, however late the thread wakes. What docs/amd.md says of HIP is
-// so here, the inconvenient parts above all: a kernel node keeps pointers to the caller's arguments
-// (ROCm 5.2), copies of a capture cannot be read back, and a graph's branches leave the mask.
+// When a kernel runs is known when it is launched: it begins when its stream is free and what that
+// waits for has ended, and takes as long as its table says for the units of its mask. So nothing
+// runs in the background; only who waits sleeps, until the real clock is there. What docs/amd.md
+// says of HIP is so here, the inconvenient parts above all: a kernel node keeps pointers to the
+// caller's arguments (ROCm 5.2), copies of a capture cannot be read back, and a graph's branches
+// leave the mask.
 #include "hip_abi.h"
 #include <time.h>
 
+#include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
-#include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
-#include <thread>
 #include <vector>
 
 #define API extern "C" __attribute__((visibility("default")))
@@ -37,7 +34,6 @@ enum Fault { kNone, kMaskOrder, kLostWait, kMaskRefused, kMaskIgnored, kFailingL
 std::atomic<int> fault{kNone};
 
 std::mutex lock;
-std::condition_variable changed;
 std::atomic<int64_t> alive[4];  // streams, events, graphs, executables
 enum Kind { kStream, kEvent, kGraph, kExec };
 
@@ -112,65 +108,35 @@ struct Graph {
     }
 };
 
-struct Mark {
-    bool done = false;
-    int64_t at_ns = 0;
-};
-struct Stream;
 struct Event {
-    std::shared_ptr<Mark> mark;
+    int64_t at_ns = 0;  // when what was before it on its stream has ended
     Graph* capture = nullptr;
     std::vector<Node*> last;
 };
 
 struct Stream {
     Mask mask = everything();
-    std::deque<std::function<void(std::unique_lock<std::mutex>&)>> work;
     int64_t free_ns = 0;
-    bool busy = false, ending = false;
-    std::thread thread;
     Graph* capture = nullptr;
     std::vector<Node*> last;  // of the capture
-    void serve() {
-        std::unique_lock hold(lock);
-        for (;;) {
-            changed.wait(hold, [&] { return ending || !work.empty(); });
-            if (work.empty()) return;
-            busy = true;
-            auto next = std::move(work.front());
-            work.pop_front();
-            next(hold);
-            busy = false;
-            changed.notify_all();
-        }
-    }
-    void put(std::function<void(std::unique_lock<std::mutex>&)> item) {
-        work.push_back(std::move(item));
-        if (!thread.joinable()) thread = std::thread([this] { serve(); });
-        changed.notify_all();
-    }
 };
 std::set<Stream*> streams;
 
 // A kernel of the stand-in takes two arguments: its name in the log, and a table of nanoseconds by
 // the number of units.
-void run_kernel(Stream& stream, const hipKernelNodeParams& params, const Mask& mask,
-                int64_t submitted_ns, std::unique_lock<std::mutex>& hold) {
+void run_kernel(Stream& stream, const hipKernelNodeParams& params, const Mask& mask) {
     int64_t who, *table, units, engines;
     std::memcpy(&who, params.kernelParams[0], sizeof who);
     std::memcpy(&table, params.kernelParams[1], sizeof table);
     place(fault == kMaskIgnored ? everything() : mask, units, engines);
-    int64_t begin = std::max(stream.free_ns, submitted_ns), end = begin + table[units];
-    stream.free_ns = end;
+    int64_t begin = std::max(stream.free_ns, now_ns());
+    stream.free_ns = begin + table[units];
     busy_uj += table[units] * units / 500;  // 2 W a unit
-    hold.unlock();
-    sleep_until(end);
-    if (Log* log = watched) {
-        int64_t at = log->lines.fetch_add(1);
-        if (at < log->room)
-            log->line[at] = {who, reinterpret_cast<int64_t>(&stream), begin, end, units, engines};
-    }
-    hold.lock();
+    Log* log = watched;
+    if (log == nullptr) return;
+    int64_t at = log->lines.fetch_add(1);
+    if (at < log->room)
+        log->line[at] = {who, reinterpret_cast<int64_t>(&stream), begin, stream.free_ns, units, engines};
 }
 
 struct Exec {
@@ -310,22 +276,18 @@ API int hipExtStreamGetCUMask(hipStream_t stream, uint32_t words, uint32_t* mask
 }
 API int hipStreamCreateWithFlags(hipStream_t* out, unsigned) { return make_stream(out, everything()); }
 API int hipStreamDestroy(hipStream_t handle) {
-    std::unique_lock hold(lock);
-    Stream& stream = stream_of(handle);
-    if (!streams.erase(&stream)) return kInvalidValue;
-    stream.ending = true;
-    changed.notify_all();
-    hold.unlock();
-    if (stream.thread.joinable()) stream.thread.join();
-    delete &stream;
+    std::lock_guard hold(lock);
+    if (!streams.erase(&stream_of(handle))) return kInvalidValue;
+    delete &stream_of(handle);
     --alive[kStream];
     return kSuccess;
 }
 API int hipStreamSynchronize(hipStream_t handle) {
     std::unique_lock hold(lock);
     if (!capturing.empty() && capture_mode == 0) return kCapturing;
-    Stream& stream = stream_of(handle);
-    changed.wait(hold, [&] { return stream.work.empty() && !stream.busy; });
+    int64_t until = stream_of(handle).free_ns;
+    hold.unlock();
+    sleep_until(until);
     return kSuccess;
 }
 API int hipStreamWaitEvent(hipStream_t handle, hipEvent_t event, unsigned) {
@@ -336,12 +298,7 @@ API int hipStreamWaitEvent(hipStream_t handle, hipEvent_t event, unsigned) {
         stream.last.insert(stream.last.end(), event_of(event).last.begin(), event_of(event).last.end());
         return kSuccess;
     }
-    auto mark = event_of(event).mark;
-    if (mark == nullptr || fault == kLostWait) return kSuccess;
-    stream.put([&stream, mark](std::unique_lock<std::mutex>& held) {
-        changed.wait(held, [&] { return mark->done; });
-        stream.free_ns = std::max(stream.free_ns, mark->at_ns);
-    });
+    if (fault != kLostWait) stream.free_ns = std::max(stream.free_ns, event_of(event).at_ns);
     return kSuccess;
 }
 API int hipEventCreateWithFlags(hipEvent_t* out, unsigned) {
@@ -362,18 +319,14 @@ API int hipEventRecord(hipEvent_t event, hipStream_t handle) {
         event_of(event).last = stream.last;
         return kSuccess;
     }
-    auto mark = std::make_shared<Mark>();
-    event_of(event).mark = mark;
-    stream.put([&stream, mark](std::unique_lock<std::mutex>&) {
-        mark->at_ns = stream.free_ns;
-        mark->done = true;
-    });
+    event_of(event).at_ns = stream.free_ns;
     return kSuccess;
 }
 API int hipEventSynchronize(hipEvent_t event) {
     std::unique_lock hold(lock);
-    auto mark = event_of(event).mark;
-    if (mark != nullptr) changed.wait(hold, [&] { return mark->done; });
+    int64_t until = event_of(event).at_ns;
+    hold.unlock();
+    sleep_until(until);
     return kSuccess;
 }
 API int hipThreadExchangeStreamCaptureMode(int* mode) {
@@ -409,9 +362,7 @@ API int hipModuleLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned
     Node node{kKernel};
     node.kernel = {{bx, by, bz}, nullptr, function, {gx, gy, gz}, arguments, shared};
     if (stream.capture != nullptr) return captured(stream, node);
-    stream.put([&stream, node, at = now_ns()](std::unique_lock<std::mutex>& held) {
-        run_kernel(stream, node.kernel, stream.mask, at, held);
-    });
+    run_kernel(stream, node.kernel, stream.mask);
     return kSuccess;
 }
 API int hipMemsetAsync(void* target, int value, size_t bytes, hipStream_t handle) {
@@ -500,18 +451,12 @@ API int hipGraphLaunch(hipGraphExec_t handle, hipStream_t stream_handle) {
     std::lock_guard hold(lock);
     Exec& exec = *reinterpret_cast<Exec*>(handle);
     Stream& stream = stream_of(stream_handle);
-    int64_t at = now_ns();
     for (size_t index = 0; index < exec.nodes.size(); ++index) {
         const Node& node = exec.nodes[index];
         if (node.type == kMemset)
-            stream.put([params = node.memset](std::unique_lock<std::mutex>&) {
-                std::memset(params.dst, static_cast<int>(params.value), params.width);
-            });
-        if (node.type != kKernel) continue;
-        Mask mask = exec.in_the_lane[index] ? stream.mask : everything();
-        stream.put([&stream, params = node.kernel, mask, at](std::unique_lock<std::mutex>& held) {
-            run_kernel(stream, params, mask, at, held);
-        });
+            std::memset(node.memset.dst, static_cast<int>(node.memset.value), node.memset.width);
+        if (node.type == kKernel)
+            run_kernel(stream, node.kernel, exec.in_the_lane[index] ? stream.mask : everything());
     }
     return kSuccess;
 }

@@ -77,9 +77,22 @@ def stage(hip: StandIn) -> Iterator[Stage]:
 Lines = npt.NDArray[np.int64]
 
 
-def run_watched(stage: Stage, plan: Plan) -> Lines:
+def run_watched(stage: Stage, plan: Plan, requests: int = 6) -> Lines:
+    """So many requests of worker 1 beside as many as it takes of worker 0."""
     with stage.stand_in.watched() as lines, stage.open(plan) as session:
-        session.run(BUSY, SHORT)
+        session.request(1)  # with nobody beside it
+        done = threading.Event()
+
+        def serve() -> None:
+            while not done.is_set():
+                session.request(0)
+
+        other = threading.Thread(target=serve)
+        other.start()
+        for _ in range(requests):
+            session.request(1)
+        done.set()
+        other.join()
         return lines()
 
 
@@ -99,6 +112,7 @@ def check_order(stage: Stage, lines: Lines) -> None:
 
 def check_lanes(stage: Stage, plan: Plan, lines: Lines) -> None:
     """Every kernel ran in the shader engines of its lane's slices, and in all of them."""
+    assert len(lines)
     for route in lower(plan, [profile.trace for profile in stage.problem.profiles]).routes[0]:
         for line in of_worker(lines, route.worker):
             mask = plan.lanes[route.lane[line[WHO] % 1000]].mask
@@ -260,7 +274,7 @@ def test_a_graph_that_cannot_be_read_back_runs_whole_on_one_lane_or_not_at_all(
     source = GraphSource(CapturedGraph(gpu.hip, raw), stage.problem.profiles[0].trace, kept)
     own = Stage(stage.stand_in, stage.device, stage.problem, [source, stage.sources[1]])
     with own.open(make_plan("shared", stage.problem)) as session:
-        assert session.run(BUSY, SHORT).requests.worker.count(0) > 0
+        session.request(0)
     with pytest.raises(DeviceError, match="plan it with a policy that does not switch lanes"):
         own.open(make_plan("kernel", stage.problem))
 

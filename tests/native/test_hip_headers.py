@@ -158,3 +158,17 @@ def test_a_library_that_is_too_old_or_missing_is_refused(tmp_path: Path) -> None
         Hip(tmp_path / "libamdhip64.so.9")
     with pytest.raises(DeviceError, match="has no hipInit, which came with ROCm"):
         Hip(Path("libc.so.6"))
+
+
+def test_kernels_of_the_tests_on_a_real_gpu_compile_without_one() -> None:
+    """For the GPU of the paper, by the library's own compiler."""
+    script = f"import hip_chains, ctypes; hip_chains._compile(ctypes.CDLL({LIBRARY!r}), 'gfx906')"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
