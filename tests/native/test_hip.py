@@ -22,9 +22,9 @@ from eclip.devices.base import Window
 from eclip.devices.gpu.segments import GraphSource
 from eclip.devices.hip import doctor
 from eclip.devices.hip.device import HipDevice
-from eclip.devices.hip.driver import QUEUES_VARIABLE, Build, Gpu
-from eclip.devices.hip.graphs import CapturedGraph
-from eclip.devices.hip.lanes import LanePool, MaskedStreams, mask_words, slice_bits
+from eclip.devices.hip.driver import QUEUES_VARIABLE, Build, HipGpu
+from eclip.devices.hip.graphs import HipGraph
+from eclip.devices.hip.lanes import MaskedLanes, MaskedStreams, mask_words, slice_bits
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.errors import DeviceError, EclipError
 from eclip.planning.joints import Manner, give_way
@@ -169,7 +169,7 @@ def test_streams_are_handed_out_again_and_not_made_anew(stage: Stage) -> None:
     lanes = [Lane(0, Mask([0])), Lane(1, Mask([0])), Lane(1, Mask([1, 2]))]
     before = stage.stand_in.alive()[0]
     for _ in range(20):
-        LanePool(streams, lanes).close()
+        MaskedLanes(streams, lanes).close()
     assert stage.stand_in.alive()[0] == before + 3
     streams.close()
     assert stage.stand_in.alive()[0] == before
@@ -212,7 +212,7 @@ def test_masks_that_hip_does_not_keep_are_refused_and_leave_nothing(stage: Stage
 # --- Graphs -----------------------------------------------------------------------------------
 
 
-def branching(gpu: Gpu, copy: bool = False) -> tuple[int, Any]:
+def branching(gpu: HipGpu, copy: bool = False) -> tuple[int, Any]:
     """Three kernels, the middle one on a second stream; perhaps a copy at the end."""
     library = ctypes.CDLL(gpu.hip.path)
     table = np.full(gpu.build.units + 1, 100_000, dtype=np.int64)
@@ -240,7 +240,7 @@ def test_branches_are_put_in_a_row_because_hip_would_take_them_off_the_lane(stag
     raw, kept = branching(gpu)
     streams = MaskedStreams(gpu)
     stream = streams.take(Mask([2]))
-    graph = CapturedGraph(gpu.hip, raw)
+    graph = HipGraph(gpu.hip, raw)
     row = gpu.instantiate(graph, graph.piece(range(4)), stream)
     as_it_was = gpu.instantiate(graph, None, stream)
     engines = []
@@ -260,7 +260,7 @@ def test_a_graph_that_cannot_be_read_back_runs_whole_on_one_lane_or_not_at_all(
 ) -> None:
     gpu = stage.device.gpu
     with pytest.raises(DeviceError, match="copies and branches"):
-        CapturedGraph(gpu.hip, branching(gpu, copy=True)[0])
+        HipGraph(gpu.hip, branching(gpu, copy=True)[0])
 
     def enqueue(stream: int) -> Any:
         library = ctypes.CDLL(gpu.hip.path)
@@ -271,7 +271,7 @@ def test_a_graph_that_cannot_be_read_back_runs_whole_on_one_lane_or_not_at_all(
 
     kernels = stage.problem.profiles[0].trace.kernels
     raw, kept = hip_bench.captured_from(gpu, enqueue)
-    source = GraphSource(CapturedGraph(gpu.hip, raw), stage.problem.profiles[0].trace, kept)
+    source = GraphSource(HipGraph(gpu.hip, raw), stage.problem.profiles[0].trace, kept)
     own = Stage(stage.stand_in, stage.device, stage.problem, [source, stage.sources[1]])
     with own.open(make_plan("shared", stage.problem)) as session:
         session.request(0)
@@ -293,7 +293,7 @@ def test_memsets_of_a_capture_are_kept_however_hip_counts_kinds(stage: Stage, co
 
     raw, kept = hip_bench.captured_from(gpu, enqueue)
     with stage.stand_in.planted(count):
-        graph = CapturedGraph(gpu.hip, raw)
+        graph = HipGraph(gpu.hip, raw)
     stream = gpu.hip.made("hipStreamCreateWithFlags", 1)
     gpu.hip.call("hipGraphLaunch", gpu.instantiate(graph, graph.piece(range(1)), stream), stream)
     gpu.wait_for(stream)
@@ -386,4 +386,4 @@ def test_a_gpu_that_the_kernel_driver_does_not_tell_of_is_refused(hip: StandIn) 
     with pytest.raises(DeviceError, match=r"does not tell of the GPU at 0000:43:00\.0"):
         hip.gpu()
     with pytest.raises(DeviceError, match="there is no GPU 1; this host has 1"):
-        Gpu(1, hip_bench.LIBRARY, hip.nodes)
+        HipGpu(1, hip_bench.LIBRARY, hip.nodes)

@@ -22,8 +22,8 @@ from eclip.artefacts.topology import Topology
 from eclip.devices.gpu.segments import GraphSource
 from eclip.devices.hip.api import CAPTURE_THREAD_LOCAL, STREAM_NON_BLOCKING
 from eclip.devices.hip.device import HipDevice
-from eclip.devices.hip.driver import QUEUES_VARIABLE, Gpu
-from eclip.devices.hip.graphs import CapturedGraph
+from eclip.devices.hip.driver import QUEUES_VARIABLE, HipGpu
+from eclip.devices.hip.graphs import HipGraph
 from eclip.frontends.synthetic import synthetic_profile
 from eclip.planning.problem import Problem
 
@@ -87,8 +87,8 @@ class StandIn:
     def device(self) -> HipDevice:
         return HipDevice(library=LIBRARY, nodes=self.nodes)
 
-    def gpu(self) -> Gpu:
-        return Gpu(library=LIBRARY, nodes=self.nodes)
+    def gpu(self) -> HipGpu:
+        return HipGpu(library=LIBRARY, nodes=self.nodes)
 
     @property
     def library(self) -> ctypes.CDLL:
@@ -127,7 +127,7 @@ class StandIn:
         finally:
             self.library.standin_hip_watch(None)
 
-    def capture(self, gpu: Gpu, number: int, profile: Profile) -> GraphSource:
+    def capture(self, gpu: HipGpu, number: int, profile: Profile) -> GraphSource:
         """A model whose kernels take what its profile says, captured by HIP's own capture."""
         tables = [
             _by_units(profile, kernel, gpu.build.units)
@@ -143,7 +143,7 @@ class StandIn:
             ]
 
         raw, kept = captured_from(gpu, enqueue)
-        graph = CapturedGraph(gpu.hip, raw)
+        graph = HipGraph(gpu.hip, raw)
         trace = msgspec.structs.replace(profile.trace, kernels=graph.kernels(gpu.hip))
         assert trace == profile.trace
         return GraphSource(graph, trace, (tables, kept))
@@ -157,7 +157,7 @@ def _by_units(profile: Profile, kernel: int, units: int) -> npt.NDArray[np.int64
 
 
 def launch(
-    gpu: Gpu, stream: int, name: str, who: int, table: Any, grid: Sequence[int] = (1, 1, 1)
+    gpu: HipGpu, stream: int, name: str, who: int, table: Any, grid: Sequence[int] = (1, 1, 1)
 ) -> Any:
     """A kernel on a stream. What it gives must live as long as the kernel may run: ROCm 5.2 keeps
     pointers to arguments, not arguments."""
@@ -175,7 +175,7 @@ def launch(
     return text, values, arguments, table
 
 
-def captured_from(gpu: Gpu, enqueue: Callable[[int], Any]) -> tuple[int, Any]:
+def captured_from(gpu: HipGpu, enqueue: Callable[[int], Any]) -> tuple[int, Any]:
     """The graph of what a function puts onto a stream, and what must live with it."""
     library = ctypes.CDLL(gpu.hip.path)
     stream = gpu.hip.made("hipStreamCreateWithFlags", STREAM_NON_BLOCKING)

@@ -19,8 +19,8 @@ from eclip.artefacts.profile import Profile
 from eclip.artefacts.trace import Trace, with_traces
 from eclip.devices.gpu.segments import GraphSource
 from eclip.devices.hip.device import HipDevice
-from eclip.devices.hip.driver import Gpu
-from eclip.devices.hip.graphs import CapturedGraph
+from eclip.devices.hip.driver import HipGpu
+from eclip.devices.hip.graphs import HipGraph
 from eclip.frontends.synthetic import synthetic_profile
 from eclip.planning.problem import Problem
 from hip_bench import captured_from, slower
@@ -48,7 +48,7 @@ def missing() -> str | None:
 class Kernels:
     """The module, loaded on a GPU."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: HipGpu) -> None:
         self._gpu = gpu
         self._library = ctypes.CDLL(gpu.hip.path)
         self._code = _compile(self._library, gpu.build.compute)
@@ -124,7 +124,7 @@ def make_sources(device: HipDevice, workers: int) -> tuple[Problem, list[GraphSo
             return [kernels.spin(stream, wide if at // 3 % 2 == 0 else 8) for at in range(count)]
 
         raw, kept = captured_from(device.gpu, enqueue)
-        graph = CapturedGraph(device.gpu.hip, raw)
+        graph = HipGraph(device.gpu.hip, raw)
         trace = Trace(model=plan.trace.model, kernels=graph.kernels(device.gpu.hip))
         sources.append(GraphSource(graph, trace, (kernels, kept)))
         profiles.append(_for_trace(plan, trace))

@@ -20,7 +20,7 @@ PART_BYTES = 4 << 20  # of a copy that is cut: about 80 us over PCIe
 
 
 @dataclass(frozen=True)
-class Node:
+class RowNode:
     handle: Any
     is_kernel: bool
     kernel: int  # position of the kernel it is, or goes with
@@ -28,7 +28,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Piece:
+class RowPiece:
     """What one executable holds: consecutive kernels with the memory nodes around them, or a part
     of a long copy, which has no kernels."""
 
@@ -59,18 +59,18 @@ class NodeRow:
         made = []
         seen = 0
         for handle, is_kernel, copied in nodes:
-            made.append(Node(handle, is_kernel, min(seen, self.kernel_count - 1), copied))
+            made.append(RowNode(handle, is_kernel, min(seen, self.kernel_count - 1), copied))
             seen += is_kernel
         self.nodes = tuple(made)
 
-    def piece(self, kernels: range) -> Piece:
+    def piece(self, kernels: range) -> RowPiece:
         """These kernels and the memory nodes that go with them."""
         inside = (place for place, node in enumerate(self.nodes) if node.kernel in kernels)
-        return Piece(kernels, tuple(inside))
+        return RowPiece(kernels, tuple(inside))
 
-    def pieces(self, kernels: range) -> list[Piece]:
+    def pieces(self, kernels: range) -> list[RowPiece]:
         """The same, in order, with long copies apart and in parts."""
-        cut: list[Piece] = []
+        cut: list[RowPiece] = []
         run: list[int] = []
         first = kernels.start
         for place, node in enumerate(self.nodes):
@@ -81,22 +81,22 @@ class NodeRow:
                 continue
             until = first + sum(self.nodes[earlier].is_kernel for earlier in run)
             if run:
-                cut.append(Piece(range(first, until), tuple(run)))
+                cut.append(RowPiece(range(first, until), tuple(run)))
             here = range(until, until)
-            cut += [Piece(here, (place,), part) for part in _parts(node.copy_bytes)]
+            cut += [RowPiece(here, (place,), part) for part in _parts(node.copy_bytes)]
             first, run = until, []
         if run:
-            cut.append(Piece(range(first, kernels.stop), tuple(run)))
+            cut.append(RowPiece(range(first, kernels.stop), tuple(run)))
         return cut
 
-    def at_barriers(self, piece: Piece, route: Route) -> list[Piece]:
+    def at_barriers(self, piece: RowPiece, route: Route) -> list[RowPiece]:
         """A piece cut where its route changes lanes."""
         if not piece.kernels:
             return [piece]
         # What goes with a kernel behind a long copy may be before that copy.
         last = piece.kernels[-1]
         return [
-            Piece(
+            RowPiece(
                 kernels,
                 tuple(
                     place for place in piece.nodes if min(self.nodes[place].kernel, last) in kernels

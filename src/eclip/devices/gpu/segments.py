@@ -2,7 +2,7 @@
 launched into its lane's stream, and an event for every barrier.
 
 They are cut once and shared by all variants. Whoever asks for steps owns what they launch. Only the
-vendor knows how a piece becomes an executable (``Placer``).
+vendor knows how a piece becomes an executable (``GraphPlacer``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from eclip.artefacts.plan import PlannedWorker
 from eclip.artefacts.trace import Trace
 from eclip.devices.gpu import loop
 from eclip.devices.gpu.closing import Releases
-from eclip.devices.gpu.pieces import NodeRow, Piece
+from eclip.devices.gpu.pieces import NodeRow, RowPiece
 from eclip.devices.gpu.recording import Placed
 from eclip.errors import DeviceError, UsageError
 from eclip.runtime.program import Conduct, Route
@@ -30,14 +30,14 @@ class GraphSource:
     keep: Any = None
 
 
-class Placer(Protocol):
+class GraphPlacer(Protocol):
     most_executables: int  # of a session
 
     def make_event(self) -> int: ...
 
     def destroy_event(self, event: int) -> None: ...
 
-    def instantiate(self, graph: NodeRow, piece: Piece | None, stream: int) -> int:
+    def instantiate(self, graph: NodeRow, piece: RowPiece | None, stream: int) -> int:
         """An executable of a piece, to be launched on this stream; None: of the graph as it is."""
         ...
 
@@ -46,7 +46,7 @@ class Placer(Protocol):
 
 class Segments:
     def __init__(
-        self, placer: Placer, sources: Sequence[GraphSource], streams: Sequence[int]
+        self, placer: GraphPlacer, sources: Sequence[GraphSource], streams: Sequence[int]
     ) -> None:
         self.placed: dict[int, Placed] = {}  # by the executable's handle, while it lives
         self._cut: dict[tuple[int, ...], int] = {}  # executables, while they live
@@ -95,7 +95,7 @@ class Segments:
         self._keep(handle, Placed(route, range(len(route.lane))), owner)
         return loop.steps_of([(loop.LAUNCH, handle, stream)])
 
-    def _chain(self, route: Route, pieces: Sequence[Piece], owner: Releases) -> loop.Steps:
+    def _chain(self, route: Route, pieces: Sequence[RowPiece], owner: Releases) -> loop.Steps:
         parts = []
         for index, piece in enumerate(pieces):
             barrier = None
@@ -138,7 +138,7 @@ class Segments:
             done += [before_ns] * (len(graph.pieces(within)) - 1) + [after_ns]
         return done
 
-    def _executable(self, route: Route, piece: Piece, owner: Releases) -> int:
+    def _executable(self, route: Route, piece: RowPiece, owner: Releases) -> int:
         """The one that somebody asked for before, or a new one."""
         key = (route.worker, piece.lane(route), *piece.place)
         if key in self._cut:

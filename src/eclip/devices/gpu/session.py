@@ -23,7 +23,7 @@ from eclip.devices.gpu.board import shared_board
 from eclip.devices.gpu.closing import Belongings, Owner, Releases, WaitingGpu, noting
 from eclip.devices.gpu.energy import EnergyCounter, mean_power_w, now_ns
 from eclip.devices.gpu.recording import NO_KERNELS, make_log, since, window_warnings
-from eclip.devices.gpu.segments import GraphSource, Placer, Segments
+from eclip.devices.gpu.segments import GraphPlacer, GraphSource, Segments
 from eclip.devices.load import CLOSED_LOOP, Arrivals, Load
 from eclip.errors import DeviceError, StoppedError
 from eclip.progress import Progress
@@ -40,7 +40,7 @@ class LaneStreams(Protocol):
     def close(self) -> None: ...
 
 
-class SegmentGpu(loop.LoopGpu, WaitingGpu, Placer, Protocol):
+class SegmentGpu(loop.LoopGpu, WaitingGpu, GraphPlacer, Protocol):
     """What a session asks of a GPU."""
 
     @property

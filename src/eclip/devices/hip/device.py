@@ -16,9 +16,9 @@ from eclip.artefacts.memory import check_memory, memory_of_plan
 from eclip.artefacts.plan import MOST_VARIANTS, Lanes, Plan, Sharing
 from eclip.devices.base import Capability, SourceKind, check_sources
 from eclip.devices.gpu.session import Post, SegmentSession, SessionOwner
-from eclip.devices.hip.driver import Gpu, check_version
+from eclip.devices.hip.driver import HipGpu, check_version
 from eclip.devices.hip.energy import RocmSmi
-from eclip.devices.hip.lanes import LanePool, MaskedStreams, read_topology
+from eclip.devices.hip.lanes import MaskedLanes, MaskedStreams, read_topology
 from eclip.errors import DeviceError, UsageError
 from eclip.progress import Progress
 from eclip.runtime.program import Program
@@ -37,7 +37,7 @@ class HipDevice(SessionOwner):
         """``library`` and ``nodes`` stand in for ROCm's libraries and the kernel driver's files."""
         super().__init__()
         self.index = index
-        self.gpu = Gpu(index, library, nodes)
+        self.gpu = HipGpu(index, library, nodes)
         check_version(self.gpu.version)
         self.topology = read_topology(self.gpu)
         self.driver: str = self.gpu.version
@@ -76,7 +76,7 @@ class HipDevice(SessionOwner):
         session = SegmentSession(
             Post(
                 gpu=self.gpu,
-                make_lanes=lambda lanes: LanePool(self._streams, lanes),
+                make_lanes=lambda lanes: MaskedLanes(self._streams, lanes),
                 counter=self._counter,
                 progress=self._progress,
                 title=self.title,

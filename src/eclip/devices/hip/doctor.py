@@ -9,9 +9,9 @@ from eclip.artefacts.plan import Lane
 from eclip.artefacts.topology import Mask
 from eclip.devices.findings import Finding, Findings
 from eclip.devices.hip.api import ENTRY_POINTS
-from eclip.devices.hip.driver import QUEUES, QUEUES_VARIABLE, Gpu, check_version
+from eclip.devices.hip.driver import QUEUES, QUEUES_VARIABLE, HipGpu, check_version
 from eclip.devices.hip.energy import RocmSmi
-from eclip.devices.hip.lanes import LanePool, MaskedStreams, slice_bits
+from eclip.devices.hip.lanes import MaskedLanes, MaskedStreams, slice_bits
 
 _RUNS_WITHOUT = ("hipGraphUpload",)
 
@@ -22,14 +22,14 @@ def examine(index: int, library: Path | None = None, nodes: Path | None = None) 
     made: dict[str, Any] = {}
 
     def gpu() -> str:
-        made["gpu"] = Gpu(index, library, nodes)
+        made["gpu"] = HipGpu(index, library, nodes)
         check_version(made["gpu"].version)
         return f"{made['gpu'].name}, HIP {made['gpu'].version}"
 
     def lanes() -> str:
         build = made["gpu"].build
         streams = MaskedStreams(made["gpu"])
-        LanePool(streams, [Lane(0, Mask([0])), Lane(1, Mask([0, 1]))]).close()
+        MaskedLanes(streams, [Lane(0, Mask([0])), Lane(1, Mask([0, 1]))]).close()
         streams.close()
         sizes = sorted({len(bits) for bits in slice_bits(build)})
         return (

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from eclip.devices.gpu.loop import EntryPoints
-from eclip.devices.gpu.pieces import NodeRow, Piece
+from eclip.devices.gpu.pieces import NodeRow, RowPiece
 from eclip.devices.hip import graphs
 from eclip.devices.hip.api import (
     EVENT_DISABLE_TIMING,
@@ -51,7 +51,7 @@ class Build:
         return "WGP" if _major(self.compute) >= _RDNA else "CU"
 
 
-class Gpu:
+class HipGpu:
     """One GPU and the library that drives it."""
 
     most_executables = 1024  # each brings a queue of the host's own with it, whatever it launches
@@ -139,7 +139,7 @@ class Gpu:
     def destroy_event(self, event: int) -> None:
         self.hip.call("hipEventDestroy", event)
 
-    def instantiate(self, graph: NodeRow, piece: Piece | None, stream: int) -> int:
+    def instantiate(self, graph: NodeRow, piece: RowPiece | None, stream: int) -> int:
         return graphs.instantiate(self.hip, graph, piece, stream)
 
     def destroy_executable(self, handle: int) -> None:

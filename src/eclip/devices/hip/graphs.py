@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from eclip.artefacts.trace import Kernel
-from eclip.devices.gpu.pieces import Node, NodeRow, Piece, in_launch_order
+from eclip.devices.gpu.pieces import NodeRow, RowNode, RowPiece, in_launch_order
 from eclip.devices.hip.api import (
     NODE_EMPTY,
     NODE_KERNEL,
@@ -29,7 +29,7 @@ from eclip.errors import DeviceError
 _READABLE = (NODE_KERNEL, NODE_MEMSET, NODE_EMPTY)
 
 
-class CapturedGraph(NodeRow):
+class HipGraph(NodeRow):
     """A graph that somebody else captured and keeps alive, with the arguments of its kernels."""
 
     def __init__(self, hip: Hip, raw: int) -> None:
@@ -49,9 +49,9 @@ class CapturedGraph(NodeRow):
         return tuple(_read_kernel(hip, node) for node in self.nodes if node.is_kernel)
 
 
-def instantiate(hip: Hip, graph: NodeRow, piece: Piece | None, stream: int) -> int:
+def instantiate(hip: Hip, graph: NodeRow, piece: RowPiece | None, stream: int) -> int:
     """An executable of a piece, or of the graph as it is."""
-    if not isinstance(graph, CapturedGraph):
+    if not isinstance(graph, HipGraph):
         raise DeviceError("only a graph that was captured by HIP runs on an AMD GPU")
     if piece is None:
         return _executable(hip, graph.raw, stream)
@@ -76,7 +76,7 @@ def _executable(hip: Hip, raw: int, stream: int) -> int:
 
 
 def _add_again(
-    hip: Hip, built: int, node: Node, before: ctypes.Array[ctypes.c_void_p] | None
+    hip: Hip, built: int, node: RowNode, before: ctypes.Array[ctypes.c_void_p] | None
 ) -> int:
     """The same kernel or memset once more, behind the one before it."""
     params: ctypes.Structure = KernelNodeParams() if node.is_kernel else MemsetParams()
@@ -108,7 +108,7 @@ def _handles(array: Iterable[Any]) -> list[int]:
     return [int(handle or 0) for handle in array]
 
 
-def _read_kernel(hip: Hip, node: Node) -> Kernel:
+def _read_kernel(hip: Hip, node: RowNode) -> Kernel:
     params = KernelNodeParams()
     hip.call("hipGraphKernelNodeGetParams", node.handle, ctypes.byref(params))
     return Kernel(

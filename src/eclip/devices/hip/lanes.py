@@ -15,7 +15,7 @@ from eclip.artefacts.plan import Lane
 from eclip.artefacts.topology import Mask, Topology
 from eclip.devices.gpu.closing import Releases, noting
 from eclip.devices.hip.api import STREAM_NON_BLOCKING
-from eclip.devices.hip.driver import QUEUES, Build, Gpu
+from eclip.devices.hip.driver import QUEUES, Build, HipGpu
 from eclip.errors import DeviceError
 
 _WORD_BITS = 32
@@ -47,7 +47,7 @@ def mask_words(build: Build, mask: Mask) -> list[int]:
     return words
 
 
-def read_topology(gpu: Gpu) -> Topology:
+def read_topology(gpu: HipGpu) -> Topology:
     """What plans must have been made for to run here."""
     build = gpu.build
     units = tuple(map(len, slice_bits(build)))
@@ -73,7 +73,7 @@ class MaskedStreams:
     """Streams by mask, kept and handed out again: since ROCm 5.6 at the latest, destroying one
     leaves its hardware queue behind until the process ends."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: HipGpu) -> None:
         self.gpu = gpu
         self._unused: dict[Mask, list[int]] = {}
 
@@ -116,7 +116,7 @@ class MaskedStreams:
         releases.close()
 
 
-class LanePool:
+class MaskedLanes:
     """A session's lanes, in the order of its plan; their streams belong to ``MaskedStreams``."""
 
     def __init__(self, masked: MaskedStreams, lanes: Sequence[Lane]) -> None:
