@@ -9,7 +9,7 @@ WORKERS ?= 2
 PYTEST := $(BIN)/pytest -q -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve-demo test test-fast test-long native native-tests mutants gpu-test gpu-transparent check format bench proto lock clean
+.PHONY: help demo serve-demo test test-fast test-long native native-tests mutants gpu-test amd-test gpu-transparent check format bench proto lock clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -50,6 +50,9 @@ mutants: native-tests ## Plant faults in libeclip and see which test catches eac
 # No virtual environment and no network: the host's own Python, with what .gpu-deps brings along.
 gpu-test: ## On a host with a GPU: its tests, a quarter of an hour (PART=1, 2 or 3: one part; PART=lanes: one file)
 	@$(PYTHON) tools/gpu_test.py $(PART)
+
+amd-test: native-tests ## On a host with an AMD GPU: the conformance suite, and that lanes keep to their masks
+	@PYTHONPATH=src:$$PYTHONPATH $(PYTHON) tools/amd_test.py
 
 gpu-transparent: native ## On a host with a GPU: what libeclip costs, and unmodified programs under it
 	@PYTHONPATH=src:.gpu-deps:$$PYTHONPATH $(PYTHON) bench/gpu/transparent.py

@@ -146,8 +146,8 @@ def run(
 ) -> RunLog:
     """Run a plan, or a plan's file, and return what happened.
 
-    ``device`` is sim, cuda, or cuda:1 for the second GPU. ``arrivals`` says how requests come at
-    the mix's rates (poisson, bursts, azure-code, azure-conv), or is a CSV ``time_s,worker`` that
+    ``device`` is sim, cuda, hip, or cuda:1 for the second GPU. ``arrivals`` says how requests come
+    at the mix's rates (poisson, bursts, azure-code, azure-conv), or is a CSV ``time_s,worker`` that
     replaces them. Kernels of the first ``trace_ms`` are recorded, 20 unless given::
 
         log = eclip.run(plan, device="cuda", seconds=3)

@@ -236,6 +236,7 @@ def test_background_yields_to_a_service_and_comes_back(bench: Bench, depth: int)
         ) > max(log.requests.arrival_ns)
 
 
+@pytest.mark.needs(Capability.TRACE)
 @pytest.mark.needs(Capability.JOINTS)
 def test_background_that_moves_is_recorded_where_it_ran(bench: Bench) -> None:
     corner = Mask([0])
@@ -252,6 +253,7 @@ def test_background_that_moves_is_recorded_where_it_ran(bench: Bench) -> None:
     assert {lane for worker, lane in seen if worker == 0} == {0}
 
 
+@pytest.mark.needs(Capability.TRACE)
 @pytest.mark.needs(Capability.JOINTS)
 def test_kernels_keep_their_order_over_yields_and_moves(bench: Bench) -> None:
     ways = ((Slack.NONE, None), (Slack.PLENTY, Mask([0])))
@@ -276,7 +278,7 @@ def test_overloaded_service_leaves_background_its_floor(bench: Bench) -> None:
     starved = bench.run_plan(giving_way(bench), load)
     for worker in range(1, WORKERS):
         least = 0.2 * alone[worker] * bench.seconds
-        assert promised.requests.worker.count(worker) >= 0.9 * least - 1
+        assert promised.requests.worker.count(worker) >= (1 - bench.tolerance) * least - 1
         assert starved.requests.worker.count(worker) < 0.5 * least
 
 

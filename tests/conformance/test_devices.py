@@ -47,7 +47,8 @@ def test_log_says_what_ran_where_and_for_how_long(bench: Bench) -> None:
     assert log.duration_ns == pytest.approx(bench.seconds * 1e9, rel=0.01)
     assert log.alone_rps == ()
     assert set(log.requests.worker) == set(range(WORKERS))
-    rough = "energy is measured over"  # what a GPU says of a run this short
+    # What a GPU says of a run this short, and of a host that others use.
+    rough = ("energy is measured over", "the load generator lagged")
     assert [warning for warning in log.warnings if not warning.startswith(rough)] == []
 
 
@@ -153,7 +154,8 @@ def test_session_runs_more_than_once(bench: Bench) -> None:
         other = session.run(spaced_arrivals(), bench.window)
         again = session.run(closed_loop(), bench.window)
     assert len(other.requests.worker) == 20 * WORKERS
-    assert len(again.requests.worker) == pytest.approx(len(first.requests.worker), rel=0.1)
+    done = pytest.approx(len(first.requests.worker), rel=bench.tolerance)
+    assert len(again.requests.worker) == done
 
 
 @pytest.mark.modelled
@@ -172,7 +174,8 @@ def test_two_sessions_do_not_disturb_each_other(bench: Bench) -> None:
         one.run(closed_loop(), bench.window)
         log = other.run(closed_loop(), bench.window)
     assert log.plan == expected.plan
-    assert len(log.requests.worker) == pytest.approx(len(expected.requests.worker), rel=0.1)
+    done = pytest.approx(len(expected.requests.worker), rel=bench.tolerance)
+    assert len(log.requests.worker) == done
 
 
 def test_session_may_be_closed_twice_and_lets_errors_through(bench: Bench) -> None:
@@ -209,7 +212,8 @@ def test_plan_for_another_device_is_refused_with_the_reason(
 ) -> None:
     foreign = make_problem(mi50, WORKERS)
     program = lower(make_plan("shared", foreign), [profile.trace for profile in foreign.profiles])
-    with pytest.raises(MismatchError, match="different devices: units 60 against 132"):
+    units = bench.device.topology.units
+    with pytest.raises(MismatchError, match=f"different devices: units 60 against {units}"):
         bench.device.open(program, bench.stand_ins(foreign.profiles))
 
 
@@ -220,7 +224,8 @@ def test_plan_from_a_twin_of_the_device_runs_with_a_warning(bench: Bench) -> Non
     program = lower(plan, [profile.trace for profile in bench.problem.profiles])
     with bench.device.open(program, bench.plain) as session:
         log = session.run(closed_loop(), bench.window)
-    assert any("H100" in warning and "H200" in warning for warning in log.warnings)
+    title = bench.device.topology.title
+    assert any("H100" in warning and title in warning for warning in log.warnings)
 
 
 def test_wrong_number_of_sources_is_refused(bench: Bench) -> None:
@@ -268,7 +273,7 @@ def test_rates_alone_are_measured_once_per_model_and_are_no_slower_than_shared(
     assert rates[0] == rates[-1]
     log = bench.run(closed_loop(), policy="shared")
     for worker, rate in enumerate(rates[:-1]):
-        assert log.requests.worker.count(worker) / bench.seconds <= rate * 1.05
+        assert log.requests.worker.count(worker) / bench.seconds <= rate * (1 + bench.tolerance / 2)
 
 
 @pytest.mark.modelled
@@ -291,4 +296,4 @@ def test_rate_alone_beside_idle_workers_is_about_that_of_a_session_of_its_own(
     together = alone_rates(bench.device, profiles, bench.plain)
     for rate, profile, source in zip(together, profiles, bench.plain, strict=True):
         (apart,) = alone_rates(bench.device, [profile], [source])
-        assert rate == pytest.approx(apart, rel=0.15)
+        assert rate == pytest.approx(apart, rel=1.5 * bench.tolerance)

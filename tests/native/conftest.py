@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from hip_bench import StandIn, standing_in
 from native_build import Native
 from standin_gpu import StandinGpu
 
@@ -37,6 +39,12 @@ def native() -> Native:
             pytrace=False,
         )
     return Native(ROOT / "native" / "build")
+
+
+@pytest.fixture
+def hip(native: Native, tmp_path: Path) -> Iterator[StandIn]:
+    with standing_in(tmp_path / "nodes") as stand_in:
+        yield stand_in
 
 
 @pytest.fixture(scope="session")

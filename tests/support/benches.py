@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 import gpu_host
+import hip_bench
+import hip_chains
 from eclip.artefacts import store
 from eclip.artefacts.calibration import Calibration
 from eclip.artefacts.mix import mix_of
@@ -22,6 +27,8 @@ from eclip.artefacts.runlog import RunLog
 from eclip.artefacts.topology import Topology
 from eclip.devices.base import Capability, Device, SourceKind, Window
 from eclip.devices.cuda.executables import Capture
+from eclip.devices.gpu.segments import GraphSource
+from eclip.devices.hip.device import HipDevice
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.devices.sim.device import SimDevice
 from eclip.frontends.synthetic import synthetic_profile
@@ -58,10 +65,17 @@ class Bench:
     seconds: float  # of a run: enough requests, and time for the energy counter to move
     # A worker whose kernels have thread blocks that must be resident together.
     clustered: tuple[Problem, Any] | None = None
+    # By how much a run may differ from itself: more where kernels are a busy host's.
+    tolerance: float = 0.1
+    tries: int = 1  # of a test, each with runs twice as long: where others may take their time
+    calibration: Calibration | None = None  # for the search, where there is none of its name
 
     @property
     def window(self) -> Window:
-        return Window(seconds=self.seconds, warmup_seconds=0.0, trace_ms=TRACE_MS)
+        records = Capability.TRACE in self.device.capabilities
+        return Window(
+            seconds=self.seconds, warmup_seconds=0.0, trace_ms=TRACE_MS if records else 0.0
+        )
 
     @property
     def plain(self) -> Sequence[Any]:
@@ -69,7 +83,7 @@ class Bench:
         return self.sources[self.device.source_kind(Lanes())]
 
     def plan(self, policy: str = "eclip") -> Plan:
-        return make_plan(policy, self.problem, options_for(self.problem))
+        return make_plan(policy, self.problem, options_for(self.problem, self.calibration))
 
     def program(self, policy: str = "eclip") -> Program:
         return self.program_of(self.plan(policy))
@@ -166,6 +180,57 @@ def cuda_bench() -> Iterator[Bench]:
         )
 
 
+@contextmanager
+def hip_standin_bench() -> Iterator[Bench]:
+    """The stand-in for HIP, whose kernels take what synthetic profiles say."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        stand_in = stack.enter_context(hip_bench.standing_in(folder))
+        device = stack.enter_context(stand_in.device())
+        problem = hip_bench.make_problem(device.topology, WORKERS)
+        sources = [
+            stand_in.capture(device.gpu, number, profile)
+            for number, profile in enumerate(problem.profiles)
+        ]
+        yield Bench(
+            device=device,
+            problem=problem,
+            sources={SourceKind.GRAPH: sources},
+            stand_ins=lambda others: [
+                GraphSource(sources[0].graph, other.trace) for other in others
+            ],
+            another=stand_in.device,
+            seconds=0.5,
+            tolerance=0.5,
+            tries=4,
+            calibration=_any_calibration(device.topology),
+        )
+
+
+@contextmanager
+def hip_bench_real() -> Iterator[Bench]:
+    """Kernels of our own on an AMD GPU."""
+    with HipDevice() as device:
+        problem, sources = hip_chains.make_sources(device, WORKERS)
+        yield Bench(
+            device=device,
+            problem=problem,
+            sources={SourceKind.GRAPH: sources},
+            stand_ins=lambda others: [
+                GraphSource(sources[0].graph, other.trace) for other in others
+            ],
+            another=HipDevice,
+            seconds=0.6,
+            calibration=_any_calibration(device.topology),
+        )
+
+
+def _any_calibration(topology: Topology) -> Calibration:
+    """For the search on a device that has none of its own."""
+    known = store.load_builtin("mi300x", Calibration)
+    return msgspec.structs.replace(known, fingerprint=topology.fingerprint)
+
+
 def _cuda_host_lacks(capability: Capability) -> str | None:
     if capability is Capability.PROCESSES and shutil.which("nvidia-cuda-mps-control") is None:
         return "this host has no nvidia-cuda-mps-control"
@@ -175,6 +240,8 @@ def _cuda_host_lacks(capability: Capability) -> str | None:
 CANDIDATES = (
     Candidate(name="sim", make=sim_bench),
     Candidate(name="cuda", make=cuda_bench, missing=gpu_host.missing, host_lacks=_cuda_host_lacks),
+    Candidate(name="hip", make=hip_bench_real, missing=hip_chains.missing),
+    Candidate(name="hip-standin", make=hip_standin_bench, missing=hip_bench.missing),
 )
 
 

@@ -11,20 +11,21 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from eclip.devices.base import Closing
-from eclip.devices.cuda import closing, driver, executables, graphs, lanes, slots
 from eclip.devices.cuda import device as device_module
-from eclip.devices.cuda.closing import Releases
+from eclip.devices.cuda import driver, executables, graphs, lanes, slots
 from eclip.devices.cuda.device import CudaDevice, CudaSession, Execution
+from eclip.devices.cuda.driver import Gpu
 from eclip.devices.cuda.executables import Buffer, Capture
 from eclip.devices.cuda.lanes import Slices
-from eclip.devices.gpu import loop
+from eclip.devices.gpu import closing, loop
+from eclip.devices.gpu.closing import Releases
 from eclip.devices.requests import WITH_RESULT, Ring
 from eclip.errors import DeviceError
 from eclip.progress import Progress
@@ -109,6 +110,25 @@ class RecordingDriver:
         return raw
 
 
+class FakeGpu(Gpu):
+    """Closes as the real one does, and is always current."""
+
+    uuid = "GPU-0"
+
+    def __init__(self, release: Callable[[], None]) -> None:
+        self.context = "primary"
+        self._release = release
+
+    def make_current(self) -> None:
+        pass
+
+    def quicken(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._release()
+
+
 class FakeSlices(Slices):
     """The slices of an H200, whose contexts cost nothing."""
 
@@ -169,7 +189,7 @@ class Bench:
         self, monkeypatch: pytest.MonkeyPatch, fake: RecordingDriver | None = None
     ) -> None:
         self.fake = fake or RecordingDriver()
-        for module in (driver, closing, executables, lanes, graphs, slots):
+        for module in (driver, executables, lanes, graphs, slots):
             monkeypatch.setattr(module, "cu", self.fake)
         monkeypatch.setattr(loop, "WorkerLoop", FakeWorkerLoop)
         monkeypatch.setattr(FakeWorkerLoop, "gate", None)
@@ -177,13 +197,7 @@ class Bench:
         monkeypatch.setattr(lanes, "cuda_priority", lambda wanted: 0)
         self.kept: list[Any] = []
         monkeypatch.setattr(closing, "never_free", self.kept.append)
-        self.gpu = types.SimpleNamespace(
-            uuid="GPU-0",
-            context="primary",
-            make_current=lambda: None,
-            quicken=lambda: None,
-            close=self._closer,
-        )
+        self.gpu = FakeGpu(self._closer)
         self.device = object.__new__(CudaDevice)
         vars(self.device).update(
             execution=Execution.WHOLE,

@@ -207,8 +207,10 @@ def random_plan(seed: int, profiles: Sequence[Profile], topology: Topology) -> P
     )
 
 
-def options_for(problem: Problem, **given: Any) -> PolicyOptions:
+def options_for(
+    problem: Problem, calibration: Calibration | None = None, **given: Any
+) -> PolicyOptions:
     """Options with which every policy can plan, search too, and quickly."""
-    calibration = store.load_builtin(problem.topology.name, Calibration)
+    calibration = calibration or store.load_builtin(problem.topology.name, Calibration)
     evaluator = SimEvaluator(problem.topology, problem.profiles, calibration)
     return PolicyOptions(evaluator=evaluator, batches=1, **given)

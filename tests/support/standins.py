@@ -17,8 +17,8 @@ from pathlib import Path
 
 from eclip.artefacts.model_key import ModelKey, parse_model
 from eclip.artefacts.trace import Kernel, Trace
-from eclip.devices.cuda.energy import Tick
 from eclip.devices.deciding import decide
+from eclip.devices.gpu.energy import Tick
 from eclip.devices.remote_child import Facts, Seated, now_ns
 from eclip.devices.requests import YIELDS, Ints
 from eclip.errors import DeviceError

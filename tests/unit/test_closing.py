@@ -21,10 +21,9 @@ import numpy as np
 import pytest
 
 from cuda_bench import RELEASERS, Bench, FakeWorkerLoop, Result
-from eclip.devices.cuda import closing
-from eclip.devices.cuda.closing import Belongings, Releases
 from eclip.devices.cuda.lanes import LanePool
 from eclip.devices.gpu import loop
+from eclip.devices.gpu.closing import Belongings, Releases
 from eclip.errors import DeviceError
 from logs import make_mix, make_plan
 from waiting import PATIENCE_S, until
@@ -266,11 +265,11 @@ def test_an_interrupt_while_waiting_leaves_the_rest_to_the_next_close(
 ) -> None:
     session = bench.open()
 
-    def interrupted(function: Any, *arguments: Any) -> None:
+    def interrupted(stream: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(closing, "call", interrupted)
+        patch.setattr(bench.gpu, "wait_for", interrupted)
         with pytest.raises(KeyboardInterrupt):
             session.close()
     assert order(bench) == []
@@ -320,7 +319,7 @@ def in_a_child(script: str) -> subprocess.CompletedProcess[str]:
 
 def test_what_is_never_freed_outlives_the_names_of_an_interpreter_that_ends() -> None:
     done = in_a_child("""
-        from eclip.devices.cuda.closing import never_free
+        from eclip.devices.gpu.closing import never_free
         class Loud:
             def __del__(self): print("destroyed", flush=True)
         never_free((Loud(),))
@@ -330,19 +329,15 @@ def test_what_is_never_freed_outlives_the_names_of_an_interpreter_that_ends() ->
 
 def test_open_sessions_are_closed_when_the_interpreter_ends() -> None:
     done = in_a_child("""
-        import types, weakref
-        from eclip.devices.cuda import closing
-        closing.call = lambda function, *given: function(*given)
+        import contextlib, types, weakref
+        from eclip.devices.gpu import closing
         def say(*words): print(*words, flush=True)
-        closing.cu = types.SimpleNamespace(
-            CUstreamCaptureMode=types.SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED=2),
-            cuCtxPushCurrent=lambda context: None, cuCtxPopCurrent=lambda: None,
-            cuThreadExchangeStreamCaptureMode=lambda mode: mode,
-            cuStreamSynchronize=lambda stream: say("waited for", stream),
+        gpu = types.SimpleNamespace(
+            ready_to_close=contextlib.nullcontext, wait_for=lambda stream: say("waited for", stream)
         )
         class Session: pass
         session = Session()
-        belongings = closing.Belongings(types.SimpleNamespace(context=1), None)
+        belongings = closing.Belongings(gpu, None)
         belongings.streams.append("lane")
         belongings.releases.callback(say, "released")
         weakref.finalize(session, belongings.close_quietly)

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from eclip.devices.cuda import energy
-from eclip.devices.cuda.energy import Tick, mean_power_w
+from eclip.devices.gpu import energy
+from eclip.devices.gpu.energy import Tick, mean_power_w
 from eclip.errors import DeviceError
 
 LOOK_NS = 1000

@@ -16,8 +16,8 @@ import pytest
 from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.trace import Kernel, Trace, with_traces
 from eclip.devices.cuda import legality, tracer
-from eclip.devices.cuda.tracer import Span, Tracer
-from eclip.devices.gpu.recording import Placed, record_kernels, record_requests
+from eclip.devices.cuda.tracer import Tracer
+from eclip.devices.gpu.recording import Placed, Span, record_kernels, record_requests
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.errors import DeviceError, TracingError
 from eclip.runtime.program import Program, Route, lower

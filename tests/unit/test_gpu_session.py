@@ -19,13 +19,11 @@ import pytest
 
 from eclip.devices.base import Window
 from eclip.devices.cuda import device as device_module
-from eclip.devices.cuda import energy
-from eclip.devices.cuda.closing import Belongings
 from eclip.devices.cuda.device import CudaSession
-from eclip.devices.cuda.energy import Tick
-from eclip.devices.cuda.tracer import Span
-from eclip.devices.gpu import loop
-from eclip.devices.gpu.recording import Placed
+from eclip.devices.gpu import energy, loop
+from eclip.devices.gpu.closing import Belongings
+from eclip.devices.gpu.energy import Tick
+from eclip.devices.gpu.recording import Placed, Span
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.errors import DeviceError, TracingError
 from eclip.progress import Progress

@@ -28,7 +28,8 @@ _PAIRS = 3  # of which joints are measured, a few seconds each
 def calibrate(
     context: typer.Context,
     device: Annotated[
-        str, typer.Option("--device", help="Where to measure: cuda, or cuda:1 for the second GPU.")
+        str,
+        typer.Option("--device", help="Where to measure: cuda, hip, or cuda:1 for the second GPU."),
     ] = "cuda",
     mixes: Annotated[
         list[str] | None, typer.Option("--mixes", help="A mix to measure; repeatable.")

@@ -2,150 +2,40 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-import msgspec
 import typer
 
-from eclip.artefacts.topology import Mask
 from eclip.cli import screen
-from eclip.cli.options import GpuOption, JsonOption
-from eclip.devices.cuda.driver import CONNECTIONS, Gpu, call, cu
-from eclip.devices.cuda.energy import Nvml
-from eclip.devices.cuda.lanes import LanePool, Slices
-from eclip.devices.cuda.tracer import Tracer
-from eclip.errors import EclipError
-
-_PACKAGES = {
-    "cuda.bindings": "pip install cuda-bindings",
-    "pynvml": "pip install nvidia-ml-py",
-    "torch": "pip install torch, for profiling and running models",
-    "cupti": "pip install 'cupti-python>=13.0,<13.1', for profiling and recording kernels",
-}
-_ALL_PACKAGES = "pip install cuda-bindings nvidia-ml-py 'cupti-python>=13.0,<13.1'"
-_FROM_A_CHECKOUT = "pip install -e '.[cuda]'"
-_NOT_TO_RUN = ("cupti",)  # plans run without it
+from eclip.cli.options import JsonOption
+from eclip.devices import examine_host
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    what: str
-    state: str  # ok, missing, or warning
-    found: str
-    remedy: str = ""
-
-
-def doctor(gpu: GpuOption = 0, as_json: JsonOption = False) -> None:
+def doctor(
+    device: Annotated[
+        str, typer.Option("--device", help="Which GPU: cuda, hip, or cuda:1 for the second.")
+    ] = "cuda",
+    as_json: JsonOption = False,
+) -> None:
     """Check whether this host can run plans on a GPU, and say what is missing."""
-    findings = [*_packages(), *_device(gpu)]
+    examined = examine_host(device)
+    findings = examined.findings
+    missing = [one.what for one in findings if one.state == "missing"]
     if as_json:
         screen.print_json(findings)
     else:
         screen.print_table(
-            f"GPU {gpu}",
+            device,
             ["", "state", "found", "what to do"],
             ([one.what, one.state, one.found, one.remedy] for one in findings),
             names=4,
         )
         if any(one.what.startswith("package") and one.state != "ok" for one in findings):
-            screen.out.print(
-                f"All packages for the GPU: {_ALL_PACKAGES} (in a checkout: {_FROM_A_CHECKOUT})."
-            )
-        missing = [one.what for one in findings if one.state == "missing"]
+            screen.out.print(f"All packages for the GPU: {examined.install}.")
         screen.out.print(
             f"Cannot run on a GPU: {', '.join(missing)}. The simulator (--device sim) works."
             if missing
-            else "This host can run plans: eclip demo --device cuda",
+            else f"This host can run plans: eclip demo --device {device}",
         )
-    if any(one.state == "missing" for one in findings):
+    if missing:
         raise typer.Exit(1)
-
-
-def _packages() -> list[Finding]:
-    findings = []
-    for name, remedy in _PACKAGES.items():
-        try:
-            there = importlib.util.find_spec(name) is not None
-        except ModuleNotFoundError:
-            there = False
-        findings.append(
-            Finding(
-                what=f"package {name}",
-                state="ok" if there else "warning" if name in _NOT_TO_RUN else "missing",
-                found="installed" if there else "not installed",
-                remedy="" if there else remedy,
-            )
-        )
-    return findings
-
-
-def _device(index: int) -> list[Finding]:
-    findings: list[Finding] = []
-
-    def look(what: str, how: Callable[[], str], remedy: str, failed: str = "missing") -> bool:
-        try:
-            findings.append(Finding(what=what, state="ok", found=how()))
-        except EclipError as error:
-            findings.append(Finding(what=what, state=failed, found=str(error), remedy=remedy))
-            return False
-        return True
-
-    made: dict[str, Any] = {}
-
-    def driver() -> str:
-        made["gpu"] = Gpu(index)
-        version = call(cu.cuDriverGetVersion)
-        return f"{made['gpu'].name}, CUDA {version // 1000}.{version % 1000 // 10}"
-
-    def lanes() -> str:
-        slices = Slices(made["gpu"])
-        LanePool(slices, [Mask([0]), Mask([0, 1])]).close()
-        slices.close()
-        return f"{len(slices.units)} slices of {sorted(set(slices.units))} SMs; overlap works"
-
-    def memory() -> str:
-        free, total = call(cu.cuMemGetInfo)
-        return f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
-
-    def energy() -> str:
-        made["nvml"] = Nvml(made["gpu"].uuid)
-        made["nvml"].next_tick()
-        return f"driver {made['nvml'].driver()}, the energy counter moves"
-
-    def recording() -> str:
-        with Tracer([]):
-            pass
-        return "attaches and detaches"
-
-    if not look("driver and GPU", driver, "install NVIDIA's driver, CUDA 13.0 or newer"):
-        return findings
-    look("green contexts", lanes, "they were tried on an H200 with CUDA 13.0; update the driver")
-    look("memory", memory, "")
-    findings.append(
-        Finding(what="connections", state="ok", found=f"{CONNECTIONS} hardware queues asked for")
-    )
-    if os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or Path("/tmp/nvidia-mps").exists():
-        findings.append(
-            Finding(
-                what="MPS",
-                state="warning",
-                found="a daemon may be running",
-                remedy="its clients would share the GPU with the lanes; stop it to measure",
-            )
-        )
-    wanted = "cupti-python 13.0 and the libcupti that torch brings, to profile and record kernels"
-    look("CUPTI", recording, wanted, failed="warning")
-    if look("energy", energy, "NVML must answer: same driver version, permission to read"):
-        others = made["nvml"].other_processes()
-        findings.append(
-            Finding(
-                what="other processes",
-                state="warning" if others else "ok",
-                found=", ".join(map(str, others)) or "none",
-                remedy="they disturb measurements; stop them to profile" if others else "",
-            )
-        )
-    return findings

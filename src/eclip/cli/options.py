@@ -59,7 +59,8 @@ ProfilesOption = Annotated[
 DeviceOption = Annotated[
     str,
     typer.Option(
-        "--device", help="Where to run: sim (the simulator), cuda (a GPU), or cuda:1 (the second)."
+        "--device",
+        help="Where to run: sim (the simulator), cuda or hip (a GPU), or cuda:1 (the second).",
     ),
 ]
 GpuOption = Annotated[int, typer.Option("--gpu", min=0, help="The GPU to use, counted from 0.")]

@@ -1,16 +1,18 @@
 """Devices, and the one place that knows their names: ``open_device``.
 
-A device's room is heavy (numba, the CUDA driver), so it is imported when its device is opened.
+A device's room is heavy (numba, a GPU's driver), so it is imported when its device is opened.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from eclip.artefacts.calibration import Calibration
 from eclip.artefacts.topology import Topology
 from eclip.devices.base import Device
+from eclip.devices.findings import Finding
 from eclip.errors import UsageError, unknown_name
 from eclip.progress import Progress
 
@@ -23,15 +25,39 @@ def open_device(
     calibration: Calibration | None = None,
     progress: Progress | None = None,
 ) -> Device:
-    """The device of this name: ``sim``, ``cuda`` or ``cuda:1``.
+    """The device of this name: ``sim``, ``cuda``, ``hip`` or ``cuda:1``.
 
     A simulator simulates the topology with the calibration's constants; a GPU has its own.
     """
+    kind, index = _parse(name)
+    return _OPENERS[kind](index, topology, calibration, progress or Progress())
+
+
+def _parse(name: str) -> tuple[str, int]:
     match = _NAME.fullmatch(name)
     if match is None or match["kind"] not in _OPENERS:
         raise unknown_name("device", name, ["sim", *_measured_names()])
-    index = int(match["index"] or 0)
-    return _OPENERS[match["kind"]](index, topology, calibration, progress or Progress())
+    return match["kind"], int(match["index"] or 0)
+
+
+@dataclass(frozen=True)
+class Examined:
+    findings: Sequence[Finding]
+    install: str = ""  # the command that brings all packages, where they are missing
+
+
+def examine_host(name: str) -> Examined:
+    """Whether this host can run plans on the GPU of this name, and what is missing."""
+    kind, index = _parse(name)
+    if kind == "cuda":
+        from eclip.devices.cuda import doctor as cuda
+
+        return Examined(cuda.examine(index), cuda.INSTALL)
+    if kind == "hip":
+        from eclip.devices.hip import doctor as hip
+
+        return Examined(hip.examine(index))
+    raise UsageError(f"a simulator needs no host; choose one of: {', '.join(_measured_names())}")
 
 
 def _open_sim(
@@ -56,9 +82,17 @@ def _open_cuda(
     return CudaDevice(index, progress=progress)
 
 
+def _open_hip(
+    index: int, topology: Topology | None, calibration: Calibration | None, progress: Progress
+) -> Device:
+    from eclip.devices.hip.device import HipDevice
+
+    return HipDevice(index, progress)
+
+
 def _measured_names() -> list[str]:
-    return ["cuda", "cuda:1 for the second GPU"]
+    return ["cuda", "hip", "cuda:1 or hip:1 for the second GPU"]
 
 
 _Opener = Callable[[int, Topology | None, Calibration | None, Progress], Device]
-_OPENERS: dict[str, _Opener] = {"sim": _open_sim, "cuda": _open_cuda}
+_OPENERS: dict[str, _Opener] = {"sim": _open_sim, "cuda": _open_cuda, "hip": _open_hip}

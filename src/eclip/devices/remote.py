@@ -28,7 +28,6 @@ from eclip.artefacts.plan import Plan, Processes
 from eclip.artefacts.runlog import RunLog
 from eclip.artefacts.topology import Topology
 from eclip.devices.base import Closing, Window, check_load
-from eclip.devices.cuda.energy import EnergyCounter, mean_power_w
 from eclip.devices.cuda.mps import (
     BELOW_NORMAL,
     NORMAL,
@@ -39,6 +38,7 @@ from eclip.devices.cuda.mps import (
     python_path,
 )
 from eclip.devices.gpu.board import Board, private_board
+from eclip.devices.gpu.energy import EnergyCounter, mean_power_w
 from eclip.devices.gpu.recording import NO_KERNELS, make_log, since, window_warnings
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.devices.remote_child import Facts, Failure, Job, Order, Seat, Served, now_ns

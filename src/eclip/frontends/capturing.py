@@ -25,8 +25,8 @@ from typing import Any
 import torch
 
 from eclip.devices.base import Closing
-from eclip.devices.cuda.closing import never_free
 from eclip.devices.cuda.conditional import keeping
+from eclip.devices.gpu.closing import never_free
 from eclip.errors import DeviceError
 
 

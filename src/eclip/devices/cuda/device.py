@@ -32,9 +32,8 @@ from eclip.devices.base import (
     check_load,
     check_sources,
 )
-from eclip.devices.cuda.closing import Belongings, Owner, Releases, noting
 from eclip.devices.cuda.driver import CONNECTIONS, Gpu, free_memory
-from eclip.devices.cuda.energy import Nvml, mean_power_w
+from eclip.devices.cuda.energy import Nvml
 from eclip.devices.cuda.executables import Capture, Executables
 from eclip.devices.cuda.lanes import LanePool, Slices
 from eclip.devices.cuda.legality import check_clusters
@@ -42,6 +41,8 @@ from eclip.devices.cuda.slots import prepare_slots
 from eclip.devices.cuda.tracer import Tracer
 from eclip.devices.gpu import loop
 from eclip.devices.gpu.board import shared_board
+from eclip.devices.gpu.closing import Belongings, Owner, Releases, noting
+from eclip.devices.gpu.energy import mean_power_w
 from eclip.devices.gpu.recording import (
     NO_KERNELS,
     make_log,

@@ -7,8 +7,9 @@ driver call.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from eclip.devices.gpu.loop import EntryPoints
@@ -88,6 +89,22 @@ class Gpu:
     def make_current(self) -> None:
         """For the calling thread; every thread that launches needs it."""
         call(cu.cuCtxSetCurrent, self.context)
+
+    @contextlib.contextmanager
+    def ready_to_close(self) -> Iterator[None]:
+        relaxed = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        call(cu.cuCtxPushCurrent, self.context)
+        try:
+            before = call(cu.cuThreadExchangeStreamCaptureMode, relaxed)
+            try:
+                yield
+            finally:
+                cu.cuThreadExchangeStreamCaptureMode(before)
+        finally:
+            cu.cuCtxPopCurrent()
+
+    def wait_for(self, stream: Any) -> None:
+        call(cu.cuStreamSynchronize, stream)
 
     def quicken(self) -> None:
         """Let another context work for a moment; the first time takes a second to make it.

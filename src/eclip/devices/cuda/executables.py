@@ -14,11 +14,11 @@ from typing import Any
 from eclip.artefacts.plan import PlannedWorker
 from eclip.artefacts.trace import Trace
 from eclip.devices.base import Closing
-from eclip.devices.cuda.closing import Releases
 from eclip.devices.cuda.driver import call, cu
 from eclip.devices.cuda.graphs import CapturedGraph, Executable, Piece, place_pieces, place_whole
 from eclip.devices.cuda.lanes import GpuLane
 from eclip.devices.gpu import loop
+from eclip.devices.gpu.closing import Releases
 from eclip.devices.gpu.recording import Placed
 from eclip.errors import DeviceError, UsageError
 from eclip.runtime.program import Conduct, Route

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from eclip.artefacts.topology import Mask, Topology
-from eclip.devices.cuda.closing import Releases, noting
 from eclip.devices.cuda.driver import CONNECTIONS, Gpu, call, cu
+from eclip.devices.gpu.closing import Releases, noting
 from eclip.errors import DeviceError
 
 _COARSE_UNITS = 8  # Hopper's smallest slice whose SMs are scheduled together

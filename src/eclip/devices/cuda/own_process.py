@@ -10,12 +10,12 @@ import contextlib
 from collections.abc import Iterator
 
 from eclip.artefacts.topology import Mask
-from eclip.devices.cuda.closing import Releases
 from eclip.devices.cuda.driver import Gpu, call, cu
 from eclip.devices.cuda.executables import Capture, Executables
 from eclip.devices.cuda.graphs import Executable
 from eclip.devices.cuda.lanes import GpuLane
 from eclip.devices.gpu import loop
+from eclip.devices.gpu.closing import Releases
 from eclip.devices.remote_child import Facts, Seated
 from eclip.errors import MismatchError
 from eclip.runtime.program import on_one_lane

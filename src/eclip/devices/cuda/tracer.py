@@ -18,9 +18,10 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from eclip.devices.cuda.driver import call, cu
+from eclip.devices.gpu.recording import Span
 from eclip.errors import TracingError
 
 PACKAGE = "cupti"
@@ -29,15 +30,6 @@ _LIBRARY = "libcupti.so.13"
 _BUFFER_BYTES = 8 << 20
 _FORCED = 1  # CUPTI_ACTIVITY_FLAG_FLUSH_FORCED: buffers that are not full, too
 _CLOCK_SAMPLES = 25
-
-
-class Span(NamedTuple):
-    """One kernel. A launch is one call; all kernels of a graph's launch share it."""
-
-    start_ns: int
-    end_ns: int
-    executable: int  # CUPTI's id of the graph's executable; 0: not launched by a graph
-    launch: int
 
 
 class Tracer:

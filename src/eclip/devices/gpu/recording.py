@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,6 @@ from eclip.artefacts.runlog import (
     WorkerCounters,
 )
 from eclip.devices.base import Window
-from eclip.devices.cuda.tracer import Span
 from eclip.devices.load import Load
 from eclip.devices.requests import (
     ARRIVAL,
@@ -45,6 +45,15 @@ _ENERGY_SECONDS = 3.0  # that a figure to report needs
 NO_KERNELS = KernelRecords(
     window_ns=0, worker=(), position=(), lane=(), start_ns=(), end_ns=(), own_run=True
 )
+
+
+class Span(NamedTuple):
+    """One kernel. A launch is one call; all kernels of a graph's launch share it."""
+
+    start_ns: int
+    end_ns: int
+    executable: int  # the tracer's id of the graph's executable; 0: not launched by a graph
+    launch: int
 
 
 @dataclass(frozen=True)
@@ -113,7 +122,7 @@ def make_log(
     launched: Sequence[int],  # per worker: kernels of a request
     kernels: KernelRecords,
     duration_ns: int,
-    power: float,
+    power: float | None,  # None: there is nothing to measure it with
     warnings: Sequence[str],
     prepared: Prepared | None = None,
 ) -> RunLog:
@@ -128,7 +137,7 @@ def make_log(
         load=load.label,
         seed=load.seed,
         duration_ns=duration_ns,
-        energy_uj=round(power * duration_ns / 1e3),
+        energy_uj=round((power or 0.0) * duration_ns / 1e3),
         requests=requests,
         kernels=kernels,
         counters=tuple(

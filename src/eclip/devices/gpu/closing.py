@@ -4,8 +4,8 @@ A session's belongings are closed in one order: nobody begins anything new, loop
 the lanes are waited for, and then executables go before the graphs they came from, graphs before
 the streams they were captured on, streams before their contexts. What cannot be waited for may
 still be in use, so it is never released: a context that has failed for good gives nothing back
-anyway, and destructors of torch's objects end the process when CUDA refuses them. Closing twice is
-closing once. Failures on the way are one DeviceError at the end.
+anyway, and destructors of torch's objects end the process when the driver refuses them. Closing
+twice is closing once. Failures on the way are one DeviceError at the end.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ import ctypes
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from eclip.devices.base import Closing
-from eclip.devices.cuda.driver import Gpu, call, cu
 from eclip.devices.gpu.loop import Ints, Runner
 from eclip.errors import DeviceError
 
@@ -89,10 +88,23 @@ class Releases:
         never_free(todo)
 
 
+class WaitingGpu(Protocol):
+    """What closing asks of a GPU."""
+
+    def ready_to_close(self) -> contextlib.AbstractContextManager[None]:
+        """Whichever thread this is (the garbage collector takes any): releases work while the block
+        lasts, and somebody else's capture neither forbids a release nor suffers from it."""
+        ...
+
+    def wait_for(self, stream: Any) -> None:
+        """Until everything on the stream is done."""
+        ...
+
+
 class Belongings:
     """What a session owns. It does not know the session, so it can be closed when that is gone."""
 
-    def __init__(self, gpu: Gpu, sources: Any) -> None:
+    def __init__(self, gpu: WaitingGpu, sources: Any) -> None:
         """``sources`` are in use as long as the lanes may be, though others own them."""
         self.releases = Releases()
         self.streams: list[Any] = []  # of the lanes, to wait for
@@ -164,9 +176,9 @@ class Belongings:
             self._end_runs()
             with contextlib.ExitStack() as stack:
                 try:
-                    stack.enter_context(_ready_to_close(self._gpu))
+                    stack.enter_context(self._gpu.ready_to_close())
                     for stream in self.streams:
-                        call(cu.cuStreamSynchronize, stream)
+                        self._gpu.wait_for(stream)
                 except DeviceError as error:
                     self._done = True
                     self.releases.abandon()
@@ -193,22 +205,6 @@ class Belongings:
         """For a session that nobody closed; nobody is there to be told."""
         with contextlib.suppress(DeviceError):
             self.close()
-
-
-@contextlib.contextmanager
-def _ready_to_close(gpu: Gpu) -> Iterator[None]:
-    """Whichever thread this is (the garbage collector takes any): the context is current, and
-    somebody else's capture neither forbids a release nor suffers from it."""
-    relaxed = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-    call(cu.cuCtxPushCurrent, gpu.context)
-    try:
-        before = call(cu.cuThreadExchangeStreamCaptureMode, relaxed)
-        try:
-            yield
-        finally:
-            cu.cuThreadExchangeStreamCaptureMode(before)
-    finally:
-        cu.cuCtxPopCurrent()
 
 
 def _join_all(runners: Sequence[Runner]) -> None:

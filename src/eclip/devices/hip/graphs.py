@@ -1,0 +1,119 @@
+"""Captured HIP graphs: read into rows of nodes, and built again as linear graphs.
+
+A segment is a new graph of the piece's nodes, one after another. It is not a clone that is cut, as
+on CUDA: in ROCm 5.2 nodes of a clone belong to no graph, and removing one crashes. It is linear,
+because HIP launches further branches on streams of its own, without the lane's mask; one edge too
+many is a branch to it. What HIP cannot read back (copies above all) cannot be built again: a graph
+with such a node runs as it was captured, whole and on one lane, and only if it is linear itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+from eclip.artefacts.trace import Kernel
+from eclip.devices.gpu.pieces import NodeRow, RowNode, RowPiece, in_launch_order
+from eclip.devices.hip.api import (
+    NODE_EMPTY,
+    NODE_KERNEL,
+    NODE_MEMSET,
+    Hip,
+    KernelNodeParams,
+    MemsetParams,
+)
+from eclip.errors import DeviceError
+
+_READABLE = (NODE_KERNEL, NODE_MEMSET, NODE_EMPTY)
+
+
+class HipGraph(NodeRow):
+    """A graph that somebody else captured and keeps alive, with the arguments of its kernels."""
+
+    def __init__(self, hip: Hip, raw: int) -> None:
+        handles, edges = _nodes(hip, raw), _edges(hip, raw)
+        ordered = in_launch_order(handles, edges)
+        self.kinds = {node: hip.node_kind(node) for node in ordered}
+        atomic = any(kind not in _READABLE for kind in self.kinds.values())
+        if atomic and set(edges) != set(pairwise(ordered)):
+            raise DeviceError(
+                "the captured graph has copies and branches: HIP can neither read copies back nor "
+                "keep branches on a lane; capture the model on one stream"
+            )
+        super().__init__([(node, self.kinds[node] == NODE_KERNEL, 0) for node in ordered], atomic)
+        self.raw = raw
+
+    def kernels(self, hip: Hip) -> tuple[Kernel, ...]:
+        return tuple(_read_kernel(hip, node) for node in self.nodes if node.is_kernel)
+
+
+def instantiate(hip: Hip, graph: NodeRow, piece: RowPiece | None, stream: int) -> int:
+    """An executable of a piece, or of the graph as it is."""
+    if not isinstance(graph, HipGraph):
+        raise DeviceError("only a graph that was captured by HIP runs on an AMD GPU")
+    if piece is None:
+        return _executable(hip, graph.raw, stream)
+    built = hip.made("hipGraphCreate", 0)
+    try:
+        before = (ctypes.c_void_p * 1)()
+        for place in piece.nodes:
+            node = graph.nodes[place]
+            if graph.kinds[node.handle] == NODE_EMPTY:
+                continue
+            before[0] = _add_again(hip, built, node, before if before[0] else None)
+        return _executable(hip, built, stream)
+    finally:
+        hip.call("hipGraphDestroy", built)
+
+
+def _executable(hip: Hip, raw: int, stream: int) -> int:
+    handle = hip.made("hipGraphInstantiateWithFlags", raw, 0)
+    if hip.has("hipGraphUpload"):
+        hip.call("hipGraphUpload", handle, stream)
+    return handle
+
+
+def _add_again(
+    hip: Hip, built: int, node: RowNode, before: ctypes.Array[ctypes.c_void_p] | None
+) -> int:
+    """The same kernel or memset once more, behind the one before it."""
+    params: ctypes.Structure = KernelNodeParams() if node.is_kernel else MemsetParams()
+    kind = "Kernel" if node.is_kernel else "Memset"
+    hip.call(f"hipGraph{kind}NodeGetParams", node.handle, ctypes.byref(params))
+    waits = 0 if before is None else 1
+    return hip.made(f"hipGraphAdd{kind}Node", built, before, waits, ctypes.byref(params))
+
+
+def _nodes(hip: Hip, raw: int) -> list[int]:
+    count = ctypes.c_size_t()
+    hip.call("hipGraphGetNodes", raw, None, ctypes.byref(count))
+    nodes = (ctypes.c_void_p * count.value)()
+    hip.call("hipGraphGetNodes", raw, nodes, ctypes.byref(count))
+    return _handles(nodes)
+
+
+def _edges(hip: Hip, raw: int) -> list[tuple[int, int]]:
+    count = ctypes.c_size_t()
+    hip.call("hipGraphGetEdges", raw, None, None, ctypes.byref(count))
+    if count.value == 0:
+        return []
+    sources, targets = (ctypes.c_void_p * count.value)(), (ctypes.c_void_p * count.value)()
+    hip.call("hipGraphGetEdges", raw, sources, targets, ctypes.byref(count))
+    return list(zip(_handles(sources), _handles(targets), strict=True))
+
+
+def _handles(array: Iterable[Any]) -> list[int]:
+    return [int(handle or 0) for handle in array]
+
+
+def _read_kernel(hip: Hip, node: RowNode) -> Kernel:
+    params = KernelNodeParams()
+    hip.call("hipGraphKernelNodeGetParams", node.handle, ctypes.byref(params))
+    return Kernel(
+        name=hip.kernel_name(params.func),
+        grid=(params.grid.x, params.grid.y, params.grid.z),
+        block=(params.block.x, params.block.y, params.block.z),
+        shared_bytes=params.shared_bytes,
+    )

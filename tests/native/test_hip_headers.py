@@ -1,0 +1,174 @@
+"""Our table of HIP against the real libamdhip64 and its headers (Debian: libamdhip64-dev).
+
+A program that is compiled against the headers prints what every function takes, how large structs
+are and what constants are; ctypes must think the same. No GPU is needed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from eclip.devices.hip.api import (
+    ENTRY_POINTS,
+    ENUMERATORS,
+    LEAST,
+    LIBRARIES,
+    STATUSES,
+    STRUCTS,
+    EntryPoint,
+    Hip,
+)
+from eclip.errors import DeviceError
+from waiting import PATIENCE_S
+
+HEADER = Path("/usr/include/hip/hip_runtime_api.h")
+LIBRARY = LIBRARIES[2]  # 5.2
+VERSION = 5, 2
+
+
+def _missing() -> str | None:
+    if not HEADER.exists():
+        return "HIP's headers are not installed: apt-get install libamdhip64-dev"
+    if shutil.which("g++") is None:
+        return "g++ is missing"
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError:
+        return f"{LIBRARY} is not installed: apt-get install libamdhip64-5"
+    return None
+
+
+pytestmark = pytest.mark.skipif(_missing() is not None, reason=_missing() or "")
+
+_PROGRAM = """
+#define __HIP_PLATFORM_AMD__
+#include <hip/hip_runtime_api.h>
+#include <cstdio>
+#include <string>
+#include <type_traits>
+template <class T> std::string kind() {
+    if (std::is_pointer_v<T>) return "p8";
+    if (std::is_enum_v<T> || std::is_signed_v<T>) return "i" + std::to_string(sizeof(T));
+    return "u" + std::to_string(sizeof(T));
+}
+template <class R, class... A> std::string takes(R (*)(A...)) {
+    std::string all = kind<R>();
+    ((all += " " + kind<A>()), ...);
+    return all;
+}
+int main() {
+%s
+}
+"""
+
+
+def since(entry: EntryPoint) -> tuple[int, ...]:
+    return tuple(map(int, entry.since.split(".")))
+
+
+OLD = {name: entry for name, entry in ENTRY_POINTS.items() if since(entry) <= VERSION}
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("headers")
+    lines = [f'std::printf("{name}=%s\\n", takes(&{name}).c_str());' for name in OLD]
+    lines += [f'std::printf("{name}=%zu\\n", sizeof({name}));' for name in STRUCTS]
+    lines += [f'std::printf("{name}=%d\\n", int({name}));' for name in (*ENUMERATORS, *STATUSES)]
+    (folder / "ask.cpp").write_text(_PROGRAM % "\n".join(lines))
+    # Only their types are asked for, so the library is not needed to link.
+    command = ["g++", "-std=c++20", "-w", "-Wl,--unresolved-symbols=ignore-all", "ask.cpp"]
+    subprocess.run([*command, "-o", "ask"], cwd=folder, check=True, timeout=PATIENCE_S)
+    out = subprocess.run(
+        ["./ask"], cwd=folder, check=True, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    return dict(line.split("=") for line in out.stdout.splitlines())
+
+
+def kind(given: type[ctypes._SimpleCData[object]]) -> str:
+    """As the program prints it."""
+    if issubclass(given, ctypes._Pointer) or given in (ctypes.c_void_p, ctypes.c_char_p):
+        return "p8"
+    signed = given(-1).value == -1
+    return f"{'i' if signed else 'u'}{ctypes.sizeof(given)}"
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_function_takes_what_our_table_says(printed: dict[str, str], name: str) -> None:
+    entry = OLD[name]
+    assert printed[name] == " ".join(map(kind, (entry.gives, *entry.takes)))
+
+
+def test_structs_and_constants_are_as_we_think(printed: dict[str, str]) -> None:
+    for name, struct in STRUCTS.items():
+        assert int(printed[name]) == ctypes.sizeof(struct), name
+    for name, value in (ENUMERATORS | STATUSES).items():
+        assert int(printed[name]) == value, name
+
+
+def test_functions_came_with_the_version_that_our_table_names() -> None:
+    """The library's symbols have a node for every version of ROCm."""
+    library = ctypes.CDLL(LIBRARY)
+    find = ctypes.CDLL(None).dlvsym
+    find.argtypes, find.restype = (
+        [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p],
+        ctypes.c_void_p,
+    )
+    for name, entry in OLD.items():
+        assert find(library._handle, name.encode(), f"hip_{entry.since}".encode()), name
+    newer = ENTRY_POINTS.keys() - OLD.keys()
+    assert newer and not any(hasattr(library, name) for name in newer)
+    assert VERSION == LEAST
+
+
+def test_a_host_without_an_amd_gpu_says_so_in_one_line() -> None:
+    """In a process of its own: HIP starts threads."""
+    if Path("/dev/kfd").exists():
+        pytest.skip("this host has an AMD GPU")
+    environment = {**os.environ, "COLUMNS": "300"}
+    for arguments in (
+        ("doctor", "--device", "hip"),
+        ("demo", "--device", "hip:1"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "eclip", *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        assert done.returncode == 1, done.stderr
+        said = [line for line in (done.stdout + done.stderr).splitlines() if "no AMD GPU" in line]
+        assert len(said) == 1
+        assert "Traceback" not in done.stderr
+        if arguments[0] != "doctor":
+            assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_library_that_is_too_old_or_missing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DeviceError, match="no AMD GPU: libamdhip64 is not installed"):
+        Hip(tmp_path / "libamdhip64.so.9")
+    with pytest.raises(DeviceError, match="has no hipInit, which came with ROCm"):
+        Hip(Path("libc.so.6"))
+
+
+def test_kernels_of_the_tests_on_a_real_gpu_compile_without_one() -> None:
+    """For the GPU of the paper, by the library's own compiler."""
+    script = f"import hip_chains, ctypes; hip_chains._compile(ctypes.CDLL({LIBRARY!r}), 'gfx906')"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
