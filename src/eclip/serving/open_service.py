@@ -296,6 +296,9 @@ class OpenService:
     def _answer(self, batch: OpenBatch, answer: Answer) -> None:
         row, info = self.row, self.sheet.info
         begin_ns = time.monotonic_ns()
+        for one in batch.requests:
+            if one.waits and begin_ns >= one.expires_ns:  # before its timer came to it
+                self._refuse(one, RefusedError(Reason.EXPIRED, "its timeout is over"))
         outputs = _outputs(self.sheet, self.slots, batch.slot)
         answered = []
         first = 0
