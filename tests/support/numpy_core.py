@@ -54,10 +54,10 @@ def describe(model: ReferenceModel) -> ModelInfo:
 
 
 class NumpyCore:
-    def __init__(self, extra_models: int = 0) -> None:
+    def __init__(self, idle_models: int = 0) -> None:
         tensors = [("IN", "FP32", (-1,))], [("OUT", "FP32", (-1,))]
         idle = [
-            ReferenceModel(f"idle{index}", *tensors, 8, identity) for index in range(extra_models)
+            ReferenceModel(f"idle{index}", *tensors, 8, identity) for index in range(idle_models)
         ]
         self._models = {model.name: model for model in (*MODELS, *_EXTRA, *idle)}
         self._infos = {name: describe(model) for name, model in self._models.items()}

@@ -1,9 +1,9 @@
 """A front over the NumPy core in a process of its own.
 
-    python numpy_server.py SETTINGS
+    python numpy_server.py SETTINGS IDLE_MODELS
 
-SETTINGS is a ``FrontSettings`` as JSON. It writes its ports when it serves, and stops when its
-standard input ends or on SIGTERM.
+SETTINGS is a ``FrontSettings`` as JSON; so many models are there that nobody asks for. It writes
+its ports when it serves, and stops when its standard input ends or on SIGTERM.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from eclip.serving.front import FrontSettings, Ports, open_front
 from numpy_core import NumpyCore
 
 
-async def serve(settings: FrontSettings) -> None:
+async def serve(settings: FrontSettings, idle_models: int) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_reader(sys.stdin.fileno(), stop.set)
-    async with open_front(NumpyCore(), settings) as ports:
+    async with open_front(NumpyCore(idle_models), settings) as ports:
         print(msgspec.json.encode(ports).decode(), flush=True)
         await stop.wait()
 
@@ -37,12 +37,12 @@ async def serve(settings: FrontSettings) -> None:
 class NumpyServer:
     """Starts it, knows its ports, and collects what it writes on standard error."""
 
-    def __init__(self, log: Path, **settings: Any) -> None:
+    def __init__(self, log: Path, idle_models: int = 0, **settings: Any) -> None:
         given = {"http_port": 0, "grpc_port": 0, "grace_s": 0.5} | settings
         self._log = log
         self._file = log.open("wb")
         self._process = subprocess.Popen(
-            [sys.executable, __file__, msgspec.json.encode(given).decode()],
+            [sys.executable, __file__, msgspec.json.encode(given).decode(), str(idle_models)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._file,
@@ -89,4 +89,4 @@ if __name__ == "__main__":
     given = msgspec.json.decode(
         sys.argv[1], type=FrontSettings, dec_hook=lambda kind, value: kind(value)
     )
-    uvloop.run(serve(given))
+    uvloop.run(serve(given, int(sys.argv[2])))
