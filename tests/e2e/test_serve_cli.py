@@ -92,7 +92,7 @@ class ServeProcess:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServeProcess]:
-    process = ServeProcess(tmp_path)
+    process = ServeProcess(tmp_path, fronts=2)
     yield process
     process.process.kill()
     process.process.wait()
@@ -157,7 +157,7 @@ def test_a_server_lives_through_its_signals_and_the_death_of_its_parts(
     state = json.loads(server.get("/eclip/state")[1])
     assert state["devices"][0]["services"][0]["bound_ms"] == 4000
 
-    (front,) = (pid for pid, part in server.children().items() if part == "front_process")
+    front, _ = (pid for pid, part in server.children().items() if part == "front_process")
     os.kill(front, signal.SIGKILL)
     assert until(lambda: "front ended" in server.said)
     before = [client.seen["right"] for client in clients]

@@ -95,7 +95,7 @@ async def serving(config: ServingConfig) -> AsyncIterator[Served]:
         await supervisor.start()
         channel, theirs = Channel.pair()
         child = Child(channel, cast(Any, _NoProcess()))
-        supervisor.fronts.take(supervisor.seats[0], child)
+        supervisor.fronts.take(supervisor.fronts.seats[0], child)
         core, _ = await open_core(Channel(theirs))
         while not core.started:
             await asyncio.sleep(0.005)

@@ -27,7 +27,7 @@ from waiting import PATIENCE_S
 
 FUNCTIONS = [
     *("case", "colocate", "compare", "load", "load_builtin", "measure", "parse_mix"),
-    *("plan", "report", "request", "run", "save", "search"),
+    *("plan", "report", "request", "run", "save", "search", "serve"),
 ]
 NEEDS_A_GPU = {"colocate"}
 EVIL = "</script><script>alert(1)</script>&<b>ä"

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from eclip.devices.base import Closing
 from eclip.errors import EclipError
@@ -43,94 +42,60 @@ from eclip.serving.open_service import RETRY_S, FrontDesk, OpenService
 from eclip.serving.showing import SAMPLE_S, Showing
 
 _GIVE_UP_S = 15.0  # without a device process, accepted requests are answered with an error
-_STOPS = RefusedError(Reason.NOT_READY, "the server stops", RETRY_S)
+_STOPS = "the server stops"
 
 
-class FrontCore(Closing):
-    """``Core`` of messages.py."""
+class FrontServices(Closing):
+    """The services of a front, as the server offers them and the device process answers."""
 
     def __init__(
         self, front: int, desk: FrontDesk, counters: CounterPages, channel: Channel
     ) -> None:
+        self.desk = desk
+        self.counters = counters
+        self.services: dict[str, OpenService] = {}  # by name
+        self.offer = Offer(0, (), (), {})
         self.live = True
+        self.started = False
+        self.not_ready = False  # the server stops
+        self.leaving = asyncio.Event()  # the server wants us to drain and end, or is gone
         self._front = front
-        self._desk = desk
-        self._counters = counters
         self._channel = channel
-        self._services: dict[str, OpenService] = {}  # by name
         self._by_id: dict[int, OpenService] = {}  # those that are gone but not done, too
         self._slots: dict[int, Slots] = {}  # by service id
-        self._offer = Offer(0, (), (), {})
-        self._showing = Showing(counters)
-        self._sampling: asyncio.TimerHandle | None = None
-        self.started = False
         self._settled = True  # of the offer, the server was told
-        self._nobody = counters.row(front, 0)
         self._loads: dict[int, asyncio.Future[None]] = {}
         self._give_up: asyncio.TimerHandle | None = None
-        self._not_ready = False
         self._refuses = False  # it drains
         self._drained = asyncio.Event()
-        self.leaving = asyncio.Event()  # the server wants us to drain and end, or is gone
         desk.loop.add_reader(channel.fileno(), self._listen)
         desk.loop.add_reader(desk.link.answered.descriptor, self._take_answers)
-        self._sample()
 
-    # --- For protocols ---------------------------------------------------------------------------
+    def find(self, name: str) -> OpenService:
+        """The service, if it takes requests."""
+        service = self.services.get(name)
+        if service is None:
+            if all(info.name != name for info in self.offer.known):
+                raise RefusedError(Reason.UNKNOWN_MODEL, f"there is no model {name!r}")
+            why = self.offer.idle.get(name) or "it was unloaded"
+            raise RefusedError(Reason.NOT_READY, f"{name} is not loaded: {why}", RETRY_S)
+        if self._refuses:
+            count_refused(service.row, Reason.NOT_READY)
+            raise RefusedError(Reason.NOT_READY, _STOPS, RETRY_S)
+        if not self.desk.epoch:
+            count_refused(service.row, Reason.NOT_READY)
+            line = "the device process starts; ask again"
+            raise RefusedError(Reason.NOT_READY, line, RETRY_S)
+        return service
 
-    @property
-    def models(self) -> Mapping[str, ModelInfo]:
-        return MappingProxyType({info.name: info for info in self._offer.known})
-
-    @property
-    def ready(self) -> bool:
-        loaded = bool(self._services) and not any(self._offer.idle.values())
-        return loaded and self._desk.epoch > 0 and not self._not_ready
-
-    def model_ready(self, name: str) -> bool:
-        return name in self._services and self._desk.epoch > 0 and not self._not_ready
-
-    def statistics(self, name: str) -> Statistics:
-        service = self._services.get(name)
-        return Statistics() if service is None else self._counters.statistics(service.sheet.row)
-
-    def counters(self) -> Counters:
-        for service in self._services.values():
-            service.note_due()
-        return self._showing.counters(self._offer)
-
-    def state(self) -> ServerState:
-        ready = [name for name in self._services if self.model_ready(name)]
-        note = "stopping" if self._not_ready else ""
-        if not self._desk.epoch:
-            note = "the device process starts"
-        return self._showing.state(self._offer, ready, note)
-
-    def refuse(self, model: str, reason: Reason) -> None:
-        service = self._services.get(model)
-        row = self._nobody if service is None else service.row
-        count_refused(row, reason)
-
-    async def infer(self, request: InferRequest) -> InferResponse:
-        service = self._find(request.model)
-        elsewhere = 0
-        if self._counters.fronts > 1:
-            total = self._counters.total(service.sheet.row, Count.WAITING)
-            elsewhere = total - service.row[Count.WAITING]
-        pending = service.accept(request, elsewhere)
-        service.advance()
-        try:
-            return await pending.future
-        except asyncio.CancelledError:
-            count_refused(service.row, Reason.CANCELLED)
-            service.withdraw(pending)
-            raise
-
-    async def load(self, name: str) -> None:
-        await self._ask_server(name, load=True)
-
-    async def unload(self, name: str) -> None:
-        await self._ask_server(name, load=False)
+    async def ask_server(self, name: str, *, load: bool) -> None:
+        """To load or unload a model; returns when that is done."""
+        if all(info.name != name for info in self.offer.known):
+            raise RefusedError(Reason.UNKNOWN_MODEL, f"there is no model {name!r}")
+        number = self.desk.number()
+        self._loads[number] = self.desk.loop.create_future()
+        self._channel.send(LoadAsked(number, name, load))
+        await self._loads[number]
 
     async def drain(self) -> None:
         """Accept nothing more, and wait until all is answered."""
@@ -140,47 +105,24 @@ class FrontCore(Closing):
 
     def close(self) -> None:
         """Whoever still waits is told that the server ends."""
-        loop = self._desk.loop
+        loop = self.desk.loop
         loop.remove_reader(self._channel.fileno())
-        loop.remove_reader(self._desk.link.answered.descriptor)
-        for timer in (self._give_up, self._sampling):
-            if timer is not None:
-                timer.cancel()
+        loop.remove_reader(self.desk.link.answered.descriptor)
+        if self._give_up is not None:
+            self._give_up.cancel()
         self._channel.close()
-        self._nobody.release()
         for service in self._by_id.values():
-            service.refuse_all(_STOPS)
+            service.refuse_all(RefusedError(Reason.NOT_READY, _STOPS, RETRY_S))
             service.row.release()
         for slots in self._slots.values():
             slots.close()
-        self._desk.link.close()
-        self._counters.close()
-
-    def _find(self, name: str) -> OpenService:
-        service = self._services.get(name)
-        if service is None:
-            if name not in self.models:
-                raise RefusedError(Reason.UNKNOWN_MODEL, f"there is no model {name!r}")
-            why = self._offer.idle.get(name) or "it was unloaded"
-            raise RefusedError(Reason.NOT_READY, f"{name} is not loaded: {why}", RETRY_S)
-        if self._refuses:
-            raise _STOPS
-        if not self._desk.epoch:
-            count_refused(service.row, Reason.NOT_READY)
-            line = "the device process starts; ask again"
-            raise RefusedError(Reason.NOT_READY, line, RETRY_S)
-        return service
-
-    def _sample(self) -> None:
-        self._showing.sample(self._offer)
-        self._sampling = self._desk.loop.call_later(SAMPLE_S, self._sample)
-
-    # --- What the device process and the server say ----------------------------------------------
+        self.desk.link.close()
+        self.counters.close()
 
     def _take_answers(self) -> None:
-        self._desk.link.answered.clear()
+        self.desk.link.answered.clear()
         touched: dict[int, OpenService] = {}
-        for words in self._desk.link.answers.take():
+        for words in self.desk.link.answers.take():
             answer = Answer(*words)
             service = self._by_id.get(answer.service)
             if service is not None:
@@ -195,7 +137,7 @@ class FrontCore(Closing):
             while (received := self._channel.receive()) is not None:
                 self._hear(*received)
         except EOFError:  # the server is gone
-            self._desk.loop.remove_reader(self._channel.fileno())
+            self.desk.loop.remove_reader(self._channel.fileno())
             self.live = False
             self.leaving.set()
 
@@ -210,7 +152,7 @@ class FrontCore(Closing):
             case DeviceDown():
                 self._device_down()
             case Leave(now=now):
-                self._not_ready = True
+                self.not_ready = True
                 if now:
                     self.leaving.set()
             case LoadAnswer(number=number, error=error):
@@ -228,33 +170,33 @@ class FrontCore(Closing):
         for sheet in offer.sheets:
             service = self._by_id.get(sheet.id)
             if service is None:
-                row = self._counters.row(self._front, sheet.row)
-                service = OpenService(sheet, self._slots[sheet.id], row, self._desk)
+                row = self.counters.row(self._front, sheet.row)
+                service = OpenService(sheet, self._slots[sheet.id], row, self.desk)
                 self._by_id[sheet.id] = service
             service.sheet = sheet  # the bound may be another
             services[sheet.name] = service
-        self._services = services
-        self._offer = offer
+        self.services = services
+        self.offer = offer
         self._settled = False
         self._look_around()
 
     def _look_around(self) -> None:
         """Say what has come to its end: services that are gone, or everything."""
         if not self._settled:
-            kept = {service.sheet.id for service in self._services.values()}
+            kept = {service.sheet.id for service in self.services.values()}
             gone = [service for key, service in self._by_id.items() if key not in kept]
             if all(service.idle for service in gone):
                 for service in gone:
                     service.row.release()
                     del self._by_id[service.sheet.id]
                     self._slots.pop(service.sheet.id).close()
-                self._channel.send(Settled(self._offer.number))
+                self._channel.send(Settled(self.offer.number))
                 self._settled = True
         if self._refuses and all(service.idle for service in self._by_id.values()):
             self._drained.set()
 
     def _device_up(self, epoch: int) -> None:
-        self._desk.epoch = epoch
+        self.desk.epoch = epoch
         if self._give_up is not None:
             self._give_up.cancel()
             self._give_up = None
@@ -264,12 +206,12 @@ class FrontCore(Closing):
 
     def _device_down(self) -> None:
         self._take_answers()  # those that it still gave
-        self._desk.epoch = 0
+        self.desk.epoch = 0
         for service in self._by_id.values():
             service.run_again()
         self._look_around()
         if self._give_up is None:
-            self._give_up = self._desk.loop.call_later(_GIVE_UP_S, self._abandon)
+            self._give_up = self.desk.loop.call_later(_GIVE_UP_S, self._abandon)
 
     def _abandon(self) -> None:
         line = f"there is no device process for {_GIVE_UP_S:.0f} s"
@@ -277,13 +219,89 @@ class FrontCore(Closing):
             service.refuse_all(RefusedError(Reason.NOT_READY, line, RETRY_S))
         self._look_around()
 
-    async def _ask_server(self, name: str, *, load: bool) -> None:
-        if name not in self.models:
-            raise RefusedError(Reason.UNKNOWN_MODEL, f"there is no model {name!r}")
-        number = self._desk.number()
-        self._loads[number] = self._desk.loop.create_future()
-        self._channel.send(LoadAsked(number, name, load))
-        await self._loads[number]
+
+class FrontCore(Closing):
+    """``Core`` of messages.py."""
+
+    def __init__(self, front: int, services: FrontServices) -> None:
+        self.behind = services
+        self._nobody = services.counters.row(front, 0)
+        self._showing = Showing(services.counters)
+        self._sample()
+
+    @property
+    def models(self) -> Mapping[str, ModelInfo]:
+        return {info.name: info for info in self.behind.offer.known}
+
+    @property
+    def live(self) -> bool:
+        return self.behind.live
+
+    @property
+    def started(self) -> bool:
+        return self.behind.started
+
+    @property
+    def ready(self) -> bool:
+        behind = self.behind
+        loaded = bool(behind.services) and not any(behind.offer.idle.values())
+        return loaded and behind.desk.epoch > 0 and not behind.not_ready
+
+    def model_ready(self, name: str) -> bool:
+        behind = self.behind
+        return name in behind.services and behind.desk.epoch > 0 and not behind.not_ready
+
+    def statistics(self, name: str) -> Statistics:
+        service = self.behind.services.get(name)
+        if service is None:
+            return Statistics()
+        return self.behind.counters.statistics(service.sheet.row)
+
+    def counters(self) -> Counters:
+        for service in self.behind.services.values():
+            service.note_due()
+        return self._showing.counters(self.behind.offer)
+
+    def state(self) -> ServerState:
+        ready = [name for name in self.behind.services if self.model_ready(name)]
+        note = "stopping" if self.behind.not_ready else ""
+        if not self.behind.desk.epoch:
+            note = "the device process starts"
+        return self._showing.state(self.behind.offer, ready, note)
+
+    def refuse(self, model: str, reason: Reason) -> None:
+        service = self.behind.services.get(model)
+        count_refused(self._nobody if service is None else service.row, reason)
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        service, counters = self.behind.find(request.model), self.behind.counters
+        elsewhere = 0
+        if counters.fronts > 1:
+            total = counters.total(service.sheet.row, Count.WAITING)
+            elsewhere = total - service.row[Count.WAITING]
+        pending = service.accept(request, elsewhere)
+        service.advance()
+        try:
+            return await pending.future
+        except asyncio.CancelledError:
+            count_refused(service.row, Reason.CANCELLED)
+            service.withdraw(pending)
+            raise
+
+    async def load(self, name: str) -> None:
+        await self.behind.ask_server(name, load=True)
+
+    async def unload(self, name: str) -> None:
+        await self.behind.ask_server(name, load=False)
+
+    def close(self) -> None:
+        self._sampling.cancel()
+        self._nobody.release()
+        self.behind.close()
+
+    def _sample(self) -> None:
+        self._showing.sample(self.behind.offer)
+        self._sampling = self.behind.desk.loop.call_later(SAMPLE_S, self._sample)
 
 
 async def open_core(channel: Channel) -> tuple[FrontCore, Welcome]:
@@ -300,4 +318,5 @@ async def open_core(channel: Channel) -> tuple[FrontCore, Welcome]:
     memory, orders, answers, counters = descriptors
     desk = FrontDesk(Link((memory, orders, answers)))
     rows = CounterPages(counters, message.server.fronts)
-    return FrontCore(message.front, desk, rows, channel), message
+    services = FrontServices(message.front, desk, rows, channel)
+    return FrontCore(message.front, services), message

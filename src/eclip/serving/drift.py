@@ -35,10 +35,11 @@ class DriftWatch:
         then_s, before = self._seen[0]
         if now_s - then_s < WINDOW_S / 2 or now_s < self._quiet_until:
             return None
+        # A service that nobody asks says nothing about the rate at which it will be asked.
         rates = {
             name: (count - before[name]) / (now_s - then_s)
             for name, count in arrived.items()
-            if name in before
+            if count > before.get(name, count)
         }
         drifted = any(
             has_drifted(rate, deployment.rates_rps[name], now_s - then_s)
@@ -51,8 +52,7 @@ class DriftWatch:
         if now_s - self._since < LASTING_S:
             return None
         self._since, self._quiet_until = None, now_s + PAUSE_S
-        # A service that nobody asks now may be asked again: a little is kept for it.
-        return {name: max(rate, 0.1 * deployment.rates_rps[name]) for name, rate in rates.items()}
+        return deployment.rates_rps | rates
 
 
 def has_drifted(rate_rps: float, planned_rps: float, window_s: float) -> bool:

@@ -39,10 +39,10 @@ async def _serve(channel: Channel) -> None:
                 core, settings_of(welcome.server, Path(welcome.regions))
             ) as ports:
                 channel.send(Listening(ports.http, ports.grpc))
-                await core.leaving.wait()
+                await core.behind.leaving.wait()
                 if core.live:
                     async with asyncio.timeout(_DRAIN_S):
-                        await core.drain()
+                        await core.behind.drain()
         except UsageError as error:
             channel.send(Said(str(error)))
         except TimeoutError:

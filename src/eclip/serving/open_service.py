@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import bisect
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -134,7 +134,7 @@ class OpenService:
         backlog = Backlog(
             waiting=len(self.queue),
             rows_before=sum(one.rows for one in self.queue[:place]) + rows_elsewhere,
-            running_ns=self._running_ns(now_ns),
+            running_ns=_left_ns(self._batches.values(), sheet.settings.instances, now_ns),
         )
         refusal = refuse(
             rows,
@@ -278,28 +278,27 @@ class OpenService:
         if batch is None:  # of a device process that has died since
             return
         if answer.status == link.OK:
-            self._learn(batch, answer.ended_ns - answer.started_ns)
+            place, took_ns = (
+                self.sheet.buckets.index(batch.bucket),
+                answer.ended_ns - answer.started_ns,
+            )
+            self._expected_ns[place] += _LEARNING * (took_ns - self._expected_ns[place])
             add(self.row, Count.EXECUTIONS)
             self._answer(batch, answer)
         else:
-            error = self._reason(batch, answer)
+            error = _why(answer, self.sheet.name, self.slots)
             for one in batch.requests:
                 if one.waits:
                     self._refuse(one, error)
         self._free.append(batch.slot)
         self.row[Count.RUNNING] = len(self._batches)
 
-    def _reason(self, batch: OpenBatch, answer: Answer) -> RefusedError:
-        if answer.status == link.EXPIRED:
-            return RefusedError(Reason.EXPIRED, "its timeout is over")
-        if answer.status == link.GONE:
-            line = f"{self.sheet.name} is not loaded any more"
-            return RefusedError(Reason.NOT_READY, line, RETRY_S)
-        return RefusedError(Reason.FAILED, self.slots.get_line(batch.slot))
-
     def _answer(self, batch: OpenBatch, answer: Answer) -> None:
         row, info = self.row, self.sheet.info
         begin_ns = time.monotonic_ns()
+        for one in batch.requests:
+            if one.waits and begin_ns >= one.expires_ns:  # before its timer came to it
+                self._refuse(one, RefusedError(Reason.EXPIRED, "its timeout is over"))
         outputs = _outputs(self.sheet, self.slots, batch.slot)
         answered = []
         first = 0
@@ -336,25 +335,12 @@ class OpenService:
                 add(row, Count.LATE)
         row[Count.LAST_MS] = time.time_ns() // 1_000_000
 
-    def _learn(self, batch: OpenBatch, took_ns: int) -> None:
-        place = self.sheet.buckets.index(batch.bucket)
-        self._expected_ns[place] += _LEARNING * (took_ns - self._expected_ns[place])
-
     def note_due(self) -> None:
         """Count when the most urgent request is due."""
         dues = [one.due_ns for one in self.queue[:1]]
         dues += [one.due_ns for batch in self._batches.values() for one in batch.requests]
         due_ns = min(dues, default=NEVER)
         self.row[Count.DUE_NS] = 0 if due_ns == NEVER else int(due_ns)
-
-    def _running_ns(self, now_ns: int) -> float:
-        """What is left of its batches on the device, per instance."""
-        instances = self.sheet.settings.instances
-        left = 0.0
-        for place, batch in enumerate(self._batches.values()):
-            ran_ns = now_ns - batch.sent_ns if place < instances else 0
-            left += max(batch.expected_ns - ran_ns, 0.1 * batch.expected_ns)
-        return left / instances
 
     def run_again(self) -> None:
         """The device process has died: what it ran goes back to the queue, unless it was there
@@ -374,6 +360,24 @@ class OpenService:
                 bisect.insort(self.queue, one, key=_order)
                 add(self.row, Count.WAITING, one.rows)
                 add(self.row, Count.AGAIN)
+
+
+def _left_ns(batches: Iterable[OpenBatch], instances: int, now_ns: int) -> float:
+    """What is left of batches on the device, per instance; those behind have not begun."""
+    left = 0.0
+    for place, batch in enumerate(batches):
+        ran_ns = now_ns - batch.sent_ns if place < instances else 0
+        left += max(batch.expected_ns - ran_ns, 0.1 * batch.expected_ns)
+    return left / instances
+
+
+def _why(answer: Answer, name: str, slots: Slots) -> RefusedError:
+    """There is no result."""
+    if answer.status == link.EXPIRED:
+        return RefusedError(Reason.EXPIRED, "its timeout is over")
+    if answer.status == link.GONE:
+        return RefusedError(Reason.NOT_READY, f"{name} is not loaded any more", RETRY_S)
+    return RefusedError(Reason.FAILED, slots.get_line(answer.slot))
 
 
 def _check_room(sheet: ServiceSheet, inputs: Sequence[Tensor], rows: int) -> None:

@@ -1,7 +1,7 @@
 """The planner process: makes deployments, and searches for better plans, away from what serves.
 
 It reads one request and writes one answer. It may be killed at any time: nothing but the answer
-depends on it.
+depends on it. What plans is heavy (numba) and imported in ``main``: the server needs the structs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 def main() -> None:
     """From stdin to stdout."""
-    # Imported here: it compiles simulations, and the server itself needs only the two structs.
     from eclip.serving.deploying import make_deployment
 
     request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=PlanRequest)

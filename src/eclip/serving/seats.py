@@ -59,12 +59,14 @@ class SeatKeeper:
 
     def __init__(
         self,
+        seats: int,
         log: ServerLog,
         bell: Bell,
         welcome: Callable[[FrontSeat], None],
         load: Callable[[FrontSeat, LoadAsked], None],
     ) -> None:
         """``welcome`` tells a new front all there is; ``load`` is what a front asks for."""
+        self.seats = [FrontSeat(number) for number in range(seats)]
         self.leaving = False
         self._log = log
         self._bell = bell
@@ -93,6 +95,24 @@ class SeatKeeper:
             )
             await asyncio.sleep(pause_s)
             await clear(seat)
+
+    def tell(self, message: Message) -> None:
+        for seat in self.seats:
+            seat.send(message)
+
+    def have_settled(self, offer: int) -> bool:
+        return all(seat.child is None or seat.settled >= offer for seat in self.seats)
+
+    def drop_slots(self, kept: set[int]) -> None:
+        for seat in self.seats:
+            seat.drop_slots(kept)
+
+    async def close(self) -> None:
+        """At once."""
+        for seat in self.seats:
+            if seat.child is not None:
+                await seat.child.kill()
+            seat.close()
 
     def take(self, seat: FrontSeat, child: Child) -> None:
         seat.child = child

@@ -30,7 +30,6 @@ from eclip.serving.control import (
     Leave,
     LoadAnswer,
     LoadAsked,
-    Message,
     NotDeployed,
     Offer,
     ServiceSheet,
@@ -57,10 +56,15 @@ class Supervisor:
         self.config = config
         self.bell = Bell()
         self.planners = Planners()
-        self.seats = [FrontSeat(number) for number in range(config.server.fronts)]
         self.counters = CounterPages.create(config.server.fronts)
         self.device = DeviceKeeper(log, self.bell, self._device_changed)
-        self.fronts = SeatKeeper(log, self.bell, self._welcome, self._load_asked)
+        self.fronts = SeatKeeper(
+            config.server.fronts,
+            log,
+            self.bell,
+            self._welcome,
+            lambda seat, asked: self._spawn(self._load(seat, asked)),
+        )
         self.server = config.server  # with the ports that were found free
         self._log = log
         self._own_fronts = own_fronts
@@ -82,11 +86,13 @@ class Supervisor:
         planned = await self._plan(self.config, wanted, {}, 0.0)
         self._services.take(self.config, self._services.with_ids(planned))
         self._share_slots(self._services.deployed.sheets)
-        self._spawn(self.device.keep(self.seats, lambda: self._services.deployed, self.counters))
+        self._spawn(
+            self.device.keep(self.fronts.seats, lambda: self._services.deployed, self.counters)
+        )
         if self._own_fronts:
-            for seat in self.seats:
+            for seat in self.fronts.seats:
                 self._spawn(self.fronts.keep(seat, self._clear))
-            await self.bell.until(lambda: all(seat.ports for seat in self.seats))
+            await self.bell.until(lambda: all(seat.ports for seat in self.fronts.seats))
         await self.bell.until(lambda: self.device.up)
         if self.config.server.replan:
             self._spawn(self._watch_rates())
@@ -97,15 +103,15 @@ class Supervisor:
         asked a second time, the grace time is over."""
         again, self._stopping = self._stopping, True
         self.device.leaving = self.fronts.leaving = True
-        self._tell_fronts(Leave(now=again))
+        self.fronts.tell(Leave(now=again))
         if again:
             return
         self._log.write("stopping", grace_seconds=self.server.grace_seconds)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.server.grace_seconds):
-                await self.bell.until(lambda: all(seat.child is None for seat in self.seats))
-        self._tell_fronts(Leave(now=True))
-        fronts = [seat.child for seat in self.seats if seat.child is not None]
+                await self.bell.until(lambda: all(seat.child is None for seat in self.fronts.seats))
+        self.fronts.tell(Leave(now=True))
+        fronts = [seat.child for seat in self.fronts.seats if seat.child is not None]
         await asyncio.gather(*(child.end(_DRAIN_S) for child in fronts))
         await self.device.stop()
         await self.close()
@@ -119,10 +125,7 @@ class Supervisor:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.device.close()
-        for seat in self.seats:
-            if seat.child is not None:
-                await seat.child.kill()
-            seat.close()
+        await self.fronts.close()
         self.counters.close()
         self._stack.close()
 
@@ -146,15 +149,11 @@ class Supervisor:
 
     def _device_changed(self, answer: Deployed | None) -> None:
         if answer is None:
-            self._tell_fronts(DeviceDown())
+            self.fronts.tell(DeviceDown())
             return
-        self._note_failed(answer)
-        self._tell_fronts(self._services.offer(self.device.restarts, new=True))
-        self._tell_fronts(DeviceUp(self.device.epoch))
-
-    def _tell_fronts(self, message: Message) -> None:
-        for seat in self.seats:
-            seat.send(message)
+        self._services.note_failed(answer, self._log)
+        self.fronts.tell(self._services.offer(self.device.restarts, new=True))
+        self.fronts.tell(DeviceUp(self.device.epoch))
 
     # --- Changes ---------------------------------------------------------------------------------
 
@@ -173,23 +172,18 @@ class Supervisor:
             self._share_slots(deployment.sheets)
             answer = await self.device.deploy(deployment)
             if isinstance(answer, NotDeployed):
-                self._drop_slots()
+                self.fronts.drop_slots(self._services.ids)
                 raise DeviceError(answer.reason)
             self.config = config
             self._services.take(config, deployment)
-            self._note_failed(answer)
+            self._services.note_failed(answer, self._log)
             offer = self._services.offer(self.device.restarts, new=True)
-            self._tell_fronts(offer)
+            self.fronts.tell(offer)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_SETTLE_S):
-                    await self.bell.until(
-                        lambda: all(
-                            seat.child is None or seat.settled >= offer.number
-                            for seat in self.seats
-                        )
-                    )
+                    await self.bell.until(lambda: self.fronts.have_settled(offer.number))
             await self.device.retire(deployment.generation)
-            self._drop_slots()
+            self.fronts.drop_slots(self._services.ids)
             self._log.write(
                 "deployed",
                 generation=deployment.generation,
@@ -204,9 +198,6 @@ class Supervisor:
             self._log.write("changes of [server] need a restart; its services are taken")
             config = msgspec.structs.replace(config, server=self.config.server)
         await self.change(config, {service.name for service in config.services if service.load})
-
-    def _load_asked(self, seat: FrontSeat, asked: LoadAsked) -> None:
-        self._spawn(self._load(seat, asked))
 
     async def _load(self, seat: FrontSeat, asked: LoadAsked) -> None:
         error: str | None = None
@@ -255,20 +246,10 @@ class Supervisor:
         return await self.planners.plan(request)
 
     def _share_slots(self, sheets: tuple[ServiceSheet, ...]) -> None:
-        for seat in self.seats:
+        for seat in self.fronts.seats:
             for sheet in sheets:
                 if seat.add_slots(sheet):
                     self.device.attach_slots(seat, sheet.id)
-
-    def _drop_slots(self) -> None:
-        kept = {sheet.id for sheet in self._services.deployed.sheets}
-        for seat in self.seats:
-            seat.drop_slots(kept)
-
-    def _note_failed(self, answer: Deployed) -> None:
-        self._services.note_failed(answer)
-        for name, reason in self._services.failed.items():
-            self._log.write("service not loaded", service=name, reason=reason)
 
 
 class Services:
@@ -314,9 +295,15 @@ class Services:
             sheets.append(msgspec.structs.replace(sheet, id=key, row=row))
         return msgspec.structs.replace(planned, sheets=tuple(sheets))
 
-    def note_failed(self, answer: Deployed) -> None:
+    @property
+    def ids(self) -> set[int]:
+        return {sheet.id for sheet in self.deployed.sheets}
+
+    def note_failed(self, answer: Deployed, log: ServerLog) -> None:
         names = {sheet.id: sheet.name for sheet in self.deployed.sheets}
         self.failed = {names[key]: reason for key, reason in answer.failed.items()}
+        for name, reason in self.failed.items():
+            log.write("service not loaded", service=name, reason=reason)
 
     def offer(self, restarts: int, *, new: bool = False) -> Offer:
         """What fronts are told."""
