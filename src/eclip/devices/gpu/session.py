@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from eclip.artefacts.plan import Lane, Plan
 from eclip.artefacts.runlog import Prepared, RunLog
-from eclip.devices.base import Closing, Window, check_load
+from eclip.devices.base import Closing, Slot, Window, check_load
 from eclip.devices.gpu import loop
 from eclip.devices.gpu.board import shared_board
 from eclip.devices.gpu.closing import Belongings, Owner, Releases, WaitingGpu, noting
@@ -25,6 +25,7 @@ from eclip.devices.gpu.energy import EnergyCounter, mean_power_w, now_ns
 from eclip.devices.gpu.recording import NO_KERNELS, make_log, since, window_warnings
 from eclip.devices.gpu.segments import GraphPlacer, GraphSource, Segments
 from eclip.devices.load import CLOSED_LOOP, Arrivals, Load
+from eclip.devices.requests import Desk, Submitting
 from eclip.errors import DeviceError, StoppedError
 from eclip.progress import Progress
 from eclip.runtime.program import Program, Route
@@ -60,7 +61,7 @@ class Post:
     title: str
 
 
-class SegmentSession(Owner):
+class SegmentSession(Owner, Submitting):
     def __init__(
         self,
         post: Post,
@@ -99,6 +100,11 @@ class SegmentSession(Owner):
         """Wait for what is in flight and release everything; the second time does nothing."""
         self._belongings.close()
         self._finalizer.detach()
+
+    def _begin_serving(
+        self, slots: int | Sequence[Sequence[Slot]], background: Collection[int]
+    ) -> Desk:
+        raise DeviceError("requests cannot be submitted on this kind of GPU yet; use run")
 
     def _take_rows(self, plan: Plan) -> tuple[loop.Ints, tuple[int, ...]]:
         """A row of the shared board for every worker if others are to see them, else of our own."""
