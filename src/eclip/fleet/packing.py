@@ -27,6 +27,7 @@ _MISSES = 10  # instances in a row that find no room: then a bin counts as full
 _TAKEN_APART = (2, 3, 4)  # bins at once
 _LOOKED_AT = 8  # other bins that an instance left over is offered to
 _REPAIRS = 12  # rounds of simulating what changed
+_SURE = 0.8  # p99 over bound of a service alone, by estimate: need not be simulated
 _MOST_INSTANCES = 10_000  # of one service
 
 Held = dict[int, int]  # service → parts
@@ -112,7 +113,9 @@ class Shop:
     def size(self, kind: str, held: Held) -> float:
         """Time that requests would take one after another, as a part of all time."""
         sizes = self.sizes[kind]
-        return sum(sizes[service] * parts / self.parts[service] for service, parts in held.items())
+        return float(
+            sum(sizes[service] * parts / self.parts[service] for service, parts in held.items())
+        )
 
     def value(self, held: Held) -> float:
         """Weighted requests/s."""
@@ -161,7 +164,8 @@ def least_instances(service: Service, scorer: Scorer, kinds: Sequence[str]) -> i
         for kind in kinds:
             if not may_fit(scorer.kinds[kind], (member,)):
                 continue
-            if scorer.estimate(kind, (member,)) <= 1 and scorer.score(kind, (member,)).kept:
+            worst = scorer.estimate(kind, (member,))
+            if worst <= _SURE or (worst <= 1 and scorer.score(kind, (member,)).kept):
                 return count
         if service.rate_rps / count < 1e-3 * service.bound_ms:  # its queue is always empty
             break
@@ -183,7 +187,7 @@ class Packer:
     # --- Filling ---
 
     def order(self, items: Iterable[tuple[int, int]], kind: str) -> list[tuple[int, int]]:
-        """Large and hard ones first, with some chance; for goodput, what gives most for its time."""
+        """Large and hard ones first, by and large; for goodput, what gives most for its time."""
         shop, items = self.shop, list(items)
         services = np.array([service for service, _ in items], dtype=np.int64)
         parts = np.array([part for _, part in items], dtype=np.float64)
@@ -273,15 +277,15 @@ class Packer:
         most = None if self.shop.objective == "goodput" else len(old) - 1
         made = self.open_bins(items, most)
         made.bins = _keep_gpus(made.bins, old)
-        touched: list[Bin] = []
+        touched: list[tuple[Bin, Held]] = []
         if made.left and self.shop.objective != "goodput":
             touched = self._spread(made, others)
             if made.left:
                 more = self.open_bins(self.shop.cut(made.left))
                 made = Packing(made.bins + _keep_gpus(more.bins, old[len(made.bins) :]), more.left)
-        if self._better(made, touched, old, packing.left, others):
+        if self._better(made, old, packing.left):
             return Packing(others + made.bins, made.left)
-        for one, before in zip(touched, self._before, strict=True):
+        for one, before in touched:
             one.held = before
         self.free = free
         return packing
@@ -295,10 +299,10 @@ class Packer:
             chosen.add(int(min(sample, key=lambda index: self._worth(packing.bins[index]))))
         return sorted(chosen)
 
-    def _spread(self, made: Packing, others: list[Bin]) -> list[Bin]:
-        """Offer what is left to bins that were not taken apart, whole or in two."""
-        touched: list[Bin] = []
-        self._before: list[Held] = []
+    def _spread(self, made: Packing, others: list[Bin]) -> list[tuple[Bin, Held]]:
+        """Offer what is left to bins that were not taken apart, whole or in two. Returns those that
+        took something, with what they held before."""
+        touched: list[tuple[Bin, Held]] = []
         if not others:
             return touched
         for service, parts in self.shop.cut(made.left):
@@ -307,9 +311,8 @@ class Packer:
             for one in [*made.bins, *(others[index] for index in sample)]:
                 for size in dict.fromkeys((wanted, wanted // 2)):
                     if size and self.shop.fits(one, service, size):
-                        if not any(one is seen for seen in [*touched, *made.bins]):
-                            touched.append(one)
-                            self._before.append(dict(one.held))
+                        if not any(one is seen for seen, _ in touched):
+                            touched.append((one, dict(one.held)))
                         one.held[service] = size
                         wanted -= size
                         break
@@ -322,11 +325,7 @@ class Packer:
                 break  # it needs a bin anyway
         return touched
 
-    _before: list[Held] = []
-
-    def _better(
-        self, made: Packing, touched: list[Bin], old: list[Bin], left: Held, others: list[Bin]
-    ) -> bool:
+    def _better(self, made: Packing, old: list[Bin], left: Held) -> bool:
         shop = self.shop
         if shop.objective == "goodput":
             new = sum(shop.value(one.held) for one in made.bins)
@@ -422,9 +421,9 @@ def pack(
     deadline = time.monotonic() + seconds
     packer = Packer(shop, free, seed)
 
-    def enough(share: float = 1.0) -> bool:
-        late = time.monotonic() > deadline - (1 - share) * seconds
-        return progress.stopped or (steps is None and late)
+    def enough_by(share: float) -> Callable[[], bool]:
+        until = deadline - (1 - share) * seconds
+        return lambda: progress.stopped or (steps is None and time.monotonic() > until)
 
     progress.phase("filling GPUs")
     packing = start.copy() if start is not None else Packing([], shop.instances())
@@ -437,13 +436,13 @@ def pack(
         progress.phase("searching")
         share = (number + 1) / (rounds + 1)
         count = 10**9 if steps is None else -(-steps // rounds)
-        packing = packer.improve(packing, count, lambda share=share: enough(share))
+        packing = packer.improve(packing, count, enough_by(share))
         progress.phase("simulating what changed")
         packing = packer.verify(packing, progress)
         value = _value(shop, packing)
         if best is None or value < best[0]:
             best = (value, packing.copy())
-        if enough():
+        if enough_by(1.0)():
             break
     assert best is not None
     if best[1].left and shop.objective != "goodput":

@@ -115,13 +115,13 @@ def name_gpus(packing: Packing, shop: Shop, *, exact: bool = False) -> Placement
     """The packing on GPUs of the fleet."""
     _choose_gpus(packing.bins, shop)
     placed = []
-    served: Counter[str] = Counter()
+    served: dict[str, float] = defaultdict(float)
     for one in sorted(packing.bins, key=lambda one: str(one.gpu)):
         assert one.gpu is not None
         score = shop.score(one)
         order = sorted(one.held, key=lambda service: shop.member(service, one.held[service]))
         instances = []
-        for service, p99_ms, within in zip(order, score.p99_ms, score.within, strict=True):
+        for service, p99_ms in zip(order, score.p99_ms, strict=True):
             asked = shop.fleet.services[service]
             share = one.held[service] / shop.parts[service]
             served[asked.name] += share
@@ -134,7 +134,6 @@ def name_gpus(packing: Packing, shop: Shop, *, exact: bool = False) -> Placement
                     bound_ms=asked.bound_ms,
                 )
             )
-            del within
         placed.append(
             PlacedGpu(
                 gpu=one.gpu,
@@ -228,5 +227,4 @@ def _move_apart(
 
 def _round_robin(gpus: Sequence[GpuId]) -> list[GpuId]:
     """One of every machine, then the next of every machine, so that neighbours lie apart."""
-    order = sorted(gpus, key=lambda gpu: (gpu.index, gpu.machine))
-    return order
+    return sorted(gpus, key=lambda gpu: (gpu.index, gpu.machine))

@@ -16,15 +16,20 @@ policy ``yield`` (least slack first) or ``shared`` (plain streams), whichever ke
 from __future__ import annotations
 
 import functools
+import gzip
+import hashlib
 import math
 import os
+import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from eclip.artefacts import store
 from eclip.artefacts.calibration import Calibration
 from eclip.artefacts.memory import WorkerMemory, memory_of
 from eclip.artefacts.mix import Bound, Mix, MixWorker
@@ -36,12 +41,14 @@ from eclip.devices.load import Load, closed_loop, load_of_mix
 from eclip.devices.sim.contention import Ints
 from eclip.devices.sim.device import Glimpse, glimpse
 from eclip.devices.sim.tables import KernelTables
+from eclip.errors import ArtefactError
 from eclip.fleet.coarse import Floats, run_coarsely
 from eclip.planning import policies
 from eclip.planning.joints import GRAIN_NS
 from eclip.planning.problem import Problem
 from eclip.progress import Progress
 
+_GZIP = b"\x1f\x8b"  # how a file of scores begins
 POLICIES = ("yield", "shared")
 _STEPS = 16  # of a rate, to the doubling
 _PROMISED = 500  # requests of the service with the fewest: a bound is on a p99
@@ -94,9 +101,23 @@ class GpuKind:
         """What a request takes of the device's time were it spread over all units."""
         return {model: unit_time_ns(profile) for model, profile in self.profiles.items()}
 
+    def digest(self, most_kernels: float) -> str:
+        """Of all that a score depends on besides its set."""
+        told = (self.topology, self.calibration, most_kernels, _PROMISED, _WARMUP)
+        digest = hashlib.sha256(msgspec.json.encode(told, enc_hook=str))
+        for model in sorted(self.profiles):
+            profile = self.profiles[model]
+            digest.update(msgspec.json.encode((profile.trace.digest, profile.request_ns)))
+        return digest.hexdigest()
+
     def memory_bytes(self, model: ModelKey) -> int:
         footprint = self.profiles[model].footprint
         return 0 if footprint is None else footprint.total_bytes
+
+
+class _KeptScores(msgspec.Struct, frozen=True, kw_only=True):
+    digests: dict[str, str]  # of what the scores of a kind depend on
+    entries: tuple[tuple[str, Members, SetScore], ...]
 
 
 def unit_time_ns(profile: Profile) -> float:
@@ -133,7 +154,7 @@ class Scorer:
     """Scores of sets, remembered. ``most_kernels`` bounds the length of one simulation."""
 
     kinds: Mapping[str, GpuKind]
-    most_kernels: float = 2e6
+    most_kernels: float = 1e6
     scores: dict[tuple[str, Members], SetScore] = field(default_factory=dict)
     simulated: int = 0  # simulations run
     _estimates: dict[tuple[str, Members], float] = field(default_factory=dict)
@@ -147,7 +168,7 @@ class Scorer:
         if key not in self._estimates:
             worst = math.inf
             for policy in POLICIES if may_fit(self.kinds[kind], members) else ():
-                worst = min(worst, self._coarse_tail(kind, members, policy))
+                worst = min(worst, self.coarse_tail(kind, members, policy))
                 if worst <= 1 or len(members) == 1:
                     break
             self._estimates[key] = worst
@@ -167,6 +188,28 @@ class Scorer:
                 progress.part(number / len(new))
         return [self.scores[one] for one in sets]
 
+    def remember(self, path: Path) -> None:
+        """Take over the scores of a file, if they are of the same profiles and constants."""
+        try:
+            kept = msgspec.json.decode(gzip.decompress(path.read_bytes()), type=_KeptScores)
+        except FileNotFoundError:
+            return
+        except (OSError, EOFError, zlib.error, msgspec.DecodeError) as error:
+            raise ArtefactError(f"{path} does not hold scores: {error}; remove it") from None
+        for name, digest in self._digests().items():
+            if kept.digests.get(name) == digest:
+                mine = [entry for entry in kept.entries if entry[0] == name]
+                self.scores.update({(kind, members): score for kind, members, score in mine})
+
+    def keep(self, path: Path) -> None:
+        """Write all scores, so that no set is simulated twice."""
+        entries = tuple((kind, members, score) for (kind, members), score in self.scores.items())
+        kept = _KeptScores(digests=self._digests(), entries=entries)
+        store.save_export(path, gzip.compress(msgspec.json.encode(kept)), _GZIP)
+
+    def _digests(self) -> dict[str, str]:
+        return {name: kind.digest(self.most_kernels) for name, kind in self.kinds.items()}
+
     def joules(self, kind: str, model: ModelKey) -> float:
         """What a request draws above an idle GPU."""
         key = (kind, model)
@@ -181,7 +224,7 @@ class Scorer:
         best = refused(members)
         if not may_fit(self.kinds[kind], members):
             return best
-        tails = {policy: self._coarse_tail(kind, members, policy) for policy in POLICIES}
+        tails = {policy: self.coarse_tail(kind, members, policy) for policy in POLICIES}
         for policy in sorted(POLICIES, key=tails.__getitem__)[: len(members)]:
             if best.policy and tails[policy] > _HOPELESS:
                 continue
@@ -193,7 +236,7 @@ class Scorer:
                 break
         return best
 
-    def _coarse_tail(self, kind: str, members: Members, policy: str) -> float:
+    def coarse_tail(self, kind: str, members: Members, policy: str) -> float:
         device = self.kinds[kind]
         seconds = window_seconds(device, members, self.most_kernels)
         request_ns = np.array([device.request_ns(member.model) for member in members])
