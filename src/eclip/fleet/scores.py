@@ -48,12 +48,13 @@ from eclip.planning.joints import GRAIN_NS
 from eclip.planning.problem import Problem
 from eclip.progress import Progress
 
-_GZIP = b"\x1f\x8b"  # how a file of scores begins
+_MARK = b"eclip fleet scores"  # in files of them
 POLICIES = ("yield", "shared")
 _STEPS = 16  # of a rate, to the doubling
 _PROMISED = 500  # requests of the service with the fewest: a bound is on a p99
 _WARMUP = 0.25  # of the window
 _BACK_TO_BACK = 12  # requests of the slowest, to measure what a pair costs
+_NEVER_NS = 1e18  # a latency, finite so that it can be written to a file
 _STARVED = 100.0  # times longer: beside some, a model gets nothing done
 # What the coarse simulation leaves out, on the mean of random sets (bench/fleet.py --coarse).
 _BIAS = {"yield": 1.0, "shared": 1.02}
@@ -116,6 +117,7 @@ class GpuKind:
 
 
 class _KeptScores(msgspec.Struct, frozen=True, kw_only=True):
+    title: str = _MARK.decode()
     digests: dict[str, str]  # of what the scores of a kind depend on
     entries: tuple[tuple[str, Members, SetScore], ...]
 
@@ -203,9 +205,13 @@ class Scorer:
 
     def keep(self, path: Path) -> None:
         """Write all scores, so that no set is simulated twice."""
-        entries = tuple((kind, members, score) for (kind, members), score in self.scores.items())
+        entries = tuple(
+            (kind, members, score)
+            for (kind, members), score in self.scores.items()
+            if score.policy  # what profiles refuse is refused again as quickly
+        )
         kept = _KeptScores(digests=self._digests(), entries=entries)
-        store.save_export(path, gzip.compress(msgspec.json.encode(kept)), _GZIP)
+        store.save_export(path, gzip.compress(msgspec.json.encode(kept)), _MARK)
 
     def _digests(self) -> dict[str, str]:
         return {name: kind.digest(self.most_kernels) for name, kind in self.kinds.items()}
@@ -379,7 +385,7 @@ def _latencies(load: Load, worker: int, requests: Ints, until_ns: float) -> Floa
     offered = int(np.count_nonzero((times >= 0) & (times <= until_ns)))
     rows = requests[(requests[:, 0] == worker) & (requests[:, 1] <= until_ns)]
     rows = rows[rows[:, 1] >= 0]
-    took = np.full(max(offered, len(rows), 1), np.inf)
+    took = np.full(max(offered, len(rows), 1), _NEVER_NS)
     took[: len(rows)] = rows[:, 3] - rows[:, 1]
     return took if offered else np.zeros(1)
 
