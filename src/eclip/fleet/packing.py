@@ -341,6 +341,22 @@ class Packer:
     def _evenness(self, bins: Sequence[Bin]) -> float:
         return -sum(self._worth(one) ** 2 for one in bins)
 
+    def shrink(self, packing: Packing, failures: int = 6) -> Packing:
+        """Give back GPUs whose instances find room on others, until some in a row do not."""
+        bins = sorted(packing.bins, key=self._worth)
+        failed = 0
+        while failed < failures and len(bins) > 1:
+            one, others = bins[failed], bins[:failed] + bins[failed + 1 :]
+            before = [(other, dict(other.held)) for other in others]
+            if self.offer(list(one.held.items()), others):
+                for other, held in before:
+                    other.held = held
+                failed += 1
+            else:
+                self.close(one)
+                bins = others
+        return Packing(bins, packing.left)
+
     # --- Asking the simulator ---
 
     def verify(self, packing: Packing, progress: Progress) -> Packing:
@@ -355,17 +371,17 @@ class Packer:
             if not broken:
                 break
             for one in broken:
-                self._give_away(one, packing.left)
-            packing.bins = [one for one in packing.bins if one.held or self._close(one)]
+                self.give_away(one, packing.left)
+            packing.bins = [one for one in packing.bins if one.held or self.close(one)]
             items = shop.cut(packing.left)
-            items = self._offer(items, packing.bins)
+            items = self.offer(items, packing.bins)
             more = self.open_bins(items)
             packing = Packing(packing.bins + more.bins, more.left)
         else:
             packing = self._drop_broken(packing)
         return packing
 
-    def _give_away(self, one: Bin, left: Held) -> None:
+    def give_away(self, one: Bin, left: Held) -> None:
         """Take out the smallest instances until the rest is expected to keep its bounds."""
         sizes = self.shop.sizes[one.kind]
         while one.held and self.shop.predict(one.kind, one.held) > 1:
@@ -380,7 +396,7 @@ class Packer:
             parts = one.held.pop(service)
             left[service] = left.get(service, 0) + parts
 
-    def _offer(self, items: list[tuple[int, int]], bins: Sequence[Bin]) -> list[tuple[int, int]]:
+    def offer(self, items: list[tuple[int, int]], bins: Sequence[Bin]) -> list[tuple[int, int]]:
         left = []
         for service, parts in items:
             sample = self.random.choice(len(bins), min(3 * _LOOKED_AT, len(bins)), False)
@@ -392,7 +408,7 @@ class Packer:
                 left.append((service, parts))
         return left
 
-    def _close(self, one: Bin) -> bool:
+    def close(self, one: Bin) -> bool:
         self.free[one.kind] += 1
         return False
 
@@ -403,7 +419,7 @@ class Packer:
                 kept.append(one)
                 continue
             packing.left = _sum([packing.left, one.held])
-            self._close(one)
+            self.close(one)
         return Packing(kept, packing.left)
 
 
@@ -427,7 +443,7 @@ def pack(
 
     progress.phase("filling GPUs")
     packing = start.copy() if start is not None else Packing([], shop.instances())
-    items = packer._offer(shop.cut(packing.left), packing.bins) if packing.bins else None
+    items = packer.offer(shop.cut(packing.left), packing.bins) if packing.bins else None
     more = packer.open_bins(shop.cut(packing.left) if items is None else items)
     packing = Packing(packing.bins + more.bins, more.left)
     rounds = 4

@@ -113,7 +113,7 @@ def packing_of(running: Placement, shop: Shop) -> Packing:
 
 def name_gpus(packing: Packing, shop: Shop, *, exact: bool = False) -> Placement:
     """The packing on GPUs of the fleet."""
-    _choose_gpus(packing.bins, shop)
+    choose_gpus(packing.bins, shop)
     placed = []
     served: dict[str, float] = defaultdict(float)
     for one in sorted(packing.bins, key=lambda one: str(one.gpu)):
@@ -157,7 +157,7 @@ def name_gpus(packing: Packing, shop: Shop, *, exact: bool = False) -> Placement
     )
 
 
-def _choose_gpus(bins: Sequence[Bin], shop: Shop) -> None:
+def choose_gpus(bins: Sequence[Bin], shop: Shop) -> None:
     """A GPU for every bin without one, such that no service is in one machine only."""
     taken = {one.gpu for one in bins}
     free: dict[str, list[GpuId]] = defaultdict(list)

@@ -242,19 +242,19 @@ class Scorer:
                 break
         return best
 
+    def policy_of(self, kind: str, members: Members) -> str:
+        """Which policy the set would have, by its score or by the coarse simulation."""
+        known = self.scores.get((kind, members))
+        if known is not None and known.policy:
+            return known.policy
+        return min(POLICIES, key=lambda policy: self.coarse_tail(kind, members, policy))
+
     def coarse_tail(self, kind: str, members: Members, policy: str) -> float:
+        """p99 over bound, of the service that has it worst, by the coarse simulation."""
         device = self.kinds[kind]
-        seconds = window_seconds(device, members, self.most_kernels)
         request_ns = np.array([device.request_ns(member.model) for member in members])
         bound_ns = np.array([member.bound_ms * 1e6 for member in members])
-        drain_ns = np.array([self._drain_ns(kind, member.model) for member in members])
-        slower = np.array(
-            [
-                [self._longer_beside(kind, one.model, two.model) for two in members]
-                for one in members
-            ]
-        )
-        arrivals = _arrivals(members, seconds)
+        arrivals = _arrivals(members, window_seconds(device, members, self.most_kernels))
         first = np.cumsum([0, *(len(times) for times in arrivals)])
         joined = np.concatenate(arrivals)
         took = run_coarsely(
@@ -262,8 +262,7 @@ class Scorer:
             first,
             request_ns,
             bound_ns,
-            drain_ns,
-            slower,
+            *self.beside(kind, members),
             policy == "yield",
             _HOPELESS * bound_ns,
         )
@@ -272,6 +271,17 @@ class Scorer:
             for start, end, bound in zip(first[:-1], first[1:], bound_ns, strict=True)
         ]
         return _BIAS[policy] * float(max(tails))
+
+    def beside(self, kind: str, members: Members) -> tuple[Floats, Floats]:
+        """What members have in flight when they yield, and how much longer each pair takes."""
+        drain_ns = np.array([self._drain_ns(kind, member.model) for member in members])
+        slower = np.array(
+            [
+                [self._longer_beside(kind, one.model, two.model) for two in members]
+                for one in members
+            ]
+        )
+        return drain_ns, slower
 
     def _drain_ns(self, kind: str, model: ModelKey) -> float:
         busy = max(row[-1] for row in self.kinds[kind].profiles[model].busy_ns)
