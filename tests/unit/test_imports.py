@@ -17,6 +17,7 @@ ORDER = [
     {"devices"},
     {"frontends"},
     {"varout", "lab"},
+    {"fleet"},
     {"reports"},
     {"api"},
     {"cli"},

@@ -85,12 +85,17 @@ def load_fleet(path: Path) -> tuple[Fleet, str]:
 
 def find_kinds(fleet: Fleet, folders: Sequence[Path] = ()) -> dict[str, GpuKind]:
     """Topology, calibration and profiles of every kind of GPU in the fleet."""
+    models = dict.fromkeys(service.model for service in fleet.services)
     kinds = {}
     for name in fleet.kinds:
-        topology = find_topology(name)
-        calibration = find_calibration(None, topology)
-        models = dict.fromkeys(service.model for service in fleet.services)
-        profiles = {model: find_profile(model, topology, calibration, folders) for model in models}
+        try:
+            topology = find_topology(name)
+            calibration = find_calibration(None, topology)
+            profiles = {
+                model: find_profile(model, topology, calibration, folders) for model in models
+            }
+        except UsageError as error:
+            raise UsageError(f"GPUs of kind {name!r}: {error}") from None
         kinds[name] = GpuKind(topology, calibration, profiles)
     return kinds
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eclip.errors import PlanningError, UsageError
+from eclip.errors import UsageError
 from eclip.fleet.packing import Bin, Held, Packing, Shop
 from eclip.progress import Progress
 
@@ -53,7 +53,7 @@ def feasible_sets(shop: Shop, kind: str, progress: Progress | None = None) -> It
             if any(head) and _keeps(shop, kind, head, kept, missed):
                 count += 1
                 if count > _MOST_SETS:
-                    raise PlanningError(
+                    raise UsageError(
                         "too many sets fit a GPU for an exact optimum; leave --exact out"
                     )
                 yield FeasibleSet(kind, _held(head))
@@ -132,7 +132,7 @@ def _choose(shop: Shop, sets: list[FeasibleSet]) -> Packing:
                     solver.addConstr(solver.qsum(inside) <= parts - 1)
     solver.run()
     if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
-        raise PlanningError(
+        raise UsageError(
             f"the fleet's {fleet.count} GPUs do not hold all services within their bounds; add "
             f"GPUs, or take the objective goodput"
         )

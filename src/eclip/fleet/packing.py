@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from eclip.errors import PlanningError, UsageError, unknown_name
+from eclip.errors import UsageError, unknown_name
 from eclip.fleet.scores import Member, Members, Scorer, SetScore, may_fit, rounded_up
 from eclip.fleet.spec import Fleet, GpuId, Service
 from eclip.progress import Progress
@@ -463,7 +463,7 @@ def pack(
     assert best is not None
     if best[1].left and shop.objective != "goodput":
         names = [shop.fleet.services[service].name for service in best[1].left]
-        raise PlanningError(
+        raise UsageError(
             f"the fleet's {shop.fleet.count} GPUs do not hold all services within their bounds: no "
             f"room for {', '.join(names[:3])}{' and others' if len(names) > 3 else ''}; add GPUs, "
             f"or take the objective goodput"

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
-from eclip.errors import PlanningError
+from eclip.artefacts import store
+from eclip.errors import ArtefactError, UsageError
+from eclip.fleet import exact
 from eclip.fleet.packing import PARTS, Bin, Held, Packing, Shop, pack
 from eclip.fleet.scores import Scorer
 from eclip.fleet.spec import Fleet, GpuId, gpu_ids
@@ -84,6 +87,30 @@ def place(
         shop, dict(free), start=start, seconds=seconds, steps=steps, seed=seed, progress=progress
     )
     return name_gpus(packing, shop)
+
+
+def place_exactly(
+    fleet: Fleet, scorer: Scorer, objective: str = "fewest", *, progress: Progress | None = None
+) -> Placement:
+    """The best placement of a small fleet, with a proof, where services are cut no finer than they
+    must be."""
+    shop = Shop(fleet, scorer, objective, parts=1)
+    return name_gpus(exact.solve(shop, progress), shop, exact=True)
+
+
+def load_placement(path: Path) -> Placement:
+    """A placement from a file that ``eclip fleet plan -o`` wrote."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Placement)
+    except OSError as error:
+        raise ArtefactError(f"cannot read {path}: {error.strerror or error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ArtefactError(f"{path} is no placement: {error}") from None
+
+
+def save_placement(placement: Placement, path: Path) -> None:
+    text = msgspec.json.format(msgspec.json.encode(placement), indent=1)
+    store.save_export(path, text + b"\n", ASSUMED.encode())
 
 
 def packing_of(running: Placement, shop: Shop) -> Packing:
@@ -219,7 +246,7 @@ def _move_apart(
             ):
                 return
             one.gpu, other.gpu = other.gpu, one.gpu
-    raise PlanningError(
+    raise UsageError(
         f"instances of one service (number {service}) cannot be put on two machines; add a GPU of "
         f"kind {where[0].kind} in another machine"
     )
