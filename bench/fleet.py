@@ -25,11 +25,14 @@ from bench.support.tables import print_table
 
 from eclip.errors import PlanningError
 from eclip.fleet import exact
-from eclip.fleet.packing import Packing, Shop, pack
+from eclip.fleet.packing import pack
 from eclip.fleet.placement import name_gpus
 from eclip.fleet.scores import POLICIES, Member, Scorer, rounded_up, simulate_set
+from eclip.fleet.shop import Packing, Shop
+from eclip.fleet.simulate import simulate_day
 from eclip.fleet.spec import Fleet, GpuGroup
 from eclip.progress import Progress
+from eclip.reports.fleet_day import draw_days
 
 KERNELS = 4e5  # of a simulation here: a tenth of a second
 POOL = 8  # services from which small instances are drawn, so that sets meet again
@@ -204,6 +207,33 @@ def growth(sizes: Sequence[int]) -> None:
     )
 
 
+def day(services: int = 200, gpus: int = 160) -> None:
+    """A day of a random fleet, following and static; the picture is that of docs/results.md."""
+    fleet = random_fleet("mixed", services, gpus, seed=2)
+    scorer = Scorer(all_kinds(fleet.kinds), KERNELS)
+    days = [simulate_day(fleet, scorer, static=static) for static in (False, True)]
+    rows = [
+        [
+            found.label,
+            f"{found.kept:.3%}",
+            f"{found.gpus_mean:.1f} ({found.gpus_most})",
+            str(found.moved),
+            str(found.failed),
+            f"{found.energy_kwh:.0f}",
+            f"{found.within:.2%} of {found.requests}",
+            f"{found.sampled_kept} of {found.sampled_gpus}",
+            f"{found.cpu_s:.0f}",
+        ]
+        for found in days
+    ]
+    columns = ["placement", "bounds kept", "GPUs (most)", "moves", "failures", "kWh",
+               "routed in time", "simulated kept", "CPU s"]  # fmt: skip
+    print_table(f"A day of {services} services, up to {fleet.count} GPUs (modelled)", columns, rows)
+    print(days[0].modelled)
+    picture = Path(__file__).parents[1] / "docs" / "fleet-day.svg"
+    picture.write_text(draw_days(days))
+
+
 def coarse(sets: int = 40) -> None:
     """How far the coarse simulation is off where it matters: p99 over bound of 0.3 to 3."""
     scorer = Scorer(all_kinds(("h200",)), 1e6)
@@ -268,10 +298,12 @@ def main(arguments: list[str]) -> None:
         rules(numbers or [10], families)
     elif what == "growth":
         growth(numbers or [100, 1000])
+    elif what == "day":
+        day(*numbers)
     elif what == "coarse":
         coarse(*numbers)
     else:
-        raise PlanningError(f"bench/fleet.py knows optimum, rules, growth and coarse, not {what}")
+        raise PlanningError(f"bench/fleet.py knows optimum, rules, growth, day, coarse, not {what}")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from eclip.fleet.coarse import run_coarsely
-from eclip.fleet.packing import Bin, Shop
+from eclip.fleet.shop import Bin, Shop
 from eclip.progress import Progress
 
 _SPARE = 1.1

@@ -14,7 +14,6 @@ from eclip.errors import ArtefactError, UsageError
 from eclip.fleet import exact
 from eclip.fleet.config import find_kinds, load_fleet
 from eclip.fleet.moves import moves_between
-from eclip.fleet.packing import Shop
 from eclip.fleet.placement import (
     Placement,
     load_placement,
@@ -34,17 +33,33 @@ from eclip.fleet.scores import (
     rounded_up,
     simulate_set,
 )
-from eclip.fleet.simulate import DayOptions, route, simulate_day
+from eclip.fleet.shop import Shop
+from eclip.fleet.simulate import DayOptions, simulate_day
 from eclip.fleet.spec import Fleet, GpuGroup, Service, check_fleet
+from eclip.fleet.windows import route
 from eclip.reports.fleet_day import draw_days
 
 KERNELS = 6e4  # of a simulation: a few hundredths of a second
 MODELS = ("alexnet:1", "squeezenet:1", "vgg19:1", "mobilenet_v3:1", "resnet50:8")
 
 
-def service(name: str, model: str, rate: float, bound_ms: float, **more: float) -> Service:
-    told = {"weight": more.get("weight", 1.0), "instances": int(more.get("instances", 1))}
-    return Service(name=name, model=parse_model(model), rate_rps=rate, bound_ms=bound_ms, **told)
+def service(
+    name: str,
+    model: str,
+    rate: float,
+    bound_ms: float,
+    *,
+    weight: float = 1.0,
+    instances: int = 1,
+) -> Service:
+    return Service(
+        name=name,
+        model=parse_model(model),
+        rate_rps=rate,
+        bound_ms=bound_ms,
+        weight=weight,
+        instances=instances,
+    )
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eclip.errors import UsageError
-from eclip.fleet.packing import Bin, Held, Packing, Shop
+from eclip.fleet.shop import Bin, Held, Packing, Shop
 from eclip.progress import Progress
 
 MOST_SERVICES = 12

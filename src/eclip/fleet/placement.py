@@ -17,8 +17,9 @@ import msgspec
 from eclip.artefacts import store
 from eclip.errors import ArtefactError, UsageError
 from eclip.fleet import exact
-from eclip.fleet.packing import PARTS, Bin, Held, Packing, Shop, pack
+from eclip.fleet.packing import pack
 from eclip.fleet.scores import Scorer
+from eclip.fleet.shop import PARTS, Bin, Held, Packing, Shop
 from eclip.fleet.spec import Fleet, GpuId, gpu_ids
 from eclip.progress import Progress
 

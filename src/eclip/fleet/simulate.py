@@ -15,16 +15,15 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from eclip.fleet import routing
-from eclip.fleet.coarse import Floats, run_coarsely
+from eclip.fleet.coarse import Floats
+from eclip.fleet.filling import Filler
 from eclip.fleet.moves import LOAD_BYTES_PER_S, START_S
-from eclip.fleet.packing import Bin, Packer, Packing, Shop
 from eclip.fleet.placement import choose_gpus
 from eclip.fleet.scores import Scorer, rounded_up
+from eclip.fleet.shop import Packing, Shop
 from eclip.fleet.spec import Fleet, GpuId, gpu_ids
-from eclip.jit import compiled, compiled_with
+from eclip.fleet.windows import window
 from eclip.progress import Progress
 
 STEP_S = 300.0
@@ -141,8 +140,8 @@ class _Cell:
         }
         planned = options.headroom * self.expected.max(axis=0)
         shop = self._shop(planned)
-        packer = Packer(shop, free, [options.seed, 1])
-        packing = packer.open_bins(shop.cut(shop.instances()))
+        filler = Filler(shop, free, [options.seed, 1])
+        packing = filler.open_bins(shop.cut(shop.instances()))
         choose_gpus(packing.bins, shop)
         steps = []
         windows = STEPS // options.every_steps
@@ -158,8 +157,8 @@ class _Cell:
                     planned = np.where(drifted, ahead * options.headroom, planned)
                     before = _homes(packing)
                     shop = self._shop(planned)
-                    packer = Packer(shop, packer.free, [options.seed, 2 + step])
-                    packing = follow(packer, packing)
+                    filler = Filler(shop, filler.free, [options.seed, 2 + step])
+                    packing = follow(filler, packing)
                     choose_gpus(packing.bins, shop)
                     moved += len(_homes(packing) - before)
                 self._sample(shop, packing, options.requests / windows / self.cells)
@@ -168,7 +167,7 @@ class _Cell:
             failed = min(failed, len(packing.bins))
             lost_rps = 0.0
             for _ in range(failed):
-                lost_s, replaced = self._fail(packer, packing)
+                lost_s, replaced = self._fail(filler, packing)
                 moved += replaced
                 lost_rps += lost_s / STEP_S
             kept = self._kept_rps(shop, packing, rates, planned) - lost_rps
@@ -194,12 +193,12 @@ class _Cell:
         fleet = msgspec.structs.replace(self.fleet, services=services)
         return Shop(fleet, self.scorer, "fewest", parts=1)
 
-    def _fail(self, packer: Packer, packing: Packing) -> tuple[float, int]:
+    def _fail(self, filler: Filler, packing: Packing) -> tuple[float, int]:
         """A GPU goes: requests lost until its instances stand elsewhere, and how many move."""
         gone = packing.bins.pop(int(self.random.integers(len(packing.bins))))
-        shop = packer.shop
-        items = packer.offer(list(gone.held.items()), packing.bins)
-        more = packer.open_bins(items)
+        shop = filler.shop
+        items = filler.offer(list(gone.held.items()), packing.bins)
+        more = filler.open_bins(items)
         packing.bins += more.bins
         packing.left = more.left
         choose_gpus(packing.bins, shop)
@@ -262,18 +261,18 @@ class _Cell:
         totals.within += within
 
 
-def follow(packer: Packer, packing: Packing) -> Packing:
+def follow(filler: Filler, packing: Packing) -> Packing:
     """The packing for the shop's rates: what has become too much gives instances away, and GPUs
     that others can do without are given back."""
     packing = packing.copy()
-    packing.left = _missing(packer.shop, packing)
+    packing.left = _missing(filler.shop, packing)
     for one in packing.bins:
-        packer.give_away(one, packing.left)
-    packing.bins = [one for one in packing.bins if one.held or packer.close(one)]
-    items = packer.offer(packer.shop.cut(packing.left), packing.bins)
-    more = packer.open_bins(items)
+        filler.give_away(one, packing.left)
+    packing.bins = [one for one in packing.bins if one.held or filler.close(one)]
+    items = filler.offer(filler.shop.cut(packing.left), packing.bins)
+    more = filler.open_bins(items)
     packing = Packing(packing.bins + more.bins, more.left)
-    return packer.shrink(packing)
+    return filler.shrink(packing)
 
 
 def _missing(shop: Shop, packing: Packing) -> dict[int, int]:
@@ -307,107 +306,6 @@ def day_of_rates(
         begin = int(random.integers(STEPS - 2))
         factors[begin : begin + 2, service] *= options.burst
     return factors, expected
-
-
-_choose = compiled(routing.choose)  # the router's own code
-
-
-@compiled_with(routing.__file__)
-def _route(
-    arrivals: Floats,
-    shares: Floats,
-    request_ns: float,
-    bound_ns: float,
-    draws: Floats,
-    stale_ns: float,
-) -> npt.NDArray[np.int64]:
-    picked = np.zeros(len(arrivals), dtype=np.int64)
-    backlog = np.zeros(len(shares))  # work sent and not done, at full speed
-    slack = np.zeros(len(shares))
-    before, report = 0.0, 0.0
-    for number in range(len(arrivals)):
-        now = arrivals[number]
-        for instance in range(len(shares)):
-            backlog[instance] = max(0.0, backlog[instance] - (now - before))
-        before = now
-        if now >= report:
-            report = now + stale_ns
-            for instance in range(len(shares)):
-                slack[instance] = bound_ns - backlog[instance] - request_ns
-        chosen = _choose(slack, shares, draws[number, 0], draws[number, 1])
-        picked[number] = chosen
-        backlog[chosen] += request_ns
-    return picked
-
-
-def window(
-    shop: Shop, packing: Packing, requests: float, random: np.random.Generator
-) -> tuple[int, int]:
-    """Some GPUs, request by request: how many requests were sent there, and how many answered in
-    time. Services with several instances are routed; the router's view is 20 ms old."""
-    offered = within = 0
-    homes: dict[int, list[Bin]] = {}
-    for one in packing.bins:
-        for service in one.held:
-            homes.setdefault(service, []).append(one)
-    order = random.permutation(len(packing.bins))
-    for index in order:
-        if offered >= requests:
-            break
-        one = packing.bins[int(index)]
-        sent, answered = _window_of(shop, one, homes, random)
-        offered += sent
-        within += answered
-    return offered, within
-
-
-def _window_of(
-    shop: Shop, one: Bin, homes: dict[int, list[Bin]], random: np.random.Generator
-) -> tuple[int, int]:
-    device = shop.scorer.kinds[one.kind]
-    services = sorted(one.held)
-    members = [shop.member(service, one.held[service]) for service in services]
-    seconds = 4000 / sum(member.rate_rps for member in members)
-    arrivals = []
-    for service, member in zip(services, members, strict=True):
-        count = len(homes[service])
-        number = random.poisson(member.rate_rps * count * seconds)
-        times = np.sort(random.uniform(0, seconds * 1e9, number))
-        if count > 1:
-            alone_ns = device.request_ns(member.model)
-            picked = route(times, np.ones(count), alone_ns, member.bound_ms * 1e6, random)
-            times = times[picked == 0]
-        arrivals.append(times)
-    first = np.cumsum([0, *map(len, arrivals)])
-    request_ns = np.array([device.request_ns(member.model) for member in members])
-    bound_ns = np.array([member.bound_ms * 1e6 for member in members])
-    if first[-1] == 0:
-        return 0, 0
-    policy = shop.scorer.policy_of(one.kind, tuple(sorted(members)))
-    took = run_coarsely(
-        np.concatenate(arrivals),
-        first,
-        request_ns,
-        bound_ns,
-        *shop.scorer.beside(one.kind, tuple(members)),
-        policy == "yield",
-        np.full(len(members), np.inf),
-    )
-    late = np.repeat(bound_ns, np.diff(first))
-    return int(first[-1]), int(np.count_nonzero(took <= late))
-
-
-def route(
-    arrivals: Floats,
-    shares: Floats,
-    request_ns: float,
-    bound_ns: float,
-    random: np.random.Generator,
-    stale_ns: float = 20e6,
-) -> npt.NDArray[np.int64]:
-    """Which instance every request goes to: by slack as it was at the last report."""
-    draws = random.random((len(arrivals), 2))
-    return _route(arrivals, shares, request_ns, bound_ns, draws, stale_ns)
 
 
 def _joined(label: str, runs: Sequence[tuple[list[DayStep], _Totals]], cpu_s: float) -> Day:

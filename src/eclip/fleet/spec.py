@@ -74,6 +74,9 @@ def check_fleet(fleet: Fleet) -> Fleet:
         raise UsageError("the fleet has no GPUs; add a [[gpus]]")
     _check_unique("service", (service.name for service in fleet.services))
     _check_unique("GPUs of", (f"{group.machine}/{group.kind}" for group in fleet.gpus))
+    for group in fleet.gpus:
+        if group.count < 1:
+            raise UsageError(f"machine {group.machine!r}: a count of GPUs starts at 1")
     for service in fleet.services:
         for what, value in (("rate", service.rate_rps), ("weight", service.weight)):
             if not 0 < value < math.inf:
@@ -85,9 +88,6 @@ def check_fleet(fleet: Fleet) -> Fleet:
                 f"service {service.name!r} wants {service.instances} instances, each on a GPU of "
                 f"its own, and the fleet has {fleet.count}"
             )
-    for group in fleet.gpus:
-        if group.count < 1:
-            raise UsageError(f"machine {group.machine!r}: a count of GPUs starts at 1")
     if fleet.count > MOST_GPUS:
         raise UsageError(f"a fleet has at most {MOST_GPUS} GPUs, not {fleet.count}")
     return fleet
