@@ -110,6 +110,8 @@ def test_bound_from_profiles_refuses_only_what_cannot_be(kind: GpuKind) -> None:
     assert not may_fit(kind, members_of(("resnet50:8", 1, 0.9 * slow_ms)))
     assert not may_fit(kind, members_of(("resnet50:8", 1.01e3 / slow_ms, 100 * slow_ms)))
     assert may_fit(kind, members_of(("resnet50:8", 1, 2 * slow_ms)))
+    crowd = [("alexnet:1", 1.0, 50.0)] * 33  # more than a mix may have
+    assert may_fit(kind, members_of(*crowd[1:])) and not may_fit(kind, members_of(*crowd))
     small = msgspec.structs.replace(kind.topology, memory_bytes=kind.topology.context_bytes + 1)
     tiny = GpuKind(small, kind.calibration, kind.profiles)
     assert not may_fit(tiny, members_of(("resnet50:8", 1, 2 * slow_ms)))
@@ -312,6 +314,8 @@ def test_copies_that_do_not_fit_beside_each_other_say_so(kind: GpuKind, scorer: 
     placement = place(fleet, scorer, steps=2)
     nothing = msgspec.structs.replace(placement, gpus=())
     need = moves_between(nothing, placement, fleet, scorer.kinds).changes[0].both_bytes
+    crowd = [("alexnet:1", 1.0, 50.0)] * 33  # more than a mix may have
+    assert may_fit(kind, members_of(*crowd[1:])) and not may_fit(kind, members_of(*crowd))
     small = msgspec.structs.replace(kind.topology, memory_bytes=need - 1)
     kinds = {"h200": GpuKind(small, kind.calibration, kind.profiles)}
     assert not moves_between(nothing, placement, fleet, kinds).changes[0].beside

@@ -32,7 +32,7 @@ import numpy as np
 from eclip.artefacts import store
 from eclip.artefacts.calibration import Calibration
 from eclip.artefacts.memory import WorkerMemory, memory_of
-from eclip.artefacts.mix import Bound, Mix, MixWorker
+from eclip.artefacts.mix import MAX_WORKERS, Bound, Mix, MixWorker
 from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Plan, unpartitioned
 from eclip.artefacts.profile import Profile
@@ -137,6 +137,8 @@ def rounded_up(rate_rps: float) -> float:
 
 def may_fit(kind: GpuKind, members: Members) -> bool:
     """Whether anything speaks against it by the profiles alone."""
+    if len(members) > MAX_WORKERS:
+        return False
     work = 0.0
     for member in members:
         request_ns = kind.request_ns(member.model)
