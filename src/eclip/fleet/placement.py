@@ -212,7 +212,8 @@ def choose_gpus(bins: Sequence[Bin], shop: Shop) -> None:
     if len({group.machine for group in shop.fleet.gpus}) > 1:
         for service, where in homes.items():
             if len(where) > 1 and len(_machines(where)) == 1:
-                _move_apart(service, where, bins, homes, machines_left)
+                name = shop.fleet.services[service].name
+                _move_apart(name, where, bins, homes, machines_left)
 
 
 def _machines(bins: Sequence[Bin]) -> set[str]:
@@ -220,7 +221,7 @@ def _machines(bins: Sequence[Bin]) -> set[str]:
 
 
 def _move_apart(
-    service: int,
+    name: str,
     where: list[Bin],
     bins: Sequence[Bin],
     homes: dict[int, list[Bin]],
@@ -248,8 +249,8 @@ def _move_apart(
                 return
             one.gpu, other.gpu = other.gpu, one.gpu
     raise UsageError(
-        f"instances of one service (number {service}) cannot be put on two machines; add a GPU of "
-        f"kind {where[0].kind} in another machine"
+        f"the instances of service {name!r} cannot be put on two machines; add a {where[0].kind} "
+        f"in another machine"
     )
 
 

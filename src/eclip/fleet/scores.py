@@ -57,7 +57,7 @@ _WARMUP = 0.25  # of the window
 _BACK_TO_BACK = 12  # requests of the slowest, to measure what a pair costs
 _NEVER_NS = 1e18  # a latency, finite so that it can be written to a file
 _STARVED = 100.0  # times longer: beside some, a model gets nothing done
-# What the coarse simulation leaves out, on the mean of random sets (bench/fleet.py --coarse).
+# What the coarse simulation leaves out, on the mean of random sets (bench/fleet.py coarse).
 _BIAS = {"yield": 1.0, "shared": 1.02}
 _HOPELESS = 1.5  # times its bound, by the coarse simulation: not worth simulating
 
