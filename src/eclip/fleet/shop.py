@@ -46,14 +46,25 @@ class Packing:
 
 
 class Shop:
-    """A fleet with its scores: sizes, values and predictions for bins."""
+    """A fleet with its scores: sizes, values and predictions for bins.
 
-    def __init__(self, fleet: Fleet, scorer: Scorer, objective: str, parts: int = PARTS) -> None:
+    ``spare``: how much of its bounds a set must leave that is estimated and never simulated.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        scorer: Scorer,
+        objective: str,
+        parts: int = PARTS,
+        spare: float = 0.0,
+    ) -> None:
         if objective not in OBJECTIVES:
             raise unknown_name("objective", objective, OBJECTIVES)
         self.fleet = fleet
         self.scorer = scorer
         self.objective = objective
+        self.spare = spare
         self.least = [least_instances(service, scorer, fleet.kinds) for service in fleet.services]
         if objective == "goodput":  # what is more than the fleet can hold is refused, not required
             self.least = [min(least, fleet.count) for least in self.least]
@@ -90,7 +101,9 @@ class Shop:
         """p99 over bound: the simulator's, where the set was simulated, or an estimate."""
         members = self.members(held)
         known = self.scorer.scores.get((kind, members))
-        return self.scorer.estimate(kind, members) if known is None else known.worst
+        if known is not None:
+            return known.worst
+        return (1 + self.spare) * self.scorer.estimate(kind, members)
 
     def fits(self, one: Bin, service: int, parts: int) -> bool:
         """Whether a bin may take parts of a service that it does not hold yet."""

@@ -29,6 +29,7 @@ from eclip.progress import Progress
 STEP_S = 300.0
 STEPS = 288  # a day
 _CELL_SERVICES = 1000
+_SPARE = 0.1  # of the bounds: most sets of a day are estimated, not simulated
 MODELLED = (
     "modelled: rates are a fluid in steps of 5 minutes; a GPU keeps its bounds where it was placed "
     "for the rates it has, or by the coarse simulation; sampled GPUs are simulated by kernels, "
@@ -191,7 +192,7 @@ class _Cell:
             for service, base, factor in zip(self.fleet.services, self.base, planned, strict=True)
         )
         fleet = msgspec.structs.replace(self.fleet, services=services)
-        return Shop(fleet, self.scorer, "fewest", parts=1)
+        return Shop(fleet, self.scorer, "fewest", parts=1, spare=_SPARE)
 
     def _fail(self, filler: Filler, packing: Packing) -> tuple[float, int]:
         """A GPU goes: requests lost until its instances stand elsewhere, and how many move."""
