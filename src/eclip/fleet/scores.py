@@ -103,6 +103,15 @@ class GpuKind:
         """What a request takes of the device's time were it spread over all units."""
         return {model: unit_time_ns(profile) for model, profile in self.profiles.items()}
 
+    @functools.cached_property
+    def drain_ns(self) -> dict[ModelKey, float]:
+        """What a request that yields has in flight: a stretch, or one kernel that is longer."""
+        longest = {
+            model: max(row[-1] for row in profile.busy_ns)
+            for model, profile in self.profiles.items()
+        }
+        return {model: float(max(GRAIN_NS, took)) for model, took in longest.items()}
+
     def digest(self, most_kernels: float) -> str:
         """Of all that a score depends on besides its set."""
         told = (self.topology, self.calibration, most_kernels, _PROMISED, _WARMUP)
@@ -277,7 +286,7 @@ class Scorer:
 
     def beside(self, kind: str, members: Members) -> tuple[Floats, Floats]:
         """What members have in flight when they yield, and how much longer each pair takes."""
-        drain_ns = np.array([self._drain_ns(kind, member.model) for member in members])
+        drain_ns = np.array([self.kinds[kind].drain_ns[member.model] for member in members])
         slower = np.array(
             [
                 [self._longer_beside(kind, one.model, two.model) for two in members]
@@ -285,10 +294,6 @@ class Scorer:
             ]
         )
         return drain_ns, slower
-
-    def _drain_ns(self, kind: str, model: ModelKey) -> float:
-        busy = max(row[-1] for row in self.kinds[kind].profiles[model].busy_ns)
-        return float(max(GRAIN_NS, busy))
 
     def _longer_beside(self, kind: str, model: ModelKey, other: ModelKey) -> float:
         """How much longer requests of a model take beside another one's, less 1."""
@@ -408,7 +413,9 @@ def _latencies(load: Load, worker: int, requests: Ints, until_ns: float) -> Floa
 
 
 def _p99(took_ns: Floats) -> float:
-    """Without interpolation: of a few requests, the slowest one counts."""
+    """Without interpolation: of a few requests, the slowest one counts. As NumPy's percentile with
+    the method "higher", in a fifth of its time."""
     if len(took_ns) == 0:
         return 0.0
-    return float(np.percentile(took_ns, 99, method="higher"))
+    rank = math.ceil(0.99 * (len(took_ns) - 1))
+    return float(np.partition(took_ns, rank)[rank])
