@@ -29,7 +29,7 @@ from eclip.fleet.packing import pack
 from eclip.fleet.placement import name_gpus
 from eclip.fleet.scores import POLICIES, Member, Scorer, rounded_up, simulate_set
 from eclip.fleet.shop import Packing, Shop
-from eclip.fleet.simulate import simulate_day
+from eclip.fleet.simulate import DayOptions, simulate_day
 from eclip.fleet.spec import Fleet, GpuGroup
 from eclip.progress import Progress
 from eclip.reports.fleet_day import draw_days
@@ -211,7 +211,8 @@ def day(services: int = 200, gpus: int = 160) -> None:
     """A day of a random fleet, following and static; the picture is that of docs/results.md."""
     fleet = random_fleet("mixed", services, gpus, seed=2)
     scorer = Scorer(all_kinds(fleet.kinds), KERNELS)
-    days = [simulate_day(fleet, scorer, static=static) for static in (False, True)]
+    options = DayOptions(failures_a_gpu=0.1)  # many, so that a small fleet shows some
+    days = [simulate_day(fleet, scorer, options, static=static) for static in (False, True)]
     rows = [
         [
             found.label,

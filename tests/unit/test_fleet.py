@@ -352,6 +352,14 @@ def test_two_choices_spread_better_than_one() -> None:
     assert np.bincount(picked).min() > 900
 
 
+def test_a_stale_view_does_not_send_a_crowd_to_one_instance() -> None:
+    random = np.random.default_rng(1)
+    arrivals = np.sort(random.uniform(0, 1e9, 2000))
+    picked = route(arrivals, np.ones(2), 0.5e6, 5e6, random, stale_ns=100e6)
+    runs = np.diff(np.flatnonzero(np.diff(picked)))
+    assert runs.max() < 40  # in a view of 100 ms there are 200 requests
+
+
 # --- A day ---
 
 

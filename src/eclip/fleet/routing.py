@@ -12,7 +12,8 @@ def choose(slack_ns: Any, shares: Any, first_draw: float, second_draw: float) ->
     """Of two instances drawn by their shares, the one with more slack.
 
     Two choices and not the best of all: slack is as old as its last report, and whoever looked best
-    would get every request until the next one. An instance whose model is not loaded has a share of
+    would get every request until the next one. For the same reason a router takes off what it has
+    sent itself since the report; with two instances, both are drawn each time. An instance whose model is not loaded has a share of
     0 and is never drawn. ``first_draw`` and ``second_draw`` are uniform in [0, 1). Returns -1 if no
     instance may be drawn.
     """

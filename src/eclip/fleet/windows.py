@@ -45,6 +45,7 @@ def _route(
         chosen = _choose(slack, shares, draws[number, 0], draws[number, 1])
         picked[number] = chosen
         backlog[chosen] += request_ns
+        slack[chosen] -= request_ns  # the router knows what it sent since the last report
     return picked
 
 
