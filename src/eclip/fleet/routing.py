@@ -13,9 +13,9 @@ def choose(slack_ns: Any, shares: Any, first_draw: float, second_draw: float) ->
 
     Two choices and not the best of all: slack is as old as its last report, and whoever looked best
     would get every request until the next one. For the same reason a router takes off what it has
-    sent itself since the report; with two instances, both are drawn each time. An instance whose model is not loaded has a share of
-    0 and is never drawn. ``first_draw`` and ``second_draw`` are uniform in [0, 1). Returns -1 if no
-    instance may be drawn.
+    sent itself since the report: of two instances, both are drawn each time. An instance whose
+    model is not loaded has a share of 0 and is never drawn. ``first_draw`` and ``second_draw`` are
+    uniform in [0, 1). Returns -1 if no instance may be drawn.
     """
     total = 0.0
     for index in range(len(shares)):
