@@ -319,7 +319,8 @@ def float_options() -> list[tuple[tuple[str, ...], str]]:
     found: list[tuple[tuple[str, ...], str]] = []
     tops = typer.main.get_command(make_app()).commands  # type: ignore[attr-defined]
     commands: dict[tuple[str, ...], Any] = {(name,): one for name, one in tops.items()}
-    commands |= {("varout", name): one for name, one in tops["varout"].commands.items()}
+    for group in ("varout", "fleet"):
+        commands |= {(group, name): one for name, one in tops[group].commands.items()}
     for path, one in commands.items():
         for option in one.params:
             text = " ".join(str(getattr(option, name, "")) for name in ("type", "type_descriptor"))

@@ -18,6 +18,7 @@ ORDER = [
     {"frontends"},
     {"varout", "lab"},
     {"serving"},
+    {"fleet"},
     {"reports"},
     {"api"},
     {"cli"},

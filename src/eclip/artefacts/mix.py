@@ -187,13 +187,15 @@ def parse_mix(text: str) -> Mix:
 
 
 def _read_bound(terms: list[str]) -> Bound | None:
-    if not terms:
-        return None
-    match = _BOUND.fullmatch(terms[0])
-    if len(terms) > 1 or match is None:
+    return read_bound("/".join(terms)) if terms else None
+
+
+def read_bound(text: str) -> Bound:
+    """``5ms``, or ``1.1x``."""
+    match = _BOUND.fullmatch(text)
+    if match is None:
         raise ValueError(
-            f"cannot read the bound {'/'.join(terms)!r}; write 5ms, or 1.1x for so many times "
-            f"the p99 alone"
+            f"cannot read the bound {text!r}; write 5ms, or 1.1x for so many times the p99 alone"
         )
     number = float(match["number"])
     return Bound(ms=number) if match["unit"] == "ms" else Bound(times_alone=number)

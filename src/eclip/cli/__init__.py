@@ -44,6 +44,7 @@ COMMANDS = (
     "calibrate",
     "doctor",
     "bench",
+    "fleet",
     "varout",
 )
 
@@ -61,7 +62,7 @@ def make_app(names: Sequence[str] = COMMANDS) -> typer.Typer:
     app.callback()(_options)
     for name in names:
         module = importlib.import_module(f"eclip.cli.{name}")
-        if name == "varout":
+        if hasattr(module, "app"):  # a command with commands of its own
             app.add_typer(module.app, name=name)
         else:
             app.command(name)(finite_numbers(getattr(module, name)))

@@ -1,0 +1,1 @@
+"""Many GPUs: which services share which GPU, how that is scored, and simulated fleets."""

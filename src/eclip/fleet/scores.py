@@ -1,0 +1,421 @@
+"""Scores: what a GPU gives the set of services placed on it.
+
+Three answers, each dearer than the one before:
+
+- ``may_fit``: a bound from profiles alone. It refuses only what no plan could keep: too much
+  memory, a request that takes longer than its bound, more work than the units have time for.
+- ``estimate``: a coarse simulation, request by request (``coarse.py``). It guides a search.
+- ``score``: the simulator, kernel by kernel, with the plan that would be deployed. Only this
+  counts. Each set is simulated once and remembered.
+
+What a score assumes: Poisson arrivals at the rates, which are rounded up to steps of 4.4%; all
+instances warm; the calibration's GPU; a p99 over the requests of one run. The plan is that of the
+policy ``yield`` (least slack first) or ``shared`` (plain streams), whichever keeps the bounds.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+import math
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from eclip.artefacts import store
+from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.memory import WorkerMemory, memory_of
+from eclip.artefacts.mix import MAX_WORKERS, Bound, Mix, MixWorker
+from eclip.artefacts.model_key import ModelKey
+from eclip.artefacts.plan import Plan, unpartitioned
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.topology import Topology
+from eclip.devices.load import Load, closed_loop, load_of_mix
+from eclip.devices.shapes import Poisson
+from eclip.devices.sim.contention import Ints
+from eclip.devices.sim.device import Glimpse, glimpse
+from eclip.devices.sim.tables import KernelTables
+from eclip.errors import ArtefactError
+from eclip.fleet.coarse import Floats, run_coarsely
+from eclip.planning import policies
+from eclip.planning.joints import GRAIN_NS
+from eclip.planning.problem import Problem
+from eclip.progress import Progress
+
+_MARK = b"eclip fleet scores"  # in files of them
+POLICIES = ("yield", "shared")
+_STEPS = 16  # of a rate, to the doubling
+_PROMISED = 500  # requests of the service with the fewest: a bound is on a p99
+_WARMUP = 0.25  # of the window
+_BACK_TO_BACK = 12  # requests of the slowest, to measure what a pair costs
+_NEVER_NS = 1e18  # a latency, finite so that it can be written to a file
+_STARVED = 100.0  # times longer: beside some, a model gets nothing done
+# What the coarse simulation leaves out, on the mean of random sets (bench/fleet.py coarse).
+_BIAS = {"yield": 1.0, "shared": 1.02}
+_HOPELESS = 1.5  # times its bound, by the coarse simulation: not worth simulating
+
+
+class Member(msgspec.Struct, frozen=True, order=True):
+    """An instance as a score sees it: nothing of its service's name."""
+
+    model: ModelKey
+    rate_rps: float
+    bound_ms: float
+
+
+Members = tuple[Member, ...]  # sorted
+
+
+class SetScore(msgspec.Struct, frozen=True, kw_only=True):
+    """What a set gives on one GPU; an entry for every member, in their order."""
+
+    policy: str
+    p99_ms: tuple[float, ...]
+    within: tuple[float, ...]  # the part of the requests that is answered within the bound
+    power_w: float
+    worst: float  # p99 over bound, of the service that has it worst
+
+    @property
+    def kept(self) -> bool:
+        return self.worst <= 1
+
+
+@dataclass(frozen=True)
+class GpuKind:
+    """A kind of GPU, with the profiles of all models that may run there."""
+
+    topology: Topology
+    calibration: Calibration
+    profiles: Mapping[ModelKey, Profile]
+
+    def request_ns(self, model: ModelKey) -> float:
+        return float(self.profiles[model].request_ns[-1])
+
+    @functools.cached_property
+    def unit_time_ns(self) -> dict[ModelKey, float]:
+        """What a request takes of the device's time were it spread over all units."""
+        return {model: unit_time_ns(profile) for model, profile in self.profiles.items()}
+
+    @functools.cached_property
+    def drain_ns(self) -> dict[ModelKey, float]:
+        """What a request that yields has in flight: a stretch, or one kernel that is longer."""
+        longest = {
+            model: max(row[-1] for row in profile.busy_ns)
+            for model, profile in self.profiles.items()
+        }
+        return {model: float(max(GRAIN_NS, took)) for model, took in longest.items()}
+
+    def digest(self, most_kernels: float) -> str:
+        """Of all that a score depends on besides its set."""
+        told = (self.topology, self.calibration, most_kernels, _PROMISED, _WARMUP)
+        digest = hashlib.sha256(msgspec.json.encode(told, enc_hook=str))
+        for model in sorted(self.profiles):
+            profile = self.profiles[model]
+            digest.update(msgspec.json.encode((profile.trace.digest, profile.request_ns)))
+        return digest.hexdigest()
+
+    def memory_bytes(self, model: ModelKey) -> int:
+        footprint = self.profiles[model].footprint
+        return 0 if footprint is None else footprint.total_bytes
+
+
+class _KeptScores(msgspec.Struct, frozen=True, kw_only=True):
+    title: str = _MARK.decode()
+    digests: dict[str, str]  # of what the scores of a kind depend on
+    entries: tuple[tuple[str, Members, SetScore], ...]
+
+
+def unit_time_ns(profile: Profile) -> float:
+    """A request's time on the whole device, each kernel counted by the part of it that it fills."""
+    units = profile.sizes[-1]
+    filled = np.minimum(profile.waves_at(units), 1.0)
+    return float((profile.busy_at(units) * filled).sum())
+
+
+def rounded_up(rate_rps: float) -> float:
+    """To a step of the grid of rates, so that sets meet again."""
+    return float(2.0 ** (math.ceil(_STEPS * math.log2(rate_rps) - 1e-9) / _STEPS))
+
+
+def may_fit(kind: GpuKind, members: Members) -> bool:
+    """Whether anything speaks against it by the profiles alone."""
+    if len(members) > MAX_WORKERS:
+        return False
+    work = 0.0
+    for member in members:
+        request_ns = kind.request_ns(member.model)
+        if request_ns > member.bound_ms * 1e6 or request_ns * member.rate_rps >= 1e9:
+            return False
+        work += kind.unit_time_ns[member.model] * member.rate_rps
+    if work >= 1e9:
+        return False
+    workers = [
+        WorkerMemory(name=str(member.model), footprint=kind.profiles[member.model].footprint)
+        for member in members
+    ]
+    return memory_of(kind.topology, workers, lanes=0).fits
+
+
+@dataclass
+class Scorer:
+    """Scores of sets, remembered. ``most_kernels`` bounds the length of one simulation."""
+
+    kinds: Mapping[str, GpuKind]
+    most_kernels: float = 1e6
+    scores: dict[tuple[str, Members], SetScore] = field(default_factory=dict)
+    simulated: int = 0  # simulations run
+    _estimates: dict[tuple[str, Members], float] = field(default_factory=dict)
+    _joules: dict[tuple[str, ModelKey], float] = field(default_factory=dict)
+    _slower: dict[tuple[str, ModelKey, ModelKey], float] = field(default_factory=dict)
+
+    def estimate(self, kind: str, members: Members) -> float:
+        """The worst p99 over bound that the coarse simulation gives. It ends with the first policy
+        that keeps the bounds."""
+        key = (kind, members)
+        if key not in self._estimates:
+            worst = math.inf
+            for policy in POLICIES if may_fit(self.kinds[kind], members) else ():
+                worst = min(worst, self.coarse_tail(kind, members, policy))
+                if worst <= 1 or len(members) == 1:
+                    break
+            self._estimates[key] = worst
+        return self._estimates[key]
+
+    def score(self, kind: str, members: Members) -> SetScore:
+        key = (kind, members)
+        if key not in self.scores:
+            self.scores[key] = self._simulate(kind, members)
+        return self.scores[key]
+
+    def score_all(self, sets: Sequence[tuple[str, Members]], progress: Progress) -> list[SetScore]:
+        """On all cores: compiled code holds no GIL."""
+        new = [one for one in dict.fromkeys(sets) if one not in self.scores]
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            for number, _ in enumerate(threads.map(lambda one: self.score(*one), new)):
+                progress.part(number / len(new))
+        return [self.scores[one] for one in sets]
+
+    def remember(self, path: Path) -> None:
+        """Take over the scores of a file, if they are of the same profiles and constants."""
+        try:
+            kept = msgspec.json.decode(gzip.decompress(path.read_bytes()), type=_KeptScores)
+        except FileNotFoundError:
+            return
+        except (OSError, EOFError, zlib.error, msgspec.DecodeError) as error:
+            raise ArtefactError(f"{path} does not hold scores: {error}; remove it") from None
+        for name, digest in self._digests().items():
+            if kept.digests.get(name) == digest:
+                mine = [entry for entry in kept.entries if entry[0] == name]
+                self.scores.update({(kind, members): score for kind, members, score in mine})
+
+    def keep(self, path: Path) -> None:
+        """Write all scores, so that no set is simulated twice."""
+        entries = tuple(
+            (kind, members, score)
+            for (kind, members), score in self.scores.items()
+            if score.policy  # what profiles refuse is refused again as quickly
+        )
+        kept = _KeptScores(digests=self._digests(), entries=entries)
+        store.save_export(path, gzip.compress(msgspec.json.encode(kept)), _MARK)
+
+    def _digests(self) -> dict[str, str]:
+        return {name: kind.digest(self.most_kernels) for name, kind in self.kinds.items()}
+
+    def joules(self, kind: str, model: ModelKey) -> float:
+        """What a request draws above an idle GPU."""
+        key = (kind, model)
+        if key not in self._joules:
+            device = self.kinds[kind]
+            seen = glimpse_together(device, [model])
+            above_w = seen.power_w - device.calibration.power.idle_w
+            self._joules[key] = max(above_w / seen.rates_rps[0], 0.0)
+        return self._joules[key]
+
+    def _simulate(self, kind: str, members: Members) -> SetScore:
+        best = refused(members)
+        if not may_fit(self.kinds[kind], members):
+            return best
+        tails = {policy: self.coarse_tail(kind, members, policy) for policy in POLICIES}
+        for policy in sorted(POLICIES, key=tails.__getitem__)[: len(members)]:
+            if best.policy and tails[policy] > _HOPELESS:
+                continue
+            found = simulate_set(self.kinds[kind], members, policy, self.most_kernels)
+            self.simulated += 1
+            if found.worst < best.worst:
+                best = found
+            if best.kept:
+                break
+        return best
+
+    def policy_of(self, kind: str, members: Members) -> str:
+        """Which policy the set would have, by its score or by the coarse simulation."""
+        known = self.scores.get((kind, members))
+        if known is not None and known.policy:
+            return known.policy
+        return min(POLICIES, key=lambda policy: self.coarse_tail(kind, members, policy))
+
+    def coarse_tail(self, kind: str, members: Members, policy: str) -> float:
+        """p99 over bound, of the service that has it worst, by the coarse simulation."""
+        device = self.kinds[kind]
+        request_ns = np.array([device.request_ns(member.model) for member in members])
+        bound_ns = np.array([member.bound_ms * 1e6 for member in members])
+        arrivals = _arrivals(members, window_seconds(device, members, self.most_kernels))
+        first = np.cumsum([0, *(len(times) for times in arrivals)])
+        joined = np.concatenate(arrivals)
+        took = run_coarsely(
+            joined,
+            first,
+            request_ns,
+            bound_ns,
+            *self.beside(kind, members),
+            policy == "yield",
+            _HOPELESS * bound_ns,
+        )
+        tails = [
+            _p99(took[start:end][joined[start:end] >= 0]) / bound
+            for start, end, bound in zip(first[:-1], first[1:], bound_ns, strict=True)
+        ]
+        return _BIAS[policy] * float(max(tails))
+
+    def beside(self, kind: str, members: Members) -> tuple[Floats, Floats]:
+        """What members have in flight when they yield, and how much longer each pair takes."""
+        drain_ns = np.array([self.kinds[kind].drain_ns[member.model] for member in members])
+        slower = np.array(
+            [
+                [self._longer_beside(kind, one.model, two.model) for two in members]
+                for one in members
+            ]
+        )
+        return drain_ns, slower
+
+    def _longer_beside(self, kind: str, model: ModelKey, other: ModelKey) -> float:
+        """How much longer requests of a model take beside another one's, less 1."""
+        key = (kind, model, other)
+        if key not in self._slower:
+            mine, theirs = measure_pair(self.kinds[kind], model, other)
+            self._slower[key] = mine
+            self._slower[kind, other, model] = theirs if other != model else mine
+        return self._slower[key]
+
+
+def refused(members: Members) -> SetScore:
+    """The score of what cannot be."""
+    none = (0.0,) * len(members)
+    return SetScore(
+        policy="", p99_ms=(math.inf,) * len(members), within=none, power_w=0.0, worst=math.inf
+    )
+
+
+def plan_of(kind: GpuKind, members: Members, policy: str, names: Sequence[str] = ()) -> Plan:
+    """The plan that would be deployed for the set."""
+    mix = _mix_of(members, names)
+    profiles = tuple(kind.profiles[member.model] for member in members)
+    return policies.make_plan(policy, Problem(mix, kind.topology, profiles))
+
+
+def simulate_set(
+    kind: GpuKind, members: Members, policy: str, most_kernels: float, seed: int = 0
+) -> SetScore:
+    """What the simulator gives the set under a policy; other arrivals with another seed."""
+    seconds = window_seconds(kind, members, most_kernels)
+    plan = plan_of(kind, members, policy)
+    load = load_of_mix(plan.mix, seconds, _WARMUP * seconds, seed)
+    tables = KernelTables([kind.profiles[member.model] for member in members], kind.calibration)
+    seen = glimpse(plan, tables, load, seconds * 1e9)
+    tails_ms, within = [], []
+    for worker, member in enumerate(members):
+        took_ns = _latencies(load, worker, seen.requests, seconds * 1e9 - member.bound_ms * 1e6)
+        tails_ms.append(_p99(took_ns) / 1e6)
+        within.append(float(np.mean(took_ns <= member.bound_ms * 1e6)))
+    pairs = zip(tails_ms, members, strict=True)
+    return SetScore(
+        policy=policy,
+        p99_ms=tuple(tails_ms),
+        within=tuple(within),
+        power_w=seen.power_w,
+        worst=max(tail / member.bound_ms for tail, member in pairs),
+    )
+
+
+def window_seconds(kind: GpuKind, members: Members, most_kernels: float) -> float:
+    kernels = [len(kind.profiles[member.model].trace.kernels) for member in members]
+    rates = [member.rate_rps for member in members]
+    kernels_per_s = sum(rate * count for rate, count in zip(rates, kernels, strict=True))
+    longest_s = max(member.bound_ms for member in members) / 1e3
+    return max(min(_PROMISED / min(rates), most_kernels / kernels_per_s), 4 * longest_s)
+
+
+def measure_pair(kind: GpuKind, model: ModelKey, other: ModelKey) -> tuple[float, float]:
+    """How much longer each takes beside the other, less 1: both back to back on plain streams."""
+    rates = glimpse_together(kind, [model, other]).rates_rps
+    mine, theirs = (
+        max(1e9 / (rate * kind.request_ns(key)) - 1, 0.0) if rate > 0 else _STARVED
+        for rate, key in zip(rates, (model, other), strict=True)
+    )
+    return mine, theirs
+
+
+def glimpse_together(kind: GpuKind, models: Sequence[ModelKey]) -> Glimpse:
+    """A dozen requests of the slowest, all back to back on plain streams."""
+    profiles = [kind.profiles[model] for model in models]
+    workers = tuple(MixWorker(name=f"{index}", model=model) for index, model in enumerate(models))
+    plan = unpartitioned(kind.topology, profiles, Mix(name="together", workers=workers))
+    tables = KernelTables(profiles, kind.calibration)
+    longest_ns = max(profile.request_ns[-1] for profile in profiles)
+    return glimpse(plan, tables, closed_loop(len(models)), _BACK_TO_BACK * longest_ns)
+
+
+def _mix_of(members: Members, names: Sequence[str] = ()) -> Mix:
+    return Mix(
+        name=",".join(
+            f"{member.model}@{member.rate_rps:.6g}rps/{member.bound_ms:g}ms" for member in members
+        ),
+        workers=tuple(
+            MixWorker(
+                name=names[index] if names else f"{index}:{member.model}",
+                model=member.model,
+                rate_rps=member.rate_rps,
+                bound=Bound(ms=member.bound_ms),
+            )
+            for index, member in enumerate(members)
+        ),
+    )
+
+
+def _arrivals(members: Members, seconds: float) -> list[Floats]:
+    """Those of ``load_of_mix``, without the mix: a search asks a thousand times a second."""
+    warmup_s = _WARMUP * seconds
+    drawn = [
+        Poisson().draw(member.rate_rps, seconds + warmup_s, np.random.default_rng([0, index]))
+        for index, member in enumerate(members)
+    ]
+    return [(times - warmup_s) * 1e9 for times in drawn]
+
+
+def _latencies(load: Load, worker: int, requests: Ints, until_ns: float) -> Floats:
+    """Of all requests that arrived while measured, and early enough to keep their bound: what was
+    not answered took for ever."""
+    times = load.arrivals[worker]
+    assert times is not None
+    offered = int(np.count_nonzero((times >= 0) & (times <= until_ns)))
+    rows = requests[(requests[:, 0] == worker) & (requests[:, 1] <= until_ns)]
+    rows = rows[rows[:, 1] >= 0]
+    took = np.full(max(offered, len(rows), 1), _NEVER_NS)
+    took[: len(rows)] = rows[:, 3] - rows[:, 1]
+    return took if offered else np.zeros(1)
+
+
+def _p99(took_ns: Floats) -> float:
+    """Without interpolation: of a few requests, the slowest one counts. As NumPy's percentile with
+    the method "higher", in a fifth of its time."""
+    if len(took_ns) == 0:
+        return 0.0
+    rank = math.ceil(0.99 * (len(took_ns) - 1))
+    return float(np.partition(took_ns, rank)[rank])

@@ -1,0 +1,441 @@
+"""Placement on many GPUs: scores, packing, the exact optimum, moves, routing, a simulated day."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from eclip.artefacts.model_key import ModelKey, parse_model
+from eclip.errors import ArtefactError, UsageError
+from eclip.fleet import exact
+from eclip.fleet.config import find_kinds, load_fleet
+from eclip.fleet.moves import moves_between
+from eclip.fleet.placement import (
+    Placement,
+    load_placement,
+    place,
+    place_exactly,
+    save_placement,
+)
+from eclip.fleet.routing import choose
+from eclip.fleet.scores import (
+    POLICIES,
+    GpuKind,
+    Member,
+    Members,
+    Scorer,
+    may_fit,
+    plan_of,
+    rounded_up,
+    simulate_set,
+)
+from eclip.fleet.shop import Shop
+from eclip.fleet.simulate import DayOptions, simulate_day
+from eclip.fleet.spec import Fleet, GpuGroup, Service, check_fleet
+from eclip.fleet.windows import route
+from eclip.reports.fleet_day import draw_days
+
+KERNELS = 6e4  # of a simulation: a few hundredths of a second
+MODELS = ("alexnet:1", "squeezenet:1", "vgg19:1", "mobilenet_v3:1", "resnet50:8")
+
+
+def service(
+    name: str,
+    model: str,
+    rate: float,
+    bound_ms: float,
+    *,
+    weight: float = 1.0,
+    instances: int = 1,
+) -> Service:
+    return Service(
+        name=name,
+        model=parse_model(model),
+        rate_rps=rate,
+        bound_ms=bound_ms,
+        weight=weight,
+        instances=instances,
+    )
+
+
+@pytest.fixture(scope="module")
+def kind() -> GpuKind:
+    services = tuple(service(model, model, 1, 1) for model in MODELS)
+    groups = (GpuGroup(machine="a", kind="h200"),)
+    return find_kinds(Fleet(services=services, gpus=groups))["h200"]
+
+
+@pytest.fixture(scope="module")
+def scorer(kind: GpuKind) -> Scorer:
+    return Scorer({"h200": kind}, KERNELS)
+
+
+def fleet_of(*services: Service, machines: int = 2, count: int = 4) -> Fleet:
+    groups = tuple(
+        GpuGroup(machine=f"m{number}", kind="h200", count=count) for number in range(machines)
+    )
+    return check_fleet(Fleet(services=services, gpus=groups))
+
+
+def some_services(kind: GpuKind, count: int, seed: int) -> tuple[Service, ...]:
+    random = np.random.default_rng(seed)
+    drawn = []
+    for number in range(count):
+        model = parse_model(MODELS[int(random.integers(len(MODELS)))])
+        request_s = kind.request_ns(model) / 1e9
+        rate, bound = random.uniform(0.1, 0.4) / request_s, random.choice([4, 8, 16]) * request_s
+        drawn.append(service(f"s{number}", str(model), float(rate), float(1e3 * bound)))
+    return tuple(drawn)
+
+
+def members_of(*members: tuple[str, float, float]) -> Members:
+    return tuple(sorted(Member(parse_model(model), rate, ms) for model, rate, ms in members))
+
+
+# --- Scores ---
+
+
+def test_rates_are_rounded_up_by_less_than_a_step() -> None:
+    for rate in (0.013, 1.0, 3.7, 812.0):
+        assert rate <= rounded_up(rate) * (1 + 1e-9) <= rate * 2 ** (1 / 16) * (1 + 1e-6)
+    assert rounded_up(rounded_up(3.7)) == rounded_up(3.7)
+
+
+def test_bound_from_profiles_refuses_only_what_cannot_be(kind: GpuKind) -> None:
+    slow_ms = kind.request_ns(parse_model("resnet50:8")) / 1e6
+    assert not may_fit(kind, members_of(("resnet50:8", 1, 0.9 * slow_ms)))
+    assert not may_fit(kind, members_of(("resnet50:8", 1.01e3 / slow_ms, 100 * slow_ms)))
+    assert may_fit(kind, members_of(("resnet50:8", 1, 2 * slow_ms)))
+    crowd = [("alexnet:1", 1.0, 50.0)] * 33  # more than a mix may have
+    assert may_fit(kind, members_of(*crowd[1:])) and not may_fit(kind, members_of(*crowd))
+    small = msgspec.structs.replace(kind.topology, memory_bytes=kind.topology.context_bytes + 1)
+    tiny = GpuKind(small, kind.calibration, kind.profiles)
+    assert not may_fit(tiny, members_of(("resnet50:8", 1, 2 * slow_ms)))
+
+
+def test_score_is_the_simulators_with_the_plan_that_is_deployed(
+    kind: GpuKind, scorer: Scorer
+) -> None:
+    members = members_of(("alexnet:1", 400, 2.0), ("resnet50:8", 100, 20.0))
+    score = scorer.score("h200", members)
+    assert score == simulate_set(kind, members, score.policy, KERNELS)
+    assert plan_of(kind, members, score.policy).policy == score.policy
+    assert score.kept and min(score.within) > 0.98
+
+
+def test_a_set_is_simulated_once(kind: GpuKind) -> None:
+    fresh = Scorer({"h200": kind}, KERNELS)
+    members = members_of(("alexnet:1", 400, 2.0))
+    assert fresh.score("h200", members) is fresh.score("h200", members)
+    assert fresh.simulated == 1
+
+
+def test_overload_is_not_kept(scorer: Scorer) -> None:
+    members = members_of(*(("vgg19:1", 1200, 3.0) for _ in range(3)))
+    assert scorer.estimate("h200", members) > 1
+    assert not scorer.score("h200", members).kept
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_coarse_simulation_is_near_the_simulator(
+    kind: GpuKind, scorer: Scorer, policy: str
+) -> None:
+    members = members_of(
+        ("alexnet:1", 400, 1.5), ("resnet50:8", 120, 12.0), ("mobilenet_v3:1", 150, 5.0)
+    )
+    seen = simulate_set(kind, members, policy, KERNELS).worst
+    assert scorer.coarse_tail("h200", members, policy) == pytest.approx(seen, rel=0.35)
+
+
+def test_scores_outlive_a_run_but_not_another_calibration(kind: GpuKind, tmp_path: Path) -> None:
+    path = tmp_path / "scores.json.gz"
+    first = Scorer({"h200": kind}, KERNELS)
+    members = members_of(("alexnet:1", 400, 2.0))
+    first.score("h200", members)
+    first.keep(path)
+    first.keep(path)
+    again, other = Scorer({"h200": kind}, KERNELS), Scorer({"h200": kind}, 2 * KERNELS)
+    again.remember(path)
+    other.remember(path)
+    assert again.scores == first.scores and not other.scores
+    path.write_bytes(b"not gzip")
+    with pytest.raises(ArtefactError, match="does not hold scores"):
+        again.remember(path)
+
+
+# --- Placement ---
+
+
+def check(placement: Placement, fleet: Fleet) -> None:
+    """What holds of every placement."""
+    served: dict[str, float] = {}
+    machines: dict[str, list[str]] = {}
+    for placed in placement.gpus:
+        assert placed.instances
+        for one in placed.instances:
+            assert one.p99_ms <= one.bound_ms
+            served[one.service] = served.get(one.service, 0.0) + one.share
+            machines.setdefault(one.service, []).append(placed.gpu.machine)
+    assert len({placed.gpu for placed in placement.gpus}) == len(placement.gpus)
+    for asked in fleet.services:
+        lacking = placement.refused.get(asked.name, 0.0)
+        assert served.get(asked.name, 0.0) + lacking == pytest.approx(1)
+        if len(machines.get(asked.name, [])) > 1:
+            assert len(set(machines[asked.name])) > 1
+
+
+def test_every_service_is_placed_within_its_bound(kind: GpuKind, scorer: Scorer) -> None:
+    fleet = fleet_of(*some_services(kind, 8, 0))
+    placement = place(fleet, scorer, steps=12)
+    check(placement, fleet)
+    assert not placement.refused
+    assert len(placement.gpus) < 8
+    assert placement == place(fleet, scorer, steps=12)
+
+
+def test_what_one_gpu_cannot_serve_is_split_over_two_machines(scorer: Scorer) -> None:
+    fleet = fleet_of(
+        service("hot", "vgg19:1", 3000, 5.0), service("twin", "alexnet:1", 100, 3.0, instances=2)
+    )
+    placement = place(fleet, scorer, steps=4)
+    check(placement, fleet)
+    for name in ("hot", "twin"):
+        where = [placed.gpu for placed in placement.gpus if name in placed.shares]
+        assert len(where) >= 2 and len({gpu.machine for gpu in where}) >= 2
+
+
+def test_goodput_serves_what_is_worth_most(scorer: Scorer) -> None:
+    fleet = fleet_of(
+        service("dear", "vgg19:1", 900, 3.0, weight=5),
+        service("cheap", "vgg19:1", 900, 3.0),
+        machines=1,
+        count=1,
+    )
+    placement = place(fleet, scorer, "goodput", steps=8)
+    check(placement, fleet)
+    assert placement.refused.get("cheap", 0.0) > placement.refused.get("dear", 0.0)
+
+
+def test_least_energy_uses_no_more_power_than_a_gpu_each(kind: GpuKind, scorer: Scorer) -> None:
+    fleet = fleet_of(*some_services(kind, 5, 1))
+    placement = place(fleet, scorer, "energy", steps=8)
+    check(placement, fleet)
+    assert placement.power_w < 5 * kind.calibration.power.idle_w
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_search_finds_the_exact_number_of_gpus(kind: GpuKind, scorer: Scorer, seed: int) -> None:
+    fleet = fleet_of(*some_services(kind, 5, seed + 10))
+    proven = place_exactly(fleet, scorer)
+    check(proven, fleet)
+    found = place(fleet, scorer, steps=30, parts=1)
+    assert len(found.gpus) <= len(proven.gpus) + 1
+    assert proven.exact and not found.exact
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(40))
+def test_search_finds_the_exact_number_of_gpus_often(
+    kind: GpuKind, scorer: Scorer, seed: int
+) -> None:
+    fleet = fleet_of(*some_services(kind, 6, seed + 100))
+    found = place(fleet, scorer, steps=60, parts=1)
+    assert len(found.gpus) <= len(place_exactly(fleet, scorer).gpus) + 1
+
+
+def test_exact_optimum_is_that_of_all_partitions(kind: GpuKind, scorer: Scorer) -> None:
+    fleet = fleet_of(*some_services(kind, 4, 3))
+    shop = Shop(fleet, scorer, "fewest", parts=1)
+    fewest = min(
+        len(groups)
+        for groups in _partitions(list(range(4)))
+        if all(scorer.score("h200", shop.members(dict.fromkeys(group, 1))).kept for group in groups)
+    )
+    assert len(exact.solve(shop).bins) == fewest
+
+
+def _partitions(items: list[int]) -> list[list[list[int]]]:
+    if not items:
+        return [[]]
+    first, *rest = items
+    found = []
+    for size in range(len(rest) + 1):
+        for others in itertools.combinations(rest, size):
+            left = [item for item in rest if item not in others]
+            found += [[[first, *others], *more] for more in _partitions(left)]
+    return found
+
+
+def test_infeasible_bounds_and_too_few_gpus_are_refused(scorer: Scorer) -> None:
+    with pytest.raises(UsageError, match="one request takes"):
+        place(fleet_of(service("a", "resnet50:8", 1, 0.01)), scorer, steps=0)
+    many = [service(f"s{number}", "vgg19:1", 900, 3.0) for number in range(4)]
+    with pytest.raises(UsageError, match="do not hold all services"):
+        place(fleet_of(*many, machines=1, count=1), scorer, steps=0)
+
+
+# --- Moves ---
+
+
+def test_new_placement_starts_from_the_running_one(kind: GpuKind, scorer: Scorer) -> None:
+    services = some_services(kind, 6, 4)
+    fleet = fleet_of(*services)
+    running = place(fleet, scorer, steps=6)
+    same = place(fleet, scorer, running=running, steps=0)
+    assert moves_between(running, same, fleet, scorer.kinds).changes == ()
+    more = fleet_of(*services, service("new", "alexnet:1", 200, 3.0))
+    grown = place(more, scorer, running=running, steps=0)
+    check(grown, more)
+    moves = moves_between(running, grown, more, scorer.kinds)
+    assert moves.instances == 1
+    (change,) = moves.changes
+    assert change.load == ("new",) and change.load_s > 0 and change.beside
+    assert 0 < change.both_bytes <= change.memory_bytes
+
+
+def test_a_gpu_that_has_gone_is_planned_around(kind: GpuKind, scorer: Scorer) -> None:
+    fleet = fleet_of(*some_services(kind, 6, 5))
+    running = place(fleet, scorer, steps=6)
+    lost = running.gpus[0].gpu.machine
+    left = msgspec.structs.replace(
+        fleet, gpus=tuple(group for group in fleet.gpus if group.machine != lost)
+    )
+    after = place(left, scorer, running=running, steps=2)
+    check(after, left)
+    assert lost not in {placed.gpu.machine for placed in after.gpus}
+
+
+def test_copies_that_do_not_fit_beside_each_other_say_so(kind: GpuKind, scorer: Scorer) -> None:
+    fleet = fleet_of(service("a", "alexnet:1", 100, 3.0), service("b", "vgg19:1", 100, 9.0))
+    placement = place(fleet, scorer, steps=2)
+    nothing = msgspec.structs.replace(placement, gpus=())
+    need = moves_between(nothing, placement, fleet, scorer.kinds).changes[0].both_bytes
+    crowd = [("alexnet:1", 1.0, 50.0)] * 33  # more than a mix may have
+    assert may_fit(kind, members_of(*crowd[1:])) and not may_fit(kind, members_of(*crowd))
+    small = msgspec.structs.replace(kind.topology, memory_bytes=need - 1)
+    kinds = {"h200": GpuKind(small, kind.calibration, kind.profiles)}
+    assert not moves_between(nothing, placement, fleet, kinds).changes[0].beside
+
+
+def test_placement_is_written_and_read(kind: GpuKind, scorer: Scorer, tmp_path: Path) -> None:
+    placement = place(fleet_of(*some_services(kind, 3, 6)), scorer, steps=0)
+    path = tmp_path / "placement.json"
+    save_placement(placement, path)
+    assert load_placement(path) == placement
+    path.write_text("{}")
+    with pytest.raises(ArtefactError, match="no placement"):
+        load_placement(path)
+
+
+# --- Routing ---
+
+
+def test_router_takes_the_larger_slack_of_two() -> None:
+    assert choose([5.0, 9.0], [1.0, 1.0], 0.1, 0.5) == 1
+    assert choose([9.0, 5.0], [1.0, 1.0], 0.9, 0.5) == 0
+    assert choose([0.0, 9.0, 1.0], [1.0, 0.0, 1.0], 0.1, 0.5) == 2  # 1 is not loaded
+    assert choose([1.0], [1.0], 0.3, 0.9) == 0
+    assert choose([1.0, 2.0], [0.0, 0.0], 0.3, 0.9) == -1
+
+
+def test_two_choices_spread_better_than_one() -> None:
+    random = np.random.default_rng(0)
+    arrivals = np.sort(random.uniform(0, 1e9, 4000))
+    picked = route(arrivals, np.ones(4), 0.9e6, 5e6, random, stale_ns=0.0)
+    gaps = [np.diff(arrivals[picked == one]).std() for one in range(4)]
+    blind = random.integers(0, 4, len(arrivals))
+    assert np.mean(gaps) < np.mean([np.diff(arrivals[blind == one]).std() for one in range(4)])
+    assert np.bincount(picked).min() > 900
+
+
+def test_a_stale_view_does_not_send_a_crowd_to_one_instance() -> None:
+    random = np.random.default_rng(1)
+    arrivals = np.sort(random.uniform(0, 1e9, 2000))
+    picked = route(arrivals, np.ones(2), 0.5e6, 5e6, random, stale_ns=100e6)
+    runs = np.diff(np.flatnonzero(np.diff(picked)))
+    assert runs.max() < 40  # in a view of 100 ms there are 200 requests
+
+
+# --- A day ---
+
+
+def test_a_simulated_day_follows_the_rates(kind: GpuKind, scorer: Scorer) -> None:
+    fleet = fleet_of(*some_services(kind, 8, 7), machines=4)
+    options = DayOptions(requests=20_000, sampled_gpus=2, every_steps=48, failures_a_gpu=0.3)
+    following = simulate_day(fleet, scorer, options)
+    static = simulate_day(fleet, scorer, options, static=True)
+    assert len(following.steps) == 288
+    assert following.gpus_mean < static.gpus_mean
+    assert following.energy_kwh < static.energy_kwh
+    assert following.requests >= 20_000 and following.within > 0.97
+    assert following.kept > 0.9 and following.moved > 0 and static.failed > 0
+    assert "modelled" in following.modelled
+    picture = draw_days([following, static])
+    assert picture.startswith("<svg") and picture.count("<polyline") == 8
+
+
+# --- The file ---
+
+GOOD = """
+[[service]]
+name = "search"
+model = "alexnet:1"
+rate = 300
+bound = "5ms"
+
+[[gpus]]
+machine = "a"
+kind = "h200"
+count = 2
+"""
+
+
+def test_fleet_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text(GOOD)
+    fleet, objective = load_fleet(path)
+    assert objective == "fewest" and fleet.count == 2
+    assert fleet.services[0].model == ModelKey("alexnet", 1)
+    assert fleet.services[0].bound_ms == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("rate = 300", "rate = 300\nrats = 3"), "rats"),
+        (("rate = 300", "rate = 0"), "above 0"),
+        (("5ms", "1.1x"), "in ms"),
+        (("5ms", "fast"), "cannot read the bound"),
+        (("alexnet:1", "alexnet"), "not model:batch"),
+        (("count = 2", "count = 0"), "starts at 1"),
+        (("[[gpus]]", GOOD + "[[gpus]]"), "two entries"),
+        (("[[service]]", "[[service"), "line"),
+    ],
+)
+def test_what_a_fleet_file_cannot_mean_is_refused(
+    tmp_path: Path, change: tuple[str, str], words: str
+) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text(GOOD.replace(*change, 1))
+    with pytest.raises((UsageError, ArtefactError), match=words) as error:
+        load_fleet(path)
+    assert error.value.exit_code == 2 and "\n" not in str(error.value)
+
+
+def test_kinds_without_profiles_are_refused() -> None:
+    fleet = Fleet(
+        services=(service("a", "alexnet:1", 1, 1),), gpus=(GpuGroup(machine="a", kind="h300"),)
+    )
+    with pytest.raises(UsageError, match="GPUs of kind 'h300'"):
+        find_kinds(fleet)
+    unknown = msgspec.structs.replace(
+        fleet,
+        services=(service("a", "nosuch:1", 1, 1),),
+        gpus=(GpuGroup(machine="a", kind="h200"),),
+    )
+    with pytest.raises(UsageError, match="GPUs of kind 'h200': unknown model"):
+        find_kinds(unknown)
