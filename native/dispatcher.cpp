@@ -13,7 +13,7 @@ Dispatcher& Dispatcher::get() {
 Dispatcher::Dispatcher()
     : placing_(setup_),
       workers_(setup_.table(), setup_.pool()),
-      registry_(placing_.legacy(), workers_.followers()) {
+      registry_(placing_.legacy(), workers_.followers(), setup_) {
     if (on()) pthread_atfork(nullptr, nullptr, [] { get().setup_.forked(); });
 }
 

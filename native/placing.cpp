@@ -14,6 +14,7 @@ constexpr uint32_t kLearnEvery = 32;  // how often a lane is asked only to learn
 }  // namespace
 
 Placing::Placing(Setup& setup) : setup_(setup), pool_(setup.pool()) {
+    order_.legacy.seen = kNever;  // blocking streams may hold work that nobody has seen
     if (const char* asking = getenv("ECLIP_ASK"))
         asking_ = strcmp(asking, "always") == 0 ? 1 : strcmp(asking, "never") == 0 ? -1 : 0;
 }

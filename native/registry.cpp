@@ -42,6 +42,7 @@ Stream* Registry::look_up(CUstream raw, CUcontext ours) {
     made->own.kind = description->blocking ? Kind::blocking : Kind::nonblocking;
     made->own.id = next_id_.fetch_add(1);
     made->planned = description->context == ours;
+    if (setup_.missed_calls()) made->own.tail = kHome;
     std::lock_guard hold(lock_);
     // One of another context may have gone with it, unseen; then nobody uses what we knew of it.
     auto& known = streams_[raw];

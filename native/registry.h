@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "driver.h"
+#include "setup.h"
 #include "stream.h"
 #include "thread.h"
 
@@ -14,8 +15,8 @@ namespace eclip {
 
 class Registry {
 public:
-    Registry(StreamOrder& legacy, Followers& followers)
-        : legacy_(kLegacyStream, legacy), followers_(followers) {}
+    Registry(StreamOrder& legacy, Followers& followers, const Setup& setup)
+        : legacy_(kLegacyStream, legacy), followers_(followers), setup_(setup) {}
 
     // The stream of a call, or none: of another context than ours, or no stream at all, which the
     // driver will say itself.
@@ -58,6 +59,7 @@ private:
 
     Stream legacy_;
     Followers& followers_;
+    const Setup& setup_;
     std::atomic<uint64_t> next_id_{2};  // 1 is the legacy stream
     std::atomic<uint64_t> epoch_{0};    // what threads remember is of this one, or out of date
     std::shared_mutex lock_;

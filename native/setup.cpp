@@ -75,6 +75,7 @@ bool Setup::is_foreign(CUcontext context) const {
 
 bool Setup::make_ready() {
     if (Inside::now()) return false;
+    bool missed = missed_calls_.exchange(true);
     CUcontext current = device::current_context();
     if (current == nullptr || is_foreign(current) || !device::is_current(wanted_device_))
         return false;
@@ -111,6 +112,7 @@ bool Setup::make_ready() {
         stop(wrong.c_str());
         return false;
     }
+    missed_calls_.store(missed);  // this call is the first that is seen
     phase_.store(kReady, std::memory_order_release);
     if (rebind_new_objects != nullptr) rebind_new_objects();
     return true;

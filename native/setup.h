@@ -39,6 +39,10 @@ public:
         if (phase == kReady) join();
     }
 
+    // Whether calls went by before there were lanes: streams of ours may have been named while
+    // another context was current, and hold work that nobody has seen.
+    bool missed_calls() const { return missed_calls_.load(std::memory_order_relaxed); }
+
     void stop(const char* why);
     void forked();  // in the child
     void forget_contexts() {
@@ -55,6 +59,7 @@ private:
     bool is_foreign(CUcontext context) const;
 
     std::atomic<int> phase_{kOff};
+    std::atomic<bool> missed_calls_{false};
     std::mutex lock_;
     Table table_;
     Pool pool_;

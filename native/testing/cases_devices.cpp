@@ -180,6 +180,23 @@ CASE(handle_of_a_stream_that_went_with_its_context) {
         [](CUcontext context, const std::vector<CUstream>&) { CHECK(cuCtxDestroy_v2(context)); });
 }
 
+// Work of a stream from before there were lanes, which another context's call put there.
+CASE(call_before_the_planned_context_is_used) {
+    setenv("ECLIP_ASK", "never", 1);
+    use_plan();
+    start();
+    uint64_t* cells = make_cells(2);
+    CUstream stream = make_stream();
+    private_context(0);
+    static uint64_t* late = cells;
+    CHECK(cuLaunchHostFunc(stream, [](void*) { usleep(20000); late[0] = 7; }, nullptr));
+    CHECK(cuCtxSetCurrent(primary));
+    auto read = [](const uint64_t*) { late[1] = late[0]; };
+    CHECK(launch(standin_function("a", read, 0, 1), stream, {}));
+    CHECK(cuStreamSynchronize(stream));
+    return same("what the kernel saw", cells[1], uint64_t{7});
+}
+
 // A call that names its stream may come while another context is current.
 CASE(call_while_another_context_is_current) {
     setenv("ECLIP_ASK", "never", 1);

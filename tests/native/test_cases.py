@@ -81,6 +81,7 @@ CASES = [
     "memory_of_the_planned_device_is_freed",
     "handle_of_another_contexts_stream_that_was_destroyed",
     "handle_of_a_stream_that_went_with_its_context",
+    "call_before_the_planned_context_is_used",
     "call_while_another_context_is_current",
     "capture_begun_while_the_default_stream_is_on_a_lane",
     "capture_begun_while_another_context_is_current",
