@@ -162,8 +162,8 @@ def resolve(
             )
         if settings.file is not None and host.computes:
             raise UsageError(
-                f"service {settings.name!r}: file: a GPU cannot serve files yet; write a factory that "
-                f"loads {settings.file}, and name it with model"
+                f"service {settings.name!r}: file: a GPU cannot serve files yet; write a factory "
+                f"that loads {settings.file}, and name it with model"
             )
         asked = settings.batches or (_USUAL_BATCHES if settings.batched else (1,))
         profiles: list[Profile] = []
