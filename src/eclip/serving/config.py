@@ -131,7 +131,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     fronts: int = 1
     device: str = "sim"
     topology: str = "h200"  # that a simulator simulates
-    profiles: tuple[str, ...] = ()  # folders of profiles; measured ones are kept in the first
+    profiles: tuple[str, ...] = ()  # folders of profiles, used before the package's own
     token_file: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None

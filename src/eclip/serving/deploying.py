@@ -160,6 +160,11 @@ def resolve(
                 f"service {settings.name!r}: a CPU function gives answers on a simulator only; "
                 f'write device = "sim", or give a model'
             )
+        if settings.file is not None and host.computes:
+            raise UsageError(
+                f"service {settings.name!r}: file: a GPU cannot serve files yet; write a factory "
+                f"that loads {settings.file}, and name it with model"
+            )
         asked = settings.batches or (_USUAL_BATCHES if settings.batched else (1,))
         profiles: list[Profile] = []
         for batch in asked:
