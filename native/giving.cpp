@@ -26,7 +26,7 @@ constexpr int kNoDevice = -1;
 constexpr int kFunctions = 4096;
 
 Promise promise;
-double floor_part = 0;
+double promised_floor = 0;
 std::mutex setup_lock;
 std::atomic<int> our_device{kNoDevice};  // none: that of the first launch
 std::atomic<bool> paced{true};
@@ -45,7 +45,7 @@ int read_role() {
     else if (strcmp(tier, "background") == 0) promise.tier = ECLIP_BACKGROUND;
     else return kOff;
     if (const char* bound = secure_getenv("ECLIP_BOUND_NS")) promise.bound_ns = atoll(bound);
-    if (const char* floor = secure_getenv("ECLIP_FLOOR")) floor_part = atof(floor);
+    if (const char* floor = secure_getenv("ECLIP_FLOOR")) promised_floor = atof(floor);
     if (const char* device = secure_getenv("ECLIP_GPU")) our_device = atoi(device);
     if (promise.tier == ECLIP_SERVICE) promise.none_ns = promise.bound_ns + 1;
     return kWaiting;
@@ -86,7 +86,7 @@ bool join(CUdevice device) {
     }
     our_device.store(device);
     if (promise.tier == ECLIP_SERVICE) begin_service(promise.bound_ns);
-    else begin_background(floor_part);
+    else begin_background(promised_floor);
     atexit(at_exit);  // before the driver's own, which was there first
     state.store(kJoined);
     return true;

@@ -9,7 +9,7 @@
 namespace eclip {
 namespace {
 
-constexpr int kMostVariants = 7;  // of one graph: each is an executable more
+constexpr int kMostExecutables = 7;  // of one graph: each is an executable more
 
 // How a graph's kernels agree with a worker's trace.
 struct Match {
@@ -297,9 +297,9 @@ void add_variants(CUgraph graph, const Plan& plan, Executable& main, const std::
         if (others == lanes) continue;
         auto same = std::find(known.begin(), known.end(), others);
         if (same == known.end()) {
-            if (known.size() == kMostVariants) {
+            if (known.size() == kMostExecutables) {
                 say("a graph keeps %d variants of the plan; further ones run as for all workers",
-                    kMostVariants);
+                    kMostExecutables);
                 return;
             }
             auto made = make_on_lanes(graph, main.sequence, plan, others);
