@@ -255,9 +255,8 @@ def channel(target: NumpyServer) -> Iterator[grpc.Channel]:
 
 def call(channel: grpc.Channel, method: str, message: bytes) -> None:
     try:
-        channel.unary_unary(f"/inference.GRPCInferenceService/{method}", None, None)(
-            message, timeout=_PATIENCE_S
-        )
+        ask: Any = channel.unary_unary(f"/inference.GRPCInferenceService/{method}", None, None)
+        ask(message, timeout=_PATIENCE_S)
     except grpc.RpcError as error:
         assert error.code() in _GRPC, error
         line = error.details()

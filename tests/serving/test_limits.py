@@ -107,7 +107,7 @@ def test_a_body_that_grows_when_decompressed_is_limited(strict: NumpyServer, siz
 
 def test_a_message_that_grows_when_decompressed_is_limited(strict: NumpyServer) -> None:
     with grpc.insecure_channel(strict.grpc) as channel:
-        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, None)
+        call: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, None)
         request = pb.ModelInferRequest(raw_input_contents=[bytes(10 << 20)])
         for compression in (grpc.Compression.Gzip, grpc.Compression.NoCompression):
             with pytest.raises(grpc.RpcError) as refused:
@@ -334,7 +334,7 @@ def test_both_protocols_speak_tls(start: Start, tmp_path: Path) -> None:
     connection.close()
     credentials = grpc.ssl_channel_credentials(certificate.read_bytes())
     with grpc.secure_channel(f"localhost:{server.ports.grpc}", credentials) as channel:
-        ready = channel.unary_unary("/inference.GRPCInferenceService/ServerReady", None, None)
+        ready: Any = channel.unary_unary("/inference.GRPCInferenceService/ServerReady", None, None)
         assert pb.ServerReadyResponse.FromString(ready(b"")).ready
     assert server.stop() == 0
 
@@ -345,7 +345,7 @@ def test_a_fault_of_ours_is_one_line_and_the_server_lives(start: Start) -> None:
     line = "the server failed: ZeroDivisionError; see its log"
     assert post(server, "/v2/models/broken/infer", body) == (500, line)
     with grpc.insecure_channel(server.grpc) as channel:
-        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, None)
+        call: Any = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", None, None)
         request = pb.ModelInferRequest(
             model_name="broken",
             inputs=[{"name": "IN", "datatype": "FP32", "shape": [1, 1]}],

@@ -250,17 +250,17 @@ def _methods(core: Core, regions: Regions, limits: Limits) -> dict[str, tuple[Me
     }
 
 
-class _TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+class _TokenInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self, token: Token) -> None:
         self._token = token
 
     async def intercept_service(
         self,
         continuation: Callable[
-            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]
+            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]
         ],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any]:
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
         shown = dict(handler_call_details.invocation_metadata).get("authorization", "")
         text = shown if isinstance(shown, bytes) else shown.encode()
         if handler_call_details.method in _OPEN_METHODS or self._token.is_shown(text):
