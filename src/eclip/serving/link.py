@@ -22,6 +22,7 @@ import mmap
 import os
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -248,7 +249,17 @@ class Slots(Closing):
 
 
 def allocate(name: str, size: int) -> int:
-    """A descriptor of zeroed memory that is there."""
+    """A descriptor of zeroed memory that is there.
+
+    What the host does not have is refused before anything is taken: the kernel would otherwise fill
+    all memory first, and end other processes for it.
+    """
+    room = _available_bytes()
+    if size > room:
+        raise DeviceError(
+            f"no room for {size >> 20} MiB of shared memory, the host has {room >> 20} MiB; use "
+            f"smaller batches or fewer fronts"
+        )
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
     try:
         os.posix_fallocate(descriptor, 0, size)
@@ -259,6 +270,13 @@ def allocate(name: str, size: int) -> int:
             f"batches or fewer fronts"
         ) from None
     return descriptor
+
+
+def _available_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 1 << 62  # an old kernel, which does not say
 
 
 def _aligned(size: int) -> int:
