@@ -8,14 +8,17 @@ import pytest
 from msgspec.structs import replace
 
 from eclip.artefacts import store
+from eclip.artefacts.mix import parse_mix
 from eclip.artefacts.observations import Observations, ObservedJoints
 from eclip.devices.sim.device import SimDevice
+from eclip.frontends.synthetic import synthetic_profile
 from eclip.lab.calibrate import cases_on, measure
 from eclip.lab.case import make_case
 from eclip.lab.joint_costs import costs_with_joints, observe_joints, pair_of
 from eclip.lab.stand import Stand
 from eclip.progress import Progress
-from simulations import CALIBRATIONS, H200
+from heard import Heard
+from simulations import CALIBRATIONS, H200, case_of
 
 BASE = CALIBRATIONS["h200"]
 
@@ -59,6 +62,17 @@ def test_noise_does_not_make_costs_less_than_nothing() -> None:
     )
     found = costs_with_joints(BASE.costs, [noisy])
     assert (found.joint_ns, found.notice_ns, found.hold_ns) == (0, 0, 0)
+
+
+def test_a_request_too_short_for_joints_is_left_out_with_the_reason(tmp_path: Path) -> None:
+    profiles = [synthetic_profile(seed, 1, H200, name=name) for seed, name in enumerate("ab")]
+    mix = parse_mix(f"{profiles[0].model}@1rps/9x,{profiles[1].model}@background")
+    opened, heard = device(1_500, 5_500, 8_000), Heard()
+    path = tmp_path / "observations.json.gz"
+    pair = case_of(profiles, mix=mix)
+    kept = measure(opened, [], path, [pair], runs=1, budget_s=60.0, seed=0, progress=heard)
+    assert kept.joints == ()
+    assert "so it has no joints" in heard.warnings[0]
 
 
 def test_pairs_are_measured_once_and_kept_in_the_file(tmp_path: Path) -> None:

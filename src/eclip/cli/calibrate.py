@@ -16,13 +16,11 @@ from eclip.cli import screen
 from eclip.cli.options import CalibrationOption, JsonOption, ProfilesOption, given_options
 from eclip.devices import open_device
 from eclip.errors import DeviceError, StoppedError, UsageError
-from eclip.lab import joint_costs
-from eclip.lab.calibrate import MIXES, cases_on, fit_observations, measure
+from eclip.lab.calibrate import MIXES, cases_on, fit_observations, measure, pairs_on
 from eclip.lab.case import find_calibration, find_observations, find_topology
 from eclip.lab.fit import Errors, Fit
 
 _MEASURING = ("--device", "--mixes", "--runs", "--budget", "--observations")
-_PAIRS = 3  # of which joints are measured, a few seconds each
 
 
 def calibrate(
@@ -67,7 +65,7 @@ def calibrate(
     ] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure random placements on a GPU and fit the simulator's constants to them."""
+    """Measure random placements and joints on a GPU, and fit the simulator to them."""
     given = given_options(context)
     if ignored := [option for option in given if option in _MEASURING and stored is not None]:
         raise UsageError(f"{ignored[0]} is for measuring, and --from measures nothing")
@@ -92,12 +90,11 @@ def calibrate(
             with opened:
                 shape = opened.topology
                 cases = cases_on(opened, asked, calibration, folders)
-                pairs = [joint_costs.pair_of(case) for case in cases[:_PAIRS]]
                 observed = measure(
                     opened,
                     cases,
                     observations,
-                    cases_on(opened, pairs, calibration, folders),
+                    pairs_on(opened, cases, calibration, folders),
                     runs=runs,
                     budget_s=budget,
                     seed=seed,

@@ -43,6 +43,7 @@ MIXES = (
     "mobilenet_v3:8,efficientnet:8,squeezenet:8,alexnet:8,resnet50:8,bert:8",
 )
 _MOST_FAILURES = 3  # in a row: then it is not the placement
+_PAIRS = 3  # of which joints are measured, a few seconds each
 _NOT_FITTED = "Not fitted: "
 
 
@@ -70,7 +71,12 @@ def measure(
         if known or progress.stopped or time.monotonic() - begin > budget_s:
             continue
         progress.phase(f"measuring joints of {pair.mix.name}")
-        kept = replace(kept, joints=(*kept.joints, joint_costs.observe_joints(Stand(pair, device))))
+        try:
+            observed = joint_costs.observe_joints(Stand(pair, device))
+        except DeviceError as error:
+            progress.warn(f"left out the joints of {pair.mix.name}: {error}")
+            continue
+        kept = replace(kept, joints=(*kept.joints, observed))
         store.save(kept, path)
     progress.phase("measuring")
     for number, case in enumerate(cases):
@@ -164,6 +170,17 @@ def cases_on(
     profiles: Sequence[Path],
 ) -> list[Case]:
     return [make_case(mix, device.topology, calibration, profiles) for mix in mixes]
+
+
+def pairs_on(
+    device: Device,
+    cases: Sequence[Case],
+    calibration: str | Path | Calibration | None,
+    profiles: Sequence[Path],
+) -> list[Case]:
+    """Pairs of the cases' own models, whose joints are measured."""
+    pairs = [joint_costs.pair_of(case) for case in cases[:_PAIRS]]
+    return cases_on(device, pairs, calibration, profiles)
 
 
 def fit_observations(

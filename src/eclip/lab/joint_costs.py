@@ -47,11 +47,15 @@ def observe_joints(stand: Stand) -> ObservedJoints:
     """Measure what the joints of the pair's background cost it."""
     profiles = stand.case.profiles
     plain = unpartitioned(stand.case.topology, profiles, stand.case.mix)
-    ignoring = [_with_joints(plain, profiles, Manner(ways=(), depth=depth)) for depth in (2, 1)]
-    plain_ns, deep_ns, shallow_ns = _requests_ns(stand, [plain, *ignoring])
     yielding = _with_joints(plain, profiles, Manner(ways=((Slack.PLENTY, None),), depth=1))
     joints = yielding.workers[BACKGROUND].joints
-    assert joints is not None
+    if joints is None or not joints.at:
+        raise DeviceError(
+            f"a request of {profiles[BACKGROUND].model} is shorter than a stretch, so it has no "
+            f"joints; measure a mix with a longer one"
+        )
+    ignoring = [_with_joints(plain, profiles, Manner(ways=(), depth=depth)) for depth in (2, 1)]
+    plain_ns, deep_ns, shallow_ns = _requests_ns(stand, [plain, *ignoring])
     return ObservedJoints(
         mix=stand.case.mix.name,
         joints=len(joints.at),
