@@ -7,6 +7,8 @@
 //   Captures  streams that capture, which take no part
 #pragma once
 
+#include <atomic>
+
 #include "captures.h"
 #include "placing.h"
 #include "recording.h"
@@ -20,7 +22,10 @@ namespace eclip {
 
 class Dispatcher {
 public:
-    static Dispatcher& get();
+    static Dispatcher& get() {
+        Dispatcher* made = only_.load(std::memory_order_acquire);
+        return made != nullptr ? *made : make();
+    }
 
     bool on() const { return setup_.on(); }
 
@@ -36,7 +41,7 @@ public:
     }
 
     template <class Call>
-    CUresult launch(CUstream raw, Default meaning, const Launch& launch, Call&& call) {
+    [[gnu::flatten]] CUresult launch(CUstream raw, Default meaning, const Launch& launch, Call&& call) {
         Stream* stream = attend(raw, meaning);
         if (stream == nullptr || captures_.has(stream->home)) return call(raw);
         Counters& counts = counters();
@@ -150,6 +155,8 @@ public:
 
 private:
     Dispatcher();
+    static Dispatcher& make();
+    static constinit std::atomic<Dispatcher*> only_;
 
     static CUstream explicit_handle(CUstream raw, Default meaning) {
         return raw == nullptr && meaning == Default::thread ? kThreadStream : raw;
@@ -163,7 +170,7 @@ private:
     void ended(Stream& stream, uint64_t calls);
 
     template <class Call>
-    CUresult record(Stream& stream, Placing::Hold& hold, const Launch& launch, CUstream raw,
+    [[gnu::cold, gnu::noinline]] CUresult record(Stream& stream, Placing::Hold& hold, const Launch& launch, CUstream raw,
                     Call& call) {
         if (!stream.record_ready) open_record_lane(table(), setup_.pool(), stream);
         auto timed = [&](CUstream target) {

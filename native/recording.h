@@ -8,8 +8,8 @@
 //                                 that a request begins
 #pragma once
 
+#include "identities.h"
 #include "lanes.h"
-#include "names.h"
 #include "stream.h"
 #include "table.h"
 

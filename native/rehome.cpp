@@ -143,7 +143,7 @@ bool read_graph(CUgraph graph, Plan& plan, std::vector<uint64_t>& identities) {
                       {params.grid[0], params.grid[1], params.grid[2]},
                       {params.block[0], params.block[1], params.block[2]},
                       params.sharedMemBytes, 1};
-        identities.push_back(dispatcher.workers().identify(launch));
+        identities.push_back(dispatcher.workers().identities().of(launch));
     }
     plan.kernels = identities.size();
     return !identities.empty();
