@@ -21,7 +21,7 @@ extern std::atomic<int> state;
 // Whether calls need any attention; read from the environment when it is first asked.
 bool read_state();
 inline bool on() {
-    int now = state.load(std::memory_order_relaxed);
+    int now = state.load(std::memory_order_acquire);  // and what was read with it
     return now != kOff && (now != kUnread || read_state());
 }
 
