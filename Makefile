@@ -9,7 +9,7 @@ WORKERS ?= 2
 PYTEST := $(BIN)/pytest -q -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve-demo test test-fast test-long native native-tests mutants gpu-test amd-test gpu-transparent check format bench proto lock clean
+.PHONY: help demo serve-demo test test-fast test-long native native-tests mutants wheel gpu-test amd-test gpu-transparent check format bench proto lock clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -46,6 +46,10 @@ native-tests: ## Build libeclip and the programs that test it; `make test` does
 
 mutants: native-tests ## Plant faults in libeclip and see which test catches each: half an hour
 	@$(PYTHON) native/testing/mutate.py --resume native/build/mutants.jsonl
+
+wheel: $(READY) ## Build a wheel with libeclip for glibc 2.28 and newer, into dist/
+	@tools/setup $(PYTHON) $(VENV) wheel
+	@$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 # No virtual environment and no network: the host's own Python, with what .gpu-deps brings along.
 gpu-test: ## On a host with a GPU: its tests, a quarter of an hour (PART=1, 2 or 3: one part; PART=lanes: one file)

@@ -4,9 +4,12 @@
 
 namespace eclip {
 
-Dispatcher& Dispatcher::get() {
+constinit std::atomic<Dispatcher*> Dispatcher::only_{nullptr};
+
+Dispatcher& Dispatcher::make() {
     // Never destroyed: streams may be used by threads that outlive the process's destructors.
     static Dispatcher& only = *new Dispatcher;
+    only_.store(&only, std::memory_order_release);
     return only;
 }
 

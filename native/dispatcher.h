@@ -8,6 +8,8 @@
 //   Events    behind which of a stream's calls they were recorded
 #pragma once
 
+#include <atomic>
+
 #include "captures.h"
 #include "cutting.h"
 #include "events.h"
@@ -23,7 +25,10 @@ namespace eclip {
 
 class Dispatcher {
 public:
-    static Dispatcher& get();
+    static Dispatcher& get() {
+        Dispatcher* made = only_.load(std::memory_order_acquire);
+        return made != nullptr ? *made : make();
+    }
 
     bool on() const { return setup_.on(); }
 
@@ -39,7 +44,7 @@ public:
     }
 
     template <class Call>
-    CUresult launch(CUstream raw, Default meaning, const Launch& launch, Call&& call) {
+    [[gnu::flatten]] CUresult launch(CUstream raw, Default meaning, const Launch& launch, Call&& call) {
         Stream* stream = attend(raw, meaning);
         if (stream == nullptr || captures_.has(stream->home)) return call(raw);
         Counters& counts = counters();
@@ -213,6 +218,8 @@ public:
 
 private:
     Dispatcher();
+    static Dispatcher& make();
+    static constinit std::atomic<Dispatcher*> only_;
 
     static CUstream explicit_handle(CUstream raw, Default meaning) {
         return raw == nullptr && meaning == Default::thread ? kThreadStream : raw;
@@ -248,7 +255,7 @@ private:
     }
 
     template <class Call>
-    CUresult record(Stream& stream, Placing::Hold& hold, const Launch& launch, CUstream raw,
+    [[gnu::cold, gnu::noinline]] CUresult record(Stream& stream, Placing::Hold& hold, const Launch& launch, CUstream raw,
                     Call& call) {
         if (!stream.record_ready) open_record_lane(table(), setup_.pool(), stream);
         auto timed = [&](CUstream target) {

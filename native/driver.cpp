@@ -62,8 +62,11 @@ void* next_symbol(const char* name) {
 
 bool is_missing(void* function) { return function == reinterpret_cast<void*>(&missing); }
 
-const Driver& driver() {
+constinit std::atomic<const Driver*> loaded_driver{nullptr};
+
+const Driver& load_driver() {
     static const Driver table = load();
+    loaded_driver.store(&table, std::memory_order_release);
     return table;
 }
 

@@ -4,6 +4,8 @@
 // have is an empty slot, or, where users' calls go through it, one that says so.
 #pragma once
 
+#include <atomic>
+
 #include "cuda_abi.h"
 
 namespace eclip {
@@ -44,7 +46,9 @@ enum class Default { legacy, thread };
     CALL(cuKernelGetFunction, CUresult(CUfunction*, CUkernel))                                \
     CALL(cuGraphKernelNodeGetAttribute, CUresult(CUgraphNode, int, void*))                    \
     CALL(cuGraphKernelNodeSetAttribute, CUresult(CUgraphNode, int, const void*))              \
+    CALL(cuFuncGetModule, CUresult(CUmodule*, CUfunction))                                    \
     CALL(cuFuncGetName, CUresult(const char**, CUfunction))                                   \
+    CALL(cuKernelGetLibrary, CUresult(CUlibrary*, CUkernel))                                  \
     CALL(cuKernelGetName, CUresult(const char**, CUkernel))                                   \
     CALL(cuGraphChildGraphNodeGetGraph, CUresult(CUgraphNode, CUgraph*))                      \
     CALL(cuGraphClone, CUresult(CUgraph*, CUgraph))                                           \
@@ -83,7 +87,12 @@ struct Driver {
 };
 
 // The slots, filled on the first call. Empty throughout where there is no driver library.
-const Driver& driver();
+extern constinit std::atomic<const Driver*> loaded_driver;
+const Driver& load_driver();
+inline const Driver& driver() {
+    const Driver* loaded = loaded_driver.load(std::memory_order_acquire);
+    return loaded != nullptr ? *loaded : load_driver();
+}
 
 // The library's own function of this name, whatever we put in front of it.
 void* real_symbol(const char* name);

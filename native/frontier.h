@@ -30,7 +30,7 @@ constexpr uint64_t kNever = ~uint64_t{0};
 // From the top: user (32 bits), number of submissions (30), submitting (1), busy (1). Streams are
 // numbered without end; those with larger numbers than a word holds get no lanes.
 constexpr uint64_t kLastUser = 0xffffffff;
-class LaneWord {
+class alignas(64) LaneWord {  // on a cache line of its own: lanes have different users
 public:
     struct View {
         uint64_t word;
@@ -79,8 +79,8 @@ struct StreamOrder {
 
 struct SharedOrder {
     LaneWord lanes[kMostLanes];
-    StreamOrder legacy{Kind::legacy, 1};
-    std::atomic<bool> legacy_strayed{false};  // its tail is a lane
+    alignas(64) StreamOrder legacy{Kind::legacy, 1};
+    alignas(64) std::atomic<bool> legacy_strayed{false};  // its tail is a lane
     std::atomic<uint64_t> legacy_epoch{0};    // calls on the legacy stream
     std::atomic<uint64_t> blocking_epoch{0};  // calls on blocking streams
     std::atomic<uint64_t> stray{0};  // lanes that blocking streams used since the last legacy call

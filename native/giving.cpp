@@ -8,8 +8,8 @@
 
 #include "busy.h"
 #include "events.h"
+#include "identities.h"
 #include "lines.h"
-#include "names.h"
 #include "pacing.h"
 #include "seat.h"
 
@@ -190,7 +190,7 @@ void meet_function(CUfunction function) {
     auto& slot = seen[mix(reinterpret_cast<uint64_t>(function)) % kFunctions];
     if (slot.load(std::memory_order_relaxed) == function) return;
     slot.store(function, std::memory_order_relaxed);
-    if (strncasecmp(function_name(function), "nccl", 4) != 0) return;
+    if (strncasecmp(name_function(function).name, "nccl", 4) != 0) return;
     paced.store(false);
     say("this program launches kernels of NCCL: its ranks wait for each other, so no bound is "
         "promised, and it does not give way");

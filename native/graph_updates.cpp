@@ -10,7 +10,7 @@
 
 #include "device.h"
 #include "hook.h"
-#include "names.h"
+#include "identities.h"
 #include "rehome.h"
 
 namespace eclip {
@@ -130,9 +130,9 @@ CUresult update_kernel(Executable& exec, CUgraphNode node, const void* params, s
             // another one, the driver refuses and the node goes back to where its function lives.
             KernelNodeParams current{};
             real.cuGraphKernelNodeGetParams_v2(placed.stored, &current);
-            const char* name = function_name(moved.func);
+            const char* name = name_function(moved.func).name;
             if (current.kern != nullptr &&
-                std::strcmp(name, function_name(reinterpret_cast<CUfunction>(current.kern))) == 0)
+                std::strcmp(name, name_function(reinterpret_cast<CUfunction>(current.kern)).name) == 0)
                 moved.kern = current.kern;
         }
         if (moved.kern != nullptr) {

@@ -10,6 +10,7 @@
 #include "graph_pacing.h"
 #include "graph_recording.h"
 #include "hook.h"
+#include "identities.h"
 #include "rehome.h"
 
 namespace eclip {

@@ -15,15 +15,11 @@ constexpr uint32_t kLearnEvery = 32;  // how often a lane is asked only to learn
 
 Placing::Placing(Setup& setup) : setup_(setup), pool_(setup.pool()) {
     order_.legacy.seen = kNever;  // blocking streams may hold work that nobody has seen
-    if (const char* asking = getenv("ECLIP_ASK"))
+    if (const char* asking = secure_getenv("ECLIP_ASK"))
         asking_ = strcmp(asking, "always") == 0 ? 1 : strcmp(asking, "never") == 0 ? -1 : 0;
 }
 
-void Placing::Hold::take() {
-    if (taken_) return;
-    taken_ = true;
-    stream_.lock.lock();
-    if (stream_.order->kind == Kind::nonblocking) return;
+void Placing::Hold::enter_gate() {
     if (stream_.order->kind == Kind::blocking) {
         owner_.gate_.lock_shared();
         gate_ = kShared;
@@ -34,34 +30,30 @@ void Placing::Hold::take() {
     gate_ = kAlone;
 }
 
-void Placing::Hold::release() {
-    if (!taken_) return;
+void Placing::Hold::leave_gate() {
     if (gate_ == kAlone) owner_.gate_.unlock();
-    if (gate_ == kShared) owner_.gate_.unlock_shared();
+    else owner_.gate_.unlock_shared();
     gate_ = kNone;
-    stream_.lock.unlock();
-    taken_ = false;
 }
 
 // Asking pays where lanes are often found empty and an answer costs less than a barrier.
-bool Placing::asks(bool learning) {
+bool Placing::asks(const Stream& stream) const {
     if (asking_ != 0) return asking_ > 0;
-    if (learning) return true;
-    uint32_t asked = asked_.load(std::memory_order_relaxed);
-    double share = asked > 0 ? double(answered_done_.load(std::memory_order_relaxed)) / asked : 0;
-    return pool_.ask_ns < share * pool_.barrier_ns;
+    const Answers& answers = stream.answers;
+    if (answers.chances % kLearnEvery == 1) return true;
+    return answers.asked > 0 &&
+           pool_.ask_ns * answers.asked < pool_.barrier_ns * answers.empty;
 }
 
 bool Placing::Actions::finished(int lane) {
-    bool learning = owner.chances_.fetch_add(1, std::memory_order_relaxed) % kLearnEvery == 0;
-    if (!owner.asks(learning)) return false;
-    bool done = device::is_empty(owner.pool_.lanes[lane].stream);
-    if (owner.asked_.fetch_add(1) == 1 << 20) {  // the past fades
-        owner.asked_ = 1 << 10;
-        owner.answered_done_ = owner.answered_done_ >> 10;
-    }
-    if (done) owner.answered_done_.fetch_add(1);
-    return done;
+    Answers& answers = stream.answers;
+    ++answers.chances;
+    if (!owner.asks(stream)) return false;
+    bool empty = device::is_empty(owner.pool_.lanes[lane].stream);
+    if (++answers.asked == 1 << 20)  // the past fades
+        answers = {answers.chances, 1 << 10, answers.empty >> 10};
+    if (empty) ++answers.empty;
+    return empty;
 }
 
 void Placing::Actions::barrier(const StreamOrder& home, int from, int to) {

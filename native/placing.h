@@ -27,10 +27,23 @@ public:
     public:
         Hold(Placing& owner, Stream& stream) : owner_(owner), stream_(stream) { take(); }
         ~Hold() { release(); }
-        void take();
-        void release();
+        void take() {
+            if (taken_) return;
+            taken_ = true;
+            stream_.lock.lock();
+            if (stream_.order->kind != Kind::nonblocking) enter_gate();
+        }
+        void release() {
+            if (!taken_) return;
+            if (gate_ != kNone) leave_gate();
+            stream_.lock.unlock();
+            taken_ = false;
+        }
 
     private:
+        void enter_gate();
+        void leave_gate();
+
         enum { kNone, kShared, kAlone } gate_ = kNone;
         bool taken_ = false;
         Placing& owner_;
@@ -51,8 +64,7 @@ public:
         int queue = kHome;
         CUresult status = make_once(stream, hold, wish, held, raw, call, queue);
         if (status == CUDA_SUCCESS || queue == kHome) return {status, queue, false};
-        status = make_once(stream, hold, kHome, held, raw, call, queue);
-        return {status, queue, status == CUDA_SUCCESS};
+        return make_at_home(stream, hold, held, raw, call);
     }
 
     // From the lane of its last work, by a barrier, as if something had been called there.
@@ -92,6 +104,14 @@ private:
     };
 
     template <class Call>
+    [[gnu::cold, gnu::noinline]] Made make_at_home(Stream& stream, Hold& hold, bool held,
+                                                   CUstream raw, Call& call) {
+        int queue = kHome;
+        CUresult status = make_once(stream, hold, kHome, held, raw, call, queue);
+        return {status, queue, status == CUDA_SUCCESS};
+    }
+
+    template <class Call>
     CUresult make_once(Stream& stream, Hold& hold, int wish, bool held, CUstream raw, Call& call,
                        int& queue) {
         Actions actions{*this, stream};
@@ -115,7 +135,7 @@ private:
         return status;
     }
 
-    bool asks(bool learning);
+    bool asks(const Stream& stream) const;
     size_t wait_for_lanes(LaneWord::View* seen);
 
     Setup& setup_;
@@ -123,7 +143,6 @@ private:
     SharedOrder order_;
     std::shared_mutex gate_;
     int asking_ = 0;  // -1 never, 1 always, 0 whichever is cheaper
-    std::atomic<uint32_t> asked_{0}, answered_done_{0}, chances_{0};
 };
 
 }  // namespace eclip

@@ -89,7 +89,7 @@ public:
 
 private:
     Log() {
-        const char* path = getenv("ECLIP_RECORD");
+        const char* path = secure_getenv("ECLIP_RECORD");
         if (path == nullptr) return;
         file_ = fopen(path, "ae");
         if (file_ == nullptr) say("cannot write %s: nothing is recorded", path);
@@ -135,7 +135,7 @@ private:
         fprintf(file_, "K %u %lld %lld %u %u %u %u %u %u %u %u %d %s\n", worker, busy, gap,
                 launch.grid[0], launch.grid[1], launch.grid[2], launch.block[0], launch.block[1],
                 launch.block[2], launch.shared_bytes, launch.cluster, blocks_per_unit(launch),
-                function_name(launch.function));
+                name_function(launch.function).name);
     }
 
     std::mutex lock_;

@@ -10,8 +10,8 @@
 
 #include <vector>
 
+#include "identities.h"
 #include "lanes.h"
-#include "names.h"
 #include "stream.h"
 #include "table.h"
 

@@ -6,18 +6,8 @@
 
 namespace eclip {
 
-Stream* Registry::find(CUstream raw, Default meaning, CUcontext ours) {
+Stream* Registry::find_default(CUstream raw, Default meaning, CUcontext ours) {
     if (raw == nullptr) raw = meaning == Default::thread ? kThreadStream : kLegacyStream;
-    if (raw == kLegacyStream || raw == kThreadStream) return find_default(raw, ours);
-    uint64_t epoch = epoch_.load(std::memory_order_acquire);
-    StreamEntry& entry =
-        thread_state().streams[reinterpret_cast<uintptr_t>(raw) >> 4 & (kStreamCache - 1)];
-    if (entry.raw != raw || entry.epoch != epoch || entry.stream == nullptr)
-        entry = {raw, look_up(raw, ours), epoch};
-    return entry.stream != nullptr && entry.stream->planned ? entry.stream : nullptr;
-}
-
-Stream* Registry::find_default(CUstream raw, CUcontext ours) {
     if (device::current_context() != ours) return nullptr;
     if (raw == kLegacyStream) return &legacy_;
     ThreadState& thread = thread_state();
@@ -30,24 +20,31 @@ Stream* Registry::find_default(CUstream raw, CUcontext ours) {
     return thread.own.get();
 }
 
-Stream* Registry::look_up(CUstream raw, CUcontext ours) {
+void Registry::look_up(CUstream raw, CUcontext ours, StreamEntry& entry) {
+    entry = {raw, nullptr, epoch_.load(std::memory_order_acquire)};
     {
         std::shared_lock hold(lock_);
         auto known = streams_.find(raw);
-        if (known != streams_.end() && known->second->planned) return known->second.get();
+        if (known != streams_.end() && known->second->planned) entry.stream = known->second.get();
     }
-    auto description = device::describe(raw);
-    if (!description) return nullptr;
-    auto made = std::make_unique<Stream>(raw);
-    made->own.kind = description->blocking ? Kind::blocking : Kind::nonblocking;
-    made->own.id = next_id_.fetch_add(1);
-    made->planned = description->context == ours;
-    if (setup_.missed_calls()) made->own.tail = kHome;
-    std::lock_guard hold(lock_);
-    // One of another context may have gone with it, unseen; then nobody uses what we knew of it.
-    auto& known = streams_[raw];
-    if (known == nullptr || (made->planned && !known->planned)) known = std::move(made);
-    return known.get();
+    if (entry.stream == nullptr) {
+        auto description = device::describe(raw);
+        if (!description) {
+            entry.raw = nullptr;  // it may be one the next time
+            return;
+        }
+        auto made = std::make_unique<Stream>(raw);
+        made->own.kind = description->blocking ? Kind::blocking : Kind::nonblocking;
+        made->own.id = next_id_.fetch_add(1);
+        made->planned = description->context == ours;
+        if (setup_.missed_calls()) made->own.tail = kHome;
+        std::lock_guard hold(lock_);
+        // One of another context may have gone with it, unseen; then nobody uses what we knew of it.
+        auto& known = streams_[raw];
+        if (known == nullptr || (made->planned && !known->planned)) known = std::move(made);
+        entry.stream = known.get();
+    }
+    if (!entry.stream->planned) entry.stream = nullptr;
 }
 
 void Registry::forget(CUstream raw) {

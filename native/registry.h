@@ -20,7 +20,13 @@ public:
 
     // The stream of a call, or none: of another context than ours, or no stream at all, which the
     // driver will say itself.
-    Stream* find(CUstream raw, Default meaning, CUcontext ours);
+    Stream* find(CUstream raw, Default meaning, CUcontext ours) {
+        if (is_default(raw)) return find_default(raw, meaning, ours);
+        StreamEntry& entry = remembered(raw);
+        if (entry.raw != raw || entry.epoch != epoch_.load(std::memory_order_acquire))
+            look_up(raw, ours, entry);
+        return entry.stream;
+    }
 
     // It is destroyed: another may have its handle next.
     void forget(CUstream raw);
@@ -54,8 +60,20 @@ public:
     }
 
 private:
-    Stream* find_default(CUstream raw, CUcontext ours);
-    Stream* look_up(CUstream raw, CUcontext ours);
+    static bool is_default(CUstream raw) {
+        return reinterpret_cast<uintptr_t>(raw) <= reinterpret_cast<uintptr_t>(kThreadStream);
+    }
+    static StreamEntry& remembered(CUstream raw) {
+        StreamEntry* cache = thread_state().streams;
+        size_t first = reinterpret_cast<uint64_t>(raw) * 0x9e3779b97f4a7c15ull >> kStreamShift;
+        for (size_t next = 0; next < kStreamProbes; ++next) {
+            StreamEntry& entry = cache[(first + next) % kStreamCache];
+            if (entry.raw == raw || entry.raw == nullptr) return entry;
+        }
+        return cache[first];
+    }
+    Stream* find_default(CUstream raw, Default meaning, CUcontext ours);
+    void look_up(CUstream raw, CUcontext ours, StreamEntry& entry);
 
     Stream legacy_;
     Followers& followers_;

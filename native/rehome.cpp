@@ -103,7 +103,8 @@ bool read_kernels(const Sequence& sequence, Plan& plan, std::vector<uint64_t>& i
             say("a graph of another device or context than the plan's runs as it is");
             return false;
         }
-        identities.push_back(dispatcher.workers().identify(launch_of(sequence.handles[place], params)));
+        identities.push_back(
+            dispatcher.workers().identities().of(launch_of(sequence.handles[place], params)));
     }
     plan.kernels = identities.size();
     return !identities.empty();

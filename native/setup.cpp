@@ -35,16 +35,16 @@ std::string read_file(const char* path, std::vector<unsigned char>& bytes) {
 }
 
 bool enabled(const char* variable) {
-    const char* value = getenv(variable);
+    const char* value = secure_getenv(variable);
     return value != nullptr && *value != '\0' && strcmp(value, "0") != 0;
 }
 
 }  // namespace
 
 Setup::Setup() {
-    const char* path = getenv("ECLIP_TABLE");
+    const char* path = secure_getenv("ECLIP_TABLE");
     if (enabled("ECLIP_DISABLE") || path == nullptr) return;
-    if (const char* folder = getenv("ECLIP_STATS")) open_counters(folder);
+    if (const char* folder = secure_getenv("ECLIP_STATS")) open_counters(folder);
     std::vector<unsigned char> bytes;
     std::string wrong = read_file(path, bytes);
     if (wrong.empty()) wrong = read_table(bytes, table_);
@@ -52,7 +52,7 @@ Setup::Setup() {
         say("the table %s cannot be used: %s; running unplanned", path, wrong.c_str());
         return;
     }
-    if (const char* device = getenv("ECLIP_GPU")) wanted_device_ = atoi(device);
+    if (const char* device = secure_getenv("ECLIP_GPU")) wanted_device_ = atoi(device);
     phase_.store(kWaiting);
 }
 
@@ -60,7 +60,7 @@ Setup::Setup() {
 void Setup::forked() {
     if (phase_.load() != kWaiting) phase_.store(kOff);
     new (&lock_) std::mutex;  // a thread that is not here may have held it
-    if (const char* folder = getenv("ECLIP_STATS")) open_counters(folder);
+    if (const char* folder = secure_getenv("ECLIP_STATS")) open_counters(folder);
 }
 
 void Setup::stop(const char* why) {
@@ -97,7 +97,7 @@ bool Setup::make_ready() {
     }
     Inside ours;
     // Two processes would each believe the units to be theirs.
-    const char* path = getenv("ECLIP_TABLE");
+    const char* path = secure_getenv("ECLIP_TABLE");
     int file = open(path, O_RDONLY | O_CLOEXEC);
     if (file < 0 || flock(file, LOCK_EX | LOCK_NB) != 0) {
         stop("another process of this command holds the plan's lanes, and masks of several "

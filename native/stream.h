@@ -10,7 +10,12 @@
 
 namespace eclip {
 
-struct Stream {
+// How lanes answered when this stream asked whether they are empty.
+struct Answers {
+    uint32_t chances = 0, asked = 0, empty = 0;
+};
+
+struct alignas(64) Stream {  // on cache lines of its own
     explicit Stream(CUstream home) : home(home), order(&own) {}
     Stream(CUstream home, StreamOrder& shared) : home(home), order(&shared) {}
 
@@ -21,6 +26,7 @@ struct Stream {
     Tracker tracker;
     CUevent event = nullptr;  // for barriers from home; made when first needed
     uint64_t calls = 0;
+    Answers answers;
     int last_queue = kHome;    // of its last kernel
     std::atomic<uint32_t> serves{0};  // workers that launched on it since it was last waited for
     int record_lane = kHome;   // when recording: the lane of its own

@@ -50,15 +50,14 @@ using namespace eclip;
         a1 = translate(a1);                                             \
         return driver().symbol arguments;                               \
     }
-#define HOOK_DRAIN(symbol, name, since, threaded, parameters, arguments)                      \
-    ECLIP_HOOK symbol parameters {                                                            \
-        const auto real = driver().symbol;                                                    \
-        Dispatcher& dispatcher = Dispatcher::get();                                           \
-        if (!dispatcher.on()) return real arguments;                                          \
-        CUcontext context = Drained{dispatcher} arguments;                                    \
-        CUresult status = dispatcher.drain(context, [&] { return real arguments; });          \
-        dispatcher.workers().forget_names(); /* functions may have gone, and others take their place */ \
-        return status;                                                                        \
+#define HOOK_DRAIN(symbol, name, since, threaded, parameters, arguments)            \
+    ECLIP_HOOK symbol parameters {                                                  \
+        const auto real = driver().symbol;                                          \
+        Dispatcher& dispatcher = Dispatcher::get();                                 \
+        if (!dispatcher.on()) return real arguments;                                \
+        forget_functions(dispatcher, a1);                                           \
+        CUcontext context = Drained{dispatcher} arguments;                          \
+        return dispatcher.drain(context, [&] { return real arguments; });           \
     }
 #define HOOK_END(symbol, name, since, threaded, parameters, arguments)      \
     ECLIP_HOOK symbol parameters {                                          \
@@ -100,6 +99,16 @@ CUresult follow(Dispatcher& dispatcher, CUevent event, CUstream stream, Default 
 }
 
 bool is_ours(Dispatcher& dispatcher, int device) { return device == dispatcher.pool().device; }
+
+// Functions go with their module or library, and with nothing else that is freed.
+void forget_functions(Dispatcher& dispatcher, CUmodule module) {
+    dispatcher.workers().identities().forget(module);
+}
+void forget_functions(Dispatcher& dispatcher, CUlibrary library) {
+    dispatcher.workers().identities().forget(library);
+}
+template <class Freed>
+void forget_functions(Dispatcher&, const Freed&) {}
 
 // Whose work may still use what a call frees, by what it is given; none: the current context's.
 struct Drained {

@@ -108,6 +108,7 @@ std::string read_table(const std::vector<unsigned char>& bytes, Table& table) {
             made.positions[kernel.identity].push_back(position);
         }
         if (made.kernels.empty()) return "a worker has no kernels";
+        table.heads |= uint64_t{1} << made.kernels[0].identity % 64;
     }
     table.variants.resize(header.variants);
     for (TableVariant& variant : table.variants) {

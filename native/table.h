@@ -54,6 +54,7 @@ struct Table {
     std::vector<TableLane> lanes;
     std::vector<TableWorker> workers;
     std::vector<TableVariant> variants;
+    uint64_t heads = 0;  // a bit by the last bits of every identity that begins a trace
 };
 
 // What is wrong with the bytes, or nothing and the table.

@@ -3,12 +3,13 @@
 
 #include <memory>
 
-#include "names.h"
 #include "stream.h"
 
 namespace eclip {
 
-constexpr int kStreamCache = 8;
+// Many times more than programs have streams at once: who is not found is looked up under a lock.
+constexpr int kStreamShift = 64 - 11;
+constexpr size_t kStreamCache = size_t{1} << (64 - kStreamShift), kStreamProbes = 4;
 
 struct StreamEntry {
     CUstream raw;
@@ -18,7 +19,6 @@ struct StreamEntry {
 
 struct ThreadState {
     StreamEntry streams[kStreamCache] = {};
-    NameEntry names[kNameCache] = {};
     std::unique_ptr<Stream> own;  // its default stream is a stream of its own
     Tracker tracker;
     Followers* followers = nullptr;

@@ -89,10 +89,12 @@ private:
             }
         if (agreeing != 0) {
             ++search_length_;
-        } else {
+        } else if (table.heads >> identity % 64 & 1) {
             for (size_t worker = 0; worker < table.workers.size(); ++worker)
                 if (table.workers[worker].kernels[0].identity == identity) agreeing |= 1u << worker;
             search_length_ = agreeing != 0 ? 1 : 0;
+        } else {
+            search_length_ = 0;
         }
         candidates_ = agreeing;
     }

@@ -14,30 +14,6 @@ Workers::Workers(const Table& table, const Pool& pool) : table_(table), pool_(po
     misfits_ = std::make_unique<std::atomic<bool>[]>(kernels);
 }
 
-Workers::Place Workers::next(Stream& stream, const Launch& launch) {
-    Tracker& tracker = track(stream);
-    Place place{tracker.next(table_, followers_, identify(launch))};
-    if (place.step.worker < 0) return place;
-    Counters& counts = counters();
-    count(counts.planned);
-    if (place.step.begins_request) count(counts.requests);
-    if (!table_.variants.empty()) choose_variant(stream, tracker, place.step);
-    place.lane = lane_of(place.step, tracker.variant);
-    return place;
-}
-
-Tracker& Workers::track(Stream& stream) {
-    bool by_stream = table_.workers_by == WorkersBy::stream;
-    ThreadState& thread = thread_state();
-    Tracker& tracker = by_stream ? stream.tracker : thread.tracker;
-    thread.followers = &followers_;
-    if (thread.marked) {
-        thread.marked = false;
-        tracker.begin_request(table_, thread.marked_worker, followers_);
-    }
-    return tracker;
-}
-
 void Workers::begin_request(int worker) {
     thread_state().marked = true;
     thread_state().marked_worker = worker;
@@ -70,17 +46,6 @@ void Workers::choose_variant(Stream& stream, Tracker& tracker, const Tracker::St
 void Workers::waited_for(Stream& stream) {
     uint32_t served = stream.serves.exchange(0, std::memory_order_relaxed);
     active_.fetch_and(~(served & ~in_request_.load()));
-}
-
-int Workers::lane_of(const Tracker::Step& step, int variant) const {
-    const TableWorker& worker = table_.workers[step.worker];
-    int lane = variant == kMainVariant ? worker.kernels[step.position].lane
-                                       : table_.variants[variant].lanes[worker.first + step.position];
-    // A worker that was taken up in the middle of a request has another's variant.
-    if (lane < 0) lane = worker.kernels[step.position].lane;
-    if (pool_.lanes[lane].stream == nullptr) return kHome;
-    bool misfit = misfits_[worker.first + step.position].load();
-    return misfit ? kHome : lane;
 }
 
 void Workers::mark_misfit(const Tracker::Step& step) {

@@ -5,9 +5,11 @@
 #include <memory>
 
 #include "lanes.h"
-#include "names.h"
+#include "identities.h"
+#include "stats.h"
 #include "stream.h"
 #include "table.h"
+#include "thread.h"
 
 namespace eclip {
 
@@ -20,14 +22,31 @@ public:
         Tracker::Step step;
         int lane = kHome;
     };
-    Place next(Stream& stream, const Launch& launch);
-
-    uint64_t identify(const Launch& launch) {
-        return identity(names_.hash_of(launch.function), launch.grid, launch.block);
+    Place next(Stream& stream, const Launch& launch) {
+        Tracker& tracker = track(stream);
+        Place place{tracker.next(table_, followers_, identities_.of(launch))};
+        if (place.step.worker < 0) return place;
+        Counters& counts = counters();
+        count(counts.planned);
+        if (place.step.begins_request) count(counts.requests);
+        if (!table_.variants.empty()) choose_variant(stream, tracker, place.step);
+        place.lane = lane_of(place.step, tracker.variant);
+        return place;
     }
-    int lane_of(const Tracker::Step& step, int variant) const;  // or kHome, for the whole device
+
+    Identities& identities() { return identities_; }
+    // Or kHome, for the whole device.
+    int lane_of(const Tracker::Step& step, int variant) const {
+        const TableWorker& worker = table_.workers[step.worker];
+        size_t kernel = worker.first + step.position;
+        int lane = variant == kMainVariant ? worker.kernels[step.position].lane
+                                           : table_.variants[variant].lanes[kernel];
+        // A worker that was taken up in the middle of a request has another's variant.
+        if (lane < 0) lane = worker.kernels[step.position].lane;
+        if (pool_.lanes[lane].stream == nullptr) return kHome;
+        return misfits_[kernel].load(std::memory_order_relaxed) ? kHome : lane;
+    }
     void mark_misfit(const Tracker::Step& step);  // its lane refused it
-    void forget_names() { names_.forget(); }
 
     // The thread's next launch begins a request; of this worker, if one is named.
     void begin_request(int worker);
@@ -42,12 +61,22 @@ public:
     Followers& followers() { return followers_; }
 
 private:
-    Tracker& track(Stream& stream);
+    Tracker& track(Stream& stream) {
+        ThreadState& thread = thread_state();
+        bool by_stream = table_.workers_by == WorkersBy::stream;
+        Tracker& tracker = by_stream ? stream.tracker : thread.tracker;
+        thread.followers = &followers_;
+        if (thread.marked) {
+            thread.marked = false;
+            tracker.begin_request(table_, thread.marked_worker, followers_);
+        }
+        return tracker;
+    }
     void choose_variant(Stream& stream, Tracker& tracker, const Tracker::Step& step);
 
     const Table& table_;
     const Pool& pool_;
-    Names names_;
+    Identities identities_;
     Followers followers_{};
     std::unique_ptr<std::atomic<bool>[]> misfits_;  // per kernel of all workers
     // A bit a worker: between the first and the last launch of a request; and from its first launch

@@ -1,25 +1,68 @@
-"""Builds libeclip into a wheel. An editable install leaves it to `make native`."""
+"""Builds libeclip into a wheel. An editable install leaves it to `make native`.
+
+With ziglang (`make wheel`) the library needs no newer C library than glibc 2.28. The wheel's tag
+says what the library really needs, whoever compiled it.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import platform
+import re
 import shutil
 import subprocess
-import sysconfig
+import sys
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+GLIBC = (2, 28)
+
+
+def needed_glibc(library: Path) -> tuple[int, int]:
+    """The newest glibc whose symbols the library asks for, by the names of their versions."""
+    versions = re.findall(rb"\bGLIBC_(\d+)\.(\d+)", library.read_bytes())
+    return max((int(major), int(minor)) for major, minor in versions)
+
+
+def compiler() -> str | None:
+    """The one that builds for an old glibc, or g++, or none."""
+    if shutil.which("make") is None or shutil.which("strip") is None:
+        return None
+    if importlib.util.find_spec("ziglang") is not None:
+        target = f"{platform.machine()}-linux-gnu.{GLIBC[0]}.{GLIBC[1]}"
+        return f"{sys.executable} -m ziglang c++ -target {target}"
+    return shutil.which("g++")
+
+
+def build(native: Path, compiler: str) -> Path:
+    """Build libeclip beside the one that `make native` builds; returns where it is."""
+    folder = native / "build" / "wheel"
+    library = folder / "libeclip.so"
+    variables = (f"CXX={compiler}", f"BUILD={folder}", f"LIBRARY={library}")
+    subprocess.run(["make", "-C", str(native), "library", *variables], check=True)
+    return library
 
 
 class LibeclipHook(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if version == "editable":
             return
-        if shutil.which("g++") is None or shutil.which("make") is None:
-            self.app.display_warning("no g++ here: the wheel is built without libeclip")
+        found = compiler()
+        if found is None:
+            self.app.display_warning(
+                "no compiler here: the wheel is built without libeclip; install ziglang, make "
+                "and strip"
+            )
             return
-        subprocess.run(["make", "-C", str(Path(self.root) / "native"), "library"], check=True)
-        build_data["artifacts"].append("src/eclip/lib/libeclip.so")
+        library = build(Path(self.root) / "native", found)
+        major, minor = max(GLIBC, needed_glibc(library))
+        if (major, minor) > GLIBC:
+            self.app.display_warning(
+                f"libeclip needs glibc {major}.{minor}; with ziglang installed it would need "
+                f"{GLIBC[0]}.{GLIBC[1]}"
+            )
+        build_data["force_include"][str(library)] = "eclip/lib/libeclip.so"
         build_data["pure_python"] = False
-        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-        build_data["tag"] = f"py3-none-{platform}"
+        build_data["tag"] = f"py3-none-manylinux_{major}_{minor}_{platform.machine()}"

@@ -13,6 +13,7 @@ struct Function {
     void (*run)(const uint64_t* arguments);
     int arguments;
     bool library;  // belongs to no context, so that graphs may move it
+    CUlibrary owner = nullptr;
 };
 
 struct Kernel {

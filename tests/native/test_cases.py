@@ -48,6 +48,8 @@ CASES = [
     "private_contexts_in_turn",
     "recording_without_lanes",
     "priorities_of_lanes",
+    "names_are_asked_for_once",
+    "shapes_without_end",
     "deeply_bound_library",
     "older_interface_of_a_known_name",
     "disabled_node_stays_disabled",

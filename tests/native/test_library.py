@@ -1,0 +1,78 @@
+"""libeclip as a shared library: what it asks of the system, and how it is linked."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from native_build import Native
+
+ROOT = Path(__file__).parents[2]
+
+
+def read_elf(library: Path, *options: str) -> str:
+    if shutil.which("readelf") is None:
+        pytest.skip("readelf is missing; install binutils")
+    done = subprocess.run(
+        ["readelf", "--wide", *options, str(library)], capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def load_wheel_tool() -> ModuleType:
+    for package in ("hatchling", "ziglang"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is missing; `make wheel` installs it")
+    spec = importlib.util.spec_from_file_location("wheel_tool", ROOT / "tools" / "wheel.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    return tool
+
+
+def assert_sealed(library: Path) -> None:
+    dynamic = read_elf(library, "--dynamic")
+    assert "BIND_NOW" in dynamic
+    assert "NODELETE" in dynamic
+    assert "GNU_RELRO" in read_elf(library, "--program-headers")
+
+
+def test_the_library_is_bound_at_once_sealed_and_never_unloaded(native: Native) -> None:
+    assert_sealed(native.library)
+
+
+def test_the_environment_of_privileged_programs_is_not_read(native: Native) -> None:
+    """getenv is asked by the C++ library only, if at all: ours is secure_getenv everywhere."""
+    for source in sorted((ROOT / "native").glob("*.cpp")):
+        assert "getenv(" not in source.read_text().replace("secure_getenv(", ""), source.name
+    assert "secure_getenv" in read_elf(native.library, "--dyn-syms")
+
+
+@pytest.mark.long
+def test_the_wheels_library_runs_on_glibc_2_28(native: Native, tmp_path: Path) -> None:
+    tool = load_wheel_tool()
+    compiler = tool.compiler()
+    assert compiler.startswith(sys.executable)
+    library = tool.build(ROOT / "native", compiler)
+    assert tool.needed_glibc(library) <= (2, 28)
+    assert_sealed(library)
+    assert "libstdc++" not in read_elf(library, "--dynamic")
+    arguments = ("--seed", 1, "--programs", 300)
+    done = native.run("plain/fuzz", *arguments, LD_PRELOAD=str(library))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no difference" in done.stdout
+    assert "running unplanned" not in done.stderr
+
+
+def test_needed_glibc_is_the_newest_that_is_named(tmp_path: Path) -> None:
+    tool = load_wheel_tool()
+    library = tmp_path / "library.so"
+    library.write_bytes(b"\0GLIBC_2.9\0GLIBC_2.36\0GLIBC_2.2.5\0")
+    assert tool.needed_glibc(library) == (2, 36)
