@@ -21,6 +21,14 @@
 #include "thread.h"
 #include "workers.h"
 
+// Every call on a launch's way is inlined: that is most of what a hook costs. Sanitizers' checks are
+// many times the code, and there it would take the compiler minutes.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define ECLIP_FLATTEN
+#else
+#define ECLIP_FLATTEN [[gnu::flatten]]
+#endif
+
 namespace eclip {
 
 class Dispatcher {
@@ -44,7 +52,7 @@ public:
     }
 
     template <class Call>
-    [[gnu::flatten]] CUresult launch(CUstream raw, Default meaning, const Launch& launch, Call&& call) {
+    ECLIP_FLATTEN CUresult launch(CUstream raw, Default meaning, const Launch& launch, Call&& call) {
         Stream* stream = attend(raw, meaning);
         if (stream == nullptr || captures_.has(stream->home)) return call(raw);
         Counters& counts = counters();
