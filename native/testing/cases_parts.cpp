@@ -6,6 +6,7 @@ using namespace cases;
 namespace {
 
 constexpr const char* kLongKernels = "1000";  // each is a stretch, and thereby a part
+constexpr uint64_t kLongKernelUs = 1000;     // as long as that, or measuring would join the parts again
 
 // Kernels that each need the one before: what comes out depends on their order.
 void run_step(const uint64_t* arguments) {
@@ -17,7 +18,7 @@ void run_step(const uint64_t* arguments) {
 
 CUfunction make_step(const char* name) { return standin_function(name, run_step, 3, 1); }
 
-Captured steps(uint64_t* cell, std::vector<uint64_t> digits, uint64_t us = 0) {
+Captured steps(uint64_t* cell, std::vector<uint64_t> digits, uint64_t us = kLongKernelUs) {
     return Captured([&](CUstream stream) {
         for (uint64_t digit : digits)
             CHECK(launch(make_step("a"), stream, {address(cell), digit, us}));
@@ -25,7 +26,7 @@ Captured steps(uint64_t* cell, std::vector<uint64_t> digits, uint64_t us = 0) {
 }
 
 CUresult set_step(const Captured& one, size_t index, uint64_t* cell, uint64_t digit) {
-    uint64_t values[3] = {address(cell), digit, 0};
+    uint64_t values[3] = {address(cell), digit, kLongKernelUs};
     void* pointers[3] = {&values[0], &values[1], &values[2]};
     KernelNodeParams params{make_step("a"), {1, 1, 1}, {1, 1, 1}, 0, pointers,
                             nullptr, nullptr, nullptr};
