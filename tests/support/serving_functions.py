@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -29,3 +30,10 @@ def broken(inputs: Arrays) -> Arrays:
 
 def wrong(inputs: Arrays) -> Arrays:
     return {"sum": (inputs["a"] + inputs["b"]).astype(np.float32)}
+
+
+def hang(inputs: Arrays) -> Arrays:
+    """Never answers for one value."""
+    if (inputs["a"] == 13).any():
+        threading.Event().wait()
+    return {"sum": inputs["a"] + inputs["b"]}

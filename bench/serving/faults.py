@@ -1,0 +1,400 @@
+"""Faults under load: what clients of a server see while its parts die and others misbehave.
+
+    PYTHONPATH=src:tests/support python bench/serving/faults.py [--rounds N] [--seed N] [--out FILE]
+
+A server (`eclip serve`, two fronts, simulated device) answers a steady stream of Triton's clients.
+Every round has one fault, chosen at random. Every request must be answered, rightly or with an
+error: a wrong answer, none at all, or a server that ends is said and makes the exit code 1. The
+table says when p99 was within the bound again, counted from the end of the fault. A full disk needs
+the right to mount a small one; without it that fault is left out, and said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import tritonclient.grpc.aio
+import tritonclient.http.aio
+from tritonclient.utils import InferenceServerException
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from bench.support.tables import print_table
+
+RATE_RPS = 60.0
+BOUND_MS = 100.0
+PATIENCE_S = 60.0
+SERVICE = """
+[[service]]
+name = "{name}"
+model = "numpy:{function}"
+inputs = [
+    {{ name = "a", datatype = "INT32", shape = [4] }},
+    {{ name = "b", datatype = "INT32", shape = [4] }},
+]
+outputs = [{{ name = "sum", datatype = "INT32", shape = [4] }}]
+batches = [1, 8]
+bound = "{bound_ms}ms"
+queue = 64
+"""
+SERVER = """
+[server]
+http_port = 0
+grpc_port = 0
+fronts = 2
+grace_seconds = 1.0
+"""
+TOO_LARGE = """
+[[service]]
+name = "toolarge"
+model = "vgg19"
+batches = [32]
+instances = 20
+"""
+
+
+class Server:
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "models.toml"
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir()
+        self.small_disk = not subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=4m", "eclip", str(self.temporary)],
+            stderr=subprocess.DEVNULL,
+        ).returncode
+        self.log = folder / "log"
+        self.write()
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "eclip", "serve", str(self.file)],
+                stdout=log,
+                stderr=log,
+                env=os.environ
+                | {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(self.temporary)},
+            )
+        wait_for(lambda: "Serving" in self.said or self.process.poll() is not None)
+        found = re.search(r"http://(\S+) .*gRPC (\S+)\. ", self.said)
+        if found is None:
+            raise RuntimeError(f"the server did not start: {self.said}")
+        self.http, self.grpc = found[1], found[2]
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def write(self, bound_ms: float = BOUND_MS, more: str = "") -> None:
+        services = [
+            SERVICE.format(name=name, function=function, bound_ms=bound_ms)
+            for name, function in (
+                ("add", "eclip.serving.demo_models:add"),
+                ("hangs", "serving_functions:hang"),
+            )
+        ]
+        self.file.write_text(SERVER + "".join(services) + more)
+
+    def part(self, name: str) -> int | None:
+        """The process of one of its parts; the oldest, since a spare one may wait."""
+        found = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError, ValueError):
+                fields = stat.read_text().rpartition(")")[2].split()
+                if (
+                    int(fields[1]) == self.process.pid
+                    and name in (stat.parent / "cmdline").read_text()
+                ):
+                    found.append((int(fields[19]), int(stat.parent.name)))
+        return min(found)[1] if found else None
+
+    def reload(self, bound_ms: float = BOUND_MS, more: str = "") -> None:
+        self.write(bound_ms, more)
+        self.process.send_signal(signal.SIGHUP)
+
+
+def wait_for(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + PATIENCE_S
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    return condition()
+
+
+@dataclass
+class Traffic:
+    """A steady stream, half of it over HTTP and half over gRPC."""
+
+    server: Server
+    seen: Counter[str] = field(default_factory=Counter)
+    # when a request was due, and how long its answer took from then on
+    late: list[tuple[float, float]] = field(default_factory=list)
+    open: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def ask(self, module: object, client: object, due_s: float) -> None:
+        a = np.random.default_rng().integers(0, 1 << 20, (1, 4), np.int32)
+        inputs = []
+        for name in ("a", "b"):
+            given = module.InferInput(name, (1, 4), "INT32")  # type: ignore[attr-defined]
+            given.set_data_from_numpy(a)
+            inputs.append(given)
+        try:
+            result = await client.infer("add", inputs)  # type: ignore[attr-defined]
+            right = bool((result.as_numpy("sum") == 2 * a).all())
+            self.seen["right" if right else "WRONG"] += 1
+            self.late.append((due_s, time.monotonic() - due_s))
+        except InferenceServerException as error:
+            self.seen[f"refused {error.status() or error.message()}"] += 1
+        except OSError as error:
+            self.seen[f"no connection {type(error).__name__}"] += 1
+
+    async def run(self) -> None:
+        http, grpc = tritonclient.http.aio, tritonclient.grpc.aio
+        async with (
+            http.InferenceServerClient(self.server.http, conn_limit=32) as over_http,
+            grpc.InferenceServerClient(self.server.grpc) as over_grpc,
+        ):
+            number = 0
+            due_s = time.monotonic()
+            while True:
+                due_s += random.expovariate(RATE_RPS)
+                await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+                number += 1
+                chosen = (http, over_http) if number % 2 else (grpc, over_grpc)
+                task = asyncio.create_task(self.ask(*chosen, due_s))
+                self.open.add(task)
+                task.add_done_callback(self.open.discard)
+
+
+# --- Faults --------------------------------------------------------------------------------------
+
+
+async def kill_device(server: Server) -> None:
+    if (pid := server.part("device_process")) is not None:
+        os.kill(pid, signal.SIGKILL)
+
+
+async def kill_planner(server: Server) -> None:
+    server.reload(BOUND_MS * random.uniform(1, 2))
+    end = time.monotonic() + 10
+    while (pid := server.part("planner_process")) is None and time.monotonic() < end:
+        await asyncio.sleep(0.005)
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def infer_bytes(model: str = "add", values: str = "1,2,3,4") -> bytes:
+    tensors = ",".join(
+        f'{{"name":"{name}","datatype":"INT32","shape":[1,4],"data":[{values}]}}' for name in "ab"
+    )
+    body = f'{{"inputs":[{tensors}]}}'.encode()
+    head = (
+        f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = server.http.partition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def client_gone(server: Server) -> None:
+    for _ in range(20):
+        _, writer = await connect(server)
+        whole = infer_bytes()
+        writer.write(whole[: random.randint(1, len(whole))])
+        await asyncio.sleep(random.uniform(0, 0.01))
+        writer.transport.abort()
+
+
+async def garbage(server: Server) -> None:
+    for address in (server.http, server.grpc):
+        host, _, port = address.partition(":")
+        for _ in range(5):
+            _, writer = await asyncio.open_connection(host, int(port))
+            with contextlib.suppress(OSError):
+                writer.write(
+                    random.choice((os.urandom(2000), b"GET / HTTP/9.9\r\n\r\n", b"\0" * 99))
+                )
+                await writer.drain()
+            writer.close()
+
+
+async def overload(server: Server) -> None:
+    """Ten times the rate that the device could serve, for a while."""
+
+    async def ask() -> None:
+        reader, writer = await connect(server)
+        writer.write(infer_bytes())
+        await reader.readline()
+        writer.close()
+
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(*(ask() for _ in range(600)))
+
+
+async def slow_reader(server: Server) -> None:
+    host, _, port = server.http.partition(":")
+    for _ in range(5):
+        slow = socket.socket()
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        await asyncio.to_thread(slow.connect, (host, int(port)))
+        with contextlib.suppress(BlockingIOError):
+            slow.setblocking(False)
+            slow.send(infer_bytes() * 20)
+        asyncio.get_running_loop().call_later(random.uniform(0.1, 2), slow.close)
+
+
+async def full_disk(server: Server) -> None:
+    """Nothing can be written where the server keeps its plans, while it is told to plan anew."""
+    refusals = server.said.count("the configuration stays as it was")
+    filler = server.temporary / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(b"\0" * 4096)
+    server.reload(BOUND_MS * 1.5)
+    await asyncio.to_thread(
+        wait_for, lambda: server.said.count("the configuration stays as it was") > refusals
+    )
+    filler.unlink()
+
+
+async def out_of_memory(server: Server) -> None:
+    server.reload(BOUND_MS, TOO_LARGE)
+    await asyncio.sleep(0.5)
+    server.write()
+
+
+async def model_hangs(server: Server) -> None:
+    _, writer = await connect(server)
+    writer.write(infer_bytes("hangs", "13,13,13,13"))
+    await writer.drain()
+    await asyncio.sleep(0.3)
+    writer.close()
+
+
+async def reload_under_load(server: Server) -> None:
+    for _ in range(3):
+        server.reload(BOUND_MS * random.uniform(1, 3))
+        await asyncio.sleep(random.uniform(0, 0.3))
+
+
+FAULTS: dict[str, Callable[[Server], Awaitable[None]]] = {
+    "device process killed": kill_device,
+    "planner killed": kill_planner,
+    "clients gone": client_gone,
+    "garbage": garbage,
+    "overload": overload,
+    "slow readers": slow_reader,
+    "disk full": full_disk,
+    "out of device memory at load": out_of_memory,
+    "a model that hangs": model_hangs,
+    "reload under load": reload_under_load,
+}
+
+
+# --- Rounds --------------------------------------------------------------------------------------
+
+
+async def recover(traffic: Traffic) -> float | None:
+    """Seconds until a second of requests begins that is served with p99 within the bound."""
+    since_s = time.monotonic()
+    while (now_s := time.monotonic()) < since_s + PATIENCE_S:
+        begin_s = now_s - 1.0 - BOUND_MS / 1000
+        window = [late for due, late in traffic.late if begin_s < due < begin_s + 1.0]
+        enough = len(window) > 0.7 * RATE_RPS
+        if begin_s > since_s and enough and np.percentile(window, 99) < BOUND_MS / 1000:
+            return begin_s - since_s
+        await asyncio.sleep(0.05)
+    return None
+
+
+@contextlib.asynccontextmanager
+async def running(traffic: Traffic) -> AsyncIterator[None]:
+    task = asyncio.create_task(traffic.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def run(rounds: int, seed: int, out: Path | None) -> bool:
+    random.seed(seed)
+    back_s: dict[str, list[float]] = {name: [] for name in FAULTS}
+    broken: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        server = Server(Path(folder))
+        faults = [name for name in FAULTS if name != "disk full" or server.small_disk]
+        traffic = Traffic(server)
+        async with running(traffic):
+            await recover(traffic)
+            for number in range(rounds):
+                name = random.choice(faults)
+                traffic.late.clear()
+                await FAULTS[name](server)
+                took_s = await recover(traffic)
+                wrong = traffic.seen["WRONG"]
+                if took_s is None or wrong or server.process.poll() is not None:
+                    broken.append(f"round {number}, {name}: back {took_s}, wrong {wrong}")
+                if took_s is not None:
+                    back_s[name].append(took_s)
+                if out is not None:
+                    line = {"round": number, "fault": name, "back_s": took_s}
+                    with out.open("a") as file:
+                        file.write(json.dumps(line) + "\n")
+                if server.process.poll() is not None:
+                    break
+        _, lost = await asyncio.wait(traffic.open, timeout=PATIENCE_S) if traffic.open else (0, ())
+        if lost:
+            broken.append(f"{len(lost)} requests without an answer")
+        server.process.send_signal(signal.SIGTERM)
+        status = server.process.wait(PATIENCE_S)
+        if status:
+            broken.append(f"exit code {status}: {server.said[-2000:]}")
+        if out is not None:
+            out.with_suffix(".log").write_text(server.said)
+        if server.small_disk:
+            subprocess.run(["umount", str(server.temporary)], check=True)
+        else:
+            print("left out: a full disk, since none can be mounted here")
+    rows = [
+        [name, str(len(found)), *(f"{np.percentile(found, share):.1f}" for share in (50, 99, 100))]
+        for name, found in back_s.items()
+        if found
+    ]
+    columns = ["fault", "rounds", "back after s, p50", "p99", "worst"]
+    print_table(f"{rounds} rounds, seed {seed}, {RATE_RPS:.0f} requests/s", columns, rows)
+    print(", ".join(f"{count} {what}" for what, count in traffic.seen.most_common()))
+    for reason in broken:
+        print("BROKEN", reason)
+    return not broken
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="a line for every round")
+    arguments = parser.parse_args()
+    sys.exit(not asyncio.run(run(arguments.rounds, arguments.seed, arguments.out)))
+
+
+if __name__ == "__main__":
+    main()
