@@ -54,6 +54,11 @@ def find_profile(
     return model_profile(model, topology, calibration)
 
 
+def has_file(model: ModelKey, topology: Topology, folders: Sequence[Path]) -> bool:
+    """Whether its profile is in a folder, and need not be modelled."""
+    return _file_in(_searched(topology, folders), model) is not None
+
+
 def find_others(model: ModelKey, topology: Topology, folders: Sequence[Path]) -> list[Profile]:
     """The profiles of a model with its kernels chosen for fewer units, from the same folder as its
     usual one; for a key that names its kernels there are none."""

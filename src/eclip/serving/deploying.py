@@ -10,6 +10,7 @@ must be within it; a bucket that is not is left out, or refused where it was ask
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,18 +25,23 @@ from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Topology
 from eclip.devices import open_device
 from eclip.devices.base import Device
-from eclip.errors import UsageError
-from eclip.frontends.library import find_profile
+from eclip.errors import DeviceError, UsageError
+from eclip.frontends.library import find_profile, has_file
+from eclip.frontends.measuring import measure_profiles
 from eclip.lab.case import Case, find_calibration, find_topology
 from eclip.lab.evaluate import SimEvaluator
 from eclip.planning.joints import promise_of
 from eclip.planning.search.giving import Habit, Maker, Way, search_habits
 from eclip.planning.search.objective import Objective
+from eclip.progress import Progress
 from eclip.serving.config import ServerSettings, ServiceSettings, ServingConfig
 from eclip.serving.control import Deployment, ServiceSheet
+from eclip.serving.log import ServerLog
 from eclip.serving.models import check_model, function_of, info_of, slots_of, tensors_of
 
 _USUAL_BATCHES = (1, 2, 4, 8, 16, 32)
+_KEPT = "profiles"  # where new profiles go unless a folder is given
+_PROFILING_S = 30  # a model, roughly
 _PACE = "squeezenet"  # whose times a CPU function takes unless told otherwise
 _ASSUMED_LOAD = 0.2  # of what a service could do alone, where no rate is given
 _EASY_LOAD = 0.6  # the smallest bucket that is busy no more than this is what a rate asks for
@@ -49,8 +55,39 @@ class ServingHost:
     topology: Topology
     calibration: Calibration
     computes: bool  # it computes what models compute; a simulator only takes the time
-    folders: tuple[Path, ...]  # of profiles
+    folders: tuple[Path, ...]  # of profiles; on a GPU the first is where new ones are kept
     title: str
+    log: ServerLog | None = None  # told of models that are measured; none: they are refused
+
+    def profile(self, model: ModelKey) -> Profile:
+        """What runs on a GPU needs a measured one. A model without is measured once, and kept."""
+        if self.computes and not has_file(model, self.topology, self.folders):
+            self._measure(model)
+        return find_profile(model, self.topology, self.calibration, self.folders)
+
+    def _measure(self, model: ModelKey) -> None:
+        folder = self.folders[0]
+        if self.log is None:
+            raise UsageError(
+                f"{model} has no profile, and measuring it would disturb what runs; measure it "
+                f"first: eclip profile {model} -o {folder}"
+            )
+        self.log.write("profiling, once", model=str(model), about_seconds=_PROFILING_S)
+        begin_s = time.monotonic()
+        measure_profiles([model], folder, progress=_Logged(self.log))
+        if not has_file(model, self.topology, self.folders):
+            raise DeviceError(f"{model} could not be profiled; the log says why")
+        seconds = round(time.monotonic() - begin_s, 1)
+        self.log.write("profiled", model=str(model), seconds=seconds, folder=str(folder))
+
+
+class _Logged(Progress):
+    def __init__(self, log: ServerLog) -> None:
+        super().__init__()
+        self._log = log
+
+    def warn(self, message: str) -> None:
+        self._log.write("profiling says", line=message)
 
 
 @dataclass(frozen=True)
@@ -101,10 +138,12 @@ def make_deployment(
     generation: int,
     folder: Path,
     seconds: float = 0.0,
+    log: ServerLog | None = None,
 ) -> Deployment:
     """What to deploy for these services. ``rates_rps``: as measured, by name; the configuration's
-    for the others. ``seconds`` of search; without, everybody gives way in the usual manner."""
-    host = find_host(config.server)
+    for the others. ``seconds`` of search; without, everybody gives way in the usual manner. With a
+    ``log`` models that have no profile are measured."""
+    host = replace(find_host(config.server), log=log)
     resolved = resolve(config, host, rates_rps)
     bounds_ns = [_bound_ns(service, host) for service in resolved]
     full = _case(resolved, bounds_ns, host, every_bucket=True)
@@ -139,9 +178,18 @@ def host_of(device: Device, server: ServerSettings) -> ServingHost:
         topology=device.topology,
         calibration=find_calibration(None, device.topology),
         computes=not device.modelled,
-        folders=tuple(Path(folder) for folder in server.profiles),
+        folders=_folders(server, device),
         title=device.title,
     )
+
+
+def _folders(server: ServerSettings, device: Device) -> tuple[Path, ...]:
+    folders = tuple(Path(folder) for folder in server.profiles)
+    if device.modelled:
+        return folders
+    kept = folders[0] if folders else Path(_KEPT)
+    store.make_folder(kept)
+    return (kept, *folders[1:])
 
 
 def resolve(
@@ -168,9 +216,7 @@ def resolve(
         asked = settings.batches or (_USUAL_BATCHES if settings.batched else (1,))
         profiles: list[Profile] = []
         for batch in asked:
-            profile = find_profile(
-                _key(settings, batch), host.topology, host.calibration, host.folders
-            )
+            profile = host.profile(_key(settings, batch))
             bound = settings.promised
             late = (
                 bound is not None
@@ -207,10 +253,7 @@ def profiles_of(sheets: Sequence[ServiceSheet], host: ServingHost) -> list[Profi
     """Of every worker of a deployment's plan, in its order."""
     profiles: list[Profile] = []
     for sheet in sheets:
-        of_buckets = [
-            find_profile(_key(sheet.settings, batch), host.topology, host.calibration, host.folders)
-            for batch in sheet.buckets
-        ]
+        of_buckets = [host.profile(_key(sheet.settings, batch)) for batch in sheet.buckets]
         profiles += of_buckets * sheet.settings.instances
     return profiles
 

@@ -16,6 +16,7 @@ import msgspec
 from eclip.errors import EclipError
 from eclip.serving.config import ServingConfig
 from eclip.serving.control import Deployment
+from eclip.serving.log import ServerLog
 
 _NICE = 10
 
@@ -26,6 +27,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     folder: str
     seconds: float  # of search; 0: none
+    may_measure: bool  # models without a profile: nothing runs that it would disturb
 
 
 class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +50,7 @@ def main() -> None:
             generation=request.generation,
             folder=Path(request.folder),
             seconds=request.seconds,
+            log=ServerLog() if request.may_measure else None,
         )
         answer = PlanAnswer(deployment=deployment)
     except EclipError as error:

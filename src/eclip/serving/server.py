@@ -242,6 +242,7 @@ class Supervisor:
             generation=self._services.next_generation(),
             folder=str(self._folder),
             seconds=seconds,
+            may_measure=not self.device.up,
         )
         return await self.planners.plan(request)
 
