@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from eclip.errors import UsageError
+from eclip.serving import drift
 from eclip.serving.demo_models import classify
 from eclip.serving.messages import InferRequest, InferResponse, Reason, RefusedError, Tensor
 from served_core import (
@@ -362,6 +363,32 @@ def test_a_killed_device_process_loses_no_request(driver: Driver, served: Served
     seen = driver(kill())
     assert set(seen) <= {"right", "not ready"}  # refused while it started, never lost or wrong
     assert seen["right"] > 20
+
+
+def test_rates_that_drift_get_a_plan_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found in a process of its own, taken over between two requests; nothing is dropped."""
+    monkeypatch.setattr(drift, "WINDOW_S", 2.0)  # ten seconds, for people
+    monkeypatch.setattr(drift, "LASTING_S", 0.5)
+    background = {**SHOUT, "tier": "background"}
+    settings = {"replan": True, "replan_seconds": 0.5}
+    driver = Driver(config_of({**ADD, "bound": "2s", "rate": 5.0}, background, **settings))
+    served = driver.served
+
+    async def drift_until_planned() -> collections.Counter[str]:
+        async with Load(served, every_s=0.02) as load:
+            while served.supervisor.deployed.generation == 1:
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(0.2)
+        return load.seen
+
+    try:
+        assert set(driver(drift_until_planned())) == {"right"}
+        assert served.supervisor.deployed.rates_rps["add"] > 1.5 * 5.0
+        said = served.log.getvalue()
+        assert "rates have drifted" in said
+        assert "best of" in said  # a search, not the usual manner
+    finally:
+        driver.close()
 
 
 def _held(pid: int) -> tuple[int, int, int]:

@@ -40,7 +40,7 @@ def host(tmp_path: Path) -> ServingHost:
 
 
 def test_a_running_server_refuses_to_measure(host: ServingHost) -> None:
-    with pytest.raises(UsageError, match="squeezenet:3 has no profile.* eclip profile"):
+    with pytest.raises(UsageError, match=r"squeezenet:3 has no profile.* eclip profile"):
         host.profile(MODEL)
 
 
