@@ -67,7 +67,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     floor: float = 0.0
     queue: int = 256  # requests that wait, at most
     wait: str = "0ms"  # for a fuller batch while the device is free, at most
-    instances: int = 1
+    instances: int | None = None  # none: as many as its rate asks for
     rate: float | None = None  # requests a second that are expected
     profile: str | None = None  # the model whose times a CPU function takes on the simulator
     load: bool = True  # at the start
@@ -103,7 +103,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ValueError('floor: only background work has one; add tier = "background"')
         if not 1 <= self.queue <= 1_000_000:
             raise ValueError("queue: 1 to 1000000 requests")
-        if not 1 <= self.instances <= MAX_WORKERS:
+        if not 1 <= self.copies <= MAX_WORKERS:
             raise ValueError(f"instances: 1 to {MAX_WORKERS}")
         if self.rate is not None and not 0 < self.rate < 1e9:
             raise ValueError("rate: requests a second, above 0")
@@ -112,6 +112,10 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     @property
     def computes_on_cpu(self) -> bool:
         return self.model is not None and self.model.startswith(FUNCTION)
+
+    @property
+    def copies(self) -> int:
+        return 1 if self.instances is None else self.instances
 
     @property
     def promised(self) -> Bound | None:
@@ -177,7 +181,7 @@ class ServingConfig(
         double = next((name for name in names if names.count(name) > 1), None)
         if double is not None:
             raise ValueError(f"service: two are named {double!r}; name them apart")
-        workers = sum(service.instances * len(service.batches or (1,)) for service in self.services)
+        workers = sum(service.copies * len(service.batches or (1,)) for service in self.services)
         if workers > MAX_WORKERS:
             raise ValueError(
                 f"batches: instances times batches add up to {workers}, and {MAX_WORKERS} is the "

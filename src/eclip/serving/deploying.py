@@ -10,10 +10,13 @@ must be within it; a bucket that is not is left out, or refused where it was ask
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
 
 from eclip.artefacts import store
 from eclip.artefacts.calibration import Calibration
@@ -45,6 +48,7 @@ _PROFILING_S = 30  # a model, roughly
 _PACE = "squeezenet"  # whose times a CPU function takes unless told otherwise
 _ASSUMED_LOAD = 0.2  # of what a service could do alone, where no rate is given
 _EASY_LOAD = 0.6  # the smallest bucket that is busy no more than this is what a rate asks for
+_MOST_INSTANCES = 4  # of one model on one GPU, chosen by ourselves
 _MOST_LOAD = 0.9  # beyond it queues grow for ever, also in a simulation
 
 
@@ -109,16 +113,23 @@ class Resolved:
     @property
     def usual(self) -> Profile:
         """Of the bucket that its rate asks for."""
-        share = self.rate_rps / self.settings.instances
+        share = self.rate_rps / self.settings.copies
         for profile in self.profiles:
             if share / profile.model.batch * profile.request_ns[-1] <= _EASY_LOAD * 1e9:
                 return profile
         return self.profiles[-1]
 
+    @property
+    def wanted(self) -> int:
+        """Instances that are busy no more than is easy, at full batches."""
+        largest = self.profiles[-1]
+        load = self.rate_rps / largest.model.batch * largest.request_ns[-1] / 1e9
+        return min(max(1, math.ceil(load / _EASY_LOAD)), _MOST_INSTANCES)
+
     def worker(self, instance: int, profile: Profile, bound_ns: int | None) -> MixWorker:
         settings = self.settings
         most_rps = _MOST_LOAD * 1e9 / profile.request_ns[-1]
-        share = min(self.rate_rps / settings.instances / profile.model.batch, most_rps)
+        share = min(self.rate_rps / settings.copies / profile.model.batch, most_rps)
         background = settings.tier == "background"
         return MixWorker(
             name=f"{settings.name}.{instance + 1}:{profile.model.batch}",
@@ -199,7 +210,7 @@ def resolve(
     and the number of workers allow."""
     found: list[Resolved] = []
     spare = MAX_WORKERS - sum(
-        service.instances * len(service.batches or (1,)) for service in config.services
+        service.copies * len(service.batches or (1,)) for service in config.services
     )
     for settings in config.services:
         check_model(settings)
@@ -233,7 +244,7 @@ def resolve(
             if late:
                 break
             if profiles and not settings.batches:
-                spare -= settings.instances
+                spare -= settings.copies
                 trial = [
                     *(one for service in found for one in _everybody(service)),
                     *profiles,
@@ -244,9 +255,27 @@ def resolve(
             profiles.append(profile)
         rate = rates_rps.get(settings.name, settings.rate)
         if rate is None:
-            rate = _ASSUMED_LOAD * settings.instances * 1e9 / profiles[0].request_ns[-1]
+            rate = _ASSUMED_LOAD * settings.copies * 1e9 / profiles[0].request_ns[-1]
         found.append(Resolved(settings, tuple(profiles), rate))
-    return found
+    return _with_instances(found, host)
+
+
+def _with_instances(services: Sequence[Resolved], host: ServingHost) -> list[Resolved]:
+    """Where the number of instances is ours to choose: as many as the rate asks for at full
+    batches, as far as memory and the number of workers allow."""
+    chosen = list(services)
+    for index, service in enumerate(services):
+        settings = service.settings
+        if settings.instances is not None or settings.tier == "background":
+            continue
+        for count in range(2, service.wanted + 1):
+            more = replace(service, settings=msgspec.structs.replace(settings, instances=count))
+            trial = [*chosen[:index], more, *chosen[index + 1 :]]
+            workers = [one for each in trial for one in _everybody(each)]
+            if len(workers) > MAX_WORKERS or not _fit(host, workers):
+                break
+            chosen = trial
+    return chosen
 
 
 def profiles_of(sheets: Sequence[ServiceSheet], host: ServingHost) -> list[Profile]:
@@ -254,7 +283,7 @@ def profiles_of(sheets: Sequence[ServiceSheet], host: ServingHost) -> list[Profi
     profiles: list[Profile] = []
     for sheet in sheets:
         of_buckets = [host.profile(_key(sheet.settings, batch)) for batch in sheet.buckets]
-        profiles += of_buckets * sheet.settings.instances
+        profiles += of_buckets * sheet.settings.copies
     return profiles
 
 
@@ -271,7 +300,7 @@ def _key(settings: ServiceSettings, batch: int) -> ModelKey:
 
 
 def _everybody(service: Resolved) -> tuple[Profile, ...]:
-    return service.profiles * service.settings.instances
+    return service.profiles * service.settings.copies
 
 
 def _fit(host: ServingHost, profiles: Sequence[Profile]) -> bool:
@@ -325,7 +354,7 @@ def _case(
     """A worker for every instance: one a bucket, or one at the bucket that its rate asks for."""
     workers, profiles = [], []
     for service, bound_ns in zip(resolved, bounds_ns, strict=True):
-        for instance in range(service.settings.instances):
+        for instance in range(service.settings.copies):
             for profile in service.profiles if every_bucket else (service.usual,):
                 workers.append(service.worker(instance, profile, bound_ns))
                 profiles.append(profile)
@@ -351,7 +380,7 @@ def _plan(
     seconds: float,
 ) -> tuple[Plan, tuple[str, ...]]:
     promises = _promises(full)
-    instances = sum(service.settings.instances for service in resolved)
+    instances = sum(service.settings.copies for service in resolved)
     if not promises or instances == 1:  # nobody to give way to
         return unpartitioned(full.topology, full.profiles, full.mix), ()
     maker = Maker(full.problem(), promises)
@@ -376,9 +405,7 @@ def _plan(
 
 def _instances(resolved: Sequence[Resolved]) -> list[tuple[Resolved, int]]:
     return [
-        (service, instance)
-        for service in resolved
-        for instance in range(service.settings.instances)
+        (service, instance) for service in resolved for instance in range(service.settings.copies)
     ]
 
 
@@ -387,7 +414,7 @@ def _homes(plan: Plan, resolved: Sequence[Resolved]) -> dict[str, tuple[int, ...
     homes: dict[str, tuple[int, ...]] = {}
     first = 0
     for service in resolved:
-        workers = len(service.profiles) * service.settings.instances
+        workers = len(service.profiles) * service.settings.copies
         lanes = {
             group.lane
             for assignment in plan.main.assignments[first : first + workers]

@@ -127,7 +127,7 @@ class Generation(Closing):
         of_workers: list[ServiceSheet] = []
         for sheet in sheets:
             workers = []
-            for _ in range(sheet.settings.instances):
+            for _ in range(sheet.settings.copies):
                 workers.append({size: first + place for place, size in enumerate(sheet.buckets)})
                 first += len(sheet.buckets)
                 of_workers += [sheet] * len(sheet.buckets)

@@ -134,7 +134,7 @@ class OpenService:
         backlog = Backlog(
             waiting=len(self.queue),
             rows_before=sum(one.rows for one in self.queue[:place]) + rows_elsewhere,
-            running_ns=_left_ns(self._batches.values(), sheet.settings.instances, now_ns),
+            running_ns=_left_ns(self._batches.values(), sheet.settings.copies, now_ns),
         )
         refusal = refuse(
             rows,
@@ -142,7 +142,7 @@ class OpenService:
             backlog,
             sheet.settings.queue,
             self._buckets,
-            sheet.settings.instances,
+            sheet.settings.copies,
         )
         if refusal is not None:
             count_refused(self.row, Reason.OVERLOADED)
@@ -219,9 +219,9 @@ class OpenService:
             buckets = self._buckets
             due_ns = min(first.due_ns, first.expires_ns)
             batch = form_batch([one.rows for one in alike], due_ns, buckets, now_ns)
-            if len(self._batches) >= settings.instances:
+            if len(self._batches) >= settings.copies:
                 full = batch.rows >= buckets.largest
-                if not full or len(self._batches) >= _IN_FLIGHT * settings.instances:
+                if not full or len(self._batches) >= _IN_FLIGHT * settings.copies:
                     return
             elif settings.wait_ns:
                 oldest_ns = min(one.asked.arrival_ns for one in alike[: batch.requests])

@@ -342,7 +342,7 @@ def _runs_alike(old: ServiceSheet, new: ServiceSheet) -> bool:
     def essence(sheet: ServiceSheet) -> tuple[Any, ...]:
         settings = sheet.settings
         return (
-            (settings.model, settings.file, settings.instances, settings.profile),
+            (settings.model, settings.file, settings.copies, settings.profile),
             (sheet.info, sheet.buckets, sheet.slots, sheet.function, sheet.timing_only),
         )
 

@@ -1,0 +1,50 @@
+"""How many instances of a service a server opens when nobody says it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from eclip.serving.config import make_config
+from eclip.serving.deploying import ServingHost, find_host, resolve
+
+
+def instances_of(host: ServingHost, *services: dict[str, Any]) -> list[int]:
+    given = [{"model": "bert", "batches": [1], **service} for service in services]
+    config = make_config({"service": given}, "the test")
+    return [one.settings.copies for one in resolve(config, host, {})]
+
+
+@pytest.fixture(scope="module")
+def host() -> ServingHost:
+    return find_host(make_config({"service": [{"name": "a", "model": "bert"}]}, "the test").server)
+
+
+def test_a_rate_that_one_instance_serves_easily_gets_one(host: ServingHost) -> None:
+    assert instances_of(host, {"name": "a", "rate": 10.0}, {"name": "b"}) == [1, 1]
+
+
+def test_a_rate_beyond_one_instance_gets_more(host: ServingHost) -> None:
+    asked = [{"name": "a", "rate": rate} for rate in (10.0, 1200.0, 2000.0)]
+    found = [instances_of(host, one)[0] for one in asked]
+    assert found == sorted(found) and found[0] == 1 < found[1] < found[2]
+
+
+def test_what_is_said_is_kept(host: ServingHost) -> None:
+    assert instances_of(host, {"name": "a", "rate": 1200.0, "instances": 1}) == [1]
+    assert instances_of(host, {"name": "a", "rate": 10.0, "instances": 3}) == [3]
+
+
+def test_background_work_is_never_multiplied(host: ServingHost) -> None:
+    background = {"name": "b", "rate": 1200.0, "tier": "background"}
+    assert instances_of(host, {"name": "a"}, background) == [1, 1]
+
+
+def test_memory_limits_it(host: ServingHost) -> None:
+    fast = {"name": "a", "rate": 1200.0}
+    assert instances_of(host, fast) > [1]
+    topology = msgspec.structs.replace(host.topology, memory_bytes=1 << 30)
+    small = ServingHost(topology, host.calibration, host.computes, host.folders, host.title)
+    assert instances_of(small, fast) == [1]
