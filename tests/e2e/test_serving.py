@@ -20,6 +20,7 @@ import pytest
 
 from eclip.errors import UsageError
 from eclip.serving import drift
+from eclip.serving.counters import Count
 from eclip.serving.demo_models import classify
 from eclip.serving.messages import InferRequest, InferResponse, Reason, RefusedError, Tensor
 from served_core import (
@@ -387,6 +388,40 @@ def test_rates_that_drift_get_a_plan_of_their_own(monkeypatch: pytest.MonkeyPatc
         said = served.log.getvalue()
         assert "rates have drifted" in said
         assert "best of" in said  # a search, not the usual manner
+    finally:
+        driver.close()
+
+
+def test_background_that_gives_way_is_counted_and_a_hanging_function_harms_nobody() -> None:
+    hangs = {**ADD, "name": "hangs", "model": "numpy:serving_functions:hang"}
+    shout = {**SHOUT, "profile": "vgg19", "batches": [8], "tier": "background"}
+    driver = Driver(config_of({**ADD, "bound": "2s"}, shout, hangs))
+    served = driver.served
+    rows = {sheet.name: sheet.row for sheet in served.supervisor.deployed.sheets}
+
+    def yields(name: str) -> int:
+        return served.supervisor.counters.of_device(rows[name])[Count.YIELDS]
+
+    async def shout_beside_services() -> None:
+        text = np.full((8, 1), b"x", dtype=object)
+        while not yields("shout"):
+            await served.core.infer(request("shout", {"text": text}))
+
+    async def ask() -> collections.Counter[str]:
+        stuck = [
+            asyncio.ensure_future(served.core.infer(_named(add_request(13), "hangs")))
+            for _ in range(4)
+        ]
+        async with Load(served) as load:
+            await shout_beside_services()
+        for one in stuck:
+            one.cancel()
+        return load.seen
+
+    try:
+        seen = driver(ask())
+        assert seen["right"] > 0 and set(seen) <= {"right", "not ready"}
+        assert not yields("add")
     finally:
         driver.close()
 

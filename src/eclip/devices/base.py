@@ -202,6 +202,11 @@ class Session(Protocol):
         """Per worker: requests run to their end since it serves, background's own included."""
         ...
 
+    @property
+    def yielded(self) -> Sequence[int]:
+        """Per worker: how often these requests gave way."""
+        ...
+
     def close(self) -> None:
         """In any state. What runs ends; what is open and has not begun is completed with CLOSED."""
         ...

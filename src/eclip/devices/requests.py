@@ -47,8 +47,8 @@ FOREVER_NS = int(np.iinfo(np.int64).max)
 # The words of a ring. OWN: without a submitted request its worker runs one of its own. SEALED: no
 # more are submitted. BELL and WAKEUP are descriptors, or none: rung by those who submit, and by
 # those who serve.
-SUBMITTED, ANSWERED, SERVED, OWN, SEALED, BELL, WAKEUP = range(7)
-MARKS = 7
+SUBMITTED, ANSWERED, SERVED, YIELDED, OWN, SEALED, BELL, WAKEUP = range(8)
+MARKS = 8
 NO_DESCRIPTOR = -1
 
 # Outcomes.
@@ -239,6 +239,10 @@ class Desk:
     def served(self) -> tuple[int, ...]:
         return tuple(int(ring.marks[SERVED]) for ring in self.rings)
 
+    @property
+    def yielded(self) -> tuple[int, ...]:
+        return tuple(int(ring.marks[YIELDED]) for ring in self.rings)
+
     def refuse(self, why: str, failure: str = "") -> None:
         """Take no more; the first reason stays. ``failure``: what open requests fail of."""
         with self.lock:
@@ -322,6 +326,10 @@ class Submitting(Closing):
     @property
     def served(self) -> Sequence[int]:
         return self._serving.served
+
+    @property
+    def yielded(self) -> Sequence[int]:
+        return self._serving.yielded
 
 
 def slots_for(

@@ -40,6 +40,7 @@ class Count(enum.IntEnum):
     RUNNING = 19  # now: batches on the device
     DUE_NS = 20  # now: when the most urgent request is due; 0: none
     BUSY_NS = 21  # of the device process: how long something of it ran
+    YIELDS = 22  # of the device process: how often it gave way
     REFUSED = 24  # and a word for each reason
     LATENCIES = 40  # a histogram
     QUEUED = 64  # a histogram

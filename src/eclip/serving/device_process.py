@@ -77,6 +77,7 @@ class DeviceProcess:
                 key.data()
             if time.monotonic() > look_s:
                 self._look_for_hanging()
+                self._count_yields()
                 look_s = time.monotonic() + _LOOK_S
             self._finish()
         for generation in self._generations:
@@ -93,6 +94,13 @@ class DeviceProcess:
         rows = {row for one in self._generations for row in one.busy_rows()}
         for row in {0, *rows} if rows else ():
             self._counters.of_device(row)[Count.BUSY_NS] += now_ns - before_ns
+
+    def _count_yields(self) -> None:
+        if self._counters is None:
+            return
+        for generation in self._generations:
+            for row, count in generation.new_yields().items():
+                self._counters.of_device(row)[Count.YIELDS] += count
 
     def _woke(self) -> None:
         self._woken.clear()

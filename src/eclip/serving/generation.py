@@ -73,6 +73,9 @@ class Stage:
     sheet: ServiceSheet
     workers: list[dict[int, int]]  # of every instance: the plan's worker by bucket
     function: CpuFunction | None
+    # Its own threads: a function that hangs keeps no other service waiting.
+    threads: ThreadPoolExecutor
+    yielded: int = 0  # as counted last
     waiting: collections.deque[OpenOrder] = field(default_factory=collections.deque)
     running: list[list[OpenOrder]] = field(init=False)  # per instance
 
@@ -106,6 +109,7 @@ class Generation(Closing):
         self.stages: dict[int, Stage] = {}
         self._deployment = deployment
         self._wake = wake
+        self._completed_ns = 0  # the session's last completion
         self._orders: dict[int, OpenOrder] = {}  # by the session's ticket
         self._done: collections.deque[OpenOrder] = collections.deque()  # their function has ended
         self._stack = contextlib.ExitStack()
@@ -136,7 +140,9 @@ class Generation(Closing):
             except EclipError as error:
                 self.failed[sheet.id] = str(error)
                 continue
-            self.stages[sheet.id] = Stage(sheet, workers, function)
+            threads = ThreadPoolExecutor(len(workers), thread_name_prefix=sheet.name)
+            self._stack.callback(threads.shutdown, wait=False, cancel_futures=True)
+            self.stages[sheet.id] = Stage(sheet, workers, function, threads)
         if device.modelled:
             most = max(sheet.slots.count for sheet in sheets)
             session.serve(deployment.server.fronts * most)
@@ -148,11 +154,6 @@ class Generation(Closing):
                 ]
             )
         _warm(session, len(plan.workers))
-        functions = sum(stage.function is not None for stage in self.stages.values())
-        if functions:
-            threads = ThreadPoolExecutor(functions, thread_name_prefix="function")
-            self._stack.callback(threads.shutdown, wait=False, cancel_futures=True)
-            self._threads = threads
         return session
 
     @property
@@ -167,14 +168,26 @@ class Generation(Closing):
         return [stage.sheet.row for stage in self.stages.values() if any(stage.running)]
 
     def oldest_ns(self) -> tuple[int, str] | None:
-        """Since when the oldest order runs, and whose it is."""
-        ages = [
-            (orders[0].taken_ns, stage.sheet.name)
-            for stage in self.stages.values()
-            for orders in stage.running
-            if orders
-        ]
+        """Since when the oldest order should have ended, and whose it is. Background work may be
+        kept waiting as long as others get on."""
+        ages = []
+        for stage in self.stages.values():
+            gives_way = stage.sheet.settings.tier == "background"
+            for orders in stage.running:
+                if orders:
+                    held = gives_way and orders[0].completion is None
+                    since_ns = max(orders[0].taken_ns, self._completed_ns if held else 0)
+                    ages.append((since_ns, stage.sheet.name))
         return min(ages, default=None)
+
+    def new_yields(self) -> dict[int, int]:
+        """By the counters' rows: how often services gave way since this was asked last."""
+        yielded, found = self.session.yielded, {}
+        for stage in self.stages.values():
+            total = sum(yielded[worker] for of in stage.workers for worker in of.values())
+            found[stage.sheet.row] = total - stage.yielded
+            stage.yielded = total
+        return found
 
     def take(self, front: AttachedFront, order: DeviceOrder) -> None:
         stage = self.stages[order.service]
@@ -214,7 +227,7 @@ class Generation(Closing):
             self._orders[one.ticket] = one
             if stage.function is not None:
                 one.computing = True
-                self._threads.submit(self._compute, stage, stage.function, one)
+                stage.threads.submit(self._compute, stage, stage.function, one)
 
     def _compute(self, stage: Stage, function: CpuFunction, one: OpenOrder) -> None:
         """In a thread of its own: from the inputs in the slot to outputs there."""
@@ -246,6 +259,7 @@ class Generation(Closing):
         """Answer what has ended."""
         touched: dict[int, Stage] = {}
         for completion in self.session.poll():
+            self._completed_ns = time.monotonic_ns()
             one = self._orders.pop(completion.ticket)
             one.completion = completion
             if not one.computing:

@@ -61,6 +61,7 @@ class Showing:
                 bound_s=None if sheet.bound_ns is None else sheet.bound_ns / 1e9,
                 slack_s=self._slack_s(sheet),
                 busy_share=self._busy_share(row),
+                yields=pages.of_device(row)[Count.YIELDS],
             )
         if nobody := pages.refused(_NOBODY):
             services[""] = ServiceCounters(refused=nobody)
@@ -102,7 +103,7 @@ class Showing:
             waiting=pages.total(row, Count.WAITING),
             running=pages.total(row, Count.RUNNING),
             refused_rps=refused / seconds,
-            yields_rps=0.0,
+            yields_rps=recent[Count.YIELDS] / seconds,
             slices=offer.homes.get(sheet.name, ()),
             active=pages.total(row, Count.RUNNING) > 0,
         )
@@ -133,7 +134,8 @@ class Showing:
 
     def _words(self, row: int) -> list[int]:
         words = self._counters.totals(row, 0, _WORDS)
-        words[Count.BUSY_NS] = self._counters.of_device(row)[Count.BUSY_NS]
+        of_device = self._counters.of_device(row)
+        words[Count.BUSY_NS : Count.YIELDS + 1] = of_device[Count.BUSY_NS : Count.YIELDS + 1]
         return words
 
 

@@ -54,6 +54,7 @@ from eclip.devices.requests import (
     filled_ring,
 )
 from eclip.devices.requests import SERVED as SERVED_MARK
+from eclip.devices.requests import YIELDED as YIELDED_MARK
 from eclip.errors import DeviceError
 from eclip.jit import call_c, compiled, compiled_with, inlined
 from eclip.runtime import reactions
@@ -487,6 +488,7 @@ def drive(
         if outcome == WITH_RESULT:
             _tell(board, row, request, stretches)
             marks[SERVED_MARK] += 1
+            marks[YIELDED_MARK] += request[YIELDS]
         if submitted:
             _answer(calls, marks, scratch)
         else:

@@ -30,6 +30,7 @@ from eclip.devices.requests import (
     SERVED,
     WAS_CANCELLED,
     WITH_RESULT,
+    YIELDED,
     Desk,
     Ints,
 )
@@ -88,6 +89,12 @@ class Timeline:
         )
         self._kept = [part.copy() for part in self._changing]
         self.run(-1)  # compiles
+
+    @property
+    def yields(self) -> Ints:
+        """By worker, so far."""
+        found: Ints = self._state.joined.progress["yields"]
+        return found
 
     def is_past(self, at: int) -> bool:
         return bool(self._state.clock[0]["now"] > at)
@@ -193,8 +200,10 @@ class Pacer(threading.Thread):
         self._give_out()
         while timeline.run(at):
             self._give_out()
-        for ring, count in zip(self._desk.rings, timeline.own, strict=True):
+        rings = zip(self._desk.rings, timeline.own, timeline.yields, strict=True)
+        for ring, count, yields in rings:
             ring.marks[SERVED] += count
+            ring.marks[YIELDED] = yields
         timeline.own[:] = 0
 
     def _give_out(self) -> None:
