@@ -372,11 +372,11 @@ def test_rates_that_drift_get_a_plan_of_their_own(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(drift, "LASTING_S", 0.5)
     background = {**SHOUT, "tier": "background"}
     settings = {"replan": True, "replan_seconds": 0.5}
-    driver = Driver(config_of({**ADD, "bound": "2s", "rate": 5.0}, background, **settings))
+    driver = Driver(config_of({**ADD, "bound": "2s", "rate": 20.0}, background, **settings))
     served = driver.served
 
     async def drift_until_planned() -> collections.Counter[str]:
-        async with Load(served, every_s=0.02) as load:
+        async with Load(served) as load:
             while served.supervisor.deployed.generation == 1:
                 await asyncio.sleep(0.05)
             await asyncio.sleep(0.2)
@@ -384,7 +384,7 @@ def test_rates_that_drift_get_a_plan_of_their_own(monkeypatch: pytest.MonkeyPatc
 
     try:
         assert set(driver(drift_until_planned())) == {"right"}
-        assert served.supervisor.deployed.rates_rps["add"] > 1.5 * 5.0
+        assert served.supervisor.deployed.rates_rps["add"] > 1.5 * 20.0
         said = served.log.getvalue()
         assert "rates have drifted" in said
         assert "best of" in said  # a search, not the usual manner
