@@ -26,10 +26,11 @@ from eclip.artefacts.topology import Mask, Topology
 from eclip.artefacts.trace import Kernel, Trace
 from eclip.devices.cuda import device as device_module
 from eclip.devices.cuda import executables, graphs, lanes
-from eclip.devices.cuda.device import CudaDevice, CudaSession, Execution
-from eclip.devices.cuda.executables import Capture
+from eclip.devices.cuda.device import CudaDevice
 from eclip.devices.cuda.lanes import LanePool, Slices
 from eclip.devices.cuda.stressors import Stressors
+from eclip.devices.gpu.executables import Capture
+from eclip.devices.gpu.session import Execution, GpuSession
 from eclip.errors import DeviceError, MismatchError
 from eclip.runtime.program import lower
 
@@ -46,7 +47,7 @@ PAIRS = {  # what makes a handle → what releases it
 }
 
 Held = Callable[[], tuple[int, int]]
-Opened = Callable[..., AbstractContextManager[CudaSession]]
+Opened = Callable[..., AbstractContextManager[GpuSession]]
 PlanOf = Callable[..., Plan]
 RunClosed = Callable[..., RunLog]
 

@@ -26,8 +26,7 @@ from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import RunLog
 from eclip.artefacts.topology import Topology
 from eclip.devices.base import Capability, Device, SourceKind, Window
-from eclip.devices.cuda.executables import Capture
-from eclip.devices.gpu.segments import GraphSource
+from eclip.devices.gpu.executables import Capture
 from eclip.devices.hip.device import HipDevice
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.devices.sim.device import SimDevice
@@ -195,10 +194,8 @@ def hip_standin_bench() -> Iterator[Bench]:
         yield Bench(
             device=device,
             problem=problem,
-            sources={SourceKind.GRAPH: sources},
-            stand_ins=lambda others: [
-                GraphSource(sources[0].graph, other.trace) for other in others
-            ],
+            sources={SourceKind.CAPTURE: sources},
+            stand_ins=lambda others: [Capture(sources[0].graph, other.trace) for other in others],
             another=stand_in.device,
             seconds=0.5,
             tolerance=0.5,
@@ -215,10 +212,8 @@ def hip_bench_real() -> Iterator[Bench]:
         yield Bench(
             device=device,
             problem=problem,
-            sources={SourceKind.GRAPH: sources},
-            stand_ins=lambda others: [
-                GraphSource(sources[0].graph, other.trace) for other in others
-            ],
+            sources={SourceKind.CAPTURE: sources},
+            stand_ins=lambda others: [Capture(sources[0].graph, other.trace) for other in others],
             another=HipDevice,
             seconds=0.6,
             calibration=_any_calibration(device.topology),

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from eclip.artefacts.mix import mix_of
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Topology
-from eclip.devices.gpu.segments import GraphSource
+from eclip.devices.gpu.executables import Capture
 from eclip.devices.hip.api import CAPTURE_THREAD_LOCAL, STREAM_NON_BLOCKING
 from eclip.devices.hip.device import HipDevice
 from eclip.devices.hip.driver import QUEUES_VARIABLE, HipGpu
@@ -82,7 +82,7 @@ class StandIn:
     """A device on the stand-in, and what it was seen doing."""
 
     nodes: Path
-    _captures: dict[int, GraphSource] = field(default_factory=dict)
+    _captures: dict[int, Capture] = field(default_factory=dict)
 
     def device(self) -> HipDevice:
         return HipDevice(library=LIBRARY, nodes=self.nodes)
@@ -127,7 +127,7 @@ class StandIn:
         finally:
             self.library.standin_hip_watch(None)
 
-    def capture(self, gpu: HipGpu, number: int, profile: Profile) -> GraphSource:
+    def capture(self, gpu: HipGpu, number: int, profile: Profile) -> Capture:
         """A model whose kernels take what its profile says, captured by HIP's own capture."""
         tables = [
             _by_units(profile, kernel, gpu.build.units)
@@ -146,7 +146,7 @@ class StandIn:
         graph = HipGraph(gpu.hip, raw)
         trace = msgspec.structs.replace(profile.trace, kernels=graph.kernels(gpu.hip))
         assert trace == profile.trace
-        return GraphSource(graph, trace, (tables, kept))
+        return Capture(graph, trace, (tables, kept))
 
 
 def _by_units(profile: Profile, kernel: int, units: int) -> npt.NDArray[np.int64]:

@@ -14,7 +14,7 @@ import torch
 
 from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.profile import Profile
-from eclip.devices.cuda.executables import Capture
+from eclip.devices.gpu.executables import Capture
 from eclip.errors import MismatchError, UsageError
 from eclip.frontends import torch_zoo
 from eclip.frontends.torch import capture

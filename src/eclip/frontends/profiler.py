@@ -36,7 +36,6 @@ from eclip.devices.base import Closing
 from eclip.devices.cuda.device import CudaDevice
 from eclip.devices.cuda.driver import call, cu, free_memory
 from eclip.devices.cuda.graphs import (
-    CapturedGraph,
     Executable,
     blocks_per_unit,
     fits,
@@ -46,6 +45,7 @@ from eclip.devices.cuda.lanes import GpuLane, LanePool
 from eclip.devices.cuda.stressors import Stressors
 from eclip.devices.cuda.tracer import Tracer
 from eclip.devices.gpu.loop import Repeater
+from eclip.devices.gpu.pieces import KERNEL, CapturedGraph
 from eclip.errors import DeviceError, EclipError
 from eclip.frontends.library import file_of
 from eclip.frontends.models import build
@@ -119,9 +119,7 @@ def measure_profile(
         spread_ns=_rows(spread),
         dram_bytes=(0,) * graph.kernel_count,
         l2_bytes=(0,) * graph.kernel_count,
-        blocks_per_unit=tuple(
-            blocks_per_unit(node) for node in graph.nodes if node.kind == "KERNEL"
-        ),
+        blocks_per_unit=tuple(blocks_per_unit(node) for node in graph.nodes if node.kind == KERNEL),
         footprint=_footprint(captured, executables_bytes),
         illegal=illegal,
         energy_uj=tuple(energy_uj),
@@ -165,7 +163,7 @@ def _legal_contexts(
     """Per size the context of every kernel, and the (kernel, size) pairs that had to move up."""
     illegal = []
     contexts: list[list[Any]] = [[] for _ in lanes]
-    for kernel, node in enumerate(node for node in graph.nodes if node.kind == "KERNEL"):
+    for kernel, node in enumerate(node for node in graph.nodes if node.kind == KERNEL):
         legal = [fits(node, lane.stream) for lane in lanes]
         for index, lane in enumerate(lanes):
             if legal[index]:

@@ -21,7 +21,7 @@ def make_source(kind: SourceKind, profile: Profile, device: Device) -> Any:
         return profile
     if kind is SourceKind.JOB:
         return Job(_ENTRY, profile.model)
-    if kind is SourceKind.GRAPH:
+    if kind is SourceKind.CAPTURE:
         raise DeviceError(
             f"models are not captured on {device.title} yet: open a session with graphs that you "
             f"captured yourself (docs/amd.md)"

@@ -24,8 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.trace import Trace
 from eclip.devices.base import Closing
-from eclip.devices.cuda.executables import Buffer, Capture
-from eclip.devices.cuda.graphs import CapturedGraph
+from eclip.devices.cuda.graphs import CudaGraph
+from eclip.devices.gpu.executables import Buffer, Capture
 from eclip.errors import DeviceError
 from eclip.frontends.capturing import OwnedGraph, capturing
 from eclip.frontends.compiled import Binaries
@@ -113,7 +113,7 @@ def capture(
             f"{model} cannot be captured: it stopped at {culprit} ({_line(error)})"
         ) from None
     binaries = Binaries(torch.cuda.current_device())
-    captured = CapturedGraph(graph.raw_cuda_graph(), binaries.kernel_of)
+    captured = CudaGraph(graph.raw_cuda_graph(), binaries.kernel_of)
     trace = Trace(
         model=model,
         kernels=captured.kernels(),
