@@ -43,10 +43,18 @@ int64_t now_ns() {
     return now.tv_sec * int64_t{1000000000} + now.tv_nsec;
 }
 
+// How late this thread came back from waiting for what it had launched. A busy host must not make
+// the GPU slower: what the thread launches next begins as if it had come back in time, and the
+// GPU's timeline catches up.
+thread_local int64_t late_ns = 0;
+thread_local bool has_launched = false;  // since it last waited
+
 void sleep_until(int64_t at_ns) {
     timespec until{at_ns / 1000000000, at_ns % 1000000000};
     while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, nullptr) != 0) {
     }
+    late_ns = has_launched ? now_ns() - at_ns : 0;
+    has_launched = false;
 }
 
 // --- What is seen of it: a line for every kernel ---------------------------------------------
@@ -129,7 +137,8 @@ void run_kernel(Stream& stream, const hipKernelNodeParams& params, const Mask& m
     std::memcpy(&who, params.kernelParams[0], sizeof who);
     std::memcpy(&table, params.kernelParams[1], sizeof table);
     place(fault == kMaskIgnored ? everything() : mask, units, engines);
-    int64_t begin = std::max(stream.free_ns, now_ns());
+    int64_t begin = std::max(stream.free_ns, now_ns() - late_ns);
+    has_launched = true;
     stream.free_ns = begin + table[units];
     busy_uj += table[units] * units / 500;  // 2 W a unit
     Log* log = watched;
@@ -327,6 +336,11 @@ API int hipEventSynchronize(hipEvent_t event) {
     int64_t until = event_of(event).at_ns;
     hold.unlock();
     sleep_until(until);
+    return kSuccess;
+}
+API int hipEventElapsedTime(float* milliseconds, hipEvent_t begin, hipEvent_t end) {
+    std::lock_guard hold(lock);
+    *milliseconds = static_cast<float>(event_of(end).at_ns - event_of(begin).at_ns) / 1e6f;
     return kSuccess;
 }
 API int hipThreadExchangeStreamCaptureMode(int* mode) {

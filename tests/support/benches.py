@@ -66,7 +66,6 @@ class Bench:
     clustered: tuple[Problem, Any] | None = None
     # By how much a run may differ from itself: more where kernels are a busy host's.
     tolerance: float = 0.1
-    tries: int = 1  # of a test, each with runs twice as long: where others may take their time
     calibration: Calibration | None = None  # for the search, where there is none of its name
 
     @property
@@ -199,7 +198,6 @@ def hip_standin_bench() -> Iterator[Bench]:
             another=stand_in.device,
             seconds=0.5,
             tolerance=0.5,
-            tries=4,
             calibration=_any_calibration(device.topology),
         )
 

@@ -130,7 +130,7 @@ class StandIn:
     def capture(self, gpu: HipGpu, number: int, profile: Profile) -> Capture:
         """A model whose kernels take what its profile says, captured by HIP's own capture."""
         tables = [
-            _by_units(profile, kernel, gpu.build.units)
+            by_units(profile, kernel, gpu.build.units)
             for kernel in range(len(profile.trace.kernels))
         ]
 
@@ -149,7 +149,7 @@ class StandIn:
         return Capture(graph, trace, (tables, kept))
 
 
-def _by_units(profile: Profile, kernel: int, units: int) -> npt.NDArray[np.int64]:
+def by_units(profile: Profile, kernel: int, units: int) -> npt.NDArray[np.int64]:
     """Nanoseconds by the number of units: between two profiled sizes, those of the smaller."""
     times = np.array(profile.busy_ns[kernel], dtype=np.int64)
     places = np.searchsorted(profile.sizes, np.arange(units + 1), side="right") - 1
