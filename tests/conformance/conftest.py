@@ -67,7 +67,10 @@ def candidate(request: pytest.FixtureRequest) -> Candidate:
 
 @pytest.fixture
 def bench(
-    candidate: Candidate, open_benches: dict[str, Bench], request: pytest.FixtureRequest
+    candidate: Candidate,
+    open_benches: dict[str, Bench],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Bench:
     made = open_benches[candidate.name]
     has = made.device.capabilities
@@ -83,4 +86,5 @@ def bench(
             pytest.skip(f"{candidate.name} has {capability.value}")
     if request.node.get_closest_marker("modelled") and not made.device.modelled:
         pytest.skip(f"{candidate.name}: its time is real")
+    made.use_its_clock(monkeypatch)
     return made
