@@ -260,6 +260,11 @@ def _rows(table: Table) -> tuple[tuple[int, ...], ...]:
 
 def _main(gpu: int, energy_seconds: float, folder: Path, keys: Sequence[str]) -> None:
     """What ``eclip profile`` runs in a child: a line when it can begin, one per finished model."""
+    if torch.version.hip is None and torch.version.cuda is None:
+        raise DeviceError(
+            f"torch {torch.__version__} is built for CPUs only; install its build for this GPU "
+            f"(ROCm for AMD, CUDA for NVIDIA)"
+        )
     device = HipDevice(gpu) if on_rocm() else CudaDevice(gpu)
     torch.cuda.set_device(gpu)
     others = device.counter.other_processes() if device.counter is not None else []
