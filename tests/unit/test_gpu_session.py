@@ -107,7 +107,11 @@ class Stage(contextlib.ExitStack):
         route = Route(worker=0, lane=lane, wait_on=np.full(self.kernels, -1))
         self.loop = FakeLoop(error)
         self.session = object.__new__(GpuSession)
-        gpu = types.SimpleNamespace(make_current=lambda: None, quicken=lambda: None)
+        self.quickened_ns: list[int] = []
+        gpu = types.SimpleNamespace(
+            make_current=lambda: None,
+            quicken=lambda: self.quickened_ns.append(self.clock.now_ns),
+        )
         vars(self.session).update(
             _device=types.SimpleNamespace(
                 counter=FakeNvml(self.clock),
@@ -151,6 +155,7 @@ def test_kernels_come_from_a_run_of_their_own_after_the_measured_one(
     stage = Stage(monkeypatch)
     log = stage.run()
     assert len(stage.loop.given) == 2
+    assert stage.quickened_ns == [0]  # once, before anything is measured
     assert len(log.requests.worker) == REQUESTS - 1  # of the measured run alone; one ends with it
     assert log.kernels.own_run and log.kernels.window_ns == 100_000_000
     assert len(log.kernels.worker) == REQUESTS * stage.kernels

@@ -29,6 +29,7 @@ from eclip.artefacts.plan import (
     Slack,
     Variant,
 )
+from eclip.devices.cuda import placing
 from eclip.devices.cuda.placing import CudaPlacer
 from eclip.devices.gpu import board as boards
 from eclip.devices.gpu import loop
@@ -389,6 +390,17 @@ def test_a_plan_of_too_many_executables_is_refused(
     refused(stage, UsageError, "more than 21 executables; plan it with a larger grain")
     monkeypatch.setattr(CudaPlacer, "most_executables", 22)
     stage.open(make_giving())
+
+
+def test_kernels_that_do_not_fit_their_lanes_are_refused(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(*given: object) -> None:
+        raise DeviceError("clusters do not fit lane 0")
+
+    monkeypatch.setattr(placing, "check_clusters", check)
+    refused(stage, DeviceError, "do not fit lane 0")
+    assert "cuGraphInstantiate" not in stage.driver._calls  # asked before anything is built
 
 
 def test_a_graph_with_a_loop_cannot_be_cut_at_joints(stage: Stage) -> None:
