@@ -2,7 +2,7 @@
 
 It owns all of them and releases them in one order (closing.py), in whatever state it is closed;
 a device closes its sessions first. What differs from one vendor to another it asks of its device
-(``SessionDevice``) and of the placer that comes with its lanes.
+(device.py) and of the placer that comes with its lanes.
 
 A plan runs as one graph per group chained by events or, where graphs may span lanes, as one graph
 of everything; ``Execution.AUTO`` tries both with all workers running and keeps the faster.
@@ -15,26 +15,22 @@ import enum
 import functools
 import time
 import weakref
-from collections.abc import Collection, Iterable, Sequence
-from contextlib import AbstractContextManager
-from typing import Protocol
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from eclip.artefacts.memory import check_memory, memory_of_plan
-from eclip.artefacts.plan import MOST_VARIANTS, Lane, Plan
+from eclip.artefacts.plan import Plan
 from eclip.artefacts.runlog import KernelRecords, Prepared, RunLog
-from eclip.artefacts.topology import Topology
-from eclip.devices.base import Closing, Slot, Window, check_load, check_sources
+from eclip.devices.base import Slot, Window, check_load
 from eclip.devices.gpu import loop
 from eclip.devices.gpu.board import shared_board
-from eclip.devices.gpu.closing import Belongings, Owner, Releases, WaitingGpu, noting
+from eclip.devices.gpu.closing import Belongings, Owner, Releases, noting
+from eclip.devices.gpu.device import SessionDevice
 from eclip.devices.gpu.energy import EnergyCounter, mean_power_w, now_ns
-from eclip.devices.gpu.executables import Capture, Executables, LanePlacer
+from eclip.devices.gpu.executables import Capture, Executables
 from eclip.devices.gpu.recording import (
     NO_KERNELS,
-    Span,
     make_log,
     record_kernels,
     since,
@@ -43,8 +39,7 @@ from eclip.devices.gpu.recording import (
 from eclip.devices.gpu.serving import LoopServer
 from eclip.devices.load import CLOSED_LOOP, Arrivals, Load
 from eclip.devices.requests import END, Desk, Submitting
-from eclip.errors import DeviceError, StoppedError, TracingError, UsageError
-from eclip.progress import Progress
+from eclip.errors import DeviceError, StoppedError, TracingError
 from eclip.runtime.program import Program, Route
 from eclip.runtime.reactions import board_of
 
@@ -57,68 +52,6 @@ class Execution(enum.Enum):
     AUTO = "auto"
     WHOLE = "whole"
     SEGMENTS = "segments"
-
-
-class SessionGpu(loop.LoopGpu, WaitingGpu, Protocol):
-    """What a session asks of a GPU."""
-
-    @property
-    def uuid(self) -> str: ...
-
-    def free_memory(self) -> int:
-        """Bytes that nobody has taken."""
-        ...
-
-    def quicken(self) -> None:
-        """Bring the GPU into the state in which sessions are measured."""
-        ...
-
-
-class KernelTracer(Protocol):
-    """Records kernels while its block lasts."""
-
-    @property
-    def spans(self) -> Sequence[Span]:
-        """In order of start; there when the block has ended."""
-        ...
-
-    def executable_id(self, handle: int) -> int:
-        """What spans call this executable."""
-        ...
-
-
-class SessionDevice(Protocol):
-    """What a session asks of its device: all that differs from one vendor to another."""
-
-    progress: Progress  # whose stop request ends a run early
-
-    @property
-    def gpu(self) -> SessionGpu: ...
-
-    @property
-    def title(self) -> str: ...
-
-    @property
-    def counter(self) -> EnergyCounter | None:
-        """None: there is nothing to measure energy with."""
-        ...
-
-    def place_lanes(self, lanes: Sequence[Lane], owner: Releases) -> LanePlacer:
-        """Make these lanes, which ``owner`` releases."""
-        ...
-
-    def prepare_slots(
-        self,
-        captures: Sequence[Capture],
-        slots: int | Sequence[Sequence[Slot]],  # so many for each, or these
-        owner: Releases,
-    ) -> tuple[Sequence[Sequence[Slot]], Sequence[loop.Words]]:
-        """The slots of every capture, and the executables that copy them (``loop.drive``)."""
-        ...
-
-    def tracer(self, names: Iterable[str]) -> AbstractContextManager[KernelTracer]:
-        """For kernels of these names; a TracingError where none are recorded."""
-        ...
 
 
 class GpuSession(Owner, Submitting):
@@ -395,35 +328,6 @@ class GpuSession(Owner, Submitting):
             return power, min(end_ns, now_ns())
 
 
-class SessionOwner(Owner):
-    """A device that closes its sessions before itself: what they own lives in it."""
-
-    def __init__(self) -> None:
-        self._sessions: weakref.WeakSet[Closing] = weakref.WeakSet()
-        self._releases = Releases()
-        self._closed = False
-
-    def close(self) -> None:
-        self._closed = True
-        for session in list(self._sessions):
-            self._releases.callback(session.close)
-        self._releases.close()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise DeviceError("the device is closed; make another one")
-
-
-def check_plan(plan: Plan, captures: Sequence[Capture], topology: Topology) -> tuple[str, ...]:
-    """Refuse what cannot run on a GPU of this topology; what differs and does no harm."""
-    warnings = plan.fingerprint.check(topology.fingerprint, "the plan", topology.title)
-    check_sources(plan, [capture.trace for capture in captures])
-    check_memory(memory_of_plan(plan, topology), "the plan")
-    if any(_variants_of(plan, worker) > MOST_VARIANTS for worker in plan.everyone):
-        raise UsageError(f"a worker can have at most {MOST_VARIANTS} variants of a plan")
-    return warnings
-
-
 def _measuring_warnings(counter: EnergyCounter | None, window: Window) -> list[str]:
     if counter is None:
         return ["energy is not measured: see `eclip doctor`"]
@@ -431,7 +335,3 @@ def _measuring_warnings(counter: EnergyCounter | None, window: Window) -> list[s
     named = ", ".join(map(str, others))
     found = [f"other processes used the GPU: {named}"] if others else []
     return [*window_warnings(window), *found]
-
-
-def _variants_of(plan: Plan, worker: int) -> int:
-    return sum(worker in variant.active for variant in plan.variants)

@@ -15,8 +15,9 @@ from typing import Any, NoReturn
 from eclip.artefacts.plan import Lane, Lanes, Plan, Sharing
 from eclip.devices.base import Capability, Slot, SourceKind
 from eclip.devices.gpu.closing import Releases
+from eclip.devices.gpu.device import SessionOwner, check_plan
 from eclip.devices.gpu.executables import Capture
-from eclip.devices.gpu.session import Execution, GpuSession, SessionOwner, check_plan
+from eclip.devices.gpu.session import Execution, GpuSession
 from eclip.devices.hip.driver import HipGpu, check_version
 from eclip.devices.hip.energy import RocmSmi
 from eclip.devices.hip.lanes import MaskedLanes, MaskedStreams, read_topology
