@@ -219,16 +219,16 @@ def test_an_error_in_the_block_stays_the_error(plan_of: PlanOf) -> None:
 def test_after_another_session_could_not_be_opened(
     device: CudaDevice, plan_of: PlanOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from eclip.devices.cuda.graphs import Executable
+    from eclip.devices.cuda.placing import CudaPlacer
 
     models = capture_both()
     session = open_session(device, plan_of, models=models)
 
-    def refuse(self: Any, stream: Any) -> None:
+    def refuse(self: Any, executable: Any, stream: Any) -> None:
         raise DeviceError("refused by the test")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Executable, "upload", refuse)
+        patch.setattr(CudaPlacer, "upload", refuse)
         for execution in Execution:
             with pytest.raises(DeviceError, match="refused by the test"):
                 open_session(device, plan_of, execution, models)
