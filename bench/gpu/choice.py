@@ -28,7 +28,7 @@ from eclip.artefacts.topology import Mask
 from eclip.artefacts.trace import with_traces
 from eclip.devices.base import Window
 from eclip.devices.cuda.device import CudaDevice
-from eclip.devices.cuda.executables import Capture
+from eclip.devices.gpu.executables import Capture
 from eclip.devices.load import closed_loop
 from eclip.frontends.models import build
 from eclip.frontends.torch import capture

@@ -21,8 +21,9 @@ from eclip.artefacts.calibration import Calibration
 from eclip.artefacts.measures import measure
 from eclip.artefacts.mix import parse_mix
 from eclip.devices.base import Window
-from eclip.devices.cuda.device import CudaDevice, Execution
+from eclip.devices.cuda.device import CudaDevice
 from eclip.devices.gpu import loop
+from eclip.devices.gpu.session import Execution
 from eclip.devices.load import closed_loop
 from eclip.frontends.library import find_profile
 from eclip.frontends.models import capture_worker

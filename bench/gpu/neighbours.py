@@ -24,9 +24,9 @@ from bench.support.tables import print_table
 from eclip.artefacts.model_key import parse_model
 from eclip.artefacts.topology import Mask
 from eclip.devices.cuda.device import CudaDevice
-from eclip.devices.cuda.executables import Capture
 from eclip.devices.cuda.graphs import Executable, place_whole
 from eclip.devices.cuda.lanes import GpuLane, LanePool
+from eclip.devices.gpu.executables import Capture
 from eclip.devices.gpu.loop import Repeater
 from eclip.frontends.models import build
 from eclip.frontends.torch import capture

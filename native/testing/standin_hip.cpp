@@ -2,7 +2,7 @@
 //
 // When a kernel runs is known when it is launched: it begins when its stream is free and what that
 // waits for has ended, and takes as long as its table says for the units of its mask. So nothing
-// runs in the background; only who waits sleeps, until the real clock is there. What docs/amd.md
+// runs in the background; only who waits sleeps, until the clock is there. What docs/amd.md
 // says of HIP is so here, the inconvenient parts above all: a kernel node keeps pointers to the
 // caller's arguments (ROCm 5.2), copies of a capture cannot be read back, and a graph's branches
 // leave the mask.
@@ -11,9 +11,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -37,16 +40,60 @@ std::mutex lock;
 std::atomic<int64_t> alive[4];  // streams, events, graphs, executables
 enum Kind { kStream, kEvent, kGraph, kExec };
 
-int64_t now_ns() {
+// --- Time ------------------------------------------------------------------------------------
+//
+// A busy host must not make the GPU slower, nor one worker's thread later than another's. So threads
+// that drive workers may take turns: each has a time of its own, only the one with the least runs,
+// and the clock is the least of them. It moves when they wait or look at it, by as much as that
+// would take, and not while the host does something else. Without such threads it is the host's.
+
+int64_t host_ns() {
     timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return now.tv_sec * int64_t{1000000000} + now.tv_nsec;
 }
 
+constexpr int64_t kLookNs = 1000;  // what it takes to look at the clock
+std::mutex turns;
+std::condition_variable turned;
+std::map<int64_t, int64_t> driving;  // threads by number: their times
+int64_t joined = 0;
+int64_t ahead_ns = 0;  // of the host's clock, while nobody drives
+thread_local int64_t number = 0;
+
+int64_t clock_now() {  // with turns held
+    if (driving.empty()) return host_ns() + ahead_ns;
+    int64_t least = INT64_MAX;
+    for (auto& [who, at_ns] : driving) least = std::min(least, at_ns);
+    return least;
+}
+
+// Let this thread's time be no less than this, and wait for its turn.
+int64_t take_turn(std::unique_lock<std::mutex>& hold, int64_t at_ns) {
+    int64_t& mine = driving[number];
+    mine = std::max(mine, at_ns);
+    turned.notify_all();
+    turned.wait(hold, [&] {
+        for (auto& [who, other_ns] : driving)
+            if (std::pair{other_ns, who} < std::pair{mine, number}) return false;
+        return true;
+    });
+    return mine;
+}
+
+int64_t now_ns() {
+    std::unique_lock hold(turns);
+    return number == 0 ? clock_now() : driving[number];
+}
+
 void sleep_until(int64_t at_ns) {
-    timespec until{at_ns / 1000000000, at_ns % 1000000000};
-    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, nullptr) != 0) {
+    std::unique_lock hold(turns);
+    if (number != 0) {
+        take_turn(hold, at_ns);
+        return;
     }
+    for (int64_t now; (now = clock_now()) < at_ns;)
+        turned.wait_for(hold, std::chrono::nanoseconds(driving.empty() ? at_ns - now : 1000000));
 }
 
 // --- What is seen of it: a line for every kernel ---------------------------------------------
@@ -232,6 +279,40 @@ API int64_t standin_hip_alive(int kind) { return alive[kind]; }
 API void standin_hip_watch(int64_t* words) { watched = reinterpret_cast<Log*>(words); }
 API void* standin_hip_function(const char* name) { return new Function{name}; }
 
+// A number for a thread that will take turns: it counts from now on, so all of a run's threads are
+// there before the first of them begins.
+API int64_t standin_hip_expect() {
+    std::lock_guard hold(turns);
+    int64_t now = clock_now();
+    driving[++joined] = now;
+    return joined;
+}
+API void standin_hip_begin(int64_t mine) { number = mine; }
+API void standin_hip_leave(int64_t mine) {
+    std::lock_guard hold(turns);
+    int64_t last = driving[mine];
+    driving.erase(mine);
+    if (driving.empty()) ahead_ns = last - host_ns();
+    if (number == mine) number = 0;
+    turned.notify_all();
+}
+API int64_t standin_hip_now() { return now_ns(); }
+// In place of the C library's, for the loop.
+API int standin_clock_gettime(int, timespec* now) {
+    std::unique_lock hold(turns);
+    int64_t at_ns = number == 0 ? clock_now() : take_turn(hold, driving[number] + kLookNs);
+    *now = {at_ns / 1000000000, at_ns % 1000000000};
+    return 0;
+}
+API int standin_usleep(unsigned micros) {
+    sleep_until(now_ns() + int64_t{1000} * micros);
+    return 0;
+}
+API int standin_poll(void*, uint64_t, int milliseconds) {  // nobody rings here
+    sleep_until(now_ns() + int64_t{1000000} * milliseconds);
+    return 0;
+}
+
 // --- HIP -------------------------------------------------------------------------------------
 
 API int hipInit(unsigned) { return kSuccess; }
@@ -327,6 +408,11 @@ API int hipEventSynchronize(hipEvent_t event) {
     int64_t until = event_of(event).at_ns;
     hold.unlock();
     sleep_until(until);
+    return kSuccess;
+}
+API int hipEventElapsedTime(float* milliseconds, hipEvent_t begin, hipEvent_t end) {
+    std::lock_guard hold(lock);
+    *milliseconds = static_cast<float>(event_of(end).at_ns - event_of(begin).at_ns) / 1e6f;
     return kSuccess;
 }
 API int hipThreadExchangeStreamCaptureMode(int* mode) {

@@ -8,14 +8,12 @@ not is an expected failure of its Candidate.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 
 from benches import CANDIDATES, Bench, Candidate
-from eclip.errors import EclipError
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -38,26 +36,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         reason = failures.get(test) or failures.get(f"{test}[{policy}]")
         if reason is not None:
             item.add_marker(pytest.mark.xfail(reason=f"{candidate.name}: {reason}", strict=True))
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Where others may take the host's time from a run, the test is tried again with longer runs:
-    what is wrong with the device stays wrong."""
-    bench = pyfuncitem.funcargs.get("bench")
-    if not isinstance(bench, Bench) or bench.tries == 1:
-        return None
-    given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-    for longer in range(bench.tries):
-        given["bench"] = dataclasses.replace(bench, seconds=bench.seconds * 2**longer)
-        try:
-            pyfuncitem.obj(**given)
-        except (AssertionError, EclipError):
-            if longer == bench.tries - 1:
-                raise
-        else:
-            return True
-    return True
 
 
 @pytest.fixture(scope="session")
@@ -89,7 +67,10 @@ def candidate(request: pytest.FixtureRequest) -> Candidate:
 
 @pytest.fixture
 def bench(
-    candidate: Candidate, open_benches: dict[str, Bench], request: pytest.FixtureRequest
+    candidate: Candidate,
+    open_benches: dict[str, Bench],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Bench:
     made = open_benches[candidate.name]
     has = made.device.capabilities
@@ -105,4 +86,5 @@ def bench(
             pytest.skip(f"{candidate.name} has {capability.value}")
     if request.node.get_closest_marker("modelled") and not made.device.modelled:
         pytest.skip(f"{candidate.name}: its time is real")
+    made.use_its_clock(monkeypatch)
     return made

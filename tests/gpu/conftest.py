@@ -17,13 +17,14 @@ from eclip.artefacts.runlog import RunLog
 from eclip.artefacts.topology import Mask, Topology
 from eclip.artefacts.trace import Trace, with_traces
 from eclip.devices.base import Window
-from eclip.devices.cuda.device import CudaDevice, CudaSession, Execution
+from eclip.devices.cuda.device import CudaDevice
 from eclip.devices.cuda.driver import call, cu
-from eclip.devices.cuda.executables import Capture
-from eclip.devices.cuda.graphs import CapturedGraph, fits
+from eclip.devices.cuda.graphs import CudaGraph, fits
 from eclip.devices.cuda.lanes import LanePool
 from eclip.devices.cuda.stressors import Stressors
 from eclip.devices.gpu import loop
+from eclip.devices.gpu.executables import Capture
+from eclip.devices.gpu.session import Execution, GpuSession
 from eclip.devices.load import closed_loop
 from eclip.runtime.program import lower
 from gpu_host import captured_from, missing
@@ -150,18 +151,18 @@ def legal(
 @contextlib.contextmanager
 def opened(
     device: CudaDevice, plan: Plan, captures: Sequence[Capture], execution: Execution
-) -> Iterator[CudaSession]:
+) -> Iterator[GpuSession]:
     before, device.execution = device.execution, execution
     try:
         program = lower(plan, [source.trace for source in captures])
         with device.open(program, captures) as session:
-            assert isinstance(session, CudaSession)
+            assert isinstance(session, GpuSession)
             yield session
     finally:
         device.execution = before
 
 
-def run_closed(session: CudaSession, workers: int, seconds: float, warmup: float = 0.1) -> RunLog:
+def run_closed(session: GpuSession, workers: int, seconds: float, warmup: float = 0.1) -> RunLog:
     window = Window(seconds=seconds, warmup_seconds=warmup, trace_ms=0.0)
     log = session.run(closed_loop(workers), window)
     return msgspec.structs.replace(log, alone_rps=(1.0,) * workers)  # so that it can be measured
@@ -239,7 +240,7 @@ def stopwatch(device: CudaDevice) -> Iterator[Stopwatch]:
 
 # Test modules cannot import each other in importlib mode: they get these functions as fixtures.
 @pytest.fixture(scope="session", name="captured_from")
-def _captured_from() -> Callable[..., contextlib.AbstractContextManager[CapturedGraph]]:
+def _captured_from() -> Callable[..., contextlib.AbstractContextManager[CudaGraph]]:
     return captured_from
 
 
@@ -259,7 +260,7 @@ def _legal() -> Callable[..., list[int]]:
 
 
 @pytest.fixture(scope="session", name="opened")
-def _opened() -> Callable[..., contextlib.AbstractContextManager[CudaSession]]:
+def _opened() -> Callable[..., contextlib.AbstractContextManager[GpuSession]]:
     return opened
 
 

@@ -14,7 +14,8 @@ import pytest
 from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.topology import Mask
-from eclip.devices.cuda.device import CudaDevice, CudaSession, Execution
+from eclip.devices.cuda.device import CudaDevice
+from eclip.devices.gpu.session import Execution, GpuSession
 from eclip.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ PLANS = 6
 SWITCHES = 12
 MOST_APART = 0.02  # of the outputs' norm: other tiles add up fp16 products in another order
 
-Opened = Callable[..., AbstractContextManager[CudaSession]]
+Opened = Callable[..., AbstractContextManager[GpuSession]]
 Route = Callable[..., list[int]]  # the fixtures random_route and legal
 Captures = dict[str, "CapturedModule"]  # own, tuned, and own once more
 

@@ -23,7 +23,8 @@ from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.runlog import RunLog
 from eclip.artefacts.topology import Mask
-from eclip.devices.cuda.device import CudaDevice, CudaSession, Execution
+from eclip.devices.cuda.device import CudaDevice
+from eclip.devices.gpu.session import Execution, GpuSession
 from eclip.errors import DeviceError
 from eclip.runtime.program import lower
 
@@ -61,7 +62,7 @@ def open_session(
     plan_of: PlanOf,
     execution: Execution = Execution.WHOLE,
     models: list[Any] | None = None,
-) -> CudaSession:
+) -> GpuSession:
     sources = [one.capture for one in models or capture_both()]
     traces = [source.trace for source in sources]
     masks = [[Mask([0, 1]), Mask([1, 2])], [Mask([3, 4])]]
@@ -70,11 +71,11 @@ def open_session(
     plan = plan_of(device.topology, traces, masks, routes)
     device.execution = execution
     session = device.open(lower(plan, traces), sources)
-    assert isinstance(session, CudaSession)
+    assert isinstance(session, GpuSession)
     return session
 
 
-def request_all(session: CudaSession) -> None:
+def request_all(session: GpuSession) -> None:
     for worker in range(WORKERS):
         session.request(worker)
 
@@ -218,16 +219,16 @@ def test_an_error_in_the_block_stays_the_error(plan_of: PlanOf) -> None:
 def test_after_another_session_could_not_be_opened(
     device: CudaDevice, plan_of: PlanOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from eclip.devices.cuda.graphs import Executable
+    from eclip.devices.cuda.placing import CudaPlacer
 
     models = capture_both()
     session = open_session(device, plan_of, models=models)
 
-    def refuse(self: Any, stream: Any) -> None:
+    def refuse(self: Any, executable: Any, stream: Any) -> None:
         raise DeviceError("refused by the test")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Executable, "upload", refuse)
+        patch.setattr(CudaPlacer, "upload", refuse)
         for execution in Execution:
             with pytest.raises(DeviceError, match="refused by the test"):
                 open_session(device, plan_of, execution, models)

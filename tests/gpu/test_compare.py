@@ -14,7 +14,7 @@ from eclip.artefacts.plan import Plan
 from eclip.artefacts.topology import Mask
 from eclip.devices.base import Window
 from eclip.devices.cuda.device import CudaDevice
-from eclip.devices.cuda.executables import Capture
+from eclip.devices.gpu.executables import Capture
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.runtime.program import lower
 

@@ -13,7 +13,8 @@ import pytest
 from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.topology import Mask
-from eclip.devices.cuda.device import CudaDevice, CudaSession, Execution
+from eclip.devices.cuda.device import CudaDevice
+from eclip.devices.gpu.session import Execution, GpuSession
 
 torch = pytest.importorskip("torch", reason="tests on a GPU need the Python package torch")
 pytest.importorskip("triton", reason="compiled modules need the Python package triton")
@@ -21,7 +22,7 @@ pytest.importorskip("triton", reason="compiled modules need the Python package t
 MASKS = [Mask(range(3)), Mask(range(5, 10))]
 SEEN = "eclip_sighting"
 
-Opened = Callable[..., AbstractContextManager[CudaSession]]
+Opened = Callable[..., AbstractContextManager[GpuSession]]
 
 
 @pytest.fixture(scope="module")

@@ -25,11 +25,12 @@ from eclip.artefacts.runlog import RunLog
 from eclip.artefacts.topology import Mask, Topology
 from eclip.artefacts.trace import Kernel, Trace
 from eclip.devices.cuda import device as device_module
-from eclip.devices.cuda import executables, graphs, lanes
-from eclip.devices.cuda.device import CudaDevice, CudaSession, Execution
-from eclip.devices.cuda.executables import Capture
+from eclip.devices.cuda import graphs, lanes, placing
+from eclip.devices.cuda.device import CudaDevice
 from eclip.devices.cuda.lanes import LanePool, Slices
 from eclip.devices.cuda.stressors import Stressors
+from eclip.devices.gpu.executables import Capture
+from eclip.devices.gpu.session import Execution, GpuSession
 from eclip.errors import DeviceError, MismatchError
 from eclip.runtime.program import lower
 
@@ -46,7 +47,7 @@ PAIRS = {  # what makes a handle → what releases it
 }
 
 Held = Callable[[], tuple[int, int]]
-Opened = Callable[..., AbstractContextManager[CudaSession]]
+Opened = Callable[..., AbstractContextManager[GpuSession]]
 PlanOf = Callable[..., Plan]
 RunClosed = Callable[..., RunLog]
 
@@ -144,7 +145,7 @@ class Ledger:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._calls: collections.Counter[str] = collections.Counter()
-        for module in (graphs, lanes, executables):
+        for module in (graphs, lanes, placing):
             monkeypatch.setattr(module, "call", self._counting(vars(module)["call"]))
 
     def _counting(self, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -196,10 +197,11 @@ def test_an_executable_that_fails_releases_clones_lanes_and_events(
                 fail_at_last()
             super().__init__(graph)
 
-        def upload(self, stream: Any) -> None:
+    class FailingPlacer(placing.CudaPlacer):
+        def upload(self, executable: Any, stream: Any) -> None:
             if failing == "upload":
                 fail_at_last()
-            super().upload(stream)
+            super().upload(executable, stream)
 
     def attempt() -> None:
         nonlocal made
@@ -212,6 +214,7 @@ def test_an_executable_that_fails_releases_clones_lanes_and_events(
 
     with monkeypatch.context() as patch:
         patch.setattr(graphs, "Executable", Failing)
+        patch.setattr(device_module, "CudaPlacer", FailingPlacer)
         for _ in range(3):
             attempt()  # contexts are kept for the next pool that wants their masks
         ledger = Ledger(patch)
@@ -289,7 +292,8 @@ SCRIPT = """
 import runpy, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 import torch
-from eclip.devices.cuda.device import CudaDevice, Execution
+from eclip.devices.cuda.device import CudaDevice
+from eclip.devices.gpu.session import Execution
 from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.topology import Mask
 tools = runpy.run_path(sys.argv[1])

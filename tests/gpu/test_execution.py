@@ -24,10 +24,11 @@ from eclip.artefacts.runlog import RunLog
 from eclip.artefacts.topology import Mask
 from eclip.artefacts.trace import Trace
 from eclip.devices.base import Window
-from eclip.devices.cuda.device import CudaDevice, CudaSession, Execution
-from eclip.devices.cuda.executables import Capture
-from eclip.devices.cuda.graphs import CapturedGraph
+from eclip.devices.cuda.device import CudaDevice
+from eclip.devices.cuda.graphs import CudaGraph
 from eclip.devices.cuda.stressors import Stressors
+from eclip.devices.gpu.executables import Capture
+from eclip.devices.gpu.session import Execution, GpuSession
 from eclip.devices.load import Load
 
 if TYPE_CHECKING:
@@ -48,10 +49,10 @@ SWITCH_NS = 1500
 WHOLE, SEGMENTS, AUTO = Execution.WHOLE, Execution.SEGMENTS, Execution.AUTO
 TIMED = ("albert", "resnet50", "vgg19", "shufflenet")
 
-CapturedFrom = Callable[..., AbstractContextManager[CapturedGraph]]
+CapturedFrom = Callable[..., AbstractContextManager[CudaGraph]]
 PlanOf = Callable[..., Plan]
 Route = Callable[..., list[int]]  # the fixtures random_route and legal
-Opened = Callable[..., AbstractContextManager[CudaSession]]
+Opened = Callable[..., AbstractContextManager[GpuSession]]
 RunClosed = Callable[..., RunLog]
 Zoo = Callable[[str], "CapturedModule"]
 

@@ -23,8 +23,9 @@ from eclip.artefacts.plan import Joints, Plan, Promise, Reaction, Slack, unparti
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Mask
 from eclip.devices.base import Window
-from eclip.devices.cuda.device import CudaDevice, CudaSession, Execution
-from eclip.devices.cuda.graphs import PART_BYTES
+from eclip.devices.cuda.device import CudaDevice
+from eclip.devices.gpu.pieces import PART_BYTES
+from eclip.devices.gpu.session import Execution, GpuSession
 from eclip.devices.load import closed_loop
 from eclip.planning.joints import Manner, give_way, promise_of
 from eclip.runtime.program import lower
@@ -52,7 +53,7 @@ COPIED_BYTES = 32 << 20
 QUICK = Window(seconds=0.3, warmup_seconds=0.0, trace_ms=0.0)
 
 PlanOf = Callable[..., Plan]
-Opened = Callable[..., AbstractContextManager[CudaSession]]
+Opened = Callable[..., AbstractContextManager[GpuSession]]
 Capturing = Callable[[ModelKey], "CapturedModule"]
 
 

@@ -14,7 +14,7 @@ from eclip.artefacts import store
 from eclip.artefacts.topology import Mask, Topology
 from eclip.devices.cuda.device import CudaDevice
 from eclip.devices.cuda.driver import call, cu
-from eclip.devices.cuda.graphs import CapturedGraph, place_segment, place_whole
+from eclip.devices.cuda.graphs import CudaGraph, place_segment, place_whole
 from eclip.devices.cuda.lanes import GpuLane, LanePool, Slices
 from eclip.devices.cuda.stressors import Stressors
 from eclip.errors import DeviceError
@@ -26,7 +26,7 @@ BLOCKS, THREADS, CYCLES = 4000, 128, 20_000  # more blocks than all SMs hold at 
 LEAK_BYTES = 8 << 20  # over 1,000 cycles: less than one page of the driver's each
 LEAK_FILES = 2
 
-CapturedFrom = Callable[..., AbstractContextManager[CapturedGraph]]
+CapturedFrom = Callable[..., AbstractContextManager[CudaGraph]]
 Held = Callable[[], tuple[int, int]]
 Seen = list[frozenset[int]]
 

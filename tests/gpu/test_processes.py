@@ -20,7 +20,7 @@ from eclip.artefacts.plan import Plan, Processes, Turns
 from eclip.artefacts.runlog import RunLog
 from eclip.devices.base import Window
 from eclip.devices.cuda.device import CudaDevice
-from eclip.devices.cuda.executables import Capture
+from eclip.devices.gpu.executables import Capture
 from eclip.devices.load import Load, closed_loop
 from eclip.devices.remote import ProcessSets
 from eclip.devices.remote_child import Job

@@ -16,7 +16,8 @@ from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.topology import Mask
 from eclip.devices.base import Completion, Slot
-from eclip.devices.cuda.device import CudaDevice, CudaSession, Execution
+from eclip.devices.cuda.device import CudaDevice
+from eclip.devices.gpu.session import Execution, GpuSession
 from waiting import until
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ SLOTS = 4
 ROUNDS = 20
 
 PlanOf = Callable[..., Plan]
-Opened = Callable[..., AbstractContextManager[CudaSession]]
+Opened = Callable[..., AbstractContextManager[GpuSession]]
 
 
 def rolled(model: CapturedModule, slot: int) -> list[Any]:

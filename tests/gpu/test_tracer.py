@@ -15,13 +15,14 @@ from eclip.artefacts.plan import Plan
 from eclip.artefacts.topology import Mask
 from eclip.artefacts.trace import Trace
 from eclip.devices.base import Window
-from eclip.devices.cuda.device import CudaDevice, CudaSession, Execution
+from eclip.devices.cuda.device import CudaDevice
 from eclip.devices.cuda.driver import call, cu
-from eclip.devices.cuda.executables import Capture
-from eclip.devices.cuda.graphs import CapturedGraph, place_whole
+from eclip.devices.cuda.graphs import CudaGraph, place_whole
 from eclip.devices.cuda.lanes import LanePool
 from eclip.devices.cuda.stressors import Stressors
 from eclip.devices.cuda.tracer import Tracer
+from eclip.devices.gpu.executables import Capture
+from eclip.devices.gpu.session import Execution, GpuSession
 from eclip.devices.load import CLOSED_LOOP, Load
 
 pytestmark = pytest.mark.alone
@@ -31,14 +32,14 @@ ROUNDS = 7
 PAUSE_S = 0.05
 TRACE_MS = 20.0
 
-CapturedFrom = Callable[..., AbstractContextManager[CapturedGraph]]
-Opened = Callable[..., AbstractContextManager[CudaSession]]
+CapturedFrom = Callable[..., AbstractContextManager[CudaGraph]]
+Opened = Callable[..., AbstractContextManager[GpuSession]]
 
 
 @pytest.fixture
 def chain(
     device: CudaDevice, stressors: Stressors, captured_from: CapturedFrom
-) -> Iterator[CapturedGraph]:
+) -> Iterator[CudaGraph]:
     """Kernels each longer than the one before, so that their order can be read from their times."""
     scratch = int(call(cu.cuMemAlloc, 1 << 20))
 
@@ -76,14 +77,12 @@ def settled_us(device: CudaDevice, handle: Any, stream: Any) -> float:
     return min(medians)
 
 
-def names(graph: CapturedGraph) -> list[str]:
+def names(graph: CudaGraph) -> list[str]:
     return [kernel.name for kernel in graph.kernels()]
 
 
 @pytest.mark.own_process  # in which nothing has attached CUPTI before
-def test_launches_are_as_fast_after_a_trace_as_before(
-    device: CudaDevice, chain: CapturedGraph
-) -> None:
+def test_launches_are_as_fast_after_a_trace_as_before(device: CudaDevice, chain: CudaGraph) -> None:
     masks = [device.topology.full, Mask(range(4)), Mask(range(4, 9))]
     with closing(LanePool(device.slices, masks)) as pool:
         full, here, there = pool.lanes
@@ -117,7 +116,7 @@ def test_launches_are_as_fast_after_a_trace_as_before(
 def test_kernels_of_a_run_are_told_by_worker_position_and_lane(
     execution: Execution,
     device: CudaDevice,
-    chain: CapturedGraph,
+    chain: CudaGraph,
     plan_of: Callable[..., Plan],
     opened: Opened,
 ) -> None:
@@ -170,7 +169,7 @@ def test_kernels_of_a_run_are_told_by_worker_position_and_lane(
         assert np.median(after) <= 1.03 * np.median(before)
 
 
-def test_a_profile_after_a_profile_is_the_same(device: CudaDevice, chain: CapturedGraph) -> None:
+def test_a_profile_after_a_profile_is_the_same(device: CudaDevice, chain: CudaGraph) -> None:
     from eclip.frontends.profiler import measure_profile
     from eclip.frontends.torch import CapturedModule
 
@@ -185,9 +184,7 @@ def test_a_profile_after_a_profile_is_the_same(device: CudaDevice, chain: Captur
 
 
 @pytest.mark.own_process
-def test_a_block_that_fails_leaves_nothing_attached(
-    device: CudaDevice, chain: CapturedGraph
-) -> None:
+def test_a_block_that_fails_leaves_nothing_attached(device: CudaDevice, chain: CudaGraph) -> None:
     with closing(LanePool(device.slices, [device.topology.full])) as pool:
         (lane,) = pool.lanes
         with closing(place_whole(chain, [lane.context] * KERNELS)) as executable:

@@ -13,11 +13,12 @@ import pytest
 from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.topology import Mask
-from eclip.devices.cuda.device import CudaDevice, CudaSession, Execution
+from eclip.devices.cuda.device import CudaDevice
 from eclip.devices.cuda.driver import call, cu
-from eclip.devices.cuda.executables import Capture
 from eclip.devices.cuda.lanes import GpuLane, LanePool
 from eclip.devices.gpu import loop as driving
+from eclip.devices.gpu.executables import Capture
+from eclip.devices.gpu.session import Execution, GpuSession
 from eclip.errors import ArenaError, DeviceError
 from eclip.varout.mechanisms import Mechanism
 from varout_data import data
@@ -242,7 +243,7 @@ def test_a_model_equals_its_plain_form(device: CudaDevice, name: str) -> None:
 def test_two_workers_under_a_plan_give_what_eager_gives(
     device: CudaDevice,
     plan_of: Callable[..., Plan],
-    opened: Callable[..., AbstractContextManager[CudaSession]],
+    opened: Callable[..., AbstractContextManager[GpuSession]],
     execution: Execution,
 ) -> None:
     """Both at once, each against PyTorch's own operators. The host waits for nothing inside a
@@ -297,7 +298,7 @@ def test_two_workers_under_a_plan_give_what_eager_gives(
 def test_a_model_with_a_loop_is_refused_where_a_plan_would_cut_it(
     device: CudaDevice,
     plan_of: Callable[..., Plan],
-    opened: Callable[..., AbstractContextManager[CudaSession]],
+    opened: Callable[..., AbstractContextManager[GpuSession]],
 ) -> None:
     from eclip.frontends.torch import capture
 

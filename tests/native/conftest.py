@@ -43,7 +43,7 @@ def native() -> Native:
 
 @pytest.fixture
 def hip(native: Native, tmp_path: Path) -> Iterator[StandIn]:
-    with standing_in(tmp_path / "nodes") as stand_in:
+    with standing_in(tmp_path) as stand_in:
         yield stand_in
 
 

@@ -19,11 +19,11 @@ import hip_bench
 from eclip.artefacts.plan import Lane, Plan, Promise, Slack
 from eclip.artefacts.topology import Mask
 from eclip.devices.base import Window
-from eclip.devices.gpu.segments import GraphSource
+from eclip.devices.gpu.executables import Capture
 from eclip.devices.hip import doctor
 from eclip.devices.hip.device import HipDevice
 from eclip.devices.hip.driver import QUEUES_VARIABLE, Build, HipGpu
-from eclip.devices.hip.graphs import HipGraph
+from eclip.devices.hip.graphs import HipGraph, instantiate, instantiate_piece
 from eclip.devices.hip.lanes import MaskedLanes, MaskedStreams, mask_words, slice_bits
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.errors import DeviceError, EclipError
@@ -44,7 +44,7 @@ class Stage:
     stand_in: StandIn
     device: HipDevice
     problem: Problem
-    sources: Sequence[GraphSource]
+    sources: Sequence[Capture]
 
     def open(self, plan: Plan) -> Any:
         program = lower(plan, [profile.trace for profile in self.problem.profiles])
@@ -219,7 +219,7 @@ def branching(gpu: HipGpu, copy: bool = False) -> tuple[int, Any]:
 
     def enqueue(stream: int) -> Any:
         side = gpu.hip.made("hipStreamCreateWithFlags", 1)
-        fork, join = gpu.make_event(), gpu.make_event()
+        fork, join = (gpu.hip.made("hipEventCreateWithFlags", 0) for _ in range(2))
         kept = [launch(gpu, stream, "first", 0, table)]
         gpu.hip.call("hipEventRecord", fork, stream)
         gpu.hip.call("hipStreamWaitEvent", side, fork, 0)
@@ -241,8 +241,8 @@ def test_branches_are_put_in_a_row_because_hip_would_take_them_off_the_lane(stag
     streams = MaskedStreams(gpu)
     stream = streams.take(Mask([2]))
     graph = HipGraph(gpu.hip, raw)
-    row = gpu.instantiate(graph, graph.piece(range(4)), stream)
-    as_it_was = gpu.instantiate(graph, None, stream)
+    row = instantiate_piece(gpu.hip, graph, graph.piece(range(4)))
+    as_it_was = instantiate(gpu.hip, raw)
     engines = []
     for executable in (row, as_it_was):
         with stage.stand_in.watched() as lines:
@@ -271,7 +271,7 @@ def test_a_graph_that_cannot_be_read_back_runs_whole_on_one_lane_or_not_at_all(
 
     kernels = stage.problem.profiles[0].trace.kernels
     raw, kept = hip_bench.captured_from(gpu, enqueue)
-    source = GraphSource(HipGraph(gpu.hip, raw), stage.problem.profiles[0].trace, kept)
+    source = Capture(HipGraph(gpu.hip, raw), stage.problem.profiles[0].trace, kept)
     own = Stage(stage.stand_in, stage.device, stage.problem, [source, stage.sources[1]])
     with own.open(make_plan("shared", stage.problem)) as session:
         session.request(0)
@@ -295,7 +295,8 @@ def test_memsets_of_a_capture_are_kept_however_hip_counts_kinds(stage: Stage, co
     with stage.stand_in.planted(count):
         graph = HipGraph(gpu.hip, raw)
     stream = gpu.hip.made("hipStreamCreateWithFlags", 1)
-    gpu.hip.call("hipGraphLaunch", gpu.instantiate(graph, graph.piece(range(1)), stream), stream)
+    executable = instantiate_piece(gpu.hip, graph, graph.piece(range(1)))
+    gpu.hip.call("hipGraphLaunch", executable, stream)
     gpu.wait_for(stream)
     assert memory.raw == b"\7" * 8 and kept
 

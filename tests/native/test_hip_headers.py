@@ -1,7 +1,8 @@
 """Our table of HIP against the real libamdhip64 and its headers (Debian: libamdhip64-dev).
 
 A program that is compiled against the headers prints what every function takes, how large structs
-are and what constants are; ctypes must think the same. No GPU is needed.
+are and what constants are; ctypes must think the same. It includes our native parts' own types,
+which must be laid out alike. No GPU is needed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from eclip.artefacts import store
 from eclip.devices.hip.api import (
     ENTRY_POINTS,
     ENUMERATORS,
@@ -26,11 +28,18 @@ from eclip.devices.hip.api import (
     Hip,
 )
 from eclip.errors import DeviceError
+from logs import make_mix, make_plan
 from waiting import PATIENCE_S
 
 HEADER = Path("/usr/include/hip/hip_runtime_api.h")
 LIBRARY = LIBRARIES[2]  # 5.2
 VERSION = 5, 2
+NATIVE = Path(__file__).parents[2] / "native" / "testing"
+# Of the structs that our native parts have definitions of their own of.
+FIELDS = {
+    "hipKernelNodeParams": ("extra", "func", "gridDim", "kernelParams", "sharedMemBytes"),
+    "hipMemsetParams": ("elementSize", "height", "pitch", "value", "width"),
+}
 
 
 def _missing() -> str | None:
@@ -50,9 +59,14 @@ pytestmark = pytest.mark.skipif(_missing() is not None, reason=_missing() or "")
 _PROGRAM = """
 #define __HIP_PLATFORM_AMD__
 #include <hip/hip_runtime_api.h>
+#include <cstdint>
 #include <cstdio>
 #include <string>
 #include <type_traits>
+namespace ours {
+#include "hip_abi.h"
+}
+%s
 template <class T> std::string kind() {
     if (std::is_pointer_v<T>) return "p8";
     if (std::is_enum_v<T> || std::is_signed_v<T>) return "i" + std::to_string(sizeof(T));
@@ -79,13 +93,18 @@ OLD = {name: entry for name, entry in ENTRY_POINTS.items() if since(entry) <= VE
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("headers")
+    same = [
+        f"static_assert(offsetof({struct}, {field}) == offsetof(ours::{struct}, {field}));"
+        for struct, fields in FIELDS.items()
+        for field in fields
+    ]
     lines = [f'std::printf("{name}=%s\\n", takes(&{name}).c_str());' for name in OLD]
     lines += [f'std::printf("{name}=%zu\\n", sizeof({name}));' for name in STRUCTS]
     lines += [f'std::printf("{name}=%d\\n", int({name}));' for name in (*ENUMERATORS, *STATUSES)]
-    (folder / "ask.cpp").write_text(_PROGRAM % "\n".join(lines))
+    (folder / "ask.cpp").write_text(_PROGRAM % ("\n".join(same), "\n".join(lines)))
     # Only their types are asked for, so the library is not needed to link.
-    command = ["g++", "-std=c++20", "-w", "-Wl,--unresolved-symbols=ignore-all", "ask.cpp"]
-    subprocess.run([*command, "-o", "ask"], cwd=folder, check=True, timeout=PATIENCE_S)
+    command = ["g++", "-std=c++20", "-w", f"-I{NATIVE}", "-Wl,--unresolved-symbols=ignore-all"]
+    subprocess.run([*command, "ask.cpp", "-o", "ask"], cwd=folder, check=True, timeout=PATIENCE_S)
     out = subprocess.run(
         ["./ask"], cwd=folder, check=True, capture_output=True, text=True, timeout=PATIENCE_S
     )
@@ -128,14 +147,16 @@ def test_functions_came_with_the_version_that_our_table_names() -> None:
     assert VERSION == LEAST
 
 
-def test_a_host_without_an_amd_gpu_says_so_in_one_line() -> None:
+def test_a_host_without_an_amd_gpu_says_so_in_one_line(tmp_path: Path) -> None:
     """In a process of its own: HIP starts threads."""
     if Path("/dev/kfd").exists():
         pytest.skip("this host has an AMD GPU")
     environment = {**os.environ, "COLUMNS": "300"}
+    store.save(make_plan("eclip", make_mix(1), (48,)), tmp_path / "plan.json")
     for arguments in (
         ("doctor", "--device", "hip"),
         ("demo", "--device", "hip:1"),
+        ("run", str(tmp_path / "plan.json"), "--device", "hip"),
     ):
         done = subprocess.run(
             [sys.executable, "-m", "eclip", *arguments],

@@ -26,8 +26,7 @@ from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import RunLog
 from eclip.artefacts.topology import Topology
 from eclip.devices.base import Capability, Device, SourceKind, Window
-from eclip.devices.cuda.executables import Capture
-from eclip.devices.gpu.segments import GraphSource
+from eclip.devices.gpu.executables import Capture
 from eclip.devices.hip.device import HipDevice
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.devices.sim.device import SimDevice
@@ -67,7 +66,8 @@ class Bench:
     clustered: tuple[Problem, Any] | None = None
     # By how much a run may differ from itself: more where kernels are a busy host's.
     tolerance: float = 0.1
-    tries: int = 1  # of a test, each with runs twice as long: where others may take their time
+    # Replaces the host's clock for a test, where the device has one that a busy host cannot slow.
+    use_its_clock: Callable[[pytest.MonkeyPatch], None] = lambda monkeypatch: None
     calibration: Calibration | None = None  # for the search, where there is none of its name
 
     @property
@@ -185,7 +185,7 @@ def hip_standin_bench() -> Iterator[Bench]:
     """The stand-in for HIP, whose kernels take what synthetic profiles say."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        stand_in = stack.enter_context(hip_bench.standing_in(folder))
+        stand_in = stack.enter_context(hip_bench.standing_in(folder, own=True))
         device = stack.enter_context(stand_in.device())
         problem = hip_bench.make_problem(device.topology, WORKERS)
         sources = [
@@ -195,14 +195,11 @@ def hip_standin_bench() -> Iterator[Bench]:
         yield Bench(
             device=device,
             problem=problem,
-            sources={SourceKind.GRAPH: sources},
-            stand_ins=lambda others: [
-                GraphSource(sources[0].graph, other.trace) for other in others
-            ],
+            sources={SourceKind.CAPTURE: sources},
+            stand_ins=lambda others: [Capture(sources[0].graph, other.trace) for other in others],
             another=stand_in.device,
             seconds=0.5,
-            tolerance=0.5,
-            tries=4,
+            use_its_clock=stand_in.use_its_clock,
             calibration=_any_calibration(device.topology),
         )
 
@@ -215,10 +212,8 @@ def hip_bench_real() -> Iterator[Bench]:
         yield Bench(
             device=device,
             problem=problem,
-            sources={SourceKind.GRAPH: sources},
-            stand_ins=lambda others: [
-                GraphSource(sources[0].graph, other.trace) for other in others
-            ],
+            sources={SourceKind.CAPTURE: sources},
+            stand_ins=lambda others: [Capture(sources[0].graph, other.trace) for other in others],
             another=HipDevice,
             seconds=0.6,
             calibration=_any_calibration(device.topology),

@@ -11,9 +11,9 @@ from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.trace import Trace
 from eclip.devices.base import Closing
 from eclip.devices.cuda.driver import Gpu, call, cu
-from eclip.devices.cuda.executables import Capture
 from eclip.devices.cuda.own_process import ServedCapture, open_capture
 from eclip.devices.cuda.stressors import Stressors
+from eclip.devices.gpu.executables import Capture
 from eclip.devices.remote_child import Job, Seated
 from gpu_host import captured_from
 

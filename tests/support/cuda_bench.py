@@ -12,20 +12,21 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 
 from eclip.devices.base import Closing
-from eclip.devices.cuda import device as device_module
-from eclip.devices.cuda import driver, executables, graphs, lanes, slots
-from eclip.devices.cuda.device import CudaDevice, CudaSession, Execution
+from eclip.devices.cuda import driver, graphs, lanes, placing, slots
+from eclip.devices.cuda.device import CudaDevice
 from eclip.devices.cuda.driver import Gpu
-from eclip.devices.cuda.executables import Buffer, Capture
 from eclip.devices.cuda.lanes import Slices
 from eclip.devices.gpu import closing, loop
 from eclip.devices.gpu.closing import Releases
+from eclip.devices.gpu.executables import Buffer, Capture
+from eclip.devices.gpu.pieces import CapturedGraph
+from eclip.devices.gpu.session import Execution, GpuSession
 from eclip.devices.requests import WITH_RESULT, Ring
 from eclip.errors import DeviceError
 from eclip.progress import Progress
@@ -189,11 +190,11 @@ class Bench:
         self, monkeypatch: pytest.MonkeyPatch, fake: RecordingDriver | None = None
     ) -> None:
         self.fake = fake or RecordingDriver()
-        for module in (driver, executables, lanes, graphs, slots):
+        for module in (driver, placing, lanes, graphs, slots):
             monkeypatch.setattr(module, "cu", self.fake)
         monkeypatch.setattr(loop, "WorkerLoop", FakeWorkerLoop)
         monkeypatch.setattr(FakeWorkerLoop, "gate", None)
-        monkeypatch.setattr(device_module, "check_clusters", lambda *given: None)
+        monkeypatch.setattr(placing, "check_clusters", lambda *given: None)
         monkeypatch.setattr(lanes, "cuda_priority", lambda wanted: 0)
         self.kept: list[Any] = []
         monkeypatch.setattr(closing, "never_free", self.kept.append)
@@ -226,17 +227,17 @@ class Bench:
 
     def open(
         self, inputs: Sequence[Buffer] = (), outputs: Sequence[Buffer] | None = ()
-    ) -> CudaSession:
+    ) -> GpuSession:
         """Two workers with a loop in their graphs, each captured again on a lane of its own."""
         plan = make_plan("test", make_mix(2), (48,))
         trace = make_profile().trace
         routes = tuple(
             Route(worker, np.full(KERNELS, worker), np.full(KERNELS, -1)) for worker in range(2)
         )
-        graph = types.SimpleNamespace(atomic=True, nodes=[])
-        source = Capture(cast(Any, graph), trace, None, self._recapture, inputs, outputs)
+        graph = CapturedGraph(None, [], "a loop")
+        source = Capture(graph, trace, None, self._recapture, inputs, outputs)
         program = dataclasses.replace(program_of(plan), routes=(routes,))
-        session = CudaSession(self.device, program, [source, source], (), self.device.execution)
+        session = GpuSession(self.device, program, [source, source], (), self.device.execution)
         self.device._sessions.add(session)
         self.fake.said.clear()
         return session

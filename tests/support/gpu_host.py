@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from eclip.devices.cuda.driver import call, cu
-from eclip.devices.cuda.graphs import CapturedGraph
+from eclip.devices.cuda.graphs import CudaGraph
 
 _PACKAGES = ("cuda.bindings", "pynvml", "cupti", "torch")
 
@@ -37,7 +37,7 @@ def missing() -> str | None:
 
 
 @contextlib.contextmanager
-def captured_from(enqueue: Callable[[Any], None]) -> Iterator[CapturedGraph]:
+def captured_from(enqueue: Callable[[Any], None]) -> Iterator[CudaGraph]:
     """The graph of what a function puts onto a stream; destroyed when the block ends."""
     stream = call(cu.cuStreamCreate, cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
     mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
@@ -46,6 +46,6 @@ def captured_from(enqueue: Callable[[Any], None]) -> Iterator[CapturedGraph]:
     graph = call(cu.cuStreamEndCapture, stream)
     call(cu.cuStreamDestroy, stream)
     try:
-        yield CapturedGraph(int(graph))
+        yield CudaGraph(int(graph))
     finally:
         call(cu.cuGraphDestroy, graph)

@@ -4,22 +4,28 @@ ran where."""
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from eclip.artefacts.mix import mix_of
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Topology
-from eclip.devices.gpu.segments import GraphSource
+from eclip.devices.gpu import energy, loop, session
+from eclip.devices.gpu.executables import Capture
+from eclip.devices.gpu.loop import Runner
+from eclip.devices.hip import energy as hip_energy
 from eclip.devices.hip.api import CAPTURE_THREAD_LOCAL, STREAM_NON_BLOCKING
 from eclip.devices.hip.device import HipDevice
 from eclip.devices.hip.driver import QUEUES_VARIABLE, HipGpu
@@ -65,34 +71,54 @@ def write_nodes(folder: Path, properties: str = _PROPERTIES) -> Path:
 
 
 def slower(profile: Profile) -> Profile:
+    """Without gaps: the stand-in's kernels follow each other at once."""
+
     def scaled(table: Any) -> Any:
         return tuple(tuple(value * _SLOWER for value in row) for row in table)
 
+    busy_ns = scaled(profile.busy_ns)
     return msgspec.structs.replace(
         profile,
-        request_ns=tuple(value * _SLOWER for value in profile.request_ns),
-        busy_ns=scaled(profile.busy_ns),
-        gap_ns=scaled(profile.gap_ns),
+        request_ns=tuple(map(sum, zip(*busy_ns, strict=True))),
+        busy_ns=busy_ns,
+        gap_ns=tuple((0,) * len(row) for row in busy_ns),
         spread_ns=scaled(profile.spread_ns),
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class StandIn:
     """A device on the stand-in, and what it was seen doing."""
 
     nodes: Path
-    _captures: dict[int, GraphSource] = field(default_factory=dict)
+    path: Path = LIBRARY
 
     def device(self) -> HipDevice:
-        return HipDevice(library=LIBRARY, nodes=self.nodes)
+        return HipDevice(library=self.path, nodes=self.nodes)
 
     def gpu(self) -> HipGpu:
-        return HipGpu(library=LIBRARY, nodes=self.nodes)
+        return HipGpu(library=self.path, nodes=self.nodes)
 
     @property
     def library(self) -> ctypes.CDLL:
-        return ctypes.CDLL(str(LIBRARY))
+        return ctypes.CDLL(str(self.path))
+
+    def use_its_clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Runs go by the stand-in's clock, which a busy host does not slow down."""
+        clock = StandInClock(self.library)
+        for module in (session, energy, hip_energy):
+            monkeypatch.setattr(module, "time", clock)
+        monkeypatch.setattr(loop, "Runner", functools.partial(TurnRunner, self.library))
+        known = loop.addresses_of
+
+        def addresses_of(table: loop.EntryPoints) -> loop.Words:
+            found = known(table).copy()
+            for name in ("clock_gettime", "usleep", "poll"):
+                place = np.flatnonzero(found == loop._address("libc.so.6", name))
+                found[place] = loop._address(str(self.path), f"standin_{name}")
+            return found
+
+        monkeypatch.setattr(loop, "addresses_of", addresses_of)
 
     @contextmanager
     def planted(self, fault: int) -> Iterator[None]:
@@ -127,10 +153,10 @@ class StandIn:
         finally:
             self.library.standin_hip_watch(None)
 
-    def capture(self, gpu: HipGpu, number: int, profile: Profile) -> GraphSource:
+    def capture(self, gpu: HipGpu, number: int, profile: Profile) -> Capture:
         """A model whose kernels take what its profile says, captured by HIP's own capture."""
         tables = [
-            _by_units(profile, kernel, gpu.build.units)
+            by_units(profile, kernel, gpu.build.units)
             for kernel in range(len(profile.trace.kernels))
         ]
 
@@ -146,10 +172,43 @@ class StandIn:
         graph = HipGraph(gpu.hip, raw)
         trace = msgspec.structs.replace(profile.trace, kernels=graph.kernels(gpu.hip))
         assert trace == profile.trace
-        return GraphSource(graph, trace, (tables, kept))
+        return Capture(graph, trace, (tables, kept))
 
 
-def _by_units(profile: Profile, kernel: int, units: int) -> npt.NDArray[np.int64]:
+class StandInClock:
+    """Stands for the module ``time``."""
+
+    CLOCK_MONOTONIC = time.CLOCK_MONOTONIC
+    monotonic = staticmethod(time.monotonic)
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        library.standin_hip_now.restype = ctypes.c_int64
+        self._now = library.standin_hip_now
+
+    def clock_gettime_ns(self, _: int) -> int:
+        return int(self._now())
+
+    def sleep(self, _: float) -> None:
+        time.sleep(0.0002)  # whoever sleeps looks again: how fast that clock goes is not known
+
+
+class TurnRunner(Runner):
+    """A worker's thread that takes turns with the others by the stand-in's clock."""
+
+    def __init__(self, library: ctypes.CDLL, *given: Any) -> None:
+        super().__init__(*given)
+        self._library = library
+        self._number = ctypes.c_int64(library.standin_hip_expect())
+
+    def run(self) -> None:
+        self._library.standin_hip_begin(self._number)
+        try:
+            super().run()
+        finally:
+            self._library.standin_hip_leave(self._number)
+
+
+def by_units(profile: Profile, kernel: int, units: int) -> npt.NDArray[np.int64]:
     """Nanoseconds by the number of units: between two profiled sizes, those of the smaller."""
     times = np.array(profile.busy_ns[kernel], dtype=np.int64)
     places = np.searchsorted(profile.sizes, np.arange(units + 1), side="right") - 1
@@ -196,11 +255,13 @@ def make_problem(topology: Topology, workers: int) -> Problem:
 
 
 @contextmanager
-def standing_in(folder: Path) -> Iterator[StandIn]:
-    """The number of queues that HIP is asked for is put back."""
+def standing_in(folder: Path, own: bool = False) -> Iterator[StandIn]:
+    """``own``: with a library, and so a clock, that nobody else in this process has. The number of
+    queues that HIP is asked for is put back."""
     before = os.environ.get(QUEUES_VARIABLE)
+    nodes = write_nodes(folder / "nodes")
     try:
-        yield StandIn(write_nodes(folder))
+        yield StandIn(nodes, Path(shutil.copy(LIBRARY, folder))) if own else StandIn(nodes)
     finally:
         if before is None:
             os.environ.pop(QUEUES_VARIABLE, None)

@@ -17,7 +17,7 @@ import numpy as np
 from eclip.artefacts.mix import mix_of
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.trace import Trace, with_traces
-from eclip.devices.gpu.segments import GraphSource
+from eclip.devices.gpu.executables import Capture
 from eclip.devices.hip.device import HipDevice
 from eclip.devices.hip.driver import HipGpu
 from eclip.devices.hip.graphs import HipGraph
@@ -111,7 +111,7 @@ def _compile(library: ctypes.CDLL, compute: str) -> ctypes.Array[ctypes.c_char]:
     return code
 
 
-def make_sources(device: HipDevice, workers: int) -> tuple[Problem, list[GraphSource]]:
+def make_sources(device: HipDevice, workers: int) -> tuple[Problem, list[Capture]]:
     """Chains of kernels that want the whole device in turn with small ones. Their profiles' times
     are made up: plans are to switch lanes, not to be good."""
     kernels = Kernels(device.gpu)
@@ -126,7 +126,7 @@ def make_sources(device: HipDevice, workers: int) -> tuple[Problem, list[GraphSo
         raw, kept = captured_from(device.gpu, enqueue)
         graph = HipGraph(device.gpu.hip, raw)
         trace = Trace(model=plan.trace.model, kernels=graph.kernels(device.gpu.hip))
-        sources.append(GraphSource(graph, trace, (kernels, kept)))
+        sources.append(Capture(graph, trace, (kernels, kept)))
         profiles.append(_for_trace(plan, trace))
     mix = mix_of(profile.model for profile in profiles)
     return Problem(mix, device.topology, tuple(profiles)), sources

@@ -3,11 +3,17 @@ is looked at or slept by."""
 
 from __future__ import annotations
 
+from typing import Any, Self, cast
+
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from eclip.devices.gpu import energy
 from eclip.devices.gpu.energy import Tick, mean_power_w
 from eclip.errors import DeviceError
+from eclip.frontends import request_energy
+from eclip.frontends.request_energy import request_energy_uj
 
 LOOK_NS = 1000
 
@@ -86,3 +92,29 @@ def test_run_that_was_stopped_is_not_waited_for(clock: Clock) -> None:
     for period_ms in (5, 10_000_000):
         _, late_s = measured(clock, period_ms, seconds=60.0, stopped=True)
         assert late_s < -50
+
+
+class Repeated:
+    """A request every 5 ms, for ever."""
+
+    def __init__(self, *given: object) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def ends_ns(self) -> npt.NDArray[np.int64]:
+        return np.arange(0, 2_000_000_000, 5_000_000)
+
+
+def test_energy_of_a_request_is_that_between_two_ticks_shared_by_what_ended_there(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_energy, "Repeater", Repeated)
+    energy_uj = request_energy_uj(cast(Any, None), Counter(clock, 100), 1, 2, 0.5)
+    assert energy_uj == pytest.approx(150 * 0.005 * 1e6)
+    with pytest.raises(DeviceError, match="does not move"):
+        request_energy_uj(cast(Any, None), Counter(clock, 600), 1, 2, 0.5)

@@ -15,6 +15,7 @@ from eclip.artefacts.plan import Plan
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Mask
 from eclip.devices.cuda import driver, graphs, lanes
+from eclip.devices.gpu.pieces import PART_BYTES, CapturedGraph, Node
 from eclip.errors import DeviceError
 from eclip.planning.policies import make_plan
 from simulations import MI50, flat_profile, problem_of
@@ -145,24 +146,16 @@ def test_priority_that_the_device_does_not_have_is_refused(cuda: FakeCuda) -> No
         lanes.LanePool(slices(), [Mask([0])], [6])
 
 
-def captured_of(graph: Any, nodes: list[graphs.Node]) -> graphs.CapturedGraph:
-    """A captured graph of these nodes, which nobody captured."""
-    captured = object.__new__(graphs.CapturedGraph)
-    captured.graph, captured.nodes, captured.atomic = graph, tuple(nodes), False
-    captured.kernel_count = sum(node.kind == "KERNEL" for node in nodes)
-    return captured
-
-
 def test_kernel_nodes_get_the_priority_of_their_lane(
     cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(graphs, "_home", lambda node, twin, context, part: None)
     kinds = {"memset": 0, "k0": 0, "k1": 1, "k2": 2}
     nodes = [
-        graphs.Node(name, "KERNEL" if name.startswith("k") else "MEMSET", kernel)
+        Node(name, "KERNEL" if name.startswith("k") else "MEMSET", kernel)
         for name, kernel in kinds.items()
     ]
-    captured = captured_of("graph", nodes)
+    captured = CapturedGraph("graph", nodes)
     graphs.place_whole(captured, ["c"] * 3, [-4, 0, -1])
     assert cuda.nodes == {"k0": -4, "k2": -1}
     cuda.nodes.clear()
@@ -206,8 +199,8 @@ def test_graph_is_cut_into_its_segments_in_order(
     monkeypatch.setattr(
         graphs, "_home", lambda node, twin, context, part: homes.append((node.kernel, context))
     )
-    nodes = [graphs.Node(f"k{kernel}", "KERNEL", kernel) for kernel in range(7)]
-    captured = captured_of([node.handle for node in nodes], nodes)
+    nodes = [Node(f"k{kernel}", "KERNEL", kernel) for kernel in range(7)]
+    captured = CapturedGraph([node.handle for node in nodes], nodes)
     segments = [range(1), range(1, 4), range(4, 5), range(5, 6), range(6, 7)]
     graphs.place_segments(captured, list("abcdefg"), segments)
     assert made == [["k0"], ["k1", "k2", "k3"], ["k4"], ["k5"], ["k6"]]
@@ -215,21 +208,21 @@ def test_graph_is_cut_into_its_segments_in_order(
     assert open_graphs == []
 
 
-LONG = 2 * graphs.PART_BYTES + 1  # three parts
+LONG = 2 * PART_BYTES + 1  # three parts
 
 
-def copying() -> graphs.CapturedGraph:
+def copying() -> CapturedGraph:
     """A copy in, two kernels, a copy and a memset between them, and a copy out."""
     kinds = [
         ("in", "MEMCPY", 0, LONG),
         ("k0", "KERNEL", 0, 0),
-        ("short", "MEMCPY", 1, graphs.PART_BYTES),
+        ("short", "MEMCPY", 1, PART_BYTES),
         ("memset", "MEMSET", 1, 0),
         ("k1", "KERNEL", 1, 0),
         ("out", "MEMCPY", 1, LONG),
     ]
-    nodes = [graphs.Node(*kind[:3], copy_bytes=kind[3]) for kind in kinds]
-    return captured_of([node.handle for node in nodes], nodes)
+    nodes = [Node(*kind[:3], copy_bytes=kind[3]) for kind in kinds]
+    return CapturedGraph([node.handle for node in nodes], nodes)
 
 
 def test_long_copies_are_cut_into_parts_between_the_kernels_around_them() -> None:
@@ -244,7 +237,7 @@ def test_long_copies_are_cut_into_parts_between_the_kernels_around_them() -> Non
             *(LONG // 3, 2 * LONG // 3),
             *(2 * LONG // 3, LONG),
         ]
-        assert max(len(part) for part in parts if part) <= graphs.PART_BYTES
+        assert max(len(part) for part in parts if part) <= PART_BYTES
     assert len({piece.place for piece in pieces}) == len(pieces)
 
 
@@ -258,6 +251,6 @@ def test_a_stretch_in_the_middle_takes_only_its_own_copies() -> None:
 
 
 def test_without_long_copies_a_stretch_is_one_piece() -> None:
-    nodes = [graphs.Node("k0", "KERNEL", 0), graphs.Node("k1", "KERNEL", 1)]
-    captured = captured_of([], nodes)
+    nodes = [Node("k0", "KERNEL", 0), Node("k1", "KERNEL", 1)]
+    captured = CapturedGraph([], nodes)
     assert captured.pieces(range(2)) == [captured.piece(range(2))]

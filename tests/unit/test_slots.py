@@ -16,8 +16,8 @@ import pytest
 
 from cuda_bench import Bench, FakeWorkerLoop, RecordingDriver, Result
 from eclip.devices.base import CLOSED, Completion, Slot
-from eclip.devices.cuda.device import CudaSession
-from eclip.devices.cuda.executables import Buffer
+from eclip.devices.gpu.executables import Buffer
+from eclip.devices.gpu.session import GpuSession
 from eclip.errors import DeviceError, UsageError
 from waiting import until
 
@@ -130,7 +130,7 @@ class Stage:
         self.driver = CopyDriver()
         self.bench = Bench(monkeypatch, self.driver)
 
-    def open(self, outputs: tuple[Buffer, ...] | None = OUTPUTS) -> CudaSession:
+    def open(self, outputs: tuple[Buffer, ...] | None = OUTPUTS) -> GpuSession:
         return self.bench.open(INPUTS, outputs)
 
 

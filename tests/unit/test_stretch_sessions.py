@@ -29,12 +29,13 @@ from eclip.artefacts.plan import (
     Slack,
     Variant,
 )
-from eclip.devices.cuda import executables
-from eclip.devices.cuda.device import CudaSession, Execution
-from eclip.devices.cuda.executables import Capture
-from eclip.devices.cuda.graphs import PART_BYTES, CapturedGraph, Node
+from eclip.devices.cuda import placing
+from eclip.devices.cuda.placing import CudaPlacer
 from eclip.devices.gpu import board as boards
 from eclip.devices.gpu import loop
+from eclip.devices.gpu.executables import Capture
+from eclip.devices.gpu.pieces import PART_BYTES, CapturedGraph, Node
+from eclip.devices.gpu.session import Execution, GpuSession
 from eclip.errors import DeviceError, EclipError, UsageError
 from eclip.runtime.program import program_of
 from eclip.runtime.reactions import TIER
@@ -183,21 +184,16 @@ class Stage:
         self.driver = GraphDriver()
         self.bench = Bench(monkeypatch, self.driver)
         monkeypatch.setattr(loop, "WorkerLoop", RecordedLoop)
-        self.atomic = False
+        self.obstacle = ""
         self.nodes = [Node(None, "KERNEL", kernel) for kernel in range(KERNELS)]
 
     def capture(self, number: int) -> Capture:
         self.driver.graphs[-number] = dict.fromkeys(range(len(self.nodes)))
-        graph = object.__new__(CapturedGraph)
-        vars(graph).update(
-            atomic=self.atomic,
-            graph=-number,
-            kernel_count=KERNELS,
-            nodes=tuple(
-                dataclasses.replace(node, handle=Twin(place, -number))
-                for place, node in enumerate(self.nodes)
-            ),
-        )
+        nodes = [
+            dataclasses.replace(node, handle=Twin(place, -number))
+            for place, node in enumerate(self.nodes)
+        ]
+        graph = CapturedGraph(-number, nodes, self.obstacle)
         return Capture(graph, make_profile().trace, None)
 
     def launched(self, stretches: Sequence[loop.Steps]) -> list[tuple[int, tuple[int, int] | None]]:
@@ -209,9 +205,9 @@ class Stage:
             for place in sorted(self.driver.holds[handle])
         ]
 
-    def open(self, plan: Plan) -> CudaSession:
+    def open(self, plan: Plan) -> GpuSession:
         captures = [self.capture(1), self.capture(2)]
-        session = CudaSession(self.bench.device, program_of(plan), captures, (), Execution.AUTO)
+        session = GpuSession(self.bench.device, program_of(plan), captures, (), Execution.AUTO)
         self.bench.device._sessions.add(session)
         return session
 
@@ -277,7 +273,7 @@ def handles(stretches: Sequence[loop.Steps]) -> list[list[int]]:
 
 def test_a_session_has_a_graph_for_every_stretch_and_lane(stage: Stage) -> None:
     session = stage.open(make_giving())
-    contexts = [lane.context for lane in session._pool.lanes]
+    contexts = [lane.context for lane in cast(Any, session._placer).lanes]
     assert len(set(contexts)) == 4
     expected = [(kernels, contexts[lane]) for kernels, lane in (*SERVICE, *BACKGROUND, *MOVED)]
     assert sorted(stage.held(), key=str) == sorted(expected, key=str)
@@ -287,7 +283,7 @@ def test_a_session_has_a_graph_for_every_stretch_and_lane(stage: Stage) -> None:
 def test_loops_get_their_stretches_in_every_variant_and_move(stage: Stage) -> None:
     session = stage.open(make_giving())
     service, background = cast(list[RecordedLoop], session._loops)
-    streams = [int(lane.stream) for lane in session._pool.lanes]
+    streams = [int(lane.stream) for lane in cast(Any, session._placer).lanes]
     assert [active for active, _ in service.ways.variants] == [0b11]
     assert [active for active, _ in background.ways.variants] == [0b11, 0b10]
     ((_, whole),) = service.ways.variants
@@ -390,12 +386,23 @@ def refused(stage: Stage, error: type[EclipError], words: str) -> None:
 def test_a_plan_of_too_many_executables_is_refused(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executables, "MOST_EXECUTABLES", 21)
+    monkeypatch.setattr(CudaPlacer, "most_executables", 21)
     refused(stage, UsageError, "more than 21 executables; plan it with a larger grain")
-    monkeypatch.setattr(executables, "MOST_EXECUTABLES", 22)
+    monkeypatch.setattr(CudaPlacer, "most_executables", 22)
     stage.open(make_giving())
 
 
+def test_kernels_that_do_not_fit_their_lanes_are_refused(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(*given: object) -> None:
+        raise DeviceError("clusters do not fit lane 0")
+
+    monkeypatch.setattr(placing, "check_clusters", check)
+    refused(stage, DeviceError, "do not fit lane 0")
+    assert "cuGraphInstantiate" not in stage.driver._calls  # asked before anything is built
+
+
 def test_a_graph_with_a_loop_cannot_be_cut_at_joints(stage: Stage) -> None:
-    stage.atomic = True
+    stage.obstacle = "a loop"
     refused(stage, DeviceError, "has a loop in its graph")

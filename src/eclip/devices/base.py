@@ -45,7 +45,6 @@ class SourceKind(enum.Enum):
 
     PROFILE = "profile"  # its profile: time is modelled
     CAPTURE = "capture"  # a capture of its model in this process
-    GRAPH = "graph"  # a graph that the caller has captured with the device's own library
     JOB = "job"  # the name of its model, which another process builds
 
 

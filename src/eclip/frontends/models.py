@@ -14,8 +14,8 @@ import torch
 
 from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.profile import Profile
-from eclip.devices.cuda.executables import Capture
-from eclip.errors import MismatchError, UsageError
+from eclip.devices.gpu.executables import Capture
+from eclip.errors import DeviceError, MismatchError, UsageError
 from eclip.frontends import torch_zoo
 from eclip.frontends.torch import capture
 
@@ -38,6 +38,11 @@ def build(model: ModelKey) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
 
 def capture_worker(profile: Profile, gpu: int) -> Capture:
     """A capture with buffers of its own; its kernels must be the profiled ones."""
+    if not torch.cuda.is_available():
+        raise DeviceError(
+            f"torch {torch.__version__} finds no GPU here; install its build for this GPU "
+            f"(ROCm for AMD, CUDA for NVIDIA)"
+        )
     torch.cuda.set_device(gpu)
     module, inputs = build(profile.model)
     made = capture(module, inputs, profile.model).capture

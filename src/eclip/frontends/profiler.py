@@ -6,6 +6,8 @@ the gaps are scaled to what the untraced request leaves over; it comes last, aft
 without it. A kernel that a size cannot hold (its clusters do not fit) is measured on the next
 larger size that can, and marked as illegal there.
 
+On a torch for ROCm, rocm.py measures; what follows is NVIDIA's.
+
 The footprint is read where the memory is taken: weights, activations and workspaces by torch's
 allocator during the capture (torch.py), executables by the driver's free memory around their
 instantiation.
@@ -27,7 +29,6 @@ import numpy.typing as npt
 import torch
 
 from eclip.artefacts import store
-from eclip.artefacts.footprint import Footprint
 from eclip.artefacts.model_key import parse_model
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Mask
@@ -36,7 +37,6 @@ from eclip.devices.base import Closing
 from eclip.devices.cuda.device import CudaDevice
 from eclip.devices.cuda.driver import call, cu, free_memory
 from eclip.devices.cuda.graphs import (
-    CapturedGraph,
     Executable,
     blocks_per_unit,
     fits,
@@ -45,12 +45,15 @@ from eclip.devices.cuda.graphs import (
 from eclip.devices.cuda.lanes import GpuLane, LanePool
 from eclip.devices.cuda.stressors import Stressors
 from eclip.devices.cuda.tracer import Tracer
-from eclip.devices.gpu.loop import Repeater
+from eclip.devices.gpu.pieces import KERNEL, CapturedGraph
+from eclip.devices.hip.device import HipDevice
 from eclip.errors import DeviceError, EclipError
+from eclip.frontends import rocm
 from eclip.frontends.library import file_of
 from eclip.frontends.models import build
+from eclip.frontends.request_energy import request_energy_uj
 from eclip.frontends.spans import Table, close_spans, even_shares
-from eclip.frontends.torch import CapturedModule, capture
+from eclip.frontends.torch import CapturedModule, capture, on_rocm
 
 _WARMUPS = 3
 _UNTRACED = 15
@@ -59,14 +62,29 @@ _STRESS_BYTES = {"dram": 1 << 30, "l2": 24 << 20}
 
 
 def measure_profile(
-    device: CudaDevice,
+    device: Any,  # the one that this torch is built for
     captured: CapturedModule,
     *,
     sizes: Sequence[int] | None = None,
     energy_seconds: float = 1.0,
     stress: bool = True,
 ) -> Profile:
-    topology = device.topology
+    """On ROCm nothing runs beside the model, whatever ``stress`` says."""
+    if on_rocm():
+        return rocm.measure_profile(
+            device, captured.capture, captured.memory, sizes=sizes, energy_seconds=energy_seconds
+        )
+    return _measure_on_cuda(device, captured, sizes, energy_seconds, stress)
+
+
+def _measure_on_cuda(
+    device: CudaDevice,
+    captured: CapturedModule,
+    sizes: Sequence[int] | None,
+    energy_seconds: float,
+    stress: bool,
+) -> Profile:
+    topology, memory = device.topology, captured.memory
     wanted = tuple(sizes or topology.lane_sizes)
     graph = captured.capture.graph
     order = range(len(topology.slice_units))
@@ -90,7 +108,7 @@ def measure_profile(
         device.gpu.quicken()
         request_ns = [_request_ns(handle, stream) for handle, stream in runs]
         energy_uj = [
-            _energy_uj(device, handle, stream, energy_seconds)
+            request_energy_uj(device.gpu, device.nvml, handle, stream, energy_seconds)
             for handle, stream in runs
             if energy_seconds > 0
         ]
@@ -119,26 +137,11 @@ def measure_profile(
         spread_ns=_rows(spread),
         dram_bytes=(0,) * graph.kernel_count,
         l2_bytes=(0,) * graph.kernel_count,
-        blocks_per_unit=tuple(
-            blocks_per_unit(node) for node in graph.nodes if node.kind == "KERNEL"
-        ),
-        footprint=_footprint(captured, executables_bytes),
+        blocks_per_unit=tuple(blocks_per_unit(node) for node in graph.nodes if node.kind == KERNEL),
+        footprint=None if memory is None else memory.footprint(executables_bytes),
         illegal=illegal,
         energy_uj=tuple(energy_uj),
         slowdown_beside=beside,
-    )
-
-
-def _footprint(captured: CapturedModule, executables_bytes: int) -> Footprint | None:
-    memory = captured.memory
-    if memory is None:
-        return None
-    return Footprint(
-        weights_bytes=memory.weights_bytes,
-        activations_bytes=memory.activations_bytes,
-        workspaces_bytes=memory.workspaces_bytes,
-        executables_bytes=executables_bytes,
-        modelled=False,
     )
 
 
@@ -165,7 +168,7 @@ def _legal_contexts(
     """Per size the context of every kernel, and the (kernel, size) pairs that had to move up."""
     illegal = []
     contexts: list[list[Any]] = [[] for _ in lanes]
-    for kernel, node in enumerate(node for node in graph.nodes if node.kind == "KERNEL"):
+    for kernel, node in enumerate(node for node in graph.nodes if node.kind == KERNEL):
         legal = [fits(node, lane.stream) for lane in lanes]
         for index, lane in enumerate(lanes):
             if legal[index]:
@@ -206,20 +209,6 @@ def _trace(runs: Sequence[tuple[Any, Any]], names: Sequence[str]) -> npt.NDArray
         raise DeviceError(f"CUPTI recorded {len(tracer.spans)} kernels instead of {expected}")
     times = [(span.start_ns, span.end_ns) for span in tracer.spans]
     return np.array(times, dtype=np.int64).reshape(len(runs), _TRACED, len(names), 2)
-
-
-def _energy_uj(device: CudaDevice, handle: Any, stream: Any, seconds: float) -> int:
-    """Energy of one request alone, between two ticks of the counter about so far apart."""
-    with Repeater(device.gpu, handle, stream) as repeater:
-        device.nvml.next_tick()  # power is still rising
-        first = last = device.nvml.next_tick()
-        while last.time_ns - first.time_ns < seconds * 1e9:
-            last = device.nvml.next_tick()
-    ends = repeater.ends_ns()
-    requests = np.count_nonzero((ends > first.time_ns) & (ends <= last.time_ns))
-    if requests == 0:
-        raise DeviceError(f"no request ended within {seconds} s: too slow to measure its energy")
-    return round((last.energy_mj - first.energy_mj) * 1e3 / int(requests))
 
 
 def _beside_stressors(device: CudaDevice, graph: CapturedGraph) -> dict[str, float]:
@@ -271,15 +260,21 @@ def _rows(table: Table) -> tuple[tuple[int, ...], ...]:
 
 def _main(gpu: int, energy_seconds: float, folder: Path, keys: Sequence[str]) -> None:
     """What ``eclip profile`` runs in a child: a line when it can begin, one per finished model."""
-    device = CudaDevice(gpu)
+    if torch.version.hip is None and torch.version.cuda is None:
+        raise DeviceError(
+            f"torch {torch.__version__} is built for CPUs only; install its build for this GPU "
+            f"(ROCm for AMD, CUDA for NVIDIA)"
+        )
+    device = HipDevice(gpu) if on_rocm() else CudaDevice(gpu)
     torch.cuda.set_device(gpu)
-    others = device.nvml.other_processes()
+    others = device.counter.other_processes() if device.counter is not None else []
     if others:
         raise DeviceError(
             f"other processes use GPU {gpu} ({', '.join(map(str, others))}); profiles measured "
             f"beside them would be wrong. Stop them first"
         )
-    Tracer([])  # where CUPTI is missing, that is said now
+    if not on_rocm():
+        Tracer([])  # where CUPTI is missing, that is said now
     _tell("ready")
     for key in keys:
         model = parse_model(key)

@@ -21,11 +21,6 @@ def make_source(kind: SourceKind, profile: Profile, device: Device) -> Any:
         return profile
     if kind is SourceKind.JOB:
         return Job(_ENTRY, profile.model)
-    if kind is SourceKind.GRAPH:
-        raise DeviceError(
-            f"models are not captured on {device.title} yet: open a session with graphs that you "
-            f"captured yourself (docs/amd.md)"
-        )
     # Read when torch is imported, which warns that choosing kernels for fewer units is
     # experimental. Not for the whole command line: `exec` would pass it on.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

@@ -1,4 +1,7 @@
-"""PyTorch modules to captures: a module and example inputs become a CUDA graph and its trace.
+"""PyTorch modules to captures: a module and example inputs become a graph and its trace.
+
+Torch's builds for ROCm have the same functions under the same names, ``torch.cuda`` included; what
+they capture is HIP's.
 
 The module is warmed up, then captured once with ``torch.cuda.graph``. Inputs live in static
 buffers, into which ``CapturedModule.load`` copies new ones. The capture keeps its nodes, so that
@@ -22,26 +25,18 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eclip.artefacts.model_key import ModelKey
-from eclip.artefacts.trace import Trace
+from eclip.artefacts.trace import Kernel, Trace
 from eclip.devices.base import Closing
-from eclip.devices.cuda.executables import Buffer, Capture
-from eclip.devices.cuda.graphs import CapturedGraph
+from eclip.devices.cuda.graphs import CudaGraph
+from eclip.devices.gpu.executables import Buffer, Capture
+from eclip.devices.gpu.pieces import CapturedGraph
 from eclip.errors import DeviceError
+from eclip.frontends import rocm
+from eclip.frontends.capture_memory import CaptureMemory
 from eclip.frontends.capturing import OwnedGraph, capturing
 from eclip.frontends.compiled import Binaries
 
 _WARMUPS = 3
-
-
-@dataclass(frozen=True)
-class CaptureMemory:
-    """What a capture took of the GPU's memory, as torch's allocator counts it."""
-
-    weights_bytes: int  # of the module's parameters and buffers, without their rounding
-    activations_bytes: int  # static inputs, and the capture's own pool, in which the outputs are
-    # What the warm-up left allocated: workspaces that libraries keep for the stream, and tensors
-    # that the module made and keeps. What libraries take past torch is not in it.
-    workspaces_bytes: int
 
 
 @dataclass(frozen=True)
@@ -70,6 +65,11 @@ class CapturedModule:
 
     def tensors(self) -> list[torch.Tensor]:
         return [leaf for leaf in pytree.tree_leaves(self.outputs) if isinstance(leaf, torch.Tensor)]
+
+
+def on_rocm() -> bool:
+    """Whether this torch is built for AMD GPUs."""
+    return torch.version.hip is not None
 
 
 class _LastOperation(TorchDispatchMode):
@@ -112,11 +112,10 @@ def capture(
         raise DeviceError(
             f"{model} cannot be captured: it stopped at {culprit} ({_line(error)})"
         ) from None
-    binaries = Binaries(torch.cuda.current_device())
-    captured = CapturedGraph(graph.raw_cuda_graph(), binaries.kernel_of)
+    captured, kernels, binaries = _read(graph.raw_cuda_graph())
     trace = Trace(
         model=model,
-        kernels=captured.kernels(),
+        kernels=kernels,
         inputs=tuple(map(_describe, static)),
         libraries=libraries(),
     )
@@ -139,6 +138,15 @@ def capture(
         workspaces_bytes=workspaces_bytes,
     )
     return CapturedModule(placed, graph, static, outputs, memory)
+
+
+def _read(raw: int) -> tuple[CapturedGraph, tuple[Kernel, ...], Any]:
+    """A captured graph, its kernels, and what must live as long as it."""
+    if on_rocm():
+        return *rocm.read_graph(raw), None
+    binaries = Binaries(torch.cuda.current_device())
+    captured = CudaGraph(raw, binaries.kernel_of)
+    return captured, captured.kernels(), binaries
 
 
 def _buffers(tensors: Sequence[torch.Tensor]) -> list[Buffer] | None:
@@ -178,6 +186,10 @@ def _kernels_for(units: int) -> Iterator[None]:
     if units == 0:
         yield
         return
+    if on_rocm():
+        raise DeviceError(
+            f"torch for ROCm cannot choose kernels for {units} units; leave ~{units} out"
+        )
     device = torch.cuda.get_device_properties(torch.cuda.current_device())
     if units >= device.multi_processor_count:
         raise DeviceError(
@@ -199,6 +211,12 @@ def _kernels_for(units: int) -> Iterator[None]:
 
 
 def libraries() -> dict[str, str]:
+    if on_rocm():
+        return {
+            "torch": str(torch.__version__),
+            "hip": str(torch.version.hip),
+            "miopen": str(torch.backends.cudnn.version()),
+        }
     return {
         "torch": str(torch.__version__),
         "cuda": str(torch.version.cuda),

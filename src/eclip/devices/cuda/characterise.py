@@ -21,7 +21,7 @@ import numpy as np
 
 from eclip.artefacts.topology import Mask
 from eclip.devices.cuda.driver import Gpu, call, cu
-from eclip.devices.cuda.graphs import CapturedGraph, place_segments, place_whole
+from eclip.devices.cuda.graphs import CudaGraph, place_segments, place_whole
 from eclip.devices.cuda.lanes import GpuLane, LanePool, Slices
 from eclip.devices.cuda.stressors import Stressors
 from eclip.devices.gpu import loop
@@ -98,7 +98,7 @@ class _Bench:
         size, rounds = _CLASSES[name]
         self.stressors.launch(name, stream, 112, 1024, self.buffer, size // 16, rounds)
 
-    def capture(self, kernels: int, launch: Callable[[Any], None]) -> tuple[Any, CapturedGraph]:
+    def capture(self, kernels: int, launch: Callable[[Any], None]) -> tuple[Any, CudaGraph]:
         """A chain of equal launches as a captured graph; the caller destroys the graph."""
         stream = call(cu.cuStreamCreate, cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
         mode = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
@@ -107,7 +107,7 @@ class _Bench:
             launch(stream)
         graph = call(cu.cuStreamEndCapture, stream)
         call(cu.cuStreamDestroy, stream)
-        return graph, CapturedGraph(int(graph))
+        return graph, CudaGraph(int(graph))
 
 
 def _median_us(launch: Callable[[], None], first: Any, last: Any) -> float:

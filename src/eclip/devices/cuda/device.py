@@ -1,77 +1,36 @@
-"""A GPU as a device: captures in, run logs out.
+"""An NVIDIA GPU as a device: captures in, run logs out.
 
-A session owns its lanes, executables and events, and releases them in that order backwards
-(closing.py); a device closes its sessions first. A plan runs as one graph whose nodes live in
-several contexts, or as one graph per group chained by events; ``Execution.AUTO`` tries both with
-all workers running and keeps the faster.
+Sessions are those of every GPU (``devices/gpu``); this room gives them lanes of green contexts,
+slots in pinned memory, kernels recorded by CUPTI, and energy by NVML.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import enum
-import functools
-import time
-import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from eclip.artefacts.memory import check_memory, memory_of_plan
-from eclip.artefacts.plan import MOST_VARIANTS, Lanes, Plan, Sharing
-from eclip.artefacts.runlog import KernelRecords, Prepared, RunLog
+from eclip.artefacts.plan import Lane, Lanes, Plan, Sharing
 from eclip.artefacts.topology import Topology
-from eclip.devices.base import (
-    Capability,
-    Closing,
-    Slot,
-    SourceKind,
-    Window,
-    check_load,
-    check_sources,
-)
-from eclip.devices.cuda.driver import CONNECTIONS, Gpu, free_memory
+from eclip.devices.base import Capability, Slot, SourceKind
+from eclip.devices.cuda.driver import CONNECTIONS, Gpu
 from eclip.devices.cuda.energy import Nvml
-from eclip.devices.cuda.executables import Capture, Executables
 from eclip.devices.cuda.lanes import LanePool, Slices
-from eclip.devices.cuda.legality import check_clusters
+from eclip.devices.cuda.placing import CudaPlacer
 from eclip.devices.cuda.slots import prepare_slots
 from eclip.devices.cuda.tracer import Tracer
-from eclip.devices.gpu import loop
-from eclip.devices.gpu.board import shared_board
-from eclip.devices.gpu.closing import Belongings, Owner, Releases, noting
-from eclip.devices.gpu.energy import mean_power_w
-from eclip.devices.gpu.recording import (
-    NO_KERNELS,
-    make_log,
-    record_kernels,
-    since,
-    window_warnings,
-)
-from eclip.devices.gpu.serving import LoopServer
-from eclip.devices.load import CLOSED_LOOP, Arrivals, Load
+from eclip.devices.gpu.closing import Releases
+from eclip.devices.gpu.device import KernelTracer, SessionOwner, check_plan
+from eclip.devices.gpu.executables import Capture
+from eclip.devices.gpu.loop import Words
+from eclip.devices.gpu.session import Execution, GpuSession
 from eclip.devices.remote import Host, LoneSession, ProcessSets
 from eclip.devices.remote_child import Job
-from eclip.devices.requests import END, Desk, Submitting
-from eclip.errors import DeviceError, StoppedError, TracingError, UsageError
 from eclip.progress import Progress
-from eclip.runtime.program import Program, Route
-from eclip.runtime.reactions import board_of
-
-_TRIAL_SECONDS = 0.15  # to decide between one graph and segments
-_TRIAL_REQUESTS = 8
-_TRACE_WARMUP_S = 0.02  # of the run that records kernels; the graphs are warm already
+from eclip.runtime.program import Program
 
 
-class Execution(enum.Enum):
-    AUTO = "auto"
-    WHOLE = "whole"
-    SEGMENTS = "segments"
-
-
-class CudaDevice(Owner):
+class CudaDevice(SessionOwner):
     capabilities = frozenset(Capability)
     modelled = False
 
@@ -83,6 +42,7 @@ class CudaDevice(Owner):
         connections: int = CONNECTIONS,
         progress: Progress | None = None,
     ) -> None:
+        super().__init__()
         self.execution = execution
         self.progress = progress or Progress()  # whose stop request ends a run early
         self.gpu = Gpu(gpu, connections)
@@ -93,22 +53,12 @@ class CudaDevice(Owner):
         except BaseException:
             self.gpu.close()
             raise
-        self._sessions: weakref.WeakSet[Closing] = weakref.WeakSet()
-        self._releases = Releases()
         for release in (self.gpu.close, self.nvml.close, self.slices.close):
             self._releases.callback(release)
-        self._closed = False
 
     @property
     def title(self) -> str:
         return f"{self.gpu.name}, driver {self.nvml.driver()}"
-
-    def close(self) -> None:
-        """Sessions first: what they own lives in this device's contexts."""
-        self._closed = True
-        for session in list(self._sessions):
-            self._releases.callback(session.close)
-        self._releases.close()
 
     @property
     def driver(self) -> str:
@@ -127,328 +77,46 @@ class CudaDevice(Owner):
         self._sessions.add(sets)
         return sets
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise DeviceError("the device is closed; make another one")
-
     @property
     def _host(self) -> Host:
         return Host(self.gpu.uuid, self.title, self.topology, self.nvml)
 
     def open(
         self, program: Program, sources: Sequence[Any], *, brief: bool = False
-    ) -> CudaSession | LoneSession:
+    ) -> GpuSession | LoneSession:
         self._check_open()
         plan = program.plan
         if not isinstance(plan.sharing, Lanes):
             lone = LoneSession(self._host, plan, sources)
             self._sessions.add(lone)
             return lone
-        warnings = plan.fingerprint.check(
-            self.topology.fingerprint, "the plan", self.topology.title
-        )
-        check_sources(plan, [source.trace for source in sources])
-        check_memory(memory_of_plan(plan, self.topology), "the plan")
-        if any(_variants_of(plan, worker) > MOST_VARIANTS for worker in plan.everyone):
-            raise UsageError(f"a worker can have at most {MOST_VARIANTS} variants of a plan")
+        warnings = check_plan(plan, sources, self.topology)
         # To find the faster way of a plan with switches takes longer than a brief run.
         way = Execution.SEGMENTS if brief else self.execution
-        session = CudaSession(self, program, sources, warnings, way)
+        session = GpuSession(self, program, sources, warnings, way)
         self._sessions.add(session)
         return session
 
+    # --- What sessions ask ----------------------------------------------------------------------
 
-class CudaSession(Owner, Submitting):
-    def __init__(
+    @property
+    def counter(self) -> Nvml:
+        return self.nvml
+
+    def place_lanes(self, lanes: Sequence[Lane], owner: Releases) -> CudaPlacer:
+        pool = LanePool(
+            self.slices, [lane.mask for lane in lanes], [lane.priority for lane in lanes]
+        )
+        owner.callback(pool.close)
+        return CudaPlacer(pool.lanes)
+
+    def prepare_slots(
         self,
-        device: CudaDevice,
-        program: Program,
         captures: Sequence[Capture],
-        warnings: tuple[str, ...],
-        execution: Execution,
-    ) -> None:
-        self._execution = execution
-        self._device = device
-        self._program = program
-        self._captures = captures
-        self._warnings = warnings
-        self._server: LoopServer | None = None
-        self._belongings = Belongings(device.gpu, captures)
-        # Also when it is collected, or the interpreter ends, while it is open.
-        self._finalizer = weakref.finalize(self, self._belongings.close_quietly)
-        try:
-            self.board, self._rows = self._take_rows(program.plan)  # who is busy
-            lanes = program.plan.lanes
-            self._pool = LanePool(
-                device.slices, [lane.mask for lane in lanes], [lane.priority for lane in lanes]
-            )
-            self._belongings.releases.callback(self._pool.close)
-            self._belongings.streams += [lane.stream for lane in self._pool.lanes]
-            check_clusters(
-                program,
-                [capture.graph for capture in captures],
-                [capture.trace for capture in captures],
-                self._pool.lanes,
-            )
-            self._executables = Executables(captures, self._pool.lanes)
-            began, free = time.monotonic(), free_memory()
-            self._loops = self._open_loops()
-            self.prepared = Prepared(
-                executables=len(self._executables.placed),
-                seconds=time.monotonic() - began,
-                device_bytes=max(0, free - free_memory()),
-            )
-        except BaseException as error:
-            with noting(error):
-                self.close()
-            raise
-        device.gpu.quicken()  # for whoever serves requests without a run
+        slots: int | Sequence[Sequence[Slot]],
+        owner: Releases,
+    ) -> tuple[Sequence[Sequence[Slot]], Sequence[Words]]:
+        return prepare_slots(captures, slots, self.gpu.context, owner)
 
-    def close(self) -> None:
-        """Wait for what is in flight and release everything; the second time does nothing."""
-        if self._server is not None:
-            self._server.stop()
-        try:
-            self._belongings.close()
-            self._finalizer.detach()
-        finally:
-            if self._desk is not None:
-                self._desk.close()
-
-    def _begin_serving(
-        self, slots: int | Sequence[Sequence[Slot]], background: Collection[int]
-    ) -> Desk:
-        owner = Releases()
-        with self._belongings.in_use():
-            try:
-                self._device.gpu.make_current()
-                given, copies = prepare_slots(
-                    self._captures, slots, self._device.gpu.context, owner
-                )
-                desk = Desk(given, background)
-                owner.callback(desk.close)
-                self._server = LoopServer(self._loops, desk, copies)
-                owner.callback(self._server.close)
-                self._belongings.begin(self._server.runners, self._server.ending)
-            except BaseException as error:
-                self._server = None
-                with noting(error):
-                    owner.close()
-                raise
-        self._belongings.releases.take_over(owner)
-        return desk
-
-    def _take_rows(self, plan: Plan) -> tuple[loop.Ints, tuple[int, ...]]:
-        """A row of the shared board for every worker if others are to see them, else of our own."""
-        shared = shared_board(self._device.gpu.uuid) if plan.has_tiers else None
-        if shared is None:
-            return board_of(plan), plan.everyone
-        self._belongings.releases.callback(shared.close)
-        return shared.words, shared.claim_all(plan.workers)
-
-    def _open_loops(self) -> list[loop.WorkerLoop]:
-        """Every worker's loop, in the way the device asks for or, if that is AUTO, the faster one.
-
-        Both are tried with all workers at once: alone a graph over several contexts may win and
-        then, beside others, fall into lock-step with them.
-        """
-        wanted = self._execution
-        barriers = sum(route.barriers for routes in self._program.routes for route in routes)
-        if wanted is not Execution.AUTO or barriers == 0 or self._program.plan.gives_way:
-            return self._make_loops(wanted, self._belongings.releases)
-        whole_owner, segments_owner = Releases(), Releases()
-        try:
-            whole = self._make_loops(Execution.WHOLE, whole_owner)
-            segments = self._make_loops(Execution.SEGMENTS, segments_owner)
-            ratio = np.mean(self._try_rates(whole) / self._try_rates(segments))
-        except BaseException:  # the session closes, and these first
-            self._belongings.releases.take_over(whole_owner)
-            self._belongings.releases.take_over(segments_owner)
-            raise
-        if ratio > 1:
-            loops, winner, loser = whole, whole_owner, segments_owner
-        else:
-            loops, winner, loser = segments, segments_owner, whole_owner
-        self._belongings.releases.take_over(winner)
-        loser.close()
-        return loops
-
-    def _make_loops(self, way: Execution, owner: Releases) -> list[loop.WorkerLoop]:
-        rows = np.array(self._rows, dtype=np.int64)
-        return [
-            loop.WorkerLoop(
-                self._device.gpu,
-                self._ways(worker, way, owner),
-                loop.Place(self.board, self._rows[worker], rows),
-                self._executables.behaviour(
-                    worker,
-                    self._program.plan.workers[worker],
-                    self._program.conducts[worker],
-                    owner,
-                ),
-            )
-            for worker in self._program.plan.everyone
-        ]
-
-    def _ways(self, worker: int, way: Execution, owner: Releases) -> loop.Ways:
-        """A worker's requests in every variant, and wherever its reactions may take it."""
-        plan = self._program.plan
-        planned = plan.workers[worker]
-        stretches = self._program.conducts[worker].stretches(planned.kernels)
-
-        def prepare(route: Route) -> list[loop.Steps]:
-            if planned.joints is not None:
-                return self._executables.stretches(route, stretches, owner)
-            if way is Execution.SEGMENTS or plan.gives_way:
-                return [self._executables.segments(route, owner)]
-            return [self._executables.whole(route, owner)]
-
-        return loop.Ways(
-            variants=[
-                (sum(1 << other for other in variant.active), prepare(route))
-                for variant, routes in zip(plan.variants, self._program.routes, strict=True)
-                for route in routes
-                if route.worker == worker
-            ],
-            moves=[prepare(route) for route in self._program.moves_of(worker)],
-        )
-
-    def _try_rates(self, loops: Sequence[loop.WorkerLoop]) -> npt.NDArray[np.float64]:
-        """Requests per second of every worker, all of them back to back for a moment."""
-        longest_ns = max(
-            sum(group.predicted_ns for group in part.groups)
-            for part in self._program.plan.main.assignments
-        )
-        seconds = max(_TRIAL_SECONDS, _TRIAL_REQUESTS * longest_ns / 1e9)
-        stop = np.zeros(1, dtype=np.int64)
-        runners = [
-            loop.Runner(functools.partial(worker.drive, stop=stop), stop) for worker in loops
-        ]
-        with self._belongings.running(runners, stop):
-            time.sleep(seconds)
-        rates = []
-        for runner in runners:
-            ends = runner.rows()[:, END]
-            rates.append((len(ends) - 1) * 1e9 / (ends[-1] - ends[0]) if len(ends) > 1 else 1e-9)
-        return np.array(rates)
-
-    def steps(self, worker: int) -> loop.Steps:
-        """What the first stretch of a worker's request takes while everybody is active."""
-        return self._loops[worker].stretches[0]
-
-    def request(self, worker: int) -> None:
-        """Run one request of a worker and wait for it: one thread at a time for each worker."""
-        self._check_idle()
-        with self._belongings.in_use():
-            served = self._loops[worker].drive(most_requests=1, stop=self._belongings.ending)
-        if len(served) == 0:
-            raise DeviceError("the session was closed before the request began")
-
-    def run(self, load: Load, window: Window) -> RunLog:
-        self._check_idle()
-        with self._belongings.in_use():
-            return self._run(load, window)
-
-    def _run(self, load: Load, window: Window) -> RunLog:
-        plan = self._program.plan
-        check_load(plan, load)
-        warnings = [*self._warnings, *window_warnings(window)]
-        others = self._device.nvml.other_processes()
-        if others:
-            warnings.append(f"other processes used the GPU: {', '.join(map(str, others))}")
-        duration_ns = round(window.seconds * 1e9)
-        self._device.gpu.quicken()
-        zero = _now_ns() + round(window.warmup_seconds * 1e9)
-        stop = np.zeros(1, dtype=np.int64)
-        runners = self._runners(load, zero, zero + duration_ns, stop)
-        power, ended = self._run_threads(runners, zero, zero + duration_ns, stop)
-        served = [
-            since(runner.rows(), zero) for runner in runners
-        ]  # raises what a worker failed of
-        if ended <= zero:
-            raise StoppedError("stopped before the run began to be measured")
-        duration_ns = ended - zero
-        kernels = NO_KERNELS
-        if window.trace_ms > 0 and not self._device.progress.stopped:
-            try:
-                kernels = self._trace(load, window)
-            except TracingError as error:
-                warnings.append(f"kernels are not recorded: {error}")
-        return make_log(
-            plan,
-            self._device.title,
-            load,
-            served,
-            [worker.kernels for worker in plan.workers],
-            kernels,
-            duration_ns,
-            power,
-            warnings,
-            self.prepared,
-        )
-
-    def _runners(self, load: Load, zero: int, end_ns: int, stop: Arrivals) -> list[loop.Runner]:
-        return [
-            loop.Runner(
-                functools.partial(
-                    self._loops[worker].drive,
-                    None if arrivals is CLOSED_LOOP else arrivals + zero,
-                    end_ns,
-                    stop,
-                ),
-                stop,
-            )
-            for worker, arrivals in enumerate(load.arrivals)
-        ]
-
-    def _trace(self, load: Load, window: Window) -> KernelRecords:
-        """The load once more from its start, only as long as the trace window, and recorded."""
-        window_ns = round(window.trace_ms * 1e6)
-        warmup_ns = round(min(window.warmup_seconds, _TRACE_WARMUP_S) * 1e9)
-        # What arrived longer ago would all be served at once at the beginning.
-        recent = tuple(
-            None if arrivals is CLOSED_LOOP else arrivals[arrivals >= -warmup_ns]
-            for arrivals in load.arrivals
-        )
-        stop = np.zeros(1, dtype=np.int64)
-        self._device.gpu.make_current()  # in the caller's thread, for the tracer
-        names = {kernel.name for capture in self._captures for kernel in capture.trace.kernels}
-        with Tracer(names) as tracer:
-            ids = {
-                tracer.executable_id(handle): part
-                for handle, part in self._executables.placed.items()
-            }
-            zero = _now_ns() + warmup_ns
-            again = dataclasses.replace(load, arrivals=recent)
-            runners = self._runners(again, zero, zero + window_ns, stop)
-            with self._belongings.running(runners, stop):
-                while _now_ns() < zero + window_ns and not stop[0]:
-                    time.sleep(0.001)
-            served = sum(len(runner.rows()) for runner in runners)
-        if served and not any(span.executable in ids for span in tracer.spans):
-            raise TracingError(f"CUPTI saw no kernel of {served} requests")
-        return record_kernels(tracer.spans, ids, zero, window_ns)
-
-    def _run_threads(
-        self, runners: Sequence[loop.Runner], zero: int, end_ns: int, stop: Arrivals
-    ) -> tuple[float, int]:
-        """Run all workers until the end, or a stop request: the mean power between the first and
-        the last energy tick inside, and when that was."""
-        progress = self._device.progress
-
-        def stopped() -> bool:
-            return bool(stop[0]) or progress.stopped
-
-        with self._belongings.running(runners, stop):
-            power = mean_power_w(self._device.nvml, zero, end_ns, stopped)
-            while _now_ns() < end_ns and not stopped():
-                time.sleep(0.001)
-            return power, min(end_ns, _now_ns())
-
-
-def _variants_of(plan: Plan, worker: int) -> int:
-    return sum(worker in variant.active for variant in plan.variants)
-
-
-def _now_ns() -> int:
-    return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    def tracer(self, names: Iterable[str]) -> AbstractContextManager[KernelTracer]:
+        return Tracer(names)

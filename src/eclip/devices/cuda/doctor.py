@@ -13,6 +13,7 @@ from eclip.devices.cuda.energy import Nvml
 from eclip.devices.cuda.lanes import LanePool, Slices
 from eclip.devices.cuda.tracer import Tracer
 from eclip.devices.findings import Finding, Findings
+from eclip.devices.gpu.energy import next_tick
 
 _PACKAGES = {
     "cuda.bindings": "pip install cuda-bindings",
@@ -71,7 +72,7 @@ def _device(index: int) -> list[Finding]:
 
     def energy() -> str:
         made["nvml"] = Nvml(made["gpu"].uuid)
-        made["nvml"].next_tick()
+        next_tick(made["nvml"])
         return f"driver {made['nvml'].driver()}, the energy counter moves"
 
     def recording() -> str:

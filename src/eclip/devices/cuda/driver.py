@@ -133,6 +133,9 @@ class Gpu:
             cu.cuCtxDestroy(self._spare)  # which may have failed for good: nothing is done with it
             self._spare = None
 
+    def free_memory(self) -> int:
+        return free_memory()
+
     def describe(self, status: int) -> str:
         return describe(status)
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from eclip.devices.gpu.energy import STANDS_STILL, TICK_WAIT_NS, Tick, now_ns
+from eclip.devices.gpu.energy import Tick, now_ns
 from eclip.errors import DeviceError
 
 try:
@@ -34,13 +34,6 @@ class Nvml:
 
     def driver(self) -> str:
         return str(_ask("nvmlSystemGetDriverVersion"))
-
-    def next_tick(self) -> Tick:
-        """Wait until the counter moves."""
-        tick = self.tick_before(now_ns() + TICK_WAIT_NS)
-        if tick is None:
-            raise DeviceError(STANDS_STILL)
-        return tick
 
     def tick_before(self, end_ns: int) -> Tick | None:
         """Wait until the counter moves, but no longer than to this time."""

@@ -1,11 +1,7 @@
 """Captured graphs: read into traces, re-homed to lanes, instantiated.
 
-A capture's nodes are taken in launch order, which respects all its edges. Kernel nodes are a
-worker's kernels; memory nodes (memset, memcpy) go with the kernel that follows them, or the last.
 Re-homing works on a clone, so that one capture serves any number of plans. An executable cannot
 change its nodes' contexts: there is one for every plan variant, kept until the session closes.
-A copy between host and device that takes longer than a stretch should is cut into parts, so that a
-worker with joints can give way inside it.
 A kernel node can move if it holds a kernel, which belongs to no context, and not a function, which
 belongs to one: ``kernel_of`` may give the former for the latter.
 """
@@ -13,93 +9,39 @@ belongs to one: ``kernel_of`` may give the former for the latter.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from eclip.artefacts.trace import Kernel
 from eclip.devices.cuda.driver import call, cu
+from eclip.devices.gpu.pieces import (
+    KERNEL,
+    CapturedGraph,
+    Node,
+    Piece,
+    in_launch_order,
+    kernels_beside,
+)
 from eclip.errors import DeviceError
 
 # What can be moved between contexts, and loops, which cannot: a graph with one runs whole on the
 # lane it was captured on. A graph with any other kind of node is refused.
-_KINDS = ("KERNEL", "MEMSET", "MEMCPY", "EMPTY", "CONDITIONAL")
-PART_BYTES = 4 << 20  # of a copy that is cut: about 80 us over PCIe
+_KINDS = (KERNEL, "MEMSET", "MEMCPY", "EMPTY", "CONDITIONAL")
 
 
-@dataclass(frozen=True)
-class Node:
-    handle: Any
-    kind: str
-    kernel: int  # position of the kernel it is, or goes with
-    instead: Any = None  # the kernel that stands for a function of one context
-    copy_bytes: int = 0  # of a copy between host and device that can be cut
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What one executable holds: consecutive kernels with the memory nodes around them, or a part
-    of a long copy, which has no kernels."""
-
-    kernels: range
-    nodes: frozenset[int]  # their places in the captured graph
-    part: range | None = None  # bytes of the copy
-
-    @property
-    def place(self) -> tuple[int, int, int]:
-        """Different for any two pieces of a worker."""
-        return min(self.nodes), len(self.nodes), self.part.start if self.part else -1
-
-
-class CapturedGraph:
-    """A graph that somebody else captured and keeps alive, in launch order."""
-
+class CudaGraph(CapturedGraph):
     def __init__(self, raw: int, kernel_of: Callable[[Any], Any] = lambda function: None) -> None:
-        self.graph = cu.CUgraph(raw)
-        handles = _in_launch_order(self.graph)
+        graph = cu.CUgraph(raw)
+        handles = _in_launch_order(graph)
         kinds = [_kind(handle) for handle in handles]
-        kernels = kinds.count("KERNEL")
-        if kernels == 0:
-            raise DeviceError("the captured graph launches no kernel, so there is nothing to place")
         nodes = []
-        seen = 0
-        for handle, kind in zip(handles, kinds, strict=True):
-            instead = _instead(handle, kernel_of) if kind == "KERNEL" else None
+        for handle, kind, kernel in zip(handles, kinds, kernels_beside(kinds), strict=True):
+            instead = _instead(handle, kernel_of) if kind == KERNEL else None
             copied = _copy_bytes(handle) if kind == "MEMCPY" else 0
-            nodes.append(Node(handle, kind, min(seen, kernels - 1), instead, copied))
-            seen += kind == "KERNEL"
-        self.nodes = tuple(nodes)
-        self.kernel_count = kernels
-        self.atomic = "CONDITIONAL" in kinds
-
-    def piece(self, kernels: range) -> Piece:
-        """These kernels and the memory nodes that go with them."""
-        inside = (place for place, node in enumerate(self.nodes) if node.kernel in kernels)
-        return Piece(kernels, frozenset(inside))
-
-    def pieces(self, kernels: range) -> list[Piece]:
-        """The same, in order, with long copies apart and in parts."""
-        cut: list[Piece] = []
-        run: list[int] = []
-        first = kernels.start
-        for place, node in enumerate(self.nodes):
-            if node.kernel not in kernels:
-                continue
-            if node.copy_bytes <= PART_BYTES:
-                run.append(place)
-                continue
-            until = first + sum(self.nodes[earlier].kind == "KERNEL" for earlier in run)
-            if run:
-                cut.append(Piece(range(first, until), frozenset(run)))
-            here = range(until, until)
-            cut += [Piece(here, frozenset({place}), part) for part in _parts(node.copy_bytes)]
-            first, run = until, []
-        if run:
-            cut.append(Piece(range(first, kernels.stop), frozenset(run)))
-        return cut
+            nodes.append(Node(handle, kind, kernel, instead, copied))
+        super().__init__(graph, nodes, "a loop" if "CONDITIONAL" in kinds else "")
 
     def kernels(self) -> tuple[Kernel, ...]:
-        return tuple(_read_kernel(node) for node in self.nodes if node.kind == "KERNEL")
+        return tuple(_read_kernel(node) for node in self.nodes if node.kind == KERNEL)
 
 
 def _instead(handle: Any, kernel_of: Callable[[Any], Any]) -> Any:
@@ -112,24 +54,9 @@ def _in_launch_order(graph: Any) -> list[Any]:
     nodes, count = call(cu.cuGraphGetNodes, graph, count)
     edges = call(cu.cuGraphGetEdges, graph)
     sources, targets, _, total = call(cu.cuGraphGetEdges, graph, edges[-1])
-    before: dict[int, int] = {int(node): 0 for node in nodes[:count]}
-    after: dict[int, list[int]] = {int(node): [] for node in nodes[:count]}
-    for source, target in zip(sources[:total], targets[:total], strict=True):
-        before[int(target)] += 1
-        after[int(source)].append(int(target))
     handle_of = {int(node): node for node in nodes[:count]}
-    rank = {int(node): index for index, node in enumerate(nodes[:count])}
-    ready = sorted((node for node, waits in before.items() if waits == 0), key=rank.__getitem__)
-    ordered = []
-    while ready:
-        node = ready.pop(0)
-        ordered.append(handle_of[node])
-        for follower in after[node]:
-            before[follower] -= 1
-            if before[follower] == 0:
-                ready.append(follower)
-        ready.sort(key=rank.__getitem__)
-    return ordered
+    pairs = zip(map(int, sources[:total]), map(int, targets[:total]), strict=True)
+    return [handle_of[node] for node in in_launch_order(list(handle_of), list(pairs))]
 
 
 def _kind(handle: Any) -> str:
@@ -137,13 +64,6 @@ def _kind(handle: Any) -> str:
     if kind not in _KINDS:
         raise DeviceError(f"a captured graph with a {kind} node cannot be placed on lanes")
     return kind
-
-
-def _parts(size: int) -> list[range]:
-    """Equal parts, none larger than it should be."""
-    count = -(-size // PART_BYTES)
-    ends = [size * part // count for part in range(count + 1)]
-    return [range(start, end) for start, end in pairwise(ends)]
 
 
 def _copy_bytes(handle: Any) -> int:
@@ -252,7 +172,7 @@ def place_pieces(
 
     def home(node: Node, twin: Any, part: range | None) -> None:
         _home(node, twin, contexts[node.kernel], part)
-        if priorities is not None and node.kind == "KERNEL" and priorities[node.kernel]:
+        if priorities is not None and node.kind == KERNEL and priorities[node.kernel]:
             _prefer(twin, priorities[node.kernel])
 
     made: list[Executable] = []
@@ -277,7 +197,7 @@ def _cut(
     times the graph."""
     clone = call(cu.cuGraphClone, graph)
     try:
-        wanted = frozenset().union(*(piece.nodes for piece in pieces))
+        wanted = {place for piece in pieces for place in piece.nodes}
         kept = {}
         for place, (node, handle) in nodes.items():
             twin = call(cu.cuGraphNodeFindInClone, handle, clone)
@@ -299,7 +219,7 @@ def _cut(
 
 def _home(node: Node, twin: Any, context: Any, part: range | None = None) -> None:
     """Move a node to a context; of a copy, only these bytes."""
-    if node.kind == "KERNEL":
+    if node.kind == KERNEL:
         params = call(cu.cuGraphKernelNodeGetParams, node.handle)
         if not int(params.kern):
             if node.instead is None:

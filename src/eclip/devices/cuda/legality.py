@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from eclip.artefacts.trace import Kernel, Trace
-from eclip.devices.cuda.graphs import CapturedGraph, fits
+from eclip.devices.cuda.graphs import fits
 from eclip.devices.cuda.lanes import GpuLane
+from eclip.devices.gpu.pieces import KERNEL, CapturedGraph
 from eclip.errors import DeviceError
 from eclip.runtime.program import Program
 
@@ -29,7 +30,7 @@ def check_clusters(
     asked: dict[tuple[Kernel, int], bool] = {}
     for route in program.all_routes():
         kernels = traces[route.worker].kernels
-        nodes = [node for node in graphs[route.worker].nodes if node.kind == "KERNEL"]
+        nodes = [node for node in graphs[route.worker].nodes if node.kind == KERNEL]
         for position, (kernel, node) in enumerate(zip(kernels, nodes, strict=True)):
             lane = int(route.lane[position])
             if kernel.cluster <= 1:

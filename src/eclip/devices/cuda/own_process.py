@@ -11,11 +11,12 @@ from collections.abc import Iterator
 
 from eclip.artefacts.topology import Mask
 from eclip.devices.cuda.driver import Gpu, call, cu
-from eclip.devices.cuda.executables import Capture, Executables
 from eclip.devices.cuda.graphs import Executable
 from eclip.devices.cuda.lanes import GpuLane
+from eclip.devices.cuda.placing import CudaPlacer
 from eclip.devices.gpu import loop
 from eclip.devices.gpu.closing import Releases
+from eclip.devices.gpu.executables import Capture, Executables
 from eclip.devices.remote_child import Facts, Seated
 from eclip.errors import MismatchError
 from eclip.runtime.program import on_one_lane
@@ -49,7 +50,7 @@ def open_capture(
         owner = Releases()
         stack.callback(owner.close)
         lane = GpuLane(Mask(()), stream, gpu.context)
-        executables = Executables([made], [lane])
+        executables = Executables([made], CudaPlacer([lane]))
         place, behaviour = None, loop.NO_BEHAVIOUR
         if seated is not None:
             place = seated.place

@@ -20,9 +20,9 @@ import numpy as np
 
 from eclip.devices.base import Bytes, Slot
 from eclip.devices.cuda.driver import call, cu
-from eclip.devices.cuda.executables import Buffer, Capture
 from eclip.devices.cuda.graphs import Executable
 from eclip.devices.gpu.closing import Releases
+from eclip.devices.gpu.executables import Buffer, Capture
 from eclip.devices.gpu.loop import Words
 from eclip.devices.requests import slots_for
 from eclip.errors import DeviceError, UsageError

@@ -55,5 +55,13 @@ def mean_power_w(
     return power_w(first, last)
 
 
+def next_tick(counter: EnergyCounter) -> Tick:
+    """Wait until the counter moves."""
+    tick = counter.tick_before(now_ns() + TICK_WAIT_NS)
+    if tick is None:
+        raise DeviceError(STANDS_STILL)
+    return tick
+
+
 def now_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_MONOTONIC)

@@ -1,4 +1,4 @@
-"""Captured graphs as rows of nodes in launch order, and the pieces they are cut into.
+"""Captured graphs as nodes in launch order, and the pieces they are cut into.
 
 Kernel nodes are a worker's kernels; memory nodes (memset, memcpy) go with the kernel that follows
 them, or the last. A copy between host and device that takes longer than a stretch should is cut
@@ -16,19 +16,21 @@ from typing import Any
 from eclip.errors import DeviceError
 from eclip.runtime.program import Route
 
+KERNEL = "KERNEL"  # the one kind of node that both vendors must name alike
 PART_BYTES = 4 << 20  # of a copy that is cut: about 80 us over PCIe
 
 
 @dataclass(frozen=True)
-class RowNode:
+class Node:
     handle: Any
-    is_kernel: bool
+    kind: str
     kernel: int  # position of the kernel it is, or goes with
+    instead: Any = None  # on CUDA, the kernel that stands for a function of one context
     copy_bytes: int = 0  # of a copy between host and device that can be cut
 
 
 @dataclass(frozen=True)
-class RowPiece:
+class Piece:
     """What one executable holds: consecutive kernels with the memory nodes around them, or a part
     of a long copy, which has no kernels."""
 
@@ -46,31 +48,29 @@ class RowPiece:
         return int(route.lane[min(self.kernels.start, len(route.lane) - 1)])
 
 
-class NodeRow:
-    """The nodes of a captured graph in launch order."""
+class CapturedGraph:
+    """A graph that somebody else captured and keeps alive, in launch order."""
 
-    def __init__(self, nodes: Sequence[tuple[Any, bool, int]], atomic: bool = False) -> None:
-        """``nodes``: handle, whether it is a kernel, and how much it copies. ``atomic``: some node
-        cannot be moved or copied, so the graph runs as it was captured, whole and on one lane."""
-        self.kernel_count = sum(is_kernel for _, is_kernel, _ in nodes)
-        if self.kernel_count == 0:
-            raise DeviceError("the captured graph launches no kernel, so there is nothing to place")
-        self.atomic = atomic
-        made = []
-        seen = 0
-        for handle, is_kernel, copied in nodes:
-            made.append(RowNode(handle, is_kernel, min(seen, self.kernel_count - 1), copied))
-            seen += is_kernel
-        self.nodes = tuple(made)
+    def __init__(self, graph: Any, nodes: Sequence[Node], obstacle: str = "") -> None:
+        """``graph``: the vendor's handle. ``obstacle``: a part that can neither be moved nor
+        copied, for a person; with one the graph runs whole and on one lane."""
+        self.graph = graph
+        self.nodes = tuple(nodes)
+        self.kernel_count = sum(node.kind == KERNEL for node in nodes)
+        self.obstacle = obstacle
 
-    def piece(self, kernels: range) -> RowPiece:
+    @property
+    def atomic(self) -> bool:
+        return bool(self.obstacle)
+
+    def piece(self, kernels: range) -> Piece:
         """These kernels and the memory nodes that go with them."""
         inside = (place for place, node in enumerate(self.nodes) if node.kernel in kernels)
-        return RowPiece(kernels, tuple(inside))
+        return Piece(kernels, tuple(inside))
 
-    def pieces(self, kernels: range) -> list[RowPiece]:
+    def pieces(self, kernels: range) -> list[Piece]:
         """The same, in order, with long copies apart and in parts."""
-        cut: list[RowPiece] = []
+        cut: list[Piece] = []
         run: list[int] = []
         first = kernels.start
         for place, node in enumerate(self.nodes):
@@ -79,24 +79,24 @@ class NodeRow:
             if node.copy_bytes <= PART_BYTES:
                 run.append(place)
                 continue
-            until = first + sum(self.nodes[earlier].is_kernel for earlier in run)
+            until = first + sum(self.nodes[earlier].kind == KERNEL for earlier in run)
             if run:
-                cut.append(RowPiece(range(first, until), tuple(run)))
+                cut.append(Piece(range(first, until), tuple(run)))
             here = range(until, until)
-            cut += [RowPiece(here, (place,), part) for part in _parts(node.copy_bytes)]
+            cut += [Piece(here, (place,), part) for part in _parts(node.copy_bytes)]
             first, run = until, []
         if run:
-            cut.append(RowPiece(range(first, kernels.stop), tuple(run)))
+            cut.append(Piece(range(first, kernels.stop), tuple(run)))
         return cut
 
-    def at_barriers(self, piece: RowPiece, route: Route) -> list[RowPiece]:
+    def at_barriers(self, piece: Piece, route: Route) -> list[Piece]:
         """A piece cut where its route changes lanes."""
         if not piece.kernels:
             return [piece]
         # What goes with a kernel behind a long copy may be before that copy.
         last = piece.kernels[-1]
         return [
-            RowPiece(
+            Piece(
                 kernels,
                 tuple(
                     place for place in piece.nodes if min(self.nodes[place].kernel, last) in kernels
@@ -104,6 +104,19 @@ class NodeRow:
             )
             for kernels in route.segments(piece.kernels)
         ]
+
+
+def kernels_beside(kinds: Sequence[str]) -> list[int]:
+    """For every node in launch order, the position of the kernel that it is, or goes with."""
+    count = kinds.count(KERNEL)
+    if count == 0:
+        raise DeviceError("the captured graph launches no kernel, so there is nothing to place")
+    beside = []
+    seen = 0
+    for kind in kinds:
+        beside.append(min(seen, count - 1))
+        seen += kind == KERNEL
+    return beside
 
 
 def in_launch_order(nodes: Sequence[int], edges: Sequence[tuple[int, int]]) -> list[int]:

@@ -12,7 +12,7 @@ import ctypes
 import functools
 import os
 from collections.abc import Iterator
-from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,6 +113,7 @@ ENTRY_POINTS = {
     "hipEventCreateWithFlags": EntryPoint("4.2", (_HANDLES, c_uint)),
     "hipEventRecord": EntryPoint("4.2", (_HANDLE, _HANDLE)),
     "hipEventSynchronize": EntryPoint("4.2", (_HANDLE,)),
+    "hipEventElapsedTime": EntryPoint("4.2", (POINTER(c_float), _HANDLE, _HANDLE)),
     "hipEventDestroy": EntryPoint("4.2", (_HANDLE,)),
     "hipThreadExchangeStreamCaptureMode": EntryPoint("5.0", (POINTER(c_int),)),
     "hipKernelNameRef": EntryPoint("4.2", (_HANDLE,), c_char_p),
@@ -181,6 +182,12 @@ class Hip:
         value = kind()
         self.call(name, ctypes.byref(value), *arguments)
         return int(value.value)
+
+    def elapsed_ns(self, begin: int, end: int) -> float:
+        """Between two events that have happened, and were made with times."""
+        milliseconds = c_float()
+        self.call("hipEventElapsedTime", ctypes.byref(milliseconds), begin, end)
+        return milliseconds.value * 1e6
 
     def text(self, name: str, index: int) -> str:
         """What a function of the device of this index writes into a buffer."""

@@ -8,18 +8,21 @@ records. What was shown without an AMD GPU at hand, and what was not, is in docs
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from eclip.artefacts.memory import check_memory, memory_of_plan
-from eclip.artefacts.plan import MOST_VARIANTS, Lanes, Plan, Sharing
-from eclip.devices.base import Capability, SourceKind, check_sources
-from eclip.devices.gpu.session import Post, SegmentSession, SessionOwner
+from eclip.artefacts.plan import Lane, Lanes, Plan, Sharing
+from eclip.devices.base import Capability, Slot, SourceKind
+from eclip.devices.gpu.closing import Releases
+from eclip.devices.gpu.device import SessionOwner, check_plan
+from eclip.devices.gpu.executables import Capture
+from eclip.devices.gpu.session import Execution, GpuSession
 from eclip.devices.hip.driver import HipGpu, check_version
 from eclip.devices.hip.energy import RocmSmi
 from eclip.devices.hip.lanes import MaskedLanes, MaskedStreams, read_topology
-from eclip.errors import DeviceError, UsageError
+from eclip.devices.hip.placing import HipPlacer
+from eclip.errors import DeviceError, TracingError, UsageError
 from eclip.progress import Progress
 from eclip.runtime.program import Program
 
@@ -43,12 +46,12 @@ class HipDevice(SessionOwner):
         self.driver: str = self.gpu.version
         self._streams = MaskedStreams(self.gpu)
         self._releases.callback(self._streams.close)
-        self._counter = self._find_counter(library)
-        self._progress = progress or Progress()  # whose stop request ends a run early
+        self.counter = self._find_counter(library)
+        self.progress = progress or Progress()  # whose stop request ends a run early
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        energy = {Capability.ENERGY} if self._counter is not None else set()
+        energy = {Capability.ENERGY} if self.counter is not None else set()
         return frozenset({Capability.JOINTS, *energy})
 
     @property
@@ -56,35 +59,15 @@ class HipDevice(SessionOwner):
         return f"{self.topology.title}, HIP {self.driver}"
 
     def source_kind(self, sharing: Sharing) -> SourceKind:
-        return SourceKind.GRAPH
+        return SourceKind.CAPTURE
 
-    def open(
-        self, program: Program, sources: Sequence[Any], *, brief: bool = False
-    ) -> SegmentSession:
+    def open(self, program: Program, sources: Sequence[Any], *, brief: bool = False) -> GpuSession:
         self._check_open()
         plan = program.plan
         if not isinstance(plan.sharing, Lanes):
             self._refuse_processes()
-        warnings = plan.fingerprint.check(
-            self.topology.fingerprint, "the plan", self.topology.title
-        )
-        check_sources(plan, [source.trace for source in sources])
-        check_memory(memory_of_plan(plan, self.topology), "the plan")
-        for worker in plan.everyone:
-            if sum(worker in variant.active for variant in plan.variants) > MOST_VARIANTS:
-                raise UsageError(f"a worker can have at most {MOST_VARIANTS} variants of a plan")
-        session = SegmentSession(
-            Post(
-                gpu=self.gpu,
-                make_lanes=lambda lanes: MaskedLanes(self._streams, lanes),
-                counter=self._counter,
-                progress=self._progress,
-                title=self.title,
-            ),
-            program,
-            sources,
-            [*warnings, *_priority_warnings(plan)],
-        )
+        warnings = [*check_plan(plan, sources, self.topology), *_priority_warnings(plan)]
+        session = GpuSession(self, program, sources, warnings, Execution.SEGMENTS)
         self._sessions.add(session)
         return session
 
@@ -96,6 +79,24 @@ class HipDevice(SessionOwner):
             "an AMD GPU is shared by lanes only: there is no MPS, and turns of processes are not "
             "offered; choose another policy"
         )
+
+    # --- What sessions ask ----------------------------------------------------------------------
+
+    def place_lanes(self, lanes: Sequence[Lane], owner: Releases) -> HipPlacer:
+        pool = MaskedLanes(self._streams, lanes)
+        owner.callback(pool.close)
+        return HipPlacer(self.gpu.hip, pool.streams)
+
+    def prepare_slots(
+        self,
+        captures: Sequence[Capture],
+        slots: int | Sequence[Sequence[Slot]],
+        owner: Releases,
+    ) -> NoReturn:
+        raise DeviceError("requests cannot be submitted on this kind of GPU yet; use run")
+
+    def tracer(self, names: Iterable[str]) -> NoReturn:
+        raise TracingError("nothing here records kernels of an AMD GPU yet")
 
     def _find_counter(self, library: Path | None) -> RocmSmi | None:
         with contextlib.suppress(DeviceError):

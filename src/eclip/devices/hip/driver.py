@@ -16,15 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from eclip.devices.gpu.loop import EntryPoints
-from eclip.devices.gpu.pieces import NodeRow, RowPiece
-from eclip.devices.hip import graphs
-from eclip.devices.hip.api import (
-    EVENT_DISABLE_TIMING,
-    LEAST,
-    NO_DEVICE,
-    Hip,
-    Uuid,
-)
+from eclip.devices.hip.api import LEAST, NO_DEVICE, Hip, Uuid
 from eclip.errors import DeviceError
 
 # Up to 7 masked streams beside the default stream run side by side on an MI50 (the paper). HIP
@@ -53,8 +45,6 @@ class Build:
 
 class HipGpu:
     """One GPU and the library that drives it."""
-
-    most_executables = 1024  # each brings a queue of the host's own with it, whatever it launches
 
     def __init__(
         self, index: int = 0, library: Path | None = None, nodes: Path | None = None
@@ -133,17 +123,8 @@ class HipGpu:
     def wait_for(self, stream: Any) -> None:
         self.hip.call("hipStreamSynchronize", stream)
 
-    def make_event(self) -> int:
-        return self.hip.made("hipEventCreateWithFlags", EVENT_DISABLE_TIMING)
-
-    def destroy_event(self, event: int) -> None:
-        self.hip.call("hipEventDestroy", event)
-
-    def instantiate(self, graph: NodeRow, piece: RowPiece | None, stream: int) -> int:
-        return graphs.instantiate(self.hip, graph, piece, stream)
-
-    def destroy_executable(self, handle: int) -> None:
-        self.hip.call("hipGraphExecDestroy", handle)
+    def quicken(self) -> None:
+        """Nothing is known here that would bring an AMD GPU into another state."""
 
 
 def check_version(version: str) -> None:

@@ -15,7 +15,14 @@ from itertools import pairwise
 from typing import Any
 
 from eclip.artefacts.trace import Kernel
-from eclip.devices.gpu.pieces import NodeRow, RowNode, RowPiece, in_launch_order
+from eclip.devices.gpu.pieces import (
+    KERNEL,
+    CapturedGraph,
+    Node,
+    Piece,
+    in_launch_order,
+    kernels_beside,
+)
 from eclip.devices.hip.api import (
     NODE_EMPTY,
     NODE_KERNEL,
@@ -26,61 +33,60 @@ from eclip.devices.hip.api import (
 )
 from eclip.errors import DeviceError
 
-_READABLE = (NODE_KERNEL, NODE_MEMSET, NODE_EMPTY)
+# What HIP can read back, and so what can be built again.
+_KINDS = {NODE_KERNEL: KERNEL, NODE_MEMSET: "MEMSET", NODE_EMPTY: "EMPTY"}
+_UNREADABLE = "UNREADABLE"
 
 
-class HipGraph(NodeRow):
-    """A graph that somebody else captured and keeps alive, with the arguments of its kernels."""
+class HipGraph(CapturedGraph):
+    """With the arguments of its kernels, which whoever captured it keeps alive, too."""
 
     def __init__(self, hip: Hip, raw: int) -> None:
         handles, edges = _nodes(hip, raw), _edges(hip, raw)
         ordered = in_launch_order(handles, edges)
-        self.kinds = {node: hip.node_kind(node) for node in ordered}
-        atomic = any(kind not in _READABLE for kind in self.kinds.values())
-        if atomic and set(edges) != set(pairwise(ordered)):
+        kinds = [_KINDS.get(hip.node_kind(node), _UNREADABLE) for node in ordered]
+        unreadable = _UNREADABLE in kinds
+        if unreadable and set(edges) != set(pairwise(ordered)):
             raise DeviceError(
                 "the captured graph has copies and branches: HIP can neither read copies back nor "
                 "keep branches on a lane; capture the model on one stream"
             )
-        super().__init__([(node, self.kinds[node] == NODE_KERNEL, 0) for node in ordered], atomic)
-        self.raw = raw
+        super().__init__(
+            raw,
+            [Node(*given) for given in zip(ordered, kinds, kernels_beside(kinds), strict=True)],
+            "a part that HIP cannot read back" if unreadable else "",
+        )
 
     def kernels(self, hip: Hip) -> tuple[Kernel, ...]:
-        return tuple(_read_kernel(hip, node) for node in self.nodes if node.is_kernel)
+        return tuple(_read_kernel(hip, node) for node in self.nodes if node.kind == KERNEL)
 
 
-def instantiate(hip: Hip, graph: NodeRow, piece: RowPiece | None, stream: int) -> int:
-    """An executable of a piece, or of the graph as it is."""
-    if not isinstance(graph, HipGraph):
-        raise DeviceError("only a graph that was captured by HIP runs on an AMD GPU")
-    if piece is None:
-        return _executable(hip, graph.raw, stream)
+def instantiate(hip: Hip, raw: int) -> int:
+    return hip.made("hipGraphInstantiateWithFlags", raw, 0)
+
+
+def instantiate_piece(hip: Hip, graph: CapturedGraph, piece: Piece) -> int:
+    """Its nodes once more, one after another."""
     built = hip.made("hipGraphCreate", 0)
     try:
         before = (ctypes.c_void_p * 1)()
         for place in piece.nodes:
             node = graph.nodes[place]
-            if graph.kinds[node.handle] == NODE_EMPTY:
+            if node.kind == "EMPTY":
                 continue
             before[0] = _add_again(hip, built, node, before if before[0] else None)
-        return _executable(hip, built, stream)
+        return instantiate(hip, built)
     finally:
         hip.call("hipGraphDestroy", built)
 
 
-def _executable(hip: Hip, raw: int, stream: int) -> int:
-    handle = hip.made("hipGraphInstantiateWithFlags", raw, 0)
-    if hip.has("hipGraphUpload"):
-        hip.call("hipGraphUpload", handle, stream)
-    return handle
-
-
 def _add_again(
-    hip: Hip, built: int, node: RowNode, before: ctypes.Array[ctypes.c_void_p] | None
+    hip: Hip, built: int, node: Node, before: ctypes.Array[ctypes.c_void_p] | None
 ) -> int:
     """The same kernel or memset once more, behind the one before it."""
-    params: ctypes.Structure = KernelNodeParams() if node.is_kernel else MemsetParams()
-    kind = "Kernel" if node.is_kernel else "Memset"
+    is_kernel = node.kind == KERNEL
+    params: ctypes.Structure = KernelNodeParams() if is_kernel else MemsetParams()
+    kind = "Kernel" if is_kernel else "Memset"
     hip.call(f"hipGraph{kind}NodeGetParams", node.handle, ctypes.byref(params))
     waits = 0 if before is None else 1
     return hip.made(f"hipGraphAdd{kind}Node", built, before, waits, ctypes.byref(params))
@@ -108,7 +114,7 @@ def _handles(array: Iterable[Any]) -> list[int]:
     return [int(handle or 0) for handle in array]
 
 
-def _read_kernel(hip: Hip, node: RowNode) -> Kernel:
+def _read_kernel(hip: Hip, node: Node) -> Kernel:
     params = KernelNodeParams()
     hip.call("hipGraphKernelNodeGetParams", node.handle, ctypes.byref(params))
     return Kernel(

@@ -1,29 +1,26 @@
 """Executables of a session: a worker's route on its lanes, as steps that the loop takes.
 
-A route is one graph whose nodes live in several contexts, or one graph per group chained by events.
-A worker with joints has a graph for every stretch, and for every lane that it may move to; they are
-cut once and shared by all variants. Whoever asks for steps owns what they launch.
+A route is one graph per group, chained by events, or one graph of everything, where a vendor's
+graphs may span lanes. A worker with joints has a graph for every stretch, and for every lane that
+it may move to; they are cut once and shared by all variants. Whoever asks for steps owns what they
+launch. Only the vendor knows how a graph comes onto a lane (``LanePlacer``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from eclip.artefacts.plan import PlannedWorker
 from eclip.artefacts.trace import Trace
 from eclip.devices.base import Closing
-from eclip.devices.cuda.driver import call, cu
-from eclip.devices.cuda.graphs import CapturedGraph, Executable, Piece, place_pieces, place_whole
-from eclip.devices.cuda.lanes import GpuLane
 from eclip.devices.gpu import loop
 from eclip.devices.gpu.closing import Releases
+from eclip.devices.gpu.pieces import CapturedGraph, Piece
 from eclip.devices.gpu.recording import Placed
 from eclip.errors import DeviceError, UsageError
-from eclip.runtime.program import Conduct, Route
-
-MOST_EXECUTABLES = 8192  # of a session: instantiating more takes minutes
+from eclip.runtime.program import Conduct, Program, Route
 
 
 @dataclass(frozen=True)
@@ -45,44 +42,64 @@ class Capture:
 
     graph: CapturedGraph
     trace: Trace
-    keep: Any
+    keep: Any = None
     recapture: Callable[[Any], tuple[int, Closing]] | None = None
     inputs: Sequence[Buffer] = ()
     outputs: Sequence[Buffer] | None = ()
 
 
+class LanePlacer(Protocol):
+    """How captured graphs become executables on a session's lanes. Handles are the vendor's own."""
+
+    @property
+    def streams(self) -> Sequence[Any]:
+        """Of every lane, in the plan's order."""
+        ...
+
+    @property
+    def most_executables(self) -> int:
+        """Of a session."""
+        ...
+
+    def check(self, program: Program, captures: Sequence[Capture]) -> None:
+        """Refuse a plan whose kernels cannot run on their lanes."""
+        ...
+
+    def place(self, capture: Capture, route: Route, pieces: Sequence[Piece]) -> list[Any]:
+        """An executable for each piece, or none of them."""
+        ...
+
+    def place_whole(self, capture: Capture, route: Route, owner: Releases) -> Any:
+        """One of all that was captured; ``owner`` gets what must outlive it. A graph that cannot
+        be moved has one lane."""
+        ...
+
+    def upload(self, executable: Any, stream: Any) -> None: ...
+
+    def destroy_executable(self, executable: Any) -> None: ...
+
+    def make_event(self) -> Any: ...
+
+    def destroy_event(self, event: Any) -> None: ...
+
+
 class Executables:
-    def __init__(self, captures: Sequence[Capture], lanes: Sequence[GpuLane]) -> None:
+    def __init__(self, captures: Sequence[Capture], placer: LanePlacer) -> None:
         self.placed: dict[int, Placed] = {}  # by the executable's handle, while it lives
-        self._cut: dict[tuple[int, ...], Executable] = {}  # segments, while they live
+        self._cut: dict[tuple[int, ...], Any] = {}  # executables of pieces, while they live
         self._captures = captures
-        self._lanes = lanes
+        self._placer = placer
 
     def whole(self, route: Route, owner: Releases) -> loop.Steps:
         """One graph; its own edges are the barriers."""
-        first = self._lanes[route.lane[0]]
-        source = self._captures[route.worker]
-        if source.graph.atomic:
-            executable = self._captured_on(first, source, route, owner)
-        else:
-            executable = place_whole(source.graph, self._contexts(route), self._priorities(route))
+        capture = self._captures[route.worker]
+        if capture.graph.atomic and len(set(route.lane)) > 1:
+            raise cannot_be_moved(capture)
+        executable = self._placer.place_whole(capture, route, owner)
         self._keep(executable, Placed(route, range(len(route.lane))), owner)
-        executable.upload(first.stream)
-        launch = (loop.LAUNCH, executable.handle, first.stream)
-        return loop.steps_of([launch], barriers=route.barriers)
-
-    def _captured_on(
-        self, lane: GpuLane, source: Capture, route: Route, owner: Releases
-    ) -> Executable:
-        """A graph that cannot be moved, captured again on the one lane it is to run on."""
-        if len(set(route.lane)) > 1 or source.recapture is None:
-            raise DeviceError(
-                f"{source.trace.model} has a loop in its graph, so it runs whole on one lane; plan "
-                f"it with a policy that does not switch lanes: shared or model"
-            )
-        raw, graph = source.recapture(lane.stream)
-        owner.callback(graph.close)  # after the executable, and while the lane is there
-        return Executable(cu.CUgraph(raw))
+        stream = self._placer.streams[route.lane[0]]
+        self._placer.upload(executable, stream)
+        return loop.steps_of([(loop.LAUNCH, executable, stream)], barriers=route.barriers)
 
     def segments(self, route: Route, owner: Releases) -> loop.Steps:
         """A graph for every segment; an event for every barrier."""
@@ -98,36 +115,37 @@ class Executables:
     ) -> list[loop.Steps]:
         """The same for every stretch of a worker with joints. Long copies are stretches of their
         own, in parts. What comes between two stretches is the loop's to say."""
-        source = self._captures[route.worker]
-        if source.graph.atomic:
+        capture = self._captures[route.worker]
+        graph = capture.graph
+        if graph.atomic:
             if len(stretches) > 1:
                 raise DeviceError(
-                    f"{source.trace.model} has a loop in its graph, so it cannot be cut into "
-                    f"stretches; plan it without joints"
+                    f"{capture.trace.model} has {graph.obstacle} in its graph, so it cannot be cut "
+                    f"into stretches; plan it without joints"
                 )
             return [self.whole(route, owner)]
         cuts = [
-            _at_barriers(source.graph, piece, route)
+            graph.at_barriers(piece, route)
             for within in stretches
-            for piece in source.graph.pieces(within)
+            for piece in graph.pieces(within)
         ]
         self._place(route, [piece for cut in cuts for piece in cut], owner)
         return [self._chain(route, cut, owner) for cut in cuts]
 
     def _chain(self, route: Route, pieces: Sequence[Piece], owner: Releases) -> loop.Steps:
+        streams = self._placer.streams
         parts = []
         for index, piece in enumerate(pieces):
             barrier = None
             if index > 0:
                 event = self.event(owner)
-                barrier = (event, self._lanes[route.wait_on[piece.kernels.start]].stream)
-            executable = self._cut[_key(route, piece)]
-            parts.append((executable.handle, self._lane(route, piece).stream, barrier))
+                barrier = (event, streams[route.wait_on[piece.kernels.start]])
+            parts.append((self._cut[_key(route, piece)], streams[piece.lane(route)], barrier))
         return loop.chained(parts)
 
     def event(self, owner: Releases) -> Any:
-        event = call(cu.cuEventCreate, cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
-        owner.callback(call, cu.cuEventDestroy, event)
+        event = self._placer.make_event()
+        owner.callback(self._placer.destroy_event, event)
         return event
 
     def behaviour(
@@ -162,61 +180,34 @@ class Executables:
         missing = [piece for piece in pieces if _key(route, piece) not in self._cut]
         if not missing:
             return
-        if len(self._cut) + len(missing) > MOST_EXECUTABLES:
+        most = self._placer.most_executables
+        if len(self._cut) + len(missing) > most:
             raise UsageError(
-                f"the plan needs more than {MOST_EXECUTABLES} executables; plan it with a larger "
-                f"grain or fewer lanes to move to"
+                f"the plan needs more than {most} executables; plan it with a larger grain or "
+                f"fewer lanes to move to"
             )
-        executables = place_pieces(
-            self._captures[route.worker].graph,
-            self._contexts(route),
-            missing,
-            self._priorities(route),
-        )
+        executables = self._placer.place(self._captures[route.worker], route, missing)
         for piece, executable in zip(missing, executables, strict=True):
             self._keep(executable, Placed(route, piece.kernels), owner)  # before anything can fail
             key = _key(route, piece)
             self._cut[key] = executable
             owner.callback(self._cut.pop, key)
         for piece, executable in zip(missing, executables, strict=True):
-            executable.upload(self._lane(route, piece).stream)
+            self._placer.upload(executable, self._placer.streams[piece.lane(route)])
 
-    def _keep(self, executable: Executable, part: Placed, owner: Releases) -> None:
-        owner.callback(executable.close)
-        handle = int(executable.handle)
+    def _keep(self, executable: Any, part: Placed, owner: Releases) -> None:
+        owner.callback(self._placer.destroy_executable, executable)
+        handle = int(executable)
         self.placed[handle] = part
         owner.callback(self.placed.pop, handle)
 
-    def _lane(self, route: Route, piece: Piece) -> GpuLane:
-        return self._lanes[_lane_of(route, piece)]
 
-    def _contexts(self, route: Route) -> list[Any]:
-        return [self._lanes[lane].context for lane in route.lane]
-
-    def _priorities(self, route: Route) -> list[int]:
-        return [self._lanes[lane].priority for lane in route.lane]
-
-
-def _at_barriers(graph: CapturedGraph, piece: Piece, route: Route) -> list[Piece]:
-    """A piece cut where its route changes lanes."""
-    if not piece.kernels:
-        return [piece]
-    last = piece.kernels[-1]  # what goes with a kernel behind a long copy may be before that copy
-    return [
-        Piece(
-            kernels,
-            frozenset(
-                place for place in piece.nodes if min(graph.nodes[place].kernel, last) in kernels
-            ),
-        )
-        for kernels in route.segments(piece.kernels)
-    ]
-
-
-def _lane_of(route: Route, piece: Piece) -> int:
-    """A copy goes with the kernel behind it, or with the last."""
-    return int(route.lane[min(piece.kernels.start, len(route.lane) - 1)])
+def cannot_be_moved(capture: Capture) -> DeviceError:
+    return DeviceError(
+        f"{capture.trace.model} has {capture.graph.obstacle} in its graph, so it runs whole on one "
+        f"lane; plan it with a policy that does not switch lanes: shared or model"
+    )
 
 
 def _key(route: Route, piece: Piece) -> tuple[int, ...]:
-    return route.worker, _lane_of(route, piece), *piece.place
+    return route.worker, piece.lane(route), *piece.place
