@@ -16,11 +16,17 @@ constexpr int kMostDevices = 64;
 std::atomic<uint64_t> begun{0}, queued{0}, done{0};
 std::mutex lock;
 CUevent events[kMostDevices];  // of each device
+std::atomic<CUstream> waiting{nullptr};  // a stream that waits for all of them, and does nothing else
 
-// A stream that waits for all of them and does nothing else; none before there are lanes.
-CUstream aside() {
+bool make_waiting() {
     Dispatcher& dispatcher = Dispatcher::get();
-    return dispatcher.setup().ready() ? dispatcher.pool().aside : nullptr;
+    if (waiting.load() != nullptr) return true;
+    if (!dispatcher.setup().ready()) return false;
+    PrimaryCurrent current(dispatcher.pool().primary);
+    CUstream made = nullptr;
+    CUresult status = quietly(hip().hipStreamCreateWithFlags(&made, CU_STREAM_NON_BLOCKING));
+    if (status == CUDA_SUCCESS) waiting.store(made);
+    return status == CUDA_SUCCESS;
 }
 
 CUdevice device_of_call(CUstream stream) {
@@ -30,15 +36,15 @@ CUdevice device_of_call(CUstream stream) {
     return quietly(hip().hipGetDevice(&device)) == CUDA_SUCCESS ? device : -1;
 }
 
-bool wait_aside(CUstream stream) {
+bool follow(CUstream stream) {
     CUdevice device = device_of_call(stream);
-    CUstream waits = aside();
-    if (device < 0 || device >= kMostDevices || waits == nullptr) return false;
     std::lock_guard hold(lock);
+    Relaxed relaxed;  // somebody else may capture
+    if (device < 0 || device >= kMostDevices || !make_waiting()) return false;
     CUevent& event = events[device];
     if (event == nullptr && device::make_event(context_of(device), event) != CUDA_SUCCESS)
         return false;
-    return device::barrier(stream, event, waits) == CUDA_SUCCESS;
+    return device::barrier(stream, event, waiting.load()) == CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -48,7 +54,7 @@ void begin() { begun.fetch_add(1); }
 void put(CUstream stream, Default meaning, bool taken) {
     if (stream == nullptr && meaning == Default::thread) stream = kThreadStream;
     // What is captured does not run; what cannot be followed counts as under way for ever.
-    if (!taken || Dispatcher::get().captures(stream, meaning) || wait_aside(stream))
+    if (!taken || Dispatcher::get().captures(stream, meaning) || follow(stream))
         queued.fetch_add(1);
 }
 
@@ -57,8 +63,8 @@ void keep() { begin(); }
 bool any() {
     uint64_t in_queues = queued.load(), all = begun.load();
     if (done.load(std::memory_order_relaxed) == all) return false;
-    CUstream waits = aside();
-    if (in_queues != all || waits == nullptr || !device::is_empty(waits)) return true;
+    CUstream stream = waiting.load();
+    if (in_queues != all || (stream != nullptr && !device::is_empty(stream))) return true;
     for (uint64_t before = done.load(); before < all && !done.compare_exchange_weak(before, all);) {
     }
     return false;
