@@ -199,8 +199,10 @@ CUresult launch_graph(CUgraphExec exec, CUstream stream, Default meaning, Launch
     Dispatcher& dispatcher = Dispatcher::get();
     if (!dispatcher.on()) return launch(exec, stream);
     count(counters().graph_launches);
-    if (dispatcher.table().mode == Mode::record)
+    if (dispatcher.table().mode == Mode::record) {
+        count(counters().whole_graphs);
         say("graphs are not recorded on AMD GPUs; record the program without them");
+    }
     const Kept graph = find(exec);
     int lane = kHome;
     if (graph.worker >= 0)

@@ -94,7 +94,12 @@ CUcontext context_of(int device) { return reinterpret_cast<CUcontext>(&primaries
 // A function of the host stands for a function of a module.
 std::mutex hosts_lock;
 std::set<const void*> hosts;
-void* host_of(CUfunction function) { return &reinterpret_cast<Function*>(function)->run; }
+void* host_of(CUfunction function) {
+    std::lock_guard hold(hosts_lock);
+    void* host = &reinterpret_cast<Function*>(function)->run;
+    hosts.insert(host);
+    return host;
+}
 CUfunction function_of(const void* host) {
     auto address = static_cast<const char*>(host) - offsetof(Function, run);
     return reinterpret_cast<CUfunction>(const_cast<char*>(address));
@@ -121,8 +126,6 @@ CUresult launch(const void* host, dim3 grid, dim3 block, void* params, size_t sh
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) void* standin_host(CUfunction function) {
-    std::lock_guard hold(hosts_lock);
-    hosts.insert(host_of(function));
     return host_of(function);
 }
 
