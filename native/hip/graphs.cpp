@@ -188,9 +188,7 @@ Kept find(CUgraphExec exec) {
     std::shared_lock hold(kept_lock);
     auto known = kept.find(exec);
     if (known != kept.end()) return known->second;
-    Kept unseen;
-    unseen.waits_for_host = true;
-    return unseen;
+    return {-1, {}, true};
 }
 
 template <class Launch>

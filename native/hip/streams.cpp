@@ -99,7 +99,7 @@ unsigned blocks_of(unsigned threads, unsigned of_block) {
 
 }  // namespace
 
-// Before ROCm 6 in C++ only; hipHcc… has no flags.
+// ROCm 5.2 has them in C++ only; hipHcc… takes no flags.
 #define ECLIP_LAUNCH_EXT(symbol, FLAGS, flags)                                                   \
     ECLIP_HOOK symbol(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,          \
                       unsigned by, unsigned bz, size_t shared, CUstream stream, void* params,    \

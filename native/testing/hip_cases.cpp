@@ -201,6 +201,28 @@ bool work_that_waits_for_the_host_stays_off_lanes() {
     return ran_on(0, 1) && ran_on(1, kWhole) && ran_on(2, 1);
 }
 
+bool graphs_that_wait_for_the_host_count_too() {
+    CUstream stream = make_stream();
+    std::atomic<bool> open{false};
+    auto wait = [](void* gate) {
+        while (!static_cast<std::atomic<bool>*>(gate)->load()) usleep(50);
+    };
+    CUgraph graph = nullptr;
+    CUgraphExec exec = nullptr;
+    CHECK(hipStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+    CHECK(hipLaunchHostFunc(stream, wait, &open));
+    CHECK(hipStreamEndCapture(stream, &graph));
+    CHECK(hipGraphInstantiateWithFlags(&exec, graph, 0));
+    launch(kernel_a, 0, stream);
+    CHECK(hipGraphLaunch(exec, stream));
+    launch(kernel_a, 1, stream);
+    uint64_t seen = 0;
+    CHECK(hipMemcpyDtoH(&seen, reinterpret_cast<CUdeviceptr>(cells + 2), 8));
+    open.store(true);
+    CHECK(hipStreamSynchronize(stream));
+    return ran_on(0, 1) && ran_on(1, kWhole);
+}
+
 bool events_of_a_launch_are_where_it_ran() {
     CUstream stream = make_stream(), other = make_stream();
     CUevent stop;
@@ -248,6 +270,7 @@ const Case all[] = {
     CASE(an_unknown_call_ends_planning),
     CASE(symbols_are_found_by_their_versions),
     CASE(work_that_waits_for_the_host_stays_off_lanes),
+    CASE(graphs_that_wait_for_the_host_count_too),
     CASE(events_of_a_launch_are_where_it_ran),
     CASE(a_lanes_refusal_is_no_error_of_the_program),
     CASE(another_device_runs_unplanned),

@@ -17,6 +17,7 @@ CASES = (
     "an_unknown_call_ends_planning",
     "symbols_are_found_by_their_versions",
     "work_that_waits_for_the_host_stays_off_lanes",
+    "graphs_that_wait_for_the_host_count_too",
     "events_of_a_launch_are_where_it_ran",
     "a_lanes_refusal_is_no_error_of_the_program",
     "another_device_runs_unplanned",
