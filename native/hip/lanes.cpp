@@ -2,11 +2,12 @@
 // devices/hip/lanes.py; how many shader engines there are the kernel driver tells, HIP does not.
 #include "../lanes.h"
 
+#include <dirent.h>
+
 #include <algorithm>
+#include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <map>
 
 #include "driver.h"
@@ -24,11 +25,13 @@ constexpr uint64_t kFirstRdna = 100000;  // gfx10, as gfx_target_version has it
 
 using Properties = std::map<std::string, uint64_t>;
 
-Properties read_properties(const std::filesystem::path& path) {
+Properties read_properties(const std::string& path) {
     Properties found;
-    std::ifstream file(path);
-    std::string name;
-    for (uint64_t value; file >> name >> value;) found[name] = value;
+    FILE* file = fopen(path.c_str(), "re");
+    if (file == nullptr) return found;  // a node that this user or container may not see
+    char name[64];
+    for (uint64_t value; fscanf(file, "%63s %" SCNu64, name, &value) == 2;) found[name] = value;
+    fclose(file);
     return found;
 }
 
@@ -38,15 +41,18 @@ Properties find_node(const char* place) {
     if (sscanf(place, "%x:%x:%x.%x", &domain, &bus, &device, &function) != 4) return {};
     const uint64_t location = bus << 8 | device << 3 | function;
     const char* other = secure_getenv("ECLIP_KFD_NODES");  // for tests
-    std::error_code failed;
-    for (const auto& node :
-         std::filesystem::directory_iterator(other != nullptr ? other : kNodes, failed)) {
-        Properties found = read_properties(node.path() / "properties");
-        if (found["simd_count"] != 0 && found["domain"] == domain &&
-            found["location_id"] == location)
-            return found;
+    const std::string nodes = other != nullptr ? other : kNodes;
+    DIR* folder = opendir(nodes.c_str());
+    if (folder == nullptr) return {};
+    Properties found;
+    while (const dirent* node = readdir(folder)) {
+        found = read_properties(nodes + "/" + node->d_name + "/properties");
+        if (found["simd_count"] != 0 && found["domain"] == domain && found["location_id"] == location)
+            break;
+        found.clear();
     }
-    return {};
+    closedir(folder);
+    return found;
 }
 
 // The mask bits of every slice. Where the engines have unequal numbers of units, those beyond the

@@ -5,6 +5,8 @@ The random programs are those of test_random_programs.py, under HIP's names.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from native_build import Native
@@ -70,6 +72,17 @@ def test_random_programs(native: Native, mode: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     assert "no difference" in done.stdout
     assert "running unplanned" not in done.stderr  # or nothing was tried
+
+
+@pytest.mark.parametrize("tier", ["service", "background"])
+def test_a_program_without_a_plan_has_a_seat_on_its_gpus_board(
+    native: Native, tmp_path: Path, tier: str
+) -> None:
+    words = ("--seed", 6, "--programs", 40, "--unplanned", 1)
+    variables = {"ECLIP_TIER": tier, "ECLIP_BOARD": str(tmp_path)}
+    done = native.run("hip/fuzz", *words, preload=native.hip_library, **variables)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [path.name.startswith("eclip-board-") for path in tmp_path.iterdir()] == [True]
 
 
 def test_the_programs_are_right_without_libeclip(native: Native) -> None:
