@@ -68,34 +68,6 @@ CUresult follow(Dispatcher& dispatcher, CUevent event, CUstream stream, Default 
         });                                                                         \
     }
 
-// Of kernels; their parameters are the same for both vendors.
-#define ECLIP_LAUNCH_KERNEL(symbol, meaning)                                                    \
-    ECLIP_HOOK symbol(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,         \
-                      unsigned by, unsigned bz, unsigned shared, CUstream stream, void* params, \
-                      void* extra) {                                                            \
-        const auto real = ECLIP_REAL.symbol;                                                    \
-        giving::launching(stream, meaning, giving::Work::kernel, f);                            \
-        Dispatcher& dispatcher = Dispatcher::get();                                             \
-        if (!dispatcher.on())                                                                   \
-            return real(f, gx, gy, gz, bx, by, bz, shared, stream, params, extra);              \
-        Launch launch{f, {gx, gy, gz}, {bx, by, bz}, shared, 1};                                \
-        return dispatcher.launch(stream, meaning, launch, [&](CUstream target) {                \
-            return real(f, gx, gy, gz, bx, by, bz, shared, target, params, extra);              \
-        });                                                                                     \
-    }
-#define ECLIP_LAUNCH_COOPERATIVE(symbol, meaning)                                                 \
-    ECLIP_HOOK symbol(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,           \
-                      unsigned by, unsigned bz, unsigned shared, CUstream stream, void* params) { \
-        const auto real = ECLIP_REAL.symbol;                                                      \
-        giving::launching(stream, meaning, giving::Work::kernel, f);                              \
-        Dispatcher& dispatcher = Dispatcher::get();                                               \
-        if (!dispatcher.on()) return real(f, gx, gy, gz, bx, by, bz, shared, stream, params);     \
-        Launch launch{f, {gx, gy, gz}, {bx, by, bz}, shared, 1};                                  \
-        return dispatcher.launch(stream, meaning, launch, [&](CUstream target) {                  \
-            return real(f, gx, gy, gz, bx, by, bz, shared, target, params);                       \
-        });                                                                                       \
-    }
-
 // An event of a capture draws the waiting stream into it: that must be the user's, never a lane.
 #define ECLIP_WAIT_EVENT(symbol, meaning)                                                    \
     ECLIP_HOOK symbol(CUstream stream, CUevent event, unsigned flags) {                      \

@@ -27,7 +27,7 @@ extern const char* const kFirstCall;  // of every program: where it is, the driv
 
 inline void* present(void* function) { return is_missing(function) ? nullptr : function; }
 
-#define ECLIP_ENTRY(table, symbol, name, since, threaded)                        \
+#define ECLIP_ENTRY(table, symbol, name, since, threaded)                 \
     {#symbol, #name, since, threaded, reinterpret_cast<void*>(&::symbol), \
      [] { return present(reinterpret_cast<void*>(table().symbol)); }},
 

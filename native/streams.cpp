@@ -89,9 +89,35 @@ struct Drained {
 
 #include "hooks.def"
 
+#define ECLIP_LAUNCH_KERNEL(symbol, meaning)                                                     \
+    ECLIP_HOOK symbol(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,          \
+                      unsigned by, unsigned bz, unsigned shared, CUstream stream, void* params,  \
+                      void* extra) {                                                             \
+        const auto real = driver().symbol;                                                       \
+        giving::launching(stream, meaning, giving::Work::kernel, f);                             \
+        Dispatcher& dispatcher = Dispatcher::get();                                              \
+        if (!dispatcher.on())                                                                    \
+            return real(f, gx, gy, gz, bx, by, bz, shared, stream, params, extra);               \
+        Launch launch{f, {gx, gy, gz}, {bx, by, bz}, shared, 1};                                 \
+        return dispatcher.launch(stream, meaning, launch, [&](CUstream target) {                 \
+            return real(f, gx, gy, gz, bx, by, bz, shared, target, params, extra);               \
+        });                                                                                      \
+    }
 ECLIP_LAUNCH_KERNEL(cuLaunchKernel, Default::legacy)
 ECLIP_LAUNCH_KERNEL(cuLaunchKernel_ptsz, Default::thread)
 
+#define ECLIP_LAUNCH_COOPERATIVE(symbol, meaning)                                                 \
+    ECLIP_HOOK symbol(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,           \
+                      unsigned by, unsigned bz, unsigned shared, CUstream stream, void* params) { \
+        const auto real = driver().symbol;                                                        \
+        giving::launching(stream, meaning, giving::Work::kernel, f);                              \
+        Dispatcher& dispatcher = Dispatcher::get();                                               \
+        if (!dispatcher.on()) return real(f, gx, gy, gz, bx, by, bz, shared, stream, params);     \
+        Launch launch{f, {gx, gy, gz}, {bx, by, bz}, shared, 1};                                  \
+        return dispatcher.launch(stream, meaning, launch, [&](CUstream target) {                  \
+            return real(f, gx, gy, gz, bx, by, bz, shared, target, params);                       \
+        });                                                                                       \
+    }
 ECLIP_LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel, Default::legacy)
 ECLIP_LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, Default::thread)
 

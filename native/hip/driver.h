@@ -8,33 +8,33 @@
 
 namespace eclip {
 
-#define ECLIP_HIP_CALLS(CALL)                                                                  \
-    CALL(hipDeviceGetPCIBusId, CUresult(char*, int, int))                                      \
-    CALL(hipDeviceGetUuid, CUresult(unsigned char*, CUdevice))                                 \
-    CALL(hipEventCreateWithFlags, CUresult(CUevent*, unsigned))                                \
-    CALL(hipEventElapsedTime, CUresult(float*, CUevent, CUevent))                              \
-    CALL(hipExtStreamCreateWithCUMask, CUresult(CUstream*, uint32_t, const uint32_t*))         \
-    CALL(hipExtStreamGetCUMask, CUresult(CUstream, uint32_t, uint32_t*))                       \
-    CALL(hipGetDevice, CUresult(int*))                                                         \
-    CALL(hipGetLastError, CUresult())                                                          \
-    CALL(hipGetStreamDeviceId, int(CUstream))                                                  \
-    CALL(hipGraphAddEmptyNode, CUresult(CUgraphNode*, CUgraph, const CUgraphNode*, size_t))    \
-    CALL(hipGraphChildGraphNodeGetGraph, CUresult(CUgraphNode, CUgraph*))                      \
-    CALL(hipGraphCreate, CUresult(CUgraph*, unsigned))                                         \
-    CALL(hipGraphDestroy, CUresult(CUgraph))                                                   \
-    CALL(hipGraphGetEdges, CUresult(CUgraph, CUgraphNode*, CUgraphNode*, size_t*))             \
-    CALL(hipGraphGetNodes, CUresult(CUgraph, CUgraphNode*, size_t*))                           \
-    CALL(hipGraphKernelNodeGetParams, CUresult(CUgraphNode, hipKernelNodeParams*))             \
-    CALL(hipGraphNodeGetType, CUresult(CUgraphNode, int*))                                     \
-    CALL(hipKernelNameRef, const char*(CUfunction))                                            \
-    CALL(hipKernelNameRefByPtr, const char*(const void*, CUstream))                            \
-    CALL(hipModuleOccupancyMaxActiveBlocksPerMultiprocessor,                                   \
-         CUresult(int*, CUfunction, int, size_t))                                              \
+#define ECLIP_HIP_CALLS(CALL)                                                                    \
+    CALL(hipDeviceGetPCIBusId, CUresult(char*, int, int))                                        \
+    CALL(hipDeviceGetUuid, CUresult(unsigned char*, CUdevice))                                   \
+    CALL(hipEventCreateWithFlags, CUresult(CUevent*, unsigned))                                  \
+    CALL(hipEventElapsedTime, CUresult(float*, CUevent, CUevent))                                \
+    CALL(hipExtStreamCreateWithCUMask, CUresult(CUstream*, uint32_t, const uint32_t*))           \
+    CALL(hipExtStreamGetCUMask, CUresult(CUstream, uint32_t, uint32_t*))                         \
+    CALL(hipGetDevice, CUresult(int*))                                                           \
+    CALL(hipGetLastError, CUresult())                                                            \
+    CALL(hipGetStreamDeviceId, int(CUstream))                                                    \
+    CALL(hipGraphAddEmptyNode, CUresult(CUgraphNode*, CUgraph, const CUgraphNode*, size_t))      \
+    CALL(hipGraphChildGraphNodeGetGraph, CUresult(CUgraphNode, CUgraph*))                        \
+    CALL(hipGraphCreate, CUresult(CUgraph*, unsigned))                                           \
+    CALL(hipGraphDestroy, CUresult(CUgraph))                                                     \
+    CALL(hipGraphGetEdges, CUresult(CUgraph, CUgraphNode*, CUgraphNode*, size_t*))               \
+    CALL(hipGraphGetNodes, CUresult(CUgraph, CUgraphNode*, size_t*))                             \
+    CALL(hipGraphKernelNodeGetParams, CUresult(CUgraphNode, hipKernelNodeParams*))               \
+    CALL(hipGraphNodeGetType, CUresult(CUgraphNode, int*))                                       \
+    CALL(hipKernelNameRef, const char*(CUfunction))                                              \
+    CALL(hipKernelNameRefByPtr, const char*(const void*, CUstream))                              \
+    CALL(hipModuleOccupancyMaxActiveBlocksPerMultiprocessor,                                     \
+         CUresult(int*, CUfunction, int, size_t))                                                \
     CALL(hipOccupancyMaxActiveBlocksPerMultiprocessor, CUresult(int*, const void*, int, size_t)) \
-    CALL(hipSetDevice, CUresult(int))                                                          \
-    CALL(hipStreamCreateWithFlags, CUresult(CUstream*, unsigned))                              \
-    CALL(hipStreamGetFlags, CUresult(CUstream, unsigned*))                                     \
-    CALL(hipStreamIsCapturing, CUresult(CUstream, int*))                                       \
+    CALL(hipSetDevice, CUresult(int))                                                            \
+    CALL(hipStreamCreateWithFlags, CUresult(CUstream*, unsigned))                                \
+    CALL(hipStreamGetFlags, CUresult(CUstream, unsigned*))                                       \
+    CALL(hipStreamIsCapturing, CUresult(CUstream, int*))                                         \
     CALL(hipThreadExchangeStreamCaptureMode, CUresult(int*))
 
 // How users ask for entry points.

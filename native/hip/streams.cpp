@@ -9,19 +9,19 @@
 
 using namespace eclip;
 
-#define HOOK_GATE(symbol, name, since, threaded, parameters, arguments)                         \
-    ECLIP_HOOK symbol parameters {                                                              \
-        giving::taking_place(stream, ECLIP_MEANING_##threaded);                                 \
-        const auto real = hip().symbol;                                                         \
-        Dispatcher& dispatcher = Dispatcher::get();                                             \
-        if (!dispatcher.on()) return real arguments;                                            \
-        const CUstream given = stream;                                                          \
-        gates::begin();                                                                         \
-        CUresult status = dispatcher.pass(                                                      \
-            stream, ECLIP_MEANING_##threaded, kHome, false,                                     \
-            [&](CUstream target) { stream = target; return real arguments; });                  \
-        gates::put(given, ECLIP_MEANING_##threaded, status == CUDA_SUCCESS);                    \
-        return status;                                                                          \
+#define HOOK_GATE(symbol, name, since, threaded, parameters, arguments)        \
+    ECLIP_HOOK symbol parameters {                                             \
+        giving::taking_place(stream, ECLIP_MEANING_##threaded);                \
+        const auto real = hip().symbol;                                        \
+        Dispatcher& dispatcher = Dispatcher::get();                            \
+        if (!dispatcher.on()) return real arguments;                           \
+        const CUstream given = stream;                                         \
+        gates::begin();                                                        \
+        CUresult status = dispatcher.pass(                                     \
+            stream, ECLIP_MEANING_##threaded, kHome, false,                    \
+            [&](CUstream target) { stream = target; return real arguments; }); \
+        gates::put(given, ECLIP_MEANING_##threaded, status == CUDA_SUCCESS);   \
+        return status;                                                         \
     }
 #include "hooks.def"
 
@@ -65,13 +65,13 @@ ECLIP_HOOK hipModuleLaunchCooperativeKernel(CUfunction f, unsigned gx, unsigned 
     });
 }
 
-#define ECLIP_LAUNCH_HOST(symbol, meaning, bytes)                                              \
-    ECLIP_HOOK symbol(const void* host, dim3 grid, dim3 block, void* params, bytes shared,     \
-                      CUstream stream) {                                                       \
-        const Launch made = launch_of(host, grid, block, shared);                              \
-        return launch(stream, meaning, made, [&](CUstream target) {                            \
-            return hip().symbol(host, grid, block, params, shared, target);                    \
-        });                                                                                    \
+#define ECLIP_LAUNCH_HOST(symbol, meaning, bytes)                                          \
+    ECLIP_HOOK symbol(const void* host, dim3 grid, dim3 block, void* params, bytes shared, \
+                      CUstream stream) {                                                   \
+        const Launch made = launch_of(host, grid, block, shared);                          \
+        return launch(stream, meaning, made, [&](CUstream target) {                        \
+            return hip().symbol(host, grid, block, params, shared, target);                \
+        });                                                                                \
     }
 ECLIP_LAUNCH_HOST(hipLaunchKernel, Default::legacy, size_t)
 ECLIP_LAUNCH_HOST(hipLaunchKernel_spt, Default::thread, size_t)
@@ -144,13 +144,13 @@ ECLIP_HOOK hipIpcOpenEventHandle(void* event, CUipcEventHandle handle) {
     return hip().hipIpcOpenEventHandle(event, handle);
 }
 
-#define ECLIP_WAIT_FOR_ALL(symbol)                                               \
-    ECLIP_HOOK symbol() {                                                        \
-        return giving::waiting_for_all([] {                                      \
-            Dispatcher& dispatcher = Dispatcher::get();                          \
-            if (!dispatcher.on()) return hip().symbol();                         \
-            return dispatcher.drain(nullptr, [] { return hip().symbol(); });     \
-        });                                                                      \
+#define ECLIP_WAIT_FOR_ALL(symbol)                                           \
+    ECLIP_HOOK symbol() {                                                    \
+        return giving::waiting_for_all([] {                                  \
+            Dispatcher& dispatcher = Dispatcher::get();                      \
+            if (!dispatcher.on()) return hip().symbol();                     \
+            return dispatcher.drain(nullptr, [] { return hip().symbol(); }); \
+        });                                                                  \
     }
 ECLIP_WAIT_FOR_ALL(hipDeviceSynchronize)
 ECLIP_WAIT_FOR_ALL(hipCtxSynchronize)

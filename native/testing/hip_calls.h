@@ -232,20 +232,20 @@ inline void forget_device() {
 
 // The interface, found in each of the ways in which programs find it.
 struct Api {
-#define CALLS(CALL)                                                           \
-    CALL(cuLaunchKernel, hipModuleLaunchKernel, "hip_4.2")                    \
-    CALL(cuStreamWaitEvent, hipStreamWaitEvent, "hip_4.2")                    \
-    CALL(cuStreamWaitEvent_ptsz, hipStreamWaitEvent_spt, "hip_5.2")           \
-    CALL(cuEventRecord, hipEventRecord, "hip_4.2")                            \
-    CALL(cuEventRecord_ptsz, hipEventRecord_spt, "hip_5.2")                   \
-    CALL(cuStreamSynchronize, hipStreamSynchronize, "hip_4.2")                \
-    CALL(cuStreamSynchronize_ptsz, hipStreamSynchronize_spt, "hip_5.2")       \
-    CALL(cuStreamQuery, hipStreamQuery, "hip_4.2")                            \
-    CALL(cuStreamQuery_ptsz, hipStreamQuery_spt, "hip_5.2")                   \
-    CALL(cuLaunchHostFunc, hipLaunchHostFunc, "hip_4.2")                      \
-    CALL(cuLaunchHostFunc_ptsz, hipLaunchHostFunc_spt, "hip_5.2")             \
-    CALL(cuGraphLaunch, hipGraphLaunch, "hip_4.2")                            \
-    CALL(cuGraphLaunch_ptsz, hipGraphLaunch_spt, "hip_5.2")                   \
+#define CALLS(CALL)                                                     \
+    CALL(cuLaunchKernel, hipModuleLaunchKernel, "hip_4.2")              \
+    CALL(cuStreamWaitEvent, hipStreamWaitEvent, "hip_4.2")              \
+    CALL(cuStreamWaitEvent_ptsz, hipStreamWaitEvent_spt, "hip_5.2")     \
+    CALL(cuEventRecord, hipEventRecord, "hip_4.2")                      \
+    CALL(cuEventRecord_ptsz, hipEventRecord_spt, "hip_5.2")             \
+    CALL(cuStreamSynchronize, hipStreamSynchronize, "hip_4.2")          \
+    CALL(cuStreamSynchronize_ptsz, hipStreamSynchronize_spt, "hip_5.2") \
+    CALL(cuStreamQuery, hipStreamQuery, "hip_4.2")                      \
+    CALL(cuStreamQuery_ptsz, hipStreamQuery_spt, "hip_5.2")             \
+    CALL(cuLaunchHostFunc, hipLaunchHostFunc, "hip_4.2")                \
+    CALL(cuLaunchHostFunc_ptsz, hipLaunchHostFunc_spt, "hip_5.2")       \
+    CALL(cuGraphLaunch, hipGraphLaunch, "hip_4.2")                      \
+    CALL(cuGraphLaunch_ptsz, hipGraphLaunch_spt, "hip_5.2")             \
     CALL(cuMemsetD32Async, hipMemsetD32Async, "hip_4.2")
 #define MEMBER(mine, theirs, version) decltype(&::theirs) mine = nullptr;
     CALLS(MEMBER)
@@ -268,8 +268,8 @@ inline Api make_api(Random& random) {
         if (found == nullptr) abort();
         return found;
     };
-#define FILL(mine, theirs, version)                       \
-    api.mine = reinterpret_cast<decltype(api.mine)>(      \
+#define FILL(mine, theirs, version)                  \
+    api.mine = reinterpret_cast<decltype(api.mine)>( \
         find(#theirs, version, reinterpret_cast<void*>(&::theirs)));
     CALLS(FILL)
     return api;

@@ -283,7 +283,7 @@ int main(int count, char** words) {
         if (count > 1 && strcmp(words[1], "--list") == 0) puts(one.name);
         if (count < 2 || strcmp(words[1], one.name) != 0) continue;
         start();
-        alarm(60);
+        alarm(20);
         bool well = one.run();
         unlink(getenv("ECLIP_TABLE"));
         if (strcmp(getenv("ECLIP_KFD_NODES"), "/nowhere") != 0) forget_device();

@@ -15,65 +15,65 @@
 
 using namespace standin;
 
-#define CALLS(CALL)                                                                              \
-    CALL(cuInit, (unsigned))                                                                     \
-    CALL(cuCtxSetCurrent, (CUcontext))                                                           \
-    CALL(cuCtxSynchronize, ())                                                                   \
-    CALL(cuDeviceGetUuid, (unsigned char*, CUdevice))                                            \
-    CALL(cuMemAlloc_v2, (CUdeviceptr*, size_t))                                                  \
-    CALL(cuMemFree_v2, (CUdeviceptr))                                                            \
-    CALL(cuMemAllocHost_v2, (void**, size_t))                                                    \
-    CALL(cuMemFreeHost, (void*))                                                                 \
-    CALL(cuMemcpyPeer, (CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, size_t))                 \
-    CALL(cuMemcpyDtoH_v2, (void*, CUdeviceptr, size_t))                                          \
-    CALL(cuMemcpyDtoHAsync_v2, (void*, CUdeviceptr, size_t, CUstream))                           \
-    CALL(cuMemcpyDtoDAsync_v2, (CUdeviceptr, CUdeviceptr, size_t, CUstream))                     \
-    CALL(cuStreamCreate, (CUstream*, unsigned))                                                  \
-    CALL(cuStreamDestroy_v2, (CUstream))                                                         \
-    CALL(cuStreamGetFlags, (CUstream, unsigned*))                                                \
-    CALL(cuStreamIsCapturing, (CUstream, int*))                                                  \
-    CALL(cuStreamBeginCapture_v2, (CUstream, int))                                               \
-    CALL(cuStreamBeginCapture_v2_ptsz, (CUstream, int))                                          \
-    CALL(cuStreamEndCapture, (CUstream, void*))                                                  \
-    CALL(cuStreamEndCapture_ptsz, (CUstream, void*))                                             \
-    CALL(cuStreamSynchronize, (CUstream))                                                        \
-    CALL(cuStreamSynchronize_ptsz, (CUstream))                                                   \
-    CALL(cuStreamQuery, (CUstream))                                                              \
-    CALL(cuStreamQuery_ptsz, (CUstream))                                                         \
-    CALL(cuStreamWaitEvent, (CUstream, CUevent, unsigned))                                       \
-    CALL(cuStreamWaitEvent_ptsz, (CUstream, CUevent, unsigned))                                  \
-    CALL(cuThreadExchangeStreamCaptureMode, (int*))                                              \
-    CALL(cuEventCreate, (CUevent*, unsigned))                                                    \
-    CALL(cuEventDestroy_v2, (CUevent))                                                           \
-    CALL(cuEventElapsedTime, (float*, CUevent, CUevent))                                         \
-    CALL(cuEventQuery, (CUevent))                                                                \
-    CALL(cuEventRecord, (CUevent, CUstream))                                                     \
-    CALL(cuEventRecord_ptsz, (CUevent, CUstream))                                                \
-    CALL(cuEventSynchronize, (CUevent))                                                          \
-    CALL(cuLaunchHostFunc, (CUstream, void*, void*))                                             \
-    CALL(cuLaunchHostFunc_ptsz, (CUstream, void*, void*))                                        \
-    CALL(cuMemsetD32Async, (CUdeviceptr, unsigned, size_t, CUstream))                            \
+#define CALLS(CALL)                                                                               \
+    CALL(cuInit, (unsigned))                                                                      \
+    CALL(cuCtxSetCurrent, (CUcontext))                                                            \
+    CALL(cuCtxSynchronize, ())                                                                    \
+    CALL(cuDeviceGetUuid, (unsigned char*, CUdevice))                                             \
+    CALL(cuMemAlloc_v2, (CUdeviceptr*, size_t))                                                   \
+    CALL(cuMemFree_v2, (CUdeviceptr))                                                             \
+    CALL(cuMemAllocHost_v2, (void**, size_t))                                                     \
+    CALL(cuMemFreeHost, (void*))                                                                  \
+    CALL(cuMemcpyPeer, (CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, size_t))                  \
+    CALL(cuMemcpyDtoH_v2, (void*, CUdeviceptr, size_t))                                           \
+    CALL(cuMemcpyDtoHAsync_v2, (void*, CUdeviceptr, size_t, CUstream))                            \
+    CALL(cuMemcpyDtoDAsync_v2, (CUdeviceptr, CUdeviceptr, size_t, CUstream))                      \
+    CALL(cuStreamCreate, (CUstream*, unsigned))                                                   \
+    CALL(cuStreamDestroy_v2, (CUstream))                                                          \
+    CALL(cuStreamGetFlags, (CUstream, unsigned*))                                                 \
+    CALL(cuStreamIsCapturing, (CUstream, int*))                                                   \
+    CALL(cuStreamBeginCapture_v2, (CUstream, int))                                                \
+    CALL(cuStreamBeginCapture_v2_ptsz, (CUstream, int))                                           \
+    CALL(cuStreamEndCapture, (CUstream, void*))                                                   \
+    CALL(cuStreamEndCapture_ptsz, (CUstream, void*))                                              \
+    CALL(cuStreamSynchronize, (CUstream))                                                         \
+    CALL(cuStreamSynchronize_ptsz, (CUstream))                                                    \
+    CALL(cuStreamQuery, (CUstream))                                                               \
+    CALL(cuStreamQuery_ptsz, (CUstream))                                                          \
+    CALL(cuStreamWaitEvent, (CUstream, CUevent, unsigned))                                        \
+    CALL(cuStreamWaitEvent_ptsz, (CUstream, CUevent, unsigned))                                   \
+    CALL(cuThreadExchangeStreamCaptureMode, (int*))                                               \
+    CALL(cuEventCreate, (CUevent*, unsigned))                                                     \
+    CALL(cuEventDestroy_v2, (CUevent))                                                            \
+    CALL(cuEventElapsedTime, (float*, CUevent, CUevent))                                          \
+    CALL(cuEventQuery, (CUevent))                                                                 \
+    CALL(cuEventRecord, (CUevent, CUstream))                                                      \
+    CALL(cuEventRecord_ptsz, (CUevent, CUstream))                                                 \
+    CALL(cuEventSynchronize, (CUevent))                                                           \
+    CALL(cuLaunchHostFunc, (CUstream, void*, void*))                                              \
+    CALL(cuLaunchHostFunc_ptsz, (CUstream, void*, void*))                                         \
+    CALL(cuMemsetD32Async, (CUdeviceptr, unsigned, size_t, CUstream))                             \
     CALL(cuLaunchKernel, (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, \
-                          unsigned, CUstream, void*, void*))                                     \
-    CALL(cuLaunchKernel_ptsz, (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned,     \
-                               unsigned, unsigned, CUstream, void*, void*))                      \
-    CALL(cuGraphLaunch, (CUgraphExec, CUstream))                                                 \
-    CALL(cuGraphLaunch_ptsz, (CUgraphExec, CUstream))                                            \
-    CALL(cuGraphCreate, (CUgraph*, unsigned))                                                    \
-    CALL(cuGraphDestroy, (CUgraph))                                                              \
-    CALL(cuGraphGetNodes, (CUgraph, CUgraphNode*, size_t*))                                      \
-    CALL(cuGraphGetEdges_v2, (CUgraph, CUgraphNode*, CUgraphNode*, void*, size_t*))              \
-    CALL(cuGraphNodeGetType, (CUgraphNode, int*))                                                \
-    CALL(cuGraphAddKernelNode_v2,                                                                \
-         (CUgraphNode*, CUgraph, const CUgraphNode*, size_t, const KernelNodeParams*))           \
-    CALL(cuGraphAddEmptyNode, (CUgraphNode*, CUgraph, const CUgraphNode*, size_t))               \
-    CALL(cuGraphAddChildGraphNode, (CUgraphNode*, CUgraph, const CUgraphNode*, size_t, CUgraph)) \
-    CALL(cuGraphChildGraphNodeGetGraph, (CUgraphNode, CUgraph*))                                 \
-    CALL(cuGraphInstantiateWithFlags, (void*, CUgraph, uint64_t))                                \
-    CALL(cuGraphExecDestroy, (CUgraphExec))                                                      \
-    CALL(cuGraphExecUpdate_v2, (CUgraphExec, CUgraph, void*))                                    \
-    CALL(cuGraphExecKernelNodeSetParams_v2, (CUgraphExec, CUgraphNode, const void*))             \
-    CALL(cuGraphNodeGetEnabled, (CUgraphExec, CUgraphNode, unsigned*))                           \
+                          unsigned, CUstream, void*, void*))                                      \
+    CALL(cuLaunchKernel_ptsz, (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned,      \
+                               unsigned, unsigned, CUstream, void*, void*))                       \
+    CALL(cuGraphLaunch, (CUgraphExec, CUstream))                                                  \
+    CALL(cuGraphLaunch_ptsz, (CUgraphExec, CUstream))                                             \
+    CALL(cuGraphCreate, (CUgraph*, unsigned))                                                     \
+    CALL(cuGraphDestroy, (CUgraph))                                                               \
+    CALL(cuGraphGetNodes, (CUgraph, CUgraphNode*, size_t*))                                       \
+    CALL(cuGraphGetEdges_v2, (CUgraph, CUgraphNode*, CUgraphNode*, void*, size_t*))               \
+    CALL(cuGraphNodeGetType, (CUgraphNode, int*))                                                 \
+    CALL(cuGraphAddKernelNode_v2,                                                                 \
+         (CUgraphNode*, CUgraph, const CUgraphNode*, size_t, const KernelNodeParams*))            \
+    CALL(cuGraphAddEmptyNode, (CUgraphNode*, CUgraph, const CUgraphNode*, size_t))                \
+    CALL(cuGraphAddChildGraphNode, (CUgraphNode*, CUgraph, const CUgraphNode*, size_t, CUgraph))  \
+    CALL(cuGraphChildGraphNodeGetGraph, (CUgraphNode, CUgraph*))                                  \
+    CALL(cuGraphInstantiateWithFlags, (void*, CUgraph, uint64_t))                                 \
+    CALL(cuGraphExecDestroy, (CUgraphExec))                                                       \
+    CALL(cuGraphExecUpdate_v2, (CUgraphExec, CUgraph, void*))                                     \
+    CALL(cuGraphExecKernelNodeSetParams_v2, (CUgraphExec, CUgraphNode, const void*))              \
+    CALL(cuGraphNodeGetEnabled, (CUgraphExec, CUgraphNode, unsigned*))                            \
     CALL(cuGraphNodeSetEnabled, (CUgraphExec, CUgraphNode, unsigned))
 #define DECLARE(name, parameters) extern "C" CUresult name parameters;
 CALLS(DECLARE)
@@ -217,8 +217,8 @@ API hipEventQuery(CUevent event) { return noted(cuEventQuery(event)); }
 API hipEventSynchronize(CUevent event) { return noted(cuEventSynchronize(event)); }
 
 // Both meanings of the default stream.
-#define BOTH(name, real, parameters, arguments)                         \
-    API name parameters { return noted(real arguments); }               \
+#define BOTH(name, real, parameters, arguments)           \
+    API name parameters { return noted(real arguments); } \
     API name##_spt parameters { return noted(real##_ptsz arguments); }
 BOTH(hipEventRecord, cuEventRecord, (CUevent event, CUstream stream), (event, stream))
 BOTH(hipStreamWaitEvent, cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags),
@@ -249,9 +249,9 @@ API hipModuleLaunchCooperativeKernel(CUfunction f, unsigned gx, unsigned gy, uns
                                      void* params) {
     return noted(cuLaunchKernel(f, gx, gy, gz, bx, by, bz, shared, stream, params, nullptr));
 }
-#define LAUNCH(name, bytes, call)                                                                 \
+#define LAUNCH(name, bytes, call)                                                                    \
     API name(const void* host, dim3 grid, dim3 block, void* params, bytes shared, CUstream stream) { \
-        return launch(host, grid, block, params, shared, stream, call);                           \
+        return launch(host, grid, block, params, shared, stream, call);                              \
     }
 LAUNCH(hipLaunchKernel, size_t, cuLaunchKernel)
 LAUNCH(hipLaunchKernel_spt, size_t, cuLaunchKernel_ptsz)
