@@ -128,7 +128,7 @@ CUgraphExec capture(CUstream stream, bool branches) {
     if (branches) {
         CHECK(hipEventRecord(forked, stream));
         CHECK(hipStreamWaitEvent(other, forked, 0));
-        launch(kernel_a, 2, other);
+        launch(kernel_b, 2, other);
         CHECK(hipEventRecord(joined, other));
     }
     launch(kernel_a, 1, stream);
