@@ -6,7 +6,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cctype>
 #include <cstring>
 #include <mutex>
 #include <set>
@@ -14,7 +13,7 @@
 #include <vector>
 
 #include "dispatcher.h"
-#include "driver.h"
+#include "names.h"
 #include "resolve.h"
 #include "unknown.h"
 
@@ -124,8 +123,7 @@ void* wanted_target(const char* name, void*& bypassed) {
         bypassed = original_dlsym(RTLD_NEXT, name);
         return original_dlsym(RTLD_DEFAULT, name);
     }
-    if (name[0] != 'c' || name[1] != 'u' || !isupper(static_cast<unsigned char>(name[2])))
-        return nullptr;
+    if (!is_driver_name(name)) return nullptr;
     bypassed = real_symbol(name);
     if (bypassed == nullptr) return nullptr;
     if (void* hook = hook_of_symbol(name))  // somebody may stand in front of us
@@ -140,7 +138,6 @@ void rebind(const Object& object, const Wants& wants, const ElfW(Rela)& entry) {
                 (kind == ECLIP_ABSOLUTE && entry.r_addend == 0);
     if (!call || index == 0 || wants.symbols[index].st_shndx != SHN_UNDEF) return;
     const char* name = wants.strings + wants.symbols[index].st_name;
-    if (name[0] != 'c' && name[0] != 'd') return;
     void* bypassed = nullptr;
     void* target = wanted_target(name, bypassed);
     if (target == nullptr) return;
@@ -160,7 +157,7 @@ bool is_in(const Object& object, const void* address) {
 bool rebind_object(const Object& object) {
     // The driver and we ourselves call what we mean to call.
     if (object.dynamic == nullptr || is_in(object, reinterpret_cast<void*>(&rebind_new_objects)) ||
-        is_in(object, real_symbol("cuInit")))
+        is_in(object, real_symbol(kFirstCall)))
         return true;
     // Waits until whoever loads it is done, and keeps it.
     void* kept = object.name.empty() ? nullptr

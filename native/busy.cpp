@@ -8,9 +8,8 @@
 #include <climits>
 
 #include "device.h"
+#include "giving.h"
 #include "seat.h"
-
-extern "C" CUresult cuStreamQuery(CUstream stream);
 
 namespace eclip::giving {
 namespace {
@@ -96,7 +95,7 @@ bool is_done(const Line& line) {
     PrimaryCurrent current(line.context.load());
     Relaxed relaxed;
     // By way of the dispatcher, where there is a plan: the work may be on a lane.
-    return ::cuStreamQuery(stream) != CUDA_ERROR_NOT_READY;
+    return query_as_program(stream) != CUDA_ERROR_NOT_READY;
 }
 
 void ask_lines() {

@@ -12,42 +12,18 @@ namespace eclip {
 
 namespace {
 
-void* library() {
-    static void* handle = [] {
-        void* found = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-        return found ? found : dlopen("libcuda.so.1", RTLD_LAZY);
-    }();
-    return handle;
-}
-
 // In the place of functions that the driver does not have: who calls one regardless is told.
 CUresult missing() { return CUDA_ERROR_NOT_SUPPORTED; }
+
+}  // namespace
 
 void* next_or_missing(const char* name) {
     void* found = next_symbol(name);
     return found != nullptr ? found : reinterpret_cast<void*>(&missing);
 }
 
-Driver load() {
-    Driver table{};
-#define HOOK(symbol, name, since, threaded, parameters, arguments) \
-    table.symbol = reinterpret_cast<decltype(table.symbol)>(next_or_missing(#symbol));
-#include "hooks.def"
-#define ECLIP_CALL(name, ...) \
-    table.name = reinterpret_cast<Driver::name##_f*>(real_symbol(#name));
-    ECLIP_DRIVER_CALLS(ECLIP_CALL)
-#undef ECLIP_CALL
-#define ECLIP_CALL(name, ...) \
-    table.name = reinterpret_cast<Driver::name##_f*>(next_or_missing(#name));
-    ECLIP_DRIVER_FINDS(ECLIP_CALL)
-#undef ECLIP_CALL
-    return table;
-}
-
-}  // namespace
-
 void* real_symbol(const char* name) {
-    void* handle = library();
+    static void* handle = open_driver_library();
     if (handle == nullptr) return nullptr;
     return original_dlsym != nullptr ? original_dlsym(handle, name) : dlsym(handle, name);
 }
@@ -65,7 +41,7 @@ bool is_missing(void* function) { return function == reinterpret_cast<void*>(&mi
 constinit std::atomic<const Driver*> loaded_driver{nullptr};
 
 const Driver& load_driver() {
-    static const Driver table = load();
+    static const Driver table = fill_driver();
     loaded_driver.store(&table, std::memory_order_release);
     return table;
 }

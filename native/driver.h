@@ -2,6 +2,10 @@
 //
 // Slots are filled once, before the first call goes through. A function that this driver does not
 // have is an empty slot, or, where users' calls go through it, one that says so.
+//
+// The dispatcher and all behind it speak CUDA's words: its names, and its types, which are handles.
+// HIP's statuses and default streams have the same numbers, so hip/driver.cpp fills the slots that
+// they use with HIP's functions, and the same objects serve both libraries.
 #pragma once
 
 #include <atomic>
@@ -94,11 +98,16 @@ inline const Driver& driver() {
     return loaded != nullptr ? *loaded : load_driver();
 }
 
+// A vendor's part: cuda_driver.cpp or hip/driver.cpp.
+void* open_driver_library();  // as the process has it, or none
+Driver fill_driver();
+
 // The library's own function of this name, whatever we put in front of it.
 void* real_symbol(const char* name);
 
 // What comes after us: another library preloaded to see the call, or the driver's function.
 void* next_symbol(const char* name);
+void* next_or_missing(const char* name);  // or one that says that there is none
 
 // Whether a slot is for a function that this driver does not have.
 bool is_missing(void* function);

@@ -133,6 +133,10 @@ CUresult in_default(bool waits, Default meaning, Call&& call) {
     return waits ? waiting(nullptr, meaning, call) : call();
 }
 
+// Our own hooks, under whatever name a vendor's library has them: calls as the program makes them.
+CUresult record_as_program(CUevent event, CUstream stream, Default meaning);
+CUresult query_as_program(CUstream stream);
+
 // Around the beginning and the end of a capture. While there is one, nothing of ours asks, records or
 // waits: that could break it.
 void capture_begins();

@@ -1,7 +1,5 @@
-// Lanes as the device has them: green contexts of the plan's masks and a stream in each.
-//
-// The split is that of devices/cuda/lanes.py: the groups of one call and the remainder after them.
-// Contexts live until the process ends, because destroying one leaves device memory taken.
+// Lanes as the device has them: a stream for each of the plan's masks. What they are made of is the
+// vendor's: green contexts (green_lanes.cpp) or CU masks (hip/lanes.cpp).
 #pragma once
 
 #include <atomic>
@@ -26,7 +24,6 @@ struct Lane {
 struct Pool {
     CUcontext primary = nullptr;
     CUdevice device = -1;
-    std::vector<CUdevResource> slices;  // of one split call, whose groups may be combined
     Lane lanes[kMostLanes];
     std::atomic<size_t> count{0};  // of lanes; recording adds some while others read
     std::mutex growing;
@@ -34,6 +31,9 @@ struct Pool {
     CUstream aside = nullptr;  // of the primary context, for what no stream of the program waits for
     double ask_ns = 0;      // what it costs to ask a lane whether it is empty
     double barrier_ns = 0;  // and what a barrier between two lanes costs
+    // Where lanes order themselves with the default stream: whether work may be under way that waits
+    // for the host. Then what is called on non-blocking streams stays off lanes.
+    bool (*waits_for_host)() = nullptr;
 };
 
 // Make the table's lanes on the device whose primary context is current. Returns what is wrong,
@@ -43,5 +43,14 @@ std::string make_pool(const Table& table, Pool& pool);
 // One more lane while others read, and its number, if one is left. Recording gives every stream one of
 // its own. Returns what is wrong, or nothing.
 std::string add_lane(Pool& pool, const TableLane& wanted, int& number);
+
+// A vendor's part of it. They, too, say what is wrong, or nothing.
+namespace masks {
+std::string open(const Table& table, Pool& pool);  // the device is that of the plan
+std::string make(const Pool& pool, const TableLane& wanted, Lane& lane);
+std::string make_full(const Pool& pool, const TableLane& wanted, Lane& lane);  // with a priority
+}  // namespace masks
+
+std::string failed(const char* call, CUresult status);
 
 }  // namespace eclip

@@ -9,12 +9,10 @@
 #include <optional>
 
 #include "device.h"
+#include "giving.h"
 #include "lines.h"
 #include "python_lock.h"
 #include "seat.h"
-
-extern "C" CUresult cuEventRecord(CUevent event, CUstream stream);
-extern "C" CUresult cuEventRecord_ptsz(CUevent event, CUstream stream);
 
 namespace eclip::giving {
 namespace {
@@ -269,8 +267,7 @@ void close_stretch(Pace& pace, CUstream stream, Default meaning, uint32_t weight
     if (capture_count.load() != 0) return;
     Stretch& next = pace.ring[pace.recorded % kRing];
     // Our own hook: where there is a plan, it follows the stream's work to its lane.
-    CUresult status = meaning == Default::thread ? ::cuEventRecord_ptsz(next.event, stream)
-                                                 : ::cuEventRecord(next.event, stream);
+    CUresult status = record_as_program(next.event, stream, meaning);
     if (status != CUDA_SUCCESS) return;  // the program's own call will say what is wrong
     next.apart = pace.apart || launches >= kWhole;
     next.launches = launches >= kWhole ? 1 : launches;

@@ -117,7 +117,7 @@ private:
         Actions actions{*this, stream};
         Frontier<Actions> frontier(order_, actions);
         // Read under the stream's lock, which who ends planning takes after saying so.
-        if (setup_.at_home()) wish = kHome;
+        if (setup_.at_home() || must_stay(stream)) wish = kHome;
         queue = frontier.decide(*stream.order, wish);
         ++stream.calls;
         CUresult status = actions.status;
@@ -135,6 +135,11 @@ private:
         return status;
     }
 
+    // On a lane that orders itself with the default stream, the default stream would wait for it.
+    bool must_stay(const Stream& stream) const {
+        return pool_.waits_for_host != nullptr && stream.order->kind == Kind::nonblocking &&
+               pool_.waits_for_host();
+    }
     bool asks(const Stream& stream) const;
     size_t wait_for_lanes(LaneWord::View* seen);
 

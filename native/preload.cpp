@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "bindings.h"
-#include "driver.h"
+#include "names.h"
 #include "resolve.h"
 
 #if defined(__x86_64__)
@@ -44,7 +44,7 @@ void* eclip_replace_symbol(void* handle, const char* name, const void* caller) {
     if (name == nullptr) return nullptr;
     // Asking for a function of an object is how a program gets into one that it has just loaded.
     eclip::rebind_new_objects();
-    if (name[0] != 'c' || name[1] != 'u') return nullptr;
+    if (!eclip::is_driver_name(name)) return nullptr;
     void* hook = eclip::hook_of_symbol(name);
     if (hook != nullptr) {
         // The C library knows who comes after the caller: we or, if it stands behind us, another.

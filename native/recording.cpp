@@ -179,7 +179,9 @@ void open_record_lane(const Table& table, Pool& pool, Stream& stream) {
     if (!wanted.full) {
         std::string wrong = add_lane(pool, wanted, stream.record_lane);
         if (!wrong.empty()) say("a stream is recorded on the whole device: %s", wrong.c_str());
-        if (stream.record_lane >= 0) timed = pool.lanes[stream.record_lane].stream;
+        // Nor one that orders itself with the default stream, which may wait for it, too.
+        if (stream.record_lane >= 0 && pool.waits_for_host == nullptr)
+            timed = pool.lanes[stream.record_lane].stream;
     }
     Log::get().calibrate(timed);
 }

@@ -1,50 +1,15 @@
 #include "rehome.h"
 
 #include <algorithm>
-#include <atomic>
 
 #include "dispatcher.h"
 #include "giving.h"
+#include "matching.h"
 
 namespace eclip {
 namespace {
 
 constexpr int kMostExecutables = 7;  // of one graph: each is an executable more
-
-// How a graph's kernels agree with a worker's trace.
-struct Match {
-    std::vector<int> positions;  // of every kernel in the trace, -1 where it has none
-    size_t in_place = 0;         // kernels that the trace has right after the one before
-    size_t covered = 0;          // of the trace's kernels, how many the graph has
-
-    // Half of the graph, or nearly all of the trace: while they are captured, libraries choose other
-    // kernels and add some (transformers' BERT has 413 then, 154 otherwise, 140 of them the same).
-    bool is_of(const TableWorker& worker) const {
-        return 2 * in_place >= positions.size() || 4 * covered >= 3 * worker.kernels.size();
-    }
-};
-
-Match match(const TableWorker& worker, const std::vector<uint64_t>& identities) {
-    Match found;
-    uint32_t place = 0;
-    found.positions.assign(identities.size(), -1);
-    std::vector<bool> seen(worker.kernels.size());
-    for (size_t index = 0; index < identities.size(); ++index) {
-        if (worker.kernels[place].identity != identities[index]) {
-            auto known = worker.positions.find(identities[index]);
-            if (known == worker.positions.end()) continue;
-            auto next = std::lower_bound(known->second.begin(), known->second.end(), place);
-            place = next == known->second.end() ? known->second.front() : *next;
-        } else {
-            ++found.in_place;
-        }
-        if (!seen[place]) ++found.covered;
-        seen[place] = true;
-        found.positions[index] = static_cast<int>(place);
-        place = (place + 1) % static_cast<uint32_t>(worker.kernels.size());
-    }
-    return found;
-}
 
 // A kernel's clusters; of one block where it has none, or the driver does not know them.
 CUlaunchAttribute read_cluster(CUgraphNode node) {
@@ -108,30 +73,6 @@ bool read_kernels(const Sequence& sequence, Plan& plan, std::vector<uint64_t>& i
     }
     plan.kernels = identities.size();
     return !identities.empty();
-}
-
-// Whose graph it is, or nobody's; workers alike take turns.
-int choose_worker(const std::vector<uint64_t>& identities, Match& chosen) {
-    const Table& table = Dispatcher::get().table();
-    static std::atomic<int> graphs_of[kMostWorkers];
-    int best = -1;
-    for (int worker = 0; worker < static_cast<int>(table.workers.size()); ++worker) {
-        Match found = match(table.workers[worker], identities);
-        bool better = best < 0 || found.in_place > chosen.in_place ||
-                      (found.in_place == chosen.in_place && graphs_of[worker] < graphs_of[best]);
-        if (!better) continue;
-        best = worker;
-        chosen = std::move(found);
-    }
-    if (best < 0) return best;
-    if (!chosen.is_of(table.workers[best])) {
-        say("a graph of %zu kernels is not in the plan (%zu of them are) and runs on the whole device",
-            identities.size(), chosen.covered);
-        count(counters().foreign_graphs);
-        return -1;
-    }
-    ++graphs_of[best];
-    return best;
 }
 
 // Which places of its worker's trace a graph's kernels have; false where the graph is nobody's.

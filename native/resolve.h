@@ -1,8 +1,6 @@
 // Names to hooks, for those who ask for entry points at run time.
 #pragma once
 
-#include <cstdint>
-
 namespace eclip {
 
 // What stands in front of the symbol of the driver library, or nothing if we leave it alone or the
@@ -11,11 +9,6 @@ void* hook_of_symbol(const char* symbol);
 
 // Likewise, and a stub for one that is unknown.
 void* front_of_symbol(const char* symbol);
-
-// What to answer where cuGetProcAddress has answered for this name, version and flags: the hook if
-// that is the very function it stands in front of, and the caller does not stand there itself.
-void* front_of_answer(const char* name, void* answer, int version, uint64_t flags,
-                      const void* caller);
 
 // Whether we have a hook for what this driver does not have.
 bool is_lacking(const char* symbol);

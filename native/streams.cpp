@@ -2,49 +2,12 @@
 // need a hand of their own.
 #include <cstring>
 
-#include "hook.h"
+#include "hook_classes.h"
+
+#define ECLIP_REAL driver()
 
 using namespace eclip;
 
-#define ECLIP_MEANING_none Default::legacy
-#define ECLIP_MEANING_ptsz Default::thread
-#define ECLIP_MEANING_ptds Default::thread
-
-#define ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, wish, held, tell)            \
-    ECLIP_HOOK symbol parameters {                                                            \
-        tell;                                                                                 \
-        const auto real = driver().symbol;                                                    \
-        Dispatcher& dispatcher = Dispatcher::get();                                           \
-        if (!dispatcher.on()) return real arguments;                                          \
-        return dispatcher.pass(stream, ECLIP_MEANING_##threaded, wish, held,                  \
-                               [&](CUstream target) { stream = target; return real arguments; }); \
-    }
-#define HOOK_FOLLOW(symbol, name, since, threaded, parameters, arguments)                  \
-    ECLIP_HOOK symbol parameters {                                                         \
-        giving::following(a1, stream, ECLIP_MEANING_##threaded);                           \
-        const auto real = driver().symbol;                                                 \
-        Dispatcher& dispatcher = Dispatcher::get();                                        \
-        if (!dispatcher.on()) return real arguments;                                       \
-        auto call = [&](CUstream target) { stream = target; return real arguments; };      \
-        return follow(dispatcher, a1, stream, ECLIP_MEANING_##threaded, call);             \
-    }
-#define HOOK_COPY(symbol, name, since, threaded, parameters, arguments)      \
-    ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, kFollow, false, \
-                    giving::launching(stream, ECLIP_MEANING_##threaded))
-#define HOOK_HOME(symbol, name, since, threaded, parameters, arguments) \
-    ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, kHome, false, \
-                    giving::taking_place(stream, ECLIP_MEANING_##threaded))
-#define HOOK_DEFAULT(symbol, name, since, threaded, parameters, arguments)          \
-    ECLIP_HOOK symbol parameters {                                                  \
-        constexpr bool waits = giving::copies_to_host(#symbol);                     \
-        return giving::in_default(waits, ECLIP_MEANING_##threaded, [&] {            \
-            const auto real = driver().symbol;                                      \
-            Dispatcher& dispatcher = Dispatcher::get();                             \
-            if (!dispatcher.on()) return real arguments;                            \
-            return dispatcher.pass(nullptr, ECLIP_MEANING_##threaded, kHome, false, \
-                                   [&](CUstream) { return real arguments; });       \
-        });                                                                         \
-    }
 #define HOOK_EXEC(symbol, name, since, threaded, parameters, arguments) \
     ECLIP_HOOK symbol parameters {                                      \
         a1 = translate(a1);                                             \
@@ -81,23 +44,6 @@ namespace {
 bool is_ours(Dispatcher& dispatcher, CUcontext context) {
     return context != nullptr && context == dispatcher.pool().primary;
 }
-void forget_event(CUevent event) {
-    giving::forgetting(event);
-    Dispatcher& dispatcher = Dispatcher::get();
-    if (dispatcher.on()) dispatcher.forget_event(event);
-}
-
-// A memset, or the record of an event.
-template <class Call>
-CUresult follow(Dispatcher& dispatcher, CUdeviceptr, CUstream stream, Default meaning, Call& call) {
-    return dispatcher.pass(stream, meaning, kFollow, true, call);
-}
-template <class Call>
-CUresult follow(Dispatcher& dispatcher, CUevent event, CUstream stream, Default meaning,
-                Call& call) {
-    return dispatcher.record_event(event, stream, meaning, call);
-}
-
 bool is_ours(Dispatcher& dispatcher, int device) { return device == dispatcher.pool().device; }
 
 // Functions go with their module or library, and with nothing else that is freed.
@@ -209,52 +155,17 @@ unsigned cluster_of(const CUlaunchConfig& config) {
 ECLIP_LAUNCH_EX(cuLaunchKernelEx, Default::legacy)
 ECLIP_LAUNCH_EX(cuLaunchKernelEx_ptsz, Default::thread)
 
-// An event of a capture draws the waiting stream into it: that must be the user's, never a lane.
-#define ECLIP_WAIT_EVENT(symbol, meaning)                                                      \
-    ECLIP_HOOK symbol(CUstream stream, CUevent event, unsigned flags) {                        \
-        const auto real = driver().symbol;                                                     \
-        Dispatcher& dispatcher = Dispatcher::get();                                            \
-        if (!dispatcher.on()) return real(stream, event, flags);                               \
-        int wish = dispatcher.any_capture() ? kHome : kFollow;                                 \
-        return dispatcher.pass(stream, meaning, wish, true,                                    \
-                               [&](CUstream target) { return real(target, event, flags); });   \
-    }
 ECLIP_WAIT_EVENT(cuStreamWaitEvent, Default::legacy)
 ECLIP_WAIT_EVENT(cuStreamWaitEvent_ptsz, Default::thread)
 
-#define ECLIP_WAIT(symbol, meaning)                                          \
-    ECLIP_HOOK symbol(CUstream stream) {                                     \
-        return giving::waiting(stream, meaning, [&] {                        \
-            Dispatcher& dispatcher = Dispatcher::get();                      \
-            if (!dispatcher.on()) return driver().symbol(stream);            \
-            return dispatcher.wait(stream, meaning, driver().symbol);        \
-        });                                                                  \
-    }
 ECLIP_WAIT(cuStreamSynchronize, Default::legacy)
 ECLIP_WAIT(cuStreamSynchronize_ptsz, Default::thread)
 ECLIP_WAIT(cuStreamQuery, Default::legacy)
 ECLIP_WAIT(cuStreamQuery_ptsz, Default::thread)
 
-// Events are recorded where their stream's work went, so that nothing needs to be translated.
-#define ECLIP_EVENT_WAIT(symbol)                                                     \
-    ECLIP_HOOK symbol(CUevent event) {                                               \
-        return giving::waiting_for_event(event, [&] {                                \
-            const auto real = driver().symbol;                                       \
-            Dispatcher& dispatcher = Dispatcher::get();                              \
-            if (!dispatcher.on()) return real(event);                                \
-            return dispatcher.wait_for_event(event, [&] { return real(event); });    \
-        });                                                                          \
-    }
 ECLIP_EVENT_WAIT(cuEventSynchronize)
 ECLIP_EVENT_WAIT(cuEventQuery)
 
-// What was noted of an event is out of date when it is destroyed, since another may have its handle
-// next, and when it is recorded where nobody looks.
-#define ECLIP_EVENT_CHANGE(symbol, event, parameters, arguments) \
-    ECLIP_HOOK symbol parameters {                               \
-        forget_event(event);                                     \
-        return driver().symbol arguments;                        \
-    }
 ECLIP_EVENT_CHANGE(cuEventDestroy, event, (CUevent event), (event))
 ECLIP_EVENT_CHANGE(cuEventDestroy_v2, event, (CUevent event), (event))
 ECLIP_EVENT_CHANGE(cuGreenCtxRecordEvent, event, (CUgreenCtx context, CUevent event),
@@ -330,13 +241,6 @@ ECLIP_HOOK cuStreamDestroy_v2(CUstream stream) {
     return Dispatcher::get().destroy(stream, driver().cuStreamDestroy_v2);
 }
 
-#define ECLIP_CAPTURE(way, symbol, meaning, parameters, arguments)                     \
-    ECLIP_HOOK symbol parameters {                                                     \
-        return giving::way(stream, meaning, [&] {                                      \
-            return Dispatcher::get().way(stream, meaning,                              \
-                                         [&] { return driver().symbol arguments; });   \
-        });                                                                            \
-    }
 #define ECLIP_CAPTURE_BOTH(way, symbol, parameters, arguments)                         \
     ECLIP_CAPTURE(way, symbol, Default::legacy, parameters, arguments)                 \
     ECLIP_CAPTURE(way, symbol##_ptsz, Default::thread, parameters, arguments)
@@ -348,3 +252,10 @@ ECLIP_CAPTURE_BOTH(begin_capture, cuStreamBeginCaptureToGraph,
                     size_t count, int mode),
                    (stream, graph, nodes, data, count, mode))
 ECLIP_CAPTURE_BOTH(end_capture, cuStreamEndCapture, (CUstream stream, void* graph), (stream, graph))
+
+CUresult giving::record_as_program(CUevent event, CUstream stream, Default meaning) {
+    return meaning == Default::thread ? ::cuEventRecord_ptsz(event, stream)
+                                      : ::cuEventRecord(event, stream);
+}
+
+CUresult giving::query_as_program(CUstream stream) { return ::cuStreamQuery(stream); }

@@ -1,15 +1,12 @@
 #include "unknown.h"
 
-#include <algorithm>
 #include <atomic>
-#include <cctype>
 #include <cstddef>
 #include <cstring>
-#include <iterator>
 #include <mutex>
-#include <string>
 
 #include "dispatcher.h"
+#include "names.h"
 
 #define ECLIP_STUBS 256
 #define ECLIP_TEXT_OF(value) #value
@@ -29,30 +26,9 @@ Unknown unknowns[kStubs];
 std::atomic<size_t> unknown_count{0};
 std::mutex unknown_lock;
 
-const char* const known_names[] = {
-#define KNOWN(name) #name,
-#include "known.def"
-#undef KNOWN
-};
-
-// Without _v2 and the like, and without the mark of a thread's own default stream.
-std::string without_version(std::string name) {
-    for (const char* suffix : {"_ptsz", "_ptds"})
-        if (name.ends_with(suffix)) name.resize(name.size() - strlen(suffix));
-    size_t at = name.size();
-    while (at > 0 && isdigit(static_cast<unsigned char>(name[at - 1]))) --at;
-    if (at < name.size() && at >= 2 && name.compare(at - 2, 2, "_v") == 0) name.resize(at - 2);
-    return name;
-}
-
 }  // namespace
 
-bool is_unknown(const char* name) {
-    if (strncmp(name, "cu", 2) != 0 || !isupper(static_cast<unsigned char>(name[2]))) return false;
-    std::string base = without_version(name);
-    auto same = [&](const char* known) { return base == known; };
-    return std::none_of(std::begin(known_names), std::end(known_names), same);
-}
+bool is_unknown(const char* name) { return is_driver_name(name) && !is_known_name(name); }
 
 }  // namespace eclip
 

@@ -36,13 +36,13 @@ def compiler() -> str | None:
     return shutil.which("g++")
 
 
-def build(native: Path, compiler: str) -> Path:
-    """Build libeclip beside the one that `make native` builds; returns where it is."""
+def build(native: Path, compiler: str) -> list[Path]:
+    """Build libeclip beside the one that `make native` builds; where it is, for each vendor."""
     folder = native / "build" / "wheel"
-    library = folder / "libeclip.so"
-    variables = (f"CXX={compiler}", f"BUILD={folder}", f"LIBRARY={library}")
+    libraries = [folder / "libeclip.so", folder / "libeclip_hip.so"]
+    variables = (f"CXX={compiler}", f"BUILD={folder}", f"LIBRARY={libraries[0]}")
     subprocess.run(["make", "-C", str(native), "library", *variables], check=True)
-    return library
+    return libraries
 
 
 class LibeclipHook(BuildHookInterface):  # type: ignore[type-arg]
@@ -56,13 +56,14 @@ class LibeclipHook(BuildHookInterface):  # type: ignore[type-arg]
                 "and strip"
             )
             return
-        library = build(Path(self.root) / "native", found)
-        major, minor = max(GLIBC, needed_glibc(library))
+        libraries = build(Path(self.root) / "native", found)
+        major, minor = max(GLIBC, *map(needed_glibc, libraries))
         if (major, minor) > GLIBC:
             self.app.display_warning(
                 f"libeclip needs glibc {major}.{minor}; with ziglang installed it would need "
                 f"{GLIBC[0]}.{GLIBC[1]}"
             )
-        build_data["force_include"][str(library)] = "eclip/lib/libeclip.so"
+        for library in libraries:
+            build_data["force_include"][str(library)] = f"eclip/lib/{library.name}"
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-manylinux_{major}_{minor}_{platform.machine()}"

@@ -46,6 +46,15 @@ void make_functions(std::integer_sequence<int, K...>) {
     ((functions[K] = standin_function(kNames[K], kernel<K>, kArguments, K != 5)), ...);
 }
 
+#ifdef FUZZ_HIP
+}  // namespace fuzz
+#include "hip_calls.h"
+namespace fuzz {
+#else
+constexpr bool kHasContexts = true;  // of a program's own
+inline void describe_device() {}
+inline void forget_device() {}
+
 // The interface, found in each of the ways in which programs find it.
 struct Api {
 #define CALLS(CALL)                                                                               \
@@ -111,6 +120,33 @@ CUresult cuGraphNodeSetEnabled(CUgraphExec, CUgraphNode, unsigned);
 CUresult cuGetProcAddress_v2(const char*, void**, int, uint64_t, int*);
 }
 
+inline Api make_api(Random& random) {
+    Api api;
+    auto find = [&](const char* name, const char* symbol, int version, bool threaded, void* direct) {
+        void* found = direct;
+        unsigned way = random() % 3;
+        if (way == 1)
+            if (cuGetProcAddress_v2(name, &found, threaded ? 12000 : version, threaded ? 2 : 0,
+                                    nullptr) != CUDA_SUCCESS)
+                abort();
+#ifndef FUZZ_LINKED  // where libeclip is linked in, nobody stands in front of dlsym
+        static void* library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+        if (way == 2) found = dlsym(library, symbol);
+#else
+        (void)symbol;
+#endif
+        return found;
+    };
+#define FILL(name, version, ...)                                                                  \
+    api.name = reinterpret_cast<decltype(api.name)>(                                              \
+        find(#name, #name, version, false, reinterpret_cast<void*>(&fuzz::name)));                    \
+    api.name##_ptsz = reinterpret_cast<decltype(api.name)>(                                       \
+        find(#name, #name "_ptsz", version, true, reinterpret_cast<void*>(&fuzz::name##_ptsz)));
+    CALLS(FILL)
+    return api;
+}
+#endif
+
 inline void check(CUresult status, const char* what) {
     if (status == CUDA_SUCCESS) return;
     fprintf(stderr, "%s returned %d\n", what, status);
@@ -128,31 +164,6 @@ inline CUgraph nest(CUgraph& graph) {
     CHECK(cuGraphChildGraphNodeGetGraph(child, &inner));
     graph = outer;
     return inner;
-}
-
-inline Api make_api(Random& random) {
-    Api api;
-    auto find = [&](const char* name, const char* symbol, int version, bool threaded, void* direct) {
-        void* found = direct;
-        unsigned way = random() % 3;
-        if (way == 1)
-            CHECK(cuGetProcAddress_v2(name, &found, threaded ? 12000 : version, threaded ? 2 : 0,
-                                      nullptr));
-#ifndef FUZZ_LINKED  // where libeclip is linked in, nobody stands in front of dlsym
-        static void* library = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-        if (way == 2) found = dlsym(library, symbol);
-#else
-        (void)symbol;
-#endif
-        return found;
-    };
-#define FILL(name, version, ...)                                                                  \
-    api.name = reinterpret_cast<decltype(api.name)>(                                              \
-        find(#name, #name, version, false, reinterpret_cast<void*>(&fuzz::name)));                    \
-    api.name##_ptsz = reinterpret_cast<decltype(api.name)>(                                       \
-        find(#name, #name "_ptsz", version, true, reinterpret_cast<void*>(&fuzz::name##_ptsz)));
-    CALLS(FILL)
-    return api;
 }
 
 }  // namespace fuzz

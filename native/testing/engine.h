@@ -42,6 +42,8 @@ struct Stream {
     bool blocking = true;
     bool legacy = false;
     int priority = 0;
+    bool masked = false;  // HIP's lanes: of the context, and yet with a mask of their own
+    Mask mask;
     WorkPtr last;
     std::shared_ptr<Capture> capture;
     std::vector<Node*> capture_after;

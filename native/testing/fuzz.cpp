@@ -38,6 +38,7 @@ int run_batch(const Options& options, unsigned first, unsigned end) {
     close(mkstemp(path));
     write_table(path, random, {options.by_thread, options.record});
     if (!options.unplanned) setenv("ECLIP_TABLE", path, 1);
+    describe_device();
     setenv("ECLIP_RECORD", "/dev/null", 1);
     const char* const asking[] = {"always", "never", "auto"};
     setenv("ECLIP_ASK", asking[random() % 3], 1);
@@ -68,6 +69,7 @@ int run_batch(const Options& options, unsigned first, unsigned end) {
     work();
     for (std::thread& other : others) other.join();
     unlink(path);
+    forget_device();
     if (different < 0) return 0;
     printf("program %d of seed %u differs\n", different.load(), options.seed);
     return 1;

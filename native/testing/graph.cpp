@@ -6,6 +6,12 @@ namespace standin {
 
 thread_local Mask running_mask;
 
+Mask mask_of(const Stream& stream) {
+    Mask mask = stream.masked ? stream.mask : stream.context->mask;
+    mask.priority = stream.priority;
+    return mask;
+}
+
 Node* Graph::add(int type, const std::vector<Node*>& after) {
     auto& node = nodes.emplace_back(std::make_unique<Node>());
     node->type = type;
@@ -156,8 +162,7 @@ CUresult launch(Exec& exec, Stream& stream) {
     // The whole graph takes its place in the stream; two launches of one executable follow.
     WorkPtr begin = engine.submit(stream, nullptr, {exec.last});
     std::vector<WorkPtr> all{begin};
-    launch_nodes(*exec.graph, begin, stream.context != nullptr ? stream.context->mask : Mask{}, true,
-                 all);
+    launch_nodes(*exec.graph, begin, mask_of(stream), true, all);
     exec.last = engine.submit(stream, nullptr, all);
     return CUDA_SUCCESS;
 }

@@ -61,6 +61,7 @@ struct Capture {
     bool invalid = false;
 };
 
+Mask mask_of(const Stream& stream);
 Kernel make_kernel(const KernelNodeParams& params, CUfunction function);
 void run_kernel(const Kernel& kernel, const Mask& mask);
 std::function<void()> work_of(const Node& node, const Mask& stream_mask);

@@ -19,6 +19,11 @@ class Mutant:
     breaks: str
     reason: str = ""
 
+    @property
+    def vendor(self) -> str:
+        """Whose library it is planted in: what both have is tried in CUDA's."""
+        return "hip" if self.file.startswith("hip/") else "cuda"
+
 
 _COST = "costs a barrier or a question too many; every wait that is needed stays"
 _JOIN = "a blocking stream joins it once more as it begins to capture; others' captures allow it"
@@ -513,7 +518,7 @@ PLACING = [
     Mutant(
         "planning goes on after its end",
         "placing.h",
-        "if («setup_.at_home()») wish = kHome;",
+        "if («setup_.at_home()» || must_stay(stream)) wish = kHome;",
         "false",
         "work goes to lanes that an unknown call does not see",
     ),
@@ -626,7 +631,7 @@ PLACING = [
     ),
     Mutant(
         "threads on one stream meet",
-        "placing.cpp",
+        "placing.h",
         "«stream_.lock.lock();»",
         "stream_.lock.try_lock();",
         "two threads decide for one stream at once",
@@ -873,7 +878,7 @@ STREAMS = [
     Mutant(
         "others' streams are not looked at again",
         "registry.cpp",
-        "if («known != streams_.end() && known->second->planned») return",
+        "if («known != streams_.end() && known->second->planned») entry.stream =",
         "known != streams_.end()",
         "a new stream is taken for another context's with its handle",
     ),
@@ -928,9 +933,9 @@ STREAMS = [
     ),
     Mutant(
         "threads remember streams for good",
-        "registry.cpp",
-        "if («entry.raw != raw || entry.epoch != epoch || entry.stream == nullptr»)",
-        "entry.raw != raw || entry.stream == nullptr",
+        "registry.h",
+        "if («entry.raw != raw || entry.epoch != epoch_.load(std::memory_order_acquire)»)",
+        "entry.raw != raw",
         "a thread uses what it knew of a stream that is gone",
     ),
     Mutant(
@@ -942,28 +947,28 @@ STREAMS = [
     ),
     Mutant(
         "events that wait follow into captures",
-        "streams.cpp",
+        "hook_classes.h",
         "int wish = «dispatcher.any_capture() ? kHome : kFollow»;",
         "kFollow",
         "a capture draws in a lane in place of the stream",
     ),
     Mutant(
         "copies are made under locks",
-        "streams.cpp",
+        "hook_classes.h",
         "ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, kFollow, «false», \\",
         "true",
         "a copy that waits for another thread's call waits forever",
     ),
     Mutant(
         "copies in the default stream are made under locks",
-        "streams.cpp",
+        "hook_classes.h",
         "dispatcher.pass(nullptr, ECLIP_MEANING_##threaded, kHome, «false», \\",
         "true",
         "a copy that waits for another thread's call waits forever",
     ),
     Mutant(
         "copies in the default stream follow",
-        "streams.cpp",
+        "hook_classes.h",
         "dispatcher.pass(nullptr, ECLIP_MEANING_##threaded, «kHome», false, \\",
         "kFollow",
         "the copy is decided for the lane and made at home",
@@ -978,7 +983,7 @@ STREAMS = [
     ),
     Mutant(
         "kernels of the whole device go to no lane",
-        "workers.cpp",
+        "workers.h",
         "if («pool_.lanes[lane].stream == nullptr») return kHome;",
         "false",
         "they go to the default stream",
@@ -1004,7 +1009,7 @@ GRAPHS = [
     Mutant(
         "another kernel is taken for the same",
         "graph_updates.cpp",
-        "«std::strcmp(name, function_name(reinterpret_cast<CUfunction>(current.kern))) == 0»)",
+        "«std::strcmp(name, name_function(reinterpret_cast<CUfunction>(current.kern)).name) == 0»)",
         "true",
         "the old kernel runs with the new one's arguments",
     ),
@@ -1031,4 +1036,63 @@ GRAPHS = [
     ),
 ]
 
-MUTANTS = [*FRONTIER, *PLACING, *DISPATCHER, *STREAMS, *GRAPHS]
+HIP = [
+    Mutant(
+        "non-blocking streams go to lanes whoever waits",
+        "hip/lanes.cpp",
+        "pool.waits_for_host = «gates::any»;",
+        "nullptr",
+        "the default stream waits for work that waits for the host, and both for ever",
+    ),
+    Mutant(
+        "what waits for the host is taken for done",
+        "hip/gates.cpp",
+        "Dispatcher::get().captures(stream, meaning) || «follow(stream)»)",
+        "true",
+        "the default stream waits for work that waits for the host, and both for ever",
+    ),
+    Mutant(
+        "host functions of graphs are not seen",
+        "hip/graphs.cpp",
+        "«seen.waits_for_host = true;»",
+        ";",
+        "the default stream waits for work that waits for the host, and both for ever",
+    ),
+    Mutant(
+        "graphs with branches go to lanes",
+        "hip/graphs.cpp",
+        "seen.linear = «put_in_order(graph, seen.nodes)»;",
+        "true",
+        "a branch runs outside of its lane",
+    ),
+    Mutant(
+        "what a lane refuses is left to be found",
+        "hip/driver.h",
+        "if (status != CUDA_SUCCESS) «hip().hipGetLastError();»",
+        ";",
+        "the program takes a launch that went well for one that failed",
+    ),
+    Mutant(
+        "bits of a mask are in a row",
+        "hip/lanes.cpp",
+        "shared[«bit / dies % engines»].push_back(bit);",
+        "bit / (full / engines)",
+        "a lane has units of several shader engines",
+    ),
+    Mutant(
+        "any version of a symbol will do",
+        "hip/versions.cpp",
+        "return «eclip_original_dlvsym(object, name, version) == real» ?",
+        "true",
+        "a program is given what the library does not have",
+    ),
+    Mutant(
+        "functions of the host are taken for a module's",
+        "hip/graphs.cpp",
+        "return «of_host» ?",
+        "false",
+        "a graph's kernels are not known by their names",
+    ),
+]
+
+MUTANTS = [*FRONTIER, *PLACING, *DISPATCHER, *STREAMS, *GRAPHS, *HIP]

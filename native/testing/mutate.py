@@ -26,6 +26,11 @@ from mutants import MUTANTS, Mutant
 
 NATIVE = Path(__file__).resolve().parents[1]
 BUILD = NATIVE / "build" / "plain"
+LIBRARIES = {"cuda": "libeclip.so", "hip": "libeclip_hip.so"}
+PROGRAMS_OF = {
+    "cuda": (BUILD / "cases", BUILD / "fuzz"),
+    "hip": (NATIVE / "build" / "hip" / "hip_cases", NATIVE / "build" / "hip" / "fuzz"),
+}
 PATIENCE_S = 120.0
 
 # Few programs first: most mutants do not survive them. Those with a reason get no more.
@@ -71,11 +76,13 @@ def place(mutant: Mutant) -> tuple[int, int]:
 
 
 def group(numbers: list[int]) -> list[list[int]]:
-    """Mutants that can share a library: no two of them change the same text."""
+    """Mutants that can share a library: one vendor's, and no two of them change the same text."""
     groups: list[list[int]] = []
     for number in numbers:
         begin, end = place(MUTANTS[number])
         for members in groups:
+            if MUTANTS[members[0]].vendor != MUTANTS[number].vendor:
+                continue
             spans = [
                 place(MUTANTS[other])
                 for other in members
@@ -111,11 +118,12 @@ def build(members: list[int], folder: Path) -> Path:
             source = source[:begin] + planted(number) + source[end:]
         (native / file).write_text(source)
     compiler = f"CXX=g++ -include {native / 'mutant.h'}"
-    command = ["make", "-s", "-C", str(native), "-j2", compiler, "build/plain/libeclip.so"]
+    target = Path("build", "plain", LIBRARIES[MUTANTS[members[0]].vendor])
+    command = ["make", "-s", "-C", str(native), "-j2", compiler, str(target)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         sys.exit(f"the mutants do not build:\n{done.stderr[:4000]}")
-    return native / "build" / "plain" / "libeclip.so"
+    return native / target
 
 
 def fails(library: Path, number: int, command: list[str]) -> bool:
@@ -129,20 +137,21 @@ def fails(library: Path, number: int, command: list[str]) -> bool:
     return done.returncode != 0
 
 
-def checks(sizes: tuple[int, ...]) -> Iterator[tuple[str, list[str]]]:
-    cases = subprocess.run([BUILD / "cases", "--list"], capture_output=True, text=True, check=True)
-    for case in cases.stdout.split():
-        yield f"case `{case}`", [str(BUILD / "cases"), case]
+def checks(vendor: str, sizes: tuple[int, ...]) -> Iterator[tuple[str, list[str]]]:
+    cases, fuzz = PROGRAMS_OF[vendor]
+    listed = subprocess.run([cases, "--list"], capture_output=True, text=True, check=True)
+    for case in listed.stdout.split():
+        yield f"case `{case}`", [str(cases), case]
     for programs in sizes:
         for seed, mode in enumerate(MODES, start=1):
             words = ["--seed", str(seed), "--programs", str(programs), "--patience", "30", *mode]
             said = " ".join(("random programs", *mode, "within", str(programs)))
-            yield said, [str(BUILD / "fuzz"), *words]
+            yield said, [str(fuzz), *words]
 
 
-def find_catcher(library: Path, number: int) -> str | None:
+def find_catcher(library: Path, number: int, vendor: str) -> str | None:
     expected = number < 0 or not MUTANTS[number].reason
-    for name, command in checks(PROGRAMS if expected else PROGRAMS[:1]):
+    for name, command in checks(vendor, PROGRAMS if expected else PROGRAMS[:1]):
         if fails(library, number, command):
             return name
     return None
@@ -181,7 +190,7 @@ def main() -> int:
 
     def judge(number: int, library: Path) -> None:
         name = MUTANTS[number].name
-        verdicts[name] = find_catcher(library, number)
+        verdicts[name] = find_catcher(library, number, MUTANTS[number].vendor)
         print(f"{name}: {verdicts[name] or 'not caught'}", flush=True)
         if options.resume is not None:
             with options.resume.open("a") as file:
@@ -191,7 +200,7 @@ def main() -> int:
         for index, members in enumerate(group(numbers)):
             library = build(members, Path(scratch) / str(index))
             # Without a fault all must pass, or a catch says nothing.
-            if (caught := find_catcher(library, -1)) is not None:
+            if (caught := find_catcher(library, -1, MUTANTS[members[0]].vendor)) is not None:
                 sys.exit(f"libeclip fails without a mutant: {caught}")
             list(jobs.map(lambda number, built=library: judge(number, built), members))
     text = table(verdicts)

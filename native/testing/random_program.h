@@ -65,7 +65,7 @@ private:
 
     void record(Target& stream) {
         World::Event& event = world_.any_event(stream.context);
-        if (world_.roll(6) == 0) {  // all of the context
+        if (kHasContexts && world_.roll(6) == 0) {  // all of the context
             CHECK(cuCtxRecordEvent(world_.contexts[stream.context], event.handle));
             event.knows = world_.order.known_in(stream.context);
             return;

@@ -19,6 +19,7 @@
 using namespace standin;
 
 Context standin::primaries[kDevices];
+bool standin::nodes_have_contexts = true;
 
 namespace {
 
@@ -122,11 +123,7 @@ CUresult implicit(const Stream& stream) {
 // Whose events its streams may record.
 Context& owner_of(Context& context) { return context.green ? primaries[context.device] : context; }
 
-Mask mask_of(const Stream& stream) {
-    Mask mask = stream.context->mask;
-    mask.priority = stream.priority;
-    return mask;
-}
+bool is_lane(const Stream& stream) { return stream.context->green || stream.masked; }
 
 // Work on a stream, or a node of the graph that it captures.
 CUresult put(Stream& stream, const Node& what) {
@@ -139,7 +136,7 @@ CUresult put(Stream& stream, const Node& what) {
         node->after = after;
         for (size_t index = 0; index < node->kernel.values.size(); ++index)
             node->kernel.pointers[index] = &node->kernel.values[index];
-        if (node->type == kNodeKernel && node->kernel.context == nullptr)
+        if (nodes_have_contexts && node->type == kNodeKernel && node->kernel.context == nullptr)
             node->kernel.context = stream.context;
         stream.capture_after = {node};
         return CUDA_SUCCESS;
@@ -162,10 +159,10 @@ CUresult launch_kernel(CUfunction f, const unsigned grid[3], const unsigned bloc
     node.kernel = make_kernel(shape, f);
     Stream& stream = *stream_of(handle, threaded);
     if (shared > kMostShared) return CUDA_ERROR_INVALID_VALUE;
-    if (stream.context->green && refusal != CUDA_SUCCESS) return refusal;
+    if (is_lane(stream) && refusal != CUDA_SUCCESS) return refusal;
     // Shared memory stands for a kernel that needs a large part of the device.
     unsigned lanes_units = 8 * static_cast<unsigned>(__builtin_popcountll(mask_of(stream).bits[0]));
-    if (stream.context->green && shared > lanes_units)
+    if (is_lane(stream) && shared > lanes_units)
         return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
     return put(stream, node);
 }
@@ -176,7 +173,7 @@ CUresult memset32(CUdeviceptr target, unsigned value, size_t count, CUstream han
     node.type = kNodeMemset;
     node.memset = {target, 0, value, 4, count, 1, nullptr};
     Stream& stream = *stream_of(handle, threaded);
-    if (stream.context->green && refusal != CUDA_SUCCESS) return refusal;
+    if (is_lane(stream) && refusal != CUDA_SUCCESS) return refusal;
     return put(stream, node);
 }
 

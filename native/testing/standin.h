@@ -9,6 +9,7 @@ namespace standin {
 
 constexpr int kDevices = 2;
 extern Context primaries[kDevices];
+extern bool nodes_have_contexts;  // HIP's have none: a graph runs in its stream's mask
 Context& current_context();  // the first device's where none was made current
 
 using Hold = std::unique_lock<std::mutex>;

@@ -18,11 +18,12 @@ Node* node_of(CUgraphNode node) { return reinterpret_cast<Node*>(node); }
 CUresult set_kernel(Node& node, const KernelNodeParams& given, bool fixed) {
     KernelNodeParams params = given;
     CUfunction function = params.kern ? reinterpret_cast<CUfunction>(params.kern) : params.func;
-    if (params.ctx == nullptr) params.ctx = reinterpret_cast<CUcontext>(&current_context());
+    if (params.ctx == nullptr && nodes_have_contexts)
+        params.ctx = reinterpret_cast<CUcontext>(&current_context());
     Context* context = reinterpret_cast<Context*>(params.ctx);
     if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;
     // A function that was loaded into one context cannot run in another.
-    if (context->green && (params.kern == nullptr || params.func != nullptr))
+    if (context != nullptr && context->green && (params.kern == nullptr || params.func != nullptr))
         return CUDA_ERROR_INVALID_VALUE;
     if (fixed && node.kernel.context != context) return CUDA_ERROR_INVALID_VALUE;
     int priority = node.kernel.priority;

@@ -6,7 +6,7 @@
 // says of HIP is so here, the inconvenient parts above all: a kernel node keeps pointers to the
 // caller's arguments (ROCm 5.2), copies of a capture cannot be read back, and a graph's branches
 // leave the mask.
-#include "hip_abi.h"
+#include "../hip/abi.h"
 #include <time.h>
 
 #include <algorithm>

@@ -129,7 +129,7 @@ inline World::World(unsigned seed, bool shared_process, bool misfits, const Cont
     cells = reinterpret_cast<uint64_t*>(memory);
     for (int cell = 0; cell < kCells; ++cell) cells[cell] = expected[cell] = random();
     if (roll(4) == 0) contexts.push_back(given.other_device);
-    if (roll(4) == 0) {
+    if (kHasContexts && roll(4) == 0) {
         has_private = true;
         contexts.emplace_back();
         CHECK(cuCtxCreate_v2(&contexts.back(), 0, 0));

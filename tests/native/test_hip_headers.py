@@ -1,4 +1,4 @@
-"""Our table of HIP against the real libamdhip64 and its headers (Debian: libamdhip64-dev).
+"""What we know of HIP against the real libamdhip64 and its headers (Debian: libamdhip64-dev).
 
 A program that is compiled against the headers prints what every function takes, how large structs
 are and what constants are; ctypes must think the same. It includes our native parts' own types,
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,7 +29,9 @@ from eclip.devices.hip.api import (
     Hip,
 )
 from eclip.errors import DeviceError
+from hip_list import read_hooks, read_known
 from logs import make_mix, make_plan
+from native_build import Native
 from waiting import PATIENCE_S
 
 HEADER = Path("/usr/include/hip/hip_runtime_api.h")
@@ -59,6 +62,7 @@ pytestmark = pytest.mark.skipif(_missing() is not None, reason=_missing() or "")
 _PROGRAM = """
 #define __HIP_PLATFORM_AMD__
 #include <hip/hip_runtime_api.h>
+#include <hip/hip_ext.h>
 #include <cstdint>
 #include <cstdio>
 #include <string>
@@ -88,6 +92,27 @@ def since(entry: EntryPoint) -> tuple[int, ...]:
 
 
 OLD = {name: entry for name, entry in ENTRY_POINTS.items() if since(entry) <= VERSION}
+HOOKS = {hook.symbol: hook for hook in read_hooks().values() if hook.since <= 502}
+# Templates of the same names are in the way of asking what these take.
+OVERLOADED = {
+    *("hipLaunchCooperativeKernel", "hipMallocAsync", "hipMallocFromPoolAsync"),
+    *("hipMemcpyToSymbol", "hipMemcpyToSymbolAsync"),
+    *("hipMemcpyFromSymbol", "hipMemcpyFromSymbolAsync"),
+}
+ASKED = [symbol for symbol in HOOKS if symbol not in OVERLOADED]
+# Launches that libeclip knowingly does not know: they end planning.
+UNKNOWN = {
+    "hipExtLaunchMultiKernelMultiDevice",
+    "hipLaunchByPtr",
+    "hipLaunchCooperativeKernelMultiDevice",
+    "_ZN8hip_impl22hipLaunchKernelGGLImplEmRK4dim3S2_jP12ihipStream_tPPv",
+}
+
+
+def in_source(symbol: str) -> str:
+    """hipExtModuleLaunchKernel for the name that it has in C++."""
+    found = re.match(r"_Z(\d+)(\w+)", symbol)
+    return found[2][: int(found[1])] if found else symbol
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +124,10 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         for field in fields
     ]
     lines = [f'std::printf("{name}=%s\\n", takes(&{name}).c_str());' for name in OLD]
+    lines += [
+        f'std::printf("hook {symbol}=%s\\n", takes(&{in_source(symbol)}).c_str());'
+        for symbol in ASKED
+    ]
     lines += [f'std::printf("{name}=%zu\\n", sizeof({name}));' for name in STRUCTS]
     lines += [f'std::printf("{name}=%d\\n", int({name}));' for name in (*ENUMERATORS, *STATUSES)]
     (folder / "ask.cpp").write_text(_PROGRAM % ("\n".join(same), "\n".join(lines)))
@@ -145,6 +174,65 @@ def test_functions_came_with_the_version_that_our_table_names() -> None:
     newer = ENTRY_POINTS.keys() - OLD.keys()
     assert newer and not any(hasattr(library, name) for name in newer)
     assert VERSION == LEAST
+
+
+def exported() -> dict[str, str]:
+    """Every function of the library, and the version that it came with."""
+    done = subprocess.run(
+        ["nm", "-D", "--defined-only", f"/usr/lib/x86_64-linux-gnu/{LIBRARY}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    words = [line.split() for line in done.stdout.splitlines()]
+    return dict(name.split("@@") for _, kind, name in words if kind in "TW" and "@@" in name)
+
+
+@pytest.mark.parametrize("symbol", ASKED)
+def test_hook_takes_what_it_stands_in_front_of(printed: dict[str, str], symbol: str) -> None:
+    assert printed[f"hook {symbol}"] == " ".join(("i4", *HOOKS[symbol].takes))
+
+
+def test_every_hook_is_in_the_library_since_the_version_that_it_names() -> None:
+    versions = exported()
+    for symbol, hook in read_hooks().items():
+        if hook.since > 502:
+            assert symbol not in versions
+        else:
+            assert versions[symbol] == f"hip_{hook.since // 100}.{hook.since % 100}"
+
+
+def test_every_function_of_the_library_is_hooked_or_known() -> None:
+    functions = {name for name in exported() if re.match(r"hip[A-Z]|_Z\d+hip|_ZN8hip_impl", name)}
+    assert len(functions) > 350
+    assert functions - read_hooks().keys() - read_known() == UNKNOWN
+    assert not read_hooks().keys() & read_known()
+
+
+def test_calls_fail_alike_with_libeclip_in_front_of_the_real_library(native: Native) -> None:
+    """Without a GPU nothing else can be seen: that nothing crashes, and no status changes."""
+    if Path("/dev/kfd").exists():
+        pytest.skip("this host has an AMD GPU")
+    script = (
+        f"import ctypes; hip = ctypes.CDLL({LIBRARY!r}); p = ctypes.c_void_p();"
+        "print([hip.hipInit(0), hip.hipStreamCreate(ctypes.byref(p)), hip.hipDeviceSynchronize(),"
+        " hip.hipStreamSynchronize(None), hip.hipMalloc(ctypes.byref(p), 8), hip.hipGetLastError(),"
+        " hip.hipMemset(None, 0, 8), hip.hipEventQuery(None), hip.hipStreamQuery(None)])"
+    )
+    seen = []
+    for library in ("", str(native.hip_library)):
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "LD_PRELOAD": library, "ECLIP_TIER": "background"},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        seen.append(done.stdout)
+    assert seen[0] == seen[1]
+    assert "[0," not in seen[0]
 
 
 def test_a_host_without_an_amd_gpu_says_so_in_one_line(tmp_path: Path) -> None:

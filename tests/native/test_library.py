@@ -45,12 +45,15 @@ def assert_sealed(library: Path) -> None:
 
 
 def test_the_library_is_bound_at_once_sealed_and_never_unloaded(native: Native) -> None:
-    assert_sealed(native.library)
+    for library in (native.library, native.hip_library):
+        assert_sealed(library)
 
 
 def test_the_environment_of_privileged_programs_is_not_read(native: Native) -> None:
     """getenv is asked by the C++ library only, if at all: ours is secure_getenv everywhere."""
-    for source in sorted((ROOT / "native").glob("*.cpp")):
+    for source in sorted(
+        [*(ROOT / "native").glob("*.cpp"), *(ROOT / "native" / "hip").glob("*.cpp")]
+    ):
         assert "getenv(" not in source.read_text().replace("secure_getenv(", ""), source.name
     assert "secure_getenv" in read_elf(native.library, "--dyn-syms")
 
@@ -60,15 +63,15 @@ def test_the_wheels_library_runs_on_glibc_2_28(native: Native, tmp_path: Path) -
     tool = load_wheel_tool()
     compiler = tool.compiler()
     assert compiler.startswith(sys.executable)
-    library = tool.build(ROOT / "native", compiler)
-    assert tool.needed_glibc(library) <= (2, 28)
-    assert_sealed(library)
-    assert "libstdc++" not in read_elf(library, "--dynamic")
-    arguments = ("--seed", 1, "--programs", 300)
-    done = native.run("plain/fuzz", *arguments, LD_PRELOAD=str(library))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "no difference" in done.stdout
-    assert "running unplanned" not in done.stderr
+    libraries = tool.build(ROOT / "native", compiler)
+    for library, program in zip(libraries, ("plain/fuzz", "hip/fuzz"), strict=True):
+        assert tool.needed_glibc(library) <= (2, 28)
+        assert_sealed(library)
+        assert "libstdc++" not in read_elf(library, "--dynamic")
+        done = native.run(program, "--seed", 1, "--programs", 300, preload=library)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "no difference" in done.stdout
+        assert "running unplanned" not in done.stderr
 
 
 def test_needed_glibc_is_the_newest_that_is_named(tmp_path: Path) -> None:

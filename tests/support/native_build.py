@@ -19,17 +19,22 @@ class Native:
         return self.folder / "plain" / "libeclip.so"
 
     @property
+    def hip_library(self) -> Path:
+        return self.folder / "plain" / "libeclip_hip.so"
+
+    @property
     def standin(self) -> Path:
         """The stand-in driver, to be loaded into the process of a test."""
         return self.folder / "plain" / "libstandin.so"
 
     def run(
-        self, program: str, *arguments: object, preload: bool = False, **variables: str
+        self, program: str, *arguments: object, preload: bool | Path = False, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        """A program of the build, on the stand-in beside it."""
+        """A program of the build, on the stand-in beside it; ``preload``: libeclip, or another."""
         environment = {**os.environ, **variables}
         if preload:
-            environment["LD_PRELOAD"] = str(self.library)
+            chosen = preload if isinstance(preload, Path) else self.library
+            environment["LD_PRELOAD"] = str(chosen)
         return subprocess.run(
             [str(self.folder / program), *map(str, arguments)],
             env=environment,

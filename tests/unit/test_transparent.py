@@ -10,11 +10,22 @@ from pathlib import Path
 
 import pytest
 
+from eclip.artefacts import store
+from eclip.artefacts.topology import Topology
 from eclip.cli import record as record_command
 from eclip.cli.screen import interrupt
 from eclip.errors import DeviceError, UsageError
 from eclip.frontends import transparent
-from eclip.frontends.transparent import COUNTERS, CommandOutcome, run_under
+from eclip.frontends.transparent import (
+    AMD,
+    COUNTERS,
+    NVIDIA,
+    CommandOutcome,
+    Vendor,
+    run_under,
+    vendor_of,
+)
+from eclip.runtime.table import WorkersBy, record_table
 from waiting import until
 
 # A shell that starts another process and waits for it: both have to get the signal.
@@ -26,11 +37,11 @@ WAITING += "sleep 3600 & touch ready; wait"
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
-    monkeypatch.delenv("LD_PRELOAD", raising=False)
-    library = tmp_path / "libeclip.so"
-    library.touch()
-    monkeypatch.setattr(transparent, "library", lambda: library)
+    for name in ("CUDA_DEVICE_MAX_CONNECTIONS", "GPU_MAX_HW_QUEUES", "LD_PRELOAD"):
+        monkeypatch.delenv(name, raising=False)
+    for vendor in (NVIDIA, AMD):
+        (tmp_path / vendor.library).touch()
+    monkeypatch.setattr(transparent, "library", lambda vendor: tmp_path / vendor.library)
     return tmp_path
 
 
@@ -87,13 +98,32 @@ def test_library_whose_path_has_blanks_is_preloaded_by_a_link(
     library = here / "my env: new" / "libeclip.so"
     library.parent.mkdir()
     library.touch()
-    monkeypatch.setattr(transparent, "library", lambda: library)
+    monkeypatch.setattr(transparent, "library", lambda _: library)
     run_under(["bash", "-c", 'readlink -f "$LD_PRELOAD" > where; echo "$LD_PRELOAD" > name'], b"")
     assert Path("where").read_text() == f"{library}\n"
     assert " " not in Path("name").read_text()
     monkeypatch.setattr("tempfile.tempdir", str(library.parent))
     with pytest.raises(UsageError, match="TMPDIR"):
         run_under(["true"], b"")
+
+
+@pytest.mark.parametrize(
+    ("topology", "vendor", "library", "queues"),
+    [
+        ("h200", NVIDIA, "libeclip.so", "CUDA_DEVICE_MAX_CONNECTIONS=32"),
+        ("mi50", AMD, "libeclip_hip.so", "GPU_MAX_HW_QUEUES=8"),
+    ],
+)
+def test_library_and_queues_are_those_of_the_plans_vendor(
+    here: Path, topology: str, vendor: Vendor, library: str, queues: str
+) -> None:
+    known = store.load_builtin(topology, Topology)
+    assert vendor_of(known) is vendor
+    table = record_table(known, known.units, WorkersBy.STREAM)
+    run_under(["bash", "-c", "env > seen"], table, vendor=vendor)
+    seen = Path("seen").read_text().splitlines()
+    assert queues in seen
+    assert f"LD_PRELOAD={here / library}" in seen
 
 
 def test_what_was_placed_is_counted() -> None:

@@ -19,7 +19,15 @@ from eclip.cli.options import (
     WorkersOption,
 )
 from eclip.errors import UsageError
-from eclip.frontends.transparent import Tier, background_tier, run_under, service_tier
+from eclip.frontends.transparent import (
+    Tier,
+    Vendor,
+    background_tier,
+    run_under,
+    service_tier,
+    vendor_here,
+    vendor_of,
+)
 from eclip.lab.case import case_of
 from eclip.runtime.program import lower
 from eclip.runtime.table import plan_table, workers_by
@@ -67,8 +75,11 @@ def exec(
         raise UsageError("say what the command is: --service, --background, or --plan FILE")
     if file is None and stats:
         raise UsageError("--stats counts launches of a plan; see what gives way with `eclip top`")
-    table = None if file is None else _table(file, workers, calibration, profiles or [])
-    outcome = run_under(command, table, 0 if gpu is None and table else gpu, tier=tier)
+    table, vendor = None, vendor_here()
+    if file is not None:
+        table, vendor = _table(file, workers, calibration, profiles or [])
+    chosen = 0 if gpu is None and table else gpu
+    outcome = run_under(command, table, chosen, tier=tier, vendor=vendor)
     if as_json:
         screen.print_json({"code": outcome.code, "processes": outcome.counters})
         sys.exit(outcome.code)
@@ -91,7 +102,9 @@ def _tier(service: bool, background: bool, bound: str | None, floor: float | Non
     return background_tier(floor) if background else None
 
 
-def _table(file: Path, workers: str, calibration: Path | None, profiles: list[Path]) -> bytes:
+def _table(
+    file: Path, workers: str, calibration: Path | None, profiles: list[Path]
+) -> tuple[bytes, Vendor]:
     by = workers_by(workers)
     plan = store.load(file, Plan)
     if plan.modelled:
@@ -106,14 +119,14 @@ def _table(file: Path, workers: str, calibration: Path | None, profiles: list[Pa
         )
     case = case_of(plan, calibration, profiles)
     traces = [profile.trace for profile in case.profiles]
-    return plan_table(lower(plan, traces), traces, by)
+    return plan_table(lower(plan, traces), traces, by), vendor_of(plan.topology)
 
 
 def _nothing_placed(launches: int) -> str:
     if not launches:
         return (
-            "nothing was placed: libeclip saw no kernel launch in the command; does it use an "
-            "NVIDIA GPU?"
+            "nothing was placed: libeclip saw no kernel launch in the command; does it use a "
+            "GPU of the plan's kind?"
         )
     return (
         f"nothing was placed: libeclip saw {launches} launches, and none is of the plan's kernels; "

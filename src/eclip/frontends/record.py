@@ -18,7 +18,7 @@ from eclip.frontends.recorded import (
     make_profile,
     read_recording,
 )
-from eclip.frontends.transparent import run_under
+from eclip.frontends.transparent import Vendor, run_under, vendor_of
 from eclip.runtime.table import WorkersBy, record_table
 
 
@@ -45,7 +45,7 @@ def record_command(
     recordings = []
     for size, table in zip(sizes, tables, strict=True):
         tell(f"recording on {size} {topology.unit_name}s")
-        recordings.append(_record(list(command), table, size, gpu, models))
+        recordings.append(_record(list(command), table, size, gpu, models, vendor_of(topology)))
     source = f"recorded from `{' '.join(command)}` on {time.strftime('%Y-%m-%d')}"
     return [
         make_profile(model, topology, sizes, [one[index] for one in recordings], source)
@@ -54,12 +54,17 @@ def record_command(
 
 
 def _record(
-    command: list[str], table: bytes, size: int, gpu: int, models: Sequence[ModelKey]
+    command: list[str],
+    table: bytes,
+    size: int,
+    gpu: int,
+    models: Sequence[ModelKey],
+    vendor: Vendor,
 ) -> list[RecordedRequests]:
     """The requests of every worker on lanes of one size."""
     with tempfile.TemporaryDirectory(prefix="eclip-") as place:
         log = Path(place) / "recording"
-        outcome = run_under(command, table, gpu, record_to=log)
+        outcome = run_under(command, table, gpu, record_to=log, vendor=vendor)
         if outcome.signal is not None:
             raise CommandStopped(outcome.signal)
         if outcome.code != 0:

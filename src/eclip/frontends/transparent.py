@@ -1,8 +1,8 @@
 """Running an unmodified command under libeclip, and what its processes counted.
 
-The library comes with the package (``make native``, or the wheel) and is preloaded; a table file
-tells it what to do. Counters are files that the processes keep mapped, so that they are there
-however a process ended.
+The libraries, one for each vendor's GPUs, come with the package (``make native``, or the wheel).
+One is preloaded; a table file tells it what to do. Counters are files that the processes keep
+mapped, so that they are there however a process ended.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from pathlib import Path
 
 import numpy as np
 
+from eclip.artefacts.topology import Topology
 from eclip.devices.cuda.driver import CONNECTIONS, CONNECTIONS_VARIABLE
 from eclip.devices.gpu import board
+from eclip.devices.hip.driver import QUEUES, QUEUES_VARIABLE
 from eclip.errors import DeviceError, UsageError
 
 _SLOTS = 64
@@ -52,6 +54,28 @@ COUNTERS = (
     "graph_parts",
     "whole_graphs",
 )
+
+
+@dataclass(frozen=True)
+class Vendor:
+    """Whose GPU a command uses: what is preloaded, and how its driver is told of queues."""
+
+    library: str
+    queues_variable: str
+    queues: int
+
+
+NVIDIA = Vendor("libeclip.so", CONNECTIONS_VARIABLE, CONNECTIONS)
+AMD = Vendor("libeclip_hip.so", QUEUES_VARIABLE, QUEUES)
+
+
+def vendor_of(topology: Topology) -> Vendor:
+    return NVIDIA if topology.unit_name == "SM" else AMD
+
+
+def vendor_here() -> Vendor:
+    """By the device files of the drivers; NVIDIA where there are both or neither."""
+    return AMD if Path("/dev/kfd").exists() and not Path("/dev/nvidiactl").exists() else NVIDIA
 
 
 @dataclass(frozen=True)
@@ -136,9 +160,9 @@ def _marker() -> Callable[[int], None] | None:
     return function
 
 
-def library() -> Path:
+def library(vendor: Vendor = NVIDIA) -> Path:
     """Where libeclip is."""
-    path = Path(str(resources.files("eclip") / "lib" / "libeclip.so"))
+    path = Path(str(resources.files("eclip") / "lib" / vendor.library))
     if not path.is_file():
         raise DeviceError("libeclip is not built; run `make native` (it needs g++) and try again")
     return path
@@ -150,6 +174,7 @@ def run_under(
     gpu: int | None = 0,
     record_to: Path | None = None,
     tier: Tier | None = None,
+    vendor: Vendor = NVIDIA,
 ) -> CommandOutcome:
     """Run a command with this table and wait for its end; signals go on to it.
 
@@ -158,14 +183,14 @@ def run_under(
     """
     if not command:
         raise UsageError("no command given; write it after --, like: eclip exec … -- python app.py")
-    wanted = str(CONNECTIONS)
-    chosen = os.environ.get(CONNECTIONS_VARIABLE, wanted)
+    wanted = str(vendor.queues)
+    chosen = os.environ.get(vendor.queues_variable, wanted)
     if table is not None and chosen != wanted:
         raise UsageError(
-            f"{CONNECTIONS_VARIABLE} is {chosen}, but plans are made for {wanted}; set it so, or "
+            f"{vendor.queues_variable} is {chosen}, but plans are made for {wanted}; set it so, or "
             f"unset it"
         )
-    built = library()
+    built = library(vendor)
     with tempfile.TemporaryDirectory(prefix="eclip-") as folder:
         place = Path(folder)
         preload = [_without_blanks(built, place), *os.environ.get("LD_PRELOAD", "").split(":")]
@@ -180,7 +205,7 @@ def run_under(
             environment |= {
                 "ECLIP_TABLE": str(place / "table"),
                 "ECLIP_STATS": str(place / "counters"),
-                CONNECTIONS_VARIABLE: wanted,
+                vendor.queues_variable: wanted,
             }
         if record_to is not None:
             environment["ECLIP_RECORD"] = str(record_to)

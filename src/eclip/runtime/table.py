@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from eclip.artefacts.plan import ALL_WORKERS, Lane, Lanes
 from eclip.artefacts.topology import Topology
 from eclip.artefacts.trace import Kernel, Trace
-from eclip.errors import MismatchError, UsageError, unknown_name
+from eclip.errors import UsageError, unknown_name
 from eclip.runtime.program import Program, Route
 
 VERSION = 4
@@ -130,10 +130,6 @@ def _table(
     kernels: Sequence[tuple[int, int, bool]],
     variants: Sequence[tuple[Sequence[int], Sequence[int]]] = (),
 ) -> bytes:
-    if topology.unit_name != "SM":
-        raise MismatchError(
-            f"{topology.title} is not an NVIDIA device; libeclip runs on those only"
-        )
     if len(lanes) > MOST_LANES:
         raise UsageError(f"libeclip keeps at most {MOST_LANES} lanes, this plan needs {len(lanes)}")
     split_units = topology.slice_units[0]

@@ -1,5 +1,5 @@
-// HIP's types as the stand-in needs them; tests/native/test_hip_headers.py holds their sizes against
-// the real ones through the table in devices/hip/api.py.
+// HIP's types as libeclip and the stand-in need them; tests/native/test_hip_headers.py holds them
+// against the real ones.
 #pragma once
 
 #include <cstddef>
@@ -13,6 +13,13 @@ using hipGraphExec_t = struct hipGraphExec*;
 
 struct dim3 {
     uint32_t x, y, z;
+};
+struct hipPitchedPtr {
+    void* ptr;
+    size_t pitch, xsize, ysize;
+};
+struct hipExtent {
+    size_t width, height, depth;
 };
 struct hipUUID {
     char bytes[16];
