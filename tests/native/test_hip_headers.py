@@ -37,7 +37,7 @@ from waiting import PATIENCE_S
 HEADER = Path("/usr/include/hip/hip_runtime_api.h")
 LIBRARY = LIBRARIES[2]  # 5.2
 VERSION = 5, 2
-NATIVE = Path(__file__).parents[2] / "native" / "testing"
+NATIVE = Path(__file__).parents[2] / "native" / "hip"
 # Of the structs that our native parts have definitions of their own of.
 FIELDS = {
     "hipKernelNodeParams": ("extra", "func", "gridDim", "kernelParams", "sharedMemBytes"),
@@ -63,12 +63,13 @@ _PROGRAM = """
 #define __HIP_PLATFORM_AMD__
 #include <hip/hip_runtime_api.h>
 #include <hip/hip_ext.h>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <string>
 #include <type_traits>
 namespace ours {
-#include "hip_abi.h"
+#include "abi.h"
 }
 %s
 template <class T> std::string kind() {
