@@ -12,7 +12,7 @@ import functools
 import logging
 import math
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from importlib import resources
 from typing import Any
 
@@ -50,6 +50,7 @@ STATUSES = {
     Reason.CANCELLED: 499,
     Reason.UNSUPPORTED: 501,
     Reason.FAILED: 500,
+    Reason.LOST: 503,
 }
 # What needs no token: probes of an orchestrator, and a page without anything of this server on it.
 _OPEN_PATHS = frozenset({"/", "/v2/health/live", "/v2/health/ready", "/v2/health/startup"})
@@ -297,8 +298,15 @@ def _model_and_version(request: Request) -> dict[str, str]:
     return {"name": names["model"], "version": names.get("version", "")}
 
 
-def make_app(core: Core, regions: Regions, limits: Limits, token: Token | None = None) -> Starlette:
-    """The application. The routes of inferences stand first: routes are tried in their order."""
+def make_app(
+    core: Core,
+    regions: Regions,
+    limits: Limits,
+    token: Token | None = None,
+    more: Sequence[Route] = (),
+) -> Starlette:
+    """The application. The routes of inferences stand first: routes are tried in their order.
+    ``more`` are those that only this core has."""
     infer = InferEndpoint(core, regions, limits)
     small = _Endpoints(core, limits)
     memory = _RegionEndpoints(regions, limits)
@@ -334,6 +342,7 @@ def make_app(core: Core, regions: Regions, limits: Limits, token: Token | None =
         route("/metrics", views.metrics, "GET"),
         route("/eclip/state", views.state, "GET"),
         route("/", views.page, "GET"),
+        *more,
     ]
     return Starlette(
         routes=routes,

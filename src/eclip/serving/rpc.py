@@ -25,6 +25,7 @@ from eclip.serving.tensors import bad_request
 _log = logging.getLogger(__name__)
 
 SERVICE = "inference.GRPCInferenceService"  # the name that clients call
+SLACK = "eclip-slack-ns"  # metadata behind an answer: what the next request would have left
 CODES = {
     Reason.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
     Reason.UNKNOWN_MODEL: grpc.StatusCode.NOT_FOUND,
@@ -36,6 +37,7 @@ CODES = {
     Reason.CANCELLED: grpc.StatusCode.CANCELLED,
     Reason.UNSUPPORTED: grpc.StatusCode.UNIMPLEMENTED,
     Reason.FAILED: grpc.StatusCode.INTERNAL,
+    Reason.LOST: grpc.StatusCode.UNAVAILABLE,
 }
 _LEFT_OUT = {
     "ModelStreamInfer": "streaming",
@@ -68,6 +70,9 @@ class _Inference:
             in_core = True
             response = await self._core.infer(_within_deadline(request, context))
             in_core = False
+            slack_ns = self._core.slack_ns(name)
+            if slack_ns is not None:  # a router that sent it wants to know
+                context.set_trailing_metadata(((SLACK, f"{slack_ns:.0f}"),))
             return write_response(response, asked, self._regions)
         except RefusedError as error:
             if not in_core:

@@ -50,16 +50,20 @@ _LOOK_S = 1.0
 
 
 class Supervisor:
-    """``own_fronts``: fronts are its processes; otherwise the caller takes the seats."""
+    """``own_fronts``: fronts are its processes; otherwise the caller takes the seats. So many
+    ``guests`` may come through its door besides."""
 
-    def __init__(self, config: ServingConfig, log: ServerLog, *, own_fronts: bool = True) -> None:
+    def __init__(
+        self, config: ServingConfig, log: ServerLog, *, own_fronts: bool = True, guests: int = 0
+    ) -> None:
         self.config = config
         self.bell = Bell()
         self.planners = Planners()
-        self.counters = CounterPages.create(config.server.fronts)
+        seats = config.server.fronts + guests
+        self.counters = CounterPages.create(seats)
         self.device = DeviceKeeper(log, self.bell, self._device_changed)
         self.fronts = SeatKeeper(
-            config.server.fronts,
+            seats,
             log,
             self.bell,
             self._welcome,
@@ -71,6 +75,7 @@ class Supervisor:
         self._stack = contextlib.ExitStack()
         folder = tempfile.TemporaryDirectory(prefix="eclip-serve-")
         self._folder = Path(self._stack.enter_context(folder))
+        self.door: Path | None = self._folder / "door" if guests else None
         self._changing = asyncio.Lock()
         self._services = Services(config)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -89,11 +94,14 @@ class Supervisor:
         self._spawn(
             self.device.keep(self.fronts.seats, lambda: self._services.deployed, self.counters)
         )
+        own = self.fronts.seats[: self.config.server.fronts]
         if self._own_fronts:
-            for seat in self.fronts.seats:
+            for seat in own:
                 self._spawn(self.fronts.keep(seat, self._clear))
-            await self.bell.until(lambda: all(seat.ports for seat in self.fronts.seats))
+            await self.bell.until(lambda: all(seat.ports for seat in own))
         await self.bell.until(lambda: self.device.up)
+        if self.door is not None:
+            self._spawn(self.fronts.receive(self.door, self.fronts.seats[len(own) :], self._clear))
         if self.config.server.replan:
             self._spawn(self._watch_rates())
         self._log.write("ready", http=self.server.http_port, grpc=self.server.grpc_port)
@@ -129,13 +137,19 @@ class Supervisor:
         self.counters.close()
         self._stack.close()
 
+    @property
+    def loaded(self) -> dict[str, ModelInfo]:
+        """Models that take requests."""
+        return {sheet.name: sheet.info for sheet in self._services.offer(0).sheets}
+
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def _welcome(self, seat: FrontSeat) -> None:
-        welcome = Welcome(seat.number, self.server, str(self._folder))
+        pages = len(self.fronts.seats)
+        welcome = Welcome(seat.number, pages, self.server, str(self._folder))
         welcome_front(seat, welcome, self.counters.descriptor)
         seat.settled = self._services.offers
         seat.send(self._services.offer(self.device.restarts))
