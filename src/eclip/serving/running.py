@@ -119,7 +119,8 @@ class RunningServer(Closing):
 
     def models(self) -> dict[str, ModelInfo]:
         """Those that are loaded."""
-        return self._supervisor.loaded
+        offer = self._supervisor.services.offer(0)
+        return {sheet.name: sheet.info for sheet in offer.sheets}
 
     def change(self, config: ServingConfig) -> None:
         """Serve this from now on; raises what is wrong with it, and then nothing has changed."""

@@ -77,7 +77,7 @@ class Supervisor:
         self._folder = Path(self._stack.enter_context(folder))
         self.door: Path | None = self._folder / "door" if guests else None
         self._changing = asyncio.Lock()
-        self._services = Services(config)
+        self.services = Services(config)
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
         self.stopped = False
@@ -89,10 +89,10 @@ class Supervisor:
         self.server = reserve_ports(self.config.server, self._stack)
         wanted = {service.name for service in self.config.services if service.load}
         planned = await self._plan(self.config, wanted, {}, 0.0)
-        self._services.take(self.config, self._services.with_ids(planned))
-        self._share_slots(self._services.deployed.sheets)
+        self.services.take(self.config, self.services.with_ids(planned))
+        self._share_slots(self.services.deployed.sheets)
         self._spawn(
-            self.device.keep(self.fronts.seats, lambda: self._services.deployed, self.counters)
+            self.device.keep(self.fronts.seats, lambda: self.services.deployed, self.counters)
         )
         own = self.fronts.seats[: self.config.server.fronts]
         if self._own_fronts:
@@ -137,11 +137,6 @@ class Supervisor:
         self.counters.close()
         self._stack.close()
 
-    @property
-    def loaded(self) -> dict[str, ModelInfo]:
-        """Models that take requests."""
-        return {sheet.name: sheet.info for sheet in self._services.offer(0).sheets}
-
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -151,8 +146,8 @@ class Supervisor:
         pages = len(self.fronts.seats)
         welcome = Welcome(seat.number, pages, self.server, str(self._folder))
         welcome_front(seat, welcome, self.counters.descriptor)
-        seat.settled = self._services.offers
-        seat.send(self._services.offer(self.device.restarts))
+        seat.settled = self.services.offers
+        seat.send(self.services.offer(self.device.restarts))
         if self.device.up:
             seat.send(DeviceUp(self.device.epoch))
 
@@ -165,8 +160,8 @@ class Supervisor:
         if answer is None:
             self.fronts.tell(DeviceDown())
             return
-        self._services.note_failed(answer, self._log)
-        self.fronts.tell(self._services.offer(self.device.restarts, new=True))
+        self.services.note_failed(answer, self._log)
+        self.fronts.tell(self.services.offer(self.device.restarts, new=True))
         self.fronts.tell(DeviceUp(self.device.epoch))
 
     # --- Changes ---------------------------------------------------------------------------------
@@ -181,23 +176,23 @@ class Supervisor:
         """Serve this from now on; raises what is wrong with it, and then nothing has changed."""
         async with self._changing:
             planned = await self._plan(config, wanted, rates_rps or {}, seconds)
-            deployment = self._services.with_ids(planned)
+            deployment = self.services.with_ids(planned)
             await self.bell.until(lambda: self.device.up)
             self._share_slots(deployment.sheets)
             answer = await self.device.deploy(deployment)
             if isinstance(answer, NotDeployed):
-                self.fronts.drop_slots(self._services.ids)
+                self.fronts.drop_slots(self.services.ids)
                 raise DeviceError(answer.reason)
             self.config = config
-            self._services.take(config, deployment)
-            self._services.note_failed(answer, self._log)
-            offer = self._services.offer(self.device.restarts, new=True)
+            self.services.take(config, deployment)
+            self.services.note_failed(answer, self._log)
+            offer = self.services.offer(self.device.restarts, new=True)
             self.fronts.tell(offer)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_SETTLE_S):
                     await self.bell.until(lambda: self.fronts.have_settled(offer.number))
             await self.device.retire(deployment.generation)
-            self.fronts.drop_slots(self._services.ids)
+            self.fronts.drop_slots(self.services.ids)
             self._log.write(
                 "deployed",
                 generation=deployment.generation,
@@ -215,14 +210,14 @@ class Supervisor:
 
     async def _load(self, seat: FrontSeat, asked: LoadAsked) -> None:
         error: str | None = None
-        loaded = {sheet.name for sheet in self._services.deployed.sheets}
+        loaded = {sheet.name for sheet in self.services.deployed.sheets}
         wanted = loaded | {asked.name} if asked.load else loaded - {asked.name}
         try:
             if not wanted:
                 raise UsageError(f"{asked.name} is the only model that is loaded; stop the server")
             await self.change(self.config, wanted)
             if asked.load:
-                error = self._services.failed.get(asked.name)
+                error = self.services.failed.get(asked.name)
         except EclipError as refusal:
             error = str(refusal)
         seat.send(LoadAnswer(asked.number, error))
@@ -233,7 +228,7 @@ class Supervisor:
             await asyncio.sleep(_LOOK_S)
             if not self.device.up or self._changing.locked() or self._stopping:
                 continue
-            deployment = self._services.deployed
+            deployment = self.services.deployed
             rates = watch.look(deployment, time.monotonic())
             if rates is None:
                 continue
@@ -253,7 +248,7 @@ class Supervisor:
         request = PlanRequest(
             config=ServingConfig(server=config.server, services=services),
             rates_rps=rates_rps,
-            generation=self._services.next_generation(),
+            generation=self.services.next_generation(),
             folder=str(self._folder),
             seconds=seconds,
         )
