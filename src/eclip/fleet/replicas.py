@@ -44,6 +44,7 @@ class Replica(Protocol):
     """A GPU's deployment, as a router reaches it."""
 
     place: GpuPlace
+    near: bool  # through shared memory
 
     def info(self, model: str) -> ModelInfo | None:
         """None: it takes no requests for it now."""
@@ -65,6 +66,7 @@ class NearReplica:
 
     def __init__(self, place: GpuPlace) -> None:
         self.place = place
+        self.near = True
         self._core: FrontCore | None = None
         self._leaves = False
         self._visit = asyncio.create_task(self._keep_visiting(Path(place.door or "")))
@@ -122,6 +124,7 @@ class FarReplica:
 
     def __init__(self, place: GpuPlace, token: str | None) -> None:
         self.place = place
+        self.near = False
         self._front = RemoteFront(place.grpc, token)
         self._sent: dict[str, int] = {}  # by model: requests since its last word
         self._taken_ns: dict[str, float] = {}  # by model: what a request takes off the slack
