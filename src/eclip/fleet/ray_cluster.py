@@ -158,11 +158,13 @@ def check_nodes(file: FleetFile) -> None:
         (group.machine, group.kind): group.count for group in crew.fleet_there(file.fleet).gpus
     }
     for group in file.fleet.gpus:
-        if there.get((group.machine, group.kind), 0) < group.count:
+        count = there.get((group.machine, group.kind), 0)
+        if count < group.count:
+            offer = f"--labels machine={group.machine} "
+            offer += f"--resources '{{\"{group.kind}\": {group.count}}}'"
             raise UsageError(
-                f"the cluster offers {there.get((group.machine, group.kind), 0)} of the "
-                f"{group.count} {group.kind} of machine {group.machine!r}; start Ray there with: "
-                f"--labels machine={group.machine} --resources '{{\"{group.kind}\": {group.count}}}'"
+                f"the cluster offers {count} of the {group.count} {group.kind} of machine "
+                f"{group.machine!r}; start Ray there with: {offer}"
             )
 
 
