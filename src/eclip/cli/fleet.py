@@ -240,7 +240,7 @@ def up(
         screen.out.print("Ctrl-C takes it down.")
         stop = threading.Event()
         with interrupt.handled_by(lambda *_: stop.set()):
-            keeper.stay(stop, screen.warn)
+            keeper.stay(stop, screen.out.print)
 
 
 @app.command()
