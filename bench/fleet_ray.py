@@ -14,197 +14,27 @@ from __future__ import annotations
 import argparse
 import asyncio
 import collections
-import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import aiohttp
 import numpy as np
 import tritonclient.grpc
 import tritonclient.http
 import tritonclient.http.aio
-from tritonclient.utils import InferenceServerException
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
-from bench.support.fleet_models import JOURNAL
 from bench.support.tables import print_table
 
 from eclip.fleet import ray_cluster
-from eclip.fleet.config import load_fleet_file
-
-ROOT = Path(__file__).parents[1]
-FLEET = """
-replan = false
-
-[ray]
-port = {ray}
-
-[router]
-http_port = {http}
-grpc_port = {grpc}
-count = {routers}
-shared_memory = {near}
-
-[server]
-replan = false
-grace_seconds = 0.0
-
-[[service]]
-name = "double"
-model = "squeezenet:1"
-rate = 100
-bound = "2000ms"
-instances = {instances}
-[service.serve]
-model = "numpy:bench.support.fleet_models:double"
-inputs = [{{ name = "number", datatype = "INT64", shape = [1] }}]
-outputs = [{{ name = "twice", datatype = "INT64", shape = [1] }}]
-"""
-GPUS = """
-[[gpus]]
-machine = "{machine}"
-kind = "h200"
-count = {count}
-"""
-CLIENTS, RATE_RPS = 12, 120
-PATIENCE_S = 120.0
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
-class RunningFleet:
-    """``eclip fleet up`` in a process of its own, and a look at it through Ray."""
-
-    def __init__(self, folder: Path, machines: dict[str, int], routers: int, near: bool) -> None:
-        ray, self.http_port, self.grpc_port = free_ports(3)
-        self.journal = folder / "journal"
-        self.journal.touch()
-        self.file = folder / "fleet.toml"
-        text = FLEET.format(
-            ray=ray,
-            http=self.http_port,
-            grpc=self.grpc_port,
-            routers=routers,
-            near=str(near).lower(),
-            instances=sum(machines.values()),
-        )
-        for machine, count in machines.items():
-            text += GPUS.format(machine=machine, count=count)
-        self.file.write_text(text)
-        path = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
-        os.environ |= {JOURNAL: str(self.journal), "PYTHONPATH": path}
-        self.log = folder / "log"
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "eclip", "fleet", "up", str(self.file), "--seconds", "1"],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-        self.settings = load_fleet_file(self.file).ray
-
-    def wait_for(self, words: str) -> float:
-        """Until the command has said this; in seconds."""
-        began_s = time.monotonic()
-        while words not in self.log.read_text():
-            if self.process.poll() is not None or time.monotonic() > began_s + PATIENCE_S:
-                raise SystemExit(f"the fleet said: {self.log.read_text()}")
-            time.sleep(0.05)
-        return time.monotonic() - began_s
-
-    def status(self) -> Any:
-        controller = ray_cluster.find_controller()
-        return None if controller is None else ray_cluster.ask(controller.status)
-
-    def children(self, words: str) -> list[int]:
-        """Processes of Ray that the command has started."""
-        found = []
-        for entry in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError, IndexError):
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                if parent == self.process.pid and words in line:
-                    found.append(int(entry.name))
-        return found
-
-    def close(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(60)
-
-
-@contextlib.contextmanager
-def fleet(machines: dict[str, int], routers: int, near: bool) -> Iterator[RunningFleet]:
-    with tempfile.TemporaryDirectory() as folder:
-        running = RunningFleet(Path(folder), machines, routers, near)
-        try:
-            running.wait_for("is up")
-            yield running
-        finally:
-            running.close()
-
-
-# --- Failures ---------------------------------------------------------------------------------
-
-
-class Load:
-    """Clients that ask for doubles, each number once, and what came of every one."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.outcomes: list[tuple[float, str, int]] = []  # when answered, how, which number
-        self.lines: collections.Counter[str] = collections.Counter()
-        self.stopped = False
-        self._numbers = iter(range(1, 1 << 40))
-
-    async def run(self) -> None:
-        await asyncio.gather(*(self._client() for _ in range(CLIENTS)))
-
-    async def _client(self) -> None:
-        module = tritonclient.http.aio
-        while not self.stopped:
-            async with module.InferenceServerClient(self.address, conn_limit=1) as client:
-                with contextlib.suppress(aiohttp.ClientError, OSError):
-                    while not self.stopped:
-                        await self._ask(client, next(self._numbers))
-                        await asyncio.sleep(CLIENTS / RATE_RPS)
-            await asyncio.sleep(0.05)
-
-    async def _ask(self, client: Any, number: int) -> None:
-        given = tritonclient.http.aio.InferInput("number", (1, 1), "INT64")
-        given.set_data_from_numpy(np.array([[number]]))
-        try:
-            answer = await client.infer("double", [given])
-            right = answer.as_numpy("twice").tolist() == [[2 * number]]
-            self._note("answered" if right else "wrong", number)
-        except InferenceServerException as error:
-            line = str(error.message())
-            self.lines[line] += 1
-            lost = "before it was answered" in line or "before its answer came" in line
-            self._note("lost" if lost else "refused", number)
-        except (aiohttp.ClientConnectorError, ConnectionRefusedError):
-            self._note("nobody there", number)
-            raise
-        except (aiohttp.ClientError, OSError):
-            self._note("connection broken", number)
-            raise
-
-    def _note(self, how: str, number: int) -> None:
-        self.outcomes.append((time.monotonic(), how, number))
+from running_fleet import CLIENTS, PATIENCE_S, Load, RunningFleet, fleet
 
 
 class Trial:
@@ -222,15 +52,6 @@ class Trial:
         gap_s = max(np.diff([self.began_s, *answered]), default=0.0)
         hows = ("answered", "wrong", "refused", "lost", "connection broken", "nobody there")
         return [name, *(str(counts[how]) for how in hows), f"{gap_s:.2f}", recovery]
-
-
-async def until(condition: Any, what: str) -> float:
-    began_s = time.monotonic()
-    while not condition():
-        if time.monotonic() > began_s + PATIENCE_S:
-            raise SystemExit(f"waited {PATIENCE_S:.0f} s for {what}")
-        await asyncio.sleep(0.05)
-    return time.monotonic() - began_s
 
 
 async def break_things(running: RunningFleet) -> None:
@@ -278,7 +99,9 @@ async def break_things(running: RunningFleet) -> None:
     rows.append(trial.row("kill -9 of a router", f"{took_s:.1f} s, by Ray"))
 
     trial = Trial(load)
-    text = running.file.read_text().replace("fleet_models:double", "fleet_models:double_again")
+    text = running.file.read_text().replace(
+        "fleet_functions:double", "fleet_functions:double_again"
+    )
     running.file.write_text(text)
     changed = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "eclip", "fleet", "up", str(running.file), "--seconds", "1",
@@ -293,9 +116,7 @@ async def break_things(running: RunningFleet) -> None:
     (raylet,) = [pid for pid in running.children("raylet/raylet") if not is_head(pid)]
     os.kill(raylet, signal.SIGKILL)
     noticed_s = await seen(lambda now: any(gpu.state == "gone" for gpu in now.gpus), "the node")
-    took_s = noticed_s + await seen(
-        lambda now: now.ready and all(gpu.state != "starting" for gpu in now.gpus), "placing again"
-    )
+    took_s = noticed_s + await seen(lambda now: now.ready and now.placements > 1, "placing again")
     await asyncio.sleep(1.0)
     text = f"noticed by Ray {noticed_s:.1f} s, placed again {took_s:.1f} s"
     rows.append(trial.row("kill -9 of a machine's Ray node", text))

@@ -34,7 +34,7 @@ class FleetKeeper(Closing):
         self._seconds = seconds
         self._local: ray_cluster.LocalRay | None = None
         self._planned: Planned | None = None
-        ray_cluster.import_ray(self.file.ray)
+        ray_cluster.check_version()
 
     @property
     def has_ray(self) -> bool:

@@ -15,6 +15,7 @@ import logging
 import os
 import shutil
 import socket
+import sys
 import tempfile
 import time
 from typing import Any
@@ -32,6 +33,7 @@ _REACH_S = 5.0
 _READY_S = 600.0
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",  # its accounts of deaths are pages long
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 # Without this, Ray takes the address of a network card even when it is told 127.0.0.1.
@@ -47,11 +49,8 @@ _THIS_MACHINE = {
 }
 
 
-def import_ray(settings: RaySettings) -> Any:
-    """Ray, if it is there and of a version that we know."""
-    os.environ.update(_QUIET)
-    if settings.address is None:
-        os.environ.update(_THIS_MACHINE)
+def check_version() -> None:
+    """Refuse a Ray that is not there, or of a version that we do not know."""
     try:
         version = importlib.metadata.version("ray")
     except importlib.metadata.PackageNotFoundError:
@@ -63,6 +62,13 @@ def import_ray(settings: RaySettings) -> Any:
     if not LEAST <= numbers < BELOW:
         wanted = f"{LEAST[0]}.{LEAST[1]} or newer, below {BELOW[0]}"
         raise UsageError(f"ray is {version} and must be {wanted}: pip install 'eclip[fleet]'")
+
+
+def import_ray(settings: RaySettings) -> Any:
+    check_version()
+    os.environ.update(_QUIET)
+    if settings.address is None:
+        os.environ.update(_THIS_MACHINE)
     return importlib.import_module("ray")
 
 
@@ -82,11 +88,12 @@ def answers(settings: RaySettings, seconds: float = _REACH_S) -> bool:
 
 def connect(settings: RaySettings) -> None:
     """To the cluster of the file; refused in one line if that cannot be."""
-    ray = import_ray(settings)
+    check_version()
     address = address_of(settings)
     if not answers(settings):
         hint = "is the fleet up?" if settings.address is None else "is it running there?"
         raise UsageError(f"cannot reach Ray at {address}; {hint}")
+    ray = import_ray(settings)
     try:
         ray.init(
             address=address,
@@ -100,7 +107,8 @@ def connect(settings: RaySettings) -> None:
 
 
 def disconnect() -> None:
-    importlib.import_module("ray").shutdown()
+    if "ray" in sys.modules:
+        sys.modules["ray"].shutdown()
 
 
 class LocalRay(Closing):
