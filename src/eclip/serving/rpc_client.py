@@ -79,6 +79,7 @@ class RemoteFront:
         return _response(answer)
 
     async def close(self) -> None:
+        self.connected = False
         self._watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._watching
