@@ -10,6 +10,7 @@ import yaml
 
 from eclip.errors import ArtefactError, UsageError
 from eclip.fleet.config import FleetFile, load_fleet_file
+from eclip.fleet.crew import MACHINE
 from eclip.fleet.kubernetes import render, render_text
 from eclip.fleet.orders import GpuPlace, join, orders_of, table_of
 from eclip.fleet.placement import Instance, PlacedGpu, Placement
@@ -174,3 +175,16 @@ def test_manifests_have_a_pod_for_each_gpu_and_files_that_a_server_reads(file: F
             (selector,) = one["spec"]["selector"].items()
             having = [pod for pod in pods if selector in pod["metadata"]["labels"].items()]
             assert len(having) == (2 if name == "search" else 1)
+
+
+def test_examples_are_fleets_and_the_cluster_of_kuberay_has_their_labels() -> None:
+    examples = Path(__file__).parents[2] / "examples"
+    for name in ("fleet.toml", "fleet-local.toml"):
+        assert load_fleet_file(examples / name).fleet.count == 4
+    cluster, keeper, service = yaml.safe_load_all((examples / "kuberay.yaml").read_text())
+    for group in cluster["spec"]["workerGroupSpecs"]:
+        assert group["labels"] == {MACHINE: group["groupName"]}
+        assert list(group["resources"]) == ["h200"]
+    (container,) = keeper["spec"]["template"]["spec"]["containers"]
+    assert container["command"][:3] == ["eclip", "fleet", "up"]
+    assert service["spec"]["selector"]["ray.io/cluster"] == cluster["metadata"]["name"]
