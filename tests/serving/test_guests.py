@@ -1,4 +1,4 @@
-"""A server used by a process that is no child of it, and over gRPC: as routers do."""
+"""A server used by a process that is no child of it, and over HTTP: as routers do."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from eclip.fleet.spec import GpuId
 from eclip.serving.config import ServingConfig
 from eclip.serving.core import FrontCore
 from eclip.serving.guests import enter
+from eclip.serving.http_client import RemoteFront
 from eclip.serving.messages import Reason, RefusedError
-from eclip.serving.rpc_client import RemoteFront
 from eclip.serving.running import RunningServer
 from served_core import ADD, add_request, config_of, output
 from waiting import PATIENCE_S
@@ -58,7 +58,7 @@ def place_of(server: RunningServer, gpu: GpuId, host: str) -> GpuPlace:
     return GpuPlace(
         gpu=gpu,
         host=host,
-        http=server.url,
+        http=server.url.removeprefix("http://"),
         grpc=server.grpc,
         door=str(server.door),
         models=server.models(),
@@ -129,7 +129,7 @@ def test_what_one_did_not_accept_another_gets_and_what_was_accepted_is_lost_with
     async def visit(server: RunningServer) -> None:
         replicas = Replicas("here")
         nobody = GpuPlace(  # where nobody listens
-            gpu=NEAR, host="there", http="", grpc="127.0.0.1:9", door=None,
+            gpu=NEAR, host="there", http="127.0.0.1:9", grpc="", door=None,
             models=server.models(), pid=1,
         )  # fmt: skip
         shares = {NEAR: 1.0, FAR: 1.0}
@@ -144,7 +144,7 @@ def test_what_one_did_not_accept_another_gets_and_what_was_accepted_is_lost_with
         for number in range(20):
             answer = await replicas.infer(add_request(number))
             assert output(answer, "sum").tolist() == [[2 * number + 1] * 4]
-        front = RemoteFront(server.grpc)
+        front = RemoteFront(server.url.removeprefix("http://"))
         await until(lambda: front.connected)
         asked = dataclasses.replace(add_request(1), model="slow")
         lost = asyncio.create_task(front.infer(asked))

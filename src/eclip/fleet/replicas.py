@@ -22,6 +22,7 @@ from eclip.fleet.routing import choose
 from eclip.fleet.spec import GpuId
 from eclip.serving.core import FrontCore
 from eclip.serving.guests import enter
+from eclip.serving.http_client import RemoteFront
 from eclip.serving.messages import (
     DeviceState,
     InferRequest,
@@ -30,7 +31,6 @@ from eclip.serving.messages import (
     Reason,
     RefusedError,
 )
-from eclip.serving.rpc_client import RemoteFront
 
 TRIES = 3  # deployments that a request is offered to
 _FRESH_NS = 20_000_000  # as old as simulated routers' view
@@ -120,12 +120,12 @@ class NearReplica:
 
 
 class FarReplica:
-    """On another machine, over gRPC."""
+    """On another machine, over HTTP."""
 
     def __init__(self, place: GpuPlace, token: str | None) -> None:
         self.place = place
         self.near = False
-        self._front = RemoteFront(place.grpc, token)
+        self._front = RemoteFront(place.http, token)
         self._sent: dict[str, int] = {}  # by model: requests since its last word
         self._taken_ns: dict[str, float] = {}  # by model: what a request takes off the slack
         self._open = 0

@@ -52,6 +52,8 @@ STATUSES = {
     Reason.FAILED: 500,
     Reason.LOST: 503,
 }
+# In a request: its sender, a router, wants to know what the next one would have left of its bound.
+SLACK = b"eclip-slack-ns"
 # What needs no token: probes of an orchestrator, and a page without anything of this server on it.
 _OPEN_PATHS = frozenset({"/", "/v2/health/live", "/v2/health/ready", "/v2/health/startup"})
 
@@ -141,6 +143,10 @@ class InferEndpoint:
             body = await compress(body, coding)
             answer_headers.append((b"content-encoding", coding))
         answer_headers.append((b"content-length", b"%d" % len(body)))
+        if SLACK in headers:
+            slack_ns = self._core.slack_ns(scope["path_params"]["model"])
+            if slack_ns is not None:
+                answer_headers.append((SLACK, b"%d" % slack_ns))
         await send({"type": "http.response.start", "status": 200, "headers": answer_headers})
         await send({"type": "http.response.body", "body": body})
 

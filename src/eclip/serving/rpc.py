@@ -25,7 +25,6 @@ from eclip.serving.tensors import bad_request
 _log = logging.getLogger(__name__)
 
 SERVICE = "inference.GRPCInferenceService"  # the name that clients call
-SLACK = "eclip-slack-ns"  # metadata behind an answer: what the next request would have left
 CODES = {
     Reason.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
     Reason.UNKNOWN_MODEL: grpc.StatusCode.NOT_FOUND,
@@ -70,9 +69,6 @@ class _Inference:
             in_core = True
             response = await self._core.infer(_within_deadline(request, context))
             in_core = False
-            slack_ns = self._core.slack_ns(name)
-            if slack_ns is not None:  # a router that sent it wants to know
-                context.set_trailing_metadata(((SLACK, f"{slack_ns:.0f}"),))
             return write_response(response, asked, self._regions)
         except RefusedError as error:
             if not in_core:
