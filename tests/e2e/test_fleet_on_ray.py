@@ -179,3 +179,18 @@ def test_gpus_of_other_machines_are_reached_over_tcp() -> None:
             os.kill(running.status().gpus[0].pid, signal.SIGKILL)
             time.sleep(3.0)
         assert_answered(load, running, broken=0)
+
+
+@pytest.mark.long
+def test_a_fleet_is_placed_again_when_rates_drift_and_nobody_notices() -> None:
+    with fleet({"node-1": 1, "node-2": 1}, 1, True) as running, connected(running):
+        running.change("replan = false\n\n[ray]", "replan = true\n\n[ray]")
+        running.change("rate = 100", "rate = 10")
+        assert eclip(running, "up").returncode == 0
+        with loading(running) as load:
+            now = wait_until(running, lambda now: now.placements > 1)
+            assert now.rates_rps["double"] > 15
+            time.sleep(1.0)
+        assert sum(gpu.services["double"] for gpu in now.gpus) > 15
+        assert not load.lines
+        assert_answered(load, running, broken=0)

@@ -9,6 +9,7 @@ begins with the one that runs. Instances are loaded before others are unloaded.
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from typing import Any
@@ -207,4 +208,5 @@ def start_controller(file: FleetFile, planned: Planned) -> Any:
 
 def one_line(error: Exception) -> str:
     """What an actor raised, without Ray's account of where."""
-    return str(getattr(error, "cause", None) or error).strip().splitlines()[-1]
+    line = str(getattr(error, "cause", None) or error).strip().splitlines()[-1]
+    return re.sub(r"^[\w.]+Error: ", "", line)

@@ -6,6 +6,7 @@ that stays notices, starts Ray anew where it is its own, and brings the fleet ba
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from eclip.devices.base import Closing
-from eclip.errors import EclipError, UsageError
+from eclip.errors import EclipError, StoppedError, UsageError
 from eclip.fleet import ray_cluster
 from eclip.fleet.config import FleetFile, load_fleet_file
 from eclip.fleet.orders import orders_of
@@ -53,12 +54,23 @@ class FleetKeeper(Closing):
                     f"port {settings.port} has a Ray without a fleet; give another port in [ray]"
                 )
             ray_cluster.check_nodes(self.file)
+        progress = progress or Progress()
         if self._planned is None or running is not None:
             self._planned = self._plan(running, progress)
+        if progress.stopped:
+            raise StoppedError("stopped before anything was started")
         if settings.address is None and running is None:
+            progress.phase("starting Ray")
             self._local = ray_cluster.LocalRay(self.file)
             ray_cluster.connect(settings)
-        return ray_cluster.bring_up(self.file, self._planned)
+        progress.phase("starting servers")
+        try:
+            return ray_cluster.bring_up(self.file, self._planned, progress)
+        except BaseException:
+            if running is None:  # leave nothing half up
+                with contextlib.suppress(EclipError):
+                    ray_cluster.take_down()
+            raise
 
     def stay(self, stop: threading.Event, say: Callable[[str], None]) -> None:
         """Until somebody stops it, which takes the fleet down, or takes it down from elsewhere."""
@@ -79,7 +91,7 @@ class FleetKeeper(Closing):
             self._local.close()
             self._local = None
 
-    def _plan(self, running: Placement | None, progress: Progress | None) -> Planned:
+    def _plan(self, running: Placement | None, progress: Progress) -> Planned:
         planned = plan_fleet(
             self.file,
             self.file.fleet,

@@ -14,17 +14,21 @@ import importlib.metadata
 import logging
 import os
 import shutil
+import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from eclip.devices.base import Closing
-from eclip.errors import DeviceError, UsageError
+from eclip.errors import DeviceError, StoppedError, UsageError
 from eclip.fleet.config import FleetFile, RaySettings
 from eclip.fleet.placement import Placement
 from eclip.fleet.planning import Planned
+from eclip.progress import Progress
 
 LEAST, BELOW = (2, 55), (3, 0)  # as the extra `fleet` has it
 _HOST = "127.0.0.1"
@@ -95,12 +99,13 @@ def connect(settings: RaySettings) -> None:
         raise UsageError(f"cannot reach Ray at {address}; {hint}")
     ray = import_ray(settings)
     try:
-        ray.init(
-            address=address,
-            namespace=settings.namespace,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
+        with _signals_as_they_were():
+            ray.init(
+                address=address,
+                namespace=settings.namespace,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
     except (ConnectionError, RuntimeError, ValueError) as error:
         line = " ".join(str(error).split())
         raise UsageError(f"cannot join the Ray cluster at {address}: {line}") from None
@@ -129,8 +134,9 @@ class LocalRay(Closing):
         for group in file.fleet.gpus:
             machines.setdefault(group.machine, {})[group.kind] = group.count
         try:
-            for machine, kinds in machines.items():
-                self.nodes[machine] = self._add(machine, kinds, file.ray.port)
+            with _signals_as_they_were():
+                for machine, kinds in machines.items():
+                    self.nodes[machine] = self._add(machine, kinds, file.ray.port)
         except BaseException:
             self.close()
             raise
@@ -157,6 +163,19 @@ class LocalRay(Closing):
         with contextlib.suppress(Exception):  # what is dead cannot be ended
             self._cluster.shutdown()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _signals_as_they_were() -> Iterator[None]:
+    """Ray takes SIGTERM for itself; whoever runs it decides what that means."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def check_nodes(file: FleetFile) -> None:
@@ -193,7 +212,7 @@ def running_placement() -> Placement | None:
     return placement
 
 
-def bring_up(file: FleetFile, planned: Planned) -> Any:
+def bring_up(file: FleetFile, planned: Planned, progress: Progress) -> Any:
     """The fleet of the file: a controller, which takes over what runs. Returns its status when it
     is ready, or raises why it is not."""
     ray = importlib.import_module("ray")
@@ -206,6 +225,8 @@ def bring_up(file: FleetFile, planned: Planned) -> Any:
     controller = start(file, planned)
     deadline = time.monotonic() + _READY_S
     while time.monotonic() < deadline:
+        if progress.stopped:
+            raise StoppedError("stopped before the fleet was up")
         status = ask(controller.status)
         if status.ready:
             return status
@@ -232,5 +253,5 @@ def ask(method: Any, seconds: float = 60.0) -> Any:
     try:
         return ray.get(method.remote(), timeout=seconds)
     except ray.exceptions.RayError as error:
-        line = str(getattr(error, "cause", None) or error).strip().splitlines()[-1]
+        line = str(error).strip().splitlines()[-1]
         raise DeviceError(f"the fleet does not answer: {line}") from None

@@ -32,34 +32,34 @@ _REASONS = {
 }  # those left out have another one's status
 
 
-class _Parameters(msgspec.Struct):
+class _AnswerParameters(msgspec.Struct):
     binary_data_size: int
 
 
-class _Output(msgspec.Struct):
+class _AnswerTensor(msgspec.Struct):
     name: str
     datatype: str
     shape: list[int]
-    parameters: _Parameters
+    parameters: _AnswerParameters
 
 
-class _Answer(msgspec.Struct):
+class _AnswerHead(msgspec.Struct):
     model_name: str
     model_version: str
-    outputs: list[_Output]
+    outputs: list[_AnswerTensor]
     id: str = ""
 
 
-class _Error(msgspec.Struct):
+class _ErrorBody(msgspec.Struct):
     error: str = ""
 
 
-_answers = msgspec.json.Decoder(_Answer)
-_errors = msgspec.json.Decoder(_Error)
+_answers = msgspec.json.Decoder(_AnswerHead)
+_errors = msgspec.json.Decoder(_ErrorBody)
 
 
 @dataclass(slots=True)
-class _Reply:
+class _HttpReply:
     status: int = 0
     headers: dict[bytes, bytes] = field(default_factory=dict)
     body: bytearray = field(default_factory=bytearray)
@@ -72,14 +72,14 @@ class _Connection(asyncio.Protocol):
         self.used_s = time.monotonic()
         self.closed = asyncio.get_running_loop().create_future()
         self._parser: Any = None
-        self._reply = _Reply()
-        self._waiting: asyncio.Future[_Reply] | None = None
+        self._reply = _HttpReply()
+        self._waiting: asyncio.Future[_HttpReply] | None = None
         self._transport: asyncio.Transport | None = None
 
-    async def ask(self, request: bytes) -> _Reply:
+    async def ask(self, request: bytes) -> _HttpReply:
         if self._transport is None:
             raise ConnectionError
-        self._reply = _Reply()
+        self._reply = _HttpReply()
         self._parser = httptools.HttpResponseParser(self)
         self._waiting = asyncio.get_running_loop().create_future()
         self._transport.write(request)
@@ -244,7 +244,7 @@ class RemoteFront:
                 self.connected = False  # until a new connection says otherwise
 
 
-def _read(reply: _Reply) -> InferResponse:
+def _read(reply: _HttpReply) -> InferResponse:
     size = int(reply.headers.get(JSON_LENGTH, len(reply.body)))
     body = memoryview(bytes(reply.body))
     answer = _answers.decode(body[:size])
@@ -257,7 +257,7 @@ def _read(reply: _Reply) -> InferResponse:
     return InferResponse(answer.model_name, tensors, answer.id, answer.model_version)
 
 
-def _refusal(reply: _Reply) -> RefusedError:
+def _refusal(reply: _HttpReply) -> RefusedError:
     try:
         line = _errors.decode(bytes(reply.body)).error
     except msgspec.MsgspecError:
