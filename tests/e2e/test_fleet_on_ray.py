@@ -25,7 +25,29 @@ import pytest
 import tritonclient.grpc
 
 from eclip.fleet import ray_cluster
-from running_fleet import PATIENCE_S, Load, RunningFleet, fleet
+from fleet_functions import JOURNAL
+from running_fleet import PATH, PATIENCE_S, Load, RunningFleet, fleet, free_ports, write_fleet
+
+# A cluster that somebody else runs: a line on its input lets it take its next step.
+CLUSTER = """
+import sys
+from ray.cluster_utils import Cluster
+
+common = dict(num_cpus=0, object_store_memory=80_000_000, node_ip_address="127.0.0.1",
+              include_log_monitor=False, include_dashboard=False, no_monitor=True,
+              resources={{"h200": 1}})
+cluster = Cluster()
+cluster.add_node(gcs_server_port={port}, labels={{"machine": "node-1"}}, **common)
+for step in range(2):
+    print("without node-2", flush=True)
+    sys.stdin.readline()
+    node = cluster.add_node(labels={{"machine": "node-2"}}, **common)
+    print("with node-2", flush=True)
+    sys.stdin.readline()
+    if not step:
+        cluster.remove_node(node, allow_graceful=False)
+cluster.shutdown()
+"""
 
 
 @contextlib.contextmanager
@@ -70,9 +92,9 @@ def assert_answered(load: Load, running: RunningFleet, broken: int) -> None:
     assert {number for _, how, number in load.outcomes if how == "answered"} <= ran.keys()
 
 
-def eclip(running: RunningFleet, *arguments: str) -> subprocess.CompletedProcess[str]:
+def eclip(file: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "eclip", "fleet", *arguments, str(running.file)],
+        [sys.executable, "-m", "eclip", "fleet", *arguments, str(file)],
         capture_output=True,
         text=True,
         check=False,
@@ -132,11 +154,11 @@ def test_a_fleet_answers_and_heals() -> None:
             assert healed.gpus[1].pid == before.gpus[1].pid  # nobody else was disturbed
             assert_answered(load, running, broken=12)
 
-        down = eclip(running, "down")
+        down = eclip(running.file, "down")
         assert (down.returncode, down.stdout) == (0, "The fleet of fleet.toml is down.\n")
         assert running.process.wait(30) == 0
         assert "the fleet was taken down" in running.log.read_text()
-        again = eclip(running, "status")
+        again = eclip(running.file, "status")
         assert again.returncode == 2 and "is the fleet up?" in again.stderr
 
 
@@ -146,7 +168,7 @@ def test_a_model_is_changed_under_load_and_a_machine_and_the_head_are_lost() -> 
         with loading(running) as load:
             time.sleep(1.0)
             running.change("fleet_functions:double", "fleet_functions:double_again")
-            changed = eclip(running, "up")
+            changed = eclip(running.file, "up")
             assert changed.returncode == 0 and "is changed and up: 4 of 4" in changed.stdout
             assert not load.lines
             with connected(running):
@@ -186,7 +208,7 @@ def test_a_fleet_is_placed_again_when_rates_drift_and_nobody_notices() -> None:
     with fleet({"node-1": 1, "node-2": 1}, 1, True) as running, connected(running):
         running.change("replan = false\n\n[ray]", "replan = true\n\n[ray]")
         running.change("rate = 100", "rate = 10")
-        assert eclip(running, "up").returncode == 0
+        assert eclip(running.file, "up").returncode == 0
         with loading(running) as load:
             now = wait_until(running, lambda now: now.placements > 1)
             assert now.rates_rps["double"] > 15
@@ -194,3 +216,59 @@ def test_a_fleet_is_placed_again_when_rates_drift_and_nobody_notices() -> None:
         assert sum(gpu.services["double"] for gpu in now.gpus) > 15
         assert not load.lines
         assert_answered(load, running, broken=0)
+
+
+@pytest.mark.long
+def test_a_cluster_that_is_there_is_used_and_a_machine_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, http, grpc = free_ports(3)
+    file = tmp_path / "fleet.toml"
+    where = (f'address = "127.0.0.1:{port}"', http, grpc)
+    write_fleet(file, {"node-1": 1, "node-2": 1}, 1, True, where)
+    (tmp_path / "journal").touch()
+    given = {JOURNAL: str(tmp_path / "journal"), "PYTHONPATH": PATH, **ray_cluster.THIS_MACHINE}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    cluster = subprocess.Popen(
+        [sys.executable, "-c", CLUSTER.format(port=port)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+    def step(said: str) -> None:
+        assert cluster.stdin is not None and cluster.stdout is not None
+        cluster.stdin.write("\n")
+        cluster.stdin.flush()
+        assert cluster.stdout.readline().strip() == said
+
+    def states() -> list[str]:
+        told = json.loads(eclip(file, "status", "--json").stdout or "{}")
+        return [gpu["state"] for gpu in told.get("gpus", [])] if told.get("ready") else []
+
+    def until_states(wanted: list[str]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while (seen := states()) != wanted:
+            assert time.monotonic() < deadline, seen
+
+    try:
+        assert cluster.stdout is not None
+        assert cluster.stdout.readline().strip() == "without node-2"
+        lacking = eclip(file, "up", "--detach")
+        assert lacking.returncode == 2
+        assert "--labels machine=node-2 --resources '{\"h200\": 1}'" in lacking.stderr
+        step("with node-2")
+        up = eclip(file, "up", "--detach")
+        assert up.returncode == 0, up.stderr
+        until_states(["ready", "ready"])
+        step("without node-2")
+        until_states(["ready", "gone"])
+        step("with node-2")
+        until_states(["ready", "ready"])
+        assert eclip(file, "down").returncode == 0
+        again = eclip(file, "status")
+        assert again.returncode == 2 and "no fleet is up" in again.stderr
+    finally:
+        cluster.communicate("\n", PATIENCE_S)

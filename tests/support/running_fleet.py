@@ -32,7 +32,7 @@ FLEET = """
 replan = false
 
 [ray]
-port = {ray}
+{ray}
 
 [router]
 http_port = {http}
@@ -62,6 +62,7 @@ kind = "h200"
 count = {count}
 """
 CLIENTS, RATE_RPS = 12, 120
+PATH = f"{ROOT / 'src'}{os.pathsep}{SUPPORT}"  # where processes find their code
 PATIENCE_S = 300.0  # machines may be busy
 
 
@@ -73,6 +74,24 @@ def free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
+def write_fleet(
+    file: Path, machines: dict[str, int], routers: int, near: bool, where: tuple[str, int, int]
+) -> None:
+    """``where``: a key of [ray], and the routers' ports."""
+    ray, http, grpc = where
+    text = FLEET.format(
+        ray=ray,
+        http=http,
+        grpc=grpc,
+        routers=routers,
+        near=str(near).lower(),
+        instances=sum(machines.values()),
+    )
+    for machine, count in machines.items():
+        text += GPUS.format(machine=machine, count=count)
+    file.write_text(text)
+
+
 class RunningFleet:
     """``eclip fleet up`` in a process of its own, and a look at it through Ray."""
 
@@ -81,19 +100,9 @@ class RunningFleet:
         self.journal = folder / "journal"
         self.journal.touch()
         self.file = folder / "fleet.toml"
-        text = FLEET.format(
-            ray=ray,
-            http=self.http_port,
-            grpc=self.grpc_port,
-            routers=routers,
-            near=str(near).lower(),
-            instances=sum(machines.values()),
-        )
-        for machine, count in machines.items():
-            text += GPUS.format(machine=machine, count=count)
-        self.file.write_text(text)
-        path = f"{ROOT / 'src'}{os.pathsep}{SUPPORT}"
-        os.environ |= {JOURNAL: str(self.journal), "PYTHONPATH": path}
+        where = (f"port = {ray}", self.http_port, self.grpc_port)
+        write_fleet(self.file, machines, routers, near, where)
+        os.environ |= {JOURNAL: str(self.journal), "PYTHONPATH": PATH}
         self.log = folder / "log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(

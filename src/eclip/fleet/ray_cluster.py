@@ -41,7 +41,7 @@ _QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 # Without this, Ray takes the address of a network card even when it is told 127.0.0.1.
-_THIS_MACHINE = {
+THIS_MACHINE = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     # A node that was killed is noticed within seconds, also on a busy laptop.
     "RAY_health_check_initial_delay_ms": "1000",
@@ -72,7 +72,7 @@ def import_ray(settings: RaySettings) -> Any:
     check_version()
     os.environ.update(_QUIET)
     if settings.address is None:
-        os.environ.update(_THIS_MACHINE)
+        os.environ.update(THIS_MACHINE)
     return importlib.import_module("ray")
 
 
