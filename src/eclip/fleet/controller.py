@@ -64,6 +64,7 @@ class Controller:
         self._placement = planned.placement
         self._tables = self._placements = 0
         self._note = "starting"
+        self._unreached: Planned | None = None  # to be tried again
         self._ending = threading.Event()
         self._gpus.adopt(file.fleet)
         if ray.get_runtime_context().was_current_actor_reconstructed and self._gpus.orders:
@@ -132,9 +133,10 @@ class Controller:
 
     def _try(self, planned: Planned) -> None:
         """Bring the fleet to this placement; what goes wrong is said, and what runs stays."""
+        self._unreached = planned
         try:
             self._apply(planned)
-            self._note = ""
+            self._note, self._unreached = "", None
         except (EclipError, RayError) as error:
             self._note = one_line(error)
             self._log.write("the placement was not reached", reason=self._note)
@@ -175,6 +177,9 @@ class Controller:
             self._note = f"placing again: {names} {'gone' if gone else 'back'}"
         elif rates is not None:
             self._note = "placing again: rates have drifted"
+        elif self._unreached is not None:
+            self._try(self._unreached)
+            return
         else:
             if self._gpus.look():
                 self._routers.tell(self.table())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import ray
@@ -21,7 +21,10 @@ from eclip.fleet.rates import RouterReport
 from eclip.fleet.spec import Fleet, GpuId, gpu_ids
 
 MACHINE = "machine"  # the label of a Ray node that says which of the file's machines it is
-ANSWER_S = 5.0  # for small questions
+ANSWER_S = 1.0  # for small questions
+_ADOPT_S = _LEAVE_S = 10.0
+_ROUTERS_S = 60.0  # for routers to start
+Key = TypeVar("Key")
 _DEPLOY_S = 600.0
 # Ray keeps them: they live until they are killed, and take no CPU from its accounts.
 KEPT: dict[str, Any] = {
@@ -54,7 +57,7 @@ class GpuCrew:
             gpu = known[name]
             self._actors[gpu] = actor
             try:
-                running = ray.get(actor.running.remote(), timeout=ANSWER_S)
+                running = ray.get(actor.running.remote(), timeout=_ADOPT_S)
             except RayError:
                 continue
             if running is not None:
@@ -88,7 +91,7 @@ class GpuCrew:
             for gpu in gpus:
                 self.places.pop(gpu, None)
 
-    def end(self, gpus: Iterable[GpuId], seconds: float = ANSWER_S) -> None:
+    def end(self, gpus: Iterable[GpuId], seconds: float = _LEAVE_S) -> None:
         """Answer what is open there, for so long, then end them."""
         leaving = []
         for gpu in list(gpus):
@@ -102,17 +105,15 @@ class GpuCrew:
     def look(self) -> bool:
         """Whether anything is elsewhere than before. Actors that Ray has given up are made anew."""
         before = dict(self.places)
-        for gpu, actor in list(self._actors.items()):
-            try:
-                running = ray.get(actor.running.remote(), timeout=ANSWER_S)
-            except ActorDiedError:
+        calls = {gpu: actor.running.remote() for gpu, actor in self._actors.items()}
+        for gpu, running in answers_to(calls).items():
+            if isinstance(running, ActorDiedError):
                 del self._actors[gpu]
                 self.start([self.orders[gpu]])
-            except RayError:
+            elif isinstance(running, RayError):
                 self.lose([gpu])  # Ray starts it anew, and it says so
-            else:
-                if running is not None:
-                    self.arrived(running[1])
+            elif running is not None:
+                self.arrived(running[1])
         return before != self.places
 
     def _note(self, order: GpuOrder) -> None:
@@ -154,9 +155,13 @@ class RouterCrew:
                     **KEPT,
                 )
                 self._actors[number] = options.remote(number, self._settings)
-        answers = [router.report.remote() for router in self._actors.values()]
-        ready, _ = ray.wait(answers, num_returns=len(answers), timeout=60.0)
-        self.reports = tuple(ray.get(ready))
+        calls = {number: router.report.remote() for number, router in self._actors.items()}
+        answers = answers_to(calls, _ROUTERS_S)
+        for number, answer in answers.items():
+            if isinstance(answer, ActorDiedError):
+                del self._actors[number]
+                raise answer  # for good: an error while it started
+        self._note(answers.values())
 
     def tell(self, table: RoutingTable) -> None:
         """Returns when those that run have heard it."""
@@ -165,21 +170,37 @@ class RouterCrew:
             ray.wait(answers, num_returns=len(answers), timeout=ANSWER_S)
 
     def look(self) -> None:
-        reports = []
-        for number, router in list(self._actors.items()):
-            try:
-                reports.append(ray.get(router.report.remote(), timeout=ANSWER_S))
-            except ActorDiedError:
-                del self._actors[number]  # for good: an error while it started
-            except RayError:
-                continue  # Ray starts it anew
-        self.reports = tuple(reports)
+        calls = {number: router.report.remote() for number, router in self._actors.items()}
+        answers = answers_to(calls)
+        for number, answer in answers.items():
+            if isinstance(answer, ActorDiedError):
+                del self._actors[number]
+        self._note(answers.values())
         if len(self._actors) < self._settings.count:
             self.start()
+
+    def _note(self, answers: Iterable[Any]) -> None:
+        """Those that do not answer are started anew by Ray, or wait for their machine."""
+        self.reports = tuple(one for one in answers if isinstance(one, RouterReport))
 
     def end(self) -> None:
         end_all(self._actors.values(), 40.0)
         self._actors.clear()
+
+
+def answers_to(calls: Mapping[Key, Any], seconds: float = ANSWER_S) -> dict[Key, Any]:
+    """What each call gave, or Ray's error instead. Who restarts has none, nor who takes longer."""
+    if not calls:
+        return {}
+    ready, _ = ray.wait(list(calls.values()), num_returns=len(calls), timeout=seconds)
+    found: dict[Key, Any] = {}
+    for key, call in calls.items():
+        if call in ready:
+            try:
+                found[key] = ray.get(call)
+            except RayError as error:
+                found[key] = error
+    return found
 
 
 def fleet_there(fleet: Fleet) -> Fleet:

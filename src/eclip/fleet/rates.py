@@ -44,7 +44,7 @@ class RateWatch:
                 self._total[name] += count - (before.get(name, 0) if pid == report.pid else 0)
             self._last[report.number] = (report.pid, report.arrived)
         self._seen.append((now_s, self._total.copy()))
-        while now_s - self._seen[0][0] > WINDOW_S:
+        while len(self._seen) > 2 and now_s - self._seen[0][0] > WINDOW_S:
             self._seen.popleft()
         then_s, first = self._seen[0]
         if now_s > then_s:
