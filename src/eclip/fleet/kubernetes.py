@@ -63,7 +63,20 @@ def render_text(file: FleetFile, placement: Placement, image: str) -> str:
             "the package yaml is missing; install eclip with what a fleet needs: "
             "pip install 'eclip[fleet]'"
         ) from None
-    documents = yaml.safe_dump_all(render(file, placement, image), sort_keys=False)
+
+    class Dumper(yaml.SafeDumper):  # type: ignore[misc]
+        """Without references, and with files as lines: people read it."""
+
+        def ignore_aliases(self, data: object) -> bool:
+            return True
+
+    def as_lines(dumper: Any, text: str) -> Any:
+        style = "|" if "\n" in text else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+    Dumper.add_representer(str, as_lines)
+    manifests = render(file, placement, image)
+    documents = yaml.dump_all(manifests, Dumper=Dumper, sort_keys=False, width=100)
     return f"{MARK.decode()}\n{documents}"
 
 
