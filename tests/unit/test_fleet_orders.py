@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 
@@ -14,6 +15,7 @@ from eclip.fleet.crew import MACHINE
 from eclip.fleet.kubernetes import render, render_text
 from eclip.fleet.orders import GpuPlace, join, orders_of, table_of
 from eclip.fleet.placement import Instance, PlacedGpu, Placement
+from eclip.fleet.planning import without_short
 from eclip.fleet.rates import RateWatch, RouterReport, with_rates
 from eclip.fleet.spec import GpuId
 from eclip.serving.config import make_config
@@ -117,6 +119,17 @@ def test_what_cannot_be_right_is_refused(tmp_path: Path, old: str, new: str, wor
     path.write_text(FLEET.replace(old, new, 1))
     with pytest.raises((UsageError, ArtefactError), match=words):
         orders_of(load_fleet_file(path), BOTH)
+
+
+def test_a_service_with_too_few_instances_is_placed_anew(file: FleetFile) -> None:
+    services = tuple(msgspec.structs.replace(one, instances=2) for one in file.fleet.services)
+    fleet = msgspec.structs.replace(file.fleet, services=services)
+    left = without_short(BOTH, fleet)
+    assert [(one.gpu, list(one.shares)) for one in left.gpus] == [
+        (FIRST, ["search"]),
+        (SECOND, ["search"]),
+    ]
+    assert without_short(BOTH, file.fleet) == BOTH
 
 
 def report(pid: int, **arrived: int) -> RouterReport:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def plan_fleet(
         fleet,
         scorer,
         objective or file.objective,
-        running=running,
+        running=None if running is None else without_short(running, fleet),
         seconds=seconds,
         progress=progress,
     )
@@ -47,6 +48,19 @@ def plan_fleet(
     if running is not None:
         moves = moves_between(running, made, fleet, scorer.kinds)
     return Planned(placement=made, moves=moves)
+
+
+def without_short(running: Placement, fleet: Fleet) -> Placement:
+    """Without services that have fewer instances than they should, as after a machine was gone:
+    a placement that begins with what runs would leave them so."""
+    homes = Counter(one.service for placed in running.gpus for one in placed.instances)
+    short = {one.name for one in fleet.services if homes[one.name] < one.instances}
+    gpus = []
+    for placed in running.gpus:
+        kept = tuple(one for one in placed.instances if one.service not in short)
+        if kept:
+            gpus.append(msgspec.structs.replace(placed, instances=kept))
+    return msgspec.structs.replace(running, gpus=tuple(gpus))
 
 
 def plan_again(file: FleetFile, fleet: Fleet, running: Placement) -> Planned:
