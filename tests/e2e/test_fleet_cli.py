@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import collections
+import importlib.metadata
 import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from commands import Cli, assert_refused
 
@@ -85,3 +88,57 @@ def test_options_that_go_together_are_named(cli: Cli, fleet: Path) -> None:
     assert_refused(cli("fleet", "plan", fleet, "--exact", "--running", "p.json"), "exclude")
     assert_refused(cli("fleet", "plan", fleet, "--running", "p.json"), "cannot read p.json")
     assert_refused(cli("fleet", "plan", fleet, "-o", "missing/p.json"), "no folder missing")
+
+
+# --- Running a fleet, without one: what is refused before anything starts -----------------------
+
+
+def test_ray_that_is_missing_or_another_is_refused(
+    cli: Cli, fleet: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(_: str) -> str:
+        raise importlib.metadata.PackageNotFoundError
+
+    for name in ("up", "status", "down"):
+        with monkeypatch.context() as patched:
+            patched.setattr(importlib.metadata, "version", version)
+            assert_refused(cli("fleet", name, fleet), "pip install 'eclip[fleet]'")
+            patched.setattr(importlib.metadata, "version", lambda _: "2.9.3")
+            assert_refused(cli("fleet", name, fleet), "ray is 2.9.3 and must be")
+
+
+def test_a_cluster_that_does_not_answer_is_named(cli: Cli, fleet: Path) -> None:
+    text = fleet.read_text()
+    fleet.write_text(f'[ray]\naddress = "127.0.0.1:9"\n{text}')
+    for name in ("up", "status", "down"):
+        assert_refused(cli("fleet", name, fleet), "cannot reach Ray at 127.0.0.1:9")
+    fleet.write_text(f"[ray]\nport = 59999\n{text}")
+    assert_refused(cli("fleet", "status", fleet), "is the fleet up?")
+    assert_refused(cli("fleet", "up", fleet, "--detach"), "--detach needs an address")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("h200", "h300"), "h300"),
+        (("5ms", "0.01ms"), "one request takes"),
+        (("rate = 300", "rate = 3000000"), "search"),
+        (("[[service]]", "[server]\nhost = 'x'\n[[service]]"), "fleet's business"),
+        (("[[service]]", "[router]\nport = 1\n[[service]]"), "port"),
+    ],
+)
+def test_up_refuses_what_cannot_be_kept(
+    cli: Cli, fleet: Path, change: tuple[str, str], words: str
+) -> None:
+    fleet.write_text("[ray]\nport = 59999\n" + FLEET.replace(*change, 1))
+    assert_refused(cli("fleet", "up", fleet, "--seconds", "0.1"), words)
+
+
+def test_render_writes_manifests_and_nothing_else(cli: Cli, fleet: Path) -> None:
+    assert_refused(cli("fleet", "render", fleet), "--k8s")
+    text = cli("fleet", "render", fleet, "--k8s", "--seconds", "0.1").out
+    manifests = list(yaml.safe_load_all(text))
+    kinds = collections.Counter(one["kind"] for one in manifests)
+    assert kinds == {"ConfigMap": 2, "Deployment": 2, "Service": 2}
+    cli("fleet", "render", fleet, "--k8s", "--seconds", "0.1", "-o", "fleet.yaml")
+    assert Path("fleet.yaml").read_text() == text

@@ -84,6 +84,9 @@ class NumpyCore:
     def statistics(self, name: str) -> Statistics:
         return self._statistics[name]
 
+    def slack_ns(self, name: str) -> float | None:
+        return None  # no model has a bound
+
     async def infer(self, request: InferRequest) -> InferResponse:
         statistics = self._statistics[request.model]
         if request.model not in self._loaded:

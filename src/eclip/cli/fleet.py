@@ -1,7 +1,10 @@
-"""``eclip fleet``: which services share which of many GPUs."""
+"""``eclip fleet``: which services share which of many GPUs, and running them there."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,33 +13,35 @@ import typer
 from eclip.artefacts import outputs, store
 from eclip.cli import screen
 from eclip.cli.options import JsonOption, ProfilesOption, between, finite_numbers
+from eclip.cli.screen import interrupt
 from eclip.errors import UsageError
+from eclip.fleet import kubernetes, ray_cluster
 from eclip.fleet import placement as placing
-from eclip.fleet.config import find_kinds, load_fleet
+from eclip.fleet.config import FleetFile, find_kinds, load_fleet, load_fleet_file
+from eclip.fleet.keeping import FleetKeeper
 from eclip.fleet.moves import Moves, moves_between
 from eclip.fleet.placement import Placement
+from eclip.fleet.planning import plan_fleet
 from eclip.fleet.scores import Scorer
 from eclip.fleet.simulate import Day, simulate_day
 from eclip.reports import fleet_day
 
 app = typer.Typer(
-    help="Many GPUs: services placed by simulation, and simulated fleets.",
+    help="Many GPUs: services placed by simulation, run on Ray, and simulated fleets.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
 
-@app.callback()
-def _group() -> None:
-    """With one command only, typer would drop its name."""
+FileArgument = Annotated[
+    Path, typer.Argument(metavar="FILE", help="The fleet: services and GPUs, TOML.")
+]
 
 
 @app.command()
 @finite_numbers
 def plan(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="The fleet: services and GPUs, TOML.")
-    ],
+    file: FileArgument,
     objective: Annotated[
         str | None,
         typer.Option("--objective", help="fewest, goodput or energy; the file's unless given."),
@@ -187,3 +192,154 @@ def _print_days(days: list[Day]) -> None:
                "simulated kept"]  # fmt: skip
     screen.print_table("A simulated day", columns, rows)
     screen.out.print(f"{days[0].modelled}.")
+
+
+@app.command()
+@finite_numbers
+def up(
+    file: FileArgument,
+    detach: Annotated[
+        bool,
+        typer.Option(
+            "--detach", help="Return when the fleet serves. Only on a cluster that is there."
+        ),
+    ] = False,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            "--seconds",
+            help="Search for a placement for about so long.",
+            callback=between("--seconds", 0.1, 86400),
+        ),
+    ] = 5.0,
+    profiles: ProfilesOption = None,
+) -> None:
+    """Run the fleet: on the cluster that FILE names, or with Ray on this machine.
+
+    A fleet that is up is changed into what FILE says now, and the command returns. Otherwise it
+    stays: Ctrl-C or SIGTERM takes the fleet down, and when Ray's head is lost it brings the fleet
+    back from FILE.
+    """
+    with FleetKeeper(file, profiles or [], seconds) as keeper:
+        if detach and keeper.file.ray.address is None:
+            raise UsageError(
+                "--detach needs an address in [ray]: a Ray on this machine ends with the command"
+            )
+        with screen.progress_bar(f"bringing up {file.name}") as progress:
+            status = keeper.up(progress)
+        routers = sorted({(one.http, one.grpc) for one in status.routers})
+        where = ", ".join(f"http://{http} (gRPC {grpc})" for http, grpc in routers)
+        in_use = sum(bool(gpu.services) for gpu in status.gpus)
+        what = "changed and up" if keeper.adopted else "up"
+        screen.out.print(
+            f"The fleet of {file.name} is {what}: {in_use} of {len(status.gpus)} GPUs, "
+            f"{len(status.routers)} routers at {where}."
+        )
+        if detach or keeper.adopted:
+            return
+        screen.out.print("Ctrl-C takes it down.")
+        stop = threading.Event()
+        with interrupt.handled_by(lambda *_: stop.set()):
+            keeper.stay(stop, screen.out.print)
+
+
+@app.command()
+def status(file: FileArgument, as_json: JsonOption = False) -> None:
+    """Show GPUs, routers and rates of a fleet that is up. Exit code 1 if it is not ready."""
+    with _fleet_that_is_up(load_fleet_file(file)) as controller:
+        now = ray_cluster.ask(controller.status)
+    if as_json:
+        screen.print_json(now)
+    else:
+        rows = [
+            [
+                gpu.gpu,
+                gpu.state,
+                ", ".join(f"{name} {rate:.4g}/s" for name, rate in gpu.services.items()) or "-",
+                gpu.http or "-",
+            ]
+            for gpu in now.gpus
+        ]
+        screen.print_table("GPUs", ["GPU", "state", "planned", "server"], rows, names=4)
+        rows = [
+            [
+                str(one.number),
+                "ready" if one.ready else "not ready",
+                one.http,
+                one.grpc,
+                str(one.near),
+                str(one.far),
+            ]
+            for one in now.routers
+        ]
+        columns = ["router", "state", "HTTP", "gRPC", "GPUs near", "GPUs far"]
+        screen.print_table("Routers", columns, rows, names=4)
+        rates = ", ".join(f"{name} {rate:.4g}/s" for name, rate in now.rates_rps.items() if rate)
+        screen.out.print(f"Asked in the last seconds: {rates or 'nobody'}.")
+        for name, part in now.refused.items():
+            screen.warn(f"{name}: no room for {part:.0%} of its requests")
+        if now.note:
+            screen.warn(now.note)
+    if not now.ready:
+        raise typer.Exit(1)
+
+
+@app.command()
+def down(file: FileArgument) -> None:
+    """Take the fleet down: open requests are answered first."""
+    with _fleet_that_is_up(load_fleet_file(file)):
+        ray_cluster.take_down()
+    screen.out.print(f"The fleet of {file.name} is down.")
+
+
+@app.command()
+@finite_numbers
+def render(
+    file: FileArgument,
+    k8s: Annotated[
+        bool, typer.Option("--k8s", help="As Kubernetes manifests: one pod per GPU, no Ray.")
+    ] = False,
+    image: Annotated[
+        str, typer.Option("--image", help="The container image, with eclip as its entry point.")
+    ] = "eclip:latest",
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Where to write; standard output if not.")
+    ] = None,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            "--seconds", help="Search for about so long.", callback=between("--seconds", 0.1, 86400)
+        ),
+    ] = 5.0,
+    profiles: ProfilesOption = None,
+) -> None:
+    """Write the fleet's placement for another orchestrator. Nothing is deployed."""
+    if not k8s:
+        raise UsageError("render needs to know for whom: give --k8s")
+    loaded = load_fleet_file(file)
+    if out is not None:
+        outputs.check_output(out, kubernetes.MARK)
+    with screen.progress_bar(f"placing {len(loaded.fleet.services)} services") as progress:
+        planned = plan_fleet(
+            loaded, loaded.fleet, folders=profiles or [], seconds=seconds, progress=progress
+        )
+    text = kubernetes.render_text(loaded, planned.placement, image)
+    if out is None:
+        screen.write(text)
+    else:
+        store.save_export(out, text.encode(), kubernetes.MARK)
+    screen.exit_if_stopped(progress, "the placement is the best found until then")
+
+
+@contextlib.contextmanager
+def _fleet_that_is_up(file: FleetFile) -> Iterator[Any]:
+    ray_cluster.connect(file.ray)
+    try:
+        controller = ray_cluster.find_controller()
+        if controller is None:
+            raise UsageError(
+                f"no fleet is up at {ray_cluster.address_of(file.ray)}; run eclip fleet up"
+            )
+        yield controller
+    finally:
+        ray_cluster.disconnect()

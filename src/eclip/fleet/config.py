@@ -15,14 +15,28 @@
     kind = "h200"                     # a topology by name, or its file
     count = 8
 
+What `eclip fleet plan` does not need is for running the fleet:
+
+    [ray]
+    address = "10.0.0.5:6379"         # an existing cluster; unless given, Ray on this machine
+    [router]
+    http_port = 8000
+    count = 2
+    [server]                          # for the server of every GPU: keys of its [server]
+    device = "cuda"
+    [service.serve]                   # of a service: keys of a server's [[service]]
+    model = "my.package:factory"
+
 Unknown keys are refused: a typo must not pass for a wish.
 """
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -42,6 +56,7 @@ class _ServiceEntry(msgspec.Struct, forbid_unknown_fields=True):
     bound: str
     weight: float = 1.0
     instances: int = 1
+    serve: dict[str, Any] = {}
 
 
 class _GpusEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -50,14 +65,70 @@ class _GpusEntry(msgspec.Struct, forbid_unknown_fields=True):
     count: int = 1
 
 
+class RaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[ray]``"""
+
+    address: str | None = None  # host:port of a cluster; None: Ray is started on this machine
+    port: int = 6399  # of the Ray that is started here
+    namespace: str = "eclip"  # of the actors; another one for a second fleet on a cluster
+
+    def __post_init__(self) -> None:
+        if self.address is not None and not re.fullmatch(r"[^\s:/]+:\d{1,5}", self.address):
+            raise ValueError("ray: an address is HOST:PORT, like 10.0.0.5:6379")
+        if not 1024 <= self.port <= 65_535:
+            raise ValueError("ray: a port is 1024 to 65535")
+        if not self.namespace:
+            raise ValueError("ray: a namespace needs a name")
+
+
+class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[router]``: where clients ask."""
+
+    host: str | None = None  # to listen on; None: the address by which Ray knows the machine
+    http_port: int = 8000
+    grpc_port: int = 8001  # 0, as for HTTP: a free one, another one for each router
+    count: int = 1  # processes; those on one machine share the ports
+    token_file: str | None = None  # on every machine; routers and the GPUs' servers ask for it
+    shared_memory: bool = True  # to GPUs of its own machine; otherwise TCP to all
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= 64:
+            raise ValueError("router: 1 to 64 of them")
+        if not all(0 <= port <= 65_535 for port in (self.http_port, self.grpc_port)):
+            raise ValueError("router: a port is 0 to 65535")
+        if self.grpc_port and self.grpc_port == self.http_port:
+            raise ValueError("router: grpc_port must be another than http_port")
+
+
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     service: list[_ServiceEntry] = []
     gpus: list[_GpusEntry] = []
     objective: str = "fewest"
+    replan: bool = True
+    ray: RaySettings = RaySettings()
+    router: RouterSettings = RouterSettings()
+    server: dict[str, Any] = {}
+
+
+class FleetFile(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a fleet's file says."""
+
+    fleet: Fleet
+    objective: str
+    replan: bool  # place anew when rates drift
+    ray: RaySettings
+    router: RouterSettings
+    server: dict[str, Any]  # of every GPU's server
+    serve: dict[str, dict[str, Any]]  # by service: what its server is told besides
 
 
 def load_fleet(path: Path) -> tuple[Fleet, str]:
     """The fleet of a file, and the objective it names."""
+    file = load_fleet_file(path)
+    return file.fleet, file.objective
+
+
+def load_fleet_file(path: Path) -> FleetFile:
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
         entries = msgspec.convert(raw, _File)
@@ -80,7 +151,15 @@ def load_fleet(path: Path) -> tuple[Fleet, str]:
         GpuGroup(machine=entry.machine, kind=entry.kind, count=entry.count)
         for entry in entries.gpus
     )
-    return check_fleet(Fleet(services=services, gpus=groups)), entries.objective
+    return FleetFile(
+        fleet=check_fleet(Fleet(services=services, gpus=groups)),
+        objective=entries.objective,
+        replan=entries.replan,
+        ray=entries.ray,
+        router=entries.router,
+        server=entries.server,
+        serve={entry.name: entry.serve for entry in entries.service if entry.serve},
+    )
 
 
 def find_kinds(fleet: Fleet, folders: Sequence[Path] = ()) -> dict[str, GpuKind]:

@@ -138,6 +138,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     """The first message: with the link's three descriptors and the counters'."""
 
     front: int
+    pages: int  # of the counters: one a front, and the device process's
     server: ServerSettings  # with the ports that were found free
     regions: str  # a folder that all fronts share
 
@@ -211,15 +212,14 @@ class Channel(Closing):
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
         connection.setblocking(False)
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            with contextlib.suppress(OSError):
+                connection.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
 
     @classmethod
     def pair(cls) -> tuple[Channel, socket.socket]:
         """Our end, and the one that a child inherits."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for end in (ours, theirs):
-            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-                with contextlib.suppress(OSError):
-                    end.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
         return cls(ours), theirs
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> bool:

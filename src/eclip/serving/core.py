@@ -39,7 +39,7 @@ from eclip.serving.messages import (
     Statistics,
 )
 from eclip.serving.open_service import RETRY_S, FrontDesk, OpenService
-from eclip.serving.showing import SAMPLE_S, Showing
+from eclip.serving.showing import Showing
 
 _GIVE_UP_S = 15.0  # without a device process, accepted requests are answered with an error
 _STOPS = "the server stops"
@@ -112,7 +112,7 @@ class FrontServices(Closing):
             self._give_up.cancel()
         self._channel.close()
         for service in self._by_id.values():
-            service.refuse_all(RefusedError(Reason.NOT_READY, _STOPS, RETRY_S))
+            service.refuse_all(RefusedError(Reason.LOST, "the server ended before it was answered"))
             service.row.release()
         for slots in self._slots.values():
             slots.close()
@@ -216,7 +216,7 @@ class FrontServices(Closing):
     def _abandon(self) -> None:
         line = f"there is no device process for {_GIVE_UP_S:.0f} s"
         for service in self._by_id.values():
-            service.refuse_all(RefusedError(Reason.NOT_READY, line, RETRY_S))
+            service.refuse_all(RefusedError(Reason.LOST, line))
         self._look_around()
 
 
@@ -227,7 +227,7 @@ class FrontCore(Closing):
         self.behind = services
         self._nobody = services.counters.row(front, 0)
         self._showing = Showing(services.counters)
-        self._sample()
+        self._showing.keep_sampling(services.desk.loop, lambda: services.offer)
 
     @property
     def models(self) -> Mapping[str, ModelInfo]:
@@ -274,12 +274,8 @@ class FrontCore(Closing):
         count_refused(self._nobody if service is None else service.row, reason)
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        service, counters = self.behind.find(request.model), self.behind.counters
-        elsewhere = 0
-        if counters.fronts > 1:
-            total = counters.total(service.sheet.row, Count.WAITING)
-            elsewhere = total - service.row[Count.WAITING]
-        pending = service.accept(request, elsewhere)
+        service = self.behind.find(request.model)
+        pending = service.accept(request, _elsewhere(self.behind, service, Count.WAITING))
         service.advance()
         try:
             return await pending.future
@@ -288,6 +284,15 @@ class FrontCore(Closing):
             service.withdraw(pending)
             raise
 
+    def slack_ns(self, name: str) -> float | None:
+        if not self.model_ready(name):
+            return None
+        service = self.behind.services[name]
+        return service.slack_ns(
+            _elsewhere(self.behind, service, Count.WAITING),
+            _elsewhere(self.behind, service, Count.RUNNING),
+        )
+
     async def load(self, name: str) -> None:
         await self.behind.ask_server(name, load=True)
 
@@ -295,13 +300,16 @@ class FrontCore(Closing):
         await self.behind.ask_server(name, load=False)
 
     def close(self) -> None:
-        self._sampling.cancel()
+        self._showing.close()
         self._nobody.release()
         self.behind.close()
 
-    def _sample(self) -> None:
-        self._showing.sample(self.behind.offer)
-        self._sampling = self.behind.desk.loop.call_later(SAMPLE_S, self._sample)
+
+def _elsewhere(behind: FrontServices, service: OpenService, word: Count) -> int:
+    """What other fronts have counted."""
+    if behind.counters.fronts == 1:
+        return 0
+    return behind.counters.total(service.sheet.row, word) - int(service.row[word])
 
 
 async def open_core(channel: Channel) -> tuple[FrontCore, Welcome]:
@@ -317,6 +325,6 @@ async def open_core(channel: Channel) -> tuple[FrontCore, Welcome]:
         raise EclipError(f"a front is welcomed first, not told {message}")
     memory, orders, answers, counters = descriptors
     desk = FrontDesk(Link((memory, orders, answers)))
-    rows = CounterPages(counters, message.server.fronts)
+    rows = CounterPages(counters, message.pages)
     services = FrontServices(message.front, desk, rows, channel)
     return FrontCore(message.front, services), message

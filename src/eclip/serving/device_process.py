@@ -180,8 +180,9 @@ class DeviceProcess:
                 topology = find_topology(server.topology)
                 calibration = find_calibration(None, topology)
                 self._device = open_device(server.device, topology, calibration)
+            seats = server.fronts if self._counters is None else self._counters.fronts
             opened = Generation(
-                deploy.deployment, self._device, dict(self._fronts), self._woken.raise_
+                deploy.deployment, self._device, dict(self._fronts), seats, self._woken.raise_
             )
         except EclipError as error:
             opened = str(error)

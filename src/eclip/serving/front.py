@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import socket
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from starlette.routing import Route
 
 from eclip.errors import UsageError
 from eclip.serving import rpc
@@ -39,8 +41,11 @@ class Ports:
 
 
 @contextlib.asynccontextmanager
-async def open_front(core: Core, settings: FrontSettings) -> AsyncIterator[Ports]:
-    """Serves until the context ends; then nothing new is accepted and what runs may end."""
+async def open_front(
+    core: Core, settings: FrontSettings, routes: Sequence[Route] = ()
+) -> AsyncIterator[Ports]:
+    """Serves until the context ends; then nothing new is accepted and what runs may end.
+    ``routes`` are those of HTTP that only this core has."""
     async with contextlib.AsyncExitStack() as stack:
         folder = settings.regions
         if folder is None:
@@ -50,7 +55,8 @@ async def open_front(core: Core, settings: FrontSettings) -> AsyncIterator[Ports
         stack.callback(regions.close)
         token = None if settings.token is None else Token(settings.token)
         listener = _listen(settings)
-        http = HttpServer(make_app(core, regions, limits, token), listener, limits, settings.tls)
+        app = make_app(core, regions, limits, token, routes)
+        http = HttpServer(app, listener, limits, settings.tls)
         grpc_server = rpc.make_server(core, regions, limits, token, settings.reuse_port)
         try:
             address = f"{_bracketed(settings.host)}:{settings.grpc_port}"

@@ -95,13 +95,15 @@ class Stage:
 
 
 class Generation(Closing):
-    """``wake`` is called, from any thread, when ``collect`` has something to do."""
+    """``seats``: how many fronts there may be. ``wake`` is called, from any thread, when
+    ``collect`` has something to do."""
 
     def __init__(
         self,
         deployment: Deployment,
         device: Device,
         fronts: Mapping[int, AttachedFront],
+        seats: int,
         wake: Callable[[], None],
     ) -> None:
         self.number = deployment.generation
@@ -114,12 +116,12 @@ class Generation(Closing):
         self._done: collections.deque[OpenOrder] = collections.deque()  # their function has ended
         self._stack = contextlib.ExitStack()
         try:
-            self.session = self._open(device, fronts)
+            self.session = self._open(device, fronts, seats)
         except BaseException:
             self._stack.close()
             raise
 
-    def _open(self, device: Device, fronts: Mapping[int, AttachedFront]) -> Session:
+    def _open(self, device: Device, fronts: Mapping[int, AttachedFront], seats: int) -> Session:
         deployment, sheets = self._deployment, self._deployment.sheets
         profiles = profiles_of(sheets, host_of(device, deployment.server))
         plan = store.load(deployment.plan, Plan)
@@ -145,7 +147,7 @@ class Generation(Closing):
             self.stages[sheet.id] = Stage(sheet, workers, function, threads)
         if device.modelled:
             most = max(sheet.slots.count for sheet in sheets)
-            session.serve(deployment.server.fronts * most)
+            session.serve(seats * most)
         else:
             session.serve(
                 [

@@ -12,7 +12,7 @@ import functools
 import logging
 import math
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from importlib import resources
 from typing import Any
 
@@ -50,7 +50,10 @@ STATUSES = {
     Reason.CANCELLED: 499,
     Reason.UNSUPPORTED: 501,
     Reason.FAILED: 500,
+    Reason.LOST: 503,
 }
+# In a request: its sender, a router, wants to know what the next one would have left of its bound.
+SLACK = b"eclip-slack-ns"
 # What needs no token: probes of an orchestrator, and a page without anything of this server on it.
 _OPEN_PATHS = frozenset({"/", "/v2/health/live", "/v2/health/ready", "/v2/health/startup"})
 
@@ -140,6 +143,10 @@ class InferEndpoint:
             body = await compress(body, coding)
             answer_headers.append((b"content-encoding", coding))
         answer_headers.append((b"content-length", b"%d" % len(body)))
+        if SLACK in headers:
+            slack_ns = self._core.slack_ns(scope["path_params"]["model"])
+            if slack_ns is not None:
+                answer_headers.append((SLACK, b"%d" % slack_ns))
         await send({"type": "http.response.start", "status": 200, "headers": answer_headers})
         await send({"type": "http.response.body", "body": body})
 
@@ -297,8 +304,15 @@ def _model_and_version(request: Request) -> dict[str, str]:
     return {"name": names["model"], "version": names.get("version", "")}
 
 
-def make_app(core: Core, regions: Regions, limits: Limits, token: Token | None = None) -> Starlette:
-    """The application. The routes of inferences stand first: routes are tried in their order."""
+def make_app(
+    core: Core,
+    regions: Regions,
+    limits: Limits,
+    token: Token | None = None,
+    more: Sequence[Route] = (),
+) -> Starlette:
+    """The application. The routes of inferences stand first: routes are tried in their order.
+    ``more`` are those that only this core has."""
     infer = InferEndpoint(core, regions, limits)
     small = _Endpoints(core, limits)
     memory = _RegionEndpoints(regions, limits)
@@ -334,6 +348,7 @@ def make_app(core: Core, regions: Regions, limits: Limits, token: Token | None =
         route("/metrics", views.metrics, "GET"),
         route("/eclip/state", views.state, "GET"),
         route("/", views.page, "GET"),
+        *more,
     ]
     return Starlette(
         routes=routes,

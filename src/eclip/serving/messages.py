@@ -84,6 +84,7 @@ class Reason(enum.Enum):
     CANCELLED = "cancelled"  # 499, CANCELLED
     UNSUPPORTED = "not supported"  # 501, UNIMPLEMENTED
     FAILED = "failed"  # 500, INTERNAL
+    LOST = "lost"  # 503, UNAVAILABLE, no Retry-After: it was accepted, and its server ended
 
 
 class RefusedError(EclipError):
@@ -239,6 +240,11 @@ class Core(Protocol):
         ...
 
     def statistics(self, name: str) -> Statistics: ...
+
+    def slack_ns(self, name: str) -> float | None:
+        """What a request that came now would have left of its bound; without a bound, less what it
+        would take. None: it would be refused."""
+        ...
 
     async def infer(self, request: InferRequest) -> InferResponse:
         """Its result, or ``RefusedError``. Cancelling the task cancels the request."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eclip.serving import link
-from eclip.serving.admission import Backlog, refuse
+from eclip.serving.admission import Backlog, expected_ns, refuse
 from eclip.serving.batching import NEVER, Buckets, form_batch, urgency, wait_until
 from eclip.serving.control import ServiceSheet
 from eclip.serving.counters import Count, add, count, count_in, count_refused
@@ -102,16 +102,13 @@ class OpenService:
         self._batches: dict[int, OpenBatch] = {}  # by ticket, in order
         self._free = list(range(sheet.slots.count))
         self._expected_ns = [float(time_ns) for time_ns in sheet.times_ns]  # as measured lately
+        self._buckets = Buckets(sheet.buckets, tuple(self._expected_ns))
         self._timer: asyncio.TimerHandle | None = None
         row[Count.WAITING] = row[Count.RUNNING] = row[Count.DUE_NS] = 0
 
     @property
     def idle(self) -> bool:
         return not self.queue and not self._batches
-
-    @property
-    def _buckets(self) -> Buckets:
-        return Buckets(self.sheet.buckets, tuple(self._expected_ns))
 
     # --- Requests --------------------------------------------------------------------------------
 
@@ -283,6 +280,7 @@ class OpenService:
                 answer.ended_ns - answer.started_ns,
             )
             self._expected_ns[place] += _LEARNING * (took_ns - self._expected_ns[place])
+            self._buckets = Buckets(self.sheet.buckets, tuple(self._expected_ns))
             add(self.row, Count.EXECUTIONS)
             self._answer(batch, answer)
         else:
@@ -334,6 +332,17 @@ class OpenService:
             if now_ns > one.due_ns:
                 add(row, Count.LATE)
         row[Count.LAST_MS] = time.time_ns() // 1_000_000
+
+    def slack_ns(self, rows_elsewhere: int, batches_elsewhere: int) -> float:
+        """What a row that came now would have left of its bound; other fronts have so much."""
+        instances = self.sheet.settings.instances
+        running_ns = _left_ns(self._batches.values(), instances, time.monotonic_ns())
+        backlog = Backlog(
+            waiting=len(self.queue),
+            rows_before=self.row[Count.WAITING] + rows_elsewhere,
+            running_ns=running_ns + batches_elsewhere * self._expected_ns[0] / instances,
+        )
+        return (self.sheet.bound_ns or 0) - expected_ns(1, backlog, self._buckets, instances)
 
     def note_due(self) -> None:
         """Count when the most urgent request is due."""

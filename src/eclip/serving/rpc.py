@@ -36,6 +36,7 @@ CODES = {
     Reason.CANCELLED: grpc.StatusCode.CANCELLED,
     Reason.UNSUPPORTED: grpc.StatusCode.UNIMPLEMENTED,
     Reason.FAILED: grpc.StatusCode.INTERNAL,
+    Reason.LOST: grpc.StatusCode.UNAVAILABLE,
 }
 _LEFT_OUT = {
     "ModelStreamInfer": "streaming",

@@ -6,12 +6,14 @@ import asyncio
 import signal
 import threading
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 from eclip.devices.base import Closing
 from eclip.errors import EclipError
 from eclip.serving.config import ServerSettings, ServingConfig
 from eclip.serving.log import ServerLog
+from eclip.serving.messages import ModelInfo
 from eclip.serving.server import Supervisor
 
 T = TypeVar("T")
@@ -74,19 +76,22 @@ async def _run(
 class RunningServer(Closing):
     """A server in a thread of its own; it is ready when this is made."""
 
-    def __init__(self, config: ServingConfig) -> None:
+    def __init__(
+        self, config: ServingConfig, log: ServerLog | None = None, *, guests: int = 0
+    ) -> None:
+        log = log or ServerLog(quiet=True)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         try:
-            self._supervisor = self._call(self._start(config))
+            self._supervisor = self._call(self._start(config, log, guests))
         except BaseException:
             self._end()
             raise
 
     @staticmethod
-    async def _start(config: ServingConfig) -> Supervisor:
-        supervisor = Supervisor(config, ServerLog(quiet=True))
+    async def _start(config: ServingConfig, log: ServerLog, guests: int) -> Supervisor:
+        supervisor = Supervisor(config, log, guests=guests)
         try:
             await supervisor.start()
         except BaseException:
@@ -106,6 +111,20 @@ class RunningServer(Closing):
         """Host and port of gRPC."""
         server = self._supervisor.server
         return f"{server.host}:{server.grpc_port}"
+
+    @property
+    def door(self) -> Path | None:
+        """Where guests of this machine come in, if any may."""
+        return self._supervisor.door
+
+    def models(self) -> dict[str, ModelInfo]:
+        """Those that are loaded."""
+        offer = self._supervisor.services.offer(0)
+        return {sheet.name: sheet.info for sheet in offer.sheets}
+
+    def change(self, config: ServingConfig) -> None:
+        """Serve this from now on; raises what is wrong with it, and then nothing has changed."""
+        self._call(self._supervisor.reload(config))
 
     def __repr__(self) -> str:
         return f"RunningServer({self.url})"

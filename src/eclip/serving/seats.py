@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
 from eclip.serving.children import BackOff, Bell, Child, start_child
 from eclip.serving.control import (
@@ -16,6 +17,7 @@ from eclip.serving.control import (
     Settled,
     Welcome,
 )
+from eclip.serving.guests import Guest, visitors
 from eclip.serving.link import Link, Slots
 from eclip.serving.log import ServerLog
 
@@ -25,7 +27,7 @@ class FrontSeat:
         self.number = number
         self.link = Link.create()
         self.slots: dict[int, Slots] = {}  # by service id
-        self.child: Child | None = None
+        self.child: Child | Guest | None = None
         self.settled = 0  # the last offer of which it has
         self.ports: Listening | None = None
 
@@ -96,6 +98,33 @@ class SeatKeeper:
             await asyncio.sleep(pause_s)
             await clear(seat)
 
+    async def receive(
+        self,
+        door: Path,
+        seats: Sequence[FrontSeat],
+        clear: Callable[[FrontSeat], Awaitable[None]],
+    ) -> None:
+        """Give guests these seats as they come; who finds none is sent away."""
+        free = list(seats)
+
+        async def host(seat: FrontSeat, guest: Guest) -> None:
+            await guest.ended.wait()
+            seat.child = None
+            guest.close()
+            self._bell.ring()
+            if not self.leaving:
+                await clear(seat)
+                free.append(seat)
+
+        async with asyncio.TaskGroup() as hosts:
+            async for guest in visitors(door):
+                if not free or self.leaving:
+                    guest.close()
+                    continue
+                seat = free.pop()
+                self.take(seat, guest)
+                hosts.create_task(host(seat, guest))
+
     def tell(self, message: Message) -> None:
         for seat in self.seats:
             seat.send(message)
@@ -114,7 +143,7 @@ class SeatKeeper:
                 await seat.child.kill()
             seat.close()
 
-    def take(self, seat: FrontSeat, child: Child) -> None:
+    def take(self, seat: FrontSeat, child: Child | Guest) -> None:
         seat.child = child
         child.listen(lambda message: self._hear(seat, message), self._bell)
         self._welcome(seat)

@@ -50,16 +50,20 @@ _LOOK_S = 1.0
 
 
 class Supervisor:
-    """``own_fronts``: fronts are its processes; otherwise the caller takes the seats."""
+    """``own_fronts``: fronts are its processes; otherwise the caller takes the seats. So many
+    ``guests`` may come through its door besides."""
 
-    def __init__(self, config: ServingConfig, log: ServerLog, *, own_fronts: bool = True) -> None:
+    def __init__(
+        self, config: ServingConfig, log: ServerLog, *, own_fronts: bool = True, guests: int = 0
+    ) -> None:
         self.config = config
         self.bell = Bell()
         self.planners = Planners()
-        self.counters = CounterPages.create(config.server.fronts)
+        seats = config.server.fronts + guests
+        self.counters = CounterPages.create(seats)
         self.device = DeviceKeeper(log, self.bell, self._device_changed)
         self.fronts = SeatKeeper(
-            config.server.fronts,
+            seats,
             log,
             self.bell,
             self._welcome,
@@ -71,8 +75,9 @@ class Supervisor:
         self._stack = contextlib.ExitStack()
         folder = tempfile.TemporaryDirectory(prefix="eclip-serve-")
         self._folder = Path(self._stack.enter_context(folder))
+        self.door: Path | None = self._folder / "door" if guests else None
         self._changing = asyncio.Lock()
-        self._services = Services(config)
+        self.services = Services(config)
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
         self.stopped = False
@@ -84,16 +89,19 @@ class Supervisor:
         self.server = reserve_ports(self.config.server, self._stack)
         wanted = {service.name for service in self.config.services if service.load}
         planned = await self._plan(self.config, wanted, {}, 0.0)
-        self._services.take(self.config, self._services.with_ids(planned))
-        self._share_slots(self._services.deployed.sheets)
+        self.services.take(self.config, self.services.with_ids(planned))
+        self._share_slots(self.services.deployed.sheets)
         self._spawn(
-            self.device.keep(self.fronts.seats, lambda: self._services.deployed, self.counters)
+            self.device.keep(self.fronts.seats, lambda: self.services.deployed, self.counters)
         )
+        own = self.fronts.seats[: self.config.server.fronts]
         if self._own_fronts:
-            for seat in self.fronts.seats:
+            for seat in own:
                 self._spawn(self.fronts.keep(seat, self._clear))
-            await self.bell.until(lambda: all(seat.ports for seat in self.fronts.seats))
+            await self.bell.until(lambda: all(seat.ports for seat in own))
         await self.bell.until(lambda: self.device.up)
+        if self.door is not None:
+            self._spawn(self.fronts.receive(self.door, self.fronts.seats[len(own) :], self._clear))
         if self.config.server.replan:
             self._spawn(self._watch_rates())
         self._log.write("ready", http=self.server.http_port, grpc=self.server.grpc_port)
@@ -139,10 +147,11 @@ class Supervisor:
         task.add_done_callback(self._tasks.discard)
 
     def _welcome(self, seat: FrontSeat) -> None:
-        welcome = Welcome(seat.number, self.server, str(self._folder))
+        pages = len(self.fronts.seats)
+        welcome = Welcome(seat.number, pages, self.server, str(self._folder))
         welcome_front(seat, welcome, self.counters.descriptor)
-        seat.settled = self._services.offers
-        seat.send(self._services.offer(self.device.restarts))
+        seat.settled = self.services.offers
+        seat.send(self.services.offer(self.device.restarts))
         if self.device.up:
             seat.send(DeviceUp(self.device.epoch))
 
@@ -155,8 +164,8 @@ class Supervisor:
         if answer is None:
             self.fronts.tell(DeviceDown())
             return
-        self._services.note_failed(answer, self._log)
-        self.fronts.tell(self._services.offer(self.device.restarts, new=True))
+        self.services.note_failed(answer, self._log)
+        self.fronts.tell(self.services.offer(self.device.restarts, new=True))
         self.fronts.tell(DeviceUp(self.device.epoch))
 
     # --- Changes ---------------------------------------------------------------------------------
@@ -171,23 +180,23 @@ class Supervisor:
         """Serve this from now on; raises what is wrong with it, and then nothing has changed."""
         async with self._changing:
             planned = await self._plan(config, wanted, rates_rps or {}, seconds)
-            deployment = self._services.with_ids(planned)
+            deployment = self.services.with_ids(planned)
             await self.bell.until(lambda: self.device.up)
             self._share_slots(deployment.sheets)
             answer = await self.device.deploy(deployment)
             if isinstance(answer, NotDeployed):
-                self.fronts.drop_slots(self._services.ids)
+                self.fronts.drop_slots(self.services.ids)
                 raise DeviceError(answer.reason)
             self.config = config
-            self._services.take(config, deployment)
-            self._services.note_failed(answer, self._log)
-            offer = self._services.offer(self.device.restarts, new=True)
+            self.services.take(config, deployment)
+            self.services.note_failed(answer, self._log)
+            offer = self.services.offer(self.device.restarts, new=True)
             self.fronts.tell(offer)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_SETTLE_S):
                     await self.bell.until(lambda: self.fronts.have_settled(offer.number))
             await self.device.retire(deployment.generation)
-            self.fronts.drop_slots(self._services.ids)
+            self.fronts.drop_slots(self.services.ids)
             self._log.write(
                 "deployed",
                 generation=deployment.generation,
@@ -205,14 +214,14 @@ class Supervisor:
 
     async def _load(self, seat: FrontSeat, asked: LoadAsked) -> None:
         error: str | None = None
-        loaded = {sheet.name for sheet in self._services.deployed.sheets}
+        loaded = {sheet.name for sheet in self.services.deployed.sheets}
         wanted = loaded | {asked.name} if asked.load else loaded - {asked.name}
         try:
             if not wanted:
                 raise UsageError(f"{asked.name} is the only model that is loaded; stop the server")
             await self.change(self.config, wanted)
             if asked.load:
-                error = self._services.failed.get(asked.name)
+                error = self.services.failed.get(asked.name)
         except EclipError as refusal:
             error = str(refusal)
         seat.send(LoadAnswer(asked.number, error))
@@ -223,7 +232,7 @@ class Supervisor:
             await asyncio.sleep(_LOOK_S)
             if not self.device.up or self._changing.locked() or self._stopping:
                 continue
-            deployment = self._services.deployed
+            deployment = self.services.deployed
             rates = watch.look(deployment, time.monotonic())
             if rates is None:
                 continue
@@ -243,7 +252,7 @@ class Supervisor:
         request = PlanRequest(
             config=ServingConfig(server=config.server, services=services),
             rates_rps=rates_rps,
-            generation=self._services.next_generation(),
+            generation=self.services.next_generation(),
             folder=str(self._folder),
             seconds=seconds,
             may_measure=not self.device.up,

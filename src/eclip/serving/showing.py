@@ -6,12 +6,14 @@ counters and shows the difference between now and the oldest.
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from eclip.devices.base import Closing
 from eclip.serving.control import Offer, ServiceSheet
 from eclip.serving.counters import Count, CounterPages
 from eclip.serving.descriptions import describe_server
@@ -32,16 +34,25 @@ _WORDS = 96
 _NOBODY = 0  # the row of what is no service's
 
 
-class Showing:
+class Showing(Closing):
     def __init__(self, counters: CounterPages) -> None:
         self._counters = counters
         self._began_s = time.monotonic()
+        self._next: asyncio.TimerHandle | None = None
         self._samples: collections.deque[tuple[float, dict[int, list[int]]]] = collections.deque(
             maxlen=_SAMPLES
         )
 
+    def keep_sampling(self, loop: asyncio.AbstractEventLoop, offer: Callable[[], Offer]) -> None:
+        """Now and once every ``SAMPLE_S``, of what is on offer then."""
+        self.sample(offer())
+        self._next = loop.call_later(SAMPLE_S, self.keep_sampling, loop, offer)
+
+    def close(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
+
     def sample(self, offer: Offer) -> None:
-        """Once every ``SAMPLE_S``."""
         rows = {sheet.row: self._words(sheet.row) for sheet in offer.sheets}
         rows[_NOBODY] = self._words(_NOBODY)
         self._samples.append((time.monotonic(), rows))

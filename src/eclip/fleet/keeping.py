@@ -1,0 +1,132 @@
+"""Keeping a fleet up: from its file to a fleet that serves, and back again when Ray is lost.
+
+Ray's head is a single point: without it, what runs serves on for a while, and then ends. A keeper
+that stays notices, starts Ray anew where it is its own, and brings the fleet back from the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from eclip.devices.base import Closing
+from eclip.errors import EclipError, StoppedError, UsageError
+from eclip.fleet import ray_cluster
+from eclip.fleet.config import FleetFile, load_fleet_file
+from eclip.fleet.orders import orders_of
+from eclip.fleet.placement import Placement
+from eclip.fleet.planning import AGAIN_S, Planned, plan_fleet
+from eclip.progress import Progress
+
+_LOOK_S = 0.5
+_LOST = 2  # looks in a row at which the head does not answer
+
+
+class FleetKeeper(Closing):
+    def __init__(self, path: Path, folders: Sequence[Path] = (), seconds: float = AGAIN_S) -> None:
+        self.path = path
+        self.file = load_fleet_file(path)
+        self.adopted = False  # the fleet was up before
+        self._folders = folders
+        self._seconds = seconds
+        self._local: ray_cluster.LocalRay | None = None
+        self._planned: Planned | None = None
+        ray_cluster.check_version()
+
+    @property
+    def has_ray(self) -> bool:
+        """It has started Ray itself, which ends with it."""
+        return self._local is not None
+
+    def up(self, progress: Progress | None = None) -> Any:
+        """The fleet's status, when it serves. A fleet that is up is changed into the file's."""
+        settings, running = self.file.ray, None
+        if settings.address is not None or ray_cluster.answers(settings, 1.0):
+            ray_cluster.connect(settings)
+            running = ray_cluster.running_placement()
+            self.adopted = running is not None
+            if running is None and settings.address is None:
+                raise UsageError(
+                    f"port {settings.port} has a Ray without a fleet; give another port in [ray]"
+                )
+            ray_cluster.check_nodes(self.file)
+        progress = progress or Progress()
+        if self._planned is None or running is not None:
+            self._planned = self._plan(running, progress)
+        if progress.stopped:
+            raise StoppedError("stopped before anything was started")
+        if settings.address is None and running is None:
+            progress.phase("starting Ray")
+            self._local = ray_cluster.LocalRay(self.file)
+            ray_cluster.connect(settings)
+        progress.phase("starting servers")
+        try:
+            return ray_cluster.bring_up(self.file, self._planned, progress)
+        except BaseException:
+            if running is None:  # leave nothing half up
+                with contextlib.suppress(EclipError):
+                    ray_cluster.take_down()
+            raise
+
+    def stay(self, stop: threading.Event, say: Callable[[str], None]) -> None:
+        """Until somebody stops it, which takes the fleet down, or takes it down from elsewhere."""
+        missed = 0
+        while not stop.wait(_LOOK_S):
+            missed = 0 if ray_cluster.answers(self.file.ray, 1.0) else missed + 1
+            if missed >= _LOST:
+                self._come_back(stop, say)
+                missed = 0
+            elif not missed and ray_cluster.find_controller() is None:
+                say("the fleet was taken down")
+                return
+        ray_cluster.take_down()
+
+    def close(self) -> None:
+        ray_cluster.disconnect()
+        if self._local is not None:
+            self._local.close()
+            self._local = None
+
+    def _plan(self, running: Placement | None, progress: Progress) -> Planned:
+        planned = plan_fleet(
+            self.file,
+            self.file.fleet,
+            running,
+            folders=self._folders,
+            seconds=self._seconds,
+            progress=progress,
+        )
+        orders_of(self.file, planned.placement)  # refuses what a server would
+        if planned.placement.refused:
+            name, part = next(iter(planned.placement.refused.items()))
+            raise UsageError(
+                f"service {name!r}: no room for {part:.0%} of its requests within its bound; add "
+                f"GPUs or lower its rate"
+            )
+        return planned
+
+    def _come_back(self, stop: threading.Event, say: Callable[[str], None]) -> None:
+        began_s = time.monotonic()
+        say(f"Ray's head does not answer; the fleet comes back from {self.path}")
+        self.close()
+        settings = self.file.ray
+        while settings.address is not None and not ray_cluster.answers(settings):
+            if stop.wait(_LOOK_S):
+                return
+        self._read_again(say)
+        self.up()
+        say(f"the fleet is back after {time.monotonic() - began_s:.1f} s")
+
+    def _read_again(self, say: Callable[[str], None]) -> None:
+        """The file may have changed since; one that is wrong by now does not count."""
+        try:
+            file: FleetFile = load_fleet_file(self.path)
+        except EclipError as error:
+            say(f"the file as it was before counts: {error}")
+            return
+        if file != self.file:
+            self.file, self._planned = file, None

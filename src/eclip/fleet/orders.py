@@ -1,0 +1,107 @@
+"""Orders: what the server of each GPU is to serve, from a placement and the fleet's file.
+
+Pure functions. A GPU's order has everything its actor needs; the table has what routers need.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from eclip.errors import UsageError
+from eclip.fleet.config import FleetFile
+from eclip.fleet.placement import PlacedGpu, Placement
+from eclip.fleet.spec import GpuId, Service
+from eclip.serving.config import ServingConfig, make_config
+from eclip.serving.messages import ModelInfo
+
+
+class GpuOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """For one GPU."""
+
+    placed: PlacedGpu
+    config: ServingConfig
+    guests: int  # routers that may come through its door
+
+    @property
+    def gpu(self) -> GpuId:
+        return self.placed.gpu
+
+
+class GpuPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a GPU's server is, and what it has loaded."""
+
+    gpu: GpuId
+    host: str  # by which Ray knows its machine
+    http: str  # host:port
+    grpc: str
+    door: str | None  # a path on its machine
+    models: dict[str, ModelInfo]
+    pid: int
+
+
+class RoutingTable(msgspec.Struct, frozen=True, kw_only=True):
+    """What routers are told: places, and each service's share by GPU."""
+
+    number: int
+    places: tuple[GpuPlace, ...]
+    shares: dict[str, dict[GpuId, float]]  # by service
+
+
+def orders_of(file: FleetFile, placement: Placement) -> dict[GpuId, GpuOrder]:
+    return {placed.gpu: order_of(file, placed) for placed in placement.gpus}
+
+
+def order_of(file: FleetFile, placed: PlacedGpu) -> GpuOrder:
+    services = {service.name: service for service in file.fleet.services}
+    entries = [
+        _entry(services[instance.service], instance.rate_rps, file.serve.get(instance.service, {}))
+        for instance in placed.instances
+        if instance.service in services  # one may have left the file
+    ]
+    server: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "topology": placed.gpu.kind}
+    if file.router.token_file is not None:
+        server["token_file"] = file.router.token_file
+    for taken in ("host", "topology"):
+        if taken in file.server:
+            raise UsageError(f"[server]: {taken} is the fleet's business; leave it out")
+    return GpuOrder(
+        placed=placed,
+        config=make_config({"server": server | file.server, "service": entries}, str(placed.gpu)),
+        guests=file.router.count if file.router.shared_memory else 0,
+    )
+
+
+def join(old: GpuOrder, new: GpuOrder) -> GpuOrder:
+    """The new order, and besides what only the old one has: while instances move."""
+    names = {service.name for service in new.config.services}
+    more = tuple(service for service in old.config.services if service.name not in names)
+    services = (*new.config.services, *more)
+    return msgspec.structs.replace(
+        new, config=msgspec.structs.replace(new.config, services=services)
+    )
+
+
+def table_of(number: int, placement: Placement, places: dict[GpuId, GpuPlace]) -> RoutingTable:
+    shares: dict[str, dict[GpuId, float]] = {}
+    for placed in placement.gpus:
+        for instance in placed.instances:
+            shares.setdefault(instance.service, {})[placed.gpu] = instance.share
+    here = tuple(places[placed.gpu] for placed in placement.gpus if placed.gpu in places)
+    return RoutingTable(number=number, places=here, shares=shares)
+
+
+def _entry(service: Service, rate_rps: float, serve: dict[str, Any]) -> dict[str, Any]:
+    """A server's [[service]]. A model of the user's has the times of the fleet's model."""
+    entry: dict[str, Any] = {
+        "name": service.name,
+        "model": service.model.title,
+        "batches": [service.model.batch],
+        "bound": f"{service.bound_ms:g}ms",
+        "rate": rate_rps,
+    }
+    if "model" in serve or "file" in serve:
+        del entry["model"]
+        entry["profile"] = service.model.name
+    return entry | serve

@@ -1,0 +1,265 @@
+"""Replicas: the GPUs' deployments as a router reaches them, and which of them gets a request.
+
+A request goes where its model is loaded and slack is largest. Slack of this machine's deployments
+is read from shared memory and is that of now; of others it is what the last answer said, less what
+was sent since, and then two choices decide (``routing.py``). A request that a deployment did not
+accept is offered to another one. One that was accepted is answered with what came of it, and never
+sent twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from pathlib import Path
+from typing import Protocol
+
+from eclip.errors import DeviceError
+from eclip.fleet.orders import GpuPlace, RoutingTable
+from eclip.fleet.routing import choose
+from eclip.fleet.spec import GpuId
+from eclip.serving.core import FrontCore
+from eclip.serving.guests import enter
+from eclip.serving.http_client import RemoteFront
+from eclip.serving.messages import (
+    DeviceState,
+    InferRequest,
+    InferResponse,
+    ModelInfo,
+    Reason,
+    RefusedError,
+)
+
+TRIES = 3  # deployments that a request is offered to
+_FRESH_NS = 20_000_000  # as old as simulated routers' view
+_UNKNOWN_NS = 0.0  # slack of a deployment that has said nothing yet
+_AGAIN_S = (0.02, 0.05, 0.1, 0.2, 0.5)  # between attempts to enter a door
+_DRAIN_S = 20.0
+_RETRY_S = 1.0
+
+
+class Replica(Protocol):
+    """A GPU's deployment, as a router reaches it."""
+
+    place: GpuPlace
+    near: bool  # through shared memory
+
+    def info(self, model: str) -> ModelInfo | None:
+        """None: it takes no requests for it now."""
+        ...
+
+    def slack_ns(self, model: str) -> tuple[float, bool]:
+        """And whether that is as of now."""
+        ...
+
+    async def infer(self, request: InferRequest) -> InferResponse: ...
+
+    def state(self) -> tuple[DeviceState, ...]: ...
+
+    async def close(self) -> None: ...
+
+
+class NearReplica:
+    """On this machine: a guest of its server, through shared memory. Comes back by itself."""
+
+    def __init__(self, place: GpuPlace) -> None:
+        self.place = place
+        self.near = True
+        self._core: FrontCore | None = None
+        self._leaves = False
+        self._visit = asyncio.create_task(self._keep_visiting(Path(place.door or "")))
+
+    def info(self, model: str) -> ModelInfo | None:
+        core = self._core
+        if core is None or not core.model_ready(model):
+            return None
+        return core.behind.services[model].sheet.info
+
+    def slack_ns(self, model: str) -> tuple[float, bool]:
+        slack_ns = None if self._core is None else self._core.slack_ns(model)
+        return (_UNKNOWN_NS, False) if slack_ns is None else (slack_ns, True)
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        if self._core is None:
+            raise RefusedError(Reason.NOT_READY, f"{self.place.gpu} is not connected", _RETRY_S)
+        return await self._core.infer(request)
+
+    def state(self) -> tuple[DeviceState, ...]:
+        return () if self._core is None else self._core.state().devices
+
+    async def close(self) -> None:
+        """When what is open there was answered."""
+        self._leaves = True
+        if self._core is not None:
+            self._core.behind.leaving.set()
+        else:
+            self._visit.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._visit
+
+    async def _keep_visiting(self, door: Path) -> None:
+        attempt = 0
+        while not self._leaves:
+            try:
+                core = await enter(door)
+            except DeviceError:
+                await asyncio.sleep(_AGAIN_S[min(attempt, len(_AGAIN_S) - 1)])
+                attempt += 1
+                continue
+            attempt = 0
+            with core:
+                self._core = core
+                await core.behind.leaving.wait()
+                if core.live:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_DRAIN_S):
+                            await core.behind.drain()
+                self._core = None
+
+
+class FarReplica:
+    """On another machine, over HTTP."""
+
+    def __init__(self, place: GpuPlace, token: str | None) -> None:
+        self.place = place
+        self.near = False
+        self._front = RemoteFront(place.http, token)
+        self._sent: dict[str, int] = {}  # by model: requests since its last word
+        self._taken_ns: dict[str, float] = {}  # by model: what a request takes off the slack
+        self._open = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def info(self, model: str) -> ModelInfo | None:
+        return self.place.models.get(model) if self._front.connected else None
+
+    def slack_ns(self, model: str) -> tuple[float, bool]:
+        slack_ns, said_ns = self._front.slack.get(model, (_UNKNOWN_NS, 0))
+        sent = self._sent.get(model, 0)
+        fresh = sent == 0 and time.monotonic_ns() - said_ns < _FRESH_NS
+        return slack_ns - sent * self._taken_ns.get(model, 1e6), fresh
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        model = request.model
+        began_ns = time.monotonic_ns()
+        self._sent[model] = self._sent.get(model, 0) + 1
+        self._open += 1
+        self._idle.clear()
+        try:
+            response = await self._front.infer(request)
+            self._sent[model] = 0
+            took_ns = time.monotonic_ns() - began_ns
+            self._taken_ns[model] = min(took_ns, self._taken_ns.get(model, took_ns))
+            return response
+        finally:
+            self._open -= 1
+            if not self._open:
+                self._idle.set()
+
+    def state(self) -> tuple[DeviceState, ...]:
+        return ()
+
+    async def close(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DRAIN_S if self._front.connected else 0):
+                await self._idle.wait()
+        await self._front.close()
+
+
+class Replicas:
+    """``host`` is this machine's: deployments there are near."""
+
+    def __init__(self, host: str, *, shared_memory: bool = True, token: str | None = None) -> None:
+        self.here: dict[GpuId, Replica] = {}
+        self.models: dict[str, ModelInfo] = {}  # as clients are told
+        self.shares: dict[str, dict[GpuId, float]] = {}  # by model
+        self._host = host
+        self._shared_memory = shared_memory
+        self._token = token
+        self._random = random.Random()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def take(self, table: RoutingTable) -> None:
+        """Route by this from now on. Who is not in it any more may still answer."""
+        places = {place.gpu: place for place in table.places}
+        for gpu, replica in list(self.here.items()):
+            if not _same_server(places.get(gpu), replica.place):
+                task = asyncio.create_task(self.here.pop(gpu).close())
+                self._closing.add(task)
+                task.add_done_callback(self._closing.discard)
+        for gpu, place in places.items():
+            if gpu in self.here:
+                self.here[gpu].place = place
+            else:
+                self.here[gpu] = self._reach(place)
+        self.shares = table.shares
+        self.models = {
+            name: info
+            for place in table.places
+            for name, info in place.models.items()
+            if name in table.shares
+        }
+
+    def candidates(self, name: str, without: frozenset[GpuId] = frozenset()) -> list[Replica]:
+        """Those that have the model as clients are told it is. While a model is being changed into
+        one with other inputs, that is not everybody."""
+        info = self.models.get(name)
+        shares = self.shares.get(name, {})
+        return [
+            replica
+            for gpu, replica in self.here.items()
+            if gpu in shares and gpu not in without and replica.info(name) == info is not None
+        ]
+
+    def choose(self, name: str, without: frozenset[GpuId] = frozenset()) -> Replica | None:
+        """Where a request for the model should go now."""
+        candidates = self.candidates(name, without)
+        if len(candidates) < 2:
+            return candidates[0] if candidates else None
+        slack = [one.slack_ns(name) for one in candidates]
+        if all(fresh for _, fresh in slack):
+            return candidates[max(range(len(slack)), key=lambda index: slack[index][0])]
+        shares = self.shares[name]
+        chosen = choose(
+            [slack_ns for slack_ns, _ in slack],
+            [shares[one.place.gpu] for one in candidates],
+            self._random.random(),
+            self._random.random(),
+        )
+        return candidates[chosen] if chosen >= 0 else None
+
+    async def infer(self, request: InferRequest) -> InferResponse:
+        refusal = RefusedError(
+            Reason.NOT_READY, f"no GPU has {request.model} ready; ask again", _RETRY_S
+        )
+        tried: frozenset[GpuId] = frozenset()
+        while len(tried) < TRIES and (replica := self.choose(request.model, tried)) is not None:
+            tried |= {replica.place.gpu}
+            try:
+                return await replica.infer(request)
+            except RefusedError as error:
+                if error.reason not in (Reason.OVERLOADED, Reason.NOT_READY):
+                    raise
+                refusal = error  # it was not accepted there
+        raise refusal
+
+    async def close(self) -> None:
+        """When what is open was answered."""
+        closing = [replica.close() for replica in self.here.values()]
+        await asyncio.gather(*closing, *self._closing, return_exceptions=True)
+
+    def _reach(self, place: GpuPlace) -> Replica:
+        near = self._shared_memory and place.host == self._host
+        if near and place.door is not None and Path(place.door).exists():
+            return NearReplica(place)
+        return FarReplica(place, self._token)
+
+
+def _same_server(now: GpuPlace | None, before: GpuPlace) -> bool:
+    return now is not None and (now.grpc, now.door, now.pid) == (
+        before.grpc,
+        before.door,
+        before.pid,
+    )
