@@ -377,14 +377,14 @@ def test_rates_that_drift_get_a_plan_of_their_own(monkeypatch: pytest.MonkeyPatc
 
     async def drift_until_planned() -> collections.Counter[str]:
         async with Load(served) as load:
-            while served.supervisor.deployed.generation == 1:
+            while served.supervisor.services.deployed.generation == 1:
                 await asyncio.sleep(0.05)
             await asyncio.sleep(0.2)
         return load.seen
 
     try:
         assert set(driver(drift_until_planned())) == {"right"}
-        assert served.supervisor.deployed.rates_rps["add"] > 1.5 * 20.0
+        assert served.supervisor.services.deployed.rates_rps["add"] > 1.5 * 20.0
         said = served.log.getvalue()
         assert "rates have drifted" in said
         assert "best of" in said  # a search, not the usual manner
@@ -397,7 +397,7 @@ def test_background_that_gives_way_is_counted_and_a_hanging_function_harms_nobod
     shout = {**SHOUT, "profile": "vgg19", "batches": [8], "tier": "background"}
     driver = Driver(config_of({**ADD, "bound": "2s"}, shout, hangs))
     served = driver.served
-    rows = {sheet.name: sheet.row for sheet in served.supervisor.deployed.sheets}
+    rows = {sheet.name: sheet.row for sheet in served.supervisor.services.deployed.sheets}
 
     def yields(name: str) -> int:
         return served.supervisor.counters.of_device(rows[name])[Count.YIELDS]

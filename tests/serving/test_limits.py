@@ -206,9 +206,11 @@ def test_an_answer_that_nobody_reads_is_dropped(start: Start) -> None:
         f"POST {_INFER} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(text) + 32_000_000}\r\n"
         f"inference-header-content-length: {len(text)}\r\n\r\n"
     )
+    files = Path(f"/proc/{server.pid}/fd")
+    before = len(list(files.iterdir()))
     with socket.create_connection(("127.0.0.1", server.ports.http), PATIENCE_S) as connection:
         connection.sendall(head.encode() + text + bytes(32_000_000))
-        time.sleep(1.0)
+        assert until(lambda: len(list(files.iterdir())) <= before)  # it has closed its end
         received = 0
         with contextlib.suppress(ConnectionResetError):
             while part := connection.recv(1 << 20):

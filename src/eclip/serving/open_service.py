@@ -335,7 +335,7 @@ class OpenService:
 
     def slack_ns(self, rows_elsewhere: int, batches_elsewhere: int) -> float:
         """What a row that came now would have left of its bound; other fronts have so much."""
-        instances = self.sheet.settings.instances
+        instances = self.sheet.settings.copies
         running_ns = _left_ns(self._batches.values(), instances, time.monotonic_ns())
         backlog = Backlog(
             waiting=len(self.queue),

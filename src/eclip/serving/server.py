@@ -137,10 +137,6 @@ class Supervisor:
         self.counters.close()
         self._stack.close()
 
-    @property
-    def deployed(self) -> Deployment:
-        return self._services.deployed
-
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
