@@ -77,7 +77,7 @@ bench: $(READY_DEV) ## Run all scripts in bench/: speeds here, stored runs again
 	@for script in bench/*.py; do $(BIN)/python $$script || exit 1; done
 
 docs: $(READY_DOCS) ## Build the documents as a site that works from disk, into site/
-	@$(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html in a browser"
 
 # After a change of inference.proto; a test holds that what is checked in is fresh.

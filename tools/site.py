@@ -18,6 +18,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[1]
 _FENCED = re.compile(r"(```.*?```)", re.DOTALL)
 _LEADS_OUT = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+)([^)#]+)(?:#[^)]*)?\)")
+_NEEDS_GPU = re.compile(r"^```(\w+) gpu$", re.MULTILINE)
 _NESTED = re.compile(r"^( {2,3})(?=- |\d+\. )", re.MULTILINE)
 
 
@@ -34,7 +35,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """The documents are written for GitHub's Markdown; two things differ in Python's."""
+    """The documents are written for GitHub's Markdown; some things differ in Python's."""
+    markdown = _NEEDS_GPU.sub(r'```\1 title="needs a GPU"', markdown)
     parts = _FENCED.split(markdown)
     parts[::2] = [_suit(part, page.file.src_uri.count("/")) for part in parts[::2]]
     return "".join(parts)
