@@ -141,7 +141,7 @@ def _member_row(name: str, member: Any) -> str:
 
 def files_page() -> str:
     """Every kind of file, with the structs that it holds."""
-    lines = ["# Files", "", _prose(_first_paragraphs(store.__doc__ or "", 2)), ""]
+    lines = ["# Files", "", _prose((store.__doc__ or "").split("\n\n")[1]), ""]
     lines += [
         "```json",
         '{"format": "eclip/plan", "version": 2, "digest": "…", "body": {…}}',

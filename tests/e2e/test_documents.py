@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -157,3 +158,26 @@ def test_reference_has_every_command_name_and_kind_of_file(site: Path) -> None:
     assert [name for name in COMMANDS if f'id="eclip-{name}"' not in options] == []
     assert [name for name in eclip.__all__ if f"eclip.{name}" not in names] == []
     assert [kind for kind in _KINDS if f'id="{kind}"' not in files] == []
+
+
+@pytest.mark.slow
+def test_search_works_from_disk_without_a_network(site: Path, tmp_path: Path) -> None:
+    """Browsers refuse the theme's worker there; docs/site/iframe-worker.js stands in for it."""
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no browser is on the PATH; get one with: apt-get install chromium")
+    done = subprocess.run(
+        [
+            *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"),
+            *("--disable-background-networking", "--disable-component-update"),
+            *("--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={tmp_path}"),
+            *("--virtual-time-budget=20000", "--enable-logging=stderr", "--v=0", "--dump-dom"),
+            f"{(site / 'index.html').as_uri()}?q=joint",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    assert "explanation/joints.html?h=joint" in done.stdout
+    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
