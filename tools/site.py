@@ -36,6 +36,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """The documents are written for GitHub's Markdown; some things differ in Python's."""
+    if page.parent is None:  # alone under its tab: the list beside it would have one entry
+        page.meta["hide"] = ["navigation"]
     markdown = _NEEDS_GPU.sub(r'```\1 title="needs a GPU"', markdown)
     parts = _FENCED.split(markdown)
     parts[::2] = [_suit(part, page.file.src_uri.count("/")) for part in parts[::2]]
