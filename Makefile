@@ -76,8 +76,9 @@ format: $(READY_DEV) ## Format the code
 bench: $(READY_DEV) ## Run all scripts in bench/: speeds here, stored runs against the simulator
 	@for script in bench/*.py; do $(BIN)/python $$script || exit 1; done
 
+# Not --quiet: it hides warnings from --strict, too.
 docs: $(READY_DOCS) ## Build the documents as a site that works from disk, into site/
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open site/index.html in a browser"
 
 # After a change of inference.proto; a test holds that what is checked in is fresh.
