@@ -9,6 +9,7 @@ import html
 import inspect
 import io
 import re
+import sys
 import textwrap
 import tokenize
 import typing
@@ -215,13 +216,16 @@ def _fields(cls: type) -> Iterator[_Field]:
                 yield _Field(
                     node.target.id,
                     ast.unparse(node.annotation),
-                    _given(node.value),
+                    _given(node.value, vars(sys.modules[each.__module__])),
                     _comment_at(comments, node.lineno, node.end_lineno or node.lineno),
                 )
 
 
-def _given(value: ast.expr | None) -> str:
-    """A field's default; one that is made anew for every struct, as its call."""
+def _given(value: ast.expr | None, names: dict[str, Any]) -> str:
+    """A field's default. A constant of the module is shown by its value, a factory as its call."""
+    if isinstance(value, ast.Name | ast.Attribute):
+        constant = eval(ast.unparse(value), names)
+        return str(getattr(constant, "value", constant))
     if isinstance(value, ast.Call):
         factories = [each.value for each in value.keywords if each.arg == "default_factory"]
         return f"{ast.unparse(factories[0])}()" if factories else ast.unparse(value)
