@@ -24,6 +24,7 @@ from eclip.artefacts import store
 from eclip.cli import make_app
 from eclip.errors import EclipError
 
+_LONG_WORD = re.compile(r"\S{25,}")
 _EXAMPLE = re.compile(r"::\n\n((?:    .*(?:\n|$)|\n)+)")
 
 
@@ -303,5 +304,11 @@ def _cell(text: str) -> str:
         re.sub(r"([*_\[\]])", r"\\\1", html.escape(part, quote=False)).replace("|", "&#124;")
         for part in parts[::2]
     ]
+    parts[::2] = [_LONG_WORD.sub(_breakable, part) for part in parts[::2]]
     parts[1::2] = [_code(part) for part in parts[1::2]]
     return "".join(parts)
+
+
+def _breakable(word: re.Match[str]) -> str:
+    """Mixes and lists without blanks: a phone is narrower than they are."""
+    return re.sub(r"([,:@])", r"\1<wbr>", word[0])
