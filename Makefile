@@ -5,11 +5,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
+READY_DOCS := $(VENV)/.ready-docs
 WORKERS ?= 2
 PYTEST := $(BIN)/pytest -q -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve-demo test test-fast test-long native native-tests mutants wheel gpu-test amd-test gpu-transparent check format bench proto lock clean
+.PHONY: help demo serve-demo test test-fast test-long native native-tests mutants wheel gpu-test amd-test gpu-transparent check format bench docs proto lock clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -75,6 +76,11 @@ format: $(READY_DEV) ## Format the code
 bench: $(READY_DEV) ## Run all scripts in bench/: speeds here, stored runs against the simulator
 	@for script in bench/*.py; do $(BIN)/python $$script || exit 1; done
 
+# Not --quiet: it hides warnings from --strict, too.
+docs: $(READY_DOCS) ## Build the documents as a site that works from disk, into site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open site/index.html in a browser"
+
 # After a change of inference.proto; a test holds that what is checked in is fresh.
 proto: $(READY_DEV) ## Generate the code of gRPC's messages
 	@$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src src/eclip/serving/inference.proto
@@ -83,7 +89,7 @@ lock: ## Pin the newest versions that pyproject.toml allows into constraints.txt
 	@tools/lock $(PYTHON)
 
 clean: ## Remove the environment and all caches
-	rm -rf $(VENV) native/build src/eclip/lib .mypy_cache .ruff_cache .pytest_cache .hypothesis eclip-demo
+	rm -rf $(VENV) site native/build src/eclip/lib .mypy_cache .ruff_cache .pytest_cache .hypothesis eclip-demo
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt tools/setup
@@ -92,4 +98,8 @@ $(READY): pyproject.toml constraints.txt tools/setup
 
 $(READY_DEV): $(READY)
 	@tools/setup $(PYTHON) $(VENV) dev
+	@touch $@
+
+$(READY_DOCS): $(READY)
+	@tools/setup $(PYTHON) $(VENV) docs
 	@touch $@

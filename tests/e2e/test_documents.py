@@ -1,0 +1,186 @@
+"""The site: it builds without a warning, loads nothing from elsewhere, and its blocks run.
+
+Blocks of a page run in the order in which they stand, in one folder. Blocks marked `gpu` and those
+that show output (`text`) do not run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from waiting import PATIENCE_S
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    path.relative_to(ROOT / "docs")
+    for folder in ("tutorials", "guides")
+    for path in (ROOT / "docs" / folder).glob("*.md")
+)
+_BLOCK = re.compile(r"^```(?P<info>[^\n]*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
+# What a browser loads by itself; a link in <a href> is for people.
+_LOADED = {"href": ("link",), "src": ("audio", "embed", "iframe", "img", "script", "source")}
+_IN_STYLE = re.compile(r"(?:@import\s*|url\()[\"']?(https?:)?//")
+
+
+class Block(NamedTuple):
+    language: str
+    needs_gpu: bool
+    text: str
+
+
+def blocks_of(page: Path) -> list[Block]:
+    found = []
+    for match in _BLOCK.finditer((ROOT / "docs" / page).read_text()):
+        language, *marks = match["info"].split()
+        assert marks in ([], ["gpu"]), f"{page}: what is ```{match['info']}?"
+        assert language in ("sh", "python", "text"), f"{page}: a block of {language}"
+        found.append(Block(language, marks == ["gpu"], match["text"]))
+    return found
+
+
+def run_in_shell(text: str, folder: Path) -> None:
+    """With the checkout's own eclip, whatever is installed."""
+    tools = folder / ".bin"
+    tools.mkdir(exist_ok=True)
+    (tools / "eclip").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m eclip "$@"\n')
+    (tools / "eclip").chmod(0o755)
+    environment = {
+        **os.environ,
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT / "src"),
+    }
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", text],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for block in blocks_of(page):
+        if block.needs_gpu or block.language == "text":
+            continue
+        if block.language == "sh":
+            run_in_shell(block.text, tmp_path)
+        else:
+            exec(compile(block.text, str(page), "exec"), names)
+
+
+def test_tutorials_and_guides_have_blocks_to_run() -> None:
+    assert len(PAGES) >= 5
+    for page in PAGES:
+        assert any(not block.needs_gpu for block in blocks_of(page) if block.language != "text")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as `make docs` builds it: a warning is an error.
+
+    Not with --quiet, which hides warnings from --strict, too.
+    """
+    if importlib.util.find_spec("material") is None:
+        pytest.skip("mkdocs-material is not installed: pip install 'eclip[docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+class Loaded(HTMLParser):
+    """Addresses that a browser asks for when it opens a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag == "link" and given.get("rel") in ("canonical", "next", "prev"):
+            return
+        self.addresses += [
+            address
+            for name, tags in _LOADED.items()
+            if tag in tags and (address := given.get(name))
+        ]
+
+
+@pytest.mark.slow
+def test_site_loads_nothing_from_elsewhere(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 15
+    for page in pages:
+        loaded = Loaded()
+        text = page.read_text()
+        loaded.feed(text)
+        assert len(loaded.addresses) > 3
+        for address in loaded.addresses:
+            assert "//" not in address, f"{page.name} loads {address}"
+            there = (page.parent / address.partition("?")[0].partition("#")[0]).resolve()
+            assert there.exists() or page.name == "404.html", f"{page.name}: no {address}"
+        assert not _IN_STYLE.search(text)
+    for style in site.rglob("*.css"):
+        assert not _IN_STYLE.search(style.read_text()), style.name
+
+
+@pytest.mark.slow
+def test_reference_has_every_command_name_and_kind_of_file(site: Path) -> None:
+    import eclip
+    from eclip.artefacts.store import _KINDS
+    from eclip.cli import COMMANDS
+
+    options, names, files = (
+        (site / "reference" / f"{page}.html").read_text() for page in ("options", "python", "files")
+    )
+    assert [name for name in COMMANDS if f'id="eclip-{name}"' not in options] == []
+    assert [name for name in eclip.__all__ if f"eclip.{name}" not in names] == []
+    assert [kind for kind in _KINDS if f'id="{kind}"' not in files] == []
+
+
+@pytest.mark.slow
+def test_search_works_from_disk_without_a_network(site: Path, tmp_path: Path) -> None:
+    """Browsers refuse the theme's worker there; docs/site/iframe-worker.js stands in for it."""
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no browser is on the PATH; get one with: apt-get install chromium")
+    done = subprocess.run(
+        [
+            *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"),
+            *("--disable-background-networking", "--disable-component-update"),
+            *("--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={tmp_path}"),
+            *("--virtual-time-budget=20000", "--enable-logging=stderr", "--v=0", "--dump-dom"),
+            f"{(site / 'index.html').as_uri()}?q=joint",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    assert "explanation/joints.html?h=joint" in done.stdout
+    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []

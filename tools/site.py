@@ -1,0 +1,54 @@
+"""What `make docs` adds to docs/: pages made from the code, and CONTRIBUTING.md.
+
+mkdocs loads this file as a hook. Everything that the reference says is read from the code when the
+site is built: commands and options from the command line itself, functions and classes from
+`eclip.__all__`, file formats from the structs of `eclip.artefacts`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import reference  # beside this file
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+_FENCED = re.compile(r"(```.*?```)", re.DOTALL)
+_LEADS_OUT = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+)([^)#]+)(?:#[^)]*)?\)")
+_NEEDS_GPU = re.compile(r"^```(\w+) gpu$", re.MULTILINE)
+_NESTED = re.compile(r"^( {2,3})(?=- |\d+\. )", re.MULTILINE)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    pages = {
+        "contributing.md": (ROOT / "CONTRIBUTING.md").read_text().replace("](docs/", "]("),
+        "reference/options.md": reference.options_page(),
+        "reference/python.md": reference.python_page(),
+        "reference/files.md": reference.files_page(),
+    }
+    for path, text in pages.items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """The documents are written for GitHub's Markdown; some things differ in Python's."""
+    if page.parent is None:  # alone under its tab: the list beside it would have one entry
+        page.meta["hide"] = ["navigation"]
+    markdown = _NEEDS_GPU.sub(r'```\1 title="needs a GPU"', markdown)
+    parts = _FENCED.split(markdown)
+    parts[::2] = [_suit(part, page.file.src_uri.count("/")) for part in parts[::2]]
+    return "".join(parts)
+
+
+def _suit(text: str, depth: int) -> str:
+    """Nested lists take four spaces. A link to a file of the checkout becomes that file's path."""
+
+    def name_file(link: re.Match[str]) -> str:
+        words, upwards, path = link.groups()
+        return f"{words} (`{path}`)" if upwards.count("/") > depth else link[0]
+
+    return _LEADS_OUT.sub(name_file, _NESTED.sub("    ", text))
