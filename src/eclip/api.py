@@ -10,7 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from eclip.artefacts import store
+from eclip.artefacts.made import made_now
 from eclip.artefacts.mix import Mix
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.runlog import RunLog
@@ -142,13 +145,15 @@ def run(
     seed: int = 0,
     arrivals: str | Path | None = None,
     case: Case | None = None,
+    command: str = "eclip.run(…)",
     progress: Progress | None = None,
 ) -> RunLog:
     """Run a plan, or a plan's file, and return what happened.
 
     ``device`` is sim, cuda, hip, or cuda:1 for the second GPU. ``arrivals`` says how requests come
     at the mix's rates (poisson, bursts, azure-code, azure-conv), or is a CSV ``time_s,worker`` that
-    replaces them. Kernels of the first ``trace_ms`` are recorded, 20 unless given::
+    replaces them. Kernels of the first ``trace_ms`` are recorded, 20 unless given. ``command`` is
+    what the log says it was made by::
 
         log = eclip.run(plan, device="cuda", seconds=3)
         print(eclip.measure(log).stp)
@@ -178,7 +183,8 @@ def run(
         progress.phase("measuring each worker alone")
         stand.measure_alone()
         progress.phase(f"running {plan.policy}")
-        return stand.run_once(plan, load, window)
+        log = stand.run_once(plan, load, window)
+        return msgspec.structs.replace(log, made=made_now(command))
 
 
 def compare(
@@ -281,8 +287,6 @@ def serve(
         with eclip.serve("paper/3", http_port=0, grpc_port=0) as server:
             print(server.url)
     """
-    import msgspec
-
     from eclip.serving.config import ServingConfig, make_config, read_config
 
     try:
