@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from eclip.lab.outcome import Outcome
     from eclip.planning.policies import PolicyOptions
     from eclip.planning.search.objective import Objective
+    from eclip.reports.write import Reportable
     from eclip.serving.config import ServingConfig
     from eclip.serving.running import RunningServer
 
@@ -306,22 +307,24 @@ def serve(
 
 
 def report(
-    logs: RunLog | str | Path | Outcome | Sequence[RunLog | str | Path],
+    given: Reportable | Sequence[Reportable],
     path: str | Path = "report.html",
     *,
     trace: str | Path | None = None,
     case: Case | None = None,
 ) -> Path:
-    """Draw run logs of one mix, or their files, as one HTML file that works offline.
+    """Draw outcomes, run logs, plans and comparisons, or their files, as one HTML file that works
+    offline.
 
-    ``trace`` also writes a Chrome trace of the last log, which opens in Perfetto. Names of kernels
-    come from the case's profiles::
+    What has the same mix, device and load is compared; each such group has a chapter. ``trace``
+    also writes a Chrome trace of the last run log, which opens in Perfetto. Names of kernels come
+    from the case's profiles::
 
-        eclip.report([log], "report.html", trace="search.trace.json.gz")
+        eclip.report([outcome, "earlier.run.json"], "report.html")
     """
     from eclip.reports.write import write_report
 
-    return write_report(logs, Path(path), None if trace is None else Path(trace), case)
+    return write_report(given, Path(path), None if trace is None else Path(trace), case)
 
 
 def request(worker: int = -1) -> None:
