@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import statistics
 from pathlib import Path
@@ -207,14 +208,22 @@ def test_device_that_dies_in_the_middle_is_a_failure_that_keeps_what_was_measure
     assert [len(entry.runs) for entry in stored.entries] == [1, 2]
 
 
-def test_demo_names_files_that_are_there(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eclip.cli.demo._POLICIES", ("shared",))  # as if stopped before the search
-    monkeypatch.setattr("eclip.cli.demo._SECONDS", 0.1)
-    outcome = cli("demo", "--mix", "alexnet:8,vgg19:8")
-    assert outcome.code == 0
-    for name in ("shared.plan.json", "shared.trace.json.gz"):
-        assert name in outcome.out
-        assert Path("eclip-demo", name).exists()
+def test_demo_can_be_repeated_and_names_files_that_are_there(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eclip.cli.demo._SECONDS", (0.1, 0.1))
+    monkeypatch.setattr("eclip.cli.demo._BATCHES", (0, 0))
+    services = "alexnet:1@200rps/9ms,vgg19:8@background"
+    command = ("demo", "--mix", "alexnet:8,vgg19:8", "--services", services)
+    outcome, again = cli(*command), cli(*command)
+    assert (outcome.code, again.code) == (0, 0), again.err
+    assert outcome.out == again.out
+    assert "(modelled: " in outcome.out
+    assert len(re.findall(r"^(Take|Not decided)", outcome.out, re.MULTILINE)) == 2
+    plan = re.search(r"eclip explain (\S+)", outcome.out)
+    assert plan is not None and Path(plan[1]).exists()
+    assert "eclip-demo/report.html" in outcome.out and Path("eclip-demo/report.html").exists()
+    assert not [path for path in Path("eclip-demo").rglob("*") if path.name.endswith(".tmp")]
 
 
 def test_shared_that_serves_nothing_is_no_baseline_and_no_traceback(cli: Cli) -> None:

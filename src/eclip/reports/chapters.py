@@ -312,7 +312,11 @@ def _completed(ways: Sequence[SharingWay]) -> list[SharingWay]:
             continue
         known = full[home]
         more = dataclasses.replace(
-            known, plan=way.plan, log=way.log or known.log, warnings=known.warnings + way.warnings
+            known,
+            plan=way.plan,
+            log=way.log or known.log,
+            file=", ".join(dict.fromkeys(file for file in (known.file, way.file) if file)),
+            warnings=known.warnings + way.warnings,
         )
         kept[kept.index(known)] = full[home] = more
     return kept

@@ -22,6 +22,7 @@ from eclip.reports.labels import (
 from eclip.reports.verdict import Verdict
 
 _OVER_BOUND = "worst p99 over its bound"
+_MOST_OVER = 10.0  # times a bound; what is further over lies at the edge, or it would hide the rest
 
 
 @dataclass(frozen=True)
@@ -93,13 +94,13 @@ def columns(chapter: Chapter, verdict: Verdict) -> list[BarColumn]:
     efficiency = Sight(
         "Efficiency", "STP·s per kJ, more is better", lambda score: score.efficiency_per_kj or None
     )
-    tail = Sight("Worst p99", "ms, less is better", worst_p99, less=True)
+    tail = Sight("Worst p99", "ms of the slowest model, less is better", worst_p99, less=True)
     if not chapter.services:
         return [_column(chapter, verdict, one) for one in (throughput, tail, efficiency)]
     sights = [
         Sight(
             "Bounds kept",
-            "worst p99 over its bound; log scale",
+            f"{_OVER_BOUND}, log scale to {_MOST_OVER:g}×",
             lambda score: _finite(chapter.worst_tail(score)),
             _times,
             less=True,
@@ -126,7 +127,7 @@ def _column(chapter: Chapter, verdict: Verdict, sight: Sight) -> BarColumn:
     ways = chapter.ran
     values = [None if way.together is None else sight.value(way.together) for way in ways]
     known = [value for value in values if value is not None]
-    scale = scale_of([*known, 1.0] if sight.log else known, zero=not sight.log, log=sight.log)
+    scale = _over_bound(known) if sight.log else scale_of(known, zero=True, log=False)
     texts = [ABSENT if value is None else sight.text(value) for value in values]
     best = sight.text((min if sight.less else max)(known)) if len(set(texts)) > 1 else None
     plain = chapter.way("shared")
@@ -159,6 +160,10 @@ def _column(chapter: Chapter, verdict: Verdict, sight: Sight) -> BarColumn:
         dots=sight.log,
         bound=scale.place(1.0) if sight.log else None,
     )
+
+
+def _over_bound(values: Sequence[float]) -> Scale:
+    return scale_of([*(min(value, _MOST_OVER) for value in values), 1.0], log=True)
 
 
 def _mark(way: SharingWay | None, sight: Sight, scale: Scale) -> float | None:
@@ -231,19 +236,18 @@ def frontier(chapter: Chapter, verdict: Verdict) -> Scatter | None:
     places = [place for one in sets for place in one.places]
     if all(y == 0 for _, y in places):  # no energy was measured
         return None
-    shown = [place for _, _, place in runs]
     words = "; ".join(
         f"{rank} {way.label}: {_place_words(place, serving)}" for rank, way, place in runs
     )
     return Scatter(
-        x=scale_of([100 * x if serving else x for x, _ in places]),
-        y=scale_of([*(y for _, y in places), 1.0], log=True)
+        x=scale_of([100 * x if serving else x for x, _ in places], log=False),
+        y=_over_bound([y for _, y in places])
         if serving
-        else scale_of(y for _, y in (*places, *shown)),
+        else scale_of([y for _, y in places], log=False),
         x_title="background, % of its rate alone: more is better"
         if serving
         else "throughput (STP): more is better",
-        y_title=f"{_OVER_BOUND}, log scale: less is better"
+        y_title=f"{_OVER_BOUND}, log scale to {_MOST_OVER:g}×: less is better"
         if serving
         else "efficiency (STP·s per kJ): more is better",
         sets=[_in_percent(one) for one in sets] if serving else sets,

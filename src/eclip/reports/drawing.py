@@ -18,6 +18,7 @@ from eclip.reports.labels import number
 
 _LOG_FROM = 20  # values further apart than this need a logarithmic axis to be told apart
 _MOST_TICKS = 5
+_NOMINAL = (700, 320)  # pixels of a scatter chart, about
 
 
 class Tick(NamedTuple):
@@ -51,7 +52,7 @@ def scale_of(values: Iterable[float], *, zero: bool = False, log: bool | None = 
     """For these values: from 0 if asked, logarithmic if asked or if they lie far apart."""
     known = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
     low, high = min(known), max(known)
-    if log or (log is None and low > 0 and high / low > _LOG_FROM):
+    if high > 0 and (log or (log is None and low > 0 and high / low > _LOG_FROM)):
         low = low if low > 0 else high / 1e4
         return Scale(low / 1.15, max(high, low) * 1.15, log=True)
     room = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
@@ -174,20 +175,44 @@ class Scatter:
                     '<polyline class="{}-line" points="{}"/></svg>'
                 ).format(one.sign, corners)
             )
-        for index, (x, y) in enumerate(places):
+        aside = _apart(places) if one.numbers else [(0, 0)] * len(places)
+        for index, ((x, y), (right, down)) in enumerate(zip(places, aside, strict=True)):
             title = Markup("<title>{}</title>").format(one.words[index]) if one.words else ""
-            parts.append(
-                Markup('<circle class="{}" cx="{}%" cy="{}%">{}</circle>').format(
-                    one.sign, x, y, title
-                )
+            point = Markup('<circle class="{}" cx="{}%" cy="{}%">{}</circle>').format(
+                one.sign, x, y, title
             )
             if one.numbers:
-                parts.append(
-                    Markup('<text class="on" x="{}%" y="{}%" dy=".36em">{}</text>').format(
-                        x, y, one.numbers[index]
-                    )
+                point += Markup('<text class="on" x="{}%" y="{}%" dy=".36em">{}</text>').format(
+                    x, y, one.numbers[index]
                 )
+            if right or down:
+                point = Markup('<g transform="translate({} {})">{}</g>').format(right, down, point)
+            parts.append(point)
         return parts
+
+
+def _apart(places: Sequence[tuple[float, float]]) -> list[tuple[int, int]]:
+    """By how many pixels to move numbers aside that would cover each other; the last ones stay."""
+    taken: list[tuple[float, float]] = []
+    moved = []
+    for x, y in reversed(places):
+        x, y = x * _NOMINAL[0] / 100, y * _NOMINAL[1] / 100
+        steps = [(0, 0)] + [
+            (step * right, step * down)
+            for step in (22, 44)
+            for right, down in ((-1, 0), (0, 1), (1, 0), (0, -1), (-1, 1), (1, -1))
+        ]
+        aside = next(
+            (
+                (right, down)
+                for right, down in steps
+                if all(math.hypot(x + right - a, y + down - b) >= 20 for a, b in taken)
+            ),
+            (0, 0),
+        )
+        taken.append((x + aside[0], y + aside[1]))
+        moved.append(aside)
+    return moved[::-1]
 
 
 @dataclass(frozen=True)

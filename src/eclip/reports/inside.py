@@ -61,7 +61,7 @@ class Inside:
     requests: tuple[PlannedRequest, ...]
     kernels: str  # recorded ones, packed; empty: none
     caption: str
-    bands: int  # how many workers the timeline shows
+    gives_way: bool
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _inside(way: SharingWay, plan: Plan, *, chosen: bool) -> Inside:
         requests=tuple(_request(plan, part, way.log) for part in plan.main.assignments),
         kernels=kernels,
         caption=caption,
-        bands=len(plan.workers),
+        gives_way=plan.gives_way,
     )
 
 
@@ -159,10 +159,10 @@ def _facts(plan: Plan, part: Assignment, log: RunLog | None) -> list[str]:
         facts.append(f"{joints}; {joints_in_words(plan, part.worker)}")
     if log is not None and plan.gives_way and worker.joints is not None:
         counters = log.counters[part.worker]
+        pause = f" (longest pause {duration(counters.longest_pause_ns)})" if counters.yields else ""
         facts.append(
-            f"in its last run it yielded {count(counters.yields, 'time')} (longest pause "
-            f"{duration(counters.longest_pause_ns)}) and moved aside for "
-            f"{count(counters.moves, 'part')} of its requests"
+            f"in its last run it yielded {count(counters.yields, 'time')}{pause} and moved aside "
+            f"{count(counters.moves, 'time')}"
         )
     return facts
 

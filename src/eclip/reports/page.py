@@ -107,7 +107,10 @@ def _facts(chapter: Chapter, topology: Topology | None) -> list[tuple[str, str]]
     def distinct(values: Sequence[str]) -> str:
         return ", ".join(dict.fromkeys(values))
 
-    facts = [("device", distinct([way.device for way in ran or chapter.ways]))]
+    facts = [
+        ("models", ", ".join(map(str, chapter.models))),
+        ("device", distinct([way.device for way in ran or chapter.ways])),
+    ]
     if topology is not None:
         slices = count(len(topology.slice_units), "slice")
         units = units_title(chapter.plans[0], topology.units)

@@ -47,6 +47,7 @@ class ModelCard:
     offers: bool  # requests arrive, instead of coming back to back
     excess_axis: Markup | None = None
     log: bool = False
+    excess_log: bool = False
 
 
 def cards(chapter: Chapter, verdict: Verdict) -> list[ModelCard]:
@@ -87,6 +88,7 @@ def _card(chapter: Chapter, worker: int, verdict: Verdict) -> ModelCard:
         offers=any(row.offered != ABSENT for row in (*rows[0], *rows[1])),
         excess_axis=None if excess_scale is None else axis(excess_scale),
         log=scale.log,
+        excess_log=excess_scale is not None and excess_scale.log,
     )
 
 

@@ -163,6 +163,7 @@
     async show() {
       if (!this.data) await this.load();
       this.draw();
+      this.box.classList.add("drawn");
     }
 
     act(what) {

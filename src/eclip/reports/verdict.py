@@ -138,14 +138,14 @@ def _judge_services(chapter: Chapter, ran: Sequence[SharingWay]) -> Verdict:
     rival = baseline if baseline in keeping and not is_baseline(best.policy) else None
     background = _background(chapter, best, rival)
     plain = chapter.way("shared")
-    misses = ""
+    misses = "."
     if plain is not None and plain not in keeping:
-        misses = f" Plain streams do not: {_tails(chapter, plain, interval=False)}."
+        misses = f"; plain streams miss it: {_tails(chapter, plain, interval=False)}."
     unsure = [index for index in chapter.services if not _surely_kept(chapter, best, index)]
     if unsure:
         words = (
-            f"Not decided: {best.label} kept every bound here ({_tails(chapter, best)}), but its "
-            f"interval is not below the bound. {background}{misses}"
+            f"Not decided: {best.label} kept every bound here ({_tails(chapter, best)}), but the "
+            f"interval is not below the bound; {background}{misses}"
         )
         return Verdict(words, False, best, baseline)
     second = next((way for way in keeping if way.digest != best.digest), None)
@@ -155,10 +155,10 @@ def _judge_services(chapter: Chapter, ran: Sequence[SharingWay]) -> Verdict:
             reach = f" ({_interval(ratio)})" if ratio else ""
             words = (
                 f"Not decided between {best.label} and {second.label}: both keep every bound, and "
-                f"background gets about as much{reach}. {background}{misses}"
+                f"background gets about as much{reach}; {background}{misses}"
             )
             return Verdict(words, False, best, baseline)
-    words = f"Take {best.label}: it keeps every bound ({_tails(chapter, best)}). "
+    words = f"Take {best.label}: it keeps every bound ({_tails(chapter, best)}), and "
     return Verdict(words + background + misses, True, best, baseline)
 
 
@@ -188,10 +188,10 @@ def _tails(chapter: Chapter, way: SharingWay, *, interval: bool = True) -> str:
 
 def _background(chapter: Chapter, best: SharingWay, other: SharingWay | None) -> str:
     if not sum(chapter.weights) or best.together is None:
-        return ""
-    words = f"Background gets {percent(chapter.background(best.together))} of its rate alone"
+        return "there is no background"
+    words = f"background gets {percent(chapter.background(best.together))} of its rate alone"
     if other is None or other.together is None:
-        return f"{words}."
+        return words
     words += (
         f", against {percent(chapter.background(other.together))} under the best baseline that "
         f"keeps them, {other.label}"
@@ -200,4 +200,4 @@ def _background(chapter: Chapter, best: SharingWay, other: SharingWay | None) ->
     if ratio is not None:
         words += f" ({number(ratio.value)} times as much, 95% interval {number(ratio.low)} to "
         words += f"{number(ratio.high)})"
-    return f"{words}."
+    return words
