@@ -13,6 +13,8 @@ import pytest
 
 from commands import Cli, assert_refused, started
 from eclip.artefacts import store
+from eclip.artefacts.comparison import Comparison
+from eclip.artefacts.measures import LEVELS
 from eclip.artefacts.runlog import RunLog
 from eclip.devices.base import Window
 from eclip.devices.load import Load
@@ -206,6 +208,33 @@ def test_device_that_dies_in_the_middle_is_a_failure_that_keeps_what_was_measure
     assert "fell off the bus; 3 of 6 runs were measured; kept in r.jsonl" in last
     (stored,) = store.load_results(Path("r.jsonl")).comparisons
     assert [len(entry.runs) for entry in stored.entries] == [1, 2]
+
+
+def test_artefacts_hold_what_a_report_has_to_draw(cli: Cli) -> None:
+    outcome = cli(
+        "compare", "alexnet:1@300rps/5ms,vgg19:8@background", "--policies", "masks,yield,search",
+        "--seconds", 0.3, "--set", "batches=1", "--set", "trials=2", "-o", "out",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    kept = store.load(Path("out/comparison.json"), Comparison)
+    for entry in kept.entries:
+        for curve, p99 in zip(entry.latencies_ms, entry.together.p99_ms, strict=True):
+            assert len(curve) == len(LEVELS) and list(curve) == sorted(curve)
+            assert curve[LEVELS.index(0.99)] == pytest.approx(p99, rel=1e-4)
+        (excess,) = entry.services
+        assert excess.excess_us.curve[LEVELS.index(0.5)] == pytest.approx(
+            excess.excess_us.p50, rel=1e-3
+        )
+    (masks, yielding, search) = kept.entries
+    assert all(trial.background and trial.worst_tail for trial in masks.trials)
+    assert yielding.together.yields[1] > 0 == yielding.together.yields[0]
+    log = store.load(Path("out/search.run.json"), RunLog)
+    assert log.made is not None and log.made.command.startswith("eclip compare alexnet:1@300rps")
+    assert (log.made.date, log.made.eclip) == (kept.date, kept.eclip)
+    assert log.plan.evidence is not None and search.policy == "search"
+    simulated = log.plan.evidence.simulated
+    assert 1 < len(simulated) <= log.plan.evidence.evaluated
+    assert all(0 <= background <= 1.2 and tail > 0 for background, tail in simulated)
 
 
 def test_demo_can_be_repeated_and_names_files_that_are_there(

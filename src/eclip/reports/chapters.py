@@ -1,4 +1,5 @@
-"""Chapters: what a report is given, sorted into one mix under one load on one kind of device each.
+"""Chapters: what a report is given, sorted into one mix under one load on one kind of device each;
+what was measured apart from what was modelled.
 
 Run logs, plans, stored comparisons and outcomes may be given, in any number. A chapter holds the
 ways of sharing that can be compared with each other, the best first. A run log that belongs to an
@@ -51,6 +52,7 @@ class SharingWay:
     modelled: bool
     digest: str  # of its plan: equal plans have equal ones
     file: str = ""
+    contest: str = ""  # when it was held; empty: it ran for itself
     plan: Plan | None = None
     log: RunLog | None = None  # of its last run
     together: Summary | None = None  # None: it has not run
@@ -154,10 +156,11 @@ def chapters_of(given: Iterable[Named]) -> list[Chapter]:
             plans.append(named)
         else:
             part = _part_of(named)
-            groups.setdefault((_asked(part), part.load), []).append(part)
+            key = (_asked(part), part.load, part.ways[0].modelled)
+            groups.setdefault(key, []).append(part)
     for named in plans:
         part = _of_plan(named)
-        home = next((key for key in groups if key[0] == _asked(part)), (_asked(part), NOT_RUN))
+        home = next((key for key in groups if key[0] == _asked(part)), (_asked(part),))
         groups.setdefault(home, []).append(part)
     if not groups:
         raise UsageError("a report needs at least one run log, plan or comparison")
@@ -212,6 +215,7 @@ def _of_entry(
         modelled=one.modelled,
         digest=entry.plan,
         file=file,
+        contest=one.date,
         plan=plan,
         log=log,
         together=entry.together,
@@ -328,17 +332,21 @@ def _is_of(way: SharingWay, entry: SharingWay) -> bool:
 
 
 def _labelled(ways: Sequence[SharingWay]) -> list[SharingWay]:
-    """The policy, and what tells two of one policy apart: their files, or else their devices."""
+    """The policy, and what tells two of one policy apart: their files, devices, or dates."""
     named = list(ways)
     tellers: tuple[Callable[[SharingWay], str], ...] = (
         lambda way: f" ({way.file})" if way.file else "",
         lambda way: f" on {way.device}",
+        lambda way: f" of {way.contest[:16].replace('T', ' ')}" if way.contest else "",
     )
     for tell in tellers:
         labels = [way.label for way in named]
+        told: dict[str, set[str]] = {}
+        for way in named:
+            told.setdefault(way.label, set()).add(tell(way))
         named = [
             dataclasses.replace(way, label=way.label + tell(way))
-            if labels.count(way.label) > 1
+            if labels.count(way.label) > 1 and len(told[way.label]) > 1
             else way
             for way in named
         ]

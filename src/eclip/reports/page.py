@@ -34,7 +34,7 @@ class Section:
     number: int
     mix: str
     verdict: Verdict
-    origin: str  # modelled, measured or both
+    origin: str  # modelled or measured
     facts: list[tuple[str, str]]
     command: str
     warnings: list[str]
@@ -94,11 +94,8 @@ def _legend(scatter: Scatter | None) -> list[Points]:
 
 
 def _origin(chapter: Chapter) -> str:
-    ways = chapter.ran or chapter.ways
-    modelled = [way.label for way in ways if way.modelled]
-    if len(modelled) == len(ways):
-        return "modelled"
-    return f"partly modelled: {', '.join(modelled)}" if modelled else "measured"
+    """Of what ran; a chapter never mixes both."""
+    return "modelled" if (chapter.ran or chapter.ways)[0].modelled else "measured"
 
 
 def _facts(chapter: Chapter, topology: Topology | None) -> list[tuple[str, str]]:

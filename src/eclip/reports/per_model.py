@@ -115,6 +115,8 @@ def _words(chapter: Chapter, worker: int) -> str:
         return f"A service: its p99 may be at most {number(bound)} ms; {alone}."
     if chapter.services:
         return f"Background work: it runs whenever it may; {alone}."
+    if offered is None and "closed loop" not in chapter.load:
+        return f"{alone[0].upper()}{alone[1:]}."
     if offered is None:
         return f"Closed loop: the next request starts when the last one ends; {alone}."
     return f"Requests arrive at {number(offered)}/s; {alone}."

@@ -1,3 +1,4 @@
+// Part of eclip, Apache-2.0, as the whole page; no script of others is in it.
 // Draws what the page only carries packed: recorded kernels, and what a smaller lane costs each of
 // them. Everything else stands in the page already.
 (() => {

@@ -47,9 +47,10 @@ def judge(chapter: Chapter) -> Verdict:
 
 
 def compared(mine: SharingWay, theirs: SharingWay, value: Value) -> PairedRatio | None:
-    """The ratio of their values, with its interval; None: too few rounds, or one gave nothing."""
-    if mine.together is None or theirs.together is None:
-        return None
+    """The ratio of their values, with its interval; None: too few rounds that both ran in, or one
+    gave nothing."""
+    if not mine.contest or mine.contest != theirs.contest:
+        return None  # their rounds were not the same ones
     pairs = list(zip(mine.runs, theirs.runs, strict=False))
     ours, others = ([value(pair[side]) for pair in pairs] for side in (0, 1))
     if len(pairs) < FEWEST_ROUNDS or min(*ours, *others) <= 0:
@@ -74,13 +75,14 @@ def _judge_most(chapter: Chapter, ran: Sequence[SharingWay]) -> Verdict:
     ratio = compared(best, second, chapter.value)
     if ratio is None:
         had = f" {best.label} was best here, with {listed(gains)}." if gains else ""
-        rounds = count(len(best.runs), "round")
-        words = f"Not decided: {rounds} cannot tell a gain from chance; run at least three.{had}"
-        return Verdict(words, False, best, baseline)
+        why = f"{count(len(best.runs), 'round')} cannot tell a gain from chance; run at least three"
+        if len(best.runs) >= FEWEST_ROUNDS:
+            why = f"{best.label} and {second.label} did not run in the same rounds"
+        return Verdict(f"Not decided: {why}.{had}", False, best, baseline)
     if ratio.low <= 1:
         words = (
-            f"Not decided between {best.label} and {second.label}: {_more(chapter, ratio)} than "
-            f"{second.label}, {_interval(ratio)}."
+            f"Not decided between {best.label} and {second.label}: {best.label} has "
+            f"{_more(chapter, ratio)} than {second.label}, {_interval(chapter, ratio)}."
         )
         words += f" Against the others {best.label} has {listed(gains)}." if gains else ""
         return Verdict(words, False, best, baseline)
@@ -110,21 +112,29 @@ def _gain(chapter: Chapter, best: SharingWay, other: SharingWay, name: str) -> s
     value = chapter.value(best.together) / theirs
     ratio = compared(best, other, chapter.value)
     found = ratio or PairedRatio(value=value, low=value, high=value)
-    inside = f" ({_interval(ratio)})" if ratio else ""
+    inside = f" ({_interval(chapter, ratio)})" if ratio else ""
     return f"{_more(chapter, found)} than {name}{inside}"
 
 
 def _more(chapter: Chapter, ratio: PairedRatio) -> str:
     what = {"throughput": "throughput", "energy": "throughput per energy"}.get(chapter.aim)
-    if what is None:  # a value of tails is one over the mean p99
+    if what is None:
         word = "shorter" if ratio.value >= 1 else "longer"
-        return f"a p99 {percent(abs(1 - 1 / ratio.value))} {word}"
+        return f"a p99 (mean of the models) {percent(abs(_shorter(ratio.value)))} {word}"
     word = "more" if ratio.value >= 1 else "less"
     return f"{percent(abs(ratio.value - 1))} {word} {what}"
 
 
-def _interval(ratio: PairedRatio) -> str:
-    return f"95% interval {percent(ratio.low - 1)} to {percent(ratio.high - 1)}"
+def _interval(chapter: Chapter, ratio: PairedRatio) -> str:
+    low, high = ratio.low - 1, ratio.high - 1
+    if chapter.aim == "tails":
+        low, high = _shorter(ratio.low), _shorter(ratio.high)
+    return f"95% interval {percent(low)} to {percent(high)}"
+
+
+def _shorter(ratio: float) -> float:
+    """By which part a p99 is shorter: the value of tails is one over their mean."""
+    return 1 - 1 / ratio
 
 
 def _judge_services(chapter: Chapter, ran: Sequence[SharingWay]) -> Verdict:
@@ -152,7 +162,7 @@ def _judge_services(chapter: Chapter, ran: Sequence[SharingWay]) -> Verdict:
     if second is not None and any(chapter.weights):
         ratio = compared(best, second, chapter.background)
         if ratio is None or ratio.low <= 1:
-            reach = f" ({_interval(ratio)})" if ratio else ""
+            reach = f" ({_interval(chapter, ratio)})" if ratio else ""
             words = (
                 f"Not decided between {best.label} and {second.label}: both keep every bound, and "
                 f"background gets about as much{reach}; {background}{misses}"
