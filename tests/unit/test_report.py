@@ -230,6 +230,7 @@ def test_a_run_log_completes_the_entry_that_it_belongs_to() -> None:
         models=log.plan.models,
         alone_rps=(900.0,) * 3,
         device=log.device,
+        modelled=log.modelled,
         load=log.load,
     )
     (found,) = chapters_of([Named(stored, "r.jsonl"), Named(log, "search.run.json")])
@@ -425,13 +426,26 @@ def test_services_are_drawn_with_bounds_excess_and_the_frontier() -> None:
     assert html.count('class="bound"') > 2
 
 
+def test_a_worker_that_is_offered_more_than_it_serves_is_called_overloaded() -> None:
+    def offered(rate_rps: float) -> str:
+        one = score(1.0, offered_rps=(rate_rps, None), seconds=10.0)
+        stored = comparison([entry("shared", one), entry("search", score(2.0))])
+        return Reader(render(stored)).text
+
+    assert "100 overloaded" in offered(300.0)
+    assert "overloaded" not in offered(100.0)
+
+
 # --- plans and kernels
 
 
 def test_slices_are_drawn_where_the_groups_run() -> None:
     plan = make_log("eclip", workers=1).plan
     (request,) = inside.insides(chapter(plan), None)[0].requests
-    assert request.head == "60 kernels in 6 groups on 48/96 SMs, 1.50 ms undisturbed"
+    assert request.head == (
+        "60 kernels in 6 groups on 48 SMs (slices 0-5) and 96 SMs (slices 0-11), "
+        "1.50 ms undisturbed"
+    )
     assert request.shades[0].startswith("M0 0h1666v6h-1666z")  # 48 SMs: six slices of eight
     assert request.shades[1].startswith("M1666 0h1667v12")
     assert request.joints == ""

@@ -29,6 +29,7 @@ from eclip.reports.labels import count, duration, percent, units_title
 from eclip.reports.names import kernel_names
 
 _WIDTH = 10_000  # of a picture's own coordinates, so that a group's place is a whole number
+_FEW_LANES = 2  # that are named one by one
 _TICK_NS = 100  # of recorded times in the page: no GPU's clock is finer than some of these
 
 Integers = npt.NDArray[np.int64]
@@ -117,11 +118,9 @@ def _notes(plan: Plan) -> list[str]:
 def _request(plan: Plan, part: Assignment, log: RunLog | None) -> PlannedRequest:
     worker = plan.workers[part.worker]
     predicted_ns = sum(group.predicted_ns for group in part.groups)
-    sizes = sorted({plan.units(group.lane) for group in part.groups})
-    held = "/".join(map(str, sizes)) if len(sizes) <= 6 else f"{sizes[0]} to {sizes[-1]}"
     head = (
-        f"{count(worker.kernels, 'kernel')} in {count(len(part.groups), 'group')} on {held} "
-        f"{plan.topology.unit_name}s, {duration(predicted_ns)} undisturbed"
+        f"{count(worker.kernels, 'kernel')} in {count(len(part.groups), 'group')} on "
+        f"{_held(plan, part)}, {duration(predicted_ns)} undisturbed"
     )
     return PlannedRequest(
         worker=part.worker,
@@ -135,6 +134,18 @@ def _request(plan: Plan, part: Assignment, log: RunLog | None) -> PlannedRequest
         slices=len(plan.topology.slice_units),
         words=f"{worker.name}: {head}; {_share_words(plan, part)}",
     )
+
+
+def _held(plan: Plan, part: Assignment) -> str:
+    """``52 SMs (slices 10-15)``; of many lanes only the sizes"""
+    lanes = list(dict.fromkeys(group.lane for group in part.groups))
+    if len(lanes) <= _FEW_LANES:
+        return " and ".join(
+            f"{units_title(plan, plan.units(lane))} (slices {plan.lanes[lane].mask})"
+            for lane in lanes
+        )
+    sizes = sorted({plan.units(lane) for lane in lanes})
+    return f"{sizes[0]} to {units_title(plan, sizes[-1])}"
 
 
 def _share_words(plan: Plan, part: Assignment) -> str:

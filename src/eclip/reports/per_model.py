@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from eclip.artefacts.comparison import Summary
+from eclip.artefacts.measures import falls_behind
 from eclip.reports.chapters import Chapter, SharingWay
 from eclip.reports.drawing import Scale, axis, distribution_words, scale_of, strip
 from eclip.reports.labels import ABSENT, number, percent
@@ -25,6 +26,7 @@ class ModelRow:
     p99: str
     state: str  # kept, missed or nothing
     served: str
+    overloaded: bool
     offered: str
     of_alone: str
     requests: str
@@ -157,6 +159,7 @@ def _row(
         p99=number(p99),
         state="" if bound is None else "kept" if p99 is not None and p99 <= bound else "missed",
         served=number(score.rate_rps[worker]),
+        overloaded=_overloaded(score, worker),
         offered=_offered(score, worker),
         of_alone=percent(score.rate_rps[worker] / chapter.alone_rps[worker], 0),
         requests=f"{score.requests[worker]:,}",
@@ -168,6 +171,11 @@ def _row(
 
 def _ms(value_us: float) -> str:
     return number(value_us / 1e3)
+
+
+def _overloaded(score: Summary, worker: int) -> bool:
+    offered = score.offered_rps[worker]
+    return offered is not None and falls_behind(offered, score.rate_rps[worker], score.seconds)
 
 
 def _offered(score: Summary, worker: int) -> str:
