@@ -320,7 +320,7 @@ def report(
     also writes a Chrome trace of the last run log, which opens in Perfetto. Names of kernels come
     from the case's profiles::
 
-        eclip.report([outcome, "earlier.run.json"], "report.html")
+        eclip.report([log, "plan.json"], "report.html")
     """
     from eclip.reports.write import write_report
 

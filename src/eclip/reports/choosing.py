@@ -40,6 +40,7 @@ class BarColumn:
     """Values of all ways on one track."""
 
     title: str
+    short: str  # on a narrow screen
     hint: str
     cells: tuple[BarCell, ...]
     plain: float | None  # where plain streams are, in percent
@@ -62,6 +63,7 @@ class Sight:
     """A measure: its value and how it is written."""
 
     title: str
+    short: str
     hint: str
     value: Callable[[Summary], float | None]
     text: Callable[[float], str] = number
@@ -90,23 +92,33 @@ def _kind(policy: str) -> str:
 
 def columns(chapter: Chapter, verdict: Verdict) -> list[BarColumn]:
     """Throughput, tails and efficiency of every way; for services bounds and background first."""
-    throughput = Sight("Throughput", "STP, more is better", lambda score: score.stp)
+    throughput = Sight("Throughput", "STP", "STP, more is better", lambda score: score.stp)
     efficiency = Sight(
-        "Efficiency", "STP·s per kJ, more is better", lambda score: score.efficiency_per_kj or None
+        "Efficiency",
+        "STP·s per kJ",
+        "STP·s per kJ, more is better",
+        lambda score: score.efficiency_per_kj or None,
     )
-    tail = Sight("Worst p99", "ms of the slowest model, less is better", worst_p99, less=True)
+    tail = Sight(
+        "Worst p99",
+        "worst p99, ms",
+        "ms of the slowest model, less is better",
+        worst_p99,
+        less=True,
+    )
     if not chapter.services:
         return [_column(chapter, verdict, one) for one in (throughput, tail, efficiency)]
     sights = [
         Sight(
             "Bounds kept",
+            "p99 over bound",
             f"{_OVER_BOUND}, log scale to {_MOST_OVER:g}×",
             lambda score: _finite(chapter.worst_tail(score)),
             _times,
             less=True,
             log=True,
         ),
-        Sight("Background", "of its rate alone", chapter.background, percent),
+        Sight("Background", "background", "of its rate alone", chapter.background, percent),
         throughput,
         efficiency,
     ]
@@ -153,6 +165,7 @@ def _column(chapter: Chapter, verdict: Verdict, sight: Sight) -> BarColumn:
         )
     return BarColumn(
         title=sight.title,
+        short=sight.short,
         hint=sight.hint,
         cells=tuple(cells),
         plain=_mark(plain, sight, scale),

@@ -21,7 +21,7 @@ _MOST_TICKS = 5
 _NOMINAL = (700, 320)  # pixels of a scatter chart, about
 
 
-class Tick(NamedTuple):
+class AxisTick(NamedTuple):
     at: float  # percent
     text: str
 
@@ -43,9 +43,9 @@ class Scale:
         return math.log10(max(value, self.low)) if self.log else value
 
     @property
-    def ticks(self) -> list[Tick]:
+    def ticks(self) -> list[AxisTick]:
         values = _log_ticks(self.low, self.high) if self.log else _ticks(self.low, self.high)
-        return [Tick(self.place(value), _short(value)) for value in values]
+        return [AxisTick(self.place(value), _short(value)) for value in values]
 
 
 def scale_of(values: Iterable[float], *, zero: bool = False, log: bool | None = None) -> Scale:

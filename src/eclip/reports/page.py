@@ -120,7 +120,7 @@ def _facts(chapter: Chapter, topology: Topology | None) -> list[tuple[str, str]]
         seeds = [str(way.seed) for way in ran if way.seed is not None]
         facts.append(("seed", distinct(seeds)))
     facts += _made(chapter.made)
-    files = [way.file for way in chapter.ways if way.file]
+    files = [name for way in chapter.ways for name in way.file.split(", ") if name]
     if files:
         facts.append(("files", distinct(files)))
     return facts
