@@ -426,6 +426,15 @@ def test_services_are_drawn_with_bounds_excess_and_the_frontier() -> None:
     assert html.count('class="bound"') > 2
 
 
+def test_every_model_has_a_sentence_on_what_the_best_way_does_to_it() -> None:
+    ways = [entry("shared", score(1.0)), entry("search", score(2.0, p99_ms=(1.5, 2.5)))]
+    text = Reader(render(comparison(ways))).text
+    assert (
+        "With search its p99 is 1.50 ms and it serves 200/s; with plain streams 3.00 ms and 100/s."
+    ) in text
+    assert "its p99 is 2.50 ms and it serves 400/s; with plain streams 4.00 ms" in text
+
+
 def test_a_worker_that_is_offered_more_than_it_serves_is_called_overloaded() -> None:
     def offered(rate_rps: float) -> str:
         one = score(1.0, offered_rps=(rate_rps, None), seconds=10.0)

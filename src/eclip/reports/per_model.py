@@ -41,6 +41,7 @@ class ModelCard:
     name: str
     model: str
     words: str
+    answer: str  # what the best way does to it, against plain streams
     axis: Markup
     bound: str  # where it is, for the axis
     bound_at: float | None
@@ -82,6 +83,7 @@ def _card(chapter: Chapter, worker: int, verdict: Verdict) -> ModelCard:
         name=name,
         model=", ".join(models or [str(chapter.models[worker])]),
         words=_words(chapter, worker),
+        answer=_answer(chapter, worker, verdict.take),
         axis=axis(scale),
         bound="" if bound is None else f"bound {number(bound)} ms",
         bound_at=None if bound is None else scale.place(bound),
@@ -122,6 +124,23 @@ def _words(chapter: Chapter, worker: int) -> str:
     if offered is None:
         return f"Closed loop: the next request starts when the last one ends; {alone}."
     return f"Requests arrive at {number(offered)}/s; {alone}."
+
+
+def _answer(chapter: Chapter, worker: int, best: SharingWay | None) -> str:
+    """``With search its p99 is 4.03 ms and it serves 258/s; with plain streams …``"""
+    plain = chapter.way("shared")
+    if best is None or best.together is None:
+        return ""
+    words = (
+        f"With {best.label} its p99 is {_tail_and_rate(best.together, worker, ' and it serves')}"
+    )
+    if plain is None or plain.together is None or plain is best:
+        return f"{words}."
+    return f"{words}; with plain streams {_tail_and_rate(plain.together, worker, ' and')}."
+
+
+def _tail_and_rate(score: Summary, worker: int, between: str) -> str:
+    return f"{number(score.p99_ms[worker])} ms{between} {number(score.rate_rps[worker])}/s"
 
 
 def _row(
