@@ -159,7 +159,7 @@ def test_the_best_plan_is_open_and_pointing_names_a_kernel(browser: Browser, rep
 
 def test_it_prints_light_and_without_what_paper_cannot_do(browser: Browser, report: Path) -> None:
     with Visit(browser, report, color_scheme="dark") as visit:
-        visit.look_through()
+        visit.wait_until_drawn()  # also of who does not scroll
         before = visit.pictures()
         visit.page.emulate_media(media="print")
         assert not visit.page.locator(".tools").first.is_visible()

@@ -60,6 +60,10 @@ class Visit:
               }
             }"""
         )
+        self.wait_until_drawn()
+
+    def wait_until_drawn(self) -> None:
+        """All timelines of open panels, seen or not."""
         self.page.wait_for_function(
             "() => [...document.querySelectorAll('[role=tabpanel]:not([hidden]) .lanes')]"
             ".every((box) => box.classList.contains('drawn'))"

@@ -247,7 +247,7 @@ class Lines:
             )
             keys.append(
                 Markup(
-                    '<li><svg class="sample" aria-hidden="true"><line class="curve dash{0}" '
+                    '<li><svg class="sample line" aria-hidden="true"><line class="curve dash{0}" '
                     'style="stroke:var(--w{0})" x1="0" x2="28" y1="6" y2="6"/></svg>{1}</li>'
                 ).format(index, name)
             )

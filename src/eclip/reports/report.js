@@ -162,7 +162,8 @@
     }
 
     async show() {
-      if (!this.data) await this.load();
+      this.loading ??= this.load();
+      await this.loading;
       this.draw();
       this.box.classList.add("drawn");
     }
@@ -421,7 +422,8 @@
     tab.scrollIntoView();
   }
 
-  // A timeline is unpacked when it comes near the window.
+  // A timeline is unpacked when it comes near the window, or some time after everything else: who
+  // prints may not have scrolled.
   const seen = new IntersectionObserver((entries) => {
     for (const entry of entries) {
       if (!entry.isIntersecting) continue;
@@ -463,6 +465,9 @@
     width = document.documentElement.clientWidth;
     redraw();
   });
+  addEventListener("load", () => setTimeout(() => {
+    for (const view of views.values()) if (!view.data && view.box.offsetParent) view.show();
+  }, 2000));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   matchMedia("print").addEventListener("change", redraw);
 })();
