@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+import eclip
 from commands import Cli, assert_refused, started
 from eclip.artefacts import store
 from eclip.artefacts.comparison import Comparison
 from eclip.artefacts.measures import LEVELS
 from eclip.artefacts.runlog import RunLog
+from eclip.cli import demo
 from eclip.devices.base import Window
 from eclip.devices.load import Load
 from eclip.devices.sim.device import SimDevice, SimSession
@@ -235,6 +237,17 @@ def test_artefacts_hold_what_a_report_has_to_draw(cli: Cli) -> None:
     simulated = log.plan.evidence.simulated
     assert 1 < len(simulated) <= log.plan.evidence.evaluated
     assert all(0 <= background <= 1.2 and tail > 0 for background, tail in simulated)
+
+
+@pytest.mark.parametrize("topology", ["mi50", "mi300x", "a100"])
+def test_the_demo_has_a_service_that_every_device_can_keep(topology: str) -> None:
+    mix = eclip.parse_mix(demo._usual_services(topology))
+    service, background = mix.workers
+    assert service.rate_rps and service.bound and service.bound.ms
+    assert service.rate_rps * service.bound.ms / 1e3 == pytest.approx(1.5, rel=0.05)
+    assert background.background is not None
+    plan = eclip.plan(eclip.case(mix, topology), "yield")  # a service that is too fast is refused
+    assert plan.gives_way
 
 
 def test_demo_can_be_repeated_and_names_files_that_are_there(

@@ -30,8 +30,13 @@ def demo(
         str, typer.Option("--mix", help="Models that run back to back, as for `eclip compare`.")
     ] = "paper/3",
     services: Annotated[
-        str, typer.Option("--services", help="A service beside background work.")
-    ] = "bert:1@300rps/5ms,vgg19:32@background",
+        str | None,
+        typer.Option(
+            "--services",
+            help="A service beside background work. Unless given, bert:1 at 30% of its rate alone "
+            "beside vgg19:32; on an H200 bert:1@300rps/5ms,vgg19:32@background.",
+        ),
+    ] = None,
     folder: Annotated[Path, typer.Option("-o", "--out", help="Folder for all files.")] = Path(
         "eclip-demo"
     ),
@@ -45,7 +50,8 @@ def demo(
     page = folder / "report.html"
     if folder.is_dir():
         outputs.check_output(page, REPORT_MARK)
-    cases = [eclip.case(wanted, topology) for wanted in (mix, services)]
+    wanted = (mix, services or _usual_services(topology))
+    cases = [eclip.case(one, topology) for one in wanted]
     done: list[eclip.Outcome] = []
     for part, (case, name) in enumerate(zip(cases, ("closed-loop", "services"), strict=True)):
         with screen.progress_bar(f"part {part + 1} of 2: {case.mix.name}") as progress:
@@ -91,6 +97,14 @@ def demo(
             ]
         )
     screen.exit_if_stopped(progress, f"{folder} has what was measured")
+
+
+def _usual_services(topology: str) -> str:
+    """A service that any device can keep: a p99 of at most five times its time alone."""
+    (profile,) = eclip.case("bert:1", topology).profiles
+    alone_s = profile.request_ns[-1] / 1e9
+    rate_rps, bound_ms = (float(f"{value:.2g}") for value in (0.3 / alone_s, 5e3 * alone_s))
+    return f"bert:1@{rate_rps:g}rps/{bound_ms:g}ms,vgg19:32@background"
 
 
 def _tell(part: int, outcome: eclip.Outcome) -> None:
