@@ -1,4 +1,4 @@
-"""The pictures of docs/results.md.
+"""The pictures of the documents.
 
     PYTHONPATH=src python bench/pictures.py
 
@@ -6,15 +6,24 @@
 by mix, from docs/results.jsonl; its entry for that objective, where it has one of its own.
 ``plans.svg``: which slices the workers of the plans in docs/plans hold for how much of their time,
 and their priorities; ``~66`` stands for kernels that were chosen for 66 SMs.
+``report-light.png`` and ``report-dark.png``: the report of `eclip demo`, in a browser, if there is
+one.
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench.support.pages import started, take_picture
 
 from eclip.artefacts import store
 from eclip.artefacts.comparison import Comparison, Entry
@@ -153,6 +162,19 @@ def main() -> None:
         if not file.stem.endswith("-energy")
     }
     draw_plans(plans).save(folder / "plans.svg")
+    picture_report(folder)
+
+
+def picture_report(folder: Path) -> None:
+    with tempfile.TemporaryDirectory() as place, started() as browser:
+        if browser is None:
+            print("no Chromium is on the PATH, so the report's pictures stay as they are")
+            return
+        demo = [sys.executable, "-m", "eclip", "demo", "-o", place]
+        subprocess.run(demo, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for scheme in ("light", "dark"):
+            page = Path(place) / "report.html"
+            take_picture(browser, page, folder / f"report-{scheme}.png", scheme=scheme)
 
 
 if __name__ == "__main__":

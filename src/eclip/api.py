@@ -10,7 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from eclip.artefacts import store
+from eclip.artefacts.made import made_now
 from eclip.artefacts.mix import Mix
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.runlog import RunLog
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from eclip.lab.outcome import Outcome
     from eclip.planning.policies import PolicyOptions
     from eclip.planning.search.objective import Objective
+    from eclip.reports.write import Reportable
     from eclip.serving.config import ServingConfig
     from eclip.serving.running import RunningServer
 
@@ -142,13 +146,15 @@ def run(
     seed: int = 0,
     arrivals: str | Path | None = None,
     case: Case | None = None,
+    command: str = "eclip.run(…)",
     progress: Progress | None = None,
 ) -> RunLog:
     """Run a plan, or a plan's file, and return what happened.
 
     ``device`` is sim, cuda, hip, or cuda:1 for the second GPU. ``arrivals`` says how requests come
     at the mix's rates (poisson, bursts, azure-code, azure-conv), or is a CSV ``time_s,worker`` that
-    replaces them. Kernels of the first ``trace_ms`` are recorded, 20 unless given::
+    replaces them. Kernels of the first ``trace_ms`` are recorded, 20 unless given. ``command`` is
+    what the log says it was made by::
 
         log = eclip.run(plan, device="cuda", seconds=3)
         print(eclip.measure(log).stp)
@@ -178,7 +184,8 @@ def run(
         progress.phase("measuring each worker alone")
         stand.measure_alone()
         progress.phase(f"running {plan.policy}")
-        return stand.run_once(plan, load, window)
+        log = stand.run_once(plan, load, window)
+        return msgspec.structs.replace(log, made=made_now(command))
 
 
 def compare(
@@ -281,8 +288,6 @@ def serve(
         with eclip.serve("paper/3", http_port=0, grpc_port=0) as server:
             print(server.url)
     """
-    import msgspec
-
     from eclip.serving.config import ServingConfig, make_config, read_config
 
     try:
@@ -302,22 +307,24 @@ def serve(
 
 
 def report(
-    logs: RunLog | str | Path | Outcome | Sequence[RunLog | str | Path],
+    given: Reportable | Sequence[Reportable],
     path: str | Path = "report.html",
     *,
     trace: str | Path | None = None,
     case: Case | None = None,
 ) -> Path:
-    """Draw run logs of one mix, or their files, as one HTML file that works offline.
+    """Draw outcomes, run logs, plans and comparisons, or their files, as one HTML file that works
+    offline.
 
-    ``trace`` also writes a Chrome trace of the last log, which opens in Perfetto. Names of kernels
-    come from the case's profiles::
+    What has the same mix, device and load is compared; each such group has a chapter. ``trace``
+    also writes a Chrome trace of the last run log, which opens in Perfetto. Names of kernels come
+    from the case's profiles::
 
-        eclip.report([log], "report.html", trace="search.trace.json.gz")
+        eclip.report([log, "plan.json"], "report.html")
     """
     from eclip.reports.write import write_report
 
-    return write_report(logs, Path(path), None if trace is None else Path(trace), case)
+    return write_report(given, Path(path), None if trace is None else Path(trace), case)
 
 
 def request(worker: int = -1) -> None:

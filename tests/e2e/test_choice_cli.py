@@ -76,7 +76,7 @@ def test_plan_of_a_search_with_other_kernels_is_explained_run_and_reported(
     drawn = cli("report", "plain.json", "run.json", "-o", "both.html")
     assert (drawn.code, drawn.err.strip()) == (0, "")
     page = Path("both.html").read_text(encoding="utf-8")
-    assert "gpt2:8, gpt2~66:8" in page and "No heat map" not in page
+    assert "gpt2~66:8" in page and "Nothing to draw" not in page
     traced = cli("report", "run.json", "-o", "one.html", "--trace", "trace.json.gz")
     assert traced.code == 0
     assert Path("trace.json.gz").exists()

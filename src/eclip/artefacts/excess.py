@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from eclip.artefacts.measures import busy_share, falls_behind
+from eclip.artefacts.measures import busy_share, falls_behind, quantiles
 from eclip.artefacts.mix import Bound
 from eclip.artefacts.runlog import OTHERS_IDLE, RunLog
 from eclip.errors import UsageError
@@ -36,6 +36,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     p99: float
     longest: float
     p999: float | None  # None: too few requests
+    curve: tuple[float, ...] = ()  # at measures.LEVELS; empty: not kept
 
 
 class PairedRatio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -197,6 +198,7 @@ def _spread(values: Floats) -> Spread:
         p99=p99,
         longest=float(values.max()),
         p999=p999 if len(values) >= ENOUGH_FOR_P999 else None,
+        curve=tuple(float(f"{value:.5g}") for value in quantiles(values)),
     )
 
 

@@ -23,6 +23,8 @@ from eclip.artefacts.plan import Plan, PlannedWorker
 from eclip.artefacts.runlog import RunLog
 from eclip.errors import UsageError
 
+# At which a distribution is kept: enough to draw it.
+LEVELS = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)
 _STEADY = 3  # completions, at least
 _KEEPS_UP = 0.9  # of what is offered
 _UNDER_WAY = 5  # requests that may be unfinished when a run ends
@@ -104,6 +106,20 @@ def busy_share(logs: Sequence[RunLog], worker: int) -> float:
         begun = np.maximum(start, np.concatenate([[0], end[:-1]])[: len(start)])
         busy_ns += int(np.maximum(end - begun, 0).sum())
     return busy_ns / sum(log.duration_ns for log in logs)
+
+
+def latencies_ms(logs: Sequence[RunLog], worker: int) -> npt.NDArray[np.float64]:
+    """Of a worker's requests in all these runs, in the order of completion."""
+    parts = []
+    for log in logs:
+        own = np.array(log.requests.worker, dtype=np.int64) == worker
+        parts.append(np.subtract(log.requests.end_ns, log.requests.arrival_ns)[own] / 1e6)
+    return np.concatenate(parts)
+
+
+def quantiles(values: npt.NDArray[np.float64]) -> tuple[float, ...]:
+    """At LEVELS; empty where there is no value."""
+    return tuple(np.quantile(values, LEVELS).tolist()) if len(values) else ()
 
 
 def worst_off(p99_ms: Sequence[float | None], alone_rps: Sequence[float]) -> int:

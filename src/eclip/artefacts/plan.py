@@ -198,6 +198,9 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     bounds_ms: tuple[float | None, ...] = ()  # on the p99, one per worker; empty: none were given
     missed: tuple[str, ...] = ()  # promises that the plan does not keep, in words
     tradeoffs: tuple[Tradeoff, ...] = ()  # of services: plans none of which beats another
+    # What every simulated plan gave: (STP, STP·s/kJ); for services (background, worst p99 over its
+    # bound).
+    simulated: tuple[tuple[float, float], ...] = ()
 
 
 class Lanes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="lanes"):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from eclip.artefacts.display import html_table, number
+from eclip.artefacts.made import Made
 from eclip.artefacts.plan import Plan
 
 MOST_LAG_NS = 1_000_000  # of a generator that is on time
@@ -94,6 +95,7 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     alone_rps: tuple[float, ...] = ()
     warnings: tuple[str, ...] = ()
     prepared: Prepared | None = None  # None: not known
+    made: Made | None = None  # None: not known
 
     def __post_init__(self) -> None:
         workers = len(self.plan.workers)

@@ -1,4 +1,5 @@
-"""``eclip demo``: the main job in one command: compare the policies and draw the report."""
+"""``eclip demo``: the story in one command: models that share a GPU, first back to back, then a
+service beside background work; a verdict for each, and one report."""
 
 from __future__ import annotations
 
@@ -12,16 +13,30 @@ from eclip.artefacts import outputs
 from eclip.cli import compare, screen
 from eclip.cli.options import DeviceOption, JsonOption, SeedOption, TopologyOption
 from eclip.cli.screen import comparisons
+from eclip.reports.chapters import Named, chapters_of
+from eclip.reports.marks import REPORT_MARK
+from eclip.reports.verdict import judge
 
-_POLICIES = ("shared", "timeslice", "model", "masks", "kernel", "eclip", "search")
-_BATCHES = 12  # of the search: some seconds, and the same plan every time
-_SECONDS = 3.0
+_ROUNDS = 3  # the fewest that a verdict has an interval from
+_TRACE_MS = 10.0
+# By part: batches of the search, so that it takes some seconds and finds the same every time;
+# seconds of a run.
+_BATCHES = (12, 6)
+_SECONDS = (1.0, 2.0)
 
 
 def demo(
     mix: Annotated[
-        str, typer.Option("--mix", help="The workers, as for `eclip compare`.")
+        str, typer.Option("--mix", help="Models that run back to back, as for `eclip compare`.")
     ] = "paper/3",
+    services: Annotated[
+        str | None,
+        typer.Option(
+            "--services",
+            help="A service beside background work. Unless given, bert:1 at 30% of its rate alone "
+            "beside vgg19:32; on an H200 bert:1@300rps/5ms,vgg19:32@background.",
+        ),
+    ] = None,
     folder: Annotated[Path, typer.Option("-o", "--out", help="Folder for all files.")] = Path(
         "eclip-demo"
     ),
@@ -30,33 +45,76 @@ def demo(
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare the ways of sharing a GPU on one mix; write plans, run logs, a report and a trace."""
+    """Compare all ways of sharing a GPU on two mixes; write plans, run logs and a report."""
     outputs.check_folder(folder)
-    case = eclip.case(mix, topology)
-    with screen.progress_bar(f"comparing {case.mix.name}") as progress:
-        outcome = eclip.compare(
-            case,
-            _POLICIES,
-            device=device,
-            seconds=_SECONDS,
-            options=eclip.CompareOptions(seed=seed, batches=_BATCHES, trace_ms=20.0),
-            progress=progress,
+    page = folder / "report.html"
+    if folder.is_dir():
+        outputs.check_output(page, REPORT_MARK)
+    wanted = (mix, services or _usual_services(topology))
+    cases = [eclip.case(one, topology) for one in wanted]
+    done: list[eclip.Outcome] = []
+    for part, (case, name) in enumerate(zip(cases, ("closed-loop", "services"), strict=True)):
+        with screen.progress_bar(f"part {part + 1} of 2: {case.mix.name}") as progress:
+            outcome = eclip.compare(
+                case,
+                device=device,
+                seconds=_SECONDS[part],
+                repeats=_ROUNDS,
+                options=eclip.CompareOptions(
+                    seed=seed,
+                    batches=_BATCHES[part],
+                    trace_ms=_TRACE_MS,
+                    command=f"eclip demo, part {part + 1}",
+                ),
+                progress=progress,
+            )
+            kept = compare.keep(outcome, folder=folder / name)
+        done.append(outcome)
+        comparisons.warn(outcome.comparison)
+        if not as_json:
+            _tell(part, outcome)
+        kept.report()
+        compare.raise_failure(outcome, kept)
+        if progress.stopped:
+            break
+    eclip.report(done, page)
+    if as_json:
+        screen.print_json(
+            {
+                "report": str(page),
+                "parts": [
+                    {"verdict": _verdict(outcome), **comparisons.describe(outcome)}
+                    for outcome in done
+                ],
+            }
         )
-        last = list(outcome.logs)[-1]  # search, unless a stop came before it ran
-        trace = folder / f"{last}.trace.json.gz"
-        kept = compare.keep(outcome, folder=folder)
-        if not kept.errors:
-            progress.phase("drawing the report")
-            eclip.report(outcome, folder / "report.html", trace=trace)
-    comparisons.show(outcome, as_json)
-    kept.report()
-    compare.raise_failure(outcome, kept)
-    if not as_json:
+    else:
+        best = folder / "closed-loop" / f"{done[0].best}.plan.json"
         screen.print_facts(
             [
-                ("report", f"{folder / 'report.html'} (open it in a browser)"),
-                ("timeline", f"{trace} (open it in Perfetto)"),
-                ("plan", f"eclip explain {folder / f'{last}.plan.json'}"),
+                ("report", f"{page} (open it in a browser)"),
+                ("a plan", f"eclip explain {best}"),
             ]
         )
     screen.exit_if_stopped(progress, f"{folder} has what was measured")
+
+
+def _usual_services(topology: str) -> str:
+    """A service that any device can keep: a p99 of at most five times its time alone."""
+    (profile,) = eclip.case("bert:1", topology).profiles
+    alone_s = profile.request_ns[-1] / 1e9
+    rate_rps, bound_ms = (float(f"{value:.2g}") for value in (0.3 / alone_s, 5e3 * alone_s))
+    return f"bert:1@{rate_rps:g}rps/{bound_ms:g}ms,vgg19:32@background"
+
+
+def _tell(part: int, outcome: eclip.Outcome) -> None:
+    """What was compared, and the verdict."""
+    title = ("Models back to back", "A service beside background work")[part]
+    screen.out.print(f"\n{part + 1}. {title}: {outcome.comparison.mix}", style="bold")
+    screen.print_policies(list(outcome.measures.values()), outcome.comparison.aim)
+    screen.out.print(f"{_verdict(outcome)}\n", style="bold")
+
+
+def _verdict(outcome: eclip.Outcome) -> str:
+    (chapter,) = chapters_of([Named(outcome)])
+    return judge(chapter).sentence

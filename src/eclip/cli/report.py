@@ -1,4 +1,4 @@
-"""``eclip report``: run logs to one HTML file, and a Chrome trace for Perfetto."""
+"""``eclip report``: run logs, plans and results to one HTML file, and a Chrome trace."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import eclip
-from eclip.artefacts import outputs
+from eclip.artefacts import outputs, store
 from eclip.cli import screen
 from eclip.cli.options import CalibrationOption, ProfilesOption
 from eclip.errors import UsageError
@@ -17,7 +17,10 @@ from eclip.reports.marks import REPORT_MARK, TRACE_MARK
 
 
 def report(
-    files: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run logs of one mix.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="Run logs, plans and results, in any number."),
+    ],
     out: Annotated[Path, typer.Option("-o", "--out", help="Where to write the HTML.")] = Path(
         "report.html"
     ),
@@ -28,17 +31,33 @@ def report(
     calibration: CalibrationOption = None,
     profiles: ProfilesOption = None,
 ) -> None:
-    """Draw run logs of one mix as one HTML file that works offline."""
+    """Draw run logs, plans and results as one HTML file that works offline.
+
+    What has the same mix, device and load is compared; each such group has a chapter.
+    """
     if trace is not None and len(files) > 1:
         raise UsageError("--trace takes one run log; give one file, or leave --trace out")
     outputs.check_output(out, REPORT_MARK)
     if trace is not None:
         outputs.check_output(trace, TRACE_MARK)
-    with screen.progress_bar("drawing the report") as progress:
-        logs = [eclip.load(file, eclip.RunLog) for file in files]
-        progress.part_or_end(0.2)
-        case = case_of(logs[0].plan, calibration, profiles or [])
-        eclip.report(logs, out, trace=trace, case=case)
+    with screen.progress_bar("drawing the report"):
+        eclip.report(files, out, trace=trace, case=_case(files, calibration, profiles))
     screen.out.print(f"Report: {out}")
     if trace is not None:
         screen.out.print(f"Trace: {trace} (open it in Perfetto)")
+
+
+def _case(
+    files: list[Path], calibration: Path | None, profiles: list[Path] | None
+) -> eclip.Case | None:
+    """Of the first run log or plan, if constants or profiles of one's own were given; otherwise
+    every plan has the case that it was made for."""
+    if calibration is None and not profiles:
+        return None
+    for file in files:
+        if not store.holds_results(file):
+            found = eclip.load(file)
+            plan = found.plan if isinstance(found, eclip.RunLog) else found
+            if isinstance(plan, eclip.Plan):
+                return case_of(plan, calibration, profiles or [])
+    return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -56,6 +58,7 @@ def run(
             seed=seed,
             arrivals=arrivals,
             case=case_of(plan, calibration, profiles or [], tail=tail),
+            command=shlex.join(["eclip", *sys.argv[1:]]),
             progress=progress,
         )
     failed = outputs.save_or_rescue(log, out)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from eclip.artefacts import store
 from eclip.artefacts.comparison import (
     Comparison,
     Entry,
     best_policy,
+    latency_curves,
     plan_digest,
     shortly,
     summary_of,
 )
 from eclip.artefacts.excess import Excess, measure_excess
+from eclip.artefacts.made import Made, made_now
 from eclip.artefacts.measures import Measures, bound_of, measure, measure_together
 from eclip.artefacts.mix import Background, Mix
 from eclip.artefacts.observations import Observations
@@ -53,8 +56,10 @@ class Outcome:
         return self.comparison.missed
 
     def save(self, folder: str | Path) -> None:
-        """Write every plan and its last run log into a folder, made if it is missing."""
+        """Write the comparison, every plan and its last run log into a folder, made if it is
+        missing."""
         place = store.make_folder(Path(folder))
+        store.save(self.comparison, place / "comparison.json")
         for policy, plan in self.plans.items():
             store.save(plan, place / f"{policy}.plan.json")
             store.save(self.logs[policy], place / f"{policy}.run.json")
@@ -74,10 +79,14 @@ def outcome_of(
 ) -> Outcome:
     if not contest.measured:
         raise StoppedError("stopped before anything was measured; nothing is kept")
+    made = made_now(command)
     return Outcome(
-        comparison=comparison_of(contest, load_part, command),
+        comparison=comparison_of(contest, load_part, made),
         plans={entrant.policy: entrant.plan for entrant in contest.measured},
-        logs={entrant.policy: entrant.logs[-1] for entrant in contest.measured},
+        logs={
+            entrant.policy: msgspec.structs.replace(entrant.logs[-1], made=made)
+            for entrant in contest.measured
+        },
         measures={entrant.policy: measure_together(entrant.logs) for entrant in contest.measured},
         case=contest.stand.case,
         observations=observations_of(contest) if contest.observed else None,
@@ -90,8 +99,7 @@ def outcome_of(
     )
 
 
-def comparison_of(contest: Contest, load_part: float | None, command: str) -> Comparison:
-    """``command``: what would repeat it, for a person."""
+def comparison_of(contest: Contest, load_part: float | None, made: Made) -> Comparison:
     first = contest.measured[0].logs[0]
     case, options = contest.stand.case, contest.options
     measures = {entrant.policy: measure_together(entrant.logs) for entrant in contest.measured}
@@ -104,9 +112,9 @@ def comparison_of(contest: Contest, load_part: float | None, command: str) -> Co
         device=first.device,
         driver=contest.stand.device.driver,
         modelled=first.modelled,
-        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        command=command,
-        eclip=_version(),
+        date=made.date,
+        command=made.command,
+        eclip=made.eclip,
         load=first.load,
         load_part=load_part,
         seed=first.seed,
@@ -123,6 +131,7 @@ def comparison_of(contest: Contest, load_part: float | None, command: str) -> Co
                 together=summary_of(measures[entrant.policy]),
                 trials=entrant.trials,
                 services=_services(contest, entrant),
+                latencies_ms=latency_curves(entrant.logs),
             )
             for entrant in contest.measured
         ),
@@ -177,10 +186,3 @@ def observations_of(contest: Contest) -> Observations:
         runs=tuple(contest.observed),
         modelled=contest.measured[0].logs[0].modelled,
     )
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("eclip")
-    except importlib.metadata.PackageNotFoundError:  # run from a checkout through PYTHONPATH
-        return "0+checkout"

@@ -23,6 +23,7 @@ from eclip.lab.stand import Stand
 from eclip.lab.trials import Trials, score_of
 from eclip.planning.problem import Problem
 from eclip.planning.search.candidates import Homes
+from eclip.planning.search.giving import tradeoff_of
 from eclip.planning.search.masks import StaticMasks, best_setting, masks_setting
 from eclip.planning.search.objective import Objective, Score
 from eclip.progress import Progress
@@ -94,7 +95,7 @@ class Sweep:
         if not plans:
             raise self.trials.refused or UsageError("no static masks could be tried")
         labels = [masks_setting(plan) for plan in plans]
-        tried = _trials(labels, self._scores)
+        tried = self._tried(labels, self._scores)
         return [
             Setting(self.named(plans[best], aim), labels[best], tried)
             for best, aim in self._winners(self._scores).items()
@@ -115,7 +116,7 @@ class Sweep:
             if index not in winners:
                 session.close()
         labels = [_label(plan) for plan in plans]
-        tried = _trials(labels, scores) if several else ()
+        tried = self._tried(labels, scores) if several else ()
         return [
             (Setting(self.named(plans[best], aim), labels[best], tried), sessions[best])
             for best, aim in winners.items()
@@ -147,6 +148,19 @@ class Sweep:
     def _best(self, scores: Sequence[Score], objective: Objective) -> int:
         return best_setting(scores, objective, self._plain)
 
+    def _tried(self, labels: Sequence[str], scores: Sequence[Score]) -> tuple[SettingTrial, ...]:
+        aim = next((aim for aim in self._objectives if aim.kind == "slo"), None)
+        return tuple(
+            trial_of(
+                label,
+                score.stp,
+                score.fairness,
+                score.efficiency,
+                None if aim is None else tradeoff_of(label, score, aim),
+            )
+            for label, score in zip(labels, scores, strict=True)
+        )
+
     def _winners(self, scores: Sequence[Score]) -> dict[int, Objective]:
         """The best setting for every objective; one that is best for several counts once."""
         winners: dict[int, Objective] = {}
@@ -168,10 +182,3 @@ def equal_shares(workers: int, sets: int) -> tuple[int, ...]:
 
 def _label(plan: Plan) -> str:
     return f"mps {plan.sharing.label}" if isinstance(plan.sharing, Processes) else ""
-
-
-def _trials(labels: Sequence[str], scores: Sequence[Score]) -> tuple[SettingTrial, ...]:
-    return tuple(
-        trial_of(label, score.stp, score.fairness, score.efficiency)
-        for label, score in zip(labels, scores, strict=True)
-    )

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from eclip.reports.compare import Figure, axis, layout
-from eclip.reports.labels import ABSENT, NEUTRAL, number, plain, worker_colour
-from eclip.reports.page import plotly_script, template
+from eclip.reports.drawing import Lines, scale_of
+from eclip.reports.labels import ABSENT, number, palette
+from eclip.reports.page import template
 from eclip.varout.growth import Growth
 from eclip.varout.mechanisms import WORDS
-
-_DASHES = ("solid", "dot", "dash", "longdash", "dashdot", "longdashdot", "solid")
 
 
 def render(all_growth: Sequence[Growth]) -> str:
     return template("growth.html").render(
         parts=[_part(one) for one in all_growth],
         words=[(mechanism.value, text) for mechanism, text in WORDS.items()],
-        plotly_script=plotly_script(),
+        light=palette(len(WORDS)),
+        dark=palette(len(WORDS), dark=True),
     )
 
 
@@ -47,43 +46,30 @@ def _part(growth: Growth) -> dict[str, Any]:
             }
             for index, point in enumerate(growth.points)
         ],
-        "figure": lines(growth),
+        "chart": lines(growth),
     }
 
 
-def lines(growth: Growth) -> Figure:
+def lines(growth: Growth) -> Lines:
     """One line a mechanism; where it cannot serve the length there is none."""
-    ratios = [point.ratio for point in growth.points]
-    data = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": plain(name),
-            "x": ratios,
-            "y": [None if value is None else round(value, 4) for value in growth.percent(name)],
-            "line": {"color": worker_colour(index), "width": 2, "dash": _DASHES[index]},
-            "hovertemplate": "%{fullData.name}: %{y:+.1f}% at A = %{x:.4g}<extra></extra>",
-        }
-        for index, name in enumerate(growth.points[0].interval)
+    curves = [
+        (
+            name,
+            [
+                (point.ratio, value)
+                for point, value in zip(growth.points, growth.percent(name), strict=True)
+                if value is not None
+            ],
+        )
+        for name in growth.points[0].interval
     ]
-    allocated = {
-        "type": "line",
-        "yref": "paper",
-        "x0": growth.allocated_ratio,
-        "x1": growth.allocated_ratio,
-        "y0": 0,
-        "y1": 1,
-        "line": {"color": NEUTRAL, "width": 1, "dash": "dash"},
-    }
-    return {
-        "data": data,
-        "layout": layout(
-            420,
-            xaxis=axis("actual A (outputs per input)"),
-            yaxis=axis("longer than exact allocation (%)"),
-            shapes=[allocated],
-            showlegend=True,
-            legend={"orientation": "h", "y": 1.12},
-            margin={"l": 60, "r": 20, "t": 40, "b": 48},
-        ),
-    }
+    ends = [f"{name} {percent(places[-1][1])}" for name, places in curves if places]
+    return Lines(
+        x=scale_of([point.ratio for point in growth.points]),
+        y=scale_of([value for _, places in curves for _, value in places], log=False),
+        x_title="actual A (outputs per input)",
+        y_title="longer than exact allocation, %",
+        curves=curves,
+        words=f"Growth at the longest outputs: {', '.join(ends)}",
+        mark=growth.allocated_ratio,
+    )

@@ -1,44 +1,67 @@
 """Words, numbers and colours of the report: how a lane, a time or a worker is shown to a person.
 
-A worker has one colour everywhere. Text from files goes into charts through ``plain`` only, because
-Plotly reads a subset of HTML in its labels; into the page it goes through the template's escaping.
+A worker has one colour in a chapter, everywhere: the CSS variable ``--w0`` is the first one's.
 """
 
 from __future__ import annotations
 
-import html
-from collections.abc import Sequence
-
 from eclip.artefacts.plan import ALL_WORKERS, Plan
-from eclip.artefacts.runlog import RunLog
-from eclip.artefacts.trace import Trace
 
 ABSENT = "\N{EN DASH}"
+MINUS = "\N{MINUS SIGN}"
 TIMES = "\N{MULTIPLICATION SIGN}"
-INK = "#1f2933"
-GRID = "#e4e7eb"
-NEUTRAL = "#52606d"  # bars that belong to no worker
 
 # Okabe and Ito's colours, which stay apart for colour-blind readers, with grey for their yellow and
 # black: one is too faint on white, the other is the text's. From the eighth worker on the same
 # colours return darker or lighter.
 _HUES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7a7a7a")
 _TONES = (0.0, -0.4, 0.45, -0.65, 0.68)  # towards black below 0, towards white above
-_MAX_KERNEL_NAME = 90  # a hover box as wide as the page hides what it explains
+_DARK_TONES = (0.25, -0.15, 0.6, -0.4, 0.8)  # on a dark page
+
+# What a stranger is told of every policy.
+_POLICIES = {
+    "shared": "the hardware shares as kernels come",
+    "priority": "plain streams with priorities",
+    "priority-segments": "stream priorities, launched in parts",
+    "timeslice": "one model at a time, in turns",
+    "mps": "processes under MPS with equal shares",
+    "mps-model": "processes under MPS, shares by model",
+    "model": "each model on the units that it needs",
+    "masks": "fixed parts of the device, the best of those tried",
+    "kernel": "each kernel on the units that it needs",
+    "eclip": "kernel groups on lanes, as in the paper",
+    "search": "a plan found by search",
+    "yield": "background stops between kernels for services",
+    "move": "background moves aside for services",
+    "launches-16-8": "at most 16 background launches in flight",
+    "launches-4-2": "at most 4 background launches in flight",
+    "launches-1-1": "one background launch in flight",
+}
+_BASELINES = ("shared", "priority", "timeslice", "mps", "model", "masks", "kernel", "launches")
 
 
-def worker_colour(worker: int, alpha: float = 1.0) -> str:
+def policy_words(policy: str) -> str:
+    """Nothing for a plan that somebody gave a name."""
+    return _POLICIES.get(policy.removesuffix("-energy"), "")
+
+
+def is_baseline(policy: str) -> bool:
+    """What people do without us; plans of one's own are none."""
+    return policy in _POLICIES and policy.partition("-")[0] in _BASELINES
+
+
+def worker_colour(worker: int, *, dark: bool = False) -> str:
     hue = _HUES[worker % len(_HUES)]
-    tone = _TONES[worker // len(_HUES) % len(_TONES)]
+    tones = _DARK_TONES if dark else _TONES
+    tone = tones[worker // len(_HUES) % len(tones)]
     goal = 255 if tone > 0 else 0
     channels = [int(hue[at : at + 2], 16) for at in (1, 3, 5)]
-    red, green, blue = (round(value + (goal - value) * abs(tone)) for value in channels)
-    return f"rgba({red},{green},{blue},{alpha:g})"
+    return "#" + "".join(f"{round(value + (goal - value) * abs(tone)):02x}" for value in channels)
 
 
-def plain(text: str) -> str:
-    """Text that Plotly shows as it is written."""
-    return html.escape(text, quote=False)
+def palette(workers: int, *, dark: bool = False) -> str:
+    """The colours as CSS variables."""
+    return " ".join(f"--w{index}: {worker_colour(index, dark=dark)};" for index in range(workers))
 
 
 def number(value: float | None) -> str:
@@ -55,6 +78,16 @@ def number(value: float | None) -> str:
     if size >= 1:
         return f"{value:.2f}"
     return f"{value:.3f}" if size >= 0.1 else f"{value:#.2g}"
+
+
+def percent(part: float, digits: int = 1) -> str:
+    """``12.5%``, with a real minus sign where it is below 0"""
+    return f"{100 * part:.{digits}f}%".replace("-", MINUS)
+
+
+def gain(ratio: float) -> str:
+    """``+12.5%`` of 1.125"""
+    return f"{100 * (ratio - 1):+.1f}%".replace("-", MINUS)
 
 
 def duration(time_ns: float) -> str:
@@ -79,31 +112,6 @@ def lane_title(plan: Plan, lane: int) -> str:
     return f"lane {lane}{whose}: {units_title(plan, plan.units(lane))}, {slices} {part.mask}"
 
 
-def kernel_names(trace: Trace) -> list[str]:
-    """Short names for charts, ready for Plotly."""
-    return [
-        plain(name if len(name) <= _MAX_KERNEL_NAME else name[: _MAX_KERNEL_NAME - 1] + "…")
-        for name in (kernel.name for kernel in trace.kernels)
-    ]
-
-
-def run_labels(logs: Sequence[RunLog]) -> list[str]:
-    """One label per run: the policy, and what tells two runs of one policy apart."""
-    labels = [log.plan.policy for log in logs]
-    if len(set(labels)) < len(labels):
-        labels = [
-            f"{label} on {log.device}" if labels.count(label) > 1 else label
-            for label, log in zip(labels, logs, strict=True)
-        ]
-    return [
-        label if labels.count(label) == 1 else f"{label} ({labels[: index + 1].count(label)})"
-        for index, label in enumerate(labels)
-    ]
-
-
-def modelled_words(labels: Sequence[str], modelled: Sequence[bool]) -> str:
-    """What a caption says about runs of which some, all or none are modelled."""
-    if all(modelled):
-        return "modelled"
-    some = [label for label, is_modelled in zip(labels, modelled, strict=True) if is_modelled]
-    return f"partly modelled: {', '.join(some)}" if some else ""
+def listed(names: list[str]) -> str:
+    """``a, b and c``"""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

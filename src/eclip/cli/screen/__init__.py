@@ -285,16 +285,22 @@ def print_measures(measures: Sequence[Measures], objective: str = "throughput") 
 
     Switches are per request. Overload is said below, in words.
     """
-    note = modelled_note(any(one.modelled for one in measures))
-    _print_policies(measures, objective, note)
-    if any(worker.bound_ms is not None for one in measures for worker in one.workers):
-        _print_services(measures, note)
-    _print_workers(measures, note)
+    print_policies(measures, objective)
+    _print_workers(measures, modelled_note(any(one.modelled for one in measures)))
     for line in _overload(measures):
         out.print(line, style="yellow")
 
 
-def _print_policies(measures: Sequence[Measures], objective: str, note: str) -> None:
+def print_policies(measures: Sequence[Measures], objective: str) -> None:
+    """Policies side by side, the best by the objective marked; bounds and background, if there are
+    services."""
+    note = modelled_note(any(one.modelled for one in measures))
+    _print_throughput(measures, objective, note)
+    if any(worker.bound_ms is not None for one in measures for worker in one.workers):
+        _print_services(measures, note)
+
+
+def _print_throughput(measures: Sequence[Measures], objective: str, note: str) -> None:
     plain = next((one for one in measures if one.policy == "shared" and one.stp > 0), None)
     if len(measures) == 1:
         plain = None

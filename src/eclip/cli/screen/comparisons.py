@@ -15,28 +15,10 @@ from eclip.planning.table_i import TABLE_I
 def show(outcome: eclip.Outcome, as_json: bool) -> None:
     """Print a comparison: all runs of a policy together, and how far they lie apart."""
     comparison = outcome.comparison
-    for line in comparison.left_out:
-        policy, _, why = line.partition(": ")
-        screen.warn(f"{policy} is left out: {why}")
-    for warning in comparison.warnings:
-        screen.warn(warning)
+    warn(comparison)
     measures = list(outcome.measures.values())
     if as_json:
-        screen.print_json(
-            {
-                "mix": comparison.mix,
-                "topology": comparison.topology,
-                "device": comparison.device,
-                "modelled": comparison.modelled,
-                "load": comparison.load,
-                "seed": comparison.seed,
-                "policies": measures,
-                "best": outcome.best,
-                "table_i": _table_i(comparison),
-                "comparison": comparison,
-                "warnings": comparison.warnings,
-            }
-        )
+        screen.print_json(describe(outcome))
         return
     each_s = next(iter(outcome.logs.values())).duration_ns / 1e9
     rounds = f", {comparison.repeats} rounds, each in another order"
@@ -58,6 +40,33 @@ def show(outcome: eclip.Outcome, as_json: bool) -> None:
     if comparison.load_part is not None:
         _print_tails(comparison)
     _print_table_i(comparison)
+
+
+def warn(comparison: Comparison) -> None:
+    """Who was left out and why, and what else to know before believing a number."""
+    for line in comparison.left_out:
+        policy, _, why = line.partition(": ")
+        screen.warn(f"{policy} is left out: {why}")
+    for warning in comparison.warnings:
+        screen.warn(warning)
+
+
+def describe(outcome: eclip.Outcome) -> dict[str, Any]:
+    """The outcome as plain data."""
+    comparison = outcome.comparison
+    return {
+        "mix": comparison.mix,
+        "topology": comparison.topology,
+        "device": comparison.device,
+        "modelled": comparison.modelled,
+        "load": comparison.load,
+        "seed": comparison.seed,
+        "policies": list(outcome.measures.values()),
+        "best": outcome.best,
+        "table_i": _table_i(comparison),
+        "comparison": comparison,
+        "warnings": comparison.warnings,
+    }
 
 
 def _print_spreads(comparison: Comparison) -> None:

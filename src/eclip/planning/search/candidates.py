@@ -50,6 +50,12 @@ class Found:
     evaluated: int
     frontier: tuple[tuple[float, float], ...]  # (STP, efficiency) that nothing else beats in both
 
+    @property
+    def points(self) -> tuple[tuple[float, float], ...]:
+        """(STP, efficiency) of every candidate that ran."""
+        scores = [one.score for one in self.candidates if one.score.stp > 0]
+        return tuple((score.stp, score.efficiency) for score in scores)
+
     def finalists(self, count: int) -> list[Candidate]:
         """The best ones that are not all alike: no two give nearly the same to everybody. What gave
         nothing, as the device refused it, is none."""

@@ -133,6 +133,7 @@ def decide(
         # Plain streams are what they are; a floor above them is no promise of ours.
         missed=refused[best] if best or objective.bounds_ms else (),
         tradeoffs=found.tradeoffs if isinstance(found, FoundHabits) else (),
+        simulated=tuple((round(x, 4), round(y, 4)) for x, y in found.points),
     )
     how += f", of {found.evaluated} that were planned"
     chosen = entries[best].plan

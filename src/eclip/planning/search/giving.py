@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -117,6 +118,13 @@ class FoundHabits:
     evaluated: int
     tradeoffs: tuple[Tradeoff, ...]
     frontier: tuple[tuple[float, float], ...] = ()  # of throughput and efficiency: not looked for
+
+    @property
+    def points(self) -> tuple[tuple[float, float], ...]:
+        """(background, worst p99 over its bound) of every candidate whose services answered."""
+        return tuple(
+            (one.background, one.tail) for one in self.candidates if math.isfinite(one.tail)
+        )
 
     def finalists(self, count: int) -> list[TriedHabits]:
         """The best ones that are not all alike, with less and less use of the bounds: on a device

@@ -1,0 +1,213 @@
+"""The verdict: which way of sharing to take, in one sentence with its interval, or "not decided".
+
+Ways are compared round by round, since those of one round ran after each other. The interval is
+Student's for the mean of the logarithms. It needs three rounds. A bound counts as kept if the whole
+interval of the p99 lies below it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from eclip.artefacts.comparison import Summary
+from eclip.artefacts.excess import PairedRatio
+from eclip.reports.chapters import Chapter, SharingWay
+from eclip.reports.labels import count, is_baseline, listed, number, percent
+
+FEWEST_ROUNDS = 3
+# Student's t for a 95% interval by degrees of freedom; beyond the last it hardly changes.
+_STUDENT = (
+    *(12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23),
+    *(2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09, 2.09),
+)
+Value = Callable[[Summary], float]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    sentence: str
+    decided: bool
+    take: SharingWay | None = None  # the best way, decided or not; None: nothing ran
+    baseline: SharingWay | None = None  # the best one that is not plain streams
+
+
+def judge(chapter: Chapter) -> Verdict:
+    ran = chapter.ran
+    if not ran:
+        return Verdict("Not decided: these plans have not run yet.", decided=False)
+    if len(ran) == 1:
+        words = f"Not decided: {ran[0].label} is the only way that ran."
+        return Verdict(words, decided=False, take=ran[0])
+    if chapter.aim == "slo":
+        return _judge_services(chapter, ran)
+    return _judge_most(chapter, ran)
+
+
+def compared(mine: SharingWay, theirs: SharingWay, value: Value) -> PairedRatio | None:
+    """The ratio of their values, with its interval; None: too few rounds that both ran in, or one
+    gave nothing."""
+    if not mine.contest or mine.contest != theirs.contest:
+        return None  # their rounds were not the same ones
+    pairs = list(zip(mine.runs, theirs.runs, strict=False))
+    ours, others = ([value(pair[side]) for pair in pairs] for side in (0, 1))
+    if len(pairs) < FEWEST_ROUNDS or min(*ours, *others) <= 0:
+        return None
+    logs = [math.log(a / b) for a, b in zip(ours, others, strict=True)]
+    reach = _STUDENT[min(len(logs) - 1, len(_STUDENT)) - 1] * statistics.stdev(logs)
+    reach /= math.sqrt(len(logs))
+    middle = statistics.fmean(logs)
+    return PairedRatio(
+        value=math.exp(middle), low=math.exp(middle - reach), high=math.exp(middle + reach)
+    )
+
+
+def _judge_most(chapter: Chapter, ran: Sequence[SharingWay]) -> Verdict:
+    best = ran[0]
+    second = next((way for way in ran if way.digest != best.digest), None)
+    plain, baseline = chapter.way("shared"), _best_baseline(ran, best)
+    rivals = [(way, name) for way, name in _named(plain, baseline) if way is not best]
+    gains = [words for way, name in rivals if (words := _gain(chapter, best, way, name))]
+    if second is None:
+        return Verdict(f"Not decided: all ways run the same plan as {best.label}.", False, best)
+    ratio = compared(best, second, chapter.value)
+    if ratio is None:
+        had = f" {best.label} was best here, with {listed(gains)}." if gains else ""
+        why = f"{count(len(best.runs), 'round')} cannot tell a gain from chance; run at least three"
+        if len(best.runs) >= FEWEST_ROUNDS:
+            why = f"{best.label} and {second.label} did not run in the same rounds"
+        return Verdict(f"Not decided: {why}.{had}", False, best, baseline)
+    if ratio.low <= 1:
+        words = (
+            f"Not decided between {best.label} and {second.label}: {best.label} has "
+            f"{_more(chapter, ratio)} than {second.label}, {_interval(chapter, ratio)}."
+        )
+        words += f" Against the others {best.label} has {listed(gains)}." if gains else ""
+        return Verdict(words, False, best, baseline)
+    words = f"Take {best.label}: {listed(gains)}." if gains else f"Take {best.label}."
+    return Verdict(words, True, best, baseline)
+
+
+def _named(plain: SharingWay | None, baseline: SharingWay | None) -> list[tuple[SharingWay, str]]:
+    named = [] if plain is None else [(plain, "plain streams")]
+    if baseline is not None:
+        named.append((baseline, f"the best baseline, {baseline.label}"))
+    return named
+
+
+def _best_baseline(ran: Sequence[SharingWay], best: SharingWay) -> SharingWay | None:
+    """Besides plain streams and the best."""
+    others = [way for way in ran if is_baseline(way.policy) and way.policy != "shared"]
+    return next((way for way in others if way is not best), None)
+
+
+def _gain(chapter: Chapter, best: SharingWay, other: SharingWay, name: str) -> str:
+    if best.together is None or other.together is None:
+        return ""
+    theirs = chapter.value(other.together)
+    if theirs <= 0:
+        return ""
+    value = chapter.value(best.together) / theirs
+    ratio = compared(best, other, chapter.value)
+    found = ratio or PairedRatio(value=value, low=value, high=value)
+    inside = f" ({_interval(chapter, ratio)})" if ratio else ""
+    return f"{_more(chapter, found)} than {name}{inside}"
+
+
+def _more(chapter: Chapter, ratio: PairedRatio) -> str:
+    what = {"throughput": "throughput", "energy": "throughput per energy"}.get(chapter.aim)
+    if what is None:
+        word = "shorter" if ratio.value >= 1 else "longer"
+        return f"a p99 (mean of the models) {percent(abs(_shorter(ratio.value)))} {word}"
+    word = "more" if ratio.value >= 1 else "less"
+    return f"{percent(abs(ratio.value - 1))} {word} {what}"
+
+
+def _interval(chapter: Chapter, ratio: PairedRatio) -> str:
+    low, high = ratio.low - 1, ratio.high - 1
+    if chapter.aim == "tails":
+        low, high = _shorter(ratio.low), _shorter(ratio.high)
+    return f"95% interval {percent(low)} to {percent(high)}"
+
+
+def _shorter(ratio: float) -> float:
+    """By which part a p99 is shorter: the value of tails is one over their mean."""
+    return 1 - 1 / ratio
+
+
+def _judge_services(chapter: Chapter, ran: Sequence[SharingWay]) -> Verdict:
+    scored = [(way, way.together) for way in ran if way.together is not None]
+    keeping = [way for way, score in scored if chapter.worst_tail(score) <= 1]
+    baseline = _best_baseline(keeping, ran[0]) or _best_baseline(ran, ran[0])
+    best = ran[0]
+    if not keeping:
+        words = f"Not decided: no way keeps every bound. {best.label} comes closest: "
+        return Verdict(words + _tails(chapter, best) + ".", False, best, baseline)
+    rival = baseline if baseline in keeping and not is_baseline(best.policy) else None
+    background = _background(chapter, best, rival)
+    plain = chapter.way("shared")
+    misses = "."
+    if plain is not None and plain not in keeping:
+        misses = f"; plain streams miss it: {_tails(chapter, plain, interval=False)}."
+    unsure = [index for index in chapter.services if not _surely_kept(chapter, best, index)]
+    if unsure:
+        words = (
+            f"Not decided: {best.label} kept every bound here ({_tails(chapter, best)}), but the "
+            f"interval is not below the bound; {background}{misses}"
+        )
+        return Verdict(words, False, best, baseline)
+    second = next((way for way in keeping if way.digest != best.digest), None)
+    if second is not None and any(chapter.weights):
+        ratio = compared(best, second, chapter.background)
+        if ratio is None or ratio.low <= 1:
+            reach = f" ({_interval(chapter, ratio)})" if ratio else ""
+            words = (
+                f"Not decided between {best.label} and {second.label}: both keep every bound, and "
+                f"background gets about as much{reach}; {background}{misses}"
+            )
+            return Verdict(words, False, best, baseline)
+    words = f"Take {best.label}: it keeps every bound ({_tails(chapter, best)}), and "
+    return Verdict(words + background + misses, True, best, baseline)
+
+
+def _surely_kept(chapter: Chapter, way: SharingWay, worker: int) -> bool:
+    excess, bound = way.excess(chapter.workers[worker]), chapter.bounds_ms[worker]
+    if excess is None or bound is None:
+        return False
+    return excess.alone_ms.p99 * excess.p99_ratio.high <= bound
+
+
+def _tails(chapter: Chapter, way: SharingWay, *, interval: bool = True) -> str:
+    """``bert p99 4.23 ms of at most 5.00, 95% interval 3.90 to 4.61``"""
+    parts = []
+    for index in chapter.services:
+        name, bound = chapter.workers[index], chapter.bounds_ms[index]
+        p99 = way.together.p99_ms[index] if way.together else None
+        tail = "no request completed" if p99 is None else f"{number(p99)} ms"
+        words = f"{name} p99 {tail} of at most {number(bound)}"
+        if interval and (excess := way.excess(name)) is not None:
+            low, high = (
+                excess.alone_ms.p99 * side for side in (excess.p99_ratio.low, excess.p99_ratio.high)
+            )
+            words += f", 95% interval {number(low)} to {number(high)}"
+        parts.append(words)
+    return "; ".join(parts)
+
+
+def _background(chapter: Chapter, best: SharingWay, other: SharingWay | None) -> str:
+    if not sum(chapter.weights) or best.together is None:
+        return "there is no background"
+    words = f"background gets {percent(chapter.background(best.together))} of its rate alone"
+    if other is None or other.together is None:
+        return words
+    words += (
+        f", against {percent(chapter.background(other.together))} under the best baseline that "
+        f"keeps them, {other.label}"
+    )
+    ratio = compared(best, other, chapter.background)
+    if ratio is not None:
+        words += f" ({number(ratio.value)} times as much, 95% interval {number(ratio.low)} to "
+        words += f"{number(ratio.high)})"
+    return words
