@@ -38,6 +38,9 @@ STEADY = "while True: launch(1000)"  # a stretch each
 # Random programs' host functions wait for the program, and many stretches are wanted.
 QUICK = {"ECLIP_PATIENCE_US": "300", "ECLIP_GRAIN_US": "10"}
 GOING_ON = 5  # launches that show that a program does
+# What takes 200 ms at most may take so long on a machine that runs ten other things. Who waits for
+# somebody that has gone waits for ever.
+BUSY_MS = 10_000
 
 
 def now_ns() -> int:
@@ -528,7 +531,7 @@ def test_many_processes_join_at_once(native: Native, board: Board, tmp_path: Pat
         # What each of them waited for its row, beside all others.
         waits_ms = [int(child.stdout.readline()) / 1e6 for child in children if child.stdout]
         assert len(rows_of(board, BACKGROUND)) == count
-        assert max(waits_ms) < 1000
+        assert max(waits_ms) < BUSY_MS
     finally:
         for child in children:
             child.kill()
@@ -573,12 +576,12 @@ def _shoot(native: Native, board: Board, folder: Path, rounds: int, seed: int) -
 def test_either_goes_on_when_the_other_is_killed_or_stopped(
     native: Native, board: Board, tmp_path: Path
 ) -> None:
-    assert _shoot(native, board, tmp_path, 6, 1) < 1000  # 200 on a machine that is not busy
+    assert _shoot(native, board, tmp_path, 6, 1) < BUSY_MS
 
 
 @pytest.mark.long
 def test_either_goes_on_a_thousand_times(native: Native, board: Board, tmp_path: Path) -> None:
-    assert _shoot(native, board, tmp_path, 1000, 2) < 1000
+    assert _shoot(native, board, tmp_path, 1000, 2) < BUSY_MS
 
 
 @pytest.mark.parametrize("flavour", ["asan", "tsan"])
