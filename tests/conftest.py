@@ -16,6 +16,9 @@ from eclip.artefacts.topology import Topology
 from eclip.frontends.synthetic import synthetic_profile
 from eclip.planning.problem import Problem
 
+# Ray reads this when it is imported: clusters of tests are on this machine only.
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+
 # The first call of compiled code may compile it, which no deadline foresees; and on a busy machine
 # drawing examples is slow without anything being wrong with them.
 settings.register_profile(

@@ -299,8 +299,11 @@ def test_a_damaged_or_foreign_file_is_named(cli: Cli, command: str, content: byt
 
 
 def test_a_file_of_the_wrong_kind_is_named(cli: Cli) -> None:
-    cli("plan", "alexnet", "-o", "plan.json")
-    assert_refused(cli("report", "plan.json"), "plan.json", "run")
+    from eclip.artefacts import store
+    from eclip.artefacts.topology import Topology
+
+    store.save(store.load_builtin("h200", Topology), Path("h200.json"))
+    assert_refused(cli("report", "h200.json"), "h200.json", "run")
 
 
 def test_a_plan_for_other_kernels_is_refused(cli: Cli) -> None:

@@ -118,6 +118,7 @@ def listeners(running: RunningFleet) -> set[str]:
     return found
 
 
+@pytest.mark.long  # a cluster takes 30 s to start on two quiet cores, and minutes on busy ones
 def test_a_fleet_answers_and_heals() -> None:
     with fleet({"node-1": 1, "node-2": 1}, 2, True) as running:
         client = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{running.grpc_port}")
