@@ -28,6 +28,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tritonclient.grpc.aio
@@ -144,15 +145,15 @@ class Traffic:
     late: list[tuple[float, float]] = field(default_factory=list)
     open: set[asyncio.Task[None]] = field(default_factory=set)
 
-    async def ask(self, module: object, client: object, due_s: float) -> None:
+    async def ask(self, module: Any, client: Any, due_s: float) -> None:
         a = np.random.default_rng().integers(0, 1 << 20, (1, 4), np.int32)
         inputs = []
         for name in ("a", "b"):
-            given = module.InferInput(name, (1, 4), "INT32")  # type: ignore[attr-defined]
+            given = module.InferInput(name, (1, 4), "INT32")
             given.set_data_from_numpy(a)
             inputs.append(given)
         try:
-            result = await client.infer("add", inputs)  # type: ignore[attr-defined]
+            result = await client.infer("add", inputs)
             right = bool((result.as_numpy("sum") == 2 * a).all())
             self.seen["right" if right else "WRONG"] += 1
             self.late.append((due_s, time.monotonic() - due_s))

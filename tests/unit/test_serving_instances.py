@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from eclip.serving.config import make_config
-from eclip.serving.deploying import ServingHost, find_host, resolve
+from eclip.serving.deploying import resolve
+from eclip.serving.host import ServingHost, find_host
 
 
 def instances_of(host: ServingHost, *services: dict[str, Any]) -> list[int]:

@@ -20,8 +20,8 @@ from eclip.errors import DeviceError, UsageError
 from eclip.frontends.library import file_of
 from eclip.frontends.modelled import model_profile
 from eclip.lab.case import find_calibration, find_topology
-from eclip.serving import deploying
-from eclip.serving.deploying import ServingHost
+from eclip.serving import host as hosts
+from eclip.serving.host import ServingHost
 from eclip.serving.log import ServerLog
 
 MODEL = ModelKey("squeezenet", 3)  # the package has no file of this batch
@@ -34,7 +34,7 @@ def host(tmp_path: Path) -> ServingHost:
         topology=topology,
         calibration=find_calibration(None, topology),
         computes=True,
-        folders=(tmp_path,),
+        folders=(tmp_path / "profiles",),
         title="a GPU",
     )
 
@@ -56,7 +56,7 @@ def test_the_first_start_measures_once(
             store.save(made, file_of(folder, model))
         return []
 
-    monkeypatch.setattr(deploying, "measure_profiles", measure)
+    monkeypatch.setattr(hosts, "measure_profiles", measure)
     said = io.StringIO()
     starting = replace(host, log=ServerLog(said))
     assert starting.profile(MODEL).model == MODEL
@@ -64,6 +64,7 @@ def test_the_first_start_measures_once(
         "profiling, once",
         "profiled",
     ]
+    assert [path.name for path in tmp_path.iterdir()] == ["profiles"]
     assert starting.profile(MODEL).model == MODEL
     assert host.profile(MODEL).model == MODEL  # kept
     assert asked == [MODEL]
@@ -72,10 +73,10 @@ def test_the_first_start_measures_once(
 def test_a_model_that_cannot_be_measured_is_said(
     host: ServingHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deploying, "measure_profiles", lambda models, *_, **__: models)
+    monkeypatch.setattr(hosts, "measure_profiles", lambda models, *_, **__: models)
     with pytest.raises(DeviceError, match="squeezenet:3 could not be profiled"):
         replace(host, log=ServerLog(io.StringIO())).profile(MODEL)
 
 
 def test_a_simulator_models_what_has_no_file(host: ServingHost) -> None:
-    assert replace(host, computes=False).profile(MODEL).modelled
+    assert replace(host, computes=False, folders=()).profile(MODEL).modelled

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -162,7 +163,8 @@ class Planners:
             finally:
                 self.pid = None
                 if process.returncode is None:
-                    process.kill()
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)  # a child of it may be measuring
         if process.returncode != 0:
             raise DeviceError(f"the planner process ended with status {process.returncode}")
         answer = msgspec.msgpack.decode(output, type=PlanAnswer)

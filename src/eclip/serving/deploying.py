@@ -11,7 +11,6 @@ must be within it; a bucket that is not is left out, or refused where it was ask
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,79 +18,29 @@ from pathlib import Path
 import msgspec
 
 from eclip.artefacts import store
-from eclip.artefacts.calibration import Calibration
 from eclip.artefacts.memory import WorkerMemory, memory_of
 from eclip.artefacts.mix import MAX_WORKERS, Background, Bound, Mix, MixWorker
 from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Plan, Promise, unpartitioned
 from eclip.artefacts.profile import Profile
-from eclip.artefacts.topology import Topology
-from eclip.devices import open_device
-from eclip.devices.base import Device
-from eclip.errors import DeviceError, UsageError
-from eclip.frontends.library import find_profile, has_file
-from eclip.frontends.measuring import measure_profiles
-from eclip.lab.case import Case, find_calibration, find_topology
+from eclip.errors import UsageError
+from eclip.lab.case import Case
 from eclip.lab.evaluate import SimEvaluator
 from eclip.planning.joints import promise_of
 from eclip.planning.search.giving import Habit, Maker, Way, search_habits
 from eclip.planning.search.objective import Objective
-from eclip.progress import Progress
-from eclip.serving.config import ServerSettings, ServiceSettings, ServingConfig
+from eclip.serving.config import ServiceSettings, ServingConfig
 from eclip.serving.control import Deployment, ServiceSheet
+from eclip.serving.host import ServingHost, find_host
 from eclip.serving.log import ServerLog
 from eclip.serving.models import check_model, function_of, info_of, slots_of, tensors_of
 
 _USUAL_BATCHES = (1, 2, 4, 8, 16, 32)
-_KEPT = "profiles"  # where new profiles go unless a folder is given
-_PROFILING_S = 30  # a model, roughly
 _PACE = "squeezenet"  # whose times a CPU function takes unless told otherwise
 _ASSUMED_LOAD = 0.2  # of what a service could do alone, where no rate is given
 _EASY_LOAD = 0.6  # the smallest bucket that is busy no more than this is what a rate asks for
 _MOST_INSTANCES = 4  # of one model on one GPU, chosen by ourselves
 _MOST_LOAD = 0.9  # beyond it queues grow for ever, also in a simulation
-
-
-@dataclass(frozen=True)
-class ServingHost:
-    """The device that services run on, as planning sees it."""
-
-    topology: Topology
-    calibration: Calibration
-    computes: bool  # it computes what models compute; a simulator only takes the time
-    folders: tuple[Path, ...]  # of profiles; on a GPU the first is where new ones are kept
-    title: str
-    log: ServerLog | None = None  # told of models that are measured; none: they are refused
-
-    def profile(self, model: ModelKey) -> Profile:
-        """What runs on a GPU needs a measured one. A model without is measured once, and kept."""
-        if self.computes and not has_file(model, self.topology, self.folders):
-            self._measure(model)
-        return find_profile(model, self.topology, self.calibration, self.folders)
-
-    def _measure(self, model: ModelKey) -> None:
-        folder = self.folders[0]
-        if self.log is None:
-            raise UsageError(
-                f"{model} has no profile, and measuring it would disturb what runs; measure it "
-                f"first: eclip profile {model} -o {folder}"
-            )
-        self.log.write("profiling, once", model=str(model), about_seconds=_PROFILING_S)
-        begin_s = time.monotonic()
-        measure_profiles([model], folder, progress=_Logged(self.log))
-        if not has_file(model, self.topology, self.folders):
-            raise DeviceError(f"{model} could not be profiled; the log says why")
-        seconds = round(time.monotonic() - begin_s, 1)
-        self.log.write("profiled", model=str(model), seconds=seconds, folder=str(folder))
-
-
-class _Logged(Progress):
-    def __init__(self, log: ServerLog) -> None:
-        super().__init__()
-        self._log = log
-
-    def warn(self, message: str) -> None:
-        self._log.write("profiling says", line=message)
 
 
 @dataclass(frozen=True)
@@ -154,7 +103,7 @@ def make_deployment(
     """What to deploy for these services. ``rates_rps``: as measured, by name; the configuration's
     for the others. ``seconds`` of search; without, everybody gives way in the usual manner. With a
     ``log`` models that have no profile are measured."""
-    host = replace(find_host(config.server), log=log)
+    host = find_host(config.server, log)
     resolved = resolve(config, host, rates_rps)
     bounds_ns = [_bound_ns(service, host) for service in resolved]
     full = _case(resolved, bounds_ns, host, every_bucket=True)
@@ -176,31 +125,6 @@ def make_deployment(
         policy=plan.policy,
         notes=notes,
     )
-
-
-def find_host(server: ServerSettings) -> ServingHost:
-    topology = find_topology(server.topology)
-    with open_device(server.device, topology, find_calibration(None, topology)) as device:
-        return host_of(device, server)
-
-
-def host_of(device: Device, server: ServerSettings) -> ServingHost:
-    return ServingHost(
-        topology=device.topology,
-        calibration=find_calibration(None, device.topology),
-        computes=not device.modelled,
-        folders=_folders(server, device),
-        title=device.title,
-    )
-
-
-def _folders(server: ServerSettings, device: Device) -> tuple[Path, ...]:
-    folders = tuple(Path(folder) for folder in server.profiles)
-    if device.modelled:
-        return folders
-    kept = folders[0] if folders else Path(_KEPT)
-    store.make_folder(kept)
-    return (kept, *folders[1:])
 
 
 def resolve(

@@ -24,7 +24,8 @@ from eclip.frontends.sources import make_source
 from eclip.runtime.program import lower
 from eclip.serving import link
 from eclip.serving.control import Deployment, ServiceSheet
-from eclip.serving.deploying import host_of, profiles_of
+from eclip.serving.deploying import profiles_of
+from eclip.serving.host import host_of
 from eclip.serving.link import Answer, DeviceOrder, Link, Slots
 from eclip.serving.messages import Tensor
 from eclip.serving.models import CpuFunction, compute, example_inputs, find_function
@@ -73,14 +74,15 @@ class Stage:
     sheet: ServiceSheet
     workers: list[dict[int, int]]  # of every instance: the plan's worker by bucket
     function: CpuFunction | None
-    # Its own threads: a function that hangs keeps no other service waiting.
-    threads: ThreadPoolExecutor
     yielded: int = 0  # as counted last
     waiting: collections.deque[OpenOrder] = field(default_factory=collections.deque)
     running: list[list[OpenOrder]] = field(init=False)  # per instance
+    # The function's own: one that hangs keeps no other service waiting. None start unless used.
+    threads: ThreadPoolExecutor = field(init=False)
 
     def __post_init__(self) -> None:
         self.running = [[] for _ in self.workers]
+        self.threads = ThreadPoolExecutor(len(self.workers), self.sheet.name)
 
     def instance_for(self, bucket: int) -> int | None:
         """One that is free, or runs the same bucket and has nothing behind it."""
@@ -142,9 +144,8 @@ class Generation(Closing):
             except EclipError as error:
                 self.failed[sheet.id] = str(error)
                 continue
-            threads = ThreadPoolExecutor(len(workers), thread_name_prefix=sheet.name)
-            self._stack.callback(threads.shutdown, wait=False, cancel_futures=True)
-            self.stages[sheet.id] = Stage(sheet, workers, function, threads)
+            stage = self.stages[sheet.id] = Stage(sheet, workers, function)
+            self._stack.callback(stage.threads.shutdown, wait=False, cancel_futures=True)
         if device.modelled:
             most = max(sheet.slots.count for sheet in sheets)
             session.serve(seats * most)

@@ -1,0 +1,94 @@
+"""The device that services run on, as planning sees it, and the profiles that it has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from eclip.artefacts import store
+from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.model_key import ModelKey
+from eclip.artefacts.profile import Profile
+from eclip.artefacts.topology import Topology
+from eclip.devices import open_device
+from eclip.devices.base import Device
+from eclip.errors import DeviceError, UsageError
+from eclip.frontends.library import find_profile, has_file
+from eclip.frontends.measuring import measure_profiles
+from eclip.lab.case import find_calibration, find_topology
+from eclip.progress import Progress
+from eclip.serving.config import ServerSettings
+from eclip.serving.log import ServerLog
+
+_KEPT = "profiles"  # where new profiles go unless a folder is given
+_PROFILING_S = 30  # a model, roughly
+
+
+@dataclass(frozen=True)
+class ServingHost:
+    topology: Topology
+    calibration: Calibration
+    computes: bool  # it computes what models compute; a simulator only takes the time
+    folders: tuple[Path, ...]  # of profiles; on a GPU the first is where new ones are kept
+    title: str
+    log: ServerLog | None = None  # told of models that are measured; none: they are refused
+
+    def profile(self, model: ModelKey) -> Profile:
+        """What runs on a GPU needs a measured one. A model without is measured once, and kept."""
+        if self.computes and not has_file(model, self.topology, self._searched):
+            self._measure(model)
+        return find_profile(model, self.topology, self.calibration, self._searched)
+
+    @property
+    def _searched(self) -> Sequence[Path]:
+        """All folders, but that for new profiles only once it holds some."""
+        if self.computes and not self.folders[0].is_dir():
+            return self.folders[1:]
+        return self.folders
+
+    def _measure(self, model: ModelKey) -> None:
+        folder = self.folders[0]
+        if self.log is None:
+            raise UsageError(
+                f"{model} has no profile, and measuring it would disturb what runs; measure it "
+                f"first: eclip profile {model} -o {folder}"
+            )
+        store.make_folder(folder)
+        self.log.write("profiling, once", model=str(model), about_seconds=_PROFILING_S)
+        begin_s = time.monotonic()
+        measure_profiles([model], folder, progress=_Logged(self.log))
+        if not has_file(model, self.topology, self.folders):
+            raise DeviceError(f"{model} could not be profiled; the log says why")
+        seconds = round(time.monotonic() - begin_s, 1)
+        self.log.write("profiled", model=str(model), seconds=seconds, folder=str(folder))
+
+
+class _Logged(Progress):
+    def __init__(self, log: ServerLog) -> None:
+        super().__init__()
+        self._log = log
+
+    def warn(self, message: str) -> None:
+        self._log.write("profiling says", line=message)
+
+
+def find_host(server: ServerSettings, log: ServerLog | None = None) -> ServingHost:
+    topology = find_topology(server.topology)
+    with open_device(server.device, topology, find_calibration(None, topology)) as device:
+        return host_of(device, server, log)
+
+
+def host_of(device: Device, server: ServerSettings, log: ServerLog | None = None) -> ServingHost:
+    folders = tuple(Path(folder) for folder in server.profiles)
+    if not folders and not device.modelled:
+        folders = (Path(_KEPT),)
+    return ServingHost(
+        topology=device.topology,
+        calibration=find_calibration(None, device.topology),
+        computes=not device.modelled,
+        folders=folders,
+        title=device.title,
+        log=log,
+    )
