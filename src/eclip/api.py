@@ -288,7 +288,7 @@ def serve(
         with eclip.serve("paper/3", http_port=0, grpc_port=0) as server:
             print(server.url)
     """
-    from eclip.serving.config import ServingConfig, make_config, read_config
+    from eclip.serving.config import ServingConfig, make_config, read_config, with_settings
 
     try:
         from eclip.serving.running import RunningServer
@@ -301,9 +301,7 @@ def serve(
     else:
         config = read_config(source)
     given = {"device": device, "http_port": http_port, "grpc_port": grpc_port}
-    changed = {name: value for name, value in given.items() if value is not None}
-    server = msgspec.structs.replace(config.server, **changed)
-    return RunningServer(msgspec.structs.replace(config, server=server))
+    return RunningServer(with_settings(config, given))
 
 
 def report(

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tritonclient.http
 
 import eclip
 from waiting import PATIENCE_S, until
@@ -180,9 +181,24 @@ def test_a_server_lives_through_its_signals_and_the_death_of_its_parts(
         assert not Path(f"/proc/{pid}").exists()
 
 
-def test_what_cannot_be_served_is_one_line(tmp_path: Path) -> None:
+UNLOADED = '[[service]]\nname = "b"\nmodel = "brt"\nload = false\n'
+
+
+@pytest.mark.parametrize(
+    ("bound", "server", "more", "words"),
+    [
+        ("1us", "", "", "service 'add': bound 0.001ms cannot be kept"),
+        ("5s", "", UNLOADED, "service 'b': inputs and outputs are needed"),
+        ("5s", 'token_file = "nosuch"', "", "token_file: cannot read nosuch"),
+        ("5s", 'tls_cert = "nosuch"\ntls_key = "nosuch"', "", "tls_cert: cannot read nosuch"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line(
+    tmp_path: Path, bound: str, server: str, more: str, words: str
+) -> None:
     file = tmp_path / "models.toml"
-    file.write_text(CONFIG.format(bound="1us", fronts=1))
+    text = CONFIG.format(bound=bound, fronts=1).replace("[server]", f"[server]\n{server}")
+    file.write_text(text + more)
     done = subprocess.run(
         [sys.executable, "-m", "eclip", "serve", str(file)],
         capture_output=True,
@@ -193,7 +209,16 @@ def test_what_cannot_be_served_is_one_line(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert re.match(r"eclip: service 'add': bound 0.001ms cannot be kept", done.stderr)
+    assert words in done.stderr
+
+
+def test_shared_memory_of_a_server_holds_regions_and_nothing_else() -> None:
+    with eclip.serve("alexnet:1", http_port=0, grpc_port=0) as server:
+        client = tritonclient.http.InferenceServerClient(server.url.removeprefix("http://"))
+        with contextlib.closing(client):
+            assert client.get_system_shared_memory_status() == []
+            client.unregister_system_shared_memory()  # all: the plan is not among them
+            assert client.is_server_ready()
 
 
 def test_the_api_serves_until_its_block_ends() -> None:

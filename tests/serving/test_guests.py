@@ -12,7 +12,7 @@ import pytest
 
 from eclip.errors import DeviceError
 from eclip.fleet.orders import GpuPlace, RoutingTable
-from eclip.fleet.replicas import Replicas
+from eclip.fleet.replicas import ASK_NS, Replicas
 from eclip.fleet.spec import GpuId
 from eclip.serving.config import ServingConfig
 from eclip.serving.core import FrontCore
@@ -120,6 +120,27 @@ def test_replicas_near_and_far_answer_and_count_as_fresh() -> None:
         with pytest.raises(RefusedError, match="no GPU has other ready") as refusal:
             await replicas.infer(dataclasses.replace(add_request(1), model="other"))
         assert refusal.value.reason is Reason.NOT_READY
+        await replicas.close()
+
+    with_server(CONFIG, visit)
+
+
+def test_two_that_are_far_both_get_requests() -> None:
+    """Only answers tell slack: one that has said nothing yet, or not lately, must be asked."""
+
+    async def visit(server: RunningServer) -> None:
+        replicas = Replicas("here")
+        places = (place_of(server, NEAR, "there"), place_of(server, FAR, "there"))
+        shares = {"add": {NEAR: 0.5, FAR: 0.5}}
+        replicas.take(RoutingTable(number=1, places=places, shares=shares))
+        await until(lambda: len(replicas.candidates("add")) == 2)
+        first = replicas.choose("add")
+        assert first is not None
+        await first.infer(add_request(1))
+        second = replicas.choose("add")
+        assert second is not None and second is not first
+        await second.infer(add_request(1))
+        assert first.slack_ns("add")[0] < ASK_NS > second.slack_ns("add")[0]
         await replicas.close()
 
     with_server(CONFIG, visit)

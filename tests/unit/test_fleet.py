@@ -14,7 +14,7 @@ import pytest
 from eclip.artefacts.model_key import ModelKey, parse_model
 from eclip.errors import ArtefactError, UsageError
 from eclip.fleet import exact
-from eclip.fleet.config import find_kinds, load_fleet
+from eclip.fleet.config import find_kinds, load_fleet_file
 from eclip.fleet.moves import moves_between
 from eclip.fleet.placement import (
     Placement,
@@ -402,7 +402,8 @@ count = 2
 def test_fleet_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "fleet.toml"
     path.write_text(GOOD)
-    fleet, objective = load_fleet(path)
+    loaded = load_fleet_file(path)
+    fleet, objective = loaded.fleet, loaded.objective
     assert objective == "fewest" and fleet.count == 2
     assert fleet.services[0].model == ModelKey("alexnet", 1)
     assert fleet.services[0].bound_ms == 5
@@ -412,6 +413,7 @@ def test_fleet_file_is_read(tmp_path: Path) -> None:
     ("change", "words"),
     [
         (("rate = 300", "rate = 300\nrats = 3"), "rats"),
+        (("rate = 300", ""), "service '.*': rate is missing; write it"),
         (("rate = 300", "rate = 0"), "above 0"),
         (("5ms", "1.1x"), "in ms"),
         (("5ms", "fast"), "cannot read the bound"),
@@ -427,7 +429,7 @@ def test_what_a_fleet_file_cannot_mean_is_refused(
     path = tmp_path / "fleet.toml"
     path.write_text(GOOD.replace(*change, 1))
     with pytest.raises((UsageError, ArtefactError), match=words) as error:
-        load_fleet(path)
+        load_fleet_file(path)
     assert error.value.exit_code == 2 and "\n" not in str(error.value)
 
 

@@ -106,6 +106,7 @@ def test_routers_are_told_only_of_gpus_that_are_there(file: FleetFile) -> None:
     ("old", "new", "words"),
     [
         ('device = "cuda"', 'host = "0.0.0.0"', "host is the fleet's business"),
+        ('device = "cuda"', "http_port = 8000", "http_port is the fleet's business"),
         ("queue = 7", "queu = 7", "queu"),
         ("queue = 7", "queue = 0", "queue: 1 to"),
         ("count = 3", "count = 0", "1 to 64"),
@@ -174,6 +175,7 @@ def test_manifests_have_a_pod_for_each_gpu_and_files_that_a_server_reads(file: F
         assert pod["spec"]["selector"]["matchLabels"].items() <= labels.items()
         (container,) = spec["containers"]
         assert container["image"] == "eclip:1"
+        assert container["command"] == ["eclip", "serve", "/etc/eclip/models.toml"]
         assert container["resources"]["limits"] == {"nvidia.com/gpu": 1}
         volumes = {volume["name"] for volume in spec["volumes"]}
         assert {mount["name"] for mount in container["volumeMounts"]} == volumes

@@ -125,3 +125,8 @@ def test_what_is_no_configuration_is_refused(tmp_path: Path, data: bytes, said: 
         read_config(tmp_path / "other.toml")
     with pytest.raises(UsageError, match="cannot read 'nonsense!' in the mix"):
         read_config("nonsense!")
+
+
+def test_a_service_that_is_no_table_is_named_by_its_place() -> None:
+    with pytest.raises(UsageError, match="service 1: "):
+        make_config({"service": [1]}, "the test")

@@ -49,7 +49,8 @@ def test_the_first_start_measures_once(
 ) -> None:
     asked: list[ModelKey] = []
 
-    def measure(models: Sequence[ModelKey], folder: Path, **_: Any) -> list[ModelKey]:
+    def measure(models: Sequence[ModelKey], folder: Path, *, gpu: int, **_: Any) -> list[ModelKey]:
+        assert gpu == 1
         asked.extend(models)
         for model in models:
             made = model_profile(model, host.topology, host.calibration)
@@ -58,7 +59,7 @@ def test_the_first_start_measures_once(
 
     monkeypatch.setattr(hosts, "measure_profiles", measure)
     said = io.StringIO()
-    starting = replace(host, log=ServerLog(said))
+    starting = replace(host, gpu=1, log=ServerLog(said))
     assert starting.profile(MODEL).model == MODEL
     assert [json.loads(line)["event"] for line in said.getvalue().splitlines()] == [
         "profiling, once",

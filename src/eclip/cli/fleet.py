@@ -17,7 +17,7 @@ from eclip.cli.screen import interrupt
 from eclip.errors import UsageError
 from eclip.fleet import kubernetes, ray_cluster
 from eclip.fleet import placement as placing
-from eclip.fleet.config import FleetFile, find_kinds, load_fleet, load_fleet_file
+from eclip.fleet.config import FleetFile, find_kinds, load_fleet_file
 from eclip.fleet.keeping import FleetKeeper
 from eclip.fleet.moves import Moves, moves_between
 from eclip.fleet.placement import Placement
@@ -85,7 +85,8 @@ def plan(
         raise UsageError("--picture goes with --simulate: it draws the simulated day")
     if exact and running is not None:
         raise UsageError("--exact and --running exclude each other; give one of them")
-    fleet, aim = load_fleet(file)
+    loaded = load_fleet_file(file)
+    fleet, aim = loaded.fleet, loaded.objective
     scorer = Scorer(find_kinds(fleet, profiles or []))
     before = None if running is None else placing.load_placement(running)
     if out is not None:
@@ -201,7 +202,7 @@ def up(
     detach: Annotated[
         bool,
         typer.Option(
-            "--detach", help="Return when the fleet serves. Only on a cluster that is there."
+            "--detach", help="Return as soon as the fleet serves. Needs an address in [ray]."
         ),
     ] = False,
     seconds: Annotated[
@@ -275,7 +276,7 @@ def status(file: FileArgument, as_json: JsonOption = False) -> None:
         columns = ["router", "state", "HTTP", "gRPC", "GPUs near", "GPUs far"]
         screen.print_table("Routers", columns, rows, names=4)
         rates = ", ".join(f"{name} {rate:.4g}/s" for name, rate in now.rates_rps.items() if rate)
-        screen.out.print(f"Asked in the last seconds: {rates or 'nobody'}.")
+        screen.out.print(f"Requests in the last seconds: {rates or 'none'}.")
         for name, part in now.refused.items():
             screen.warn(f"{name}: no room for {part:.0%} of its requests")
         if now.note:
@@ -300,7 +301,7 @@ def render(
         bool, typer.Option("--k8s", help="As Kubernetes manifests: one pod per GPU, no Ray.")
     ] = False,
     image: Annotated[
-        str, typer.Option("--image", help="The container image, with eclip as its entry point.")
+        str, typer.Option("--image", help="The container image; eclip must be installed in it.")
     ] = "eclip:latest",
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Where to write; standard output if not.")
@@ -315,7 +316,7 @@ def render(
 ) -> None:
     """Write the fleet's placement for another orchestrator. Nothing is deployed."""
     if not k8s:
-        raise UsageError("render needs to know for whom: give --k8s")
+        raise UsageError("say what to write: --k8s for Kubernetes manifests")
     loaded = load_fleet_file(file)
     if out is not None:
         outputs.check_output(out, kubernetes.MARK)

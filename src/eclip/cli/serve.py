@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 import typer
 
 from eclip.cli import screen
 from eclip.errors import UsageError
-from eclip.serving.config import ServerSettings, ServingConfig, read_config
+from eclip.serving.config import ServerSettings, ServingConfig, read_config, with_settings
 
 try:
     from eclip.serving.log import ServerLog
@@ -27,7 +26,7 @@ def serve(
         str,
         typer.Argument(
             metavar="FILE|MIX",
-            help="A TOML file that names services, or a mix for a look: paper/3.",
+            help="A TOML file that names services, or a mix to try out, such as paper/3.",
         ),
     ],
     device: Annotated[
@@ -48,10 +47,11 @@ def serve(
         int | None, typer.Option("--fronts", help="Processes that take requests.")
     ] = None,
 ) -> None:
-    """Serve models over the Open Inference Protocol (HTTP and gRPC), each with its promise.
+    """Serve models over HTTP and gRPC (Open Inference Protocol), each with a bound on its latency.
 
-    SIGTERM: not ready at once, serve on for the grace time, answer what is open, end. SIGHUP: read
-    the file again. The log goes to standard error, one JSON object a line.
+    On SIGTERM the server says that it is not ready, serves for the grace time, answers open
+    requests and ends. On SIGHUP it reads the file again. The log goes to standard error: JSON
+    lines, or plain text on a terminal.
     """
     given = {
         "device": device,
@@ -62,21 +62,9 @@ def serve(
     }
 
     def read() -> ServingConfig:
-        return _with(
-            read_config(source), {key: one for key, one in given.items() if one is not None}
-        )
+        return with_settings(read_config(source), given)
 
     run_server(read(), read, ServerLog(), lambda server: _say_where(server, source))
-
-
-def _with(config: ServingConfig, given: dict[str, Any]) -> ServingConfig:
-    """The configuration with what the command line says instead."""
-    try:
-        server = msgspec.structs.replace(config.server, **given)
-        server.__post_init__()
-    except ValueError as error:
-        raise UsageError(f"--{str(error).replace('_', '-', 1)}") from None
-    return msgspec.structs.replace(config, server=server)
 
 
 def _say_where(server: ServerSettings, source: str) -> None:

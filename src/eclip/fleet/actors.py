@@ -23,8 +23,8 @@ from eclip.fleet.rates import RouterReport
 from eclip.fleet.replicas import Replicas
 from eclip.fleet.router import RouterCore, choice_route
 from eclip.fleet.spec import GpuId
+from eclip.serving.config import read_token
 from eclip.serving.front import FrontSettings, Ports, open_front
-from eclip.serving.front_process import read_token
 from eclip.serving.log import ServerLog
 from eclip.serving.running import RunningServer
 

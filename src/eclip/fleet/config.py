@@ -47,6 +47,7 @@ from eclip.fleet.scores import GpuKind
 from eclip.fleet.spec import Fleet, GpuGroup, Service, check_fleet
 from eclip.frontends.library import find_profile
 from eclip.lab.case import find_calibration, find_topology
+from eclip.serving.config import in_words
 
 
 class _ServiceEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -74,9 +75,9 @@ class RaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         if self.address is not None and not re.fullmatch(r"[^\s:/]+:\d{1,5}", self.address):
-            raise ValueError("ray: an address is HOST:PORT, like 10.0.0.5:6379")
+            raise ValueError("an address is HOST:PORT, like 10.0.0.5:6379")
         if not 1024 <= self.port <= 65_535:
-            raise ValueError("ray: a port is 1024 to 65535")
+            raise ValueError("a port is 1024 to 65535")
         if not self.namespace:
             raise ValueError("ray: a namespace needs a name")
 
@@ -93,11 +94,11 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= 64:
-            raise ValueError("router: 1 to 64 of them")
+            raise ValueError("count: 1 to 64")
         if not all(0 <= port <= 65_535 for port in (self.http_port, self.grpc_port)):
-            raise ValueError("router: a port is 0 to 65535")
+            raise ValueError("a port is 0 to 65535")
         if self.grpc_port and self.grpc_port == self.http_port:
-            raise ValueError("router: grpc_port must be another than http_port")
+            raise ValueError("grpc_port must be another than http_port")
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -108,6 +109,12 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     ray: RaySettings = RaySettings()
     router: RouterSettings = RouterSettings()
     server: dict[str, Any] = {}
+
+
+_STRUCTS: dict[str, type[msgspec.Struct]] = {
+    "": _File, "service": _ServiceEntry, "gpus": _GpusEntry,
+    "ray": RaySettings, "router": RouterSettings,
+}  # fmt: skip
 
 
 class FleetFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,20 +129,17 @@ class FleetFile(msgspec.Struct, frozen=True, kw_only=True):
     serve: dict[str, dict[str, Any]]  # by service: what its server is told besides
 
 
-def load_fleet(path: Path) -> tuple[Fleet, str]:
-    """The fleet of a file, and the objective it names."""
-    file = load_fleet_file(path)
-    return file.fleet, file.objective
-
-
 def load_fleet_file(path: Path) -> FleetFile:
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
-        entries = msgspec.convert(raw, _File)
     except OSError as error:
         raise ArtefactError(f"cannot read {path}: {error.strerror or error}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ArtefactError(f"{path}: {error}") from None
+    try:
+        entries = msgspec.convert(raw, _File)
+    except msgspec.ValidationError as error:
+        raise ArtefactError(f"{path}: {in_words(str(error), raw, _STRUCTS)}") from None
     services = tuple(
         Service(
             name=entry.name,

@@ -107,7 +107,7 @@ class Controller:
         """Answer what is open, and end all actors but this one."""
         self._ending.set()
         self._routers.end()
-        self._gpus.end(list(self._gpus.orders), _END_S)
+        self._gpus.end(self._gpus.gpus, _END_S)
 
     def _gpu_status(self, gpu: GpuId, there: bool) -> GpuStatus:
         place = self._gpus.places.get(gpu)
@@ -161,7 +161,7 @@ class Controller:
         self._routers.tell(self.table())
         for order in joined:
             self._gpus.deploy(order)
-        self._gpus.end(gpu for gpu in before if gpu not in new)
+        self._gpus.end(gpu for gpu in self._gpus.gpus if gpu not in new)
         self._routers.tell(self.table())
         self._log.write("placed", gpus=[str(gpu) for gpu in new])
 

@@ -54,14 +54,16 @@ class GpuCrew:
             if name not in known:
                 ray.kill(actor)
                 continue
-            gpu = known[name]
-            self._actors[gpu] = actor
-            try:
-                running = ray.get(actor.running.remote(), timeout=_ADOPT_S)
-            except RayError:
-                continue
-            if running is not None:
+            self._actors[known[name]] = actor
+        calls = {gpu: actor.running.remote() for gpu, actor in self._actors.items()}
+        for gpu, running in answers_to(calls, _ADOPT_S).items():
+            if isinstance(running, tuple):  # not an error, and not nothing
                 self.orders[gpu], self.places[gpu] = running
+
+    @property
+    def gpus(self) -> list[GpuId]:
+        """Of all actors, also of one that serves nothing."""
+        return list(self._actors)
 
     def start(self, orders: Iterable[GpuOrder]) -> None:
         """All at the same time; returns when they serve."""
@@ -71,7 +73,7 @@ class GpuCrew:
             waiting[order.gpu] = self._actor(order.gpu).running.remote()
         for gpu, answer in waiting.items():
             running = ray.get(answer, timeout=_DEPLOY_S)
-            if running is None:  # an actor that was there, without anything to serve
+            if running is None or running[0] != self.orders[gpu]:  # one that was there before
                 self.deploy(self.orders[gpu])
             else:
                 self.arrived(running[1])

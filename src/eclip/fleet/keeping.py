@@ -23,6 +23,7 @@ from eclip.fleet.planning import AGAIN_S, Planned, plan_fleet
 from eclip.progress import Progress
 
 _LOOK_S = 0.5
+_PAUSE_S = 5.0  # between two tries to come back
 _LOST = 2  # looks in a row at which the head does not answer
 
 
@@ -36,11 +37,6 @@ class FleetKeeper(Closing):
         self._local: ray_cluster.LocalRay | None = None
         self._planned: Planned | None = None
         ray_cluster.check_version()
-
-    @property
-    def has_ray(self) -> bool:
-        """It has started Ray itself, which ends with it."""
-        return self._local is not None
 
     def up(self, progress: Progress | None = None) -> Any:
         """The fleet's status, when it serves. A fleet that is up is changed into the file's."""
@@ -118,8 +114,25 @@ class FleetKeeper(Closing):
             if stop.wait(_LOOK_S):
                 return
         self._read_again(say)
-        self.up()
+        said = ""
+        while (refusal := self._try_up()) is not None:
+            if refusal != said:
+                said = refusal
+                say(f"not yet: {said}")
+            if stop.wait(_PAUSE_S):
+                return
         say(f"the fleet is back after {time.monotonic() - began_s:.1f} s")
+
+    def _try_up(self) -> str | None:
+        """Or why not. The nodes of a cluster come back one after another, behind its head."""
+        try:
+            self.up()
+        except EclipError as error:
+            self.close()
+            if self.file.ray.address is None:
+                raise
+            return str(error)
+        return None
 
     def _read_again(self, say: Callable[[str], None]) -> None:
         """The file may have changed since; one that is wrong by now does not count."""

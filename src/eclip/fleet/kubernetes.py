@@ -99,7 +99,7 @@ def _deployment(order: GpuOrder, name: str, labels: dict[str, str], image: str) 
     container = {
         "name": "eclip",
         "image": image,
-        "args": ["serve", "/etc/eclip/models.toml"],
+        "command": ["eclip", "serve", "/etc/eclip/models.toml"],
         "ports": [
             {"name": "http", "containerPort": _HTTP},
             {"name": "grpc", "containerPort": _GRPC},
@@ -163,8 +163,7 @@ def _pairs(settings: msgspec.Struct) -> list[str]:
     return [
         f"{key} = {_toml(value)}"
         for key, value in given.items()
-        if value is not None
-        and (key not in defaults or msgspec.to_builtins(defaults[key]) != value)
+        if value is not None and (key not in defaults or defaults[key] != value)
     ]
 
 

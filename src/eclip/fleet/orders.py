@@ -16,6 +16,9 @@ from eclip.fleet.spec import GpuId, Service
 from eclip.serving.config import ServingConfig, make_config
 from eclip.serving.messages import ModelInfo
 
+# Of a GPU's server, what routers rely on.
+_OURS = ("host", "http_port", "grpc_port", "topology", "token_file", "tls_cert", "tls_key")
+
 
 class GpuOrder(msgspec.Struct, frozen=True, kw_only=True):
     """For one GPU."""
@@ -63,7 +66,7 @@ def order_of(file: FleetFile, placed: PlacedGpu) -> GpuOrder:
     server: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "topology": placed.gpu.kind}
     if file.router.token_file is not None:
         server["token_file"] = file.router.token_file
-    for taken in ("host", "topology"):
+    for taken in _OURS:
         if taken in file.server:
             raise UsageError(f"[server]: {taken} is the fleet's business; leave it out")
     return GpuOrder(

@@ -34,7 +34,10 @@ from eclip.serving.messages import (
 
 TRIES = 3  # deployments that a request is offered to
 _FRESH_NS = 20_000_000  # as old as simulated routers' view
-_UNKNOWN_NS = 0.0  # slack of a deployment that has said nothing yet
+# A deployment that has said nothing for so long is asked next, by one request: only an answer tells
+# its slack, and without one it would get no request as long as others have slack.
+_STALE_NS = 1_000_000_000
+ASK_NS = 1e12
 _AGAIN_S = (0.02, 0.05, 0.1, 0.2, 0.5)  # between attempts to enter a door
 _DRAIN_S = 20.0
 _RETRY_S = 1.0
@@ -79,7 +82,7 @@ class NearReplica:
 
     def slack_ns(self, model: str) -> tuple[float, bool]:
         slack_ns = None if self._core is None else self._core.slack_ns(model)
-        return (_UNKNOWN_NS, False) if slack_ns is None else (slack_ns, True)
+        return (0.0, False) if slack_ns is None else (slack_ns, True)
 
     async def infer(self, request: InferRequest) -> InferResponse:
         if self._core is None:
@@ -136,9 +139,12 @@ class FarReplica:
         return self.place.models.get(model) if self._front.connected else None
 
     def slack_ns(self, model: str) -> tuple[float, bool]:
-        slack_ns, said_ns = self._front.slack.get(model, (_UNKNOWN_NS, 0))
+        slack_ns, said_ns = self._front.slack.get(model, (0.0, 0))
         sent = self._sent.get(model, 0)
-        fresh = sent == 0 and time.monotonic_ns() - said_ns < _FRESH_NS
+        age_ns = time.monotonic_ns() - said_ns
+        if sent == 0 and age_ns > _STALE_NS:
+            return ASK_NS, False
+        fresh = sent == 0 and age_ns < _FRESH_NS
         return slack_ns - sent * self._taken_ns.get(model, 1e6), fresh
 
     async def infer(self, request: InferRequest) -> InferResponse:
@@ -149,11 +155,14 @@ class FarReplica:
         self._idle.clear()
         try:
             response = await self._front.infer(request)
-            self._sent[model] = 0
             took_ns = time.monotonic_ns() - began_ns
             self._taken_ns[model] = min(took_ns, self._taken_ns.get(model, took_ns))
             return response
+        except RefusedError:
+            self._front.slack[model] = (0.0, time.monotonic_ns())  # that is a word, too
+            raise
         finally:
+            self._sent[model] = 0
             self._open -= 1
             if not self._open:
                 self._idle.set()
@@ -203,14 +212,16 @@ class Replicas:
         }
 
     def candidates(self, name: str, without: frozenset[GpuId] = frozenset()) -> list[Replica]:
-        """Those that have the model as clients are told it is. While a model is being changed into
-        one with other inputs, that is not everybody."""
+        """Those whose inputs and outputs of the model are what clients are told. While a model is
+        changed into one with others, that is not everybody."""
         info = self.models.get(name)
+        if info is None:
+            return []
         shares = self.shares.get(name, {})
         return [
             replica
             for gpu, replica in self.here.items()
-            if gpu in shares and gpu not in without and replica.info(name) == info is not None
+            if gpu in shares and gpu not in without and replica.info(name) == info
         ]
 
     def choose(self, name: str, without: frozenset[GpuId] = frozenset()) -> Replica | None:

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from eclip.fleet.replicas import Replicas
+from eclip.fleet.replicas import ASK_NS, Replicas
 from eclip.serving.descriptions import describe_server
 from eclip.serving.http import answer_json
 from eclip.serving.messages import (
@@ -63,7 +63,8 @@ class RouterCore:
 
     def slack_ns(self, name: str) -> float | None:
         candidates = self._replicas.candidates(name)
-        return max((one.slack_ns(name)[0] for one in candidates), default=None)
+        known = (one.slack_ns(name)[0] for one in candidates)
+        return max((slack_ns for slack_ns in known if slack_ns < ASK_NS), default=None)
 
     async def infer(self, request: InferRequest) -> InferResponse:
         model = request.model
@@ -140,7 +141,7 @@ def choice_route(replicas: Replicas) -> Route:
                 "gpu": str(place.gpu),
                 "http": place.http,
                 "grpc": place.grpc,
-                "slack_ms": round(slack_ns / 1e6, 3),
+                "slack_ms": None if slack_ns >= ASK_NS else round(slack_ns / 1e6, 3),
                 "fresh": fresh,
             },
             headers={"cache-control": "no-store"},

@@ -218,6 +218,39 @@ def read_config(source: str | Path) -> ServingConfig:
     return config_of_mix(parse_mix(str(source)))
 
 
+def read_token(file: str) -> str:
+    try:
+        token = Path(file).read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"token_file: cannot read {file}: {error}") from None
+    if not token:
+        raise UsageError(f"token_file: {file} is empty; write the token into it")
+    return token
+
+
+def check_files(server: ServerSettings) -> None:
+    """Refuse files that cannot be read, before anything starts."""
+    if server.token_file is not None:
+        read_token(server.token_file)
+    for key in ("tls_cert", "tls_key"):
+        file = getattr(server, key)
+        try:
+            if file is not None:
+                Path(file).read_bytes()
+        except OSError as error:
+            raise UsageError(f"{key}: cannot read {file}: {error.strerror or error}") from None
+
+
+def with_settings(config: ServingConfig, given: Mapping[str, Any]) -> ServingConfig:
+    """The configuration with these settings of the server instead, where they are not None."""
+    changed = {name: value for name, value in given.items() if value is not None}
+    try:
+        server = msgspec.structs.replace(config.server, **changed)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return msgspec.structs.replace(config, server=server)
+
+
 def config_of_mix(mix: Mix) -> ServingConfig:
     """A service for every worker of the mix, with its batch as the only one."""
     services = tuple(
@@ -241,7 +274,7 @@ def make_config(settings: Mapping[str, Any], where: str) -> ServingConfig:
     try:
         return msgspec.convert(dict(settings), ServingConfig)
     except msgspec.ValidationError as error:
-        raise UsageError(f"{where}: {_in_words(str(error), settings)}") from None
+        raise UsageError(f"{where}: {in_words(str(error), settings)}") from None
 
 
 def _read_file(path: Path) -> ServingConfig:
@@ -262,20 +295,25 @@ _STRUCTS: dict[str, type[msgspec.Struct]] = {
 }  # fmt: skip
 
 
-def _in_words(message: str, settings: Mapping[str, Any]) -> str:
+def in_words(
+    message: str,
+    settings: Mapping[str, Any],
+    structs: Mapping[str, type[msgspec.Struct]] = _STRUCTS,
+) -> str:
     """What msgspec says, with the service's name instead of its place, and the keys there are."""
     said, _, path = message.partition(" - at `$")
     parts = re.findall(r"\.(\w+)(?:\[(\d+|\.\.\.)\])?", path)
     where = []
     for key, index in parts:
         if key == "service" and index.isdigit():
-            name = settings["service"][int(index)].get("name", int(index) + 1)
-            where.append(f"service {name!r}")
+            entry = settings["service"][int(index)]
+            named = entry.get("name") if isinstance(entry, Mapping) else None
+            where.append(f"service {named or int(index) + 1!r}")
         else:
             where.append(f"{key}[{index}]" if index else key)
     unknown = re.search(r"unknown field `(.*)`", said)
     if unknown is not None:
-        struct = _STRUCTS[parts[-1][0] if parts else ""]
+        struct = structs[parts[-1][0] if parts else ""]
         said = str(
             unknown_name(
                 "key", unknown[1], [one.encode_name for one in msgspec.structs.fields(struct)]

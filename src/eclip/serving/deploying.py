@@ -20,7 +20,7 @@ import msgspec
 from eclip.artefacts import store
 from eclip.artefacts.memory import WorkerMemory, memory_of
 from eclip.artefacts.mix import MAX_WORKERS, Background, Bound, Mix, MixWorker
-from eclip.artefacts.model_key import ModelKey
+from eclip.artefacts.model_key import ModelKey, parse_model
 from eclip.artefacts.plan import Plan, Promise, unpartitioned
 from eclip.artefacts.profile import Profile
 from eclip.errors import UsageError
@@ -168,14 +168,13 @@ def resolve(
             if late:
                 break
             if profiles and not settings.batches:
-                spare -= settings.copies
                 trial = [
                     *(one for service in found for one in _everybody(service)),
-                    *profiles,
-                    profile,
+                    *(*profiles, profile) * settings.copies,
                 ]
-                if spare < 0 or not _fit(host, trial):
+                if spare < settings.copies or not _fit(host, trial):
                     break
+                spare -= settings.copies
             profiles.append(profile)
         rate = rates_rps.get(settings.name, settings.rate)
         if rate is None:
@@ -214,13 +213,12 @@ def profiles_of(sheets: Sequence[ServiceSheet], host: ServingHost) -> list[Profi
 def _key(settings: ServiceSettings, batch: int) -> ModelKey:
     """The model whose profile a service has."""
     if settings.profile is not None:
-        return ModelKey(settings.profile, batch)
+        return parse_model(f"{settings.profile}:{batch}")
     if settings.computes_on_cpu:
         return ModelKey(_PACE, batch)
     if settings.model is None:
         return ModelKey(settings.name, batch)  # of a file: profiles go by the service's name
-    name, _, units = settings.model.partition("~")
-    return ModelKey(name, batch, int(units or 0))
+    return parse_model(f"{settings.model}:{batch}")
 
 
 def _everybody(service: Resolved) -> tuple[Profile, ...]:
@@ -304,8 +302,8 @@ def _plan(
     seconds: float,
 ) -> tuple[Plan, tuple[str, ...]]:
     promises = _promises(full)
-    instances = sum(service.settings.copies for service in resolved)
-    if not promises or instances == 1:  # nobody to give way to
+    instances = [service for service in resolved for _ in range(service.settings.copies)]
+    if not promises or len(instances) == 1:  # nobody to give way to
         return unpartitioned(full.topology, full.profiles, full.mix), ()
     maker = Maker(full.problem(), promises)
     if not seconds:
@@ -321,16 +319,10 @@ def _plan(
     )
     each = [
         habit
-        for habit, (service, _) in zip(best.habits.each, _instances(resolved), strict=True)
+        for habit, service in zip(best.habits.each, instances, strict=True)
         for _ in service.profiles
     ]
     return maker.plan(replace(best.habits, each=tuple(each))), (note,)
-
-
-def _instances(resolved: Sequence[Resolved]) -> list[tuple[Resolved, int]]:
-    return [
-        (service, instance) for service in resolved for instance in range(service.settings.copies)
-    ]
 
 
 def _homes(plan: Plan, resolved: Sequence[Resolved]) -> dict[str, tuple[int, ...]]:

@@ -26,7 +26,7 @@ from eclip.serving.counters import CounterPages
 from eclip.serving.log import ServerLog
 from eclip.serving.seats import FrontSeat
 
-_DEPLOY_S = 600.0  # models may have to be profiled
+_DEPLOY_S = 600.0  # models are loaded and warmed
 
 
 class DeviceKeeper:
@@ -39,6 +39,7 @@ class DeviceKeeper:
         self.epoch = 0  # of the process; each has its own
         self.up = False  # it runs what is deployed
         self.restarts = 0
+        self.refusal: str | None = None  # why it could not open what it never ran before
         self._log = log
         self._bell = bell
         self._changed = changed
@@ -78,6 +79,8 @@ class DeviceKeeper:
                 await child.ended.wait()
             else:
                 self._log.write("device process is not ready", reason=answer.reason)
+                if not self.restarts:
+                    self.refusal = answer.reason
                 await child.end(0.0)
             self.up, self.child = False, None
             child.close()

@@ -12,7 +12,7 @@ import uvloop
 
 from eclip.errors import UsageError
 from eclip.serving.access import Tls
-from eclip.serving.config import ServerSettings
+from eclip.serving.config import ServerSettings, read_token
 from eclip.serving.control import Channel, Listening, Said
 from eclip.serving.core import open_core
 from eclip.serving.front import FrontSettings, open_front
@@ -64,13 +64,3 @@ def settings_of(server: ServerSettings, regions: Path | None) -> FrontSettings:
         regions=regions,
         grace_s=1.0,
     )
-
-
-def read_token(file: str) -> str:
-    try:
-        token = Path(file).read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"token_file: cannot read {file}: {error}") from None
-    if not token:
-        raise UsageError(f"token_file: {file} is empty; write the token into it")
-    return token

@@ -61,7 +61,6 @@ class OpenOrder:
     instance: int = -1
     ticket: int = -1  # the session's
     computing: bool = False
-    cancelled: bool = False
     completion: Completion | None = None
     failure: str | None = None  # of its CPU function
     copied_ns: int = 0

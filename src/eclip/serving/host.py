@@ -33,6 +33,7 @@ class ServingHost:
     computes: bool  # it computes what models compute; a simulator only takes the time
     folders: tuple[Path, ...]  # of profiles; on a GPU the first is where new ones are kept
     title: str
+    gpu: int = 0
     log: ServerLog | None = None  # told of models that are measured; none: they are refused
 
     def profile(self, model: ModelKey) -> Profile:
@@ -58,7 +59,7 @@ class ServingHost:
         store.make_folder(folder)
         self.log.write("profiling, once", model=str(model), about_seconds=_PROFILING_S)
         begin_s = time.monotonic()
-        measure_profiles([model], folder, progress=_Logged(self.log))
+        measure_profiles([model], folder, gpu=self.gpu, progress=_Logged(self.log))
         if not has_file(model, self.topology, self.folders):
             raise DeviceError(f"{model} could not be profiled; the log says why")
         seconds = round(time.monotonic() - begin_s, 1)
@@ -90,5 +91,6 @@ def host_of(device: Device, server: ServerSettings, log: ServerLog | None = None
         computes=not device.modelled,
         folders=folders,
         title=device.title,
+        gpu=device.index,
         log=log,
     )

@@ -126,11 +126,11 @@ class _TokenDoor:
 class InferEndpoint:
     """An ASGI application of its own: Starlette's request objects cost as much as the rest."""
 
-    def __init__(self, core: Core, regions: Regions, limits: Limits) -> None:
+    def __init__(self, core: Core, regions: Regions, limits: Limits, bodies: Bodies) -> None:
         self._core = core
         self._regions = regions
         self._limits = limits
-        self._bodies = Bodies(limits)
+        self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: Headers = dict(scope["headers"])
@@ -198,9 +198,9 @@ async def _cancel_when_gone(task: asyncio.Task[Any] | None, receive: Receive) ->
 class _Endpoints:
     """Small questions: health, metadata, statistics, repository."""
 
-    def __init__(self, core: Core, limits: Limits) -> None:
+    def __init__(self, core: Core, bodies: Bodies) -> None:
         self._core = core
-        self._bodies = Bodies(limits)
+        self._bodies = bodies
 
     async def server(self, _: Request) -> Response:
         return answer_json(descriptions.describe_server())
@@ -275,9 +275,9 @@ class _Views:
 
 
 class _RegionEndpoints:
-    def __init__(self, regions: Regions, limits: Limits) -> None:
+    def __init__(self, regions: Regions, bodies: Bodies) -> None:
         self._regions = regions
-        self._bodies = Bodies(limits)
+        self._bodies = bodies
 
     async def status(self, request: Request) -> Response:
         name = request.path_params.get("region")
@@ -313,9 +313,10 @@ def make_app(
 ) -> Starlette:
     """The application. The routes of inferences stand first: routes are tried in their order.
     ``more`` are those that only this core has."""
-    infer = InferEndpoint(core, regions, limits)
-    small = _Endpoints(core, limits)
-    memory = _RegionEndpoints(regions, limits)
+    bodies = Bodies(limits)  # of all: they share its limit
+    infer = InferEndpoint(core, regions, limits, bodies)
+    small = _Endpoints(core, bodies)
+    memory = _RegionEndpoints(regions, bodies)
     views = _Views(core)
 
     def of_model(suffix: str, endpoint: Any, method: str = "GET") -> list[Route]:

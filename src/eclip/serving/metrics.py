@@ -35,8 +35,8 @@ _MODEL = ["model_name"]
 
 # name, help, what it is. Gauges that nobody can tell are left out.
 _SERVICE_GAUGES: list[tuple[str, str, Callable[[ServiceCounters], float | None]]] = [
-    ("num_requests_running", "Requests that run now.", attrgetter("running")),
-    ("num_requests_waiting", "Requests that wait now.", attrgetter("waiting")),
+    ("num_requests_running", "Batches on the device now.", attrgetter("running")),
+    ("num_requests_waiting", "Rows that wait now.", attrgetter("waiting")),
     ("bound_seconds", "The promise on the 99th percentile.", attrgetter("bound_s")),
     ("slack_seconds", "Least time left before a request breaks it.", attrgetter("slack_s")),
     ("busy_share", "Share of the time that the model ran.", attrgetter("busy_share")),
@@ -52,7 +52,7 @@ _TRITON: list[tuple[str, str, Callable[[ServiceCounters], float], float]] = [
     ("request_failure", "Requests that failed.", attrgetter("statistics.fail.count"), 1),
     ("count", "Rows inferred.", attrgetter("statistics.inferences"), 1),
     ("exec_count", "Batches run.", attrgetter("statistics.executions"), 1),
-    ("pending_request_count", "Requests that wait now.", attrgetter("waiting"), 1),
+    ("pending_request_count", "Rows that wait now.", attrgetter("waiting"), 1),
     ("request_duration_us", "Sum over requests.", attrgetter("statistics.success.ns"), 1e-3),
     *(
         (f"{name}_duration_us", f"Sum of {name}.", attrgetter(f"statistics.{name}.ns"), 1e-3)

@@ -21,7 +21,12 @@ import msgspec
 
 from eclip.errors import DeviceError, EclipError, UsageError
 from eclip.serving.children import Bell, Planners
-from eclip.serving.config import ServerSettings, ServiceSettings, ServingConfig
+from eclip.serving.config import (
+    ServerSettings,
+    ServiceSettings,
+    ServingConfig,
+    check_files,
+)
 from eclip.serving.control import (
     Deployed,
     Deployment,
@@ -75,6 +80,8 @@ class Supervisor:
         self._stack = contextlib.ExitStack()
         folder = tempfile.TemporaryDirectory(prefix="eclip-serve-")
         self._folder = Path(self._stack.enter_context(folder))
+        self._regions = self._folder / "regions"  # of shared memory: clients name its files
+        self._regions.mkdir()
         self.door: Path | None = self._folder / "door" if guests else None
         self._changing = asyncio.Lock()
         self.services = Services(config)
@@ -86,6 +93,7 @@ class Supervisor:
 
     async def start(self) -> None:
         """Returns when every model is ready and every front takes requests."""
+        check_files(self.config.server)
         self.server = reserve_ports(self.config.server, self._stack)
         wanted = {service.name for service in self.config.services if service.load}
         planned = await self._plan(self.config, wanted, {}, 0.0)
@@ -98,8 +106,12 @@ class Supervisor:
         if self._own_fronts:
             for seat in own:
                 self._spawn(self.fronts.keep(seat, self._clear))
-            await self.bell.until(lambda: all(seat.ports for seat in own))
-        await self.bell.until(lambda: self.device.up)
+            await self.bell.until(
+                lambda: all(seat.ports for seat in own) or self.device.refusal is not None
+            )
+        await self.bell.until(lambda: self.device.up or self.device.refusal is not None)
+        if self.device.refusal is not None:
+            raise DeviceError(self.device.refusal)
         if self.door is not None:
             self._spawn(self.fronts.receive(self.door, self.fronts.seats[len(own) :], self._clear))
         if self.config.server.replan:
@@ -144,7 +156,7 @@ class Supervisor:
 
     def _welcome(self, seat: FrontSeat) -> None:
         pages = len(self.fronts.seats)
-        welcome = Welcome(seat.number, pages, self.server, str(self._folder))
+        welcome = Welcome(seat.number, pages, self.server, str(self._regions))
         welcome_front(seat, welcome, self.counters.descriptor)
         seat.settled = self.services.offers
         seat.send(self.services.offer(self.device.restarts))
@@ -245,6 +257,9 @@ class Supervisor:
         services = tuple(service for service in config.services if service.name in wanted)
         if not services:
             raise UsageError("no service is to be loaded; give one load = true")
+        for service in config.services:
+            if service.name not in wanted:  # clients are told of it, too
+                _unloaded(service)
         request = PlanRequest(
             config=ServingConfig(server=config.server, services=services),
             rates_rps=rates_rps,
