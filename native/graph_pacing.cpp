@@ -175,9 +175,10 @@ void measure_end(const Executable& exec, size_t part, CUstream queue) {
 
 double part_ns(const Executable& exec, bool cut, size_t part) {
     if (exec.node_ns.empty()) return 0;
+    if (cut) return std::max(1.0, exec.parts[part].ns);
     double total_ns = 0;
     for (double ns : exec.node_ns) total_ns += ns;
-    return std::max(1.0, cut ? exec.parts[part].ns : total_ns);
+    return std::max(1.0, total_ns);
 }
 
 }  // namespace eclip

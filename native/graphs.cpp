@@ -27,14 +27,14 @@ void instantiate_variants(Executable& main) {
     for (auto& variant : main.variants) {
         variant->flags = main.flags;
         CUresult status = driver().cuGraphInstantiateWithFlags(&variant->current, variant->clone,
-                                                               main.flags & ~kUpload);
+                                                               main.flags);
         if (status != CUDA_SUCCESS) variant = nullptr;
     }
 }
 
 void finish_executable(Executable& made, CUgraphExec exec, uint64_t flags) {
     made.first = made.current = exec;
-    made.flags = flags;
+    made.flags = flags & ~kUpload;  // that concerns this call alone, and others refuse it
     instantiate_variants(made);
     if (giving::cuts_graphs()) {
         if (flags & kDeviceLaunch) made.keep_whole("kernels may launch it");
@@ -74,7 +74,8 @@ public:
 
     // Nothing that is launched here can take another's place.
     bool needed() const {
-        return main_.moved || !main_.variants.empty() || main_.sequence.whole == nullptr;
+        const bool after_parts = main_.was_launched && main_.last != whole_;  // it was kept whole since
+        return main_.moved || !main_.variants.empty() || main_.sequence.whole == nullptr || after_parts;
     }
     CUresult wait(CUstream queue) const {
         bool same = whole_ != nullptr && whole_ == main_.last;
@@ -125,9 +126,9 @@ CUresult launch_kept(Executable& main, CUstream stream, Default meaning, Launch&
     giving::Alone alone(stream, meaning);
     if (alone.granted()) steer_parts(exec);
     const bool cut = alone.granted() && !exec.parts.empty() && may_launch_parts();
-    const bool measures = alone.granted() && begin_measuring(exec, cut);
-    const size_t count_of_parts = cut ? exec.parts.size() : 1;
     Followed followed(main, exec, cut);
+    const bool measures = alone.granted() && followed.needed() && begin_measuring(exec, cut);
+    const size_t count_of_parts = cut ? exec.parts.size() : 1;
     CUresult status = CUDA_SUCCESS;
     for (size_t part = 0; part < count_of_parts && status == CUDA_SUCCESS; ++part) {
         giving::launching_graph(stream, meaning, part_ns(exec, cut, part));

