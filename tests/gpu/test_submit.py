@@ -57,7 +57,7 @@ def shared_slots(models: Sequence[CapturedModule]) -> Iterator[list[list[Slot]]]
     total = SLOTS * sum(itertools.chain(*(itertools.chain(*of_model) for of_model in sizes)))
     mapping = SharedMemory(create=True, size=total)
     try:
-        words = np.ndarray(total, dtype=np.uint8, buffer=mapping.buf)
+        words = np.frombuffer(mapping.buf, dtype=np.uint8)  # which keeps the mapping
         at = 0
 
         def take(size: int) -> Any:

@@ -28,7 +28,7 @@ from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.trace import Kernel, Trace
 from eclip.devices.base import Closing
 from eclip.devices.cuda.graphs import CudaGraph
-from eclip.devices.gpu.executables import Buffer, Capture
+from eclip.devices.gpu.executables import Buffer, Capture, Staging
 from eclip.devices.gpu.pieces import CapturedGraph
 from eclip.errors import DeviceError
 from eclip.frontends import rocm
@@ -131,7 +131,13 @@ def capture(
     keep = (module, graph, static, outputs, kept, binaries)
     again = recapture if captured.atomic else None
     given_back = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
-    placed = Capture(captured, trace, keep, again, _buffers(static) or (), _buffers(given_back))
+    stage = None if all(one.is_contiguous() for one in static) else lambda: _stage(static)
+    placed = Capture(
+        *(captured, trace, keep, again),
+        inputs=[_buffer(tensor) for tensor in static],
+        outputs=_row_major(given_back),
+        stage=stage,
+    )
     memory = CaptureMemory(
         weights_bytes=_storage_bytes([*module.parameters(), *module.buffers()]),
         activations_bytes=_storage_bytes(static) + pool_bytes,
@@ -149,11 +155,31 @@ def _read(raw: int) -> tuple[CapturedGraph, tuple[Kernel, ...], Any]:
     return captured, captured.kernels(), binaries
 
 
-def _buffers(tensors: Sequence[torch.Tensor]) -> list[Buffer] | None:
-    """None where one is not contiguous."""
+def _buffer(tensor: torch.Tensor) -> Buffer:
+    return Buffer(tensor.data_ptr(), tensor.nbytes)
+
+
+def _row_major(tensors: Sequence[torch.Tensor]) -> list[Buffer] | None:
+    """None where one is in another order."""
     if not all(tensor.is_contiguous() for tensor in tensors):
         return None
-    return [Buffer(tensor.data_ptr(), tensor.nbytes) for tensor in tensors]
+    return [_buffer(tensor) for tensor in tensors]
+
+
+def _stage(static: Sequence[torch.Tensor]) -> Staging:
+    """Row-major memory beside inputs in another order, such as channels last, and the copies."""
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    stream = torch.cuda.Stream()
+    staged = [
+        one if one.is_contiguous() else torch.empty_like(one, memory_format=torch.contiguous_format)
+        for one in static
+    ]
+    with torch.inference_mode(), torch.cuda.stream(stream), capturing(graph, stream) as kept:
+        for own, given in zip(static, staged, strict=True):
+            if own is not given:
+                own.copy_(given)
+    owner = OwnedGraph(graph, (staged, kept))
+    return Staging([_buffer(tensor) for tensor in staged], graph.raw_cuda_graph(), owner)
 
 
 def _storage_bytes(tensors: Sequence[torch.Tensor]) -> int:

@@ -67,13 +67,18 @@ def _register(
 def _record_copies(capture: Capture, slots: Sequence[Slot], context: Any, owner: Releases) -> Words:
     """Per slot the executables that copy its inputs and its outputs; 0: there are none."""
     inputs, outputs = _buffers_of(capture)
+    staging = capture.stage() if capture.stage is not None and slots else None
+    if staging is not None:
+        owner.callback(staging.owner.close)
+        inputs = staging.inputs
     executables = np.zeros((len(slots), 2), dtype=np.uint64)
     for number, slot in enumerate(slots):
         ways = ((slot.inputs, inputs, True), (slot.outputs, outputs, False))
         for way, (host, device, inward) in enumerate(ways):
             copies = [_Copy(*pair, inward) for pair in zip(host, device, strict=True)]
             if copies:
-                executables[number, way] = _record(copies, context, owner)
+                then = staging.graph if staging is not None and inward else None
+                executables[number, way] = _record(copies, then, context, owner)
     return executables
 
 
@@ -97,16 +102,19 @@ class _Copy:
 
 
 class _CopyNodes:
-    """What the recorder makes nodes with."""
+    """What the recorder makes nodes with: the copies, and what comes then."""
 
-    def __init__(self, graph: Any, copies: Sequence[_Copy], context: Any) -> None:
+    def __init__(self, graph: Any, copies: Sequence[_Copy], then: int | None, context: Any) -> None:
         self._graph = graph
         self._copies = copies
+        self._then = then
         self._context = context
 
     def command(self, command: int, after: Sequence[Any]) -> Any:
-        params = self._copies[command].params()
         before = list(after)
+        if command == len(self._copies):
+            return call(cu.cuGraphAddChildGraphNode, self._graph, before, len(before), self._then)
+        params = self._copies[command].params()
         return call(
             cu.cuGraphAddMemcpyNode, self._graph, before, len(before), params, self._context
         )
@@ -115,13 +123,16 @@ class _CopyNodes:
         return call(cu.cuGraphAddEmptyNode, self._graph, list(after), len(after))
 
 
-def _record(copies: Sequence[_Copy], context: Any, owner: Releases) -> int:
+def _record(copies: Sequence[_Copy], then: int | None, context: Any, owner: Releases) -> int:
     """Copies that do not wait for each other, as an executable."""
     graph = call(cu.cuGraphCreate, 0)
     try:
-        recorder = Recorder(_CopyNodes(graph, copies, context))
+        recorder = Recorder(_CopyNodes(graph, copies, then, context))
         for number in range(len(copies)):
             recorder.command(number)
+        if then is not None:
+            recorder.barrier()
+            recorder.command(len(copies))
         executable = Executable(graph)
     finally:
         call(cu.cuGraphDestroy, graph)

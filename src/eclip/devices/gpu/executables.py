@@ -32,12 +32,22 @@ class Buffer:
 
 
 @dataclass(frozen=True)
+class Staging:
+    """Memory for inputs in row-major order, and the raw graph that brings them into the model's."""
+
+    inputs: Sequence[Buffer]
+    graph: int
+    owner: Closing
+
+
+@dataclass(frozen=True)
 class Capture:
     """A captured model: the graph, its trace, and whatever must live as long as it.
 
     A graph with a loop cannot be moved; ``recapture`` captures the model again on a lane's stream
-    and gives the raw graph and its owner, to be closed before that stream is. ``outputs`` are None
-    where one is not contiguous: it cannot be copied in one piece.
+    and gives the raw graph and its owner, to be closed before that stream is. Requests have their
+    tensors in row-major order. ``stage`` is for models with an input in another order. ``outputs``
+    are None where one is in another order: it cannot be copied in one piece.
     """
 
     graph: CapturedGraph
@@ -46,6 +56,7 @@ class Capture:
     recapture: Callable[[Any], tuple[int, Closing]] | None = None
     inputs: Sequence[Buffer] = ()
     outputs: Sequence[Buffer] | None = ()
+    stage: Callable[[], Staging] | None = None
 
 
 class LanePlacer(Protocol):
