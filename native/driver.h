@@ -26,7 +26,6 @@ enum class Default { legacy, thread };
     CALL(cuCtxGetStreamPriorityRange, CUresult(int*, int*))                                   \
     CALL(cuDevicePrimaryCtxGetState, CUresult(CUdevice, unsigned*, int*))                     \
     CALL(cuDevicePrimaryCtxRetain, CUresult(CUcontext*, CUdevice))                            \
-    CALL(cuDeviceGetAttribute, CUresult(int*, int, CUdevice))                                 \
     CALL(cuDeviceGetUuid, CUresult(unsigned char*, CUdevice))                                 \
     CALL(cuDeviceGetDevResource, CUresult(CUdevice, CUdevResource*, int))                     \
     CALL(cuDevSmResourceSplitByCount,                                                         \
@@ -41,7 +40,6 @@ enum class Default { legacy, thread };
     CALL(cuStreamGetFlags, CUresult(CUstream, unsigned*))                                     \
     CALL(cuStreamGetCtx, CUresult(CUstream, CUcontext*))                                      \
     CALL(cuStreamIsCapturing, CUresult(CUstream, int*))                                       \
-    CALL(cuStreamIsCapturing_ptsz, CUresult(CUstream, int*))                                  \
     CALL(cuThreadExchangeStreamCaptureMode, CUresult(int*))                                   \
     CALL(cuEventCreate, CUresult(CUevent*, unsigned))                                         \
     CALL(cuEventElapsedTime, CUresult(float*, CUevent, CUevent))                              \

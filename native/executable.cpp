@@ -39,6 +39,7 @@ std::vector<CUgraphNode> Executable::stored_handles() const {
 void Executable::drop_parts() {
     destroy_parts(parts);
     for (Placed& placed : nodes) placed.piece = nullptr;
+    recorded_on = kNotRecorded;
     timings.pending = false;
     timings.round = 0;
     timings.wait = 1;

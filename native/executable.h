@@ -35,6 +35,8 @@ struct Timings {
     int wait = 1;                  // launches before the next is measured
 };
 
+constexpr int kNotRecorded = -2;  // beside lanes and kHome
+
 struct Executable {
     int worker = -1;
     bool moved = false;  // to lanes: it was made from the clone, not from the user's graph
@@ -58,7 +60,7 @@ struct Executable {
     std::vector<double> node_ns;  // how long each takes, as far as known
     std::vector<size_t> joints;   // the plan's, by places
 
-    int recorded_on = -2;         // the lane of its parts when recording; -2: it has none
+    int recorded_on = kNotRecorded;  // the lane that it was cut for
 
     // Other lanes while only some workers are active, by the plan's variants.
     std::unordered_map<int, size_t> variant_of;  // which of the following; without one: this

@@ -61,11 +61,12 @@ CUresult cut(Executable& exec, int lane) {
 }  // namespace
 
 const std::vector<Part>& cut_for_recording(Executable& exec, int lane) {
-    if (!exec.parts.empty() && exec.recorded_on == lane) return exec.parts;
+    if (exec.recorded_on == lane) return exec.parts;  // none: it could not be cut
     exec.drop_parts();
+    const bool done = cut(exec, lane) == CUDA_SUCCESS;
+    if (!done) exec.drop_parts();
     exec.recorded_on = lane;
-    if (cut(exec, lane) != CUDA_SUCCESS) {
-        exec.drop_parts();
+    if (!done) {
         count(counters().whole_graphs);
         say("a graph cannot be recorded: %s", exec.sequence.whole != nullptr
                                                   ? exec.sequence.whole

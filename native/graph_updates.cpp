@@ -71,7 +71,8 @@ CUresult instantiate_again(Executable& exec) {
 template <class Update>
 void update_part(Executable& exec, const Placed& placed, Update&& update) {
     if (exec.parts.empty()) return;
-    if (exec.recorded_on >= -1) return exec.drop_parts();  // they are elsewhere, and cut anew for less
+    // Recorded parts are elsewhere, and cut anew for less.
+    if (exec.recorded_on != kNotRecorded) return exec.drop_parts();
     const auto place = static_cast<size_t>(&placed - exec.nodes.data());
     auto part = exec.parts.begin();
     while (part->end <= place) ++part;

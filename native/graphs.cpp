@@ -156,12 +156,17 @@ CUresult launch_recorded(Executable& exec, CUstream stream, Default meaning, Lau
         stream, meaning,
         [&](int lane) -> const std::vector<Part>& { return cut_for_recording(exec, lane); },
         [&](const Part* part, CUstream target) {
-            if (part == nullptr) return launch(exec.current, target);
-            Followed followed(exec, exec, true);
+            const bool whole = part == nullptr;
+            CUgraphExec made = whole ? exec.current : part->exec;
+            Followed followed(exec, exec, !whole);
+            if (!followed.needed() || Dispatcher::get().captures(target, meaning))
+                return launch(made, target);
             CUstream queue = queue_of(target, meaning);
-            CUresult status = part == &exec.parts.front() ? followed.wait(queue) : CUDA_SUCCESS;
-            if (status == CUDA_SUCCESS) status = launch(part->exec, target);
-            if (status == CUDA_SUCCESS && part == &exec.parts.back()) followed.mark(queue);
+            CUresult status = CUDA_SUCCESS;
+            if (whole || part == &exec.parts.front()) status = followed.wait(queue);
+            if (status == CUDA_SUCCESS) status = launch(made, target);
+            const bool last = whole || part == &exec.parts.back();
+            if (status == CUDA_SUCCESS && last) followed.mark(queue);
             return status;
         });
 }

@@ -116,8 +116,7 @@ CASE(launches_in_parts_follow_each_other) {
 }
 
 // A child that is replaced cannot be cut: what is launched then is the whole, behind its parts.
-CASE(graph_kept_whole_follows_its_parts) {
-    use_background(kLongKernels);
+bool whole_follows_parts() {
     start();
     uint64_t* cell = make_cells(1);
     Captured other = steps(cell, {5, 6});
@@ -128,6 +127,17 @@ CASE(graph_kept_whole_follows_its_parts) {
     CHECK(cuGraphLaunch(nested.exec, streams[1]));
     CHECK(cuCtxSynchronize());
     return same("the cell", *cell, uint64_t{12341256});
+}
+
+CASE(graph_kept_whole_follows_its_parts) {
+    use_background(kLongKernels);
+    return whole_follows_parts();
+}
+
+CASE(recorded_graph_kept_whole_follows_its_parts) {
+    use_plan({{0, 1}, {0, 2}}, {}, Use::record);
+    setenv("ECLIP_RECORD", "/dev/null", 1);
+    return whole_follows_parts();
 }
 
 CASE(graph_is_not_cut_at_a_programmatic_edge) {

@@ -62,6 +62,7 @@ CASES = [
     "updates_reach_the_parts_of_a_graph",
     "launches_in_parts_follow_each_other",
     "graph_kept_whole_follows_its_parts",
+    "recorded_graph_kept_whole_follows_its_parts",
     "graph_is_not_cut_at_a_programmatic_edge",
     "graph_that_records_an_event_is_not_cut",
     "graph_on_a_stream_of_two_threads_is_not_cut",
