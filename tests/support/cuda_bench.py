@@ -209,6 +209,7 @@ class Bench:
             _sessions=weakref.WeakSet(),
             _releases=Releases(),
             _closed=False,
+            _pinned=slots.PinnedPages(),
         )
         monkeypatch.setattr(FakeSlices, "take_context", self._take)
         for release in (self.gpu.close, self.device.nvml.close, self.device.slices.close):
@@ -226,7 +227,7 @@ class Bench:
         return driver.call(self.fake.cuGreenCtxCreate)
 
     def open(
-        self, inputs: Sequence[Buffer] = (), outputs: Sequence[Buffer] | None = ()
+        self, inputs: Sequence[Buffer] | None = (), outputs: Sequence[Buffer] | None = ()
     ) -> GpuSession:
         """Two workers with a loop in their graphs, each captured again on a lane of its own."""
         plan = make_plan("test", make_mix(2), (48,))

@@ -5,9 +5,11 @@ The driver is a stand-in that keeps account of what was made.
 
 from __future__ import annotations
 
+import gc
 import mmap
 import threading
 import types
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -192,6 +194,32 @@ def test_memory_of_the_callers_is_registered_page_by_page_once(stage: Stage) -> 
     assert stage.driver.left() == [{}, {}, {}, {}]
 
 
+def test_sessions_beside_each_other_may_have_slots_in_the_same_pages(stage: Stage) -> None:
+    slots = shared_slots(mmap.mmap(-1, 4 * PAGE), 4)
+    first = stage.open()
+    first.serve(slots=[slots[:2], slots[2:]])
+    with stage.open() as second:
+        second.serve(slots=[slots[:2], slots[2:]])
+        first.close()
+        assert sum(stage.driver.pages.values()) == 2 * PAGE
+    assert stage.driver.pages == {}
+
+
+def test_slots_go_with_their_session_and_wait_for_no_collection(stage: Stage) -> None:
+    """The device process tells the collector to leave what it has alone."""
+    slots = [Slot((np.zeros(1000, np.uint8), np.zeros(6, np.uint8)), (np.zeros(300, np.uint8),))]
+    seen = weakref.ref(slots[0].inputs[0])
+    gc.collect()
+    gc.disable()
+    try:
+        with stage.open() as session:
+            session.serve(slots=[slots, slots])
+        del session, slots
+        assert seen() is None
+    finally:
+        gc.enable()
+
+
 def test_slots_of_other_sizes_are_refused(stage: Stage) -> None:
     short = Slot((np.zeros(1000, np.uint8), np.zeros(5, np.uint8)), (np.zeros(300, np.uint8),))
     with stage.open() as session:
@@ -201,8 +229,13 @@ def test_slots_of_other_sizes_are_refused(stage: Stage) -> None:
         session.serve()
 
 
-def test_outputs_that_are_not_contiguous_are_refused(stage: Stage) -> None:
-    with stage.open(None) as session, pytest.raises(DeviceError, match="contiguous"):
+def test_tensors_that_are_not_contiguous_are_refused(stage: Stage) -> None:
+    with stage.open(None) as session, pytest.raises(DeviceError, match=r"an output .* contiguous"):
+        session.serve()
+    with (
+        stage.bench.open(None, OUTPUTS) as session,
+        pytest.raises(DeviceError, match=r"an input .* contiguous"),
+    ):
         session.serve()
 
 

@@ -131,7 +131,7 @@ def capture(
     keep = (module, graph, static, outputs, kept, binaries)
     again = recapture if captured.atomic else None
     given_back = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
-    placed = Capture(captured, trace, keep, again, _buffers(static) or (), _buffers(given_back))
+    placed = Capture(captured, trace, keep, again, _buffers(static), _buffers(given_back))
     memory = CaptureMemory(
         weights_bytes=_storage_bytes([*module.parameters(), *module.buffers()]),
         activations_bytes=_storage_bytes(static) + pool_bytes,
@@ -150,10 +150,18 @@ def _read(raw: int) -> tuple[CapturedGraph, tuple[Kernel, ...], Any]:
 
 
 def _buffers(tensors: Sequence[torch.Tensor]) -> list[Buffer] | None:
-    """None where one is not contiguous."""
-    if not all(tensor.is_contiguous() for tensor in tensors):
+    """As they lie in memory; None where one does not lie there in one piece."""
+    if not all(_in_one_piece(tensor) for tensor in tensors):
         return None
     return [Buffer(tensor.data_ptr(), tensor.nbytes) for tensor in tensors]
+
+
+def _in_one_piece(tensor: torch.Tensor) -> bool:
+    """In the order of its shape, or with channels last: who fills it puts the second size last."""
+    return bool(
+        tensor.is_contiguous()
+        or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
+    )
 
 
 def _storage_bytes(tensors: Sequence[torch.Tensor]) -> int:

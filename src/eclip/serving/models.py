@@ -28,7 +28,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 CpuFunction = Callable[[Arrays], Arrays]
 
 TIMING = TensorSettings(name="simulated_ms", datatype="FP64", shape=(1,))
-_IMAGE = (3, 224, 224)
+_IMAGE = (224, 224, 3)  # channels last, as the zoo's models have them in memory
 _CLASSES = 1000
 _HIDDEN = 768
 _OPEN_ROOM = 64 << 10  # bytes of a row whose size is left open

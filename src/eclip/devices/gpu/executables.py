@@ -36,15 +36,15 @@ class Capture:
     """A captured model: the graph, its trace, and whatever must live as long as it.
 
     A graph with a loop cannot be moved; ``recapture`` captures the model again on a lane's stream
-    and gives the raw graph and its owner, to be closed before that stream is. ``outputs`` are None
-    where one is not contiguous: it cannot be copied in one piece.
+    and gives the raw graph and its owner, to be closed before that stream is. ``inputs`` and
+    ``outputs`` are None where one cannot be copied in one piece.
     """
 
     graph: CapturedGraph
     trace: Trace
     keep: Any = None
     recapture: Callable[[Any], tuple[int, Closing]] | None = None
-    inputs: Sequence[Buffer] = ()
+    inputs: Sequence[Buffer] | None = ()
     outputs: Sequence[Buffer] | None = ()
 
 
