@@ -7,6 +7,10 @@ Every round has one fault, chosen at random. Every request must be answered, rig
 error: a wrong answer, none at all, or a server that ends is said and makes the exit code 1. The
 table says when p99 was within the bound again, counted from the end of the fault. A full disk needs
 the right to mount a small one; without it that fault is left out, and said.
+
+Of every round that took longer than the goal, what was in it is printed: answers of every kind, the
+latest of them, how long this program itself was kept from running (then the machine was slow), and
+what the server's log said.
 """
 
 from __future__ import annotations
@@ -25,11 +29,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import numpy as np
 import tritonclient.grpc.aio
 import tritonclient.http.aio
@@ -42,6 +47,8 @@ from bench.support.tables import print_table
 RATE_RPS = 60.0
 BOUND_MS = 100.0
 PATIENCE_S = 60.0
+GOAL_S = 2.0
+PROBE_S = 0.01
 SERVICE = """
 [[service]]
 name = "{name}"
@@ -66,9 +73,10 @@ TOO_LARGE = """
 [[service]]
 name = "toolarge"
 model = "vgg19"
-batches = [32]
+batches = [1024]
 instances = 20
 """
+REFUSED = "the configuration stays as it was"
 
 
 class Server:
@@ -140,12 +148,14 @@ class Traffic:
     """A steady stream, half of it over HTTP and half over gRPC."""
 
     server: Server
+    asked: int = 0
     seen: Counter[str] = field(default_factory=Counter)
     # when a request was due, and how long its answer took from then on
     late: list[tuple[float, float]] = field(default_factory=list)
     open: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def ask(self, module: Any, client: Any, due_s: float) -> None:
+        self.asked += 1
         a = np.random.default_rng().integers(0, 1 << 20, (1, 4), np.int32)
         inputs = []
         for name in ("a", "b"):
@@ -159,7 +169,7 @@ class Traffic:
             self.late.append((due_s, time.monotonic() - due_s))
         except InferenceServerException as error:
             self.seen[f"refused {error.status() or error.message()}"] += 1
-        except OSError as error:
+        except (OSError, aiohttp.ClientError) as error:  # aiohttp's own come through the client
             self.seen[f"no connection {type(error).__name__}"] += 1
 
     async def run(self) -> None:
@@ -181,6 +191,15 @@ class Traffic:
 
 
 # --- Faults --------------------------------------------------------------------------------------
+
+
+class MissedError(Exception):
+    """A fault had not the effect that it must have."""
+
+
+async def see_refusal(server: Server, before: int) -> None:
+    if not await asyncio.to_thread(wait_for, lambda: server.said.count(REFUSED) > before):
+        raise MissedError("a change that cannot be made was not refused")
 
 
 async def kill_device(server: Server) -> None:
@@ -263,22 +282,25 @@ async def slow_reader(server: Server) -> None:
 
 async def full_disk(server: Server) -> None:
     """Nothing can be written where the server keeps its plans, while it is told to plan anew."""
-    refusals = server.said.count("the configuration stays as it was")
+    refusals = server.said.count(REFUSED)
     filler = server.temporary / "filler"
     with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
         while True:
             file.write(b"\0" * 4096)
     server.reload(BOUND_MS * 1.5)
-    await asyncio.to_thread(
-        wait_for, lambda: server.said.count("the configuration stays as it was") > refusals
-    )
-    filler.unlink()
+    try:
+        await see_refusal(server, refusals)
+    finally:
+        filler.unlink()
 
 
 async def out_of_memory(server: Server) -> None:
+    refusals = server.said.count(REFUSED)
     server.reload(BOUND_MS, TOO_LARGE)
-    await asyncio.sleep(0.5)
-    server.write()
+    try:
+        await see_refusal(server, refusals)
+    finally:
+        server.write()
 
 
 async def model_hangs(server: Server) -> None:
@@ -326,45 +348,107 @@ async def recover(traffic: Traffic) -> float | None:
 
 
 @contextlib.asynccontextmanager
-async def running(traffic: Traffic) -> AsyncIterator[None]:
-    task = asyncio.create_task(traffic.run())
+async def running(*works: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(work) for work in works]
     try:
         yield
     finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@dataclass
+class Probe:
+    """How long this program was kept from running: by a busy machine, for nothing else is here."""
+
+    worst_s: float = 0.0
+    lost_s: float = 0.0  # in all
+
+    async def run(self) -> None:
+        while True:
+            begin_s = time.monotonic()
+            await asyncio.sleep(PROBE_S)
+            over_s = time.monotonic() - begin_s - PROBE_S
+            self.worst_s = max(self.worst_s, over_s)
+            self.lost_s += over_s
+
+
+class Round:
+    """What happens from here on, for whoever looks into it later."""
+
+    def __init__(self, number: int, fault: str, traffic: Traffic, probe: Probe) -> None:
+        self.number, self.fault = number, fault
+        self._traffic, self._probe = traffic, probe
+        self._seen = traffic.seen.copy()
+        self._said = len(traffic.server.said)
+        probe.worst_s = probe.lost_s = 0.0
+        traffic.late.clear()
+
+    def describe(self, back_s: float | None) -> dict[str, Any]:
+        """Latenesses are of requests that were answered."""
+        late = sorted((took for _, took in self._traffic.late), reverse=True)
+        log = self._traffic.server.said[self._said :].splitlines()
+        return {
+            "round": self.number,
+            "fault": self.fault,
+            "back_s": back_s,
+            "seen": dict(self._traffic.seen - self._seen),
+            "latest_ms": [round(1e3 * took) for took in late[:5]],
+            "beyond_bound": sum(took > BOUND_MS / 1e3 for took in late),
+            "kept_from_running_ms": round(1e3 * self._probe.worst_s),
+            "kept_from_running_in_all_ms": round(1e3 * self._probe.lost_s),
+            "load_average": os.getloadavg()[0],
+            "log": log,
+        }
+
+
+def print_slow(rounds: list[dict[str, Any]]) -> None:
+    print(f"{len(rounds)} rounds beyond {GOAL_S:g} s")
+    for one in rounds:
+        print(f"round {one.pop('round')}, {one.pop('fault')}: back after {one.pop('back_s')} s")
+        log = one.pop("log")
+        print("   ", ", ".join(f"{name} {value}" for name, value in one.items()))
+        for line in log:
+            print("   ", line)
 
 
 async def run(rounds: int, seed: int, out: Path | None) -> bool:
     random.seed(seed)
     back_s: dict[str, list[float]] = {name: [] for name in FAULTS}
+    slow: list[dict[str, Any]] = []
     broken: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         server = Server(Path(folder))
         faults = [name for name in FAULTS if name != "disk full" or server.small_disk]
-        traffic = Traffic(server)
-        async with running(traffic):
+        traffic, probe = Traffic(server), Probe()
+        async with running(traffic.run(), probe.run()):
             await recover(traffic)
             for number in range(rounds):
                 name = random.choice(faults)
-                traffic.late.clear()
-                await FAULTS[name](server)
+                this = Round(number, name, traffic, probe)
+                try:
+                    await FAULTS[name](server)
+                except MissedError as error:
+                    broken.append(f"round {number}, {name}: {error}")
                 took_s = await recover(traffic)
                 wrong = traffic.seen["WRONG"]
                 if took_s is None or wrong or server.process.poll() is not None:
                     broken.append(f"round {number}, {name}: back {took_s}, wrong {wrong}")
                 if took_s is not None:
                     back_s[name].append(took_s)
+                described = this.describe(took_s)
+                if took_s is None or took_s > GOAL_S:
+                    slow.append(described)
                 if out is not None:
-                    line = {"round": number, "fault": name, "back_s": took_s}
                     with out.open("a") as file:
-                        file.write(json.dumps(line) + "\n")
+                        file.write(json.dumps(described) + "\n")
                 if server.process.poll() is not None:
                     break
         _, lost = await asyncio.wait(traffic.open, timeout=PATIENCE_S) if traffic.open else (0, ())
-        if lost:
-            broken.append(f"{len(lost)} requests without an answer")
+        unanswered = traffic.asked - traffic.seen.total()
+        if lost or unanswered:
+            broken.append(f"{max(len(lost), unanswered)} requests without an answer")
         server.process.send_signal(signal.SIGTERM)
         status = server.process.wait(PATIENCE_S)
         if status:
@@ -376,13 +460,19 @@ async def run(rounds: int, seed: int, out: Path | None) -> bool:
         else:
             print("left out: a full disk, since none can be mounted here")
     rows = [
-        [name, str(len(found)), *(f"{np.percentile(found, share):.1f}" for share in (50, 99, 100))]
+        [
+            name,
+            str(len(found)),
+            *(f"{np.percentile(found, share):.1f}" for share in (50, 99, 100)),
+            str(sum(took_s > GOAL_S for took_s in found)),
+        ]
         for name, found in back_s.items()
         if found
     ]
-    columns = ["fault", "rounds", "back after s, p50", "p99", "worst"]
+    columns = ["fault", "rounds", "back after s, p50", "p99", "worst", f"beyond {GOAL_S:g} s"]
     print_table(f"{rounds} rounds, seed {seed}, {RATE_RPS:.0f} requests/s", columns, rows)
     print(", ".join(f"{count} {what}" for what, count in traffic.seen.most_common()))
+    print_slow(slow)
     for reason in broken:
         print("BROKEN", reason)
     return not broken

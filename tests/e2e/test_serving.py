@@ -8,36 +8,34 @@ import collections
 import dataclasses
 import os
 import signal
-import threading
 import time
 from collections.abc import Awaitable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
-from eclip.errors import UsageError
+from eclip.errors import DeviceError, UsageError
 from eclip.serving import drift
+from eclip.serving.control import Deployment
 from eclip.serving.counters import Count
 from eclip.serving.demo_models import classify
 from eclip.serving.messages import InferRequest, InferResponse, Reason, RefusedError, Tensor
+from eclip.serving.planner_process import PlanRequest
 from served_core import (
     ADD,
     DIGITS,
     SHOUT,
+    Driver,
     Served,
     add_request,
     config_of,
     image_request,
     output,
     request,
-    serving,
 )
-from waiting import PATIENCE_S
-
-T = TypeVar("T")
 
 SLOW = {**ADD, "name": "slow", "model": "numpy:serving_functions:slow", "batches": [1, 2]}
 TIGHT = {**SLOW, "name": "tight", "bound": "200ms", "queue": 40}
@@ -54,29 +52,6 @@ CONFIG = config_of(
     {"name": "timed", "model": "alexnet", "batches": [1]},
     {**ADD, "name": "later", "load": False},
 )
-
-
-class Driver:
-    """Runs a server's event loop in a thread, and what tests ask in it."""
-
-    def __init__(self, config: Any) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self._context = serving(config)
-        self.served: Served = self(self._context.__aenter__())
-
-    def __call__(self, work: Awaitable[T], patience_s: float = PATIENCE_S) -> T:
-        async def awaited() -> T:
-            return await asyncio.wait_for(work, patience_s)
-
-        return asyncio.run_coroutine_threadsafe(awaited(), self._loop).result()
-
-    def close(self) -> None:
-        self(self._context.__aexit__(None, None, None))
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
 
 @pytest.fixture(scope="module")
@@ -329,6 +304,30 @@ def test_a_bad_configuration_changes_nothing(driver: Driver, served: Served) -> 
     with pytest.raises(UsageError, match=r"service 'add': bound 0.001ms cannot be kept: a batch"):
         driver(served.supervisor.reload(msgspec.structs.replace(CONFIG, services=tuple(changed))))
     driver(served.core.infer(add_request(1)))
+
+
+def test_what_the_device_refuses_leaves_nothing(
+    driver: Driver, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = served.supervisor.planners.plan
+
+    async def planned_badly(request: PlanRequest) -> Deployment:
+        return msgspec.structs.replace(await plan(request), plan="/nowhere/plan.json")
+
+    async def handles() -> list[int]:
+        return [_held(pid)[0] for pid in (os.getpid(), served.device_pid)]
+
+    changed = [
+        msgspec.structs.replace(one, batches=(1, 2)) if one.name == "add" else one
+        for one in CONFIG.services
+    ]
+    before = driver(handles())
+    monkeypatch.setattr(served.supervisor.planners, "plan", planned_badly)
+    with pytest.raises(DeviceError, match="nowhere"):
+        driver(served.supervisor.reload(msgspec.structs.replace(CONFIG, services=tuple(changed))))
+    monkeypatch.undo()
+    driver(served.core.infer(add_request(1)))
+    assert driver(handles()) == before
 
 
 def test_a_killed_planner_harms_nobody(driver: Driver, served: Served) -> None:

@@ -46,6 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for line in (
         f"{MARKER}: runs in a child, which may abort",
         "alone: times something or counts the device's memory, so no other process may use it",
+        "simulated: the same test on the simulator, which needs no GPU",
     ):
         config.addinivalue_line("markers", line)
 
@@ -67,7 +68,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     mine = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
     reason = missing() if mine else None
     for item in mine:
-        if reason is not None:
+        if reason is not None and item.get_closest_marker("simulated") is None:
             item.add_marker(pytest.mark.skip(reason=reason))
         # A kernel that hangs cannot be interrupted by a signal: the thread method ends the process.
         item.add_marker(pytest.mark.timeout(300, method="thread"))

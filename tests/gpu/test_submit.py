@@ -57,6 +57,7 @@ def shared_slots(models: Sequence[CapturedModule]) -> Iterator[list[list[Slot]]]
     total = SLOTS * sum(itertools.chain(*(itertools.chain(*of_model) for of_model in sizes)))
     mapping = SharedMemory(create=True, size=total)
     try:
+        assert mapping.buf is not None
         words = np.frombuffer(mapping.buf, dtype=np.uint8)  # which keeps the mapping
         at = 0
 

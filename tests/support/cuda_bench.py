@@ -24,7 +24,7 @@ from eclip.devices.cuda.driver import Gpu
 from eclip.devices.cuda.lanes import Slices
 from eclip.devices.gpu import closing, loop
 from eclip.devices.gpu.closing import Releases
-from eclip.devices.gpu.executables import Buffer, Capture
+from eclip.devices.gpu.executables import Buffer, Capture, Staging
 from eclip.devices.gpu.pieces import CapturedGraph
 from eclip.devices.gpu.session import Execution, GpuSession
 from eclip.devices.requests import WITH_RESULT, Ring
@@ -209,6 +209,7 @@ class Bench:
             _sessions=weakref.WeakSet(),
             _releases=Releases(),
             _closed=False,
+            _pinned=slots.PinnedPages(),
         )
         monkeypatch.setattr(FakeSlices, "take_context", self._take)
         for release in (self.gpu.close, self.device.nvml.close, self.device.slices.close):
@@ -226,7 +227,10 @@ class Bench:
         return driver.call(self.fake.cuGreenCtxCreate)
 
     def open(
-        self, inputs: Sequence[Buffer] = (), outputs: Sequence[Buffer] | None = ()
+        self,
+        inputs: Sequence[Buffer] = (),
+        outputs: Sequence[Buffer] | None = (),
+        stage: Callable[[], Staging] | None = None,
     ) -> GpuSession:
         """Two workers with a loop in their graphs, each captured again on a lane of its own."""
         plan = make_plan("test", make_mix(2), (48,))
@@ -235,7 +239,7 @@ class Bench:
             Route(worker, np.full(KERNELS, worker), np.full(KERNELS, -1)) for worker in range(2)
         )
         graph = CapturedGraph(None, [], "a loop")
-        source = Capture(graph, trace, None, self._recapture, inputs, outputs)
+        source = Capture(graph, trace, None, self._recapture, inputs, outputs, stage)
         program = dataclasses.replace(program_of(plan), routes=(routes,))
         session = GpuSession(self.device, program, [source, source], (), self.device.execution)
         self.device._sessions.add(session)

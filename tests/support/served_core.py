@@ -1,18 +1,22 @@
-"""A server whose front is the test itself: everything is real but the protocols."""
+"""A server whose front is the test itself: everything is real but the protocols, which it does not
+need to import."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import io
+import threading
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from eclip.devices.base import Closing
 from eclip.serving.children import Child
 from eclip.serving.config import ServingConfig, make_config
 from eclip.serving.control import Channel
@@ -20,6 +24,9 @@ from eclip.serving.core import FrontCore, open_core
 from eclip.serving.log import ServerLog
 from eclip.serving.messages import InferRequest, InferResponse, Tensor
 from eclip.serving.server import Supervisor
+from waiting import PATIENCE_S
+
+T = TypeVar("T")
 
 DIGITS: dict[str, Any] = {
     "name": "digits",
@@ -47,6 +54,15 @@ SHOUT: dict[str, Any] = {
     "inputs": [{"name": "text", "datatype": "BYTES", "shape": [1]}],
     "outputs": [{"name": "text", "datatype": "BYTES", "shape": [1]}],
     "batches": [1, 4],
+}
+
+
+_DATATYPES = {
+    "float16": "FP16",
+    "float32": "FP32",
+    "int32": "INT32",
+    "int64": "INT64",
+    "object": "BYTES",
 }
 
 
@@ -106,9 +122,41 @@ async def serving(config: ServingConfig) -> AsyncIterator[Served]:
         await supervisor.close()
 
 
+class Driver(Closing):
+    """Runs a server's event loop in a thread, and what tests ask in it."""
+
+    def __init__(self, config: Any) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._context = serving(config)
+        try:
+            self.served: Served = self(self._context.__aenter__())
+        except BaseException:
+            self._end()
+            raise
+
+    def __call__(self, work: Awaitable[T], patience_s: float = PATIENCE_S) -> T:
+        return self.begin(work, patience_s).result()
+
+    def begin(self, work: Awaitable[T], patience_s: float = PATIENCE_S) -> Future[T]:
+        async def awaited() -> T:
+            return await asyncio.wait_for(work, patience_s)
+
+        return asyncio.run_coroutine_threadsafe(awaited(), self._loop)
+
+    def close(self) -> None:
+        self(self._context.__aexit__(None, None, None))
+        self._end()
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
 def request(model: str, inputs: Mapping[str, npt.NDArray[Any]], **more: Any) -> InferRequest:
-    datatypes = {"float32": "FP32", "int32": "INT32", "object": "BYTES", "int64": "INT64"}
-    tensors = [Tensor(name, datatypes[str(data.dtype)], data) for name, data in inputs.items()]
+    tensors = [Tensor(name, _DATATYPES[str(data.dtype)], data) for name, data in inputs.items()]
     return InferRequest(model, tensors, time.monotonic_ns(), **more)
 
 

@@ -82,7 +82,10 @@ class FakeTorch(types.ModuleType):
         self.users[pool] -= 1
 
     @contextlib.contextmanager
-    def _graph(self, graph: Graph, pool: Any, stream: Any) -> Iterator[None]:
+    def _graph(
+        self, graph: Graph, pool: Any, stream: Any, capture_error_mode: str
+    ) -> Iterator[None]:
+        assert capture_error_mode == "thread_local"  # others may serve meanwhile
         self._begin(3, pool)
         self.generator.capturing = True
         try:

@@ -30,6 +30,7 @@ PLANNED = Deployment(
     sheets=(SHEET,),
     plan="",
     rates_rps={"digits": 100.0},
+    uuid=None,
     device="",
     slices=1,
     homes={},

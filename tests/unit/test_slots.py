@@ -5,9 +5,11 @@ The driver is a stand-in that keeps account of what was made.
 
 from __future__ import annotations
 
+import gc
 import mmap
 import threading
 import types
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +17,8 @@ import numpy as np
 import pytest
 
 from cuda_bench import Bench, FakeWorkerLoop, RecordingDriver, Result
-from eclip.devices.base import CLOSED, Completion, Slot
-from eclip.devices.gpu.executables import Buffer
+from eclip.devices.base import CLOSED, Closing, Completion, Slot
+from eclip.devices.gpu.executables import Buffer, Staging
 from eclip.devices.gpu.session import GpuSession
 from eclip.errors import DeviceError, UsageError
 from waiting import until
@@ -43,8 +45,8 @@ class CopyDriver(RecordingDriver):
         super().__init__()
         self.memory: dict[int, Any] = {}  # pinned, by address
         self.pages: dict[int, int] = {}  # registered
-        self.graphs: dict[int, list[Copied]] = {}
-        self.executables: dict[int, list[Copied]] = {}
+        self.graphs: dict[int, list[Copied | int]] = {}  # copies and child graphs
+        self.executables: dict[int, list[Copied | int]] = {}
         self.fails_at: dict[str, int] = {}
         self._calls: dict[str, int] = {}
 
@@ -109,6 +111,13 @@ class CopyDriver(RecordingDriver):
         source = copy.srcHost if copy.srcMemoryType == "host" else copy.srcDevice
         target = copy.dstHost if copy.dstMemoryType == "host" else copy.dstDevice
         self.graphs[graph].append(Copied(source, target, copy.WidthInBytes, context))
+        return (0,)
+
+    def _cuGraphAddChildGraphNode(  # noqa: N802
+        self, graph: int, after: list[Any], count: int, child: int
+    ) -> tuple[int]:
+        assert len(after) == count == 1  # what joins the copies
+        self.graphs[graph].append(child)
         return (0,)
 
     def _cuGraphInstantiate(self, graph: int, flags: int) -> tuple[int]:  # noqa: N802
@@ -192,6 +201,32 @@ def test_memory_of_the_callers_is_registered_page_by_page_once(stage: Stage) -> 
     assert stage.driver.left() == [{}, {}, {}, {}]
 
 
+def test_sessions_beside_each_other_may_have_slots_in_the_same_pages(stage: Stage) -> None:
+    slots = shared_slots(mmap.mmap(-1, 4 * PAGE), 4)
+    first = stage.open()
+    first.serve(slots=[slots[:2], slots[2:]])
+    with stage.open() as second:
+        second.serve(slots=[slots[:2], slots[2:]])
+        first.close()
+        assert sum(stage.driver.pages.values()) == 2 * PAGE
+    assert stage.driver.pages == {}
+
+
+def test_slots_go_with_their_session_and_wait_for_no_collection(stage: Stage) -> None:
+    """The device process tells the collector to leave what it has alone."""
+    slots = [Slot((np.zeros(1000, np.uint8), np.zeros(6, np.uint8)), (np.zeros(300, np.uint8),))]
+    seen = weakref.ref(slots[0].inputs[0])
+    gc.collect()
+    gc.disable()
+    try:
+        with stage.open() as session:
+            session.serve(slots=[slots, slots])
+        del session, slots
+        assert seen() is None
+    finally:
+        gc.enable()
+
+
 def test_slots_of_other_sizes_are_refused(stage: Stage) -> None:
     short = Slot((np.zeros(1000, np.uint8), np.zeros(5, np.uint8)), (np.zeros(300, np.uint8),))
     with stage.open() as session:
@@ -204,6 +239,38 @@ def test_slots_of_other_sizes_are_refused(stage: Stage) -> None:
 def test_outputs_that_are_not_contiguous_are_refused(stage: Stage) -> None:
     with stage.open(None) as session, pytest.raises(DeviceError, match="contiguous"):
         session.serve()
+
+
+class Staged(Closing):
+    """Two inputs elsewhere, and a graph that brings them to where the model reads them."""
+
+    GRAPH = 77
+    INPUTS = (Buffer(0x40000, 1000), Buffer(0x50000, 6))
+
+    def __init__(self) -> None:
+        self.open = 0
+
+    def __call__(self) -> Staging:
+        self.open += 1
+        return Staging(self.INPUTS, self.GRAPH, self)
+
+    def close(self) -> None:
+        self.open -= 1
+
+
+def test_inputs_in_another_order_are_brought_into_it_behind_the_copies(stage: Stage) -> None:
+    staged = Staged()
+    with stage.bench.open(INPUTS, OUTPUTS, staged) as session:
+        session.serve(slots=2)
+        assert staged.open == 2  # once for each worker
+        inward = [made for made in stage.driver.executables.values() if made[-1] == Staged.GRAPH]
+        outward = [made for made in stage.driver.executables.values() if Staged.GRAPH not in made]
+        assert (len(inward), len(outward)) == (4, 4)
+        for *copies, _ in inward:
+            targets = [copy.target for copy in copies if isinstance(copy, Copied)]
+            assert targets == [buffer.address for buffer in Staged.INPUTS]
+    assert staged.open == 0
+    assert stage.driver.left() == [{}, {}, {}, {}]
 
 
 @pytest.mark.parametrize(

@@ -255,6 +255,11 @@ class Device(Protocol):
         """Which of the host's devices it is."""
         ...
 
+    @property
+    def uuid(self) -> str | None:
+        """Which of all devices it is; None: it is modelled, and nobody else uses it."""
+        ...
+
     def source_kind(self, sharing: Sharing) -> SourceKind:
         """What workers run from in a session of a plan that shares the device like this."""
         ...

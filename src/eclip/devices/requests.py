@@ -269,6 +269,7 @@ class Desk:
         for ring in self.rings:
             self.answer_all(ring)
         with self.lock:
+            self._server = None  # which knows us: slots would stay until a collection
             descriptor, self.wakeup = self.wakeup, NO_DESCRIPTOR
             if descriptor != NO_DESCRIPTOR:
                 os.eventfd_write(descriptor, 1)  # for those who wait now

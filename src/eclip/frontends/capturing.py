@@ -42,7 +42,16 @@ def capturing(graph: Any, stream: Any) -> Iterator[list[Any]]:
     pool = torch.cuda.graph_pool_handle()
     with _no_collection(), _own_workspaces():
         try:
-            with keeping() as kept, torch.cuda.graph(graph, pool=pool, stream=stream):
+            with (
+                keeping() as kept,
+                torch.cuda.graph(
+                    graph,
+                    pool=pool,
+                    stream=stream,
+                    # Loops of other threads may wait meanwhile: a session beside this one serves.
+                    capture_error_mode="thread_local",
+                ),
+            ):
                 yield kept
         except BaseException:
             generator.graphsafe_set_state(state)

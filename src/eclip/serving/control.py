@@ -50,6 +50,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     sheets: tuple[ServiceSheet, ...]
     plan: str  # a file
     rates_rps: dict[str, float]  # that it was planned for
+    uuid: str | None  # of the device; None: modelled, nobody else uses it
     device: str  # for a person, as what follows
     slices: int
     homes: dict[str, tuple[int, ...]]
@@ -148,6 +149,7 @@ class Offer(msgspec.Struct, frozen=True, tag=True):
 
     number: int
     sheets: tuple[ServiceSheet, ...]
+    deployed: tuple[int, ...]  # the ids, also of services that could not be loaded: slots stay
     known: tuple[ModelInfo, ...]  # of all that are configured
     idle: dict[str, str]  # not loaded, and why they should be but are not; empty: nobody wants it
     device: str = ""  # for a person, as what follows

@@ -54,7 +54,7 @@ class FrontServices(Closing):
         self.desk = desk
         self.counters = counters
         self.services: dict[str, OpenService] = {}  # by name
-        self.offer = Offer(0, (), (), {})
+        self.offer = Offer(0, (), (), (), {})
         self.live = True
         self.started = False
         self.not_ready = False  # the server stops
@@ -175,6 +175,8 @@ class FrontServices(Closing):
                 self._by_id[sheet.id] = service
             service.sheet = sheet  # the bound may be another
             services[sheet.name] = service
+        for key in [one for one in self._slots if one not in {*offer.deployed, *self._by_id}]:
+            self._slots.pop(key).close()
         self.services = services
         self.offer = offer
         self._settled = False

@@ -29,6 +29,7 @@ from eclip.lab.evaluate import SimEvaluator
 from eclip.planning.joints import promise_of
 from eclip.planning.search.giving import Habit, Maker, Way, search_habits
 from eclip.planning.search.objective import Objective
+from eclip.serving.claim import shares_gpu
 from eclip.serving.config import ServiceSettings, ServingConfig
 from eclip.serving.control import Deployment, ServiceSheet
 from eclip.serving.host import ServingHost, find_host
@@ -119,6 +120,7 @@ def make_deployment(
         ),
         plan=str(path),
         rates_rps={service.settings.name: service.rate_rps for service in resolved},
+        uuid=host.uuid,
         device=host.title,
         slices=len(host.topology.slice_units),
         homes=_homes(plan, resolved),
@@ -303,10 +305,11 @@ def _plan(
 ) -> tuple[Plan, tuple[str, ...]]:
     promises = _promises(full)
     instances = [service for service in resolved for _ in range(service.settings.copies)]
-    if not promises or len(instances) == 1:  # nobody to give way to
+    alone = not promises or len(instances) == 1
+    if alone and not shares_gpu():  # nobody to give way to
         return unpartitioned(full.topology, full.profiles, full.mix), ()
     maker = Maker(full.problem(), promises)
-    if not seconds:
+    if alone or not seconds:
         return maker.plan(maker.all_alike(Habit(Way.YIELD))), ()
     case = _case(resolved, bounds_ns, host, every_bucket=False)
     kept = _promises(case)

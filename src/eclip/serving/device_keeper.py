@@ -67,6 +67,8 @@ class DeviceKeeper:
             self._send(AttachCounters(counters.fronts), (counters.descriptor,))
             for seat in seats:
                 self.attach(seat)
+                for service in seat.slots:
+                    self.attach_slots(seat, service)
             answer = await self.deploy(deployment())
             if isinstance(answer, Deployed):
                 self.up = True
@@ -97,8 +99,6 @@ class DeviceKeeper:
 
     def attach(self, seat: FrontSeat) -> None:
         self._send(Attach(seat.number), seat.link.descriptors)
-        for service in seat.slots:
-            self.attach_slots(seat, service)
 
     def attach_slots(self, seat: FrontSeat, service: int) -> None:
         slots = seat.slots[service]

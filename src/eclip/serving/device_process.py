@@ -58,6 +58,8 @@ class DeviceProcess:
         self._counted_ns = time.monotonic_ns()
         self._epoch = 0
         self._fronts: dict[int, AttachedFront] = {}
+        # Of every seat, by service: they stay when a front goes, for sessions hold their addresses.
+        self._slots: dict[int, dict[int, Slots]] = {}
         self._generations: list[Generation] = []  # the newest first
         self._opened: collections.deque[tuple[Deploy, Generation | str, float]] = (
             collections.deque()
@@ -145,8 +147,10 @@ class DeviceProcess:
     def _hear(self, message: Any, descriptors: list[int]) -> None:
         match message:
             case Attach(front=number):
+                self._forget(number)
                 memory, orders, answers = descriptors
-                front = AttachedFront(number, Link((memory, orders, answers)))
+                slots = self._slots.setdefault(number, {})
+                front = AttachedFront(number, Link((memory, orders, answers)), slots)
                 self._fronts[number] = front
                 self._selector.register(
                     orders, selectors.EVENT_READ, lambda: self._take_orders(front)
@@ -154,7 +158,7 @@ class DeviceProcess:
             case AttachCounters(fronts=fronts):
                 self._counters = CounterPages(descriptors[0], fronts)
             case AttachSlots(front=number, service=service, layout=layout):
-                self._fronts[number].slots[service] = Slots(descriptors[0], layout)
+                self._slots[number][service] = Slots(descriptors[0], layout)
             case Detach(front=number):
                 front = self._fronts[number]
                 front.leaving = True
@@ -170,6 +174,14 @@ class DeviceProcess:
             case _:
                 raise EclipError(f"a device process cannot do {message}")
 
+    def _forget(self, number: int) -> None:
+        """The seat's link as it was, where the server says it once more."""
+        front = self._fronts.pop(number, None)
+        if front is not None:
+            front.leaving = True
+            self._selector.unregister(front.link.ordered.descriptor)
+            front.link.close()
+
     def _open(self, deploy: Deploy) -> None:
         """In a thread of its own, beside what runs."""
         begin = time.monotonic()
@@ -180,10 +192,7 @@ class DeviceProcess:
                 topology = find_topology(server.topology)
                 calibration = find_calibration(None, topology)
                 self._device = open_device(server.device, topology, calibration)
-            seats = server.fronts if self._counters is None else self._counters.fronts
-            opened = Generation(
-                deploy.deployment, self._device, dict(self._fronts), seats, self._woken.raise_
-            )
+            opened = Generation(deploy.deployment, self._device, self._slots, self._woken.raise_)
         except EclipError as error:
             opened = str(error)
         except Exception as error:  # a model of the user's may raise anything
@@ -208,8 +217,6 @@ class DeviceProcess:
         for front in [one for one in self._fronts.values() if one.leaving and not one.open]:
             del self._fronts[front.number]
             front.link.close()
-            for slots in front.slots.values():
-                slots.close()
             self._channel.send(Detached(front.number))
         if self._retiring is None:
             return
@@ -228,9 +235,9 @@ class DeviceProcess:
         """Those of services that no generation has any more."""
         kept = {service for one in self._generations for service in one.stages}
         kept |= {service for one in self._generations for service in one.failed}
-        for front in self._fronts.values():
-            for service in [one for one in front.slots if one not in kept]:
-                front.slots.pop(service).close()
+        for slots in self._slots.values():
+            for service in [one for one in slots if one not in kept]:
+                slots.pop(service).close()
 
     def _look_for_hanging(self) -> None:
         for generation in self._generations:

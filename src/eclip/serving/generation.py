@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from eclip.artefacts import store
@@ -42,7 +43,7 @@ class AttachedFront:
 
     number: int
     link: Link
-    slots: dict[int, Slots] = field(default_factory=dict)  # by service id
+    slots: Mapping[int, Slots]  # by service id
     open: int = 0  # its orders that have no answer
     leaving: bool = False
 
@@ -96,15 +97,14 @@ class Stage:
 
 
 class Generation(Closing):
-    """``seats``: how many fronts there may be. ``wake`` is called, from any thread, when
+    """``slots`` are those of every seat, by service. ``wake`` is called, from any thread, when
     ``collect`` has something to do."""
 
     def __init__(
         self,
         deployment: Deployment,
         device: Device,
-        fronts: Mapping[int, AttachedFront],
-        seats: int,
+        slots: Mapping[int, Mapping[int, Slots]],
         wake: Callable[[], None],
     ) -> None:
         self.number = deployment.generation
@@ -117,18 +117,21 @@ class Generation(Closing):
         self._done: collections.deque[OpenOrder] = collections.deque()  # their function has ended
         self._stack = contextlib.ExitStack()
         try:
-            self.session = self._open(device, fronts, seats)
+            self.session = self._open(device, slots)
         except BaseException:
             self._stack.close()
             raise
 
-    def _open(self, device: Device, fronts: Mapping[int, AttachedFront], seats: int) -> Session:
+    def _open(self, device: Device, slots: Mapping[int, Mapping[int, Slots]]) -> Session:
         deployment, sheets = self._deployment, self._deployment.sheets
         profiles = profiles_of(sheets, host_of(device, deployment.server))
         plan = store.load(deployment.plan, Plan)
         kind = device.source_kind(plan.sharing)
         sources = [make_source(kind, profile, device) for profile in profiles]
         program = lower(plan, [profile.trace for profile in profiles])
+        # One more slot for every service, to warm it in: in the others, fronts and the generation
+        # that runs may be at work.
+        spare = {} if device.modelled else {sheet.id: self._spare_slot(sheet) for sheet in sheets}
         session = self._stack.enter_context(device.open(program, sources))
         first = 0
         of_workers: list[ServiceSheet] = []
@@ -147,16 +150,21 @@ class Generation(Closing):
             self._stack.callback(stage.threads.shutdown, wait=False, cancel_futures=True)
         if device.modelled:
             most = max(sheet.slots.count for sheet in sheets)
-            session.serve(seats * most)
+            session.serve(len(slots) * most + 1)
         else:
+            of_seats = [*(slots[seat] for seat in range(len(slots))), spare]
             session.serve(
                 [
-                    _device_slots(sheet, worker.model.batch, fronts)
+                    _device_slots(sheet, worker.model.batch, of_seats)
                     for sheet, worker in zip(of_workers, plan.workers, strict=True)
                 ]
             )
-        _warm(session, len(plan.workers))
+        _warm(session, [len(slots) * sheet.slots.count for sheet in of_workers])
         return session
+
+    def _spare_slot(self, sheet: ServiceSheet) -> Slots:
+        layout = msgspec.structs.replace(sheet.slots, count=1)
+        return self._stack.enter_context(Slots.create(layout))
 
     @property
     def open(self) -> int:
@@ -318,14 +326,14 @@ def _describe_outputs(
 
 
 def _device_slots(
-    sheet: ServiceSheet, batch: int, fronts: Mapping[int, AttachedFront]
+    sheet: ServiceSheet, batch: int, of_seats: Sequence[Mapping[int, Slots]]
 ) -> Sequence[Slot]:
-    """A worker's view of all slots: the first ``batch`` rows of each tensor."""
+    """A worker's view of all slots, seat by seat: the first ``batch`` rows of each tensor."""
     largest, inputs = sheet.buckets[-1], len(sheet.slots.inputs)
     found = []
-    for _, front in sorted(fronts.items()):
-        slots = front.slots[sheet.id]
-        for slot in range(sheet.slots.count):
+    for seat in of_seats:
+        slots = seat[sheet.id]
+        for slot in range(slots.layout.count):
             rooms = [
                 slots.room(slot, index)[: room // largest * batch]
                 for index, room in enumerate((*sheet.slots.inputs, *sheet.slots.outputs))
@@ -348,9 +356,9 @@ def _warm_function(sheet: ServiceSheet) -> CpuFunction:
     return function
 
 
-def _warm(session: Session, workers: int) -> None:
-    """Run every worker once."""
-    open_ = {session.submit(worker, 0) for worker in range(workers)}
+def _warm(session: Session, slots: Sequence[int]) -> None:
+    """Run every worker once, each in this slot."""
+    open_ = {session.submit(worker, slot) for worker, slot in enumerate(slots)}
     deadline = time.monotonic() + _WARM_S
     while open_:
         for completion in session.poll(0.1):

@@ -34,6 +34,7 @@ class ServingHost:
     folders: tuple[Path, ...]  # of profiles; on a GPU the first is where new ones are kept
     title: str
     gpu: int = 0
+    uuid: str | None = None  # None: modelled, nobody else uses it
     log: ServerLog | None = None  # told of models that are measured; none: they are refused
 
     def profile(self, model: ModelKey) -> Profile:
@@ -92,5 +93,6 @@ def host_of(device: Device, server: ServerSettings, log: ServerLog | None = None
         folders=folders,
         title=device.title,
         gpu=device.index,
+        uuid=device.uuid,
         log=log,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
 from eclip.serving.children import BackOff, Bell, Child, start_child
@@ -40,12 +40,12 @@ class FrontSeat:
         if sheet.id in self.slots:
             return False
         self.slots[sheet.id] = Slots.create(sheet.slots)
-        self.send_slots(sheet.id)
         return True
 
-    def send_slots(self, service: int) -> None:
-        slots = self.slots[service]
-        self.send(AttachSlots(self.number, service, slots.layout), (slots.descriptor,))
+    def send_slots(self, services: Iterable[int]) -> None:
+        for service in services:
+            slots = self.slots[service]
+            self.send(AttachSlots(self.number, service, slots.layout), (slots.descriptor,))
 
     def drop_slots(self, kept: set[int]) -> None:
         for service in [one for one in self.slots if one not in kept]:
@@ -132,6 +132,10 @@ class SeatKeeper:
     def have_settled(self, offer: int) -> bool:
         return all(seat.child is None or seat.settled >= offer for seat in self.seats)
 
+    def send_slots(self, services: Iterable[int]) -> None:
+        for seat in self.seats:
+            seat.send_slots(services)
+
     def drop_slots(self, kept: set[int]) -> None:
         for seat in self.seats:
             seat.drop_slots(kept)
@@ -160,8 +164,9 @@ class SeatKeeper:
                 self._log.write("front says", front=seat.number, line=line)
 
 
-def welcome_front(seat: FrontSeat, welcome: Welcome, counters: int) -> None:
-    """The first words to a front: its link, the counters, and its slots."""
+def welcome_front(
+    seat: FrontSeat, welcome: Welcome, counters: int, services: Iterable[int]
+) -> None:
+    """The first words to a front: its link, the counters, and its slots of these services."""
     seat.send(welcome, (*seat.link.descriptors, counters))
-    for service in seat.slots:
-        seat.send_slots(service)
+    seat.send_slots(services)

@@ -21,6 +21,7 @@ import msgspec
 
 from eclip.errors import DeviceError, EclipError, UsageError
 from eclip.serving.children import Bell, Planners
+from eclip.serving.claim import claimed
 from eclip.serving.config import (
     ServerSettings,
     ServiceSettings,
@@ -97,6 +98,8 @@ class Supervisor:
         self.server = reserve_ports(self.config.server, self._stack)
         wanted = {service.name for service in self.config.services if service.load}
         planned = await self._plan(self.config, wanted, {}, 0.0)
+        if planned.uuid is not None:
+            self._stack.enter_context(claimed(planned.uuid))
         self.services.take(self.config, self.services.with_ids(planned))
         self._share_slots(self.services.deployed.sheets)
         self._spawn(
@@ -157,7 +160,7 @@ class Supervisor:
     def _welcome(self, seat: FrontSeat) -> None:
         pages = len(self.fronts.seats)
         welcome = Welcome(seat.number, pages, self.server, str(self._regions))
-        welcome_front(seat, welcome, self.counters.descriptor)
+        welcome_front(seat, welcome, self.counters.descriptor, self.services.ids)
         seat.settled = self.services.offers
         seat.send(self.services.offer(self.device.restarts))
         if self.device.up:
@@ -190,13 +193,15 @@ class Supervisor:
             planned = await self._plan(config, wanted, rates_rps or {}, seconds)
             deployment = self.services.with_ids(planned)
             await self.bell.until(lambda: self.device.up)
-            self._share_slots(deployment.sheets)
+            added = self._share_slots(deployment.sheets)
             answer = await self.device.deploy(deployment)
             if isinstance(answer, NotDeployed):
                 self.fronts.drop_slots(self.services.ids)
+                await self.device.retire(self.services.deployed.generation)  # drops them there
                 raise DeviceError(answer.reason)
             self.config = config
             self.services.take(config, deployment)
+            self.fronts.send_slots(added)
             self.services.note_failed(answer, self._log)
             offer = self.services.offer(self.device.restarts, new=True)
             self.fronts.tell(offer)
@@ -270,11 +275,15 @@ class Supervisor:
         )
         return await self.planners.plan(request)
 
-    def _share_slots(self, sheets: tuple[ServiceSheet, ...]) -> None:
+    def _share_slots(self, sheets: tuple[ServiceSheet, ...]) -> set[int]:
+        """Give new services slots, of which the device is told; fronts are when it runs them."""
+        added = set()
         for seat in self.fronts.seats:
             for sheet in sheets:
                 if seat.add_slots(sheet):
                     self.device.attach_slots(seat, sheet.id)
+                    added.add(sheet.id)
+        return added
 
 
 class Services:
@@ -339,6 +348,7 @@ class Services:
         return Offer(
             number=self.offers,
             sheets=sheets,
+            deployed=tuple(self.ids),
             known=tuple(infos.get(one.name) or _unloaded(one) for one in self._config.services),
             idle={
                 one.name: self.failed.get(one.name, "")

@@ -17,7 +17,7 @@ from eclip.devices.cuda.driver import CONNECTIONS, Gpu
 from eclip.devices.cuda.energy import Nvml
 from eclip.devices.cuda.lanes import LanePool, Slices
 from eclip.devices.cuda.placing import CudaPlacer
-from eclip.devices.cuda.slots import prepare_slots
+from eclip.devices.cuda.slots import PinnedPages, prepare_slots
 from eclip.devices.cuda.tracer import Tracer
 from eclip.devices.gpu.closing import Releases
 from eclip.devices.gpu.device import KernelTracer, SessionOwner, check_plan
@@ -46,6 +46,7 @@ class CudaDevice(SessionOwner):
         self.execution = execution
         self.progress = progress or Progress()  # whose stop request ends a run early
         self.gpu = Gpu(gpu, connections)
+        self._pinned = PinnedPages()
         try:
             self.slices = Slices(self.gpu, fine)
             self.topology: Topology = self.slices.topology()
@@ -67,6 +68,10 @@ class CudaDevice(SessionOwner):
     @property
     def index(self) -> int:
         return self.gpu.index
+
+    @property
+    def uuid(self) -> str:
+        return self.gpu.uuid
 
     def source_kind(self, sharing: Sharing) -> SourceKind:
         return SourceKind.CAPTURE if isinstance(sharing, Lanes) else SourceKind.JOB
@@ -116,7 +121,7 @@ class CudaDevice(SessionOwner):
         slots: int | Sequence[Sequence[Slot]],
         owner: Releases,
     ) -> tuple[Sequence[Sequence[Slot]], Sequence[Words]]:
-        return prepare_slots(captures, slots, self.gpu.context, owner)
+        return prepare_slots(captures, slots, self.gpu.context, self._pinned, owner)
 
     def tracer(self, names: Iterable[str]) -> AbstractContextManager[KernelTracer]:
         return Tracer(names)

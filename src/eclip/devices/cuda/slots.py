@@ -5,13 +5,15 @@ stretch of a request and after its last. They read and write the capture's own s
 the model's executables are not multiplied by slots.
 
 Memory is allocated here, or it is the caller's, such as a mapping that it shares with another
-process; then the pages of its buffers are registered with the driver until the session closes.
+process; then the pages of its buffers are registered with the driver until the session closes, and
+any other session that has slots in them.
 """
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,16 +33,40 @@ from eclip.runtime.commands import Recorder
 _ALIGNMENT = 256  # of buffers, for copies at full speed
 
 
+class PinnedPages:
+    """Pages that are registered with the driver, which takes each only once. A session that opens
+    beside another may have its slots in the same ones."""
+
+    def __init__(self) -> None:
+        self._users: dict[range, int] = {}
+        self._lock = threading.Lock()  # one session closes while another opens
+
+    def register(self, pages: range, owner: Releases) -> None:
+        with self._lock:
+            if pages not in self._users:
+                call(cu.cuMemHostRegister, pages.start, len(pages), 0)
+            self._users[pages] = self._users.get(pages, 0) + 1
+        owner.callback(self._leave, pages)
+
+    def _leave(self, pages: range) -> None:
+        with self._lock:
+            self._users[pages] -= 1
+            if not self._users[pages]:
+                del self._users[pages]
+                call(cu.cuMemHostUnregister, pages.start)
+
+
 def prepare_slots(
     captures: Sequence[Capture],
     slots: int | Sequence[Sequence[Slot]],  # so many for each, or these
     context: Any,
+    pinned: PinnedPages,
     owner: Releases,
 ) -> tuple[Sequence[Sequence[Slot]], list[Words]]:
     """The slots of every capture, and the executables that copy them."""
     made = slots_for(slots, len(captures), lambda worker: _make_slot(captures[worker], owner))
     if not isinstance(slots, int):
-        _register(captures, slots, owner)
+        _register(captures, slots, pinned, owner)
     copies = [
         _record_copies(capture, of_worker, context, owner)
         for capture, of_worker in zip(captures, made, strict=True)
@@ -49,7 +75,10 @@ def prepare_slots(
 
 
 def _register(
-    captures: Sequence[Capture], slots: Sequence[Sequence[Slot]], owner: Releases
+    captures: Sequence[Capture],
+    slots: Sequence[Sequence[Slot]],
+    pinned: PinnedPages,
+    owner: Releases,
 ) -> None:
     """Slots in memory of the caller's, for each capture."""
     buffers: list[Bytes] = []
@@ -60,8 +89,7 @@ def _register(
                 _check(capture, given, wanted)
                 buffers += given
     for pages in _pages_of(buffers):
-        call(cu.cuMemHostRegister, pages.start, len(pages), 0)
-        owner.callback(call, cu.cuMemHostUnregister, pages.start)
+        pinned.register(pages, owner)
 
 
 def _record_copies(capture: Capture, slots: Sequence[Slot], context: Any, owner: Releases) -> Words:

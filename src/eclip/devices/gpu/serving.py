@@ -48,6 +48,7 @@ class LoopServer:
 
     def close(self) -> None:
         """When the loops have ended."""
+        self.runners = []  # which know us: what we hold would stay until a collection
         while self._bells:
             os.close(self._bells.pop())
 

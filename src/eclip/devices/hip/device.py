@@ -58,6 +58,10 @@ class HipDevice(SessionOwner):
     def title(self) -> str:
         return f"{self.topology.title}, HIP {self.driver}"
 
+    @property
+    def uuid(self) -> str:
+        return self.gpu.uuid
+
     def source_kind(self, sharing: Sharing) -> SourceKind:
         return SourceKind.CAPTURE
 

@@ -55,6 +55,7 @@ class SimDevice(Closing):
     modelled = True
     driver = None
     index = 0
+    uuid = None
 
     def __init__(
         self, topology: Topology, calibration: Calibration, progress: Progress | None = None
