@@ -33,9 +33,11 @@ PlanOf = Callable[..., Plan]
 Opened = Callable[..., AbstractContextManager[GpuSession]]
 
 
-def rolled(model: CapturedModule, slot: int) -> list[Any]:
+def inputs_of_slots(model: CapturedModule) -> list[list[Any]]:
     """Other inputs for every slot, as valid as those of the capture."""
-    return [torch.roll(given, slot + 1, dims=-1) for given in model.inputs]
+    return [
+        [torch.roll(given, slot + 1, dims=-1) for given in model.inputs] for slot in range(SLOTS)
+    ]
 
 
 def outputs_of(model: CapturedModule, inputs: Sequence[Any]) -> list[bytes]:
@@ -86,7 +88,11 @@ def test_slots_have_the_outputs_of_their_inputs(
     models = [capture(*zoo.build(key), key) for key in keys]
     for model in models:
         model.graph.instantiate()
-    wanted = [[outputs_of(model, rolled(model, slot)) for slot in range(SLOTS)] for model in models]
+    inputs = [inputs_of_slots(model) for model in models]  # before any of them is loaded
+    wanted = [
+        [outputs_of(model, tensors) for tensors in of_slots]
+        for model, of_slots in zip(models, inputs, strict=True)
+    ]
     slices = len(device.topology.slice_units)
     masks = [[Mask(range(slices // 2)), device.topology.full]] * len(models)
     traces = [model.capture.trace for model in models]
@@ -98,9 +104,9 @@ def test_slots_have_the_outputs_of_their_inputs(
         sources = [model.capture for model in models]
         session = stack.enter_context(opened(device, plan, sources, execution))
         session.serve(given)
-        for worker, model in enumerate(models):
-            for number, memory in enumerate(session.slots(worker)):
-                for buffer, tensor in zip(memory.inputs, rolled(model, number), strict=True):
+        for worker, of_slots in enumerate(inputs):
+            for memory, tensors in zip(session.slots(worker), of_slots, strict=True):
+                for buffer, tensor in zip(memory.inputs, tensors, strict=True):
                     buffer[:] = np.frombuffer(tensor.cpu().numpy().tobytes(), dtype=np.uint8)
         for _ in range(ROUNDS):
             for slot, worker in itertools.product(range(SLOTS), range(len(models))):

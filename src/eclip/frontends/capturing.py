@@ -83,14 +83,19 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
+def forget_workspaces() -> None:
+    """Those of cuBLAS, of all streams."""
+    torch._C._cuda_clearCublasWorkspaces()
+
+
 @contextlib.contextmanager
 def _own_workspaces() -> Iterator[None]:
     """What the block takes as workspaces of cuBLAS lies in memory of the block's own."""
-    torch._C._cuda_clearCublasWorkspaces()
+    forget_workspaces()
     try:
         yield
     finally:
-        torch._C._cuda_clearCublasWorkspaces()
+        forget_workspaces()
 
 
 class OwnedGraph(Closing):

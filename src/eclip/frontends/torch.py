@@ -33,7 +33,7 @@ from eclip.devices.gpu.pieces import CapturedGraph
 from eclip.errors import DeviceError
 from eclip.frontends import rocm
 from eclip.frontends.capture_memory import CaptureMemory
-from eclip.frontends.capturing import OwnedGraph, capturing
+from eclip.frontends.capturing import OwnedGraph, capturing, forget_workspaces
 from eclip.frontends.compiled import Binaries
 
 _WARMUPS = 3
@@ -98,13 +98,15 @@ def capture(
                 module(*static)
             stream.synchronize()
             workspaces_bytes = max(0, torch.cuda.memory_allocated() - before_bytes)
-            gc.collect()  # as capturing does: what is given back later would hide the pool
+            # As capturing does: what is given back later would hide the pool.
+            gc.collect()
+            forget_workspaces()
             torch.cuda.empty_cache()
             reserved_bytes = torch.cuda.memory_reserved()
             with capturing(graph, stream) as kept:
                 outputs = module(*static)
-            # A capture takes from a pool of its own and from nowhere else.
-            pool_bytes = max(0, torch.cuda.memory_reserved() - reserved_bytes)
+            # A capture takes from a pool of its own and from nowhere else, workspaces included.
+            pool_bytes = max(0, torch.cuda.memory_reserved() - reserved_bytes - workspaces_bytes)
     except torch.OutOfMemoryError as error:
         raise DeviceError(f"{model} does not fit into the GPU's memory: {_line(error)}") from None
     except RuntimeError as error:
