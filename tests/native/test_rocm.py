@@ -226,7 +226,10 @@ class RocmTorch(types.ModuleType):
         return types.SimpleNamespace(handle=handle, synchronize=lambda: None)
 
     @contextlib.contextmanager
-    def _graph(self, graph: Graph, pool: Any, stream: Any) -> Iterator[None]:
+    def _graph(
+        self, graph: Graph, pool: Any, stream: Any, capture_error_mode: str
+    ) -> Iterator[None]:
+        assert capture_error_mode == "thread_local"
         handle, captured = ctypes.c_void_p(stream.handle), ctypes.c_void_p()
         assert self._library.hipStreamBeginCapture(handle, 1) == 0
         self.under_capture = stream.handle
