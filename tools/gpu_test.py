@@ -24,9 +24,14 @@ GPU = ROOT / "tests" / "gpu"
 PARTS = ("1", "2", "3")
 AT_ONCE = 5
 # Files of part 1 that take long on an H200 go first, in so many pieces (docs/results.md).
-PIECES = {"test_closing.py": 4, "test_transparent.py": 1, "test_execution.py": 2}
+PIECES = {
+    "test_closing.py": 4,
+    "test_serving.py": 1,
+    "test_transparent.py": 1,
+    "test_execution.py": 2,
+}
 # Part 2; part 3 has all other tests that run alone. Each should end within eight minutes.
-SECOND = ("test_api.py", "test_processes.py", "test_compare.py")
+SECOND = ("test_api.py", "test_processes.py", "test_compare.py", "test_execution.py")
 NOTHING_TO_RUN = 5  # pytest's exit status where all tests were left out
 
 Job = list[str]  # pytest's arguments
