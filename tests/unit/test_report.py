@@ -17,7 +17,7 @@ import pytest
 
 from comparisons import comparison, entry, score
 from eclip.artefacts import store
-from eclip.artefacts.comparison import Comparison, plan_digest
+from eclip.artefacts.comparison import Comparison, best_policy, plan_digest
 from eclip.artefacts.excess import Excess, PairedRatio, Spread
 from eclip.artefacts.made import Made
 from eclip.artefacts.model_key import ModelKey
@@ -349,6 +349,22 @@ def test_the_reason_for_no_decision_is_the_true_one() -> None:
         for day, (policy, stp) in enumerate({"shared": 1.0, "search": 1.2}.items())
     ]
     assert "did not run in the same rounds" in judge(chapter(*days)).sentence
+
+
+@pytest.mark.parametrize(
+    ("aim", "taken"),
+    [("throughput", "search"), ("energy", "masks"), ("latency", "shared"), ("slo", "yield")],
+)
+def test_every_aim_has_one_best_for_the_page_and_the_tables(aim: str, taken: str) -> None:
+    ways = [
+        entry("shared", score(1.0, power=100.0, p99_ms=(2.0, 0.1))),
+        entry("search", score(2.0, power=200.0, p99_ms=(6.0, 4.0))),
+        entry("masks", score(1.5, power=50.0, p99_ms=(None, 3.0))),
+        entry("yield", score(1.2, power=100.0, p99_ms=(4.0, 4.0))),
+    ]
+    stored = comparison(ways, objective=aim, bounds_ms=(5.0, None), weights=(0.0, 1.0))
+    found = chapter(stored)
+    assert best_policy(stored) == best(found).policy == taken
 
 
 def test_equal_plans_decide_nothing() -> None:
