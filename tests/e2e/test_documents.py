@@ -7,6 +7,7 @@ there. Blocks marked `gpu` and those that show something (`text`) do not run.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import re
 import shutil
@@ -17,7 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 
+from browser import Visit, started_browser
 from eclip.serving.config import read_config
 from waiting import PATIENCE_S
 
@@ -205,3 +208,22 @@ def test_search_works_from_disk_without_a_network(site: Path, tmp_path: Path) ->
     )
     assert "explanation/joints.html?h=joint" in done.stdout
     assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "pages",
+    [
+        ("index", "tutorials/without-a-gpu", "commands"),
+        pytest.param(("reference/python", "results"), marks=pytest.mark.long),  # large ones
+    ],
+    ids=["small", "large"],
+)
+def test_pages_are_accessible_in_light_and_dark(site: Path, pages: tuple[str, ...]) -> None:
+    with started_browser() as browser:
+        for page, scheme in itertools.product(pages, ("light", "dark")):
+            with Visit(browser, site / f"{page}.html", color_scheme=scheme) as visit:
+                visit.page.wait_for_selector(".md-search[aria-label]")
+                found = Axe().run(visit.page, options={"preload": False})  # no requests of its own
+                assert found.violations_count == 0, f"{page}, {scheme}: {found.generate_report()}"
+                assert visit.said == []
