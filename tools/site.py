@@ -44,6 +44,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return "".join(parts)
 
 
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """The empty corner of a table is no header of its column."""
+    return html.replace("<th></th>", "<td></td>")
+
+
 def _suit(text: str, depth: int) -> str:
     """Nested lists take four spaces. A link to a file of the checkout becomes that file's path."""
 

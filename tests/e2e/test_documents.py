@@ -1,12 +1,13 @@
 """The site: it builds without a warning, loads nothing from elsewhere, and its blocks run.
 
-Blocks of a page run in the order in which they stand, in one folder. Blocks marked `gpu` and those
-that show output (`text`) do not run.
+Blocks of a page run in the order in which they stand, in one folder. Files (`toml`) are written
+there. Blocks marked `gpu` and those that show something (`text`) do not run.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import re
 import shutil
@@ -17,7 +18,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 
+from browser import Visit, started_browser
+from eclip.serving.config import read_config
 from waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +30,9 @@ PAGES = sorted(
     for folder in ("tutorials", "guides")
     for path in (ROOT / "docs" / folder).glob("*.md")
 )
+PAGES += [Path("commands.md"), Path("serving.md")]
 _BLOCK = re.compile(r"^```(?P<info>[^\n]*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
+_INFO = re.compile(r"(text|sh|python|sh gpu|python gpu|toml title=\"(?P<file>[\w.]+)\")")
 # What a browser loads by itself; a link in <a href> is for people.
 _LOADED = {"href": ("link",), "src": ("audio", "embed", "iframe", "img", "script", "source")}
 _IN_STYLE = re.compile(r"(?:@import\s*|url\()[\"']?(https?:)?//")
@@ -35,16 +41,21 @@ _IN_STYLE = re.compile(r"(?:@import\s*|url\()[\"']?(https?:)?//")
 class Block(NamedTuple):
     language: str
     needs_gpu: bool
+    file: str  # that holds it; empty: none
     text: str
+
+    @property
+    def runs(self) -> bool:
+        return self.language in ("sh", "python") and not self.needs_gpu
 
 
 def blocks_of(page: Path) -> list[Block]:
     found = []
     for match in _BLOCK.finditer((ROOT / "docs" / page).read_text()):
-        language, *marks = match["info"].split()
-        assert marks in ([], ["gpu"]), f"{page}: what is ```{match['info']}?"
-        assert language in ("sh", "python", "text"), f"{page}: a block of {language}"
-        found.append(Block(language, marks == ["gpu"], match["text"]))
+        info = _INFO.fullmatch(match["info"])
+        assert info, f"{page}: what is ```{match['info']}?"
+        language, _, mark = info[0].partition(" ")
+        found.append(Block(language, mark == "gpu", info["file"] or "", match["text"]))
     return found
 
 
@@ -77,18 +88,31 @@ def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     for block in blocks_of(page):
-        if block.needs_gpu or block.language == "text":
-            continue
-        if block.language == "sh":
+        if block.file:
+            Path(block.file).write_text(block.text)
+        elif block.runs and block.language == "sh":
             run_in_shell(block.text, tmp_path)
-        else:
+        elif block.runs:
             exec(compile(block.text, str(page), "exec"), names)
 
 
 def test_tutorials_and_guides_have_blocks_to_run() -> None:
     assert len(PAGES) >= 5
     for page in PAGES:
-        assert any(not block.needs_gpu for block in blocks_of(page) if block.language != "text")
+        assert any(block.runs for block in blocks_of(page))
+
+
+def test_pages_whose_blocks_run_have_no_blocks_besides() -> None:
+    for page in PAGES:
+        text = _BLOCK.sub("", (ROOT / "docs" / page).read_text())
+        assert re.findall(r"\n\n {4,}.*", text) == [], page
+
+
+def test_the_servers_file_in_its_page_is_right(tmp_path: Path) -> None:
+    (text,) = (one.text for one in blocks_of(Path("serving.md")) if one.file == "models.toml")
+    (tmp_path / "models.toml").write_text(text)
+    services = read_config(tmp_path / "models.toml").services
+    assert [service.name for service in services] == ["bert", "nightly"]
 
 
 @pytest.fixture(scope="module")
@@ -184,3 +208,22 @@ def test_search_works_from_disk_without_a_network(site: Path, tmp_path: Path) ->
     )
     assert "explanation/joints.html?h=joint" in done.stdout
     assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "pages",
+    [
+        ("index", "tutorials/without-a-gpu", "commands"),
+        pytest.param(("reference/python", "results"), marks=pytest.mark.long),  # large ones
+    ],
+    ids=["small", "large"],
+)
+def test_pages_are_accessible_in_light_and_dark(site: Path, pages: tuple[str, ...]) -> None:
+    with started_browser() as browser:
+        for page, scheme in itertools.product(pages, ("light", "dark")):
+            with Visit(browser, site / f"{page}.html", color_scheme=scheme) as visit:
+                visit.page.wait_for_selector(".md-search[aria-label]")
+                found = Axe().run(visit.page, options={"preload": False})  # no requests of its own
+                assert found.violations_count == 0, f"{page}, {scheme}: {found.generate_report()}"
+                assert visit.said == []

@@ -30,6 +30,23 @@ def test_links_lead_somewhere(document: Path) -> None:
     assert missing == []
 
 
+def test_every_module_is_named_in_its_room() -> None:
+    """A room is what the list of the design begins a line with, its modules what follows."""
+    text = (ROOT / "docs" / "design.md").read_text()
+    listed = text.partition("## Rooms")[2].partition("Imports go one way")[0]
+    rooms = dict(re.findall(r"^ {4}(\S+/) +(.*(?:\n {6}.*)*)", listed, re.MULTILINE))
+    top = "; ".join(re.findall(r"^ {4}(\S+, \S+) ", listed, re.MULTILINE))
+    package = ROOT / "src" / "eclip"
+    missing = []
+    for path in sorted(package.rglob("*.py")):
+        room = path.parent.relative_to(package).as_posix()
+        own = path.stem != "__init__" and not (room == "cli" and path.stem in COMMANDS)
+        where = top if room == "." else rooms.get(f"{room}/", "")
+        if own and not re.search(rf"(^|[,;:]\s+){path.stem}\b", where):
+            missing.append(f"{room}/{path.stem}")
+    assert missing == []
+
+
 def test_every_command_and_policy_is_in_the_reference() -> None:
     text = (ROOT / "docs" / "commands.md").read_text()
     assert [name for name in (*COMMANDS, *known_policies()) if f"`{name}`" not in text] == []

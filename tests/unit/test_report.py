@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import gzip
 import json
 import re
@@ -16,7 +17,7 @@ import pytest
 
 from comparisons import comparison, entry, score
 from eclip.artefacts import store
-from eclip.artefacts.comparison import Comparison, plan_digest
+from eclip.artefacts.comparison import Comparison, best_policy, plan_digest
 from eclip.artefacts.excess import Excess, PairedRatio, Spread
 from eclip.artefacts.made import Made
 from eclip.artefacts.model_key import ModelKey
@@ -336,6 +337,36 @@ def test_too_few_rounds_decide_nothing() -> None:
     assert "the only way that ran" in judge(chapter(make_log("eclip"))).sentence
 
 
+def test_the_reason_for_no_decision_is_the_true_one() -> None:
+    silent = [score(1.0, p99_ms=(None, 4.0)) for _ in range(3)]
+    late = [entry("shared", *silent), rounds("search", [1.1, 1.2, 1.3])]
+    words = judge(chapter(comparison(late, load_part=0.5))).sentence
+    assert "in a round of search or shared a model completed no request" in words
+    ended_early = [entry("shared", score(1.0)), rounds("search", [1.1, 1.2, 1.3])]
+    assert "1 round cannot tell" in judge(chapter(comparison(ended_early))).sentence
+    days = [
+        comparison([rounds(policy, [stp] * 3)], date=f"2026-11-1{day}T10:00:00+00:00")
+        for day, (policy, stp) in enumerate({"shared": 1.0, "search": 1.2}.items())
+    ]
+    assert "did not run in the same rounds" in judge(chapter(*days)).sentence
+
+
+@pytest.mark.parametrize(
+    ("aim", "taken"),
+    [("throughput", "search"), ("energy", "masks"), ("latency", "shared"), ("slo", "yield")],
+)
+def test_every_aim_has_one_best_for_the_page_and_the_tables(aim: str, taken: str) -> None:
+    ways = [
+        entry("shared", score(1.0, power=100.0, p99_ms=(2.0, 0.1))),
+        entry("search", score(2.0, power=200.0, p99_ms=(6.0, 4.0))),
+        entry("masks", score(1.5, power=50.0, p99_ms=(None, 3.0))),
+        entry("yield", score(1.2, power=100.0, p99_ms=(4.0, 4.0))),
+    ]
+    stored = comparison(ways, objective=aim, bounds_ms=(5.0, None), weights=(0.0, 1.0))
+    found = chapter(stored)
+    assert best_policy(stored) == best(found).policy == taken
+
+
 def test_equal_plans_decide_nothing() -> None:
     same = [rounds(policy, [1.0] * 3, plan="same") for policy in ("masks", "search")]
     assert "the same plan" in judge(chapter(comparison(same))).sentence
@@ -388,7 +419,7 @@ def test_services_take_what_keeps_every_bound_with_the_most_background() -> None
     for words in (
         "Take yield: it keeps every bound (a p99 4.20 ms of at most 5.00, 95% interval ",
         "background gets 80.0% of its rate alone, against 40.0% under the best baseline",
-        "plain streams miss it: a p99 500 ms",
+        "plain streams miss a bound: a p99 500 ms",
     ):
         assert words in verdict.sentence
 
@@ -402,6 +433,38 @@ def test_where_nobody_keeps_the_bounds_the_closest_is_named() -> None:
     verdict = judge(services(serving("shared", 500.0, 0.97), serving("yield", 6.0, 0.8)))
     assert not verdict.decided
     assert "no way keeps every bound. yield comes closest: a p99 6.00 ms" in verdict.sentence
+
+
+def test_background_of_too_few_rounds_is_not_called_equal() -> None:
+    masks, giving = serving("masks", 4.0, 0.4), serving("yield", 4.2, 0.8)
+    short = msgspec.structs.replace(masks, runs=masks.runs[:2])
+    verdict = judge(services(short, giving))
+    assert not verdict.decided
+    assert (
+        "Not decided between yield and masks: both keep every bound, and it is not certain which "
+        "gives background more: 2 rounds cannot tell a gain from chance"
+    ) in verdict.sentence
+    close = judge(services(serving("masks", 4.0, 0.8), serving("yield", 4.2, 0.8)))
+    assert "not certain which gives background more (95% interval " in close.sentence
+
+
+def test_without_background_two_that_keep_the_bounds_are_not_told_apart() -> None:
+    ways = [serving("masks", 4.0, 0.4), serving("yield", 4.2, 0.8)]
+    found = chapter(comparison(ways, objective="slo", bounds_ms=(5.0, 5.0), weights=(0.0, 0.0)))
+    doubled = (excess(4.0, 1.9, 2.1), msgspec.structs.replace(excess(4.0, 1.9, 2.1), name="b"))
+    found = dataclasses.replace(
+        found, ways=tuple(dataclasses.replace(way, services=doubled) for way in found.ways)
+    )
+    assert "both keep every bound, and nothing else tells them apart" in judge(found).sentence
+
+
+def test_a_service_that_completed_nothing_is_said_to_have_no_p99() -> None:
+    ways = [
+        entry(policy, score(1.0, p99_ms=(None, 4.0), rate_rps=(0.0, 100.0)))
+        for policy in ("shared", "yield")
+    ]
+    sentence = judge(services(*ways)).sentence
+    assert "a completed no request, p99 of at most 5.00 ms wanted." in sentence
 
 
 def test_services_are_drawn_with_bounds_excess_and_the_frontier() -> None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import statistics
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -151,21 +152,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             return None
         return entry.together.stp / plain.together.stp - 1
 
-    def background(self, entry: Entry) -> float:
-        """What workers without a bound get of their rates alone, weighted: one axis of the frontier
-        that the entries are points of."""
-        parts = zip(entry.together.rate_rps, self.alone_rps, self.weights, strict=True)
-        total = sum(self.weights)
-        return sum(weight * rate / alone for rate, alone, weight in parts) / total if total else 0.0
-
-    def worst_tail(self, entry: Entry) -> float:
-        """The largest p99 of a service, over its bound: the other axis."""
-        pairs = zip(entry.together.p99_ms, self.bounds_ms, strict=True)
-        over = [
-            math.inf if p99 is None else p99 / bound for p99, bound in pairs if bound is not None
-        ]
-        return max(over, default=0.0)
-
     @property
     def aim(self) -> str:
         """By which the best is told: the first objective, or tails."""
@@ -182,24 +168,50 @@ def shortly(parts: Sequence[str], most: int = 7) -> str:
     return ", ".join(parts[:most]) + more
 
 
+class Terms(Protocol):
+    """By which the best is told. Columns are per worker."""
+
+    @property
+    def aim(self) -> str: ...  # throughput, energy, tails or slo
+    @property
+    def alone_rps(self) -> Sequence[float]: ...
+    @property
+    def bounds_ms(self) -> Sequence[float | None]: ...
+    @property
+    def weights(self) -> Sequence[float]: ...
+
+
+def background_of(score: Summary, terms: Terms) -> float:
+    """What workers without a bound get of their rates alone, weighted: one axis of the frontier
+    that ways of sharing are points of."""
+    parts = zip(score.rate_rps, terms.alone_rps, terms.weights, strict=True)
+    total = sum(terms.weights)
+    return sum(weight * rate / alone for rate, alone, weight in parts) / total if total else 0.0
+
+
+def worst_tail_of(score: Summary, terms: Terms) -> float:
+    """The largest p99 of a service, over its bound: the other axis."""
+    pairs = zip(score.p99_ms, terms.bounds_ms, strict=True)
+    over = [math.inf if p99 is None else p99 / bound for p99, bound in pairs if bound is not None]
+    return max(over, default=0.0)
+
+
+def value_of(score: Summary, terms: Terms) -> float:
+    """The more the better, by the aim: throughput, efficiency, background if every bound is kept,
+    or one over the geometric mean of the workers' p99."""
+    if terms.aim == "slo":
+        tail = worst_tail_of(score, terms)
+        return background_of(score, terms) if tail <= 1 else -tail
+    if terms.aim == "energy":
+        return score.efficiency_per_kj
+    if terms.aim == "throughput":
+        return score.stp
+    tails = [math.inf if p99 is None else p99 for p99 in score.p99_ms]
+    return 1 / statistics.geometric_mean(tails)
+
+
 def best_policy(comparison: Comparison) -> str:
-    """By the first objective: the most throughput or efficiency, or the most background among
-    those that keep every bound. Under a part load, the shortest 99th percentiles, in the geometric
-    mean of the workers."""
-    aim = comparison.aim
-
-    def value(entry: Entry) -> float:
-        if aim == "slo":
-            tail = comparison.worst_tail(entry)
-            return comparison.background(entry) if tail <= 1 else -tail
-        if aim == "energy":
-            return entry.together.efficiency_per_kj
-        if aim == "throughput":
-            return entry.together.stp
-        tails = [math.inf if p99 is None else p99 for p99 in entry.together.p99_ms]
-        return -sum(math.log(tail) for tail in tails)
-
-    return max(comparison.entries, key=value).policy
+    return max(comparison.entries, key=lambda one: value_of(one.together, comparison)).policy
 
 
 def summary_of(measures: Measures) -> Summary:

@@ -111,7 +111,8 @@ def _tell(part: int, outcome: eclip.Outcome) -> None:
     """What was compared, and the verdict."""
     title = ("Models back to back", "A service beside background work")[part]
     screen.out.print(f"\n{part + 1}. {title}: {outcome.comparison.mix}", style="bold")
-    screen.print_policies(list(outcome.measures.values()), outcome.comparison.aim)
+    measures = list(outcome.measures.values())
+    screen.print_policies(measures, outcome.best, outcome.comparison.aim)
     screen.out.print(f"{_verdict(outcome)}\n", style="bold")
 
 

@@ -48,7 +48,7 @@ def plan(
     ] = None,
     running: Annotated[
         Path | None,
-        typer.Option("--running", help="The placement that runs; says what must move from it."),
+        typer.Option("--running", help="The placement that runs now; print what must move, too."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Where to write the placement, JSON.")
@@ -61,7 +61,11 @@ def plan(
         bool, typer.Option("--exact", help="Prove the optimum; for small fleets, needs HiGHS.")
     ] = False,
     simulate: Annotated[
-        bool, typer.Option("--simulate", help="Also simulate a day, following and static.")
+        bool,
+        typer.Option(
+            "--simulate",
+            help="Also simulate a day, with placements that follow the rates and with a fixed one.",
+        ),
     ] = False,
     picture: Annotated[
         Path | None, typer.Option("--picture", help="Draw the simulated day as SVG here.")

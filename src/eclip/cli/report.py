@@ -33,7 +33,8 @@ def report(
 ) -> None:
     """Draw run logs, plans and results as one HTML file that works offline.
 
-    What has the same mix, device and load is compared; each such group has a chapter.
+    Files of the same mix, device and load are compared with each other in one chapter. A report
+    has as many chapters as there are such groups.
     """
     if trace is not None and len(files) > 1:
         raise UsageError("--trace takes one run log; give one file, or leave --trace out")

@@ -46,8 +46,7 @@ class Outcome:
 
     @property
     def best(self) -> str:
-        """The policy with the most throughput or, under arrivals, with the shortest tails against
-        plain streams."""
+        """The best policy by the comparison's aim."""
         return best_policy(self.comparison)
 
     @property

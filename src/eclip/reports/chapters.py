@@ -19,9 +19,12 @@ from eclip.artefacts.comparison import (
     Entry,
     SettingTrial,
     Summary,
+    background_of,
     latency_curves,
     plan_digest,
     summary_of,
+    value_of,
+    worst_tail_of,
 )
 from eclip.artefacts.excess import Excess
 from eclip.artefacts.made import Made
@@ -103,18 +106,10 @@ class Chapter:
         return next((way for way in self.ran if way.policy == policy), None)
 
     def background(self, score: Summary) -> float:
-        """What workers without a bound get of their rates alone, weighted."""
-        parts = zip(score.rate_rps, self.alone_rps, self.weights, strict=True)
-        total = sum(self.weights)
-        return sum(weight * rate / alone for rate, alone, weight in parts) / total if total else 0.0
+        return background_of(score, self)
 
     def worst_tail(self, score: Summary) -> float:
-        """The largest p99 of a service, over its bound."""
-        pairs = zip(score.p99_ms, self.bounds_ms, strict=True)
-        over = [
-            math.inf if p99 is None else p99 / bound for p99, bound in pairs if bound is not None
-        ]
-        return max(over, default=0.0)
+        return worst_tail_of(score, self)
 
     def kept(self, score: Summary) -> int:
         """How many services keep their bounds."""
@@ -124,27 +119,13 @@ class Chapter:
         )
 
     def value(self, score: Summary) -> float:
-        """The more the better, by the aim."""
-        if self.aim == "slo":
-            tail = self.worst_tail(score)
-            return self.background(score) if tail <= 1 else -tail
-        if self.aim == "energy":
-            return score.efficiency_per_kj
-        if self.aim == "throughput":
-            return score.stp
-        return 1 / mean_tail(score)
+        return value_of(score, self)
 
 
 def worst_p99(score: Summary) -> float | None:
     """The slowest worker's p99; none while a worker waits for its first completion."""
     known = [tail for tail in score.p99_ms if tail is not None]
     return max(known) if len(known) == len(score.p99_ms) else None
-
-
-def mean_tail(score: Summary) -> float:
-    """The workers' p99 in the geometric mean; infinite where one completed nothing."""
-    tails = [math.inf if p99 is None else p99 for p99 in score.p99_ms]
-    return math.exp(sum(map(math.log, tails)) / len(tails))
 
 
 def chapters_of(given: Iterable[Named]) -> list[Chapter]:

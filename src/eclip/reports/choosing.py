@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from eclip.artefacts.comparison import Summary
+from eclip.artefacts.comparison import SettingTrial, Summary
 from eclip.artefacts.plan import Evidence, Trial
-from eclip.planning.search.objective import Score
+from eclip.planning.search.objective import Objective, Score
 from eclip.reports.chapters import Chapter, SharingWay, worst_p99
 from eclip.reports.drawing import Points, Scale, Scatter, scale_of
 from eclip.reports.labels import (
@@ -288,8 +288,7 @@ def _place_words(place: tuple[float, float], serving: bool) -> str:
 
 def _evidence(chapter: Chapter) -> list[Evidence]:
     found = [plan.evidence for plan in chapter.plans if plan.evidence is not None]
-    kinds = "slo" if chapter.services else "throughput"
-    return [one for one in found if (one.objective == "slo") == (kinds == "slo")]
+    return [one for one in found if (one.objective == "slo") == bool(chapter.services)]
 
 
 def _searched(chapter: Chapter, serving: bool) -> list[Points]:
@@ -315,16 +314,7 @@ def _tried(chapter: Chapter, serving: bool) -> list[Points]:
     sets = []
     for way in chapter.ran:
         tried = [
-            (one.setting, place)
-            for one in way.trials
-            if (
-                place := _setting_place(one.background, one.worst_tail)
-                if serving
-                else (
-                    one.stp,
-                    one.efficiency_per_kj,
-                )
-            )
+            (one.setting, place) for one in way.trials if (place := _setting_place(one, serving))
         ]
         if tried:
             sets.append(
@@ -349,20 +339,22 @@ def _trial_points(
     return Points(name, sign, [place for _, place in tried], words)
 
 
-def _setting_place(background: float | None, tail: float | None) -> tuple[float, float] | None:
-    return None if background is None or tail is None else (background, tail)
+def _setting_place(setting: SettingTrial, serving: bool) -> tuple[float, float] | None:
+    if not serving:
+        return setting.stp, setting.efficiency_per_kj
+    if setting.background is None or setting.worst_tail is None:
+        return None
+    return setting.background, setting.worst_tail
 
 
 def _trial_place(chapter: Chapter, trial: Trial, serving: bool) -> tuple[float, float] | None:
+    tails = tuple(math.inf if p99 is None else p99 for p99 in trial.p99_ms)
+    score = Score(trial.ratios, trial.power_w, tails)
     if not serving:
-        score = Score(trial.ratios, trial.power_w, ())
         return score.stp, score.efficiency
-    total = sum(chapter.weights)
-    parts = zip(trial.ratios, chapter.weights, strict=True)
-    background = sum(ratio * weight for ratio, weight in parts) / total
-    pairs = zip(trial.p99_ms, chapter.bounds_ms, strict=True)
-    over = [math.inf if p99 is None else p99 / bound for p99, bound in pairs if bound is not None]
-    return (background, max(over)) if math.isfinite(max(over)) else None
+    aim = Objective("slo", weights=chapter.weights, bounds_ms=chapter.bounds_ms)
+    tail = aim.worst_tail(score)
+    return (aim.background(score), tail) if math.isfinite(tail) else None
 
 
 def trial_table(chapter: Chapter) -> tuple[list[str], list[list[str]]]:
@@ -372,11 +364,7 @@ def trial_table(chapter: Chapter) -> tuple[list[str], list[list[str]]]:
     rows = []
     for way in chapter.ran:
         for setting in way.trials:
-            place = (
-                _setting_place(setting.background, setting.worst_tail)
-                if serving
-                else (setting.stp, setting.efficiency_per_kj)
-            )
+            place = _setting_place(setting, serving)
             note = "taken" if setting.setting == way.setting else ""
             rows.append([f"{way.label}: {setting.setting}", *_place_cells(place, serving), note])
     for one in _evidence(chapter):

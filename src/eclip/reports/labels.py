@@ -9,7 +9,6 @@ from eclip.artefacts.plan import ALL_WORKERS, Plan
 
 ABSENT = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
-TIMES = "\N{MULTIPLICATION SIGN}"
 
 # Okabe and Ito's colours, which stay apart for colour-blind readers, with grey for their yellow and
 # black: one is too faint on white, the other is the text's. From the eighth worker on the same

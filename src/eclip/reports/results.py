@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from eclip.artefacts.comparison import Comparison, Entry, Summary
+from eclip.artefacts.comparison import Comparison, Entry, Summary, background_of
 from eclip.artefacts.measures import worst_off
 from eclip.reports.labels import ABSENT, number
 
@@ -149,7 +149,7 @@ def _services(kind: Sequence[Comparison]) -> ResultsTable:
     rows = []
     for one in kind:
         for entry in one.entries:
-            background = f"{one.background(entry):.1%}"
+            background = f"{background_of(entry.together, one):.1%}"
             for excess in entry.services:
                 first = excess is entry.services[0]
                 index = one.workers.index(excess.name)

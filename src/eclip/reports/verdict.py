@@ -23,6 +23,13 @@ _STUDENT = (
     *(12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23),
     *(2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09, 2.09),
 )
+# What it means that a value is 0 in a round, by the aim.
+_NOTHING = {
+    "throughput": "no request completed",
+    "energy": "no energy was measured",
+    "tails": "a model completed no request",
+    "slo": "background completed nothing",
+}
 Value = Callable[[Summary], float]
 
 
@@ -75,9 +82,7 @@ def _judge_most(chapter: Chapter, ran: Sequence[SharingWay]) -> Verdict:
     ratio = compared(best, second, chapter.value)
     if ratio is None:
         had = f" {best.label} was best here, with {listed(gains)}." if gains else ""
-        why = f"{count(len(best.runs), 'round')} cannot tell a gain from chance; run at least three"
-        if len(best.runs) >= FEWEST_ROUNDS:
-            why = f"{best.label} and {second.label} did not run in the same rounds"
+        why = _unsure(best, second, _NOTHING[chapter.aim])
         return Verdict(f"Not decided: {why}.{had}", False, best, baseline)
     if ratio.low <= 1:
         words = (
@@ -88,6 +93,16 @@ def _judge_most(chapter: Chapter, ran: Sequence[SharingWay]) -> Verdict:
         return Verdict(words, False, best, baseline)
     words = f"Take {best.label}: {listed(gains)}." if gains else f"Take {best.label}."
     return Verdict(words, True, best, baseline)
+
+
+def _unsure(mine: SharingWay, theirs: SharingWay, nothing: str) -> str:
+    """Why their ratio is not known; ``nothing``: what a value of 0 means."""
+    rounds = min(len(mine.runs), len(theirs.runs))
+    if rounds < FEWEST_ROUNDS:
+        return f"{count(rounds, 'round')} cannot tell a gain from chance; run at least three"
+    if not mine.contest or mine.contest != theirs.contest:
+        return f"{mine.label} and {theirs.label} did not run in the same rounds"
+    return f"in a round of {mine.label} or {theirs.label} {nothing}"
 
 
 def _named(plain: SharingWay | None, baseline: SharingWay | None) -> list[tuple[SharingWay, str]]:
@@ -150,7 +165,7 @@ def _judge_services(chapter: Chapter, ran: Sequence[SharingWay]) -> Verdict:
     plain = chapter.way("shared")
     misses = "."
     if plain is not None and plain not in keeping:
-        misses = f"; plain streams miss it: {_tails(chapter, plain, interval=False)}."
+        misses = f"; plain streams miss a bound: {_tails(chapter, plain, interval=False)}."
     unsure = [index for index in chapter.services if not _surely_kept(chapter, best, index)]
     if unsure:
         words = (
@@ -159,17 +174,25 @@ def _judge_services(chapter: Chapter, ran: Sequence[SharingWay]) -> Verdict:
         )
         return Verdict(words, False, best, baseline)
     second = next((way for way in keeping if way.digest != best.digest), None)
-    if second is not None and any(chapter.weights):
-        ratio = compared(best, second, chapter.background)
-        if ratio is None or ratio.low <= 1:
-            reach = f" ({_interval(chapter, ratio)})" if ratio else ""
-            words = (
-                f"Not decided between {best.label} and {second.label}: both keep every bound, and "
-                f"background gets about as much{reach}; {background}{misses}"
-            )
-            return Verdict(words, False, best, baseline)
+    doubt = None if second is None else _doubt(chapter, best, second)
+    if second is not None and doubt is not None:
+        words = f"Not decided between {best.label} and {second.label}: both keep every bound, "
+        return Verdict(f"{words}{doubt}; {background}{misses}", False, best, baseline)
     words = f"Take {best.label}: it keeps every bound ({_tails(chapter, best)}), and "
     return Verdict(words + background + misses, True, best, baseline)
+
+
+def _doubt(chapter: Chapter, best: SharingWay, second: SharingWay) -> str | None:
+    """Why it is not certain that one gives background more than the other; None: it is."""
+    if not any(chapter.weights):
+        return "and nothing else tells them apart"
+    ratio = compared(best, second, chapter.background)
+    if ratio is None:
+        why = _unsure(best, second, _NOTHING["slo"])
+        return f"and it is not certain which gives background more: {why}"
+    if ratio.low <= 1:
+        return f"and it is not certain which gives background more ({_interval(chapter, ratio)})"
+    return None
 
 
 def _surely_kept(chapter: Chapter, way: SharingWay, worker: int) -> bool:
@@ -185,8 +208,10 @@ def _tails(chapter: Chapter, way: SharingWay, *, interval: bool = True) -> str:
     for index in chapter.services:
         name, bound = chapter.workers[index], chapter.bounds_ms[index]
         p99 = way.together.p99_ms[index] if way.together else None
-        tail = "no request completed" if p99 is None else f"{number(p99)} ms"
-        words = f"{name} p99 {tail} of at most {number(bound)}"
+        if p99 is None:
+            parts.append(f"{name} completed no request, p99 of at most {number(bound)} ms wanted")
+            continue
+        words = f"{name} p99 {number(p99)} ms of at most {number(bound)}"
         if interval and (excess := way.excess(name)) is not None:
             low, high = (
                 excess.alone_ms.p99 * side for side in (excess.p99_ratio.low, excess.p99_ratio.high)

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import math
 import os
 import select
 import shutil
 import signal
-import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,11 +34,11 @@ from eclip.cli.screen.tables import fold_header, lay_out
 from eclip.progress import Progress
 
 _PIPE_WIDTH = 160  # a table cut at 80 columns is of no use in a file
-_BEST: dict[str, tuple[str, Callable[[Measures], float]]] = {
-    "throughput": ("highest STP", lambda one: one.stp),
-    "energy": ("highest STP·s/kJ", lambda one: one.efficiency_per_kj),
-    "slo": ("most background with every bound kept", lambda one: _kept_background(one)),
-    "tails": ("shortest p99, geometric mean over the workers", lambda one: -_mean_tail(one)),
+_BEST = {  # by aim
+    "throughput": "highest STP",
+    "energy": "highest STP·s/kJ",
+    "slo": "most background with every bound kept",
+    "tails": "shortest p99, geometric mean over the workers",
 }
 
 
@@ -280,39 +278,37 @@ def worker_label(name: str, model: ModelKey) -> str:
     return f"{model.title}{name.removeprefix(model.name)}" if model.kernels_for else name
 
 
-def print_measures(measures: Sequence[Measures], objective: str = "throughput") -> None:
-    """Policies side by side, the best by the objective marked; then every worker under each.
+def print_measures(measures: Sequence[Measures], best: str = "", aim: str = "") -> None:
+    """Policies side by side, the best by the aim marked; then every worker under each.
 
     Switches are per request. Overload is said below, in words.
     """
-    print_policies(measures, objective)
+    print_policies(measures, best, aim)
     _print_workers(measures, modelled_note(any(one.modelled for one in measures)))
     for line in _overload(measures):
         out.print(line, style="yellow")
 
 
-def print_policies(measures: Sequence[Measures], objective: str) -> None:
-    """Policies side by side, the best by the objective marked; bounds and background, if there are
+def print_policies(measures: Sequence[Measures], best: str, aim: str) -> None:
+    """Policies side by side, the best by the aim marked; bounds and background, if there are
     services."""
     note = modelled_note(any(one.modelled for one in measures))
-    _print_throughput(measures, objective, note)
+    _print_throughput(measures, best, aim, note)
     if any(worker.bound_ms is not None for one in measures for worker in one.workers):
         _print_services(measures, note)
 
 
-def _print_throughput(measures: Sequence[Measures], objective: str, note: str) -> None:
+def _print_throughput(measures: Sequence[Measures], best: str, aim: str, note: str) -> None:
     plain = next((one for one in measures if one.policy == "shared" and one.stp > 0), None)
     if len(measures) == 1:
-        plain = None
-    meaning, value = _BEST[objective]
-    best = max(measures, key=value) if len(measures) > 1 else None
+        plain, best = None, ""
     against = ["vs shared"] if plain is not None else []
     print_table(
         f"Policies{note}",
         ["policy", "STP", *against, "fairness", "power W", "J/request", "STP·s/kJ", "switches"],
         (
             [
-                one.policy + (" *" if one is best else ""),
+                one.policy + (" *" if one.policy == best else ""),
                 f"{one.stp:.3f}",
                 *([f"{one.stp / plain.stp - 1:+.1%}"] if plain is not None else []),
                 f"{one.fairness:.2f}",
@@ -325,8 +321,8 @@ def _print_throughput(measures: Sequence[Measures], objective: str, note: str) -
         ),
         optional=("switches", "J/request", "power W"),
     )
-    if best is not None:
-        out.print(f"* {meaning}\n")
+    if best:
+        out.print(f"* {_BEST[aim]}\n")
 
 
 def _print_workers(measures: Sequence[Measures], note: str) -> None:
@@ -413,23 +409,6 @@ def _overload(measures: Sequence[Measures]) -> list[str]:
             for offered, rates in served.items()
         ]
     return lines
-
-
-def _kept_background(one: Measures) -> float:
-    """What background gets; below 0 where a bound is missed, the more the further."""
-    over = [
-        math.inf if worker.p99_ms is None else worker.p99_ms / worker.bound_ms
-        for worker in one.workers
-        if worker.bound_ms is not None
-    ]
-    worst = max(over, default=0.0)
-    return (one.background or 0.0) if worst <= 1 else -worst
-
-
-def _mean_tail(one: Measures) -> float:
-    tails = [worker.p99_ms for worker in one.workers]
-    known = [tail for tail in tails if tail is not None and tail > 0]
-    return statistics.geometric_mean(known) if len(known) == len(tails) else float("inf")
 
 
 def number(value: float | None, digits: int) -> str:

@@ -33,7 +33,7 @@ def show(outcome: eclip.Outcome, as_json: bool) -> None:
             ),
         ]
     )
-    screen.print_measures(measures, comparison.aim)
+    screen.print_measures(measures, outcome.best, comparison.aim)
     if comparison.repeats > 1:
         _print_spreads(comparison)
     _print_settings(comparison)
