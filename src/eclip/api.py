@@ -17,7 +17,7 @@ from eclip.artefacts.made import made_now
 from eclip.artefacts.mix import Mix
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.runlog import RunLog
-from eclip.errors import DeviceError
+from eclip.errors import DeviceError, missing_package
 from eclip.progress import Progress
 
 if TYPE_CHECKING:
@@ -293,7 +293,7 @@ def serve(
     try:
         from eclip.serving.running import RunningServer
     except ModuleNotFoundError as error:
-        raise DeviceError(f"the package {error.name} is missing; install eclip[serve]") from None
+        raise missing_package(error, "serve") from None
     if isinstance(source, ServingConfig):
         config = source
     elif isinstance(source, Mapping):

@@ -158,8 +158,8 @@ class Supervisor:
         task.add_done_callback(self._tasks.discard)
 
     def _welcome(self, seat: FrontSeat) -> None:
-        pages = len(self.fronts.seats)
-        welcome = Welcome(seat.number, pages, self.server, str(self._regions))
+        seats = len(self.fronts.seats)
+        welcome = Welcome(seat.number, seats, self.server, str(self._regions))
         welcome_front(seat, welcome, self.counters.descriptor, self.services.ids)
         seat.settled = self.services.offers
         seat.send(self.services.offer(self.device.restarts))
