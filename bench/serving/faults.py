@@ -21,7 +21,6 @@ import contextlib
 import json
 import os
 import random
-import re
 import signal
 import socket
 import subprocess
@@ -42,11 +41,12 @@ from tritonclient.utils import InferenceServerException
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from bench.support.processes import children
+from bench.support.served import PATIENCE_S, ServeProcess, wait_for
 from bench.support.tables import print_table
 
 RATE_RPS = 60.0
 BOUND_MS = 100.0
-PATIENCE_S = 60.0
 GOAL_S = 2.0
 PROBE_S = 0.01
 SERVICE = """
@@ -79,7 +79,7 @@ instances = 20
 REFUSED = "the configuration stays as it was"
 
 
-class Server:
+class Server(ServeProcess):
     def __init__(self, folder: Path) -> None:
         self.file = folder / "models.toml"
         self.temporary = folder / "tmp"
@@ -88,25 +88,8 @@ class Server:
             ["mount", "-t", "tmpfs", "-o", "size=4m", "eclip", str(self.temporary)],
             stderr=subprocess.DEVNULL,
         ).returncode
-        self.log = folder / "log"
         self.write()
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "eclip", "serve", str(self.file)],
-                stdout=log,
-                stderr=log,
-                env=os.environ
-                | {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(self.temporary)},
-            )
-        wait_for(lambda: "Serving" in self.said or self.process.poll() is not None)
-        found = re.search(r"http://(\S+) .*gRPC (\S+)\. ", self.said)
-        if found is None:
-            raise RuntimeError(f"the server did not start: {self.said}")
-        self.http, self.grpc = found[1], found[2]
-
-    @property
-    def said(self) -> str:
-        return self.log.read_text()
+        super().__init__(self.file, folder / "log", {"TMPDIR": str(self.temporary)})
 
     def write(self, bound_ms: float = BOUND_MS, more: str = "") -> None:
         services = [
@@ -120,27 +103,11 @@ class Server:
 
     def part(self, name: str) -> int | None:
         """The process of one of its parts; the oldest, since a spare one may wait."""
-        found = []
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError, ValueError):
-                fields = stat.read_text().rpartition(")")[2].split()
-                if (
-                    int(fields[1]) == self.process.pid
-                    and name in (stat.parent / "cmdline").read_text()
-                ):
-                    found.append((int(fields[19]), int(stat.parent.name)))
-        return min(found)[1] if found else None
+        return next((pid for pid, command in children(self.process.pid) if name in command), None)
 
     def reload(self, bound_ms: float = BOUND_MS, more: str = "") -> None:
         self.write(bound_ms, more)
         self.process.send_signal(signal.SIGHUP)
-
-
-def wait_for(condition: Callable[[], bool]) -> bool:
-    end = time.monotonic() + PATIENCE_S
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.02)
-    return condition()
 
 
 @dataclass
@@ -452,9 +419,7 @@ async def run(rounds: int, seed: int, out: Path | None) -> bool:
         unanswered = traffic.asked - traffic.seen.total()
         if unanswered:
             broken.append(f"{unanswered} requests without an answer")
-        server.process.send_signal(signal.SIGTERM)
-        status = server.process.wait(PATIENCE_S)
-        if status:
+        if status := server.stop():
             broken.append(f"exit code {status}: {server.said[-2000:]}")
         if out is not None:
             out.with_suffix(".log").write_text(server.said)

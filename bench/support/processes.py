@@ -31,15 +31,15 @@ def held(pid: int) -> Held:
     return Held(sum(private), len(list((process / "fd").iterdir())), threads)
 
 
-def children(pid: int) -> dict[int, str]:
-    """The processes that a process has started, each with its command."""
-    found = {}
+def children(pid: int) -> list[tuple[int, str]]:
+    """The processes that a process has started, the oldest first, each with its command."""
+    found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
             if int(fields[1]) == pid:
                 command = (stat.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                found[int(stat.parent.name)] = command
+                found.append((int(fields[19]), int(stat.parent.name), command))
         except OSError:  # it has ended
             continue
-    return found
+    return [(child, command) for _, child, command in sorted(found)]
