@@ -41,6 +41,7 @@ from tritonclient.utils import InferenceServerException
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from bench.support.add_clients import infer_bytes
 from bench.support.processes import children
 from bench.support.served import PATIENCE_S, ServeProcess, wait_for
 from bench.support.tables import print_table
@@ -188,17 +189,6 @@ async def kill_planner(server: Server) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def infer_bytes(model: str = "add", values: str = "1,2,3,4") -> bytes:
-    tensors = ",".join(
-        f'{{"name":"{name}","datatype":"INT32","shape":[1,4],"data":[{values}]}}' for name in "ab"
-    )
-    body = f'{{"inputs":[{tensors}]}}'.encode()
-    head = (
-        f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
-
-
 async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     host, _, port = server.http.partition(":")
     return await asyncio.open_connection(host, int(port))
@@ -207,7 +197,7 @@ async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamW
 async def client_gone(server: Server) -> None:
     for _ in range(20):
         _, writer = await connect(server)
-        whole = infer_bytes()
+        whole = infer_bytes(1)
         writer.write(whole[: random.randint(1, len(whole))])
         await asyncio.sleep(random.uniform(0, 0.01))
         writer.transport.abort()
@@ -231,7 +221,7 @@ async def overload(server: Server) -> None:
 
     async def ask() -> None:
         reader, writer = await connect(server)
-        writer.write(infer_bytes())
+        writer.write(infer_bytes(1))
         await reader.readline()
         writer.close()
 
@@ -247,7 +237,7 @@ async def slow_reader(server: Server) -> None:
         await asyncio.to_thread(slow.connect, (host, int(port)))
         with contextlib.suppress(BlockingIOError):
             slow.setblocking(False)
-            slow.send(infer_bytes() * 20)
+            slow.send(infer_bytes(1) * 20)
         asyncio.get_running_loop().call_later(random.uniform(0.1, 2), slow.close)
 
 
@@ -276,7 +266,7 @@ async def out_of_memory(server: Server) -> None:
 
 async def model_hangs(server: Server) -> None:
     _, writer = await connect(server)
-    writer.write(infer_bytes("hangs", "13,13,13,13"))
+    writer.write(infer_bytes(13, "hangs"))
     await writer.drain()
     await asyncio.sleep(0.3)
     writer.close()

@@ -10,7 +10,11 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from bench.support.processes import children
+
 PATIENCE_S = 60.0
+_START_S = 300.0  # the first time, when code is compiled
+_PARTS = {"front_process": "front", "device_process": "device process"}
 
 
 class ServeProcess:
@@ -27,7 +31,7 @@ class ServeProcess:
                 | {"PYTHONPATH": os.pathsep.join(sys.path)}
                 | dict(environment or {}),
             )
-        wait_for(lambda: "Serving" in self.said or self.process.poll() is not None)
+        wait_for(lambda: "Serving" in self.said or self.process.poll() is not None, _START_S)
         found = re.search(r"http://(\S+) .*gRPC (\S+)\. ", self.said)
         if found is None:
             raise RuntimeError(f"the server did not start: {self.said}")
@@ -37,14 +41,24 @@ class ServeProcess:
     def said(self) -> str:
         return self._log.read_text()
 
+    def parts(self) -> dict[str, int]:
+        """Its processes by name; a second device process is the spare."""
+        found = {"server": self.process.pid}
+        for pid, command in children(self.process.pid):
+            for word, name in _PARTS.items():
+                if word in command:
+                    count = sum(one.startswith(name) for one in found)
+                    found[f"{name} {count + 1}"] = pid
+        return found
+
     def stop(self) -> int:
         """Its exit code, when it has answered what is open."""
         self.process.terminate()
         return self.process.wait(PATIENCE_S)
 
 
-def wait_for(condition: Callable[[], bool]) -> bool:
-    end = time.monotonic() + PATIENCE_S
+def wait_for(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> bool:
+    end = time.monotonic() + patience_s
     while not condition() and time.monotonic() < end:
         time.sleep(0.02)
     return condition()
