@@ -17,7 +17,7 @@ from eclip.artefacts.made import made_now
 from eclip.artefacts.mix import Mix
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.runlog import RunLog
-from eclip.errors import DeviceError, missing_package
+from eclip.errors import DeviceError
 from eclip.progress import Progress
 
 if TYPE_CHECKING:
@@ -289,11 +289,8 @@ def serve(
             print(server.url)
     """
     from eclip.serving.config import ServingConfig, make_config, read_config, with_settings
+    from eclip.serving.running import RunningServer
 
-    try:
-        from eclip.serving.running import RunningServer
-    except ModuleNotFoundError as error:
-        raise missing_package(error, "serve") from None
     if isinstance(source, ServingConfig):
         config = source
     elif isinstance(source, Mapping):

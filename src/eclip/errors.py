@@ -30,14 +30,6 @@ class UsageError(EclipError):
     exit_code = 2
 
 
-def missing_package(error: ModuleNotFoundError, extra: str) -> UsageError:
-    """What to install where a part of eclip needs packages that the others do without."""
-    return UsageError(
-        f"the package {error.name} is missing; install what this needs: pip install "
-        f"'eclip[{extra}]'"
-    )
-
-
 class ArtefactError(EclipError):
     """A file that is missing, damaged, newer or foreign."""
 

@@ -8,14 +8,9 @@ from typing import Annotated
 import typer
 
 from eclip.cli import screen
-from eclip.errors import missing_package
 from eclip.serving.config import ServerSettings, ServingConfig, read_config, with_settings
-
-try:
-    from eclip.serving.log import ServerLog
-    from eclip.serving.running import run_server
-except ModuleNotFoundError as error:
-    raise missing_package(error, "serve") from None
+from eclip.serving.log import ServerLog
+from eclip.serving.running import run_server
 
 
 def serve(
