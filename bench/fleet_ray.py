@@ -31,6 +31,7 @@ import tritonclient.http.aio
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
+from bench.support.processes import cpu_s
 from bench.support.tables import print_table
 
 from eclip.fleet import ray_cluster
@@ -149,11 +150,6 @@ def is_head(raylet: int) -> bool:
 
 
 # --- Latency ----------------------------------------------------------------------------------
-
-
-def cpu_s(pid: int) -> float:
-    times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def ask_in_turns(

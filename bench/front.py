@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import sys
 import tempfile
 import time
@@ -26,17 +25,13 @@ import tritonclient.http.aio
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
+from bench.support.processes import cpu_s
 from bench.support.tables import print_table
 
 from numpy_server import NumpyServer
 
 SHAPES = {"identity_fp32": (1, 16), "image": (1, 3, 224, 224)}
 CONNECTIONS, RATE_RPS = 64, 500
-
-
-def cpu_s(pid: int) -> float:
-    times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def percentile_us(times_s: list[float], percent: float) -> str:

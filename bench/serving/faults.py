@@ -21,7 +21,6 @@ import contextlib
 import json
 import os
 import random
-import re
 import signal
 import socket
 import subprocess
@@ -42,11 +41,13 @@ from tritonclient.utils import InferenceServerException
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from bench.support.add_clients import infer_bytes
+from bench.support.processes import children
+from bench.support.served import PATIENCE_S, ServeProcess, wait_for
 from bench.support.tables import print_table
 
 RATE_RPS = 60.0
 BOUND_MS = 100.0
-PATIENCE_S = 60.0
 GOAL_S = 2.0
 PROBE_S = 0.01
 SERVICE = """
@@ -79,7 +80,7 @@ instances = 20
 REFUSED = "the configuration stays as it was"
 
 
-class Server:
+class Server(ServeProcess):
     def __init__(self, folder: Path) -> None:
         self.file = folder / "models.toml"
         self.temporary = folder / "tmp"
@@ -88,25 +89,8 @@ class Server:
             ["mount", "-t", "tmpfs", "-o", "size=4m", "eclip", str(self.temporary)],
             stderr=subprocess.DEVNULL,
         ).returncode
-        self.log = folder / "log"
         self.write()
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "eclip", "serve", str(self.file)],
-                stdout=log,
-                stderr=log,
-                env=os.environ
-                | {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(self.temporary)},
-            )
-        wait_for(lambda: "Serving" in self.said or self.process.poll() is not None)
-        found = re.search(r"http://(\S+) .*gRPC (\S+)\. ", self.said)
-        if found is None:
-            raise RuntimeError(f"the server did not start: {self.said}")
-        self.http, self.grpc = found[1], found[2]
-
-    @property
-    def said(self) -> str:
-        return self.log.read_text()
+        super().__init__(self.file, folder / "log", {"TMPDIR": str(self.temporary)})
 
     def write(self, bound_ms: float = BOUND_MS, more: str = "") -> None:
         services = [
@@ -120,27 +104,11 @@ class Server:
 
     def part(self, name: str) -> int | None:
         """The process of one of its parts; the oldest, since a spare one may wait."""
-        found = []
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError, ValueError):
-                fields = stat.read_text().rpartition(")")[2].split()
-                if (
-                    int(fields[1]) == self.process.pid
-                    and name in (stat.parent / "cmdline").read_text()
-                ):
-                    found.append((int(fields[19]), int(stat.parent.name)))
-        return min(found)[1] if found else None
+        return next((pid for pid, command in children(self.process.pid) if name in command), None)
 
     def reload(self, bound_ms: float = BOUND_MS, more: str = "") -> None:
         self.write(bound_ms, more)
         self.process.send_signal(signal.SIGHUP)
-
-
-def wait_for(condition: Callable[[], bool]) -> bool:
-    end = time.monotonic() + PATIENCE_S
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.02)
-    return condition()
 
 
 @dataclass
@@ -180,14 +148,18 @@ class Traffic:
         ):
             number = 0
             due_s = time.monotonic()
-            while True:
-                due_s += random.expovariate(RATE_RPS)
-                await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-                number += 1
-                chosen = (http, over_http) if number % 2 else (grpc, over_grpc)
-                task = asyncio.create_task(self.ask(*chosen, due_s))
-                self.open.add(task)
-                task.add_done_callback(self.open.discard)
+            try:
+                while True:
+                    due_s += random.expovariate(RATE_RPS)
+                    await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+                    number += 1
+                    chosen = (http, over_http) if number % 2 else (grpc, over_grpc)
+                    task = asyncio.create_task(self.ask(*chosen, due_s))
+                    self.open.add(task)
+                    task.add_done_callback(self.open.discard)
+            finally:  # the clients, which are about to close, would give up what is open
+                if self.open:
+                    await asyncio.wait(self.open, timeout=PATIENCE_S)
 
 
 # --- Faults --------------------------------------------------------------------------------------
@@ -217,17 +189,6 @@ async def kill_planner(server: Server) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def infer_bytes(model: str = "add", values: str = "1,2,3,4") -> bytes:
-    tensors = ",".join(
-        f'{{"name":"{name}","datatype":"INT32","shape":[1,4],"data":[{values}]}}' for name in "ab"
-    )
-    body = f'{{"inputs":[{tensors}]}}'.encode()
-    head = (
-        f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
-
-
 async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     host, _, port = server.http.partition(":")
     return await asyncio.open_connection(host, int(port))
@@ -236,7 +197,7 @@ async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamW
 async def client_gone(server: Server) -> None:
     for _ in range(20):
         _, writer = await connect(server)
-        whole = infer_bytes()
+        whole = infer_bytes(1)
         writer.write(whole[: random.randint(1, len(whole))])
         await asyncio.sleep(random.uniform(0, 0.01))
         writer.transport.abort()
@@ -260,7 +221,7 @@ async def overload(server: Server) -> None:
 
     async def ask() -> None:
         reader, writer = await connect(server)
-        writer.write(infer_bytes())
+        writer.write(infer_bytes(1))
         await reader.readline()
         writer.close()
 
@@ -276,7 +237,7 @@ async def slow_reader(server: Server) -> None:
         await asyncio.to_thread(slow.connect, (host, int(port)))
         with contextlib.suppress(BlockingIOError):
             slow.setblocking(False)
-            slow.send(infer_bytes() * 20)
+            slow.send(infer_bytes(1) * 20)
         asyncio.get_running_loop().call_later(random.uniform(0.1, 2), slow.close)
 
 
@@ -305,7 +266,7 @@ async def out_of_memory(server: Server) -> None:
 
 async def model_hangs(server: Server) -> None:
     _, writer = await connect(server)
-    writer.write(infer_bytes("hangs", "13,13,13,13"))
+    writer.write(infer_bytes(13, "hangs"))
     await writer.drain()
     await asyncio.sleep(0.3)
     writer.close()
@@ -445,13 +406,10 @@ async def run(rounds: int, seed: int, out: Path | None) -> bool:
                         file.write(json.dumps(described) + "\n")
                 if server.process.poll() is not None:
                     break
-        _, lost = await asyncio.wait(traffic.open, timeout=PATIENCE_S) if traffic.open else (0, ())
         unanswered = traffic.asked - traffic.seen.total()
-        if lost or unanswered:
-            broken.append(f"{max(len(lost), unanswered)} requests without an answer")
-        server.process.send_signal(signal.SIGTERM)
-        status = server.process.wait(PATIENCE_S)
-        if status:
+        if unanswered:
+            broken.append(f"{unanswered} requests without an answer")
+        if status := server.stop():
             broken.append(f"exit code {status}: {server.said[-2000:]}")
         if out is not None:
             out.with_suffix(".log").write_text(server.said)

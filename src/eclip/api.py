@@ -289,11 +289,8 @@ def serve(
             print(server.url)
     """
     from eclip.serving.config import ServingConfig, make_config, read_config, with_settings
+    from eclip.serving.running import RunningServer
 
-    try:
-        from eclip.serving.running import RunningServer
-    except ModuleNotFoundError as error:
-        raise DeviceError(f"the package {error.name} is missing; install eclip[serve]") from None
     if isinstance(source, ServingConfig):
         config = source
     elif isinstance(source, Mapping):

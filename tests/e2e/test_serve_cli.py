@@ -229,3 +229,24 @@ def test_the_api_serves_until_its_block_ends() -> None:
             connection.request("GET", "/v2/models/alexnet")
             told = json.loads(connection.getresponse().read())
     assert [output["name"] for output in told["outputs"]] == ["simulated_ms"]
+
+
+def test_a_missing_package_is_said_at_once(tmp_path: Path) -> None:
+    """Not by a front that cannot start, again and again."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class NoPackage:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'uvloop':\n"
+        "            raise ModuleNotFoundError(name=name)\n"
+        "sys.meta_path.insert(0, NoPackage())\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-m", "eclip", "serve", "paper/3", "--http-port", "0"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert ended.returncode == 2
+    assert "the package uvloop is missing; install" in ended.stderr and "[serve]" in ended.stderr

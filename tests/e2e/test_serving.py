@@ -17,6 +17,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from eclip.artefacts import store
+from eclip.artefacts.calibration import Calibration
 from eclip.errors import DeviceError, UsageError
 from eclip.serving import drift
 from eclip.serving.control import Deployment
@@ -328,6 +330,28 @@ def test_what_the_device_refuses_leaves_nothing(
     monkeypatch.undo()
     driver(served.core.infer(add_request(1)))
     assert driver(handles()) == before
+
+
+def test_what_the_device_draws_is_told(driver: Driver, served: Served) -> None:
+    idle_w = store.load_builtin("h200", Calibration).power.idle_w
+
+    async def power_w(busy: bool) -> float:
+        """Of the last seconds."""
+        begin_s = time.monotonic()
+        while True:
+            if busy:
+                await asyncio.gather(*(served.core.infer(add_request(n, rows=4)) for n in range(9)))
+            else:
+                await asyncio.sleep(0.05)
+            (device,) = served.core.counters().devices.values()
+            (shown,) = served.core.state().devices
+            if time.monotonic() > begin_s + 7.0 and device.power_w is not None:
+                assert shown.power_w is not None
+                return device.power_w
+
+    idle, busy = driver(power_w(busy=False)), driver(power_w(busy=True))
+    assert idle == pytest.approx(idle_w, rel=0.05)
+    assert busy > idle + 5
 
 
 def test_a_killed_planner_harms_nobody(driver: Driver, served: Served) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from types import ModuleType
@@ -381,3 +382,16 @@ def test_a_client_that_goes_cancels_its_request(server: NumpyServer, protocol: s
 
     asyncio.run(leave())
     assert until(lambda: entry_of(server, "cancelled", request_id) is not None)
+
+
+def test_a_client_that_goes_cancels_all_that_it_sent_at_once(server: NumpyServer) -> None:
+    """Requests one after another on a connection, of which the first is being answered."""
+    request_id = uuid.uuid4().hex
+    tensor = {"name": "IN", "datatype": "FP32", "shape": [1, 1], "data": [400]}
+    body = json.dumps({"id": request_id, "inputs": [tensor]}).encode()
+    head = f"POST /v2/models/slow/infer HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    host, _, port = server.http.partition(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall((head.encode() + body) * 3)
+        assert until(lambda: entry_of(server, "told", request_id) is not None)
+    assert until(lambda: entry_of(server, "cancelled", request_id) is not None, patience_s=20.0)

@@ -43,6 +43,7 @@ class Counted(NumpyCore):
             refused={Reason.OVERLOADED: 4},
             bound_s=0.005,
             yields=17,
+            run_again=3,
         )
         return Counters({"pairs": service}, {"gpu0": DeviceCounters(0.25, None, 2)})
 
@@ -66,6 +67,7 @@ def test_counters_are_told_in_both_tongues() -> None:
     assert value("eclip_requests_refused_total", reason="expired", **model) == 0
     assert value("eclip_bound_seconds", **model) == 0.005
     assert value("eclip_yields_total", **model) == 17
+    assert value("eclip_requests_run_again_total", **model) == 3
     assert value("eclip_device_busy_share", device="gpu0") == 0.25
     assert value("eclip_device_restarts_total", device="gpu0") == 2
     assert value("nv_inference_request_success", **triton) == 5

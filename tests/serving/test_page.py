@@ -58,7 +58,7 @@ def test_the_page_shows_services_slices_and_the_plan(server: NumpyServer, tmp_pa
     shown, console = visit(server, tmp_path)
     assert console == []
     assert 'class="state good"' in shown
-    for words in ("searched for 20 s", "321 of 700 W", "a new plan is being searched", "image"):
+    for words in ("searched for 20 s", "321 W", "a new plan is being searched", "image"):
         assert words in shown
     assert "<script>pairs" in unescape(shown) and "<script>pairs" not in shown
     assert shown.count("<i ") + shown.count("<i>") == 3 * 16

@@ -188,9 +188,7 @@ class NumpyCore:
             service("upper", 4, 12, 3.0),
             service("<script>pairs</script>", 0, 16, None),
         ]
-        device = DeviceState(
-            "h200", 16, 0.63, 321.0, 700.0, 0, "searched for 20 s", tuple(services)
-        )
+        device = DeviceState("h200", 16, 0.63, 321.0, 0, "searched for 20 s", tuple(services))
         return ServerState("0.1.0", now_s, self.ready, "a new plan is being searched", (device,))
 
     async def load(self, name: str) -> None:

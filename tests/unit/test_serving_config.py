@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from eclip.artefacts.mix import read_bound
 from eclip.errors import UsageError
-from eclip.serving.config import ServerSettings, make_config, read_bound, read_config
+from eclip.serving.config import ServerSettings, make_config, read_config
 from served_core import ADD, DIGITS
 
 GOOD = """
@@ -82,9 +83,9 @@ def bad(**changes: Any) -> dict[str, Any]:
         ({"service": [{"name": "a", "file": "x.pkl"}]}, r"file 'x.pkl': a torch.export .pt2"),
         ({"service": [{"name": "a b", "model": "bert"}]}, r"name 'a b': letters, digits"),
         (bad(bnd="5ms"), r"service 'digits': unknown key 'bnd'; choose one of: name, model"),
-        (bad(bound="5"), r"bound '5': write 5ms, or 1.1x"),
-        (bad(bound="0ms"), r"bound '0ms'"),
-        (bad(bound="0.9x"), r"bound '0.9x': .* cannot be kept: at least 1"),
+        (bad(bound="5"), r"bound: cannot read the bound '5'; write 5ms, or 1.1x"),
+        (bad(bound="0ms"), r"bound: .* above 0"),
+        (bad(bound="0.9x"), r"bound: .* cannot be kept: at least 1"),
         (bad(bound=5), r"bound: `str \| null` is wanted, not `int`"),
         (bad(bound="5ms", tier="background"), r"bound: background work has none"),
         (bad(tier="foreground"), r"tier"),
@@ -95,7 +96,7 @@ def bad(**changes: Any) -> dict[str, Any]:
         (bad(batches=8), r"batches: a list is wanted, not `int`"),
         (bad(batched=False, batches=[1, 2]), r"batches: a model without a batch dimension"),
         (bad(queue=0), r"queue: 1 to 1000000"),
-        (bad(wait="5"), r"wait '5': a time such as 2ms"),
+        (bad(wait="5"), r"wait: cannot read the time '5'; write it like 2ms"),
         (bad(rate=-1), r"rate: requests a second"),
         (bad(instances=20), r"instances times batches add up to 60, and 32 is the most"),
         (bad(inputs=[]), r"inputs: a CPU function needs its inputs"),

@@ -41,7 +41,8 @@ _PART = re.compile(
     r"(?P<terms>(?:/[^/]*)*)",
     re.ASCII,
 )
-_BOUND = re.compile(rf"(?P<number>{_NUMBER})(?P<unit>ms|x)", re.ASCII)
+_BOUND = re.compile(rf"(?P<number>{_NUMBER})(?P<unit>us|ms|s|x)", re.ASCII)
+_MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
 _TERM = re.compile(rf"(?P<name>floor|weight)=(?P<number>{_NUMBER})", re.ASCII)
 
 
@@ -191,14 +192,23 @@ def _read_bound(terms: list[str]) -> Bound | None:
 
 
 def read_bound(text: str) -> Bound:
-    """``5ms``, or ``1.1x``."""
+    """``5ms``, ``250us``, ``1.5s``, or ``1.1x`` for so many times the p99 alone."""
     match = _BOUND.fullmatch(text)
     if match is None:
         raise ValueError(
             f"cannot read the bound {text!r}; write 5ms, or 1.1x for so many times the p99 alone"
         )
-    number = float(match["number"])
-    return Bound(ms=number) if match["unit"] == "ms" else Bound(times_alone=number)
+    if match["unit"] == "x":
+        return Bound(times_alone=float(match["number"]))
+    return Bound(ms=read_ms(text))
+
+
+def read_ms(text: str) -> float:
+    """A time such as ``5ms``, ``250us`` or ``1.5s``."""
+    match = _BOUND.fullmatch(text)
+    if match is None or match["unit"] == "x":
+        raise ValueError(f"cannot read the time {text!r}; write it like 2ms")
+    return float(match["number"]) * _MS[match["unit"]]
 
 
 def _read_background(terms: list[str]) -> Background:

@@ -8,17 +8,9 @@ from typing import Annotated
 import typer
 
 from eclip.cli import screen
-from eclip.errors import UsageError
 from eclip.serving.config import ServerSettings, ServingConfig, read_config, with_settings
-
-try:
-    from eclip.serving.log import ServerLog
-    from eclip.serving.running import run_server
-except ModuleNotFoundError as error:
-    raise UsageError(
-        f"the package {error.name} is missing; install eclip with what a server needs: "
-        f"pip install 'eclip[serve]'"
-    ) from None
+from eclip.serving.log import ServerLog
+from eclip.serving.running import run_server
 
 
 def serve(

@@ -260,6 +260,11 @@ class Device(Protocol):
         """Which of all devices it is; None: it is modelled, and nobody else uses it."""
         ...
 
+    def energy_mj(self) -> int | None:
+        """What it has drawn since some moment; None: it does not tell. A simulator's is modelled,
+        of sessions that serve."""
+        ...
+
     def source_kind(self, sharing: Sharing) -> SourceKind:
         """What workers run from in a session of a plan that shares the device like this."""
         ...

@@ -20,7 +20,7 @@ from eclip.serving.planner_process import PlanAnswer, PlanRequest
 
 _CHILD = "import sys; from eclip.serving.{module} import main; main({argument})"
 _LEAVE_S = 10.0
-_BACK_OFF_S = (0.0, 0.5, 1.0, 2.0, 5.0)  # before a process is started again
+_BACK_OFF_S = (0.0, 0.0, 0.5, 1.0, 2.0, 5.0)  # before a process is started again
 _STEADY_S = 5.0  # that a process lives: then its next death counts as its first
 
 

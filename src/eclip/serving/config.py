@@ -15,14 +15,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from eclip.artefacts.mix import MAX_WORKERS, Bound, Mix, parse_mix
+from eclip.artefacts.mix import MAX_WORKERS, Bound, Mix, parse_mix, read_bound, read_ms
 from eclip.errors import UsageError, unknown_name
 from eclip.serving.tensors import DATATYPES
 
 FUNCTION = "numpy:"  # before module:function, a model that a CPU computes
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
-_BOUND = re.compile(r"(?P<number>\d{1,15}(?:\.\d{1,15})?)(?P<unit>us|ms|s|x)", re.ASCII)
-_MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
 _MOST_DIMENSIONS = 6
 _MOST_BATCH = 1024
 
@@ -94,7 +92,10 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         if self.bound is not None:
             if self.tier == "background":
                 raise ValueError("bound: background work has none; give it a floor")
-            read_bound(self.bound)
+            try:
+                read_bound(self.bound)
+            except ValueError as error:
+                raise ValueError(f"bound: {error}") from None
         if not 0 < self.weight < float("inf"):
             raise ValueError("weight: a number above 0")
         if not 0 <= self.floor < 1:
@@ -107,7 +108,10 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ValueError(f"instances: 1 to {MAX_WORKERS}")
         if self.rate is not None and not 0 < self.rate < 1e9:
             raise ValueError("rate: requests a second, above 0")
-        read_ms(self.wait, "wait")
+        try:
+            read_ms(self.wait)
+        except ValueError as error:
+            raise ValueError(f"wait: {error}") from None
 
     @property
     def computes_on_cpu(self) -> bool:
@@ -123,7 +127,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def wait_ns(self) -> int:
-        return round(1e6 * read_ms(self.wait, "wait"))
+        return round(1e6 * read_ms(self.wait))
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -187,27 +191,6 @@ class ServingConfig(
                 f"batches: instances times batches add up to {workers}, and {MAX_WORKERS} is the "
                 f"most; use fewer"
             )
-
-
-def read_bound(text: str) -> Bound:
-    """``5ms``, ``1.5s``, or ``1.1x`` for so many times the p99 alone."""
-    match = _BOUND.fullmatch(text)
-    if match is None:
-        raise ValueError(f"bound {text!r}: write 5ms, or 1.1x for so many times the p99 alone")
-    number = float(match["number"])
-    try:
-        if match["unit"] == "x":
-            return Bound(times_alone=number)
-        return Bound(ms=number * _MS[match["unit"]])
-    except ValueError as error:
-        raise ValueError(f"bound {text!r}: {error}") from None
-
-
-def read_ms(text: str, key: str) -> float:
-    match = _BOUND.fullmatch(text)
-    if match is None or match["unit"] == "x":
-        raise ValueError(f"{key} {text!r}: a time such as 2ms")
-    return float(match["number"]) * _MS[match["unit"]]
 
 
 def read_config(source: str | Path) -> ServingConfig:

@@ -11,7 +11,11 @@ from typing import Any
 
 import msgspec
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 from uvicorn.server import ServerState as UvicornState
 
 from eclip.serving.limits import Limits
@@ -37,6 +41,7 @@ class GuardedConnection(HttpToolsProtocol):
         self._head_bytes = 0
         self._in_head = True
         self._fault: tuple[int, str] | None = None
+        self._unanswered: list[RequestResponseCycle] = []
         self._arriving: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
 
@@ -50,6 +55,10 @@ class GuardedConnection(HttpToolsProtocol):
         for timer in (self._arriving, self._unread, self.timeout_keep_alive_task):
             if timer is not None:
                 timer.cancel()
+        # uvicorn tells only the last of several requests that were sent at once.
+        for cycle in self._unanswered:
+            cycle.disconnected = not cycle.response_complete
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -72,6 +81,8 @@ class GuardedConnection(HttpToolsProtocol):
             self._fault = _LARGE_HEAD
             raise _ParsingEndedError
         super().on_headers_complete()
+        self._unanswered = [one for one in self._unanswered if not one.response_complete]
+        self._unanswered.append(self.cycle)
 
     def on_message_complete(self) -> None:
         if self._arriving is not None:

@@ -139,7 +139,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     """The first message: with the link's three descriptors and the counters'."""
 
     front: int
-    pages: int  # of the counters: one a front, and the device process's
+    seats: int  # of fronts and guests: the counters have a page for each, and one more
     server: ServerSettings  # with the ports that were found free
     regions: str  # a folder that all fronts share
 

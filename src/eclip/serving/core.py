@@ -123,7 +123,7 @@ class FrontServices(Closing):
         self.desk.link.answered.clear()
         touched: dict[int, OpenService] = {}
         for words in self.desk.link.answers.take():
-            answer = Answer(*words)
+            answer = Answer(*words[: len(Answer._fields)])
             service = self._by_id.get(answer.service)
             if service is not None:
                 service.take(answer)
@@ -327,6 +327,6 @@ async def open_core(channel: Channel) -> tuple[FrontCore, Welcome]:
         raise EclipError(f"a front is welcomed first, not told {message}")
     memory, orders, answers, counters = descriptors
     desk = FrontDesk(Link((memory, orders, answers)))
-    rows = CounterPages(counters, message.pages)
+    rows = CounterPages(counters, message.seats)
     services = FrontServices(message.front, desk, rows, channel)
     return FrontCore(message.front, services), message

@@ -42,11 +42,13 @@ class Count(enum.IntEnum):
     BUSY_NS = 21  # of the device process: how long something of it ran
     YIELDS = 22  # of the device process: how often it gave way
     REFUSED = 24  # and a word for each reason
+    ENERGY_MJ = 38  # of the device process, in row 0: what the device has drawn
+    METERED_NS = 39  # of the device process, in row 0: until when
     LATENCIES = 40  # a histogram
     QUEUED = 64  # a histogram
 
 
-_WORDS = 96
+WORDS = 96  # of a row
 
 
 class CounterPages(Closing):
@@ -64,15 +66,15 @@ class CounterPages(Closing):
 
     def row(self, page: int, service: int) -> memoryview:
         """To read or, for the owner of the page, to write."""
-        first = (page * ROWS + service) * _WORDS
-        return self._words[first : first + _WORDS]
+        first = (page * ROWS + service) * WORDS
+        return self._words[first : first + WORDS]
 
     def of_device(self, service: int) -> memoryview:
         return self.row(self.fronts, service)
 
     def total(self, service: int, word: int) -> int:
         """Of all fronts."""
-        at, page = service * _WORDS + word, ROWS * _WORDS
+        at, page = service * WORDS + word, ROWS * WORDS
         return sum(self._words[at + front * page] for front in range(self.fronts))
 
     def totals(self, service: int, first: int, count: int) -> list[int]:
@@ -128,4 +130,4 @@ def count_refused(row: memoryview, reason: Reason) -> None:
 
 
 def _size(fronts: int) -> int:
-    return (fronts + 1) * ROWS * _WORDS * 8
+    return (fronts + 1) * ROWS * WORDS * 8

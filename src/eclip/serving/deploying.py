@@ -154,21 +154,14 @@ def resolve(
         profiles: list[Profile] = []
         for batch in asked:
             profile = host.profile(_key(settings, batch))
-            bound = settings.promised
-            late = (
-                bound is not None
-                and bound.ms is not None
-                and profile.request_ns[-1] > 1e6 * bound.ms
-            )
-            if late and (settings.batches or not profiles):
-                assert bound is not None
+            if _is_late(settings, profile):
+                if profiles and not settings.batches:
+                    break
                 raise UsageError(
-                    f"service {settings.name!r}: bound {bound} cannot be kept: a batch of {batch} "
-                    f"takes {profile.request_ns[-1] / 1e6:.2f} ms with the device to itself; ask "
-                    f"for a longer bound or smaller batches"
+                    f"service {settings.name!r}: bound {settings.promised} cannot be kept: a batch "
+                    f"of {batch} takes {profile.request_ns[-1] / 1e6:.2f} ms with the device to "
+                    f"itself; ask for a longer bound or smaller batches"
                 )
-            if late:
-                break
             if profiles and not settings.batches:
                 trial = [
                     *(one for service in found for one in _everybody(service)),
@@ -183,6 +176,12 @@ def resolve(
             rate = _ASSUMED_LOAD * settings.copies * 1e9 / profiles[0].request_ns[-1]
         found.append(Resolved(settings, tuple(profiles), rate))
     return _with_instances(found, host)
+
+
+def _is_late(settings: ServiceSettings, profile: Profile) -> bool:
+    """Even with the device to itself; a bound in times of that is always kept then."""
+    bound = settings.promised
+    return bound is not None and bound.ms is not None and profile.request_ns[-1] > 1e6 * bound.ms
 
 
 def _with_instances(services: Sequence[Resolved], host: ServingHost) -> list[Resolved]:
@@ -254,18 +253,22 @@ def _sheet(service: Resolved, bound_ns: int | None, host: ServingHost) -> Servic
 
 def _bound_ns(service: Resolved, host: ServingHost) -> int | None:
     """The bound in time; of one that is so many times the p99 alone, by simulation."""
-    bound = service.settings.promised
-    if bound is None:
-        return None
-    if bound.ms is not None:
-        return round(1e6 * bound.ms)
-    assert bound.times_alone is not None
+    match service.settings.promised:
+        case Bound(ms=float(bound_ms)):
+            return round(1e6 * bound_ms)
+        case Bound(times_alone=float(times)):
+            return round(1e6 * times * _p99_alone_ms(service, host))
+        case _:
+            return None
+
+
+def _p99_alone_ms(service: Resolved, host: ServingHost) -> float:
     profile = service.usual
     alone = service.worker(0, profile, round(1e9))
     mix = Mix(name=service.settings.name, workers=(alone,))
     evaluator = SimEvaluator(host.topology, [profile], host.calibration, mix)
     (p99_ms,) = evaluator.p99_alone_ms(unpartitioned(host.topology, [profile], mix))
-    return round(1e6 * bound.times_alone * p99_ms)
+    return float(p99_ms)
 
 
 def _case(

@@ -56,6 +56,7 @@ class DeviceProcess:
         self._device: Device | None = None
         self._counters: CounterPages | None = None
         self._counted_ns = time.monotonic_ns()
+        self._energy_mj: int | None = None  # as counted last
         self._epoch = 0
         self._fronts: dict[int, AttachedFront] = {}
         # Of every seat, by service: they stay when a front goes, for sessions hold their addresses.
@@ -80,6 +81,7 @@ class DeviceProcess:
             if time.monotonic() > look_s:
                 self._look_for_hanging()
                 self._count_yields()
+                self._count_energy()
                 look_s = time.monotonic() + _LOOK_S
             self._finish()
         for generation in self._generations:
@@ -103,6 +105,18 @@ class DeviceProcess:
         for generation in self._generations:
             for row, count in generation.new_yields().items():
                 self._counters.of_device(row)[Count.YIELDS] += count
+
+    def _count_energy(self) -> None:
+        if self._counters is None or self._device is None:
+            return
+        energy_mj = self._device.energy_mj()
+        if energy_mj is None:
+            return
+        row = self._counters.of_device(0)
+        if self._energy_mj is not None:  # a device's own count may begin anew with this process
+            row[Count.ENERGY_MJ] += energy_mj - self._energy_mj
+            row[Count.METERED_NS] = time.monotonic_ns()
+        self._energy_mj = energy_mj
 
     def _woke(self) -> None:
         self._woken.clear()
@@ -130,7 +144,7 @@ class DeviceProcess:
             if generation is None:
                 now_ns = time.monotonic_ns()
                 front.answer(
-                    Answer(order.ticket, order.service, order.slot, link.GONE, now_ns, now_ns, 0)
+                    Answer(order.ticket, order.service, order.slot, link.GONE, now_ns, now_ns)
                 )
             else:
                 generation.take(front, order)

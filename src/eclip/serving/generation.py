@@ -27,12 +27,11 @@ from eclip.serving import link
 from eclip.serving.control import Deployment, ServiceSheet
 from eclip.serving.deploying import profiles_of
 from eclip.serving.host import host_of
-from eclip.serving.link import Answer, DeviceOrder, Link, Slots
+from eclip.serving.link import IN_FLIGHT, Answer, DeviceOrder, Link, Slots
 from eclip.serving.messages import Tensor
 from eclip.serving.models import CpuFunction, compute, example_inputs, find_function
 from eclip.serving.tensors import DATATYPES, from_raw, to_raw
 
-_BEHIND = 2  # batches of an instance in the session
 _WARM_S = 60.0
 _STATUS = {None: link.OK, CANCELLED: link.CANCELLED, EXPIRED: link.EXPIRED}
 
@@ -64,7 +63,6 @@ class OpenOrder:
     computing: bool = False
     completion: Completion | None = None
     failure: str | None = None  # of its CPU function
-    copied_ns: int = 0
 
 
 @dataclass(eq=False)
@@ -91,7 +89,7 @@ class Stage:
         if not here:
             return least
         for instance, orders in enumerate(self.running):
-            if len(orders) < _BEHIND and orders[-1].order.bucket == bucket:
+            if len(orders) < IN_FLIGHT and orders[-1].order.bucket == bucket:
                 return instance
         return None
 
@@ -142,7 +140,7 @@ class Generation(Closing):
                 first += len(sheet.buckets)
                 of_workers += [sheet] * len(sheet.buckets)
             try:
-                function = None if sheet.function is None else _warm_function(sheet)
+                function = None if sheet.function is None else _warm_function(sheet.function, sheet)
             except EclipError as error:
                 self.failed[sheet.id] = str(error)
                 continue
@@ -273,18 +271,17 @@ class Generation(Closing):
             one = self._orders.pop(completion.ticket)
             one.completion = completion
             if not one.computing:
-                self._finish(one, touched)
+                self._finish(one, completion, touched)
         while self._done:
             one = self._done.popleft()
             one.computing = False
             if one.completion is not None:
-                self._finish(one, touched)
+                self._finish(one, one.completion, touched)
         for stage in touched.values():
             self._pump(stage)
 
-    def _finish(self, one: OpenOrder, touched: dict[int, Stage]) -> None:
-        completion, order = one.completion, one.order
-        assert completion is not None
+    def _finish(self, one: OpenOrder, completion: Completion, touched: dict[int, Stage]) -> None:
+        order = one.order
         stage = self.stages[order.service]
         stage.running[one.instance].remove(one)
         touched[order.service] = stage
@@ -308,9 +305,7 @@ class Generation(Closing):
 
 def _answer(one: OpenOrder, status: int, started_ns: int, ended_ns: int) -> None:
     order = one.order
-    one.front.answer(
-        Answer(order.ticket, order.service, order.slot, status, started_ns, ended_ns, one.copied_ns)
-    )
+    one.front.answer(Answer(order.ticket, order.service, order.slot, status, started_ns, ended_ns))
 
 
 def _describe_outputs(
@@ -342,17 +337,16 @@ def _device_slots(
     return found
 
 
-def _warm_function(sheet: ServiceSheet) -> CpuFunction:
+def _warm_function(name: str, sheet: ServiceSheet) -> CpuFunction:
     """The function, when it has given what it should for every bucket."""
-    assert sheet.function is not None
-    function = find_function(sheet.function)
+    function = find_function(name)
     for batch in sheet.buckets:
         try:
             compute(function, example_inputs(sheet.info, batch), sheet.info, batch)
         except EclipError:
             raise
         except Exception as error:  # a user's function may raise anything
-            raise DeviceError(f"{sheet.function} failed: {type(error).__name__}: {error}") from None
+            raise DeviceError(f"{name} failed: {type(error).__name__}: {error}") from None
     return function
 
 

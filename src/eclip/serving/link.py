@@ -42,6 +42,8 @@ _SHAPE = struct.Struct("<8q")  # bytes of data, dimensions, six sizes
 ENTRIES = 4096  # of a ring; far above what slots let be open
 RING_BYTES = _ENTRIES + ENTRIES * _ENTRY.size
 
+IN_FLIGHT = 2  # batches of an instance on the device: one runs, one is behind it
+
 # What an order asks for.
 RUN, CANCEL = 1, 2
 
@@ -68,8 +70,6 @@ class Answer(NamedTuple):
     status: int
     started_ns: int
     ended_ns: int
-    copied_ns: int  # that inputs and outputs took to copy
-    spare: int = 0
 
 
 OK, CANCELLED, EXPIRED, FAILED, GONE = range(5)  # statuses; GONE: the service is not loaded
@@ -81,13 +81,14 @@ class SharedRing:
         self._at = offset
 
     def push(self, words: tuple[int, ...]) -> bool:
-        """False: the ring is full."""
+        """Up to eight of them. False: the ring is full."""
         memory, at = self._memory, self._at
         (head,) = _WORD.unpack_from(memory, at + _HEAD)
         (tail,) = _WORD.unpack_from(memory, at + _TAIL)
         if head - tail >= ENTRIES:
             return False
-        _ENTRY.pack_into(memory, at + _ENTRIES + head % ENTRIES * _ENTRY.size, *words)
+        filled = (*words, *(0,) * (WORDS - len(words)))
+        _ENTRY.pack_into(memory, at + _ENTRIES + head % ENTRIES * _ENTRY.size, *filled)
         _WORD.pack_into(memory, at + _HEAD, head + 1)
         return True
 

@@ -154,6 +154,7 @@ class ServiceCounters:
     slack_s: float | None = None  # the least of the requests in hand; None without any or a bound
     busy_share: float = 0.0  # of the time, how much this model was running
     yields: int = 0
+    run_again: int = 0  # requests, because the device process died
 
 
 @dataclass(slots=True)
@@ -197,7 +198,6 @@ class DeviceState:
     slices: int
     busy_share: float
     power_w: float | None
-    power_limit_w: float | None
     restarts: int
     plan: str  # in a few words: name, policy, since when
     services: tuple[ServiceState, ...]

@@ -96,6 +96,12 @@ class Metrics(Collector):
         for name, service in counters.services.items():
             yields.add_metric([name], service.yields)
         yield yields
+        again = CounterMetricFamily(
+            "eclip_requests_run_again", "Requests whose device process died.", labels=_MODEL
+        )
+        for name, service in counters.services.items():
+            again.add_metric([name], service.run_again)
+        yield again
         restarts = CounterMetricFamily(
             "eclip_device_restarts", "Times a device's process was started anew.", labels=["device"]
         )

@@ -20,7 +20,7 @@ from eclip.errors import UsageError, unknown_name
 from eclip.frontends import zoo
 from eclip.frontends.zoo import transformer
 from eclip.serving.config import FUNCTION, ServiceSettings, TensorSettings
-from eclip.serving.link import SlotLayout
+from eclip.serving.link import IN_FLIGHT, SlotLayout
 from eclip.serving.messages import ModelInfo, TensorInfo
 from eclip.serving.tensors import DATATYPES
 
@@ -32,7 +32,6 @@ _IMAGE = (3, 224, 224)
 _CLASSES = 1000
 _HIDDEN = 768
 _OPEN_ROOM = 64 << 10  # bytes of a row whose size is left open
-_IN_FLIGHT = 2  # batches of an instance: one runs, one is behind it
 
 
 def tensors_of(
@@ -75,7 +74,7 @@ def slots_of(
     return SlotLayout(
         inputs=tuple(largest * _row_bytes(one) for one in inputs),
         outputs=tuple(largest * _row_bytes(one) for one in outputs),
-        count=_IN_FLIGHT * settings.copies + 1,
+        count=IN_FLIGHT * settings.copies + 1,
     )
 
 

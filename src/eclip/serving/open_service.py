@@ -19,7 +19,7 @@ from eclip.serving.admission import Backlog, expected_ns, refuse
 from eclip.serving.batching import NEVER, Buckets, form_batch, urgency, wait_until
 from eclip.serving.control import ServiceSheet
 from eclip.serving.counters import Count, add, count, count_in, count_refused
-from eclip.serving.link import Answer, DeviceOrder, Link, Slots
+from eclip.serving.link import IN_FLIGHT, Answer, DeviceOrder, Link, Slots
 from eclip.serving.messages import (
     Array,
     InferRequest,
@@ -32,7 +32,6 @@ from eclip.serving.tensors import DATATYPES, from_raw, to_raw
 
 RETRY_S = 1.0  # after which a client may ask again while something starts or ends
 _LEARNING = 0.2  # how much of an expectation a new measurement is
-_IN_FLIGHT = 2  # batches of an instance on the device: a second one only if it is full
 
 
 class FrontDesk:
@@ -216,9 +215,9 @@ class OpenService:
             buckets = self._buckets
             due_ns = min(first.due_ns, first.expires_ns)
             batch = form_batch([one.rows for one in alike], due_ns, buckets, now_ns)
-            if len(self._batches) >= settings.copies:
+            if len(self._batches) >= settings.copies:  # only full ones go behind others
                 full = batch.rows >= buckets.largest
-                if not full or len(self._batches) >= _IN_FLIGHT * settings.copies:
+                if not full or len(self._batches) >= IN_FLIGHT * settings.copies:
                     return
             elif settings.wait_ns:
                 oldest_ns = min(one.asked.arrival_ns for one in alike[: batch.requests])
@@ -325,7 +324,7 @@ class OpenService:
             count_in(row, Count.LATENCIES, took_ns)
             count(row, Count.QUEUE, queued_ns)
             count_in(row, Count.QUEUED, queued_ns)
-            count(row, Count.INPUT, batch.input_ns + answer.copied_ns)
+            count(row, Count.INPUT, batch.input_ns)
             count(row, Count.INFER, answer.ended_ns - answer.started_ns)
             count(row, Count.OUTPUT, now_ns - begin_ns)
             add(row, Count.INFERENCES, one.rows)

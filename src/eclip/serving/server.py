@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import socket
 import tempfile
 import time
@@ -50,6 +51,10 @@ from eclip.serving.models import info_of, tensors_of
 from eclip.serving.planner_process import PlanRequest
 from eclip.serving.seats import FrontSeat, SeatKeeper, welcome_front
 
+_FRONT_PACKAGES = (
+    *("google.protobuf", "grpc", "httptools", "prometheus_client"),
+    *("starlette", "uvicorn", "uvloop"),
+)
 _SETTLE_S = 60.0  # for fronts to answer what is open of a service that is gone
 _DRAIN_S = 25.0
 _LOOK_S = 1.0
@@ -94,6 +99,8 @@ class Supervisor:
 
     async def start(self) -> None:
         """Returns when every model is ready and every front takes requests."""
+        if self._own_fronts:
+            check_packages()
         check_files(self.config.server)
         self.server = reserve_ports(self.config.server, self._stack)
         wanted = {service.name for service in self.config.services if service.load}
@@ -158,8 +165,8 @@ class Supervisor:
         task.add_done_callback(self._tasks.discard)
 
     def _welcome(self, seat: FrontSeat) -> None:
-        pages = len(self.fronts.seats)
-        welcome = Welcome(seat.number, pages, self.server, str(self._regions))
+        seats = len(self.fronts.seats)
+        welcome = Welcome(seat.number, seats, self.server, str(self._regions))
         welcome_front(seat, welcome, self.counters.descriptor, self.services.ids)
         seat.settled = self.services.offers
         seat.send(self.services.offer(self.device.restarts))
@@ -377,6 +384,19 @@ def _runs_alike(old: ServiceSheet, new: ServiceSheet) -> bool:
         )
 
     return essence(old) == essence(new)
+
+
+def check_packages() -> None:
+    """Those of fronts, which import them in their own processes."""
+    for name in _FRONT_PACKAGES:
+        found = None
+        with contextlib.suppress(ModuleNotFoundError):
+            found = importlib.util.find_spec(name)
+        if found is None:
+            raise UsageError(
+                f"the package {name} is missing; install what a server needs: "
+                f"pip install 'eclip[serve]'"
+            )
 
 
 def reserve_ports(server: ServerSettings, stack: contextlib.ExitStack) -> ServerSettings:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from eclip.devices.base import Closing
 from eclip.serving.control import Offer, ServiceSheet
-from eclip.serving.counters import Count, CounterPages
+from eclip.serving.counters import WORDS, Count, CounterPages
 from eclip.serving.descriptions import describe_server
 from eclip.serving.messages import (
     BUCKETS_S,
@@ -30,7 +30,6 @@ from eclip.serving.messages import (
 
 SAMPLE_S = 1.0
 _SAMPLES = 5
-_WORDS = 96
 _NOBODY = 0  # the row of what is no service's
 
 
@@ -73,10 +72,15 @@ class Showing(Closing):
                 slack_s=self._slack_s(sheet),
                 busy_share=self._busy_share(row),
                 yields=pages.of_device(row)[Count.YIELDS],
+                run_again=pages.total(row, Count.AGAIN),
             )
         if nobody := pages.refused(_NOBODY):
             services[""] = ServiceCounters(refused=nobody)
-        device = DeviceCounters(busy_share=self._busy_share(_NOBODY), restarts=offer.restarts)
+        device = DeviceCounters(
+            busy_share=self._busy_share(_NOBODY),
+            power_w=self._power_w(),
+            restarts=offer.restarts,
+        )
         return Counters(services, {offer.device: device})
 
     def state(self, offer: Offer, ready: Sequence[str], note: str) -> ServerState:
@@ -85,8 +89,7 @@ class Showing(Closing):
             name=offer.device,
             slices=offer.slices,
             busy_share=self._busy_share(_NOBODY),
-            power_w=None,
-            power_limit_w=None,
+            power_w=self._power_w(),
             restarts=offer.restarts,
             plan=offer.plan,
             services=services,
@@ -135,18 +138,28 @@ class Showing(Closing):
         busy_ns = self._words(row)[Count.BUSY_NS] - before[Count.BUSY_NS]
         return min(1.0, max(0.0, busy_ns / 1e9 / seconds))
 
+    def _power_w(self) -> float | None:
+        """None: the device does not tell, or has not yet."""
+        _, before = self._before(_NOBODY)
+        now = self._words(_NOBODY)
+        metered_ns = now[Count.METERED_NS] - before[Count.METERED_NS]
+        if not before[Count.METERED_NS] or metered_ns <= 0:
+            return None
+        return 1e6 * (now[Count.ENERGY_MJ] - before[Count.ENERGY_MJ]) / metered_ns
+
     def _before(self, row: int) -> tuple[float, list[int]]:
         """How long ago the oldest sample is, and what the row was then."""
         now_s = time.monotonic()
         for taken_s, rows in self._samples:
             if row in rows and now_s - taken_s > SAMPLE_S / 2:
                 return now_s - taken_s, rows[row]
-        return max(now_s - self._began_s, SAMPLE_S), [0] * _WORDS
+        return max(now_s - self._began_s, SAMPLE_S), [0] * WORDS
 
     def _words(self, row: int) -> list[int]:
-        words = self._counters.totals(row, 0, _WORDS)
+        words = self._counters.totals(row, 0, WORDS)
         of_device = self._counters.of_device(row)
-        words[Count.BUSY_NS : Count.YIELDS + 1] = of_device[Count.BUSY_NS : Count.YIELDS + 1]
+        for word in (Count.BUSY_NS, Count.YIELDS, Count.ENERGY_MJ, Count.METERED_NS):
+            words[word] = of_device[word]
         return words
 
 

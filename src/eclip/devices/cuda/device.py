@@ -73,6 +73,9 @@ class CudaDevice(SessionOwner):
     def uuid(self) -> str:
         return self.gpu.uuid
 
+    def energy_mj(self) -> int:
+        return self.nvml.energy_mj()
+
     def source_kind(self, sharing: Sharing) -> SourceKind:
         return SourceKind.CAPTURE if isinstance(sharing, Lanes) else SourceKind.JOB
 

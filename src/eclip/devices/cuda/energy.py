@@ -37,14 +37,14 @@ class Nvml:
 
     def tick_before(self, end_ns: int) -> Tick | None:
         """Wait until the counter moves, but no longer than to this time."""
-        first = self._energy_mj()
+        first = self.energy_mj()
         while (time_ns := now_ns()) < end_ns:
-            if (energy_mj := self._energy_mj()) != first:
+            if (energy_mj := self.energy_mj()) != first:
                 return Tick(time_ns, energy_mj)
             time.sleep(0.0005)
         return None
 
-    def _energy_mj(self) -> int:
+    def energy_mj(self) -> int:
         return int(_ask("nvmlDeviceGetTotalEnergyConsumption", self._handle))
 
     def other_processes(self) -> list[int]:

@@ -62,6 +62,9 @@ class HipDevice(SessionOwner):
     def uuid(self) -> str:
         return self.gpu.uuid
 
+    def energy_mj(self) -> int | None:
+        return None if self.counter is None else self.counter.energy_mj()
+
     def source_kind(self, sharing: Sharing) -> SourceKind:
         return SourceKind.CAPTURE
 

@@ -29,13 +29,13 @@ class RocmSmi:
         self._device = self._find(bus_place)
         self._summed_uj = 0.0
         self._asked_ns = now_ns()
-        self._energy_mj()  # refuses now rather than in the middle of a run
+        self.energy_mj()  # refuses now rather than in the middle of a run
 
     def tick_before(self, end_ns: int) -> Tick | None:
         """Wait until the counter moves, but no longer than to this time."""
-        first = self._energy_mj()
+        first = self.energy_mj()
         while (time_ns := now_ns()) < end_ns:
-            if (energy_mj := self._energy_mj()) != first:
+            if (energy_mj := self.energy_mj()) != first:
                 return Tick(time_ns, energy_mj)
             time.sleep(_PERIOD_S)
         return None
@@ -61,7 +61,7 @@ class RocmSmi:
                 return index
         raise DeviceError(f"rocm-smi does not know the GPU at {bus_place}")
 
-    def _energy_mj(self) -> int:
+    def energy_mj(self) -> int:
         count, resolution_uj, stamp = c_uint64(), c_float(), c_uint64()
         counted = self._library.rsmi_dev_energy_count_get(
             self._device, ctypes.byref(count), ctypes.byref(resolution_uj), ctypes.byref(stamp)

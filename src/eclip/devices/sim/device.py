@@ -33,7 +33,7 @@ from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.devices.requests import OWN, Desk, Submitting, slots_for
 from eclip.devices.sim import core, stretches
 from eclip.devices.sim.contention import LIMITS, Ints, Records
-from eclip.devices.sim.pacing import Pacer
+from eclip.devices.sim.pacing import Meter, Pacer
 from eclip.devices.sim.tables import JointTables, KernelTables, kernels_of
 from eclip.errors import DeviceError, StoppedError
 from eclip.progress import Progress
@@ -66,10 +66,14 @@ class SimDevice(Closing):
         self.topology = topology
         self.calibration = calibration
         self._progress = progress or Progress()
+        self._meter = Meter(calibration.power.idle_w)
 
     @property
     def title(self) -> str:
         return f"simulator of {self.topology.title}"
+
+    def energy_mj(self) -> int:
+        return self._meter.energy_mj()
 
     def source_kind(self, sharing: Sharing) -> SourceKind:
         return SourceKind.PROFILE
@@ -98,7 +102,7 @@ class SimDevice(Closing):
                 f"some wait on each other for no reason"
             )
         tables = KernelTables(sources, self.calibration)
-        return SimSession(program, tables, self.title, tuple(warnings), self._progress)
+        return SimSession(program, tables, self.title, tuple(warnings), self._progress, self._meter)
 
     def start(self, plans: Sequence[Plan], jobs: Sequence[Sequence[Any]]) -> StartedSessions:
         raise DeviceError("the simulator has no processes to start")
@@ -112,12 +116,14 @@ class SimSession(Submitting):
         title: str,
         warnings: tuple[str, ...],
         progress: Progress,
+        meter: Meter,
     ) -> None:
         self._program = program
         self._tables = tables
         self._title = title
         self._warnings = warnings
         self._progress = progress
+        self._meter = meter
         self._pacer: Pacer | None = None
 
     def _begin_serving(
@@ -126,7 +132,7 @@ class SimSession(Submitting):
         workers = len(self._program.plan.workers)
         desk = Desk(slots_for(slots, workers, lambda worker: Slot()), background)
         machine, state = self._served_machine(desk)
-        self._pacer = pacer = Pacer(machine, state, desk)
+        self._pacer = pacer = Pacer(machine, state, desk, self._meter)
         desk.open(pacer)
         pacer.start()
         # Also when it is collected while it serves.

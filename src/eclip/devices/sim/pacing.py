@@ -72,10 +72,33 @@ def _run_ahead(m: core.Setup, s: core.State, until: float, own: Ints) -> int:
     return 0
 
 
+class Meter:
+    """What a simulated device draws while its sessions serve: when idle, and what each of them
+    adds."""
+
+    def __init__(self, idle_w: float) -> None:
+        self._idle_w = idle_w
+        self._began_ns = time.monotonic_ns()
+        self._added_nj = 0.0
+        self._lock = threading.Lock()
+
+    def above_idle_nj(self, clock: np.void) -> float:
+        """What a session has added, by its clock."""
+        return float(clock["energy_nj"] - self._idle_w * max(clock["now"], 0.0))
+
+    def add(self, energy_nj: float) -> None:
+        with self._lock:
+            self._added_nj += energy_nj
+
+    def energy_mj(self) -> int:
+        idle_nj = self._idle_w * (time.monotonic_ns() - self._began_ns)
+        return round((idle_nj + self._added_nj) / 1e6)
+
+
 class Timeline:
     """The core's state, which may be ahead of the clock, and the state at the clock."""
 
-    def __init__(self, machine: core.Setup, state: core.State) -> None:
+    def __init__(self, machine: core.Setup, state: core.State, meter: Meter) -> None:
         """``state`` has as many rows for requests as there are workers: so the core stops whenever
         one has ended."""
         self._machine = machine
@@ -88,6 +111,8 @@ class Timeline:
             *(joined.board, joined.progress, joined.wake, joined.unsettled),
         )
         self._kept = [part.copy() for part in self._changing]
+        self._meter = meter
+        self._metered_nj = 0.0
         self.run(-1)  # compiles
 
     @property
@@ -109,6 +134,9 @@ class Timeline:
         """The clock is there."""
         for kept, part in zip(self._kept, self._changing, strict=True):
             np.copyto(kept, part)
+        drawn_nj = self._meter.above_idle_nj(self._state.clock[0])
+        self._meter.add(drawn_nj - self._metered_nj)
+        self._metered_nj = drawn_nj
 
     def go_back(self) -> None:
         for kept, part in zip(self._kept, self._changing, strict=True):
@@ -119,10 +147,10 @@ class Timeline:
 class Pacer(threading.Thread):
     """Serves a desk until it is stopped."""
 
-    def __init__(self, machine: core.Setup, state: core.State, desk: Desk) -> None:
+    def __init__(self, machine: core.Setup, state: core.State, desk: Desk, meter: Meter) -> None:
         """``machine`` has as many places for arrivals as each worker has slots."""
         super().__init__(name="eclip-sim", daemon=True)
-        self._timeline = Timeline(machine, state)
+        self._timeline = Timeline(machine, state, meter)
         self._desk = desk
         firsts = np.cumsum([0, *(len(ring.rows) for ring in desk.rings)]).tolist()
         self._queues = [
