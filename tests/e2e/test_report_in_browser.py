@@ -54,6 +54,9 @@ def test_the_page_fits_says_nothing_asks_nobody_and_is_accessible(
         visit.look_through()
         wide = "document.documentElement.scrollWidth"
         assert visit.page.evaluate(wide) <= width
+        cells = "[...document.querySelectorAll('.ways td')].map((one) => one.clientWidth)"
+        if width < 820:  # bars and words in two or three columns
+            assert min(visit.page.evaluate(cells)) > width / 4
         paper = visit.page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert paper == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(19, 23, 28)")
         found = Axe().run(visit.page)

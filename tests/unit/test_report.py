@@ -21,7 +21,7 @@ from eclip.artefacts.comparison import Comparison, best_policy, plan_digest
 from eclip.artefacts.excess import Excess, PairedRatio, Spread
 from eclip.artefacts.made import Made
 from eclip.artefacts.model_key import ModelKey
-from eclip.artefacts.plan import Joints, Plan, Reaction
+from eclip.artefacts.plan import FOREIGN, Joints, Plan, Reaction, Turns
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import Requests, RunLog
 from eclip.artefacts.topology import Mask, Topology
@@ -417,7 +417,7 @@ def test_services_take_what_keeps_every_bound_with_the_most_background() -> None
     assert verdict.decided
     assert [way.policy for way in found.ways] == ["yield", "masks", "shared"]
     for words in (
-        "Take yield: it keeps every bound (a p99 4.20 ms of at most 5.00, 95% interval ",
+        "Take yield: it keeps every bound (a p99 4.20 ms of at most 5.00 ms, 95% interval ",
         "background gets 80.0% of its rate alone, against 40.0% under the best baseline",
         "plain streams miss a bound: a p99 500 ms",
     ):
@@ -524,13 +524,33 @@ def test_slices_are_drawn_where_the_groups_run() -> None:
     assert "50% of the time on 48 SMs" in request.words
 
 
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ((132,), "Every model may use the whole device."),
+        (
+            (48,),
+            "Of 132 SMs albert.1 has 48 and albert.2 has 48; slices 0-5 are for several of them.",
+        ),
+        ((48, 96), "Of 132 SMs albert.1 has 48 to 96 and albert.2 has 48 to 96; slices "),
+    ],
+)
+def test_a_plan_is_told_in_a_sentence(sizes: tuple[int, ...], words: str) -> None:
+    plan = make_plan("search", make_mix(2), sizes)
+    (shown,) = inside.insides(chapter(plan), None)
+    assert shown.gist.startswith(words)
+    turns = msgspec.structs.replace(plan, sharing=Turns())
+    assert "take turns of the whole device" in Reader(render(turns)).text
+
+
 def test_masks_of_scattered_slices_are_drawn_in_runs() -> None:
     assert inside._runs(Mask([0, 1, 5, 7, 8])) == [(0, 2), (5, 1), (7, 2)]
 
 
 def test_joints_yields_and_moves_are_told() -> None:
     log = make_log("yield", workers=2)
-    joints = Joints(at=(20, 40), depth=2, reactions=(), stretch_ns=(100, 200, 100))
+    yields = (Reaction(to=(FOREIGN,)),)
+    joints = Joints(at=(20, 40), depth=2, reactions=yields, stretch_ns=(100, 200, 100))
     workers = (msgspec.structs.replace(log.plan.workers[0], joints=joints), log.plan.workers[1])
     counters = msgspec.structs.replace(
         log.counters[0], yields=7, moves=3, longest_pause_ns=2_000_000
@@ -550,7 +570,7 @@ def test_joints_yields_and_moves_are_told() -> None:
     assert second.joints == "" and not any("yielded" in fact for fact in second.facts)
     data = unpacked(shown.kernels)
     assert data["workers"][0]["joints"] == [20, 40]
-    assert Reaction(to=(0,)).lane is None
+    assert "albert.1 yields while a service of another process is busy." in shown.gist
 
 
 def test_every_recorded_kernel_is_in_the_page() -> None:

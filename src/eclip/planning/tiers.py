@@ -163,15 +163,18 @@ def _drain_ns(plan: Plan) -> int | None:
 def joints_in_words(plan: Plan, index: int) -> str:
     """``yields to bert while it is busy; 20 stretches of at most 0.15 ms, 2 in flight``"""
     joints = _joints(plan, index)
-    ways = [_reaction_in_words(plan, reaction) for reaction in joints.reactions]
-    if plan.workers[index].promise is not None and ways:
-        ways = ["lets the service with less slack go first"]
-    does = ", ".join(dict.fromkeys(ways)) or "gives way to nobody"
     count = len(joints.at) + 1
     return (
-        f"{does}; {count} stretch{'es' if count > 1 else ''} of at most "
+        f"{reactions_in_words(plan, index)}; {count} stretch{'es' if count > 1 else ''} of at most "
         f"{joints.longest_ns / 1e6:.2f} ms, {joints.depth} in flight"
     )
+
+
+def reactions_in_words(plan: Plan, index: int) -> str:
+    ways = [_reaction_in_words(plan, reaction) for reaction in _joints(plan, index).reactions]
+    if plan.workers[index].promise is not None and ways:
+        ways = ["lets the service with less slack go first"]
+    return ", ".join(dict.fromkeys(ways)) or "gives way to nobody"
 
 
 def _reaction_in_words(plan: Plan, reaction: Reaction) -> str:

@@ -23,9 +23,9 @@ from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import KernelRecords, RunLog
 from eclip.artefacts.topology import Mask
 from eclip.errors import MismatchError
-from eclip.planning.tiers import joints_in_words
+from eclip.planning.tiers import joints_in_words, reactions_in_words
 from eclip.reports.chapters import Chapter, SharingWay
-from eclip.reports.labels import count, duration, percent, units_title
+from eclip.reports.labels import count, duration, listed, percent, units_title
 from eclip.reports.names import kernel_names
 
 _WIDTH = 10_000  # of a picture's own coordinates, so that a group's place is a whole number
@@ -57,6 +57,7 @@ class Inside:
 
     label: str
     take: bool
+    gist: str  # what the plan does, in a sentence or two
     notes: tuple[str, ...]
     data: str  # made from measured or modelled profiles
     requests: tuple[PlannedRequest, ...]
@@ -88,6 +89,7 @@ def _inside(way: SharingWay, plan: Plan, *, chosen: bool) -> Inside:
     return Inside(
         label=way.label,
         take=chosen,
+        gist=_gist(plan),
         notes=tuple(_notes(plan)),
         data="made from modelled profiles" if plan.modelled else "made from measured profiles",
         requests=tuple(_request(plan, part, way.log) for part in plan.main.assignments),
@@ -97,12 +99,37 @@ def _inside(way: SharingWay, plan: Plan, *, chosen: bool) -> Inside:
     )
 
 
-def _notes(plan: Plan) -> list[str]:
-    notes = [f"{plan.why[:1].upper()}{plan.why[1:].rstrip('.')}."] if plan.why else []
+def _gist(plan: Plan) -> str:
     if isinstance(plan.sharing, Turns):
-        notes.append("The workers take turns of the whole device.")
+        return "The models take turns of the whole device."
     if isinstance(plan.sharing, Processes):
-        notes.append(f"A process for every worker, under MPS with {plan.sharing.label}.")
+        return f"Every model has a process of its own, under MPS with {plan.sharing.label}."
+    sentences = [_places(plan)]
+    for index, worker in enumerate(plan.workers):
+        if worker.joints is not None and worker.joints.reactions:
+            sentences.append(f"{worker.name} {reactions_in_words(plan, index)}.")
+    return " ".join(sentences)
+
+
+def _places(plan: Plan) -> str:
+    """Which part of the device each model may use, and where these parts overlap."""
+    parts, held = [], []
+    for part in plan.main.assignments:
+        lanes = {group.lane for group in part.groups}
+        sizes = sorted({plan.units(lane) for lane in lanes})
+        name = plan.workers[part.worker].name
+        parts.append(f"{name} has {' to '.join(map(str, sizes[:: len(sizes) - 1 or 1]))}")
+        held.append({index for lane in lanes for index in plan.lanes[lane].mask})
+    slices = range(len(plan.topology.slice_units))
+    if all(len(mine) == len(slices) for mine in held):
+        return "Every model may use the whole device."
+    shared = Mask(index for index in slices if sum(index in mine for mine in held) > 1)
+    overlap = f"slices {shared} are for several of them" if len(shared) else "no slice is shared"
+    return f"Of {units_title(plan, plan.topology.units)} {listed(parts)}; {overlap}."
+
+
+def _notes(plan: Plan) -> list[str]:
+    notes = [f"The planner's note: {plan.why.rstrip('.')}."] if plan.why else []
     if plan.aliased:
         notes.append(
             f"The plan has {count(len(plan.lanes), 'lane')} for "

@@ -203,7 +203,7 @@ def _surely_kept(chapter: Chapter, way: SharingWay, worker: int) -> bool:
 
 
 def _tails(chapter: Chapter, way: SharingWay, *, interval: bool = True) -> str:
-    """``bert p99 4.23 ms of at most 5.00, 95% interval 3.90 to 4.61``"""
+    """``bert p99 4.23 ms of at most 5.00 ms, 95% interval 3.90 to 4.61``"""
     parts = []
     for index in chapter.services:
         name, bound = chapter.workers[index], chapter.bounds_ms[index]
@@ -211,7 +211,7 @@ def _tails(chapter: Chapter, way: SharingWay, *, interval: bool = True) -> str:
         if p99 is None:
             parts.append(f"{name} completed no request, p99 of at most {number(bound)} ms wanted")
             continue
-        words = f"{name} p99 {number(p99)} ms of at most {number(bound)}"
+        words = f"{name} p99 {number(p99)} ms of at most {number(bound)} ms"
         if interval and (excess := way.excess(name)) is not None:
             low, high = (
                 excess.alone_ms.p99 * side for side in (excess.p99_ratio.low, excess.p99_ratio.high)
