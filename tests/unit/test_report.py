@@ -26,7 +26,7 @@ from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import Requests, RunLog
 from eclip.artefacts.topology import Mask, Topology
 from eclip.errors import ArtefactError, UsageError
-from eclip.reports import inside, page
+from eclip.reports import inside, page, per_model
 from eclip.reports.chapters import Chapter, Named, SharingWay, chapters_of, worst_p99
 from eclip.reports.drawing import scale_of
 from eclip.reports.labels import duration, is_baseline, number, percent, worker_colour
@@ -320,6 +320,16 @@ def test_a_clear_gain_is_taken_with_its_interval() -> None:
     assert verdict.baseline is not None and verdict.baseline.policy == "masks"
 
 
+def test_who_gets_much_less_than_under_plain_streams_is_named() -> None:
+    fair = [score(1.0, rate_rps=(100.0, 200.0))] * 3
+    other = [score(one, rate_rps=(150.0, 100.0)) for one in (1.3, 1.31, 1.32)]
+    found = chapter(comparison([entry("shared", *fair), entry("search", *other)]))
+    name = found.workers[1]
+    assert judge(found).sentence.endswith(
+        f"Against plain streams {name} serves 100/s instead of 200/s."
+    )
+
+
 def test_a_gain_within_its_interval_is_not_decided() -> None:
     found = chapter(
         comparison([rounds("masks", [1.2, 1.3, 1.1]), rounds("search", [1.25, 1.15, 1.3])])
@@ -493,9 +503,30 @@ def test_every_model_has_a_sentence_on_what_the_best_way_does_to_it() -> None:
     ways = [entry("shared", score(1.0)), entry("search", score(2.0, p99_ms=(1.5, 2.5)))]
     text = Reader(render(comparison(ways))).text
     assert (
-        "With search its p99 is 1.50 ms and it serves 200/s; with plain streams 3.00 ms and 100/s."
+        "With search its p99 is 1.50 ms and it serves 200/s (200% of alone); with plain streams "
+        "3.00 ms and 100/s (100% of alone)."
     ) in text
-    assert "its p99 is 2.50 ms and it serves 400/s; with plain streams 4.00 ms" in text
+    assert "its p99 is 2.50 ms and it serves 400/s" in text
+    assert "alone it serves 100 requests/s, one in 10.0 ms" in text
+
+
+def test_of_a_service_the_same_arrivals_alone_are_told() -> None:
+    found = services(serving("shared", 9.0, 0.9), serving("search", 4.0, 0.7))
+    first, second = per_model.cards(found, judge(found))
+    assert "these arrivals with p50 1.00 ms and p99 2.00 ms" in first.words
+    assert "arrivals" not in second.words
+
+
+def test_the_excess_of_a_queue_that_grows_is_not_told_as_a_time() -> None:
+    growing = score(1.0, offered_rps=(300.0, None), rate_rps=(100.0, 10.0), seconds=10.0)
+    ways = [
+        entry("shared", growing, services=(excess(9.0, 4.0, 5.0),)),
+        serving("search", 4.0, 0.7),
+    ]
+    found = services(*ways)
+    rows = {row.label: row for row in per_model.cards(found, judge(found))[0].rows}
+    assert rows["shared"].excess_words == "a queue that grows"
+    assert "×" in rows["search"].ratio
 
 
 def test_a_worker_that_is_offered_more_than_it_serves_is_called_overloaded() -> None:
@@ -527,7 +558,7 @@ def test_slices_are_drawn_where_the_groups_run() -> None:
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        ((132,), "Every model may use the whole device."),
+        ((132,), "Every model has the whole device."),
         (
             (48,),
             "Of 132 SMs albert.1 has 48 and albert.2 has 48; slices 0-5 are for several of them.",
@@ -564,7 +595,7 @@ def test_joints_yields_and_moves_are_told() -> None:
     first, second = shown.requests
     assert first.joints == "M2500 0v1M7500 0v1"
     assert any(
-        "yielded 7 times (longest pause 2.00 ms) and moved aside 3 times" in fact
+        "yielded 7 times (longest pause 2.00 ms) and ran 3 stretches aside" in fact
         for fact in first.facts
     )
     assert second.joints == "" and not any("yielded" in fact for fact in second.facts)

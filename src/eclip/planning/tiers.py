@@ -183,7 +183,8 @@ def _reaction_in_words(plan: Plan, reaction: Reaction) -> str:
     if reaction.lane is None:
         does = "yields"
     else:
-        does = f"moves to {plan.units(reaction.lane)} {plan.topology.unit_name}s"
+        lane = plan.lanes[reaction.lane].mask
+        does = f"moves to {plan.units(reaction.lane)} {plan.topology.unit_name}s (slices {lane})"
     has = {
         Slack.PLENTY: "is busy",
         Slack.SOME: "has some slack or none",

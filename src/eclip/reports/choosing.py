@@ -304,7 +304,9 @@ def _searched(chapter: Chapter, serving: bool) -> list[Points]:
             name = f"one of {one.evaluated:,} plans that the search simulated"
             sets.append(Points(name, "simulated", one.simulated))
         if best:
-            name = "the frontier of the search: nothing simulated beats it in both"
+            name = "the frontier of the search, the too unfair ones included"
+            if serving:
+                name = "the frontier of the search: no plan beats it in both"
             sets.append(Points(name, "front", sorted(best), line=True))
     return sets
 

@@ -186,7 +186,9 @@ class Scatter:
                     x, y, one.numbers[index]
                 )
             if right or down:
-                point = Markup('<g transform="translate({} {})">{}</g>').format(right, down, point)
+                leader = Markup('<svg x="{}%" y="{}%"><path class="leader" d="M0 0L{} {}"/></svg>')
+                moved = Markup('<g transform="translate({} {})">{}</g>').format(right, down, point)
+                point = leader.format(x, y, right, down) + moved
             parts.append(point)
         return parts
 

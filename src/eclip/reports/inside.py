@@ -91,7 +91,7 @@ def _inside(way: SharingWay, plan: Plan, *, chosen: bool) -> Inside:
         take=chosen,
         gist=_gist(plan),
         notes=tuple(_notes(plan)),
-        data="made from modelled profiles" if plan.modelled else "made from measured profiles",
+        data=f"planned from profiles that were {'modelled' if plan.modelled else 'measured'}",
         requests=tuple(_request(plan, part, way.log) for part in plan.main.assignments),
         kernels=kernels,
         caption=caption,
@@ -122,14 +122,16 @@ def _places(plan: Plan) -> str:
         held.append({index for lane in lanes for index in plan.lanes[lane].mask})
     slices = range(len(plan.topology.slice_units))
     if all(len(mine) == len(slices) for mine in held):
-        return "Every model may use the whole device."
+        return "Every model has the whole device."
     shared = Mask(index for index in slices if sum(index in mine for mine in held) > 1)
     overlap = f"slices {shared} are for several of them" if len(shared) else "no slice is shared"
     return f"Of {units_title(plan, plan.topology.units)} {listed(parts)}; {overlap}."
 
 
 def _notes(plan: Plan) -> list[str]:
-    notes = [f"The planner's note: {plan.why.rstrip('.')}."] if plan.why else []
+    notes = (
+        [f"The planner's note, from its own trials: {plan.why.rstrip('.')}."] if plan.why else []
+    )
     if plan.aliased:
         notes.append(
             f"The plan has {count(len(plan.lanes), 'lane')} for "
@@ -199,8 +201,8 @@ def _facts(plan: Plan, part: Assignment, log: RunLog | None) -> list[str]:
         counters = log.counters[part.worker]
         pause = f" (longest pause {duration(counters.longest_pause_ns)})" if counters.yields else ""
         facts.append(
-            f"in its last run it yielded {count(counters.yields, 'time')}{pause} and moved aside "
-            f"{count(counters.moves, 'time')}"
+            f"in its last run it yielded {count(counters.yields, 'time')}{pause} and ran "
+            f"{counters.moves:,} {'stretch' if counters.moves == 1 else 'stretches'} aside"
         )
     return facts
 

@@ -28,7 +28,7 @@ class ModelRow:
     served: str
     overloaded: bool
     offered: str
-    of_alone: str
+    share: str  # of what is served
     requests: str
     excess: Markup | str = ""
     excess_words: str = ""  # p50 and p99 of the excess
@@ -111,11 +111,17 @@ def _curve(way: SharingWay, worker: int) -> tuple[float, ...]:
 
 
 def _words(chapter: Chapter, worker: int) -> str:
-    bound = chapter.bounds_ms[worker]
+    name, bound = chapter.workers[worker], chapter.bounds_ms[worker]
     scores = [way.together for way in chapter.ran if way.together is not None]
     offered = next((score.offered_rps[worker] for score in scores), None)
-    alone = f"alone it serves {number(chapter.alone_rps[worker])} requests/s"
+    rate_rps = chapter.alone_rps[worker]
+    alone = f"alone it serves {number(rate_rps)} requests/s, one in {number(1e3 / rate_rps)} ms"
     if bound is not None:
+        alone = f"alone it could serve {number(rate_rps)} requests/s"
+        excess = next((one for way in chapter.ran if (one := way.excess(name))), None)
+        if excess is not None:
+            p50, p99 = (number(value) for value in (excess.alone_ms.p50, excess.alone_ms.p99))
+            alone += f", and these arrivals with p50 {p50} ms and p99 {p99} ms"
         return f"A service: its p99 may be at most {number(bound)} ms; {alone}."
     if chapter.services:
         return f"Background work: it runs whenever it may; {alone}."
@@ -131,16 +137,24 @@ def _answer(chapter: Chapter, worker: int, best: SharingWay | None) -> str:
     plain = chapter.way("shared")
     if best is None or best.together is None:
         return ""
-    words = (
-        f"With {best.label} its p99 is {_tail_and_rate(best.together, worker, ' and it serves')}"
-    )
+    first = _tail_and_rate(chapter, best.together, worker, " and it serves")
+    words = f"With {best.label} its p99 is {first}"
     if plain is None or plain.together is None or plain is best:
         return f"{words}."
-    return f"{words}; with plain streams {_tail_and_rate(plain.together, worker, ' and')}."
+    return f"{words}; with plain streams {_tail_and_rate(chapter, plain.together, worker, ' and')}."
 
 
-def _tail_and_rate(score: Summary, worker: int, between: str) -> str:
-    return f"{number(score.p99_ms[worker])} ms{between} {number(score.rate_rps[worker])}/s"
+def _tail_and_rate(chapter: Chapter, score: Summary, worker: int, between: str) -> str:
+    rate = f"{number(score.rate_rps[worker])}/s ({_share(chapter, score, worker)})"
+    return f"{number(score.p99_ms[worker])} ms{between} {rate}"
+
+
+def _share(chapter: Chapter, score: Summary, worker: int) -> str:
+    """What is served: of what is offered, or else of what it serves alone."""
+    offered, rate = score.offered_rps[worker], score.rate_rps[worker]
+    if offered is None:
+        return f"{percent(rate / chapter.alone_rps[worker], 0)} of alone"
+    return f"{percent(rate / offered, 0)} of offered" if offered else ABSENT
 
 
 def _row(
@@ -160,7 +174,10 @@ def _row(
     excess = way.excess(chapter.workers[worker])
     cost: Markup | str = ""
     cost_words = ratio = ""
-    if excess is not None:
+    overloaded = _overloaded(score, worker)
+    if excess is not None and overloaded:
+        cost_words, ratio = "a queue that grows", "as the run is long"
+    elif excess is not None:
         costs = [value / 1e3 for value in excess.excess_us.curve]
         cost_words = f"{_ms(excess.excess_us.p50)} · {_ms(excess.excess_us.p99)}"
         one = excess.p99_ratio
@@ -178,9 +195,9 @@ def _row(
         p99=number(p99),
         state="" if bound is None else "kept" if p99 is not None and p99 <= bound else "missed",
         served=number(score.rate_rps[worker]),
-        overloaded=_overloaded(score, worker),
+        overloaded=overloaded,
         offered=_offered(score, worker),
-        of_alone=percent(score.rate_rps[worker] / chapter.alone_rps[worker], 0),
+        share=_share(chapter, score, worker),
         requests=f"{score.requests[worker]:,}",
         excess=cost,
         excess_words=cost_words,

@@ -18,6 +18,7 @@ from eclip.reports.chapters import Chapter, SharingWay
 from eclip.reports.labels import count, is_baseline, listed, number, percent
 
 FEWEST_ROUNDS = 3
+_MUCH_LESS = 0.9  # of the rate under plain streams: who gets less is named
 # Student's t for a 95% interval by degrees of freedom; beyond the last it hardly changes.
 _STUDENT = (
     *(12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23),
@@ -92,7 +93,20 @@ def _judge_most(chapter: Chapter, ran: Sequence[SharingWay]) -> Verdict:
         words += f" Against the others {best.label} has {listed(gains)}." if gains else ""
         return Verdict(words, False, best, baseline)
     words = f"Take {best.label}: {listed(gains)}." if gains else f"Take {best.label}."
-    return Verdict(words, True, best, baseline)
+    return Verdict(words + _who_pays(chapter, best, plain), True, best, baseline)
+
+
+def _who_pays(chapter: Chapter, best: SharingWay, plain: SharingWay | None) -> str:
+    """Models that get much less than under plain streams; throughput is of all together."""
+    if plain is None or plain.together is None or best.together is None:
+        return ""
+    pairs = zip(chapter.workers, best.together.rate_rps, plain.together.rate_rps, strict=True)
+    less = [
+        f"{name} serves {number(mine)}/s instead of {number(theirs)}/s"
+        for name, mine, theirs in pairs
+        if mine < _MUCH_LESS * theirs
+    ]
+    return f" Against plain streams {listed(less)}." if less else ""
 
 
 def _unsure(mine: SharingWay, theirs: SharingWay, nothing: str) -> str:

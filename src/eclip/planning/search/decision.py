@@ -106,8 +106,8 @@ def decide(
         tuple(miss.sentence(names) for miss in objective.shortfalls(score, plain))
         for score in scores
     ]
-    how = f"{entries[best].label}, best of {len(entries)} that were "
-    how += "simulated" if modelled else f"measured on {device}"
+    how = f"{entries[best].label}, best of {len(entries)} finalists "
+    how += "simulated once more" if modelled else f"measured on {device}"
     evidence = Evidence(
         objective=objective.kind,
         seed=seed,
@@ -135,7 +135,7 @@ def decide(
         tradeoffs=found.tradeoffs if isinstance(found, FoundHabits) else (),
         simulated=tuple((round(x, 4), round(y, 4)) for x, y in found.points),
     )
-    how += f", of {found.evaluated} that were planned"
+    how += f", of {found.evaluated} plans that the search simulated"
     chosen = entries[best].plan
     if objective.kind == "slo":
         why = _why_of_services(objective, scores[best], chosen, how)
