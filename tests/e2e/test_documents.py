@@ -25,12 +25,12 @@ from eclip.serving.config import read_config
 from waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted(
+GUIDES = sorted(
     path.relative_to(ROOT / "docs")
     for folder in ("tutorials", "guides")
     for path in (ROOT / "docs" / folder).glob("*.md")
 )
-PAGES += [Path("commands.md"), Path("serving.md")]
+PAGES = [*GUIDES, *map(Path, ("amd.md", "commands.md", "serving.md", "varout.md"))]
 _BLOCK = re.compile(r"^```(?P<info>[^\n]*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 _INFO = re.compile(r"(text|sh|python|sh gpu|python gpu|toml title=\"(?P<file>[\w.]+)\")")
 # What a browser loads by itself; a link in <a href> is for people.
@@ -97,8 +97,8 @@ def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_tutorials_and_guides_have_blocks_to_run() -> None:
-    assert len(PAGES) >= 5
-    for page in PAGES:
+    assert len(GUIDES) >= 5
+    for page in GUIDES:
         assert any(block.runs for block in blocks_of(page))
 
 
