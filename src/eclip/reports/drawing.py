@@ -186,7 +186,10 @@ class Scatter:
                     x, y, one.numbers[index]
                 )
             if right or down:
-                leader = Markup('<svg x="{}%" y="{}%"><path class="leader" d="M0 0L{} {}"/></svg>')
+                leader = Markup(
+                    '<svg x="{}%" y="{}%" overflow="visible">'
+                    '<path class="leader" d="M0 0L{} {}"/></svg>'
+                )
                 moved = Markup('<g transform="translate({} {})">{}</g>').format(right, down, point)
                 point = leader.format(x, y, right, down) + moved
             parts.append(point)

@@ -176,7 +176,7 @@ def _row(
     cost_words = ratio = ""
     overloaded = _overloaded(score, worker)
     if excess is not None and overloaded:
-        cost_words, ratio = "a queue that grows", "as the run is long"
+        cost_words, ratio = "a queue that grows", "more in a longer run"
     elif excess is not None:
         costs = [value / 1e3 for value in excess.excess_us.curve]
         cost_words = f"{_ms(excess.excess_us.p50)} · {_ms(excess.excess_us.p99)}"
