@@ -415,6 +415,30 @@ def test_rates_that_drift_get_a_plan_of_their_own(monkeypatch: pytest.MonkeyPatc
         driver.close()
 
 
+def test_a_search_for_new_rates_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is given up for a change that somebody asked for."""
+    monkeypatch.setattr(drift, "WINDOW_S", 2.0)
+    monkeypatch.setattr(drift, "LASTING_S", 0.5)
+    services = {**ADD, "bound": "2s", "rate": 20.0}, {**SHOUT, "tier": "background"}
+    with Driver(config_of(*services, replan=True, replan_seconds=600.0)) as driver:
+        served = driver.served
+        changed = config_of({**services[0], "bound": "3s"}, services[1], replan=True,
+                            replan_seconds=600.0)  # fmt: skip
+
+        async def reload_while_it_searches() -> collections.Counter[str]:
+            async with Load(served) as load:
+                while "rates have drifted" not in served.log.getvalue():
+                    await asyncio.sleep(0.05)
+                while served.supervisor.planners.pid is None:
+                    await asyncio.sleep(0.01)
+                await served.supervisor.reload(changed)
+            return load.seen
+
+        assert set(driver(reload_while_it_searches(), patience_s=120.0)) == {"right"}
+        assert served.core.counters().services["add"].bound_s == 3.0
+        assert "the configuration has changed meanwhile" in served.log.getvalue()
+
+
 def test_background_that_gives_way_is_counted_and_a_hanging_function_harms_nobody() -> None:
     hangs = {**ADD, "name": "hangs", "model": "numpy:serving_functions:hang"}
     shout = {**SHOUT, "profile": "vgg19", "batches": [8], "tier": "background"}
