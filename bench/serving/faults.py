@@ -1,6 +1,7 @@
 """Faults under load: what clients of a server see while its parts die and others misbehave.
 
     PYTHONPATH=src:tests/support python bench/serving/faults.py [--rounds N] [--seed N] [--out FILE]
+    PYTHONPATH=src:tests/support python bench/serving/faults.py --sum FILE...
 
 A server (`eclip serve`, two fronts, simulated device) answers a steady stream of Triton's clients.
 Every round has one fault, chosen at random. Every request must be answered, rightly or with an
@@ -10,7 +11,7 @@ the right to mount a small one; without it that fault is left out, and said.
 
 Of every round that took longer than the goal, what was in it is printed: answers of every kind, the
 latest of them, how long this program itself was kept from running (then the machine was slow), and
-what the server's log said.
+what the server's log said. ``--sum`` prints all this for the rounds that were written before.
 """
 
 from __future__ import annotations
@@ -364,20 +365,35 @@ class Round:
         }
 
 
-def print_slow(rounds: list[dict[str, Any]]) -> None:
-    print(f"{len(rounds)} rounds beyond {GOAL_S:g} s")
+def print_rounds(title: str, rounds: list[dict[str, Any]]) -> None:
+    rows = []
+    for fault in FAULTS:
+        back_s = [one["back_s"] for one in rounds if one["fault"] == fault]
+        if back_s:
+            ends = [PATIENCE_S if took_s is None else took_s for took_s in back_s]
+            shares = [f"{np.percentile(ends, share):.1f}" for share in (50, 99, 100)]
+            beyond = sum(took_s > GOAL_S for took_s in ends)
+            rows.append([fault, str(len(ends)), *shares, str(beyond)])
+    columns = ["fault", "rounds", "back after s, p50", "p99", "worst", f"beyond {GOAL_S:g} s"]
+    print_table(title, columns, rows)
+    seen: Counter[str] = Counter()
     for one in rounds:
-        print(f"round {one.pop('round')}, {one.pop('fault')}: back after {one.pop('back_s')} s")
-        log = one.pop("log")
-        print("   ", ", ".join(f"{name} {value}" for name, value in one.items()))
+        seen.update(one["seen"])
+    print(", ".join(f"{count} {what}" for what, count in seen.most_common()))
+    slow = [one for one in rounds if one["back_s"] is None or one["back_s"] > GOAL_S]
+    print(f"{len(slow)} rounds beyond {GOAL_S:g} s")
+    for one in slow:
+        rest = dict(one)
+        number, fault, back, log = (rest.pop(key) for key in ("round", "fault", "back_s", "log"))
+        print(f"round {number}, {fault}: back after {back} s")
+        print("   ", ", ".join(f"{name} {value}" for name, value in rest.items()))
         for line in log:
             print("   ", line)
 
 
 async def run(rounds: int, seed: int, out: Path | None) -> bool:
     random.seed(seed)
-    back_s: dict[str, list[float]] = {name: [] for name in FAULTS}
-    slow: list[dict[str, Any]] = []
+    described: list[dict[str, Any]] = []
     broken: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         server = Server(Path(folder))
@@ -396,14 +412,10 @@ async def run(rounds: int, seed: int, out: Path | None) -> bool:
                 wrong = traffic.seen["WRONG"]
                 if took_s is None or wrong or server.process.poll() is not None:
                     broken.append(f"round {number}, {name}: back {took_s}, wrong {wrong}")
-                if took_s is not None:
-                    back_s[name].append(took_s)
-                described = this.describe(took_s)
-                if took_s is None or took_s > GOAL_S:
-                    slow.append(described)
+                described.append(this.describe(took_s))
                 if out is not None:
                     with out.open("a") as file:
-                        file.write(json.dumps(described) + "\n")
+                        file.write(json.dumps(described[-1]) + "\n")
                 if server.process.poll() is not None:
                     break
         unanswered = traffic.asked - traffic.seen.total()
@@ -417,20 +429,7 @@ async def run(rounds: int, seed: int, out: Path | None) -> bool:
             subprocess.run(["umount", str(server.temporary)], check=True)
         else:
             print("left out: a full disk, since none can be mounted here")
-    rows = [
-        [
-            name,
-            str(len(found)),
-            *(f"{np.percentile(found, share):.1f}" for share in (50, 99, 100)),
-            str(sum(took_s > GOAL_S for took_s in found)),
-        ]
-        for name, found in back_s.items()
-        if found
-    ]
-    columns = ["fault", "rounds", "back after s, p50", "p99", "worst", f"beyond {GOAL_S:g} s"]
-    print_table(f"{rounds} rounds, seed {seed}, {RATE_RPS:.0f} requests/s", columns, rows)
-    print(", ".join(f"{count} {what}" for what, count in traffic.seen.most_common()))
-    print_slow(slow)
+    print_rounds(f"{rounds} rounds, seed {seed}, {RATE_RPS:.0f} requests/s", described)
     for reason in broken:
         print("BROKEN", reason)
     return not broken
@@ -441,7 +440,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="a line for every round")
+    parser.add_argument("--sum", type=Path, nargs="+", help="such files, to be printed together")
     arguments = parser.parse_args()
+    if arguments.sum:
+        lines = [line for path in arguments.sum for line in path.read_text().splitlines()]
+        print_rounds(f"{len(lines)} rounds", [json.loads(line) for line in lines])
+        return
     sys.exit(not asyncio.run(run(arguments.rounds, arguments.seed, arguments.out)))
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -34,7 +33,7 @@ def order(ticket: int) -> DeviceOrder:
 
 def test_entries_come_out_once_and_in_order(link: Link) -> None:
     for ticket in range(5):
-        assert link.orders.push(order(ticket))
+        link.orders.push(order(ticket))
     assert [DeviceOrder(*words).ticket for words in link.orders.take()] == [0, 1, 2, 3, 4]
     assert list(link.orders.take()) == []
     assert list(link.answers.take()) == []  # the other ring is another one
@@ -42,65 +41,87 @@ def test_entries_come_out_once_and_in_order(link: Link) -> None:
 
 def test_a_full_ring_refuses_and_goes_on(link: Link) -> None:
     for ticket in range(ENTRIES):
-        assert link.orders.push(order(ticket))
-    assert not link.orders.push(order(-1))
+        link.orders.push(order(ticket))
+    with pytest.raises(DeviceError, match="a ring is full"):
+        link.orders.push(order(-1))
     taken = link.orders.take()
     assert DeviceOrder(*next(taken)).ticket == 0
-    assert link.orders.push(order(ENTRIES))
+    link.orders.push(order(ENTRIES))
     rest = [DeviceOrder(*words).ticket for words in taken]
     rest += [DeviceOrder(*words).ticket for words in link.orders.take()]
     assert rest == list(range(1, ENTRIES + 1))
 
 
-def test_two_threads_lose_and_double_nothing(link: Link) -> None:
-    total = 20_000
+_ANSWERER = """
+import sys
+from eclip.serving.link import Link
+link = Link(tuple(map(int, sys.argv[1:4])))
+while True:
+    for words in link.orders.take():
+        link.answers.push(words)
+"""
 
-    def write() -> None:
-        ticket = 0
-        while ticket < total:
-            ticket += link.orders.push(order(ticket))
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    seen: list[int] = []
-    while len(seen) < total:
-        seen += [DeviceOrder(*words).ticket for words in link.orders.take()]
-    writer.join()
-    assert seen == list(range(total))
+@contextlib.contextmanager
+def other_process(link: Link, program: str) -> Iterator[subprocess.Popen[bytes]]:
+    """At the other end of the link, until the block ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, link.descriptors)],
+        pass_fds=link.descriptors,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(PATIENCE_S)
+
+
+def test_two_processes_lose_and_double_nothing(link: Link) -> None:
+    """As many entries as take the counts beyond two bytes, with few open at a time: so no ring is
+    ever full, and none may look as if it were."""
+    total, most_open = 70_000, 256
+    sent, seen = 0, 0
+    with other_process(link, _ANSWERER) as answerer:
+        while seen < total:
+            while sent < min(seen + most_open, total):
+                link.orders.push(order(sent))
+                sent += 1
+            for words in link.answers.take():
+                assert DeviceOrder(*words) == order(seen)
+                seen += 1
+            assert answerer.poll() is None
 
 
 _WRITER = """
 import sys
+from eclip.errors import DeviceError
 from eclip.serving.link import DeviceOrder, Link
 link = Link(tuple(map(int, sys.argv[1:4])))
 ticket = 0
 while True:
-    if link.orders.push(DeviceOrder(1, ticket, *[ticket] * 6)):
-        ticket += 1
-        link.ordered.raise_()
+    try:
+        link.orders.push(DeviceOrder(1, ticket, *[ticket] * 6))
+    except DeviceError:  # full
+        continue
+    ticket += 1
+    link.ordered.raise_()
 """
 
 
 def test_a_writer_that_is_killed_leaves_whole_entries(link: Link) -> None:
     """At whatever instruction it dies, what can be read is a beginning of what it wrote."""
-    writer = subprocess.Popen(
-        [sys.executable, "-c", _WRITER, *map(str, link.descriptors)],
-        pass_fds=link.descriptors,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
     seen: list[DeviceOrder] = []
-    try:
+    with other_process(link, _WRITER):
         while len(seen) < 3_000:
             seen += [DeviceOrder(*words) for words in link.orders.take()]
-    finally:
-        writer.send_signal(signal.SIGKILL)
-        writer.wait(PATIENCE_S)
     seen += [DeviceOrder(*words) for words in link.orders.take()]
     assert [one.ticket for one in seen] == list(range(len(seen)))
     assert all(one.epoch == one.ticket for one in seen)
     link.reset()
     assert list(link.orders.take()) == []
-    assert link.orders.push(order(1)) and len(list(link.orders.take())) == 1
+    link.orders.push(order(1))
+    assert len(list(link.orders.take())) == 1
 
 
 def test_a_signal_wakes_and_is_cleared(link: Link) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 from eclip.devices import open_device
 from eclip.devices.base import Device
 from eclip.errors import EclipError
+from eclip.jit import get_ready
 from eclip.lab.case import find_calibration, find_topology
 from eclip.serving import link
 from eclip.serving.control import (
@@ -267,6 +268,7 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when to end
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.setswitchinterval(_SWITCH_S)
+    get_ready()  # a spare process waits long enough
     with Channel(socket.socket(fileno=descriptor)) as channel:
         DeviceProcess(channel).run()
     os._exit(0)  # a function that hangs in its thread may not keep us

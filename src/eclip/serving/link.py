@@ -9,7 +9,9 @@ then raises ``head``; the reader reads the entry, then raises ``tail``. Nobody e
 a process that dies between two steps leaves an entry that was never there, or one that is read
 twice; orders carry the device process's epoch and answers a ticket that is used once, so that what
 is left over from a dead process is recognised and dropped. That order of writes is kept by x86-64
-processors; elsewhere the system call on the eventfd between writing and reading has to do.
+processors; elsewhere the system call on the eventfd between writing and reading has to do. ``head``
+and ``tail`` are written and read as whole words. (``struct`` would write zeros first and then byte
+by byte: a tail that seems to be 0 makes a ring look full.)
 
 All memory is allocated before it is mapped: a full host is an error here, not a SIGBUS later.
 """
@@ -76,31 +78,33 @@ OK, CANCELLED, EXPIRED, FAILED, GONE = range(5)  # statuses; GONE: the service i
 
 
 class SharedRing:
-    def __init__(self, memory: mmap.mmap, offset: int) -> None:
-        self._memory = memory
-        self._at = offset
+    """``whole`` are the words of the memory."""
 
-    def push(self, words: tuple[int, ...]) -> bool:
-        """Up to eight of them. False: the ring is full."""
-        memory, at = self._memory, self._at
-        (head,) = _WORD.unpack_from(memory, at + _HEAD)
-        (tail,) = _WORD.unpack_from(memory, at + _TAIL)
-        if head - tail >= ENTRIES:
-            return False
+    def __init__(self, memory: mmap.mmap, whole: memoryview, offset: int) -> None:
+        self._memory = memory
+        self._whole = whole
+        self._head = (offset + _HEAD) // whole.itemsize
+        self._tail = (offset + _TAIL) // whole.itemsize
+        self._entries = offset + _ENTRIES
+
+    def push(self, words: tuple[int, ...]) -> None:
+        """Up to eight of them. A ring that is full is an error: it holds more than may be open."""
+        head = self._whole[self._head]
+        if head - self._whole[self._tail] >= ENTRIES:
+            raise DeviceError(f"a ring is full: {ENTRIES} entries wait, and nobody takes them")
         filled = (*words, *(0,) * (WORDS - len(words)))
-        _ENTRY.pack_into(memory, at + _ENTRIES + head % ENTRIES * _ENTRY.size, *filled)
-        _WORD.pack_into(memory, at + _HEAD, head + 1)
-        return True
+        at = self._entries + head % ENTRIES * _ENTRY.size
+        _ENTRY.pack_into(self._memory, at, *filled)
+        self._whole[self._head] = head + 1
 
     def take(self) -> Iterator[tuple[int, ...]]:
         """Everything that is in the ring now."""
-        memory, at = self._memory, self._at
-        (head,) = _WORD.unpack_from(memory, at + _HEAD)
-        (tail,) = _WORD.unpack_from(memory, at + _TAIL)
+        head, tail = self._whole[self._head], self._whole[self._tail]
         while tail < head:
-            words = _ENTRY.unpack_from(memory, at + _ENTRIES + tail % ENTRIES * _ENTRY.size)
+            at = self._entries + tail % ENTRIES * _ENTRY.size
+            words = _ENTRY.unpack_from(self._memory, at)
             tail += 1
-            _WORD.pack_into(memory, at + _TAIL, tail)
+            self._whole[self._tail] = tail
             yield words
 
 
@@ -128,8 +132,9 @@ class Link(Closing):
         self.descriptors = descriptors
         memory, orders, answers = descriptors
         self._memory = mmap.mmap(memory, 2 * RING_BYTES)
-        self.orders = SharedRing(self._memory, 0)
-        self.answers = SharedRing(self._memory, RING_BYTES)
+        self._whole = memoryview(self._memory).cast("q")
+        self.orders = SharedRing(self._memory, self._whole, 0)
+        self.answers = SharedRing(self._memory, self._whole, RING_BYTES)
         self.ordered = Signal(orders)
         self.answered = Signal(answers)
 
@@ -146,6 +151,7 @@ class Link(Closing):
         self.answered.clear()
 
     def close(self) -> None:
+        self._whole.release()
         self._memory.close()
         for descriptor in self.descriptors:
             os.close(descriptor)

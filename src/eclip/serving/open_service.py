@@ -49,7 +49,6 @@ class FrontDesk:
         return self._number
 
     def order(self, order: DeviceOrder) -> None:
-        # Slots bound what is open, and a ring holds far more.
         self.link.orders.push(order)
         self.link.ordered.raise_()
 

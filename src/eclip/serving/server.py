@@ -90,6 +90,7 @@ class Supervisor:
         self._regions.mkdir()
         self.door: Path | None = self._folder / "door" if guests else None
         self._changing = asyncio.Lock()
+        self._search: asyncio.Task[Deployment] | None = None  # for new rates
         self.services = Services(config)
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
@@ -195,35 +196,42 @@ class Supervisor:
         rates_rps: dict[str, float] | None = None,
         seconds: float = 0.0,
     ) -> None:
-        """Serve this from now on; raises what is wrong with it, and then nothing has changed."""
+        """Serve this from now on; raises what is wrong with it, and then nothing has changed. A
+        search for new rates is given up: somebody waits for this."""
+        if self._search is not None:
+            self._search.cancel()
         async with self._changing:
             planned = await self._plan(config, wanted, rates_rps or {}, seconds)
-            deployment = self.services.with_ids(planned)
-            await self.bell.until(lambda: self.device.up)
-            added = self._share_slots(deployment.sheets)
-            answer = await self.device.deploy(deployment)
-            if isinstance(answer, NotDeployed):
-                self.fronts.drop_slots(self.services.ids)
-                await self.device.retire(self.services.deployed.generation)  # drops them there
-                raise DeviceError(answer.reason)
-            self.config = config
-            self.services.take(config, deployment)
-            self.fronts.send_slots(added)
-            self.services.note_failed(answer, self._log)
-            offer = self.services.offer(self.device.restarts, new=True)
-            self.fronts.tell(offer)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_SETTLE_S):
-                    await self.bell.until(lambda: self.fronts.have_settled(offer.number))
-            await self.device.retire(deployment.generation)
+            await self._deploy(config, planned)
+
+    async def _deploy(self, config: ServingConfig, planned: Deployment) -> None:
+        """While nobody else changes anything."""
+        deployment = self.services.with_ids(planned)
+        await self.bell.until(lambda: self.device.up)
+        added = self._share_slots(deployment.sheets)
+        answer = await self.device.deploy(deployment)
+        if isinstance(answer, NotDeployed):
             self.fronts.drop_slots(self.services.ids)
-            self._log.write(
-                "deployed",
-                generation=deployment.generation,
-                services=[sheet.name for sheet in deployment.sheets],
-                seconds=round(answer.seconds, 2),
-                notes=list(deployment.notes),
-            )
+            await self.device.retire(self.services.deployed.generation)  # drops them there
+            raise DeviceError(answer.reason)
+        self.config = config
+        self.services.take(config, deployment)
+        self.fronts.send_slots(added)
+        self.services.note_failed(answer, self._log)
+        offer = self.services.offer(self.device.restarts, new=True)
+        self.fronts.tell(offer)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SETTLE_S):
+                await self.bell.until(lambda: self.fronts.have_settled(offer.number))
+        await self.device.retire(deployment.generation)
+        self.fronts.drop_slots(self.services.ids)
+        self._log.write(
+            "deployed",
+            generation=deployment.generation,
+            services=[sheet.name for sheet in deployment.sheets],
+            seconds=round(answer.seconds, 2),
+            notes=list(deployment.notes),
+        )
 
     async def reload(self, config: ServingConfig) -> None:
         """The configuration is another now."""
@@ -263,11 +271,26 @@ class Supervisor:
                 continue
             rates = deployment.rates_rps | measured
             self._log.write("rates have drifted; planning again", rates_rps=rates)
-            loaded = {sheet.name for sheet in deployment.sheets}
             try:
-                await self.change(self.config, loaded, rates, self.server.replan_seconds)
+                await self._replan(deployment, rates)
             except EclipError as error:
                 self._log.write("the old plan stays", reason=str(error))
+
+    async def _replan(self, deployment: Deployment, rates_rps: dict[str, float]) -> None:
+        """Another plan for what is deployed, unless something else is by the time it is found."""
+        loaded = {sheet.name for sheet in deployment.sheets}
+        seconds = self.server.replan_seconds
+        search = asyncio.create_task(self._plan(self.config, loaded, rates_rps, seconds))
+        self._search = search
+        try:
+            await asyncio.wait([search])
+        finally:
+            self._search = None
+            search.cancel()
+        async with self._changing:
+            if search.cancelled() or self.services.deployed is not deployment:
+                raise UsageError("the configuration has changed meanwhile")
+            await self._deploy(self.config, search.result())
 
     async def _plan(
         self, config: ServingConfig, wanted: set[str], rates_rps: dict[str, float], seconds: float
