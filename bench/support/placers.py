@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from eclip.artefacts.model_key import ModelKey
 from eclip.fleet.coarse import run_coarsely
 from eclip.fleet.shop import Bin, Shop
 from eclip.progress import Progress
@@ -38,11 +39,16 @@ class Alone:
         self.shop = shop
         self.kind = shop.scorer.kinds[kind]
         self._kept: dict[tuple[int, float, float], bool] = {}
+        self._request_ns: dict[tuple[ModelKey, int], float] = {}
 
     def request_ns(self, service: int, share: float) -> float:
-        profile = self.kind.profiles[self.shop.fleet.services[service].model]
+        model = self.shop.fleet.services[service].model
         units = max(1, round(share * self.kind.topology.units))
-        return float((profile.busy_at(units) + profile.gap_at(units)).sum())
+        if (model, units) not in self._request_ns:
+            profile = self.kind.profiles[model]
+            took_ns = float((profile.busy_at(units) + profile.gap_at(units)).sum())
+            self._request_ns[model, units] = took_ns
+        return self._request_ns[model, units]
 
     def keeps(self, service: int, share: float, rate: float) -> bool:
         key = (service, share, round(rate, 6))

@@ -41,6 +41,7 @@ def run_coarsely(
     must_act = np.zeros(workers)  # when the most urgent request begun or queued must act, at latest
     late = np.zeros(workers, dtype=np.int64)
     speed = np.ones(workers)
+    running = np.zeros(workers, dtype=np.int64)
     now = arrivals.min()
     while True:
         event, who, what = np.inf, -1, 0
@@ -86,29 +87,70 @@ def run_coarsely(
                 latest = arrival + bound_ns[who] - (behind + 1) * request_ns[who]
                 must_act[who] = min(must_act[who], latest)
         if yields:
+            first_to_act, earliest = -1, np.inf  # everyone active gives way to this one
+            for worker in range(workers):
+                if active[worker]:
+                    latest = must_act[worker] + request_ns[worker] - left[worker]
+                    if first_to_act < 0 or latest < earliest:
+                        first_to_act, earliest = worker, latest
             for worker in range(workers):
                 if not active[worker]:
                     continue
-                own_limit = must_act[worker] + request_ns[worker] - left[worker]
-                gives_way = False
-                if overtaken[worker] < MOST_OVERTAKEN:
-                    for other in range(workers):
-                        if other == worker or not active[other]:
-                            continue
-                        limit = must_act[other] + request_ns[other] - left[other]
-                        if limit < own_limit or (limit == own_limit and other < worker):
-                            gives_way = True
-                if not gives_way:
+                if worker == first_to_act or overtaken[worker] >= MOST_OVERTAKEN:
                     hold_at[worker] = np.inf
                     if held[worker]:
                         held[worker] = False
                         overtaken[worker] += 1
                 elif not held[worker] and hold_at[worker] == np.inf:
                     hold_at[worker] = now + drain_ns[worker]
+        count = 0
         for worker in range(workers):
             if active[worker] and not held[worker]:
-                longer = 1.0
-                for other in range(workers):
-                    if other != worker and active[other] and not held[other]:
-                        longer += slower[worker, other]
-                speed[worker] = 1 / longer
+                running[count] = worker
+                count += 1
+        for i in range(count):
+            longer = 1.0
+            for j in range(count):
+                if i != j:
+                    longer += slower[running[i], running[j]]
+            speed[running[i]] = 1 / longer
+
+
+@compiled
+def most_late(count: int) -> int:
+    """How many of so many requests may be later than their p99."""
+    return max((count - 1) // 100, 0)
+
+
+@compiled
+def p99(took_ns: Floats) -> float:
+    """Without interpolation: of a few requests, the slowest one counts. As NumPy's percentile with
+    the method "higher", in a fifth of its time."""
+    if len(took_ns) == 0:
+        return 0.0
+    rank = len(took_ns) - 1 - most_late(len(took_ns))
+    return float(np.partition(took_ns, rank)[rank])
+
+
+@compiled
+def tail_coarsely(
+    arrivals: Floats,  # as above; those before time 0 warm up and are not counted
+    first: npt.NDArray[np.int64],
+    request_ns: Floats,
+    bound_ns: Floats,
+    drain_ns: Floats,
+    slower: Floats,
+    yields: bool,
+    hopeless: float,  # times its bound: a worker this late ends the run
+) -> float:
+    """p99 over bound, of the worker that has it worst."""
+    took = run_coarsely(
+        arrivals, first, request_ns, bound_ns, drain_ns, slower, yields, hopeless * bound_ns
+    )
+    worst = 0.0
+    for worker in range(len(request_ns)):
+        begin, end = first[worker], first[worker + 1]
+        while begin < end and arrivals[begin] < 0:
+            begin += 1
+        worst = max(worst, p99(took[begin:end]) / bound_ns[worker])
+    return worst

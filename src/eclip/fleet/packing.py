@@ -18,7 +18,7 @@ from eclip.progress import Progress
 
 _TAKEN_APART = (2, 3, 4)  # bins at once
 _REPAIRS = 12  # rounds of simulating what changed
-_ROUNDS = 4  # of searching, then simulating
+_ROUNDS = 2  # of searching, then simulating
 
 
 class Packer(Filler):

@@ -18,10 +18,11 @@ from __future__ import annotations
 import functools
 import gzip
 import hashlib
+import itertools
 import math
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,13 +44,14 @@ from eclip.devices.sim.contention import Ints
 from eclip.devices.sim.device import Glimpse, glimpse
 from eclip.devices.sim.tables import KernelTables
 from eclip.errors import ArtefactError
-from eclip.fleet.coarse import Floats, run_coarsely
+from eclip.fleet.coarse import Floats, most_late, p99, tail_coarsely
 from eclip.planning import policies
 from eclip.planning.joints import GRAIN_NS
 from eclip.planning.problem import Problem
 from eclip.progress import Progress
 
 _MARK = b"eclip fleet scores"  # in files of them
+_EDITION = 2  # of how a set is simulated: scores of another one are not taken over
 POLICIES = ("yield", "shared")
 _STEPS = 16  # of a rate, to the doubling
 _PROMISED = 500  # requests of the service with the fewest: a bound is on a p99
@@ -104,17 +106,19 @@ class GpuKind:
         return {model: unit_time_ns(profile) for model, profile in self.profiles.items()}
 
     @functools.cached_property
-    def drain_ns(self) -> dict[ModelKey, float]:
-        """What a request that yields has in flight: a stretch, or one kernel that is longer."""
-        longest = {
-            model: max(row[-1] for row in profile.busy_ns)
-            for model, profile in self.profiles.items()
-        }
-        return {model: float(max(GRAIN_NS, took)) for model, took in longest.items()}
+    def number(self) -> dict[ModelKey, int]:
+        """Of every model, for arrays with an entry for each."""
+        return {model: number for number, model in enumerate(self.profiles)}
+
+    @functools.cached_property
+    def drain_ns(self) -> Floats:
+        """What a model's request that yields has in flight: a stretch, or a longer kernel."""
+        longest = [max(row[-1] for row in profile.busy_ns) for profile in self.profiles.values()]
+        return np.maximum(np.array(longest, dtype=np.float64), GRAIN_NS)
 
     def digest(self, most_kernels: float) -> str:
         """Of all that a score depends on besides its set."""
-        told = (self.topology, self.calibration, most_kernels, _PROMISED, _WARMUP)
+        told = (_EDITION, self.topology, self.calibration, most_kernels, _PROMISED, _WARMUP)
         digest = hashlib.sha256(msgspec.json.encode(told, enc_hook=str))
         for model in sorted(self.profiles):
             profile = self.profiles[model]
@@ -173,7 +177,7 @@ class Scorer:
     simulated: int = 0  # simulations run
     _estimates: dict[tuple[str, Members], float] = field(default_factory=dict)
     _joules: dict[tuple[str, ModelKey], float] = field(default_factory=dict)
-    _slower: dict[tuple[str, ModelKey, ModelKey], float] = field(default_factory=dict)
+    _slower: dict[str, Floats] = field(default_factory=dict)  # NaN where not measured
 
     def estimate(self, kind: str, members: Members) -> float:
         """The worst p99 over bound that the coarse simulation gives. It ends with the first policy
@@ -264,45 +268,36 @@ class Scorer:
     def coarse_tail(self, kind: str, members: Members, policy: str) -> float:
         """p99 over bound, of the service that has it worst, by the coarse simulation."""
         device = self.kinds[kind]
-        request_ns = np.array([device.request_ns(member.model) for member in members])
-        bound_ns = np.array([member.bound_ms * 1e6 for member in members])
         arrivals = _arrivals(members, window_seconds(device, members, self.most_kernels))
-        first = np.cumsum([0, *(len(times) for times in arrivals)])
-        joined = np.concatenate(arrivals)
-        took = run_coarsely(
-            joined,
-            first,
-            request_ns,
-            bound_ns,
+        worst = tail_coarsely(
+            np.concatenate(arrivals),
+            np.array([0, *itertools.accumulate(map(len, arrivals))]),
+            np.array([device.request_ns(member.model) for member in members]),
+            np.array([member.bound_ms * 1e6 for member in members]),
             *self.beside(kind, members),
             policy == "yield",
-            _HOPELESS * bound_ns,
+            _HOPELESS,
         )
-        tails = [
-            _p99(took[start:end][joined[start:end] >= 0]) / bound
-            for start, end, bound in zip(first[:-1], first[1:], bound_ns, strict=True)
-        ]
-        return _BIAS[policy] * float(max(tails))
+        return _BIAS[policy] * worst
 
     def beside(self, kind: str, members: Members) -> tuple[Floats, Floats]:
         """What members have in flight when they yield, and how much longer each pair takes."""
-        drain_ns = np.array([self.kinds[kind].drain_ns[member.model] for member in members])
-        slower = np.array(
-            [
-                [self._longer_beside(kind, one.model, two.model) for two in members]
-                for one in members
-            ]
-        )
-        return drain_ns, slower
+        device = self.kinds[kind]
+        models = [device.number[member.model] for member in members]
+        if kind not in self._slower:
+            self._slower[kind] = np.full((len(device.number), len(device.number)), np.nan)
+        slower = self._slower[kind][np.ix_(models, models)]
+        if np.isnan(slower).any():
+            self._measure_pairs(kind, {member.model for member in members})
+            slower = self._slower[kind][np.ix_(models, models)]
+        return device.drain_ns[models], slower
 
-    def _longer_beside(self, kind: str, model: ModelKey, other: ModelKey) -> float:
-        """How much longer requests of a model take beside another one's, less 1."""
-        key = (kind, model, other)
-        if key not in self._slower:
-            mine, theirs = measure_pair(self.kinds[kind], model, other)
-            self._slower[key] = mine
-            self._slower[kind, other, model] = theirs if other != model else mine
-        return self._slower[key]
+    def _measure_pairs(self, kind: str, models: Iterable[ModelKey]) -> None:
+        device, slower = self.kinds[kind], self._slower[kind]
+        for model, other in itertools.combinations_with_replacement(sorted(models), 2):
+            one, two = device.number[model], device.number[other]
+            if np.isnan(slower[one, two]):
+                slower[two, one], slower[one, two] = reversed(measure_pair(device, model, other))
 
 
 def refused(members: Members) -> SetScore:
@@ -323,33 +318,55 @@ def plan_of(kind: GpuKind, members: Members, policy: str, names: Sequence[str] =
 def simulate_set(
     kind: GpuKind, members: Members, policy: str, most_kernels: float, seed: int = 0
 ) -> SetScore:
-    """What the simulator gives the set under a policy; other arrivals with another seed."""
+    """What the simulator gives the set under a policy; other arrivals with another seed. It ends
+    when a bound is missed for good, and then counts the requests answered by then."""
     seconds = window_seconds(kind, members, most_kernels)
     plan = plan_of(kind, members, policy)
     load = load_of_mix(plan.mix, seconds, _WARMUP * seconds, seed)
     tables = KernelTables([kind.profiles[member.model] for member in members], kind.calibration)
-    seen = glimpse(plan, tables, load, seconds * 1e9)
-    tails_ms, within = [], []
-    for worker, member in enumerate(members):
-        took_ns = _latencies(load, worker, seen.requests, seconds * 1e9 - member.bound_ms * 1e6)
-        tails_ms.append(_p99(took_ns) / 1e6)
-        within.append(float(np.mean(took_ns <= member.bound_ms * 1e6)))
-    pairs = zip(tails_ms, members, strict=True)
+    bounds_ns = [member.bound_ms * 1e6 for member in members]
+    offered = [
+        _offered(load, worker, seconds * 1e9 - bound_ns)
+        for worker, bound_ns in enumerate(bounds_ns)
+    ]
+
+    def answered(requests: Ints) -> Iterator[Floats]:
+        for worker, bound_ns in enumerate(bounds_ns):
+            yield _latencies(requests, worker, seconds * 1e9 - bound_ns)
+
+    def is_missed(requests: Ints) -> bool:
+        return any(
+            np.count_nonzero(took_ns > bound_ns) > most_late(count)
+            for took_ns, bound_ns, count in zip(answered(requests), bounds_ns, offered, strict=True)
+        )
+
+    seen = glimpse(plan, tables, load, seconds * 1e9, is_missed)
+    latencies_ns = list(answered(seen.requests))
+    if not is_missed(seen.requests):  # so it ran to its end: what was not answered took for ever
+        latencies_ns = [
+            np.append(took_ns, np.full(max(count - len(took_ns), 0), _NEVER_NS))
+            for took_ns, count in zip(latencies_ns, offered, strict=True)
+        ]
+    tails_ms = [p99(took_ns) / 1e6 for took_ns in latencies_ns]
     return SetScore(
         policy=policy,
         p99_ms=tuple(tails_ms),
-        within=tuple(within),
+        within=tuple(
+            float(np.mean(took_ns <= bound_ns)) if len(took_ns) else 1.0
+            for took_ns, bound_ns in zip(latencies_ns, bounds_ns, strict=True)
+        ),
         power_w=seen.power_w,
-        worst=max(tail / member.bound_ms for tail, member in pairs),
+        worst=max(tail / member.bound_ms for tail, member in zip(tails_ms, members, strict=True)),
     )
 
 
 def window_seconds(kind: GpuKind, members: Members, most_kernels: float) -> float:
+    """How long a set is simulated, on the grid of rates."""
     kernels = [len(kind.profiles[member.model].trace.kernels) for member in members]
     rates = [member.rate_rps for member in members]
     kernels_per_s = sum(rate * count for rate, count in zip(rates, kernels, strict=True))
     longest_s = max(member.bound_ms for member in members) / 1e3
-    return max(min(_PROMISED / min(rates), most_kernels / kernels_per_s), 4 * longest_s)
+    return rounded_up(max(min(_PROMISED / min(rates), most_kernels / kernels_per_s), 4 * longest_s))
 
 
 def measure_pair(kind: GpuKind, model: ModelKey, other: ModelKey) -> tuple[float, float]:
@@ -392,30 +409,30 @@ def _mix_of(members: Members, names: Sequence[str] = ()) -> Mix:
 def _arrivals(members: Members, seconds: float) -> list[Floats]:
     """Those of ``load_of_mix``, without the mix: a search asks a thousand times a second."""
     warmup_s = _WARMUP * seconds
-    drawn = [
-        Poisson().draw(member.rate_rps, seconds + warmup_s, np.random.default_rng([0, index]))
+    span_s = seconds + warmup_s
+    return [
+        (span_s * _uniform(round(member.rate_rps * span_s, 9), index) - warmup_s) * 1e9
         for index, member in enumerate(members)
     ]
-    return [(times - warmup_s) * 1e9 for times in drawn]
 
 
-def _latencies(load: Load, worker: int, requests: Ints, until_ns: float) -> Floats:
-    """Of all requests that arrived while measured, and early enough to keep their bound: what was
-    not answered took for ever."""
+@functools.lru_cache(maxsize=4096)
+def _uniform(expected: float, index: int) -> Floats:
+    """Arrivals in a span of 1. Rates and spans are on one grid, so the same ones are asked for over
+    and over."""
+    return Poisson().draw(expected, 1.0, np.random.default_rng([0, index]))
+
+
+def _offered(load: Load, worker: int, until_ns: float) -> int:
+    """Requests that arrive while measured, and early enough to keep their bound."""
     times = load.arrivals[worker]
     assert times is not None
-    offered = int(np.count_nonzero((times >= 0) & (times <= until_ns)))
+    return int(np.count_nonzero((times >= 0) & (times <= until_ns)))
+
+
+def _latencies(requests: Ints, worker: int, until_ns: float) -> Floats:
+    """Of those of them that were answered."""
     rows = requests[(requests[:, 0] == worker) & (requests[:, 1] <= until_ns)]
     rows = rows[rows[:, 1] >= 0]
-    took = np.full(max(offered, len(rows), 1), _NEVER_NS)
-    took[: len(rows)] = rows[:, 3] - rows[:, 1]
-    return took if offered else np.zeros(1)
-
-
-def _p99(took_ns: Floats) -> float:
-    """Without interpolation: of a few requests, the slowest one counts. As NumPy's percentile with
-    the method "higher", in a fifth of its time."""
-    if len(took_ns) == 0:
-        return 0.0
-    rank = math.ceil(0.99 * (len(took_ns) - 1))
-    return float(np.partition(took_ns, rank)[rank])
+    took: Floats = (rows[:, 3] - rows[:, 1]).astype(np.float64)
+    return took

@@ -7,7 +7,7 @@ come from the calibration. Progress and interrupts are handled between chunks of
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,7 @@ from eclip.runtime.reactions import board_of
 _CHUNK_NS = 50e6
 _BUFFER_ROWS = 1 << 16
 _GLIMPSE_WARMUP = 0.25  # of the window
+_GLIMPSE_PIECES = 16  # after each one is asked whether it is decided
 
 
 class SimDevice(Closing):
@@ -226,14 +227,28 @@ class Glimpse:
     requests: Ints  # rows of worker, arrival, start, end
 
 
-def glimpse(plan: Plan, tables: KernelTables, load: Load, window_ns: float) -> Glimpse:
-    """Simulate a plan made from these tables' profiles for so long, after a quarter of that."""
+def glimpse(
+    plan: Plan,
+    tables: KernelTables,
+    load: Load,
+    window_ns: float,
+    is_decided: Callable[[Ints], bool] | None = None,
+) -> Glimpse:
+    """Simulate a plan made from these tables' profiles for so long, after a quarter of that. With
+    ``is_decided`` it is asked in between about the requests so far, and True ends the simulation:
+    only the requests mean something then."""
     machine = build_machine(program_of(plan), tables, load, 0)
     state = initial_state(machine, plan, load, -_GLIMPSE_WARMUP * window_ns, tables.profiles)
     rows: list[Ints] = []
-    while core.advance(machine, state, window_ns, True) == core.BUFFER_FULL:
+    pieces = _GLIMPSE_PIECES if is_decided is not None else 1
+    for piece in range(1, pieces + 1):
+        last = piece == pieces
+        until_ns = window_ns if last else window_ns * piece / pieces
+        while core.advance(machine, state, until_ns, last) == core.BUFFER_FULL:
+            _empty_buffers(state, rows, [])
         _empty_buffers(state, rows, [])
-    _empty_buffers(state, rows, [])
+        if is_decided is not None and is_decided(np.concatenate(rows)):
+            break
     return Glimpse(
         rates_rps=tuple(
             float(worker["kernels"]) / (planned.kernels * window_ns / 1e9)
