@@ -102,7 +102,6 @@ def test_replicas_near_and_far_answer_and_count_as_fresh() -> None:
     async def visit(server: RunningServer) -> None:
         replicas = Replicas("here")
         table = RoutingTable(
-            number=1,
             places=(place_of(server, NEAR, "here"), place_of(server, FAR, "there")),
             shares={"add": {NEAR: 0.5, FAR: 0.5}, "slow": {FAR: 1.0}},
         )
@@ -132,7 +131,7 @@ def test_two_that_are_far_both_get_requests() -> None:
         replicas = Replicas("here")
         places = (place_of(server, NEAR, "there"), place_of(server, FAR, "there"))
         shares = {"add": {NEAR: 0.5, FAR: 0.5}}
-        replicas.take(RoutingTable(number=1, places=places, shares=shares))
+        replicas.take(RoutingTable(places=places, shares=shares))
         await until(lambda: len(replicas.candidates("add")) == 2)
         first = replicas.choose("add")
         assert first is not None
@@ -156,7 +155,6 @@ def test_what_one_did_not_accept_another_gets_and_what_was_accepted_is_lost_with
         shares = {NEAR: 1.0, FAR: 1.0}
         replicas.take(
             RoutingTable(
-                number=1,
                 places=(nobody, place_of(server, FAR, "there")),
                 shares={"add": shares, "slow": shares},
             )

@@ -11,12 +11,12 @@ import yaml
 
 from eclip.errors import ArtefactError, UsageError
 from eclip.fleet.config import FleetFile, load_fleet_file
-from eclip.fleet.crew import MACHINE
 from eclip.fleet.kubernetes import render, render_text
 from eclip.fleet.orders import GpuPlace, join, orders_of, table_of
 from eclip.fleet.placement import Instance, PlacedGpu, Placement
 from eclip.fleet.planning import without_short
 from eclip.fleet.rates import RateWatch, RouterReport, with_rates
+from eclip.fleet.ray_cluster import MACHINE
 from eclip.fleet.spec import GpuId
 from eclip.serving.config import make_config
 
@@ -97,7 +97,7 @@ def test_while_instances_move_a_gpu_has_the_old_ones_too(file: FleetFile) -> Non
 
 def test_routers_are_told_only_of_gpus_that_are_there(file: FleetFile) -> None:
     place = GpuPlace(gpu=FIRST, host="h", http="h:1", grpc="h:2", door=None, models={}, pid=1)
-    table = table_of(1, BOTH, {FIRST: place})
+    table = table_of(BOTH, {FIRST: place})
     assert [one.gpu for one in table.places] == [FIRST]
     assert table.shares == {"search": {FIRST: 0.5, SECOND: 0.5}, "own": {FIRST: 1.0}}
 

@@ -279,8 +279,8 @@ def status(file: FileArgument, as_json: JsonOption = False) -> None:
         screen.out.print(f"Requests in the last seconds: {rates or 'none'}.")
         for name, part in now.refused.items():
             screen.warn(f"{name}: no room for {part:.0%} of its requests")
-        if now.note:
-            screen.warn(now.note)
+        for line in filter(None, (now.doing, now.trouble)):
+            screen.warn(line)
     if not now.ready:
         raise typer.Exit(1)
 

@@ -20,6 +20,7 @@ import uvloop
 from eclip.fleet.config import RouterSettings
 from eclip.fleet.orders import GpuOrder, GpuPlace, RoutingTable
 from eclip.fleet.rates import RouterReport
+from eclip.fleet.ray_cluster import CONTROLLER
 from eclip.fleet.replicas import Replicas
 from eclip.fleet.router import RouterCore, choice_route
 from eclip.fleet.spec import GpuId
@@ -28,7 +29,6 @@ from eclip.serving.front import FrontSettings, Ports, open_front
 from eclip.serving.log import ServerLog
 from eclip.serving.running import RunningServer
 
-CONTROLLER = "controller"
 T = TypeVar("T")
 
 

@@ -9,7 +9,6 @@ begins with the one that runs. Instances are loaded before others are unloaded.
 from __future__ import annotations
 
 import os
-import re
 import threading
 import time
 from typing import Any
@@ -19,18 +18,19 @@ import ray
 from ray.exceptions import RayError
 
 from eclip.errors import EclipError
-from eclip.fleet.actors import CONTROLLER
 from eclip.fleet.config import FleetFile
 from eclip.fleet.crew import KEPT, GpuCrew, RouterCrew, fleet_there
 from eclip.fleet.orders import GpuOrder, GpuPlace, RoutingTable, join, orders_of, table_of
 from eclip.fleet.placement import Placement
 from eclip.fleet.planning import Planned, plan_again
 from eclip.fleet.rates import RateWatch, RouterReport, with_rates
+from eclip.fleet.ray_cluster import CONTROLLER, one_line
 from eclip.fleet.spec import GpuId, gpu_ids
 from eclip.serving.log import ServerLog
 
 _LOOK_S = 1.0
 _END_S = 60.0
+_PLAN_AGAIN_S = 10.0  # after a plan that could not be made
 
 
 class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,11 +42,11 @@ class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
-    ready: bool
-    note: str  # what it is doing, or why it cannot
+    ready: bool  # it serves; also while it is placed again
+    doing: str  # what it changes now; empty: nothing
+    trouble: str  # why the placement wanted was not reached; it is tried again
     gpus: tuple[GpuStatus, ...]
     routers: tuple[RouterReport, ...]
-    routers_wanted: int
     rates_rps: dict[str, float]  # measured in the last seconds
     refused: dict[str, float]  # the part of a service's rate that finds no room
     placements: int  # reached since this controller started
@@ -62,9 +62,10 @@ class Controller:
         self._rates = RateWatch(file.fleet)
         self._fleet = file.fleet  # what is there of it, at the rates of the moment
         self._placement = planned.placement
-        self._tables = self._placements = 0
-        self._note = "starting"
+        self._placements = 0
+        self._doing, self._trouble = "starting", ""
         self._unreached: Planned | None = None  # to be tried again
+        self._plan_at: float | None = None  # when to plan again, as that failed
         self._ending = threading.Event()
         self._gpus.adopt(file.fleet)
         if ray.get_runtime_context().was_current_actor_reconstructed and self._gpus.orders:
@@ -82,21 +83,20 @@ class Controller:
         self._routers.tell(self.table())
 
     def table(self) -> RoutingTable:
-        self._tables += 1
-        return table_of(self._tables, self._placement, dict(self._gpus.places))
+        return table_of(self._placement, dict(self._gpus.places))
 
     def placement(self) -> Placement:
         return self._placement
 
     def status(self) -> FleetStatus:
         there = set(gpu_ids(fleet_there(self._file.fleet)))
-        reports, note = self._routers.reports, self._note
+        reports = self._routers.reports
         return FleetStatus(
-            ready=not note and any(report.ready for report in reports),
-            note=note,
+            ready=self._placements > 0 and any(report.ready for report in reports),
+            doing=self._doing,
+            trouble=self._trouble,
             gpus=tuple(self._gpu_status(gpu, gpu in there) for gpu in gpu_ids(self._file.fleet)),
             routers=reports,
-            routers_wanted=self._file.router.count,
             rates_rps=self._rates.rates_rps,
             refused=self._placement.refused,
             placements=self._placements,
@@ -136,10 +136,12 @@ class Controller:
         self._unreached = planned
         try:
             self._apply(planned)
-            self._note, self._unreached = "", None
+            self._trouble, self._unreached = "", None
+            self._placements += 1
         except (EclipError, RayError) as error:
-            self._note = one_line(error)
-            self._log.write("the placement was not reached", reason=self._note)
+            self._trouble = one_line(error)
+            self._log.write("the placement was not reached", reason=self._trouble)
+        self._doing = ""
 
     def _apply(self, planned: Planned) -> None:
         """Load, tell the routers, then unload."""
@@ -156,7 +158,6 @@ class Controller:
                     joined.append(order)
                 self._gpus.deploy(both)
         self._placement = planned.placement
-        self._placements += 1
         self._routers.start()
         self._routers.tell(self.table())
         for order in joined:
@@ -174,9 +175,11 @@ class Controller:
         rates = self._rates.drifted() if self._file.replan else None
         if gone or back:
             names = ", ".join(sorted(map(str, gone or back)))
-            self._note = f"placing again: {names} {'gone' if gone else 'back'}"
+            self._doing = f"placing again: {names} {'gone' if gone else 'back'}"
         elif rates is not None:
-            self._note = "placing again: rates have drifted"
+            self._doing = "placing again: rates have drifted"
+        elif self._plan_at is not None and time.monotonic() > self._plan_at:
+            self._doing = "placing again: the last attempt failed"
         elif self._unreached is not None:
             self._try(self._unreached)
             return
@@ -184,16 +187,20 @@ class Controller:
             if self._gpus.look():
                 self._routers.tell(self.table())
             return
-        self._log.write(self._note)
+        self._log.write(self._doing)
         self._gpus.lose(gone)
         self._routers.tell(self.table())
         self._gpus.end(gone, 0.0)
         self._fleet = with_rates(there, self._rates.planned_rps)
+        self._plan_at = None
         try:
-            self._try(ray.get(_plan_again.remote(self._file, self._fleet, self._placement)))
+            planned = ray.get(_plan_again.remote(self._file, self._fleet, self._placement))
         except RayError as error:
-            self._note = one_line(error)
-            self._log.write("the old placement stays", reason=self._note)
+            self._doing, self._trouble = "", one_line(error)
+            self._plan_at = time.monotonic() + _PLAN_AGAIN_S
+            self._log.write("the old placement stays", reason=self._trouble)
+            return
+        self._try(planned)
 
     def _placement_now(self) -> Placement:
         placed = tuple(order.placed for order in self._gpus.orders.values())
@@ -209,9 +216,3 @@ def start_controller(file: FleetFile, planned: Planned) -> Any:
         name=CONTROLLER, max_concurrency=16, resources={"node:__internal_head__": 0.001}, **KEPT
     )
     return options.remote(file, planned)
-
-
-def one_line(error: Exception) -> str:
-    """What an actor raised, without Ray's account of where."""
-    line = str(getattr(error, "cause", None) or error).strip().splitlines()[-1]
-    return re.sub(r"^[\w.]+Error: ", "", line)

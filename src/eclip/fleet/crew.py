@@ -18,9 +18,9 @@ from eclip.fleet.actors import GpuActor, RouterActor, gpu_actor_name, router_nam
 from eclip.fleet.config import RouterSettings
 from eclip.fleet.orders import GpuOrder, GpuPlace, RoutingTable
 from eclip.fleet.rates import RouterReport
+from eclip.fleet.ray_cluster import MACHINE
 from eclip.fleet.spec import Fleet, GpuId, gpu_ids
 
-MACHINE = "machine"  # the label of a Ray node that says which of the file's machines it is
 ANSWER_S = 1.0  # for small questions
 _ADOPT_S = _LEAVE_S = 10.0
 _ROUTERS_S = 60.0  # for routers to start

@@ -47,7 +47,6 @@ class GpuPlace(msgspec.Struct, frozen=True, kw_only=True):
 class RoutingTable(msgspec.Struct, frozen=True, kw_only=True):
     """What routers are told: places, and each service's share by GPU."""
 
-    number: int
     places: tuple[GpuPlace, ...]
     shares: dict[str, dict[GpuId, float]]  # by service
 
@@ -86,13 +85,13 @@ def join(old: GpuOrder, new: GpuOrder) -> GpuOrder:
     )
 
 
-def table_of(number: int, placement: Placement, places: dict[GpuId, GpuPlace]) -> RoutingTable:
+def table_of(placement: Placement, places: dict[GpuId, GpuPlace]) -> RoutingTable:
     shares: dict[str, dict[GpuId, float]] = {}
     for placed in placement.gpus:
         for instance in placed.instances:
             shares.setdefault(instance.service, {})[placed.gpu] = instance.share
     here = tuple(places[placed.gpu] for placed in placement.gpus if placed.gpu in places)
-    return RoutingTable(number=number, places=here, shares=shares)
+    return RoutingTable(places=here, shares=shares)
 
 
 def _entry(service: Service, rate_rps: float, serve: dict[str, Any]) -> dict[str, Any]:

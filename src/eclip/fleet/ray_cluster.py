@@ -13,6 +13,7 @@ import importlib
 import importlib.metadata
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
@@ -30,6 +31,8 @@ from eclip.fleet.placement import Placement
 from eclip.fleet.planning import Planned
 from eclip.progress import Progress
 
+CONTROLLER = "controller"  # the actor's name
+MACHINE = "machine"  # the label of a Ray node that says which of the file's machines it is
 LEAST, BELOW = (2, 55), (3, 0)  # as the extra `fleet` has it
 _HOST = "127.0.0.1"
 _STORE_BYTES = 80_000_000  # actors pass small things only
@@ -144,7 +147,7 @@ class LocalRay(Closing):
         try:
             return self._cluster.add_node(
                 resources=kinds,
-                labels={"machine": machine},
+                labels={MACHINE: machine},
                 num_cpus=0,
                 object_store_memory=_STORE_BYTES,
                 node_ip_address=_HOST,
@@ -185,7 +188,7 @@ def check_nodes(file: FleetFile) -> None:
     for group in file.fleet.gpus:
         count = there.get((group.machine, group.kind), 0)
         if count < group.count:
-            offer = f"--labels machine={group.machine} "
+            offer = f"--labels {MACHINE}={group.machine} "
             offer += f"--resources '{{\"{group.kind}\": {group.count}}}'"
             raise UsageError(
                 f"the cluster offers {count} of the {group.count} {group.kind} of machine "
@@ -197,7 +200,7 @@ def find_controller() -> Any | None:
     """That of a fleet that is up."""
     ray = importlib.import_module("ray")
     try:
-        return ray.get_actor("controller")
+        return ray.get_actor(CONTROLLER)
     except ValueError:
         return None
 
@@ -228,8 +231,8 @@ def bring_up(file: FleetFile, planned: Planned, progress: Progress) -> Any:
         status = ask(controller.status)
         if status.ready:
             return status
-        if status.note and status.note != "starting":
-            raise DeviceError(status.note)
+        if status.trouble:
+            raise DeviceError(status.trouble)
         time.sleep(0.1)
     raise DeviceError(f"the fleet was not ready after {_READY_S:.0f} s")
 
@@ -251,5 +254,10 @@ def ask(method: Any, seconds: float = 60.0) -> Any:
     try:
         return ray.get(method.remote(), timeout=seconds)
     except ray.exceptions.RayError as error:
-        line = str(error).strip().splitlines()[-1]
-        raise DeviceError(f"the fleet does not answer: {line}") from None
+        raise DeviceError(f"the fleet does not answer: {one_line(error)}") from None
+
+
+def one_line(error: Exception) -> str:
+    """What an actor raised, without Ray's account of where."""
+    line = str(getattr(error, "cause", None) or error).strip().splitlines()[-1]
+    return re.sub(r"^[\w.]+Error: ", "", line)

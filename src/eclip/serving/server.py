@@ -40,7 +40,7 @@ from eclip.serving.control import (
     ServiceSheet,
     Welcome,
 )
-from eclip.serving.counters import ROWS, CounterPages
+from eclip.serving.counters import ROWS, Count, CounterPages
 from eclip.serving.device_keeper import DeviceKeeper
 from eclip.serving.drift import DriftWatch
 from eclip.serving.log import ServerLog
@@ -235,15 +235,21 @@ class Supervisor:
         seat.send(LoadAnswer(asked.number, error))
 
     async def _watch_rates(self) -> None:
-        watch = DriftWatch(self.counters)
+        watch = DriftWatch()
         while True:
             await asyncio.sleep(_LOOK_S)
             if not self.device.up or self._changing.locked() or self._stopping:
                 continue
             deployment = self.services.deployed
-            rates = watch.look(deployment, time.monotonic())
-            if rates is None:
+            arrived = {
+                sheet.name: self.counters.total(sheet.row, Count.ARRIVED)
+                for sheet in deployment.sheets
+            }
+            watch.take(arrived, time.monotonic())
+            measured = watch.drifted(deployment.rates_rps)
+            if measured is None:
                 continue
+            rates = deployment.rates_rps | measured
             self._log.write("rates have drifted; planning again", rates_rps=rates)
             loaded = {sheet.name for sheet in deployment.sheets}
             try:
