@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import collections
+import contextlib
 import os
 import signal
 import subprocess
@@ -148,6 +149,23 @@ def is_head(raylet: int) -> bool:
     return b"--head" in Path(f"/proc/{raylet}/cmdline").read_bytes()
 
 
+def memory_gib(pid: int) -> float:
+    """Of a process and all that it started; pages that several have in common count once."""
+    parents = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parents[int(entry.name)] = int(
+                (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            )
+    family, found = [pid], 0
+    for one in family:
+        family += [child for child, parent in parents.items() if parent == one]
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/{one}/smaps_rollup").read_text().splitlines()
+            found += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return found / 2**20
+
+
 # --- Latency ----------------------------------------------------------------------------------
 
 
@@ -243,7 +261,8 @@ def main() -> None:
     if "failures" in given.parts:
         began_s = time.monotonic()
         with fleet({"node-1": 2, "node-2": 2}, 2, True) as running:
-            print(f"From fleet.toml to a fleet that serves: {time.monotonic() - began_s:.1f} s")
+            print(f"From fleet.toml to a fleet that serves: {time.monotonic() - began_s:.1f} s, "
+                  f"{memory_gib(running.process.pid):.1f} GiB")  # fmt: skip
             ray_cluster.connect(running.settings)
             asyncio.run(break_things(running))
     if "latency" in given.parts:

@@ -2,7 +2,7 @@
 
 Each has the p99 of its own share of a GPU from our simulation in place of its latency model, so
 that its bounds hold as ours do: a service fits a partition if its lone queue there keeps the bound
-with a tenth to spare for what neighbours cost (7-37% on an H200's disjoint lanes).
+with a tenth to spare for what neighbours cost (8-37% on an H200's disjoint lanes).
 
 - ``first-fit``: services by load, each to the first GPU below a cap. The highest cap at which every
   GPU keeps its bounds in simulation, under our plans.
