@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 
 from eclip.artefacts.model_key import ModelKey, parse_model
+from eclip.devices.load import load_of_mix
+from eclip.devices.sim.device import glimpse
+from eclip.devices.sim.tables import KernelTables
 from eclip.errors import ArtefactError, UsageError
 from eclip.fleet import exact
 from eclip.fleet.config import find_kinds, load_fleet_file
@@ -135,6 +138,20 @@ def test_a_set_is_simulated_once(kind: GpuKind) -> None:
     members = members_of(("alexnet:1", 400, 2.0))
     assert fresh.score("h200", members) is fresh.score("h200", members)
     assert fresh.simulated == 1
+
+
+def test_a_simulation_ends_when_it_is_decided_and_asking_changes_nothing(kind: GpuKind) -> None:
+    members = members_of(("alexnet:1", 400, 2.0), ("resnet50:8", 100, 20.0))
+    plan = plan_of(kind, members, "yield")
+    tables = KernelTables([kind.profiles[member.model] for member in members], kind.calibration)
+    load = load_of_mix(plan.mix, 0.5, 0.125, seed=0)
+    whole, asked, ended = (
+        glimpse(plan, tables, load, 5e8, is_decided)
+        for is_decided in (None, lambda requests: False, lambda requests: len(requests) > 20)
+    )
+    assert np.array_equal(whole.requests, asked.requests) and whole.power_w == asked.power_w
+    assert 20 < len(ended.requests) < len(whole.requests) / 2
+    assert np.array_equal(whole.requests[: len(ended.requests)], ended.requests)
 
 
 def test_overload_is_not_kept(scorer: Scorer) -> None:
