@@ -1,8 +1,9 @@
 """The exact optimum of small fleets: every set that keeps its bounds, then HiGHS.
 
 All sets of instances that one GPU holds are found by simulation. A set is not simulated if a part
-of it already misses a bound, or if a set that contains it keeps all: fewer requests are never
-worse. An integer programme then chooses how many GPUs of each group take which set. HiGHS is heavy
+of it clearly misses a bound, or if a set that contains it keeps all: fewer requests are never
+worse. A p99 of a few hundred requests is not exact, so a set that misses by little says nothing of
+larger ones. An integer programme then chooses how many GPUs of each group take which set. HiGHS is heavy
 and optional (the extra ``ilp``), so it is imported when it is needed.
 """
 
@@ -19,6 +20,7 @@ from eclip.progress import Progress
 
 MOST_SERVICES = 12
 _MOST_SETS = 200_000
+_CLEARLY = 1.2  # times a bound, by the coarse simulation: further off than it errs
 
 
 @dataclass(frozen=True)
@@ -43,14 +45,14 @@ def feasible_sets(shop: Shop, kind: str, progress: Progress | None = None) -> It
     services = len(shop.fleet.services)
     most = [parts // least for parts, least in zip(shop.parts, shop.least, strict=True)]
     kept: list[tuple[int, ...]] = []
-    missed: list[tuple[int, ...]] = []
+    hopeless: list[tuple[int, ...]] = []
     count = 0
     # Depth first, each service from most parts to none: large sets come first and settle others.
     stack: list[tuple[int, ...]] = [()]
     while stack:
         head = stack.pop()
         if len(head) == services:
-            if any(head) and _keeps(shop, kind, head, kept, missed):
+            if any(head) and _keeps(shop, kind, head, kept):
                 count += 1
                 if count > _MOST_SETS:
                     raise UsageError(
@@ -61,26 +63,31 @@ def feasible_sets(shop: Shop, kind: str, progress: Progress | None = None) -> It
         for parts in range(most[len(head)] + 1):
             longer = (*head, parts)
             whole = longer + (0,) * (services - len(longer))
-            if parts == 0 or _keeps(shop, kind, whole, kept, missed):
+            if parts == 0 or not _is_hopeless(shop, kind, whole, hopeless):
                 stack.append(longer)
         if progress is not None and progress.stopped:
             return
 
 
-def _keeps(
-    shop: Shop,
-    kind: str,
-    parts: tuple[int, ...],
-    kept: list[tuple[int, ...]],
-    missed: list[tuple[int, ...]],
-) -> bool:
+def _keeps(shop: Shop, kind: str, parts: tuple[int, ...], kept: list[tuple[int, ...]]) -> bool:
     if any(_within(parts, other) for other in kept):
         return True
-    if any(_within(other, parts) for other in missed):
-        return False
     keeps = shop.scorer.score(kind, shop.members(_held(parts))).kept
-    (kept if keeps else missed).append(parts)
+    if keeps:
+        kept.append(parts)
     return keeps
+
+
+def _is_hopeless(
+    shop: Shop, kind: str, parts: tuple[int, ...], hopeless: list[tuple[int, ...]]
+) -> bool:
+    """Whether it and every set that contains it surely miss a bound."""
+    if any(_within(other, parts) for other in hopeless):
+        return True
+    misses = shop.scorer.estimate(kind, shop.members(_held(parts))) > _CLEARLY
+    if misses:
+        hopeless.append(parts)
+    return misses
 
 
 def _within(less: tuple[int, ...], more: tuple[int, ...]) -> bool:
