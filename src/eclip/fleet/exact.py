@@ -3,8 +3,8 @@
 All sets of instances that one GPU holds are found by simulation. A set is not simulated if a part
 of it clearly misses a bound, or if a set that contains it keeps all: fewer requests are never
 worse. A p99 of a few hundred requests is not exact, so a set that misses by little says nothing of
-larger ones. An integer programme then chooses how many GPUs of each group take which set. HiGHS is heavy
-and optional (the extra ``ilp``), so it is imported when it is needed.
+larger ones. An integer programme then chooses how many GPUs of each group take which set. HiGHS is
+heavy and optional (the extra ``ilp``), so it is imported when it is needed.
 """
 
 from __future__ import annotations
