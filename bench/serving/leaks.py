@@ -49,21 +49,21 @@ def run(count: int, seconds: float) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "models.toml"
         file.write_text(CONFIG + ADD)
-        server = ServeProcess(file, Path(folder) / "log")
-        parts = server.parts()
-        begin_s = time.monotonic()
-        requests.end_s = begin_s + seconds
-        for wanted in np.linspace(WARM_UP * count, count, LOOKS).astype(int).tolist():
-            asyncio.run(answer_up_to(server, requests, wanted))
-            time.sleep(1.0)  # connections of the last look have ended
-            looks.append({name: held(pid) for name, pid in parts.items()})
-            columns.append(f"{requests.answered:,}")
-            print(f"{requests.answered:,} of {count:,} requests", file=sys.stderr, flush=True)
-            if not requests.more() and requests.answered < wanted:
-                break
-        took_s = time.monotonic() - begin_s
-        same = server.parts() == parts
-        status = server.stop()
+        with ServeProcess(file, Path(folder) / "log") as server:
+            parts = server.parts()
+            begin_s = time.monotonic()
+            requests.end_s = begin_s + seconds
+            for wanted in np.linspace(WARM_UP * count, count, LOOKS).astype(int).tolist():
+                asyncio.run(answer_up_to(server, requests, wanted))
+                time.sleep(1.0)  # connections of the last look have ended
+                looks.append({name: held(pid) for name, pid in parts.items()})
+                columns.append(f"{requests.answered:,}")
+                print(f"{requests.answered:,} of {count:,} requests", file=sys.stderr, flush=True)
+                if not requests.more() and requests.answered < wanted:
+                    break
+            took_s = time.monotonic() - begin_s
+            same = server.parts() == parts
+            status = server.stop()
     rows = []
     for name in parts:
         of_looks = [look[name] for look in looks]
