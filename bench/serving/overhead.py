@@ -145,17 +145,16 @@ def main() -> None:
         for fronts in (1, 2):
             file = Path(folder) / f"models{fronts}.toml"
             file.write_text(CONFIG.format(fronts=fronts) + ADD)
-            server = ServeProcess(file, Path(folder) / "log")
-            if fronts == 1:
-                statistics = Statistics(server.http)
-                for name, ask in (
-                    ("a socket, HTTP", ask_by_socket(server.http)),
-                    ("tritonclient, HTTP", ask_by_triton(tritonclient.http, server.http)),
-                    ("tritonclient, gRPC", ask_by_triton(tritonclient.grpc, server.grpc)),
-                ):
-                    alone.append([name, *measure(ask, statistics, count)])
-            full.append([str(fronts), *measure_full(server, 10 * count)])
-            server.stop()
+            with ServeProcess(file, Path(folder) / "log") as server:
+                if fronts == 1:
+                    statistics = Statistics(server.http)
+                    for name, ask in (
+                        ("a socket, HTTP", ask_by_socket(server.http)),
+                        ("tritonclient, HTTP", ask_by_triton(tritonclient.http, server.http)),
+                        ("tritonclient, gRPC", ask_by_triton(tritonclient.grpc, server.grpc)),
+                    ):
+                        alone.append([name, *measure(ask, statistics, count)])
+                full.append([str(fronts), *measure_full(server, 10 * count)])
     columns = ["client", "inside p50 µs", "p99", "round trip p50 µs", "p99", "the model µs"]
     print_table("One connection, the model's time taken off", columns, alone)
     columns = ["fronts", "requests/s", "front's CPU µs", "fronts could take/s", "device's CPU µs"]

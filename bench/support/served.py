@@ -12,12 +12,14 @@ from pathlib import Path
 
 from bench.support.processes import children
 
+from eclip.devices.base import Closing
+
 PATIENCE_S = 60.0
 _START_S = 300.0  # the first time, when code is compiled
 _PARTS = {"front_process": "front", "device_process": "device process"}
 
 
-class ServeProcess:
+class ServeProcess(Closing):
     """Of a file; ready when this is made. What it says is in ``log``."""
 
     def __init__(self, file: Path, log: Path, environment: Mapping[str, str] | None = None) -> None:
@@ -34,6 +36,7 @@ class ServeProcess:
         wait_for(lambda: "Serving" in self.said or self.process.poll() is not None, _START_S)
         found = re.search(r"http://(\S+) .*gRPC (\S+)\. ", self.said)
         if found is None:
+            self.close()
             raise RuntimeError(f"the server did not start: {self.said}")
         self.http, self.grpc = found[1], found[2]
 
@@ -55,6 +58,11 @@ class ServeProcess:
         """Its exit code, when it has answered what is open."""
         self.process.terminate()
         return self.process.wait(PATIENCE_S)
+
+    def close(self) -> None:
+        """At once, if it runs still."""
+        self.process.kill()
+        self.process.wait(PATIENCE_S)
 
 
 def wait_for(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> bool:
