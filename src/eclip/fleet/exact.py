@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from eclip.errors import UsageError
+from eclip.fleet.scores import CLEARLY
 from eclip.fleet.shop import Bin, Held, Packing, Shop
 from eclip.progress import Progress
 
 MOST_SERVICES = 12
 _MOST_SETS = 200_000
-_CLEARLY = 1.2  # times a bound, by the coarse simulation: further off than it errs
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _is_hopeless(
     """Whether it and every set that contains it surely miss a bound."""
     if any(_within(other, parts) for other in hopeless):
         return True
-    misses = shop.scorer.estimate(kind, shop.members(_held(parts))) > _CLEARLY
+    misses = shop.scorer.estimate(kind, shop.members(_held(parts))) > CLEARLY
     if misses:
         hopeless.append(parts)
     return misses

@@ -32,7 +32,8 @@ class Filler:
         size = shop.sizes[kind][services] * parts / np.array(shop.parts)[services]
         if shop.objective == "goodput":
             value = [shop.value({service: part}) for service, part in items]
-            key = np.array(value) / size * self.random.uniform(0.5, 1.0, len(items))
+            key = np.array(value) / size
+            key *= self.random.uniform(self.random.choice([0.1, 0.5]), 1.0, len(items))
         else:
             blend = self.random.choice([0.0, 0.0, 0.5, 1.0])
             key = size * (shop.tightness[services] ** blend)

@@ -53,6 +53,7 @@ from eclip.progress import Progress
 _MARK = b"eclip fleet scores"  # in files of them
 _EDITION = 2  # of how a set is simulated: scores of another one are not taken over
 POLICIES = ("yield", "shared")
+CLEARLY = 1.2  # times a bound, by the coarse simulation: further off than it errs
 _STEPS = 16  # of a rate, to the doubling
 _PROMISED = 500  # requests of the service with the fewest: a bound is on a p99
 _WARMUP = 0.25  # of the window

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from eclip.errors import UsageError, unknown_name
-from eclip.fleet.scores import Member, Members, Scorer, SetScore, may_fit, rounded_up
+from eclip.fleet.scores import CLEARLY, Member, Members, Scorer, SetScore, may_fit, rounded_up
 from eclip.fleet.spec import Fleet, GpuId, Service
 
 OBJECTIVES = ("fewest", "goodput", "energy")
 PARTS = 4
 _SURE = 0.8  # p99 over bound of a service alone, by estimate: need not be simulated
 _MOST_INSTANCES = 10_000  # of one service
+_SMALL_FLEET = 12  # services
 
 Held = dict[int, int]  # service → parts
 
@@ -98,12 +99,17 @@ class Shop:
         return self._members[key]
 
     def predict(self, kind: str, held: Held) -> float:
-        """p99 over bound: the simulator's, where the set was simulated, or an estimate."""
+        """p99 over bound: the simulator's, where the set was simulated, or an estimate. In a small
+        fleet the simulator is asked where the estimate is not clear: few sets are in question."""
         members = self.members(held)
         known = self.scorer.scores.get((kind, members))
         if known is not None:
             return known.worst
-        return (1 + self.spare) * self.scorer.estimate(kind, members)
+        estimate = (1 + self.spare) * self.scorer.estimate(kind, members)
+        small = len(self.fleet.services) <= _SMALL_FLEET and not self.spare
+        if small and 1 < estimate <= CLEARLY:
+            return self.scorer.score(kind, members).worst
+        return estimate
 
     def fits(self, one: Bin, service: int, parts: int) -> bool:
         """Whether a bin may take parts of a service that it does not hold yet."""
