@@ -94,9 +94,11 @@ public:
 
 private:
     void make_event() {
-        CUcontext primary = Dispatcher::get().pool().primary, current = nullptr;
-        driver().cuCtxGetCurrent(&current);
-        PrimaryCurrent ours(primary != nullptr ? primary : current);
+        Dispatcher& dispatcher = Dispatcher::get();
+        CUcontext owner = nullptr;
+        driver().cuCtxGetCurrent(&owner);
+        if (dispatcher.setup().is_ready()) owner = dispatcher.pool().primary;
+        PrimaryCurrent ours(owner);
         driver().cuEventCreate(&main_.launched, CU_EVENT_DISABLE_TIMING);
     }
 

@@ -22,6 +22,11 @@ public:
         int phase = phase_.load(std::memory_order_acquire);
         return phase == kReady || phase == kAtHome || (phase == kWaiting && make_ready());
     }
+    // Without making it so: until then another thread may be writing what `pool` gives.
+    bool is_ready() const {
+        int phase = phase_.load(std::memory_order_acquire);
+        return phase == kReady || phase == kAtHome;
+    }
     bool planning() { return ready() && phase_.load(std::memory_order_relaxed) == kReady; }
     // Lanes there are, but nothing goes there any more.
     bool at_home() const { return phase_.load(std::memory_order_relaxed) == kAtHome; }
