@@ -182,6 +182,46 @@ CASE(graph_that_records_an_event_is_not_cut) {
            same("launches", launches.count(), uint64_t{1});
 }
 
+CASE(graph_with_a_disabled_node_is_cut_later) {
+    use_background("0");
+    start();
+    uint64_t* cell = make_cells(1);
+    Captured one = steps(cell, {1, 2, 3}, 2000);
+    CHECK(cuGraphNodeSetEnabled(one.exec, one.nodes[1], 0));
+    for (int request = 0; request < 12; ++request)
+        if (!same("the cell", run(one, cell), uint64_t{13})) return false;
+    GraphLaunches launches;
+    return same("the cell, cut", run(one, cell), uint64_t{13}) &&
+           same("whether it is cut", launches.count() > 1, preloaded());
+}
+
+CASE(update_by_a_graph_of_another_nesting_is_refused) {
+    use_plan();
+    start();
+    uint64_t* cells = make_cells(1);
+    auto adds = [&](int count) {
+        return Captured([&](CUstream stream) {
+            for (int index = 0; index < count; ++index)
+                CHECK(launch(make_add("a"), stream, {address(cells), 1, 0}));
+        });
+    };
+    Captured both = adds(2), one = adds(1);
+    CUgraph graphs[2];
+    CUgraphNode child, last;
+    for (CUgraph& graph : graphs) CHECK(cuGraphCreate(&graph, 0));
+    CHECK(cuGraphAddChildGraphNode(&child, graphs[0], nullptr, 0, both.graph));
+    CHECK(cuGraphAddChildGraphNode(&child, graphs[1], nullptr, 0, one.graph));
+    uint64_t values[3] = {address(cells), 1, 0};
+    void* pointers[3] = {&values[0], &values[1], &values[2]};
+    KernelNodeParams params{make_add("a"), {1, 1, 1}, {1, 1, 1}, 0, pointers, nullptr, nullptr, nullptr};
+    CHECK(cuGraphAddKernelNode_v2(&last, graphs[1], &child, 1, &params));
+    CUgraphExec exec;
+    CHECK(cuGraphInstantiateWithFlags(&exec, graphs[0], 0));
+    GraphExecUpdateResultInfo info{};
+    return same("whether it is taken", cuGraphExecUpdate_v2(exec, graphs[1], &info) == CUDA_SUCCESS,
+                false);
+}
+
 // Work of another thread on the same stream comes before or after a graph, not between its parts.
 CASE(graph_on_a_stream_of_two_threads_is_not_cut) {
     use_background(kLongKernels);

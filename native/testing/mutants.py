@@ -1078,6 +1078,7 @@ PARTS = [
         "if (!followed.needed() || «dispatcher.captures(target, meaning)») return launch(made",
         "false",
         "a capture waits for an event that it does not know",
+        "the stand-in refuses a launch of a graph into a capture",
     ),
     Mutant(
         "programmatic edges are joints",
@@ -1141,6 +1142,7 @@ PARTS = [
         "exec.sequence.whole == nullptr && «exec.repeatable» && exec.stored",
         "true",
         "parts lack an update that only the executable has",
+        "what cannot be repeated is kept whole, too, but where the driver refuses to store an update",
     ),
     Mutant(
         "parts are launched where cutting is forbidden",

@@ -63,6 +63,8 @@ CASES = [
     "launches_in_parts_follow_each_other",
     "graph_kept_whole_follows_its_parts",
     "recorded_graph_kept_whole_follows_its_parts",
+    "graph_with_a_disabled_node_is_cut_later",
+    "update_by_a_graph_of_another_nesting_is_refused",
     "graph_is_not_cut_at_a_programmatic_edge",
     "graph_that_records_an_event_is_not_cut",
     "graph_on_a_stream_of_two_threads_is_not_cut",
