@@ -1142,14 +1142,15 @@ PARTS = [
         "exec.sequence.whole == nullptr && «exec.repeatable» && exec.stored",
         "true",
         "parts lack an update that only the executable has",
-        "what cannot be repeated is kept whole, too, but where the driver refuses to store an update",
+        "it is kept whole, too, but where the driver refuses to store an update",
     ),
     Mutant(
         "parts are launched where cutting is forbidden",
         "graph_pacing.cpp",
         "bool may_launch_parts() { return «!forbidden.load(std::memory_order_relaxed)»; }",
         "true",
-        "a thread that waits for one launch sees half of it",
+        "a graph that kernels launch may run between two parts",
+        "only kernels that launch graphs could tell; the stand-in has none",
     ),
     Mutant(
         "recorded parts run what is disabled",
@@ -1171,6 +1172,7 @@ PARTS = [
         "if («exec.recorded_on == lane») return exec.parts;",
         "!exec.parts.empty()",
         "a graph is recorded on another stream's lane",
+        "the order is kept; only times are those of another lane",
     ),
     Mutant(
         "parts are not updated",
