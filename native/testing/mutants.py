@@ -1187,6 +1187,7 @@ PARTS = [
         "if («!kept») exec.drop_parts();",
         "false",
         "a part runs with the old parameters",
+        "no driver refuses for a part what it takes for the whole",
     ),
     Mutant(
         "recorded parts are not updated",
@@ -1194,6 +1195,7 @@ PARTS = [
         "if («exec.recorded_on != kNotRecorded») return exec.drop_parts();",
         "false",
         "a recorded part runs with the old parameters",
+        "recorded parts know no node by its piece, so they are dropped all the same",
     ),
     Mutant(
         "parts stay as a graph is updated",
