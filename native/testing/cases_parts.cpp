@@ -195,6 +195,19 @@ CASE(graph_with_a_disabled_node_is_cut_later) {
            same("whether it is cut", launches.count() > 1, preloaded());
 }
 
+CASE(recorded_graph_is_cut_again_after_an_update) {
+    use_plan({{0, 1}}, {}, Use::record);
+    setenv("ECLIP_RECORD", "/dev/null", 1);
+    start();
+    uint64_t* cell = make_cells(1);
+    Captured one = steps(cell, {1, 2, 3}, 0);
+    if (!same("the cell", run(one, cell), uint64_t{123})) return false;
+    CHECK(set_step(one, 1, cell, 7));
+    GraphLaunches launches;
+    return same("the cell, a node changed", run(one, cell), uint64_t{173}) &&
+           same("launches", launches.count(), uint64_t{preloaded() ? 3u : 1u});
+}
+
 CASE(update_by_a_graph_of_another_nesting_is_refused) {
     use_plan();
     start();
@@ -307,6 +320,40 @@ CASE(child_graph_that_is_replaced_keeps_its_lanes) {
     nested.run();
     return same("the cell, made anew", cells[0], uint64_t{14}) &&
            same("the slices of another function", cells[1], kWhole);
+}
+
+CASE(update_inside_a_replaced_child_is_not_lost) {
+    use_plan();
+    start();
+    uint64_t* cells = make_cells(2);
+    auto add = [&](uint64_t value) {
+        return Captured([&](CUstream stream) {
+            CHECK(launch(make_add("a"), stream, {address(cells), value, 0}));
+        });
+    };
+    Captured one = add(5), changed = add(7);
+    CUfunction where = standin_function("b", run_where, 1, 1);
+    Captured other([&](CUstream stream) { CHECK(launch(where, stream, {address(&cells[1])})); });
+    Nested nested(one, other);
+    CHECK(cuGraphExecChildGraphNodeSetParams(nested.exec, nested.children[0], changed.graph));
+    CUgraphNode inner[2];
+    for (int index = 0; index < 2; ++index) {
+        CUgraph child;
+        size_t count = 1;
+        CHECK(cuGraphChildGraphNodeGetGraph(nested.children[index], &child));
+        CHECK(cuGraphGetNodes(child, &inner[index], &count));
+    }
+    uint64_t values[3] = {address(cells), 9, 0}, place = address(&cells[1]);
+    void* pointers[3] = {&values[0], &values[1], &values[2]};
+    void* places[1] = {&place};
+    KernelNodeParams nine{make_add("a"), {1, 1, 1}, {1, 1, 1}, 0, pointers, nullptr, nullptr, nullptr};
+    CHECK(cuGraphExecKernelNodeSetParams_v2(nested.exec, inner[0], &nine));
+    // Another function may need a new executable, which may be refused; but not what was before.
+    KernelNodeParams moved{standin_function("other", run_where, 1, 0), {1, 1, 1}, {1, 1, 1}, 0,
+                           places, nullptr, nullptr, nullptr};
+    cuGraphExecKernelNodeSetParams_v2(nested.exec, inner[1], &moved);
+    nested.run();
+    return same("the cell", cells[0], uint64_t{9});
 }
 
 // Nobody asks a lane here: only the program's own waits show that it is empty.

@@ -64,6 +64,8 @@ CASES = [
     "graph_kept_whole_follows_its_parts",
     "recorded_graph_kept_whole_follows_its_parts",
     "graph_with_a_disabled_node_is_cut_later",
+    "recorded_graph_is_cut_again_after_an_update",
+    "update_inside_a_replaced_child_is_not_lost",
     "update_by_a_graph_of_another_nesting_is_refused",
     "graph_is_not_cut_at_a_programmatic_edge",
     "graph_that_records_an_event_is_not_cut",
