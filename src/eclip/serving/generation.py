@@ -129,7 +129,11 @@ class Generation(Closing):
         program = lower(plan, [profile.trace for profile in profiles])
         # One more slot for every service, to warm it in: in the others, fronts and the generation
         # that runs may be at work.
-        spare = {} if device.modelled else {sheet.id: self._spare_slot(sheet) for sheet in sheets}
+        spare = {
+            sheet.id: self._stack.enter_context(_spare_slot(sheet))
+            for sheet in sheets
+            if not device.modelled
+        }
         session = self._stack.enter_context(device.open(program, sources))
         first = 0
         of_workers: list[ServiceSheet] = []
@@ -159,10 +163,6 @@ class Generation(Closing):
             )
         _warm(session, [len(slots) * sheet.slots.count for sheet in of_workers])
         return session
-
-    def _spare_slot(self, sheet: ServiceSheet) -> Slots:
-        layout = msgspec.structs.replace(sheet.slots, count=1)
-        return self._stack.enter_context(Slots.create(layout))
 
     @property
     def open(self) -> int:
@@ -318,6 +318,10 @@ def _describe_outputs(
         room = slots.array(order.slot, index, shape, DATATYPES[tensor.datatype].dtype)
         if sheet.timing_only:
             room[...] = np.float64((completion.end_ns - completion.start_ns) / 1e6)
+
+
+def _spare_slot(sheet: ServiceSheet) -> Slots:
+    return Slots.create(msgspec.structs.replace(sheet.slots, count=1))
 
 
 def _device_slots(

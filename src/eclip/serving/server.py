@@ -14,7 +14,7 @@ import importlib.util
 import socket
 import tempfile
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,7 @@ class Supervisor:
         if planned.uuid is not None:
             self._stack.enter_context(claimed(planned.uuid))
         self.services.take(self.config, self.services.with_ids(planned))
-        self._share_slots(self.services.deployed.sheets)
+        _share_slots(self.fronts.seats, self.device, self.services.deployed.sheets)
         self._spawn(
             self.device.keep(self.fronts.seats, lambda: self.services.deployed, self.counters)
         )
@@ -208,7 +208,7 @@ class Supervisor:
         """While nobody else changes anything."""
         deployment = self.services.with_ids(planned)
         await self.bell.until(lambda: self.device.up)
-        added = self._share_slots(deployment.sheets)
+        added = _share_slots(self.fronts.seats, self.device, deployment.sheets)
         answer = await self.device.deploy(deployment)
         if isinstance(answer, NotDeployed):
             self.fronts.drop_slots(self.services.ids)
@@ -311,16 +311,6 @@ class Supervisor:
         )
         return await self.planners.plan(request)
 
-    def _share_slots(self, sheets: tuple[ServiceSheet, ...]) -> set[int]:
-        """Give new services slots, of which the device is told; fronts are when it runs them."""
-        added = set()
-        for seat in self.fronts.seats:
-            for sheet in sheets:
-                if seat.add_slots(sheet):
-                    self.device.attach_slots(seat, sheet.id)
-                    added.add(sheet.id)
-        return added
-
 
 class Services:
     """What is configured and what is deployed, with the numbers that tell one from another."""
@@ -397,6 +387,19 @@ class Services:
             plan=f"{self.deployed.policy}, generation {self.deployed.generation}",
             restarts=restarts,
         )
+
+
+def _share_slots(
+    seats: Sequence[FrontSeat], device: DeviceKeeper, sheets: Sequence[ServiceSheet]
+) -> set[int]:
+    """Give new services slots, of which the device is told; fronts are when it runs them."""
+    added = set()
+    for seat in seats:
+        for sheet in sheets:
+            if seat.add_slots(sheet):
+                device.attach_slots(seat, sheet.id)
+                added.add(sheet.id)
+    return added
 
 
 def _unloaded(settings: ServiceSettings) -> ModelInfo:
