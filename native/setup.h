@@ -19,8 +19,7 @@ public:
 
     // Whether there are lanes. They are made when the device's context is first used.
     bool ready() {
-        int phase = phase_.load(std::memory_order_acquire);
-        return phase == kReady || phase == kAtHome || (phase == kWaiting && make_ready());
+        return is_ready() || (phase_.load(std::memory_order_relaxed) == kWaiting && make_ready());
     }
     // Without making it so: until then another thread may be writing what `pool` gives.
     bool is_ready() const {
