@@ -33,7 +33,9 @@ APART_MS = 4.0  # between two requests of the service that sees its background d
 LOOK_S = 0.05  # full rate again: from then on it has it for so long
 FULL = 0.9
 LIMIT_MS = 200.0
-NAMESPACES = ("unshare", "-p", "-f", "--kill-child")
+# With a /proc of their own: the CUDA driver looks itself up there.
+NAMESPACES = ("unshare", "-p", "-f", "--mount-proc", "--kill-child")
+DRIVER_WORKS = "import ctypes, sys; sys.exit(ctypes.CDLL('libcuda.so.1').cuInit(0))"
 EXPECTED_S = 50.0
 
 
@@ -103,7 +105,7 @@ def run_deaths(device: str, folder: Path) -> list[dict[str, Any]]:
     with contextlib.ExitStack() as stack:
         sets = [
             (apart, stack.enter_context(_started(device, folder, apart=apart)))
-            for apart in (False, *([True] if namespaces_work() else []))
+            for apart in (False, *([True] if namespaces_work(device) else []))
         ]
         for _, mortals in sets:
             for one in mortals:
@@ -114,10 +116,11 @@ def run_deaths(device: str, folder: Path) -> list[dict[str, Any]]:
         ]
 
 
-def namespaces_work() -> bool:
+def namespaces_work(device: str) -> bool:
     if shutil.which(NAMESPACES[0]) is None:
         return False
-    return subprocess.run([*NAMESPACES, "true"], capture_output=True, check=False).returncode == 0
+    check = [sys.executable, "-c", DRIVER_WORKS] if device.startswith("cuda") else ["true"]
+    return subprocess.run([*NAMESPACES, *check], capture_output=True, check=False).returncode == 0
 
 
 @contextlib.contextmanager

@@ -147,7 +147,7 @@ def test_random_plans_give_the_outputs_of_the_unpartitioned_model(
             if trial < PLANS - BY_SESSION:
                 session.request(0)
             else:
-                assert run_closed(session, 1, seconds=0.05, warmup=0.0).requests.worker
+                assert run_closed(session, 1, seconds=0.5, warmup=0.0).requests.worker
         same = [
             torch.equal(mine, theirs)
             for mine, theirs in zip(captured.tensors(), wanted, strict=True)
