@@ -11,7 +11,7 @@ from eclip.cli import COMMANDS
 from eclip.lab.contest import known_policies
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
 _CODE = re.compile(r"```.*?```", re.DOTALL)
 
@@ -34,8 +34,8 @@ def test_every_module_is_named_in_its_room() -> None:
     """A room is what the list of the design begins a line with, its modules what follows."""
     text = (ROOT / "docs" / "design.md").read_text()
     listed = text.partition("## Rooms")[2].partition("Imports go one way")[0]
-    rooms = dict(re.findall(r"^ {4}(\S+/) +(.*(?:\n {6}.*)*)", listed, re.MULTILINE))
-    top = "; ".join(re.findall(r"^ {4}(\S+, \S+) ", listed, re.MULTILINE))
+    rooms = dict(re.findall(r"^(\S+/) +(.*(?:\n {2}.*)*)", listed, re.MULTILINE))
+    top = "; ".join(re.findall(r"^(\S+, \S+) ", listed, re.MULTILINE))
     package = ROOT / "src" / "eclip"
     missing = []
     for path in sorted(package.rglob("*.py")):
