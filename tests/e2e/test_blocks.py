@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from eclip.fleet.config import load_fleet_file
 from eclip.serving.config import read_config
 from waiting import PATIENCE_S
 
@@ -61,8 +60,13 @@ def blocks_of(page: Path) -> list[Block]:
     return found
 
 
-WITH_BLOCKS = [page for page in PAGES if any(block.runs for block in blocks_of(page))]
-WITH_LONG_ONES = [page for page in PAGES if any(block.mark == "long" for block in blocks_of(page))]
+def pages_with(mark: str) -> list[Path]:
+    """Pages with a block that runs and has this mark."""
+    return [
+        page
+        for page in PAGES
+        if any(block.runs and block.mark == mark for block in blocks_of(page))
+    ]
 
 
 def copy_checkout(folder: Path) -> None:
@@ -154,14 +158,14 @@ def run_blocks(page: Path, folder: Path, *, long: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", WITH_BLOCKS, ids=str)
+@pytest.mark.parametrize("page", pages_with(""), ids=str)
 def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run_blocks(page, tmp_path, long=False)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page", WITH_LONG_ONES, ids=str)
+@pytest.mark.parametrize("page", pages_with("long"), ids=str)
 def test_long_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the others of their page, from which they may take something."""
     monkeypatch.chdir(tmp_path)
@@ -170,7 +174,7 @@ def test_long_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_tutorials_and_guides_have_blocks_to_run() -> None:
     assert len(TAUGHT) >= 9
-    assert [page for page in TAUGHT if page not in WITH_BLOCKS] == []
+    assert [page for page in TAUGHT if page not in pages_with("")] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
@@ -180,11 +184,9 @@ def test_no_block_is_left_out(page: Path) -> None:
     assert re.findall(r"\n\n {4,}.*|^.*```.*", text, re.MULTILINE) == []
 
 
-def test_files_in_the_documents_are_right(tmp_path: Path) -> None:
-    """Nobody reads these two in a block: one is for a GPU, the other for a cluster."""
-    for page, name in (("docs/serving.md", "models.toml"), ("docs/fleet.md", "fleet.toml")):
-        (text,) = (block.text for block in blocks_of(Path(page)) if block.file == name)
-        (tmp_path / name).write_text(text)
+def test_the_servers_file_in_its_page_is_right(tmp_path: Path) -> None:
+    """No block reads it here: it is for a GPU."""
+    (text,) = (b.text for b in blocks_of(Path("docs/serving.md")) if b.file == "models.toml")
+    (tmp_path / "models.toml").write_text(text)
     services = read_config(tmp_path / "models.toml").services
     assert [service.name for service in services] == ["bert", "nightly"]
-    assert load_fleet_file(tmp_path / "fleet.toml").ray.address == "10.0.0.5:6379"

@@ -78,6 +78,7 @@ def test_site_loads_nothing_from_elsewhere(site: Path) -> None:
             there = (page.parent / address.partition("?")[0].partition("#")[0]).resolve()
             assert there.exists() or page.name == "404.html", f"{page.name}: no {address}"
         assert not _IN_STYLE.search(text)
+        assert "```" not in text, f"{page.name} has a block that nobody can read"
     for style in site.rglob("*.css"):
         assert not _IN_STYLE.search(style.read_text()), style.name
 
@@ -123,7 +124,7 @@ def test_search_works_from_disk_without_a_network(site: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "pages",
     [
-        ("index", "tutorials/without-a-gpu", "commands"),
+        ("index", "tutorials/without-a-gpu", "commands", "guides/add-policy"),
         pytest.param(("reference/python", "results"), marks=pytest.mark.long),  # large ones
     ],
     ids=["small", "large"],

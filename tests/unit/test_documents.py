@@ -11,7 +11,7 @@ from eclip.cli import COMMANDS
 from eclip.lab.contest import known_policies
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 _LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
 _CODE = re.compile(r"```.*?```", re.DOTALL)
 
