@@ -61,6 +61,8 @@ def _suit(text: str, depth: int) -> str:
 
     def name_file(link: re.Match[str]) -> str:
         words, upwards, path = link.groups()
-        return f"{words} (`{path}`)" if upwards.count("/") > depth else link[0]
+        if upwards.count("/") <= depth:
+            return link[0]
+        return f"`{path}`" if words == path else f"{words} (`{path}`)"
 
     return _LEADS_OUT.sub(name_file, _NESTED.sub("    ", text))
