@@ -18,7 +18,14 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[1]
 _FENCED = re.compile(r"(```.*?```)", re.DOTALL)
 _LEADS_OUT = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+)([^)#]+)(?:#[^)]*)?\)")
-_NEEDS_GPU = re.compile(r"^```(\w+) gpu$", re.MULTILINE)
+# What tests/e2e/test_blocks.py knows by a mark, in words for a reader; a long block needs nothing.
+_NEEDS = {
+    "gpu": ' title="needs a GPU"',
+    "network": ' title="needs a network"',
+    "cluster": ' title="needs a cluster"',
+    "long": "",
+}
+_MARK = re.compile(rf"^(```\w+) ({'|'.join(_NEEDS)})$", re.MULTILINE)
 _NESTED = re.compile(r"^( {2,3})(?=- |\d+\. )", re.MULTILINE)
 
 
@@ -38,7 +45,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """The documents are written for GitHub's Markdown; some things differ in Python's."""
     if page.parent is None:  # alone under its tab: the list beside it would have one entry
         page.meta["hide"] = ["navigation"]
-    markdown = _NEEDS_GPU.sub(r'```\1 title="needs a GPU"', markdown)
+    markdown = _MARK.sub(lambda fence: fence[1] + _NEEDS[fence[2]], markdown)
     parts = _FENCED.split(markdown)
     parts[::2] = [_suit(part, page.file.src_uri.count("/")) for part in parts[::2]]
     return "".join(parts)
@@ -54,6 +61,8 @@ def _suit(text: str, depth: int) -> str:
 
     def name_file(link: re.Match[str]) -> str:
         words, upwards, path = link.groups()
-        return f"{words} (`{path}`)" if upwards.count("/") > depth else link[0]
+        if upwards.count("/") <= depth:
+            return link[0]
+        return f"`{path}`" if words == path else f"{words} (`{path}`)"
 
     return _LEADS_OUT.sub(name_file, _NESTED.sub("    ", text))

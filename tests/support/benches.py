@@ -119,7 +119,7 @@ class Candidate:
 
 
 @contextmanager
-def sim_bench() -> Iterator[Bench]:
+def sim_bench(kind: type[SimDevice] = SimDevice) -> Iterator[Bench]:
     topology = store.load_builtin("h200", Topology)
     calibration = store.load_builtin("h200", Calibration)
     profiles = tuple(
@@ -128,11 +128,11 @@ def sim_bench() -> Iterator[Bench]:
     )
     problem = Problem(mix_of(profile.model for profile in profiles), topology, profiles)
     yield Bench(
-        device=SimDevice(topology, calibration),
+        device=kind(topology, calibration),
         problem=problem,
         sources={SourceKind.PROFILE: profiles},
         stand_ins=list,
-        another=lambda: SimDevice(topology, calibration),
+        another=lambda: kind(topology, calibration),
         seconds=0.05,
     )
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
 
-from eclip.cli import COMMANDS
+from eclip import CompareOptions
+from eclip.cli import COMMANDS, make_app
 from eclip.lab.contest import known_policies
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 _LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
 _CODE = re.compile(r"```.*?```", re.DOTALL)
+# A command of eclip in a block or between backticks, up to where the shell or a sentence goes on.
+_CALL = re.compile(r"(?:^|[`\s])eclip((?: +[^`\s#|&>]+)+)")
+# What `eclip results` drew has commands as they were typed on their day.
+_DRAWN = re.compile(r"<!-- begin: drawn.*?<!-- end: drawn", re.DOTALL)
 
 
 def test_readme_is_short_and_starts_with_two_commands() -> None:
@@ -34,8 +42,8 @@ def test_every_module_is_named_in_its_room() -> None:
     """A room is what the list of the design begins a line with, its modules what follows."""
     text = (ROOT / "docs" / "design.md").read_text()
     listed = text.partition("## Rooms")[2].partition("Imports go one way")[0]
-    rooms = dict(re.findall(r"^ {4}(\S+/) +(.*(?:\n {6}.*)*)", listed, re.MULTILINE))
-    top = "; ".join(re.findall(r"^ {4}(\S+, \S+) ", listed, re.MULTILINE))
+    rooms = dict(re.findall(r"^(\S+/) +(.*(?:\n {2}.*)*)", listed, re.MULTILINE))
+    top = "; ".join(re.findall(r"^(\S+, \S+) ", listed, re.MULTILINE))
     package = ROOT / "src" / "eclip"
     missing = []
     for path in sorted(package.rglob("*.py")):
@@ -50,3 +58,48 @@ def test_every_module_is_named_in_its_room() -> None:
 def test_every_command_and_policy_is_in_the_reference() -> None:
     text = (ROOT / "docs" / "commands.md").read_text()
     assert [name for name in (*COMMANDS, *known_policies()) if f"`{name}`" not in text] == []
+
+
+def wrong_options(text: str, app: Any) -> list[str]:
+    """Options that a text gives to a command of eclip which does not have them."""
+    wrong = []
+    for call in _CALL.findall(text.replace("\\\n", " ")):
+        command, words = app, call.split()
+        while words and words[0] in getattr(command, "commands", {}):
+            command = command.commands[words.pop(0)]
+        if command is app:
+            continue
+        known = {name for option in command.params for name in option.opts + option.secondary_opts}
+        own = words[: words.index("--")] if "--" in words else words
+        given = {word.partition("=")[0] for word in own if re.match(r"--?[a-z]", word)}
+        wrong += [f"eclip{call}: {name}" for name in sorted(given - known - {"--help"})]
+    return wrong
+
+
+def test_every_option_in_the_documents_exists() -> None:
+    """Blocks that need a GPU do not run, so nobody else would notice."""
+    app = typer.main.get_command(make_app())
+    for document in (*DOCUMENTS, *(ROOT / "docs").glob("*/*.md")):
+        text = _DRAWN.sub("", document.read_text())
+        assert wrong_options(text, app) == [], document.name
+
+
+def test_wrong_options_are_found() -> None:
+    app = typer.main.get_command(make_app())
+    text = "`eclip run plan.json --fast -o log` and\neclip fleet plan x \\\n    --stepz 2 # --no\n"
+    assert [line.rpartition(" ")[2] for line in wrong_options(text, app)] == ["--fast", "--stepz"]
+    assert wrong_options("eclip exec --stats -- python a.py --fast", app) == []
+
+
+def test_settings_in_the_reference_are_those_of_a_comparison() -> None:
+    text = (ROOT / "docs" / "commands.md").read_text()
+    listed = text.partition("### Settings")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \| (.*?) \|", listed, re.MULTILINE))
+    own = {"seed", "search-seconds", "verify", "refine", "command"}  # have options, or none
+    fields = {
+        field.name.replace("_", "-"): field.default for field in dataclasses.fields(CompareOptions)
+    }
+    assert rows.keys() == (fields.keys() - own) | {"tail", "usual-kernels"}
+    for name, default in fields.items():
+        if name in rows and type(default) in (int, float) and name != "trace-ms":
+            assert rows[name] == f"{default:g}", name

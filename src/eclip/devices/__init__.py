@@ -95,4 +95,8 @@ def _measured_names() -> list[str]:
 
 
 _Opener = Callable[[int, Topology | None, Calibration | None, Progress], Device]
-_OPENERS: dict[str, _Opener] = {"sim": _open_sim, "cuda": _open_cuda, "hip": _open_hip}
+_OPENERS: dict[str, _Opener] = {
+    "sim": _open_sim,
+    "cuda": _open_cuda,
+    "hip": _open_hip,
+}

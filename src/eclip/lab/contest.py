@@ -114,8 +114,8 @@ class ContestOptions:
         if len(set(self.objectives)) != len(self.objectives):
             raise UsageError("an objective is named twice; name each once")
         for name in self.policies or ():
-            if name not in _ORDER:
-                raise unknown_name("policy", name, ["all", *_ORDER])
+            if name not in known_policies():
+                raise unknown_name("policy", name, ["all", *known_policies()])
 
 
 def known_policies() -> list[str]:

@@ -46,7 +46,9 @@ def examine(index: int, library: Path | None = None, nodes: Path | None = None) 
         counter.close()
         return "rocm-smi tells energy"
 
-    if not findings.look("driver and GPU", gpu, "install ROCm and AMD's driver; see docs/amd.md"):
+    if not findings.look(
+        "driver and GPU", gpu, "install ROCm and AMD's driver; see docs/guides/amd-gpus.md"
+    ):
         return findings
     findings.look("CU masks", lanes, "update ROCm; unset masks for the whole process")
     findings.look("memory", memory, "")
