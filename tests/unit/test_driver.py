@@ -1,4 +1,5 @@
-"""The spare context that makes graphs faster: made once, never in the way, gone in the end."""
+"""A GPU that is full, and the spare context that makes graphs faster: made once, never in the way,
+gone in the end."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import pytest
 
 from eclip.devices.cuda import driver
 from eclip.devices.cuda.driver import Gpu
+from eclip.errors import DeviceError
 
 
 class Result(enum.IntEnum):
@@ -52,6 +54,13 @@ class FakeDriver:
 def gpu_on(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(driver, "cu", fake)
     return Gpu(0, connections=None)
+
+
+def test_gpu_without_room_for_another_process_is_told_in_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(DeviceError, match=r"no room for another process on GPU 0.*channels"):
+        gpu_on(FakeDriver("cuDevicePrimaryCtxRetain"), monkeypatch)
 
 
 def test_spare_context_is_made_once_works_every_time_and_goes_with_the_gpu(

@@ -83,7 +83,13 @@ class Gpu:
         self._spare: Any = None  # another context, and something to work on in it
         self._word: Any = None
         self._quickens = True
-        self.context = call(cu.cuDevicePrimaryCtxRetain, self.handle)
+        try:
+            self.context = call(cu.cuDevicePrimaryCtxRetain, self.handle)
+        except DeviceError as error:
+            raise DeviceError(
+                f"there is no room for another process on GPU {index}: {error}; its memory or its "
+                "channels are taken, so end other processes with contexts or lanes there"
+            ) from None
         self.make_current()
 
     def make_current(self) -> None:
