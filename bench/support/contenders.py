@@ -175,6 +175,7 @@ BOUNDED: dict[str, tuple[float, float]] = {
     "bound 2.5": (2.5, 0.95),
     "bound 2.5 careful": (2.5, 0.8),
 }
+AGAIN = "alone again"  # services alone a second time: how much two runs differ
 OURS_APART = ("yield time-sliced", "yield MPS")
 # What is claimed of these needs more requests than to tell a baseline.
 CLAIMED = frozenset(

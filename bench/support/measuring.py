@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from bench.support import bounded, sharing
-from bench.support.contenders import APART, BOUNDED, CLAIMED, OURS_APART, WAYS, Scene
+from bench.support.contenders import AGAIN, APART, BOUNDED, CLAIMED, OURS_APART, WAYS, Scene
 from bench.support.cores import busy_cores
 from bench.support.effort import CAPACITY_S, Task, background_window
 from bench.support.pairs import PAIRS
@@ -392,7 +392,7 @@ class Measured:
             arrays |= {f"alone {service}": base.ns, f"ended {service}": base.ended}
         self._keep_alone(arrays)
         if self.task.again:
-            self._keep_way("alone again", "again", self.entrants[0], alone, busy, arrays)
+            self._keep_way(AGAIN, "again", self.entrants[0], alone, busy, arrays)
         for one in self.entrants:
             try:
                 self._keep_way(one.name, "shared", one, alone, busy, arrays)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from bench.support.contenders import BASELINES, BOUNDED, OURS_APART, SWEPT_APART
+from bench.support.contenders import AGAIN, BASELINES, BOUNDED, OURS_APART, SWEPT_APART
 from bench.support.deaths import LIMIT_MS
 
 Row = dict[str, Any]
@@ -50,7 +50,7 @@ class Table:
 def tables_of(rows: Sequence[Row]) -> list[Table]:
     shared = [row for row in rows if "background" in row]
     return [
-        excesses(shared),
+        excesses(shared, rows),
         predictions(shared),
         backgrounds(shared),
         bounds(shared),
@@ -101,21 +101,28 @@ def _under_capacity(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if row["load"] < 0.9]
 
 
-def excesses(rows: Sequence[Row]) -> Table:
+def excesses(shared: Sequence[Row], rows: Sequence[Row]) -> Table:
     table = Table(
-        "Excess of services (µs); * fewer than 1,000 requests",
-        ["pair", "load", "", "way", "requests", "p99 excess", "limit", "p50 ÷ alone",
+        "Excess of services (µs), and of a second run alone; * fewer than 1,000 requests",
+        ["pair", "load", "", "way", "requests", "p99 excess", "limit", "alone again", "p50 ÷ alone",
          "p99 ÷ alone (95%)", "missed"],
     )  # fmt: skip
     over, short50, short99 = [], [], []
-    for row in _under_capacity(rows):
-        for found in row["services"]:
+    noise = {
+        (_key(row), service): f"{1e3 * found['excess']['p99_ms']:.0f}"
+        for row in rows
+        if row.get("way") == AGAIN
+        for service, found in enumerate(row["services"])
+    }
+    for row in _under_capacity(shared):
+        for service, found in enumerate(row["services"]):
             if row["way"] not in YIELDS or "checks" not in found:
                 continue
             excess, limit = 1e3 * found["excess"]["p99_ms"], found["waits_us"] + 50
             missed = [key for key, ok in found["checks"].items() if not ok]
             table.lines.append(
                 [*_where(row), row["way"], _count(found), f"{excess:.0f}", f"{limit:.0f}",
+                 noise.get((_key(row), service), ""),
                  f"{found['p50_ratio']['value']:.2f}", _ratio(found), ", ".join(missed)]
             )  # fmt: skip
             over.append(excess - limit)

@@ -111,7 +111,7 @@ def stages() -> dict[str, list[Part]]:
 def _full(pair: str) -> Task:
     loads = (0.35, 0.2, 0.6) if pair in AT_ALL_LOADS else (0.35,)
     ways = (*FULL, *OURS_APART) if pair in IN_PROCESSES else FULL
-    return Task(pair, loads, ways, later_ways=LATER)
+    return Task(pair, loads, ways, later_ways=LATER, again=True)
 
 
 def _tasks(stage: str, tasks: Sequence[Task]) -> list[Part]:
