@@ -29,7 +29,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns of what is exp
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.gpu.services import open_bench, words
-from bench.support import bounded, deaths, lone, together
+from bench.support import bounded, deaths, together
 from bench.support.contenders import BOUNDED
 from bench.support.effort import BEGIN_S, Task, expected_s
 from bench.support.measuring import at_rates, mix_of_pair, plan_file, run_task, save_plans
@@ -171,8 +171,6 @@ def run_part(bench: Bench, part: Part, device: str) -> None:
     elif part.stage == "deaths":
         for row in deaths.run_deaths(device, bench.folder):
             bench.keep(row | {"device": bench.device.title})
-    elif part.stage == "lone":
-        lone.run_lone(bench)
     else:
         together.run_mix(bench, part.mix, REHEARSED if bench.device.modelled else together.WINDOW)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.support import deaths, lone, together
+from bench.support import deaths, together
 from bench.support.contenders import BASELINES, OURS_APART, SWEPT_APART
 from bench.support.effort import Effort, Task
 
@@ -51,7 +51,6 @@ def stages() -> dict[str, list[Part]]:
     return {
         "main": _tasks("main", [_full(pair) for pair in (*AT_ALL_LOADS[:2], *AT_ONE_LOAD[:3])]),
         "deaths": [Part("deaths")],
-        "lone": [Part("lone")],
         "together": [Part("together", mix=mix) for mix in together.MIXES],
         "decode": _tasks(
             "decode",
@@ -134,8 +133,7 @@ def scaled(part: Part, scale: float) -> Part:
 
 def other_seconds(part: Part) -> float:
     """Of what is no task."""
-    others = {"deaths": deaths.EXPECTED_S, "lone": lone.EXPECTED_S}
-    return others.get(part.stage, together.EXPECTED_S)
+    return deaths.EXPECTED_S if part.stage == "deaths" else together.EXPECTED_S
 
 
 def done_parts(folder: Path) -> dict[str, float]:

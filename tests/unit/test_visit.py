@@ -27,7 +27,6 @@ from bench.support import deaths, promises
 from bench.support.bounded import factors, pick
 from bench.support.contenders import CLAIMED, KNOWN
 from bench.support.effort import Effort, Task, expected_s, measured_s
-from bench.support.lone import run_lone
 from bench.support.measuring import run_task
 from bench.support.pairs import PAIRS
 from bench.support.promises import Table
@@ -193,28 +192,6 @@ def test_processes_are_started_first_and_waited_for_and_may_fail(tmp_path: Path)
     (alone,) = found["alone in time-sliced"]["alone"]
     assert {"served", "late", "lag_ms", "warnings", "latency"} <= set(alone)
     assert found["time-sliced"]["background"] > 0
-
-
-def test_a_service_with_nobody_beside_says_where_its_time_went(tmp_path: Path) -> None:
-    log: list[str] = []
-    device = WithProcesses(log)
-    shelf = Shelf(tmp_path, (), device.topology, device.calibration, rehearsal=True)
-    bench = Bench(device, shelf)
-    run_lone(bench, "alexnet:1")
-    assert log == ["started", "waited", "closed"]
-    assert [row["way"].partition(",")[0] for row in bench.rows] == [
-        "alone in a session",
-        "alone in a process",
-        "alone in a process under MPS",
-    ]
-    for row in bench.rows:
-        (found,) = row["alone"]
-        assert found["served"]["p50_ms"] == pytest.approx(found["back_to_back_ms"], rel=0.05)
-        assert found["late_by_1ms"] == 0
-    assert len(promises.alone_apart(bench.rows).lines) == 3
-
-
-# --- Plans ------------------------------------------------------------------------------------
 
 
 def test_of_what_uses_little_of_a_bound_the_best_is_taken() -> None:
