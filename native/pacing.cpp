@@ -30,6 +30,9 @@ constexpr int64_t kLongStretch = 8;   // grains, above which one in flight keeps
 
 int64_t grain_ns = kGrainNs, patience_ns = kPatienceNs;
 uint64_t depth = 2;
+// So many launches a stretch, however long they take, a graph as one: what others do, to compare
+// with. 0: as many as take the grain.
+uint32_t counted = 0;
 double floor_part = 0;
 std::atomic<uint64_t> epoch{1};
 std::atomic<int64_t> interrupted_ns{INT64_MIN / 2};
@@ -283,7 +286,8 @@ struct Awaited {
 };
 
 Awaited find_awaited(Pace& pace) {
-    uint64_t most = pace.stretch_ns.load() > kLongStretch * grain_ns ? 1 : depth;
+    bool is_long = counted == 0 && pace.stretch_ns.load() > kLongStretch * grain_ns;
+    uint64_t most = is_long ? 1 : depth;
     std::lock_guard hold(pace.lock);
     if (pace.epoch != epoch.load() || pace.recorded < most) return {};
     uint64_t number = pace.recorded - most;
@@ -330,6 +334,7 @@ void begin_background(double floor) {
     floor_part = floor;
     grain_ns = wanted_grain();
     depth = static_cast<uint64_t>(number("ECLIP_DEPTH", 1, kRing / 2, 2));
+    counted = static_cast<uint32_t>(number("ECLIP_LAUNCHES", 0, kMostLaunches, 0));
     patience_ns = 1000 * number("ECLIP_PATIENCE_US", 1, 1'000'000, kPatienceNs / 1000);
     watch_interrupts();
 }
@@ -337,8 +342,8 @@ void begin_background(double floor) {
 void pace(Line& line, CUstream stream, Default meaning, double graph_ns) {
     if (capture_count.load() != 0) return;
     Pace& pace = line.pace;
-    const uint32_t quota = pace.quota.load(std::memory_order_relaxed);
-    const uint32_t weight = weigh(graph_ns, quota);
+    const uint32_t quota = counted != 0 ? counted : pace.quota.load(std::memory_order_relaxed);
+    const uint32_t weight = counted != 0 ? 1 : weigh(graph_ns, quota);
     bool full = pace.launched.fetch_add(weight) >= quota;
     bool busy = a_service_may_be_busy() && must_hold(monotonic_ns());
     if (!full && !busy) return;

@@ -203,6 +203,15 @@ def test_run_ahead_is_limited(native: Native, tmp_path: Path, tier: str | None, 
         assert depth <= most <= 8 * (depth + 1) + 1
 
 
+def test_stretches_can_be_counted_in_launches(native: Native, tmp_path: Path) -> None:
+    """As others count them, whatever they take: these launches alone take more than the grain."""
+    body = RUN_AHEAD + "run_ahead(400, 1); synchronise()"
+    variables = {"ECLIP_LAUNCHES": "32", "ECLIP_PATIENCE_US": PATIENT}
+    with running(native, tmp_path, body, "background", **variables) as program:
+        assert program.child.wait(PATIENCE_S) == 0
+        assert 2 * 32 <= program.words[1] <= 3 * 32 + 1
+
+
 def test_a_program_that_the_device_waits_for_is_not_kept_waiting(
     native: Native, tmp_path: Path
 ) -> None:
