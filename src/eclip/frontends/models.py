@@ -1,7 +1,8 @@
-"""Models by name: one of the zoo, or a factory of the user's.
+"""Models by name: one of the zoo, a factory of the user's, or a file.
 
 ``albert`` is the zoo's; ``package.module:factory`` is a function that takes the batch size and
-gives a module and its example inputs, both on the GPU. What follows a ``~`` says which kernels a
+gives a module and its example inputs, both on the GPU. Files are named in ``files.py``; one may
+hold code, so its owner must have named it. What follows a ``~`` says which kernels a
 capture takes, not which module it is of.
 """
 
@@ -17,11 +18,14 @@ from eclip.artefacts.profile import Profile
 from eclip.devices.gpu.executables import Capture
 from eclip.errors import DeviceError, MismatchError, UsageError
 from eclip.frontends import torch_zoo
+from eclip.frontends.files import FileModel, find_file
 from eclip.frontends.torch import capture
 
 
 def build(model: ModelKey) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
     name, batch = model.name, model.batch
+    if (found := find_file(name)) is not None:
+        return _load(found, batch)
     if ":" not in name:
         return torch_zoo.build(name, batch)
     path, _, function = name.partition(":")
@@ -33,6 +37,26 @@ def build(model: ModelKey) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], torch.nn.Module)):
         raise UsageError(f"{name}({batch}) must return a module and a tuple of its inputs")
     module, inputs = made
+    return module, tuple(inputs)
+
+
+def _load(model: FileModel, batch: int) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    try:
+        if model.file.endswith(".ts"):
+            module = torch.jit.load(model.file, map_location="cuda").eval()
+        else:
+            exported = torch.export.load(model.file)
+            module = torch.export.passes.move_to_device_pass(exported, "cuda").module()
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        line = str(error).strip().partition("\n")[0]
+        raise UsageError(
+            f"cannot load {model.file}: {line}; save it again with this torch"
+        ) from None
+    inputs = []
+    for kind, row in model.inputs:
+        shape = (batch, *row) if model.batched else row
+        given = torch.zeros(shape, dtype=getattr(torch, kind), device="cuda")
+        inputs.append(torch.randn_like(given) if given.is_floating_point() else given)
     return module, tuple(inputs)
 
 

@@ -24,6 +24,7 @@ from eclip.artefacts.model_key import ModelKey, parse_model
 from eclip.artefacts.plan import Plan, Promise, unpartitioned
 from eclip.artefacts.profile import Profile
 from eclip.errors import UsageError
+from eclip.frontends.files import name_of
 from eclip.lab.case import Case
 from eclip.lab.evaluate import SimEvaluator
 from eclip.planning.joints import promise_of
@@ -145,15 +146,15 @@ def resolve(
                 f"service {settings.name!r}: a CPU function gives answers on a simulator only; "
                 f'write device = "sim", or give a model'
             )
-        if settings.file is not None and host.computes:
+        if settings.file is not None and host.computes and not _inputs_known(settings):
             raise UsageError(
-                f"service {settings.name!r}: file: a GPU cannot serve files yet; write a factory "
-                f"that loads {settings.file}, and name it with model"
+                f"service {settings.name!r}: file: its inputs are needed, with a datatype other "
+                f"than BYTES and a shape without -1"
             )
         asked = settings.batches or (_USUAL_BATCHES if settings.batched else (1,))
         profiles: list[Profile] = []
         for batch in asked:
-            profile = host.profile(_key(settings, batch))
+            profile = host.profile(_key(settings, batch, host))
             if _is_late(settings, profile):
                 if profiles and not settings.batches:
                     break
@@ -206,19 +207,25 @@ def profiles_of(sheets: Sequence[ServiceSheet], host: ServingHost) -> list[Profi
     """Of every worker of a deployment's plan, in its order."""
     profiles: list[Profile] = []
     for sheet in sheets:
-        of_buckets = [host.profile(_key(sheet.settings, batch)) for batch in sheet.buckets]
+        of_buckets = [host.profile(_key(sheet.settings, batch, host)) for batch in sheet.buckets]
         profiles += of_buckets * sheet.settings.copies
     return profiles
 
 
-def _key(settings: ServiceSettings, batch: int) -> ModelKey:
-    """The model whose profile a service has."""
-    if settings.profile is not None:
+def _inputs_known(settings: ServiceSettings) -> bool:
+    return bool(settings.inputs) and all(
+        one.datatype != "BYTES" and -1 not in one.shape for one in settings.inputs
+    )
+
+
+def _key(settings: ServiceSettings, batch: int, host: ServingHost) -> ModelKey:
+    """The model whose profile a service has; on a simulator that may be another's."""
+    if settings.profile is not None and not host.computes:
         return parse_model(f"{settings.profile}:{batch}")
     if settings.computes_on_cpu:
         return ModelKey(_PACE, batch)
     if settings.model is None:
-        return ModelKey(settings.name, batch)  # of a file: profiles go by the service's name
+        return ModelKey(name_of(settings.name), batch)
     return parse_model(f"{settings.model}:{batch}")
 
 

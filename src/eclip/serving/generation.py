@@ -29,7 +29,13 @@ from eclip.serving.deploying import profiles_of
 from eclip.serving.host import host_of
 from eclip.serving.link import IN_FLIGHT, Answer, DeviceOrder, Link, Slots
 from eclip.serving.messages import Tensor
-from eclip.serving.models import CpuFunction, compute, example_inputs, find_function
+from eclip.serving.models import (
+    CpuFunction,
+    announce_files,
+    compute,
+    example_inputs,
+    find_function,
+)
 from eclip.serving.tensors import DATATYPES, from_raw, to_raw
 
 _WARM_S = 60.0
@@ -122,6 +128,7 @@ class Generation(Closing):
 
     def _open(self, device: Device, slots: Mapping[int, Mapping[int, Slots]]) -> Session:
         deployment, sheets = self._deployment, self._deployment.sheets
+        announce_files(sheet.settings for sheet in sheets)
         profiles = profiles_of(sheets, host_of(device, deployment.server))
         plan = store.load(deployment.plan, Plan)
         kind = device.source_kind(plan.sharing)

@@ -15,6 +15,7 @@ from eclip.artefacts.topology import Topology
 from eclip.devices import open_device
 from eclip.devices.base import Device
 from eclip.errors import DeviceError, UsageError
+from eclip.frontends.files import find_file
 from eclip.frontends.library import find_profile, has_file
 from eclip.frontends.measuring import measure_profiles
 from eclip.lab.case import find_calibration, find_topology
@@ -53,9 +54,11 @@ class ServingHost:
     def _measure(self, model: ModelKey) -> None:
         folder = self.folders[0]
         if self.log is None:
+            remedy = f"measure it first: eclip profile {model} -o {folder}"
+            if find_file(model.name) is not None:
+                remedy = "start the server again, which measures it"
             raise UsageError(
-                f"{model} has no profile, and measuring it would disturb what runs; measure it "
-                f"first: eclip profile {model} -o {folder}"
+                f"{model} has no profile, and measuring it would disturb what runs; {remedy}"
             )
         store.make_folder(folder)
         self.log.write("profiling, once", model=str(model), about_seconds=_PROFILING_S)

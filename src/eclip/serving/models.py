@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from eclip.errors import UsageError, unknown_name
-from eclip.frontends import zoo
+from eclip.frontends import files, zoo
 from eclip.frontends.zoo import transformer
 from eclip.serving.config import FUNCTION, ServiceSettings, TensorSettings
 from eclip.serving.link import IN_FLIGHT, SlotLayout
@@ -133,9 +134,31 @@ def example_inputs(info: ModelInfo, rows: int) -> dict[str, npt.NDArray[Any]]:
     return examples
 
 
+def announce_files(services: Iterable[ServiceSettings]) -> None:
+    """So that this process and those that it starts find the models of these services."""
+    files.announce(
+        {
+            files.name_of(one.name): files.FileModel(
+                file=str(Path(one.file).resolve()),
+                inputs=tuple((_torch_type(given.datatype), given.shape) for given in one.inputs),
+                batched=one.batched,
+            )
+            for one in services
+            if one.file is not None
+        }
+    )
+
+
+def _torch_type(datatype: str) -> str:
+    """``FP16`` is float16, ``BF16`` bfloat16, ``INT64`` int64."""
+    return datatype.replace("FP", "float").replace("BF", "bfloat").lower()
+
+
 def check_model(settings: ServiceSettings) -> None:
     """Refuse a name that means nothing, before anything is opened."""
     model = settings.model
+    if settings.file is not None and not Path(settings.file).is_file():
+        raise UsageError(f"service {settings.name!r}: file: there is no file {settings.file}")
     if model is not None and ":" not in model and model.partition("~")[0] not in zoo.NAMES:
         raise unknown_name("model", model, [*zoo.NAMES, "module:factory", "numpy:module:function"])
 

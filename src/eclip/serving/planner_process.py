@@ -38,8 +38,10 @@ class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
 def main() -> None:
     """From stdin to stdout."""
     from eclip.serving.deploying import make_deployment
+    from eclip.serving.models import announce_files
 
     request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=PlanRequest)
+    announce_files(request.config.services)
     if request.seconds:
         with contextlib.suppress(OSError):
             os.nice(_NICE)
