@@ -76,6 +76,7 @@ def bad(**changes: Any) -> dict[str, Any]:
         ({"server": {"http_port": 70000}, "service": [ADD]}, r"http_port: 0 to 65535"),
         ({"server": {"tls_cert": "a.pem"}, "service": [ADD]}, r"tls_key: TLS needs both"),
         ({"server": {"fronts": 0}, "service": [ADD]}, r"fronts: 1 to 16"),
+        ({"server": {"policy": "mps"}, "service": [ADD]}, r"policy"),
         ({"service": [ADD, ADD]}, r"two are named 'add'"),
         ({"service": [{"model": "bert"}]}, r"service 1: name is missing"),
         ({"service": [{"name": "a"}]}, r"service 'a': model: give either model or file"),

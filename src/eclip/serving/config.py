@@ -145,6 +145,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     tls_key: str | None = None
     max_body_mb: float = 64.0
     grace_seconds: float = 5.0  # after SIGTERM: not ready, but serving
+    # How services share the device; none: they give way to each other as a search finds best.
+    policy: Literal["shared", "priority"] | None = None
     replan: bool = True  # when measured rates drift
     replan_seconds: float = 5.0  # of a search
 

@@ -28,6 +28,7 @@ from eclip.frontends.files import name_of
 from eclip.lab.case import Case
 from eclip.lab.evaluate import SimEvaluator
 from eclip.planning.joints import promise_of
+from eclip.planning.policies import make_plan
 from eclip.planning.search.giving import Habit, Maker, Way, search_habits
 from eclip.planning.search.objective import Objective
 from eclip.serving.claim import shares_gpu
@@ -109,7 +110,10 @@ def make_deployment(
     resolved = resolve(config, host, rates_rps)
     bounds_ns = [_bound_ns(service, host) for service in resolved]
     full = _case(resolved, bounds_ns, host, every_bucket=True)
-    plan, notes = _plan(resolved, bounds_ns, host, full, seconds)
+    if config.server.policy is None:
+        plan, notes = _plan(resolved, bounds_ns, host, full, seconds)
+    else:
+        plan, notes = make_plan(config.server.policy, full.problem()), ()
     path = folder / f"plan-{generation}.json.gz"
     store.save(plan, path)
     return Deployment(

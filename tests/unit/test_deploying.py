@@ -1,14 +1,17 @@
-"""How many instances of a service a server opens when nobody says it."""
+"""What a server deploys: how many instances when nobody says it, and under which policy."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from eclip.artefacts import store
+from eclip.artefacts.plan import Plan
 from eclip.serving.config import make_config
-from eclip.serving.deploying import resolve
+from eclip.serving.deploying import make_deployment, resolve
 from eclip.serving.host import ServingHost, find_host
 
 
@@ -49,3 +52,17 @@ def test_memory_limits_it(host: ServingHost) -> None:
     topology = msgspec.structs.replace(host.topology, memory_bytes=1 << 30)
     small = ServingHost(topology, host.calibration, host.computes, host.folders, host.title)
     assert instances_of(small, fast) == [1]
+
+
+@pytest.mark.parametrize(("policy", "priorities"), [("shared", {0}), ("priority", {0, 1})])
+def test_a_policy_can_be_asked_for(policy: str, priorities: set[int], tmp_path: Path) -> None:
+    services = [
+        {"name": name, "model": name, "bound": bound, "batches": [1], "rate": 10.0}
+        for name, bound in (("bert", "20ms"), ("alexnet", "5ms"))
+    ]
+    config = make_config({"server": {"policy": policy}, "service": services}, "the test")
+    made = make_deployment(config, {}, generation=1, folder=tmp_path)
+    plan = store.load(made.plan, Plan)
+    assert made.policy == plan.policy == policy
+    assert not plan.gives_way
+    assert {lane.priority for lane in plan.lanes} == priorities
