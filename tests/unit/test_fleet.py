@@ -14,7 +14,6 @@ import pytest
 from eclip.artefacts.model_key import ModelKey, parse_model
 from eclip.devices.load import load_of_mix
 from eclip.devices.sim.device import glimpse
-from eclip.devices.sim.tables import KernelTables
 from eclip.errors import ArtefactError, UsageError
 from eclip.fleet import exact
 from eclip.fleet.config import find_kinds, load_fleet_file
@@ -143,7 +142,7 @@ def test_a_set_is_simulated_once(kind: GpuKind) -> None:
 def test_a_simulation_ends_when_it_is_decided_and_asking_changes_nothing(kind: GpuKind) -> None:
     members = members_of(("alexnet:1", 400, 2.0), ("resnet50:8", 100, 20.0))
     plan = plan_of(kind, members, "yield")
-    tables = KernelTables([kind.profiles[member.model] for member in members], kind.calibration)
+    tables = kind.tables_of(member.model for member in members)
     load = load_of_mix(plan.mix, 0.5, 0.125, seed=0)
     whole, asked, ended = (
         glimpse(plan, tables, load, 5e8, is_decided)
@@ -168,7 +167,7 @@ def test_coarse_simulation_is_near_the_simulator(
         ("alexnet:1", 400, 1.5), ("resnet50:8", 120, 12.0), ("mobilenet_v3:1", 150, 5.0)
     )
     seen = simulate_set(kind, members, policy, KERNELS).worst
-    assert scorer.coarse_tail("h200", members, policy) == pytest.approx(seen, rel=0.35)
+    assert dict(scorer.coarse_tails("h200", members))[policy] == pytest.approx(seen, rel=0.35)
 
 
 def test_scores_outlive_a_run_but_not_another_calibration(kind: GpuKind, tmp_path: Path) -> None:

@@ -66,6 +66,8 @@ class Shop:
         self.scorer = scorer
         self.objective = objective
         self.spare = spare
+        for kind in fleet.kinds:
+            scorer.measure_pairs(kind, {service.model for service in fleet.services})
         self.least = [least_instances(service, scorer, fleet.kinds) for service in fleet.services]
         if objective == "goodput":  # what is more than the fleet can hold is refused, not required
             self.least = [min(least, fleet.count) for least in self.least]
