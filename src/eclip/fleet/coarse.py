@@ -49,7 +49,7 @@ def run_coarsely(
     may_be_late = np.zeros(workers, dtype=np.int64)
     for worker in range(workers):
         arrived = arrivals[first[worker] : first[worker + 1]]
-        may_be_late[worker] = most_late(np.count_nonzero(arrived >= 0))
+        may_be_late[worker] = most_late(int(np.count_nonzero(arrived >= 0)))
     speed = np.ones(workers)
     running = np.zeros(workers, dtype=np.int64)
     now = arrivals.min()
