@@ -201,7 +201,7 @@ def growth(sizes: Sequence[int]) -> None:
         scorer = Scorer(all_kinds(fleet.kinds), KERNELS)
         begun, wall = time.process_time(), time.monotonic()
         shop = Shop(fleet, scorer, "fewest")
-        packing = _searched(shop, 0, steps=size // 4)
+        packing = _searched(shop, 0, steps=size // 2)
         rows.append(
             [
                 str(size),

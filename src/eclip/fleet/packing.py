@@ -182,18 +182,21 @@ def pack(
         packing.left = together(packer.offer(shop.cut(packing.left), packing.bins))
     packing = in_groups(packer, packing, Packer.fill_up)
     packing = packer.fill_up(packing)  # a group may have lacked GPUs that another had
+    sure = []  # every bin was simulated and keeps its bounds
     for number in range(_ROUNDS):
         if number and not enough():
             progress.phase("simulating what changed")
             asked = time.monotonic()
-            packer.repair(packing, progress)
+            if not packer.repair(packing, progress):
+                sure.append(packing.copy())
             now = time.monotonic()
             until = begun + seconds - (now - asked)  # it will be asked as much once more
         progress.phase("searching")
         count = 10**9 if steps is None else -(-steps // _ROUNDS)
         packing = improve_in_groups(packer, packing, count, enough)
     progress.phase("simulating what changed")
-    packing = packer.verify(packing, progress)
+    sure.append(packer.verify(packing, progress))
+    packing = min(sure, key=lambda one: _value(shop, one))
     if packing.left and shop.objective != "goodput":
         names = [shop.fleet.services[service].name for service in packing.left]
         raise UsageError(
@@ -202,6 +205,13 @@ def pack(
             f"or take the objective goodput"
         )
     return packing
+
+
+def _value(shop: Shop, packing: Packing) -> tuple[float, float]:
+    """The less the better."""
+    if shop.objective == "goodput":
+        return (-sum(shop.value(one.held) for one in packing.bins), 0.0)
+    return (shop.value(packing.left), sum(map(shop.cost, packing.bins)))
 
 
 def improve_in_groups(
