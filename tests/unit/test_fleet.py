@@ -15,7 +15,8 @@ from eclip.artefacts.model_key import ModelKey, parse_model
 from eclip.devices.load import load_of_mix
 from eclip.devices.sim.device import glimpse
 from eclip.errors import ArtefactError, UsageError
-from eclip.fleet import exact
+from eclip.fleet import exact, packing
+from eclip.fleet.coarse import tail_coarsely
 from eclip.fleet.config import find_kinds, load_fleet_file
 from eclip.fleet.moves import moves_between
 from eclip.fleet.placement import (
@@ -27,6 +28,7 @@ from eclip.fleet.placement import (
 )
 from eclip.fleet.routing import choose
 from eclip.fleet.scores import (
+    CLEARLY,
     POLICIES,
     GpuKind,
     Member,
@@ -170,6 +172,33 @@ def test_coarse_simulation_is_near_the_simulator(
     assert dict(scorer.coarse_tails("h200", members))[policy] == pytest.approx(seen, rel=0.35)
 
 
+def test_a_coarse_run_that_ends_early_gives_the_same_verdict() -> None:
+    random = np.random.default_rng(0)
+    verdicts = set()
+    for _ in range(60):
+        request_ns = random.uniform(0.5, 2.0, 3)
+        rates = random.uniform(0.03, 0.25, 3)
+        bound_ns = request_ns * random.uniform(4, 12, 3)
+        # A crowd before the measured time: it is late, and does not count.
+        drawn = [np.sort(random.uniform(-100, 900, round(1000 * rate))) for rate in rates]
+        drawn[0] = np.concatenate([np.full(int(random.integers(12)), -100.0), drawn[0]])
+        told = (
+            np.concatenate(drawn),
+            np.cumsum([0, *map(len, drawn)]),
+            request_ns,
+            bound_ns,
+            np.full(3, 0.1),
+            np.full((3, 3), 0.8),
+        )
+        for yields in (False, True):
+            whole = tail_coarsely(*told, yields, np.inf)
+            ended = tail_coarsely(*told, yields, CLEARLY)
+            assert (whole <= CLEARLY) == (ended <= CLEARLY)
+            assert ended == whole or whole > CLEARLY
+            verdicts.add(whole <= CLEARLY)
+    assert verdicts == {True, False}
+
+
 def test_scores_outlive_a_run_but_not_another_calibration(kind: GpuKind, tmp_path: Path) -> None:
     path = tmp_path / "scores.json.gz"
     first = Scorer({"h200": kind}, KERNELS)
@@ -214,6 +243,33 @@ def test_every_service_is_placed_within_its_bound(kind: GpuKind, scorer: Scorer)
     assert not placement.refused
     assert len(placement.gpus) < 8
     assert placement == place(fleet, scorer, steps=12)
+
+
+def test_a_large_packing_is_searched_in_groups_and_a_seed_repeats_it(
+    kind: GpuKind, scorer: Scorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "_GROUP", 2)
+    monkeypatch.setattr(packing, "_AT_ONCE", 3)
+    fleet = fleet_of(*some_services(kind, 20, 3), machines=4)
+    first, again = (place(fleet, scorer, steps=40) for _ in range(2))
+    check(first, fleet)
+    assert first == again and not first.refused
+    assert len(first.gpus) <= len(place(fleet, scorer, steps=0).gpus)
+    few = msgspec.structs.replace(fleet, gpus=fleet.gpus[:2])
+    few = msgspec.structs.replace(
+        few, gpus=tuple(msgspec.structs.replace(group, count=1) for group in few.gpus)
+    )
+    check(place(few, scorer, "goodput", steps=12), few)
+
+
+def test_without_time_nothing_is_searched_and_all_is_simulated(
+    kind: GpuKind, scorer: Scorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(packing.Packer, "_step")
+    fleet = fleet_of(*some_services(kind, 8, 0))
+    placement = place(fleet, scorer, seconds=0)
+    check(placement, fleet)
+    assert not placement.refused
 
 
 def test_what_one_gpu_cannot_serve_is_split_over_two_machines(scorer: Scorer) -> None:
