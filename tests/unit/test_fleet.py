@@ -39,7 +39,7 @@ from eclip.fleet.scores import (
     rounded_up,
     simulate_set,
 )
-from eclip.fleet.shop import Shop
+from eclip.fleet.shop import Packing, Shop, sum_of
 from eclip.fleet.simulate import DayOptions, simulate_day
 from eclip.fleet.spec import Fleet, GpuGroup, Service, check_fleet
 from eclip.fleet.windows import route
@@ -255,11 +255,20 @@ def test_a_large_packing_is_searched_in_groups_and_a_seed_repeats_it(
     check(first, fleet)
     assert first == again and not first.refused
     assert len(first.gpus) <= len(place(fleet, scorer, steps=0).gpus)
-    few = msgspec.structs.replace(fleet, gpus=fleet.gpus[:2])
-    few = msgspec.structs.replace(
-        few, gpus=tuple(msgspec.structs.replace(group, count=1) for group in few.gpus)
-    )
-    check(place(few, scorer, "goodput", steps=12), few)
+
+
+def test_groups_lose_neither_instances_nor_gpus(
+    kind: GpuKind, scorer: Scorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "_GROUP", 2)
+    shop = Shop(fleet_of(*some_services(kind, 20, 3)), scorer, "goodput")
+    packer = packing.Packer(shop, {"h200": 2}, seed=0)
+    before = packer.fill_up(Packing([], shop.instances()))
+    packer.free["h200"] = 3
+    after = packing.in_groups(packer, before, lambda packer, part: part)
+    assert len(after.bins) == 2 and after.left
+    assert sum_of([after.left, *(one.held for one in after.bins)]) == shop.instances()
+    assert packer.free["h200"] == 3
 
 
 def test_without_time_nothing_is_searched_and_all_is_simulated(
