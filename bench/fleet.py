@@ -130,7 +130,7 @@ def _goodput(shop: Shop, packing: Packing) -> float:
     return sum(shop.value(one.held) for one in packing.bins)
 
 
-def rules(sizes: Sequence[int], families: Sequence[str], steps_a_gpu: float = 3.0) -> None:
+def rules(sizes: Sequence[int], families: Sequence[str], steps_a_gpu: float = 6.0) -> None:
     """GPUs of every rule; ``sizes`` are numbers of GPUs, roughly."""
     rows = []
     for size in sizes:

@@ -22,8 +22,8 @@ from eclip.progress import Progress
 
 _TAKEN_APART = (2, 3, 4)  # bins at once
 _REPAIRS = 12  # rounds of simulating what changed
-_ROUNDS = 2  # of searching; the simulator is asked between them and at the end
-_FIRST = 1 / 3  # of the time, before it is known how long simulating takes
+_FIRST = 1 / 3  # of the time is searched before it is known how long simulating takes
+_HALFWAY = 1 / 2  # of the time: who is not that far yet asks the simulator before the end
 _GROUP = 100  # bins that are searched by themselves
 _AT_ONCE = 20  # steps in a group before others are drawn
 
@@ -119,10 +119,10 @@ class Packer(Filler):
     def _evenness(self, bins: Sequence[Bin]) -> float:
         return -sum(self.worth(one) ** 2 for one in bins)
 
-    def repair(self, packing: Packing, progress: Progress) -> bool:
+    def repair(self, packing: Packing, progress: Progress, *, hurried: bool = False) -> bool:
         """Simulate what changed. Bins that miss a bound give instances away, and those go where
-        there is room by estimate. False: there is nothing to repair, and every bin was simulated.
-        """
+        there is room by estimate; in a hurry only into new bins, since what takes them must be
+        simulated again. False: there is nothing to repair, and every bin was simulated."""
         shop = self.shop
         keys = [(one.kind, shop.members(one.held)) for one in packing.bins]
         scores = shop.scorer.score_all(keys, progress)
@@ -131,15 +131,16 @@ class Packer(Filler):
             self.give_away(one, packing.left)
         if broken:
             packing.bins = [one for one in packing.bins if one.held or self.close(one)]
-            more = self.open_bins(self.offer(shop.cut(packing.left), packing.bins))
+            items = shop.cut(packing.left)
+            more = self.open_bins(items if hurried else self.offer(items, packing.bins))
             packing.bins += more.bins
             packing.left = more.left
         return bool(broken)
 
-    def verify(self, packing: Packing, progress: Progress) -> Packing:
+    def verify(self, packing: Packing, progress: Progress, is_late: Callable[[], bool]) -> Packing:
         """The packing with every bin simulated and its bounds kept; what finds no room is left."""
         for _ in range(_REPAIRS):
-            if not self.repair(packing, progress):
+            if not self.repair(packing, progress, hurried=is_late()):
                 return packing
         return self._drop_broken(packing)
 
@@ -166,15 +167,15 @@ def pack(
 ) -> Packing:
     """The best packing found in the time, or with exactly so many steps of the search.
 
-    Filling GPUs once and simulating each of them is in no packing left out, so a large fleet may
-    take longer than ``seconds``; it is not searched any more then.
+    Filling GPUs once and simulating each of them cannot be left out, so a large fleet may take
+    longer than ``seconds``. It is not searched any more then, and repaired in a hurry.
     """
     begun = time.monotonic()
     packer = Packer(shop, free, seed)
-    until = begun + _FIRST * seconds
+    half = 10**9 if steps is None else -(-steps // 2)
 
-    def enough() -> bool:
-        return progress.stopped or (steps is None and time.monotonic() > until)
+    def is_past(second: float) -> bool:
+        return progress.stopped or (steps is None and time.monotonic() > begun + second)
 
     progress.phase("filling GPUs")
     packing = start.copy() if start is not None else Packing([], shop.instances())
@@ -182,20 +183,19 @@ def pack(
         packing.left = together(packer.offer(shop.cut(packing.left), packing.bins))
     packing = in_groups(packer, packing, Packer.fill_up)
     packing = packer.fill_up(packing)  # a group may have lacked GPUs that another had
-    sure = []  # every bin was simulated and keeps its bounds
-    for number in range(_ROUNDS):
-        if number and not enough():
-            progress.phase("simulating what changed")
-            asked = time.monotonic()
-            if not packer.repair(packing, progress):
-                sure.append(packing.copy())
-            now = time.monotonic()
-            until = begun + seconds - (now - asked)  # it will be asked as much once more
+    progress.phase("searching")
+    packing = improve_in_groups(packer, packing, half, lambda: is_past(_FIRST * seconds))
+    sure = []  # packings of which every bin was simulated and keeps its bounds
+    if not is_past(_HALFWAY * seconds):
+        progress.phase("simulating what changed")
+        asked = time.monotonic()
+        if not packer.repair(packing, progress):
+            sure.append(packing.copy())
+        took = time.monotonic() - asked  # and will at the end
         progress.phase("searching")
-        count = 10**9 if steps is None else -(-steps // _ROUNDS)
-        packing = improve_in_groups(packer, packing, count, enough)
+        packing = improve_in_groups(packer, packing, half, lambda: is_past(seconds - took))
     progress.phase("simulating what changed")
-    sure.append(packer.verify(packing, progress))
+    sure.append(packer.verify(packing, progress, lambda: is_past(seconds)))
     packing = min(sure, key=lambda one: _value(shop, one))
     if packing.left and shop.objective != "goodput":
         names = [shop.fleet.services[service].name for service in packing.left]
