@@ -22,8 +22,7 @@ from eclip.progress import Progress
 
 _TAKEN_APART = (2, 3, 4)  # bins at once
 _REPAIRS = 12  # rounds of simulating what changed
-_FIRST = 1 / 3  # of the time is searched before it is known how long simulating takes
-_HALFWAY = 1 / 2  # of the time: who is not that far yet asks the simulator before the end
+_ROUNDS, _ROUNDS_IN_GROUPS = 4, 2  # of searching: the simulator is asked between and at the end
 _GROUP = 100  # bins that are searched by themselves
 _AT_ONCE = 20  # steps in a group before others are drawn
 
@@ -172,7 +171,6 @@ def pack(
     """
     begun = time.monotonic()
     packer = Packer(shop, free, seed)
-    half = 10**9 if steps is None else -(-steps // 2)
 
     def is_past(second: float) -> bool:
         return progress.stopped or (steps is None and time.monotonic() > begun + second)
@@ -183,17 +181,23 @@ def pack(
         packing.left = together(packer.offer(shop.cut(packing.left), packing.bins))
     packing = in_groups(packer, packing, Packer.fill_up)
     packing = packer.fill_up(packing)  # a group may have lacked GPUs that another had
-    progress.phase("searching")
-    packing = improve_in_groups(packer, packing, half, lambda: is_past(_FIRST * seconds))
+    rounds = _ROUNDS if _groups(packing) == 1 else _ROUNDS_IN_GROUPS
+    count = 10**9 if steps is None else -(-steps // rounds)
     sure = []  # packings of which every bin was simulated and keeps its bounds
-    if not is_past(_HALFWAY * seconds):
-        progress.phase("simulating what changed")
-        asked = time.monotonic()
-        if not packer.repair(packing, progress):
-            sure.append(packing.copy())
-        took = time.monotonic() - asked  # and will at the end
+    took = 0.0
+    for number in range(rounds):
+        part = seconds / (rounds + 1)  # for each search, and for the simulator at the end
+        until = seconds - max(took, (rounds - number) * part)
+        if is_past(until):
+            break
+        if number:
+            progress.phase("simulating what changed")
+            asked = time.monotonic()
+            if not packer.repair(packing, progress):
+                sure.append(packing.copy())
+            took = time.monotonic() - asked
         progress.phase("searching")
-        packing = improve_in_groups(packer, packing, half, lambda: is_past(seconds - took))
+        packing = improve_in_groups(packer, packing, count, functools.partial(is_past, until))
     progress.phase("simulating what changed")
     sure.append(packer.verify(packing, progress, lambda: is_past(seconds)))
     packing = min(sure, key=lambda one: _value(shop, one))
