@@ -1,10 +1,11 @@
 """Packing: which instances stand together on which kind of GPU, found by local search.
 
 The search takes a few bins apart, fills them anew in another random order, and keeps what is no
-worse. It goes by estimates (``scores.py``), and halfway and at the end asks the simulator about the
-bins that changed: a bin that does not keep its bounds gives instances away. Halfway that is done
-once: the search changes half of the bins again, so what is asked of them is lost. What is returned
-was simulated, bin by bin. Large packings are searched in groups, on all cores.
+worse. It goes by estimates (``scores.py``), and from time to time asks the simulator about the bins
+that changed: a bin that does not keep its bounds gives instances away. In between that is done
+once: the search changes many of the bins again, so what is asked of them is lost. What is returned
+was simulated, bin by bin. Large packings are searched in groups, on all cores, and the simulator is
+asked less often.
 """
 
 from __future__ import annotations
@@ -186,9 +187,8 @@ def pack(
     sure = []  # packings of which every bin was simulated and keeps its bounds
     took = 0.0
     for number in range(rounds):
-        part = seconds / (rounds + 1)  # for each search, and for the simulator at the end
-        until = seconds - max(took, (rounds - number) * part)
-        if is_past(until):
+        later = seconds * (rounds - number) / (rounds + 1)  # for other searches, and for verifying
+        if number and is_past(seconds - later):
             break
         if number:
             progress.phase("simulating what changed")
@@ -196,6 +196,7 @@ def pack(
             if not packer.repair(packing, progress):
                 sure.append(packing.copy())
             took = time.monotonic() - asked
+        until = seconds - max(took, later)
         progress.phase("searching")
         packing = improve_in_groups(packer, packing, count, functools.partial(is_past, until))
     progress.phase("simulating what changed")
