@@ -14,9 +14,9 @@ import pytest
 from eclip.artefacts.model_key import ModelKey, parse_model
 from eclip.devices.load import load_of_mix
 from eclip.devices.sim.device import glimpse
-from eclip.devices.sim.tables import KernelTables
 from eclip.errors import ArtefactError, UsageError
-from eclip.fleet import exact
+from eclip.fleet import exact, packing
+from eclip.fleet.coarse import tail_coarsely
 from eclip.fleet.config import find_kinds, load_fleet_file
 from eclip.fleet.moves import moves_between
 from eclip.fleet.placement import (
@@ -28,6 +28,7 @@ from eclip.fleet.placement import (
 )
 from eclip.fleet.routing import choose
 from eclip.fleet.scores import (
+    CLEARLY,
     POLICIES,
     GpuKind,
     Member,
@@ -38,7 +39,7 @@ from eclip.fleet.scores import (
     rounded_up,
     simulate_set,
 )
-from eclip.fleet.shop import Shop
+from eclip.fleet.shop import Packing, Shop, sum_of
 from eclip.fleet.simulate import DayOptions, simulate_day
 from eclip.fleet.spec import Fleet, GpuGroup, Service, check_fleet
 from eclip.fleet.windows import route
@@ -143,7 +144,7 @@ def test_a_set_is_simulated_once(kind: GpuKind) -> None:
 def test_a_simulation_ends_when_it_is_decided_and_asking_changes_nothing(kind: GpuKind) -> None:
     members = members_of(("alexnet:1", 400, 2.0), ("resnet50:8", 100, 20.0))
     plan = plan_of(kind, members, "yield")
-    tables = KernelTables([kind.profiles[member.model] for member in members], kind.calibration)
+    tables = kind.tables_of(member.model for member in members)
     load = load_of_mix(plan.mix, 0.5, 0.125, seed=0)
     whole, asked, ended = (
         glimpse(plan, tables, load, 5e8, is_decided)
@@ -168,7 +169,34 @@ def test_coarse_simulation_is_near_the_simulator(
         ("alexnet:1", 400, 1.5), ("resnet50:8", 120, 12.0), ("mobilenet_v3:1", 150, 5.0)
     )
     seen = simulate_set(kind, members, policy, KERNELS).worst
-    assert scorer.coarse_tail("h200", members, policy) == pytest.approx(seen, rel=0.35)
+    assert dict(scorer.coarse_tails("h200", members))[policy] == pytest.approx(seen, rel=0.35)
+
+
+def test_a_coarse_run_that_ends_early_gives_the_same_verdict() -> None:
+    random = np.random.default_rng(0)
+    verdicts = set()
+    for _ in range(60):
+        request_ns = random.uniform(0.5, 2.0, 3)
+        rates = random.uniform(0.03, 0.25, 3)
+        bound_ns = request_ns * random.uniform(4, 12, 3)
+        # A crowd before the measured time: it is late, and does not count.
+        drawn = [np.sort(random.uniform(-100, 900, round(1000 * rate))) for rate in rates]
+        drawn[0] = np.concatenate([np.full(int(random.integers(12)), -100.0), drawn[0]])
+        told = (
+            np.concatenate(drawn),
+            np.cumsum([0, *map(len, drawn)]),
+            request_ns,
+            bound_ns,
+            np.full(3, 0.1),
+            np.full((3, 3), 0.8),
+        )
+        for yields in (False, True):
+            whole = tail_coarsely(*told, yields, np.inf)
+            ended = tail_coarsely(*told, yields, CLEARLY)
+            assert (whole <= CLEARLY) == (ended <= CLEARLY)
+            assert ended == whole or whole > CLEARLY
+            verdicts.add(whole <= CLEARLY)
+    assert verdicts == {True, False}
 
 
 def test_scores_outlive_a_run_but_not_another_calibration(kind: GpuKind, tmp_path: Path) -> None:
@@ -215,6 +243,42 @@ def test_every_service_is_placed_within_its_bound(kind: GpuKind, scorer: Scorer)
     assert not placement.refused
     assert len(placement.gpus) < 8
     assert placement == place(fleet, scorer, steps=12)
+
+
+def test_a_large_packing_is_searched_in_groups_and_a_seed_repeats_it(
+    kind: GpuKind, scorer: Scorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "_GROUP", 2)
+    monkeypatch.setattr(packing, "_AT_ONCE", 3)
+    fleet = fleet_of(*some_services(kind, 20, 3), machines=4)
+    first, again = (place(fleet, scorer, steps=40) for _ in range(2))
+    check(first, fleet)
+    assert first == again and not first.refused
+    assert len(first.gpus) <= len(place(fleet, scorer, steps=0).gpus)
+
+
+def test_groups_lose_neither_instances_nor_gpus(
+    kind: GpuKind, scorer: Scorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "_GROUP", 2)
+    shop = Shop(fleet_of(*some_services(kind, 20, 3)), scorer, "goodput")
+    packer = packing.Packer(shop, {"h200": 2}, seed=0)
+    before = packer.fill_up(Packing([], shop.instances()))
+    packer.free["h200"] = 3
+    after = packing.in_groups(packer, before, lambda packer, part: part)
+    assert len(after.bins) == 2 and after.left
+    assert sum_of([after.left, *(one.held for one in after.bins)]) == shop.instances()
+    assert packer.free["h200"] == 3
+
+
+def test_without_time_nothing_is_searched_and_all_is_simulated(
+    kind: GpuKind, scorer: Scorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(packing.Packer, "_step")
+    fleet = fleet_of(*some_services(kind, 8, 0))
+    placement = place(fleet, scorer, seconds=0)
+    check(placement, fleet)
+    assert not placement.refused
 
 
 def test_what_one_gpu_cannot_serve_is_split_over_two_machines(scorer: Scorer) -> None:

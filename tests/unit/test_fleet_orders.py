@@ -9,15 +9,16 @@ import msgspec
 import pytest
 import yaml
 
-from eclip.errors import ArtefactError, UsageError
+from eclip.errors import ArtefactError, PlanningError, UsageError
 from eclip.fleet.config import FleetFile, load_fleet_file
 from eclip.fleet.kubernetes import render, render_text
 from eclip.fleet.orders import GpuPlace, join, orders_of, table_of
 from eclip.fleet.placement import Instance, PlacedGpu, Placement
-from eclip.fleet.planning import without_short
+from eclip.fleet.planning import Planned, without_short
 from eclip.fleet.rates import RateWatch, RouterReport, with_rates
 from eclip.fleet.ray_cluster import MACHINE
-from eclip.fleet.spec import GpuId
+from eclip.fleet.replanning import AGAIN_AFTER_S, Replanning
+from eclip.fleet.spec import Fleet, GpuId
 from eclip.serving.config import make_config
 
 FLEET = """
@@ -159,6 +160,47 @@ def test_a_router_that_starts_anew_counts_from_zero(file: FleetFile) -> None:
         watch.take([report(pid, search=count)], float(second))
         assert watch.drifted() is None
     assert 200 < watch.rates_rps["search"] <= 300
+
+
+def refuse(fleet: Fleet) -> Planned:
+    raise PlanningError("no GPU has room")
+
+
+def accept(fleet: Fleet) -> Planned:
+    return Planned(placement=BOTH, moves=None)
+
+
+def test_a_plan_that_failed_is_made_again_after_a_while_until_there_is_one(
+    file: FleetFile,
+) -> None:
+    replanning = Replanning(file.fleet)
+
+    def reason(now_s: float) -> str:
+        return replanning.reason(file.fleet, drifted=False, now_s=now_s)
+
+    assert reason(1e6) == ""  # nothing has failed
+    for begun_s in (100.0, 200.0):  # and not only the first time
+        with pytest.raises(PlanningError, match="room"):
+            replanning.plan(file.fleet, refuse, begun_s)
+        assert reason(begun_s + 0.9 * AGAIN_AFTER_S) == ""
+        assert reason(begun_s + 1.1 * AGAIN_AFTER_S) == "the last attempt failed"
+    assert replanning.plan(file.fleet, accept, 300.0).placement == BOTH
+    assert reason(1e6) == ""
+
+
+def test_a_gpu_that_went_is_a_reason_once_and_again_when_it_is_back(file: FleetFile) -> None:
+    (group,) = file.fleet.gpus
+    half = msgspec.structs.replace(
+        file.fleet, gpus=(msgspec.structs.replace(group, count=group.count - 1),)
+    )
+    replanning = Replanning(file.fleet)
+    assert replanning.reason(file.fleet, drifted=True, now_s=0) == "rates have drifted"
+    assert replanning.reason(half, drifted=True, now_s=0) == f"{SECOND} gone"
+    assert replanning.gone(half) == {SECOND}
+    with pytest.raises(PlanningError):  # also where the rest was not planned, it is not new
+        replanning.plan(half, refuse, 0.0)
+    assert replanning.reason(half, drifted=False, now_s=1) == ""
+    assert replanning.reason(file.fleet, drifted=False, now_s=1) == f"{SECOND} back"
 
 
 def test_manifests_have_a_pod_for_each_gpu_and_files_that_a_server_reads(file: FleetFile) -> None:

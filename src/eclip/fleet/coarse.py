@@ -19,6 +19,12 @@ Floats = npt.NDArray[np.float64]
 
 
 @compiled
+def most_late(count: int) -> int:
+    """How many of so many requests may be later than their p99."""
+    return max((count - 1) // 100, 0)
+
+
+@compiled
 def run_coarsely(
     arrivals: Floats,  # of all workers, one after another, ns
     first: npt.NDArray[np.int64],  # where each worker's begin, and where the last one's end
@@ -27,7 +33,7 @@ def run_coarsely(
     drain_ns: Floats,  # what is in flight when a worker yields
     slower: Floats,  # (worker, other): how much longer it takes beside the other, less 1
     yields: bool,
-    hopeless: Floats,  # ends a run in which more than 1% of a worker's requests take so long
+    hopeless: Floats,  # ends a run when a worker's p99 is surely longer
 ) -> Floats:
     """Every request's latency, in the order of the arrivals; infinite if it was not answered."""
     workers = len(request_ns)
@@ -40,6 +46,10 @@ def run_coarsely(
     overtaken = np.zeros(workers, dtype=np.int64)
     must_act = np.zeros(workers)  # when the most urgent request begun or queued must act, at latest
     late = np.zeros(workers, dtype=np.int64)
+    may_be_late = np.zeros(workers, dtype=np.int64)
+    for worker in range(workers):
+        arrived = arrivals[first[worker] : first[worker + 1]]
+        may_be_late[worker] = most_late(int(np.count_nonzero(arrived >= 0)))
     speed = np.ones(workers)
     running = np.zeros(workers, dtype=np.int64)
     now = arrivals.min()
@@ -70,9 +80,10 @@ def run_coarsely(
             hold_at[who] = np.inf
         else:
             latency[head[who]] = now - arrivals[head[who]]
-            late[who] += latency[head[who]] > hopeless[who]
-            if 100 * late[who] > first[who + 1] - first[who]:
-                return latency
+            if arrivals[head[who]] >= 0 and latency[head[who]] > hopeless[who]:
+                late[who] += 1
+                if late[who] > may_be_late[who]:
+                    return latency
             head[who] += 1
             hold_at[who] = np.inf
             overtaken[who] = 0
@@ -114,12 +125,6 @@ def run_coarsely(
                 if i != j:
                     longer += slower[running[i], running[j]]
             speed[running[i]] = 1 / longer
-
-
-@compiled
-def most_late(count: int) -> int:
-    """How many of so many requests may be later than their p99."""
-    return max((count - 1) // 100, 0)
 
 
 @compiled

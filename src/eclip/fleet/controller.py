@@ -17,7 +17,7 @@ import msgspec
 import ray
 from ray.exceptions import RayError
 
-from eclip.errors import EclipError
+from eclip.errors import EclipError, PlanningError
 from eclip.fleet.config import FleetFile
 from eclip.fleet.crew import KEPT, GpuCrew, RouterCrew, fleet_there
 from eclip.fleet.orders import GpuOrder, GpuPlace, RoutingTable, join, orders_of, table_of
@@ -25,12 +25,12 @@ from eclip.fleet.placement import Placement
 from eclip.fleet.planning import Planned, plan_again
 from eclip.fleet.rates import RateWatch, RouterReport, with_rates
 from eclip.fleet.ray_cluster import CONTROLLER, one_line
-from eclip.fleet.spec import GpuId, gpu_ids
+from eclip.fleet.replanning import Replanning
+from eclip.fleet.spec import Fleet, GpuId, gpu_ids
 from eclip.serving.log import ServerLog
 
 _LOOK_S = 1.0
 _END_S = 60.0
-_PLAN_AGAIN_S = 10.0  # after a plan that could not be made
 
 
 class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,12 +60,11 @@ class Controller:
         self._gpus = GpuCrew()
         self._routers = RouterCrew(file.router, file.fleet)
         self._rates = RateWatch(file.fleet)
-        self._fleet = file.fleet  # what is there of it, at the rates of the moment
+        self._replanning = Replanning(file.fleet)
         self._placement = planned.placement
         self._placements = 0
         self._doing, self._trouble = "starting", ""
         self._unreached: Planned | None = None  # to be tried again
-        self._plan_at: float | None = None  # when to plan again, as that failed
         self._ending = threading.Event()
         self._gpus.adopt(file.fleet)
         if ray.get_runtime_context().was_current_actor_reconstructed and self._gpus.orders:
@@ -170,37 +169,37 @@ class Controller:
         self._routers.look()
         self._rates.take(self._routers.reports, time.monotonic())
         there = fleet_there(self._file.fleet)
-        gone = set(gpu_ids(self._fleet)) - set(gpu_ids(there))
-        back = set(gpu_ids(there)) - set(gpu_ids(self._fleet))
-        rates = self._rates.drifted() if self._file.replan else None
-        if gone or back:
-            names = ", ".join(sorted(map(str, gone or back)))
-            self._doing = f"placing again: {names} {'gone' if gone else 'back'}"
-        elif rates is not None:
-            self._doing = "placing again: rates have drifted"
-        elif self._plan_at is not None and time.monotonic() > self._plan_at:
-            self._doing = "placing again: the last attempt failed"
+        drifted = self._file.replan and self._rates.drifted() is not None
+        reason = self._replanning.reason(there, drifted=drifted, now_s=time.monotonic())
+        if reason:
+            self._doing = f"placing again: {reason}"
+            self._log.write(self._doing)
+            self._place_again(there)
         elif self._unreached is not None:
             self._try(self._unreached)
-            return
-        else:
-            if self._gpus.look():
-                self._routers.tell(self.table())
-            return
-        self._log.write(self._doing)
+        elif self._gpus.look():
+            self._routers.tell(self.table())
+
+    def _place_again(self, there: Fleet) -> None:
+        gone = self._replanning.gone(there)
         self._gpus.lose(gone)
         self._routers.tell(self.table())
         self._gpus.end(gone, 0.0)
-        self._fleet = with_rates(there, self._rates.planned_rps)
-        self._plan_at = None
+        fleet = with_rates(there, self._rates.planned_rps)
         try:
-            planned = ray.get(_plan_again.remote(self._file, self._fleet, self._placement))
-        except RayError as error:
-            self._doing, self._trouble = "", one_line(error)
-            self._plan_at = time.monotonic() + _PLAN_AGAIN_S
+            planned = self._replanning.plan(fleet, self._plan, time.monotonic())
+        except EclipError as error:
+            self._doing, self._trouble = "", str(error)
             self._log.write("the old placement stays", reason=self._trouble)
             return
         self._try(planned)
+
+    def _plan(self, fleet: Fleet) -> Planned:
+        try:
+            planned: Planned = ray.get(_plan_again.remote(self._file, fleet, self._placement))
+        except RayError as error:
+            raise PlanningError(one_line(error)) from None
+        return planned
 
     def _placement_now(self) -> Placement:
         placed = tuple(order.placed for order in self._gpus.orders.values())

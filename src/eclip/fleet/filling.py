@@ -108,16 +108,20 @@ class Filler:
         return left
 
     def give_away(self, one: Bin, left: Held) -> None:
-        """Take out the smallest instances until the rest is expected to keep its bounds."""
-        sizes = self.shop.sizes[one.kind]
-        while one.held and self.shop.predict(one.kind, one.held) > 1:
-            trials = {
-                service: self.shop.predict(one.kind, _without(one.held, service))
-                for service in one.held
-                if len(one.held) > 1
+        """Take out the smallest instances until the rest is expected to keep its bounds, with an
+        estimate that is off as much as that of all of them. What is known to keep them comes first:
+        it need not be simulated again."""
+        shop = self.shop
+        sizes, off = shop.sizes[one.kind], shop.off(one)
+        while one.held and shop.predict(one.kind, one.held, off) > 1:
+            rests = {
+                service: _without(one.held, service) for service in one.held if len(one.held) > 1
             }
-            enough = [service for service, worst in trials.items() if worst <= 1]
-            candidates = enough or list(trials) or list(one.held)
+            enough = [
+                service for service, rest in rests.items() if shop.predict(one.kind, rest, off) <= 1
+            ]
+            known = [service for service in enough if shop.is_known(one.kind, rests[service])]
+            candidates = known or enough or list(rests) or list(one.held)
             service = min(candidates, key=lambda held: sizes[held] * one.held[held])
             parts = one.held.pop(service)
             left[service] = left.get(service, 0) + parts

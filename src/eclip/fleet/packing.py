@@ -2,27 +2,39 @@
 
 The search takes a few bins apart, fills them anew in another random order, and keeps what is no
 worse. It goes by estimates (``scores.py``), and from time to time asks the simulator about the bins
-that changed: a bin that does not keep its bounds gives instances away until one does. What is
-returned was simulated, bin by bin.
+that changed: a bin that does not keep its bounds gives instances away. In between that is done
+once: the search changes many of the bins again, so what is asked of them is lost. What is returned
+was simulated, bin by bin. Large packings are searched in groups, on all cores, and the simulator is
+asked less often.
 """
 
 from __future__ import annotations
 
+import functools
+import os
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from eclip.errors import UsageError
 from eclip.fleet.filling import LOOKED_AT, Filler
-from eclip.fleet.shop import Bin, Held, Packing, Shop, sum_of
+from eclip.fleet.shop import Bin, Held, Packing, Shop, sum_of, together
 from eclip.progress import Progress
 
 _TAKEN_APART = (2, 3, 4)  # bins at once
 _REPAIRS = 12  # rounds of simulating what changed
-_ROUNDS = 2  # of searching, then simulating
+_ROUNDS, _ROUNDS_IN_GROUPS = 4, 2  # of searching: the simulator is asked between and at the end
+_GROUP = 100  # bins that are searched by themselves
+_AT_ONCE = 20  # steps in a group before others are drawn
 
 
 class Packer(Filler):
     """One local search."""
+
+    def fill_up(self, packing: Packing) -> Packing:
+        """New bins for what is left."""
+        more = self.open_bins(self.shop.cut(packing.left))
+        return Packing(packing.bins + more.bins, more.left)
 
     def improve(self, packing: Packing, steps: int, enough: Callable[[], bool]) -> Packing:
         for _ in range(steps):
@@ -35,7 +47,7 @@ class Packer(Filler):
         """Take a few bins apart and fill them anew; the result if it is no worse."""
         chosen = self._choose(packing)
         old = [packing.bins[index] for index in chosen]
-        others = [one for index, one in enumerate(packing.bins) if index not in set(chosen)]
+        others = [one for index, one in enumerate(packing.bins) if index not in chosen]
         free = dict(self.free)
         for one in old:
             self.free[one.kind] += 1
@@ -107,27 +119,30 @@ class Packer(Filler):
     def _evenness(self, bins: Sequence[Bin]) -> float:
         return -sum(self.worth(one) ** 2 for one in bins)
 
-    def verify(self, packing: Packing, progress: Progress) -> Packing:
-        """The packing with every bin simulated and its bounds kept; what finds no room is left."""
+    def repair(self, packing: Packing, progress: Progress, *, hurried: bool = False) -> bool:
+        """Simulate what changed. Bins that miss a bound give instances away, and those go where
+        there is room by estimate; in a hurry only into new bins, since what takes them must be
+        simulated again. False: there is nothing to repair, and every bin was simulated."""
         shop = self.shop
-        for _ in range(_REPAIRS):
-            keys = [(one.kind, shop.members(one.held)) for one in packing.bins]
-            scores = shop.scorer.score_all(keys, progress)
-            broken = [
-                one for one, score in zip(packing.bins, scores, strict=True) if not score.kept
-            ]
-            if not broken:
-                break
-            for one in broken:
-                self.give_away(one, packing.left)
+        keys = [(one.kind, shop.members(one.held)) for one in packing.bins]
+        scores = shop.scorer.score_all(keys, progress)
+        broken = [one for one, score in zip(packing.bins, scores, strict=True) if not score.kept]
+        for one in broken:
+            self.give_away(one, packing.left)
+        if broken:
             packing.bins = [one for one in packing.bins if one.held or self.close(one)]
             items = shop.cut(packing.left)
-            items = self.offer(items, packing.bins)
-            more = self.open_bins(items)
-            packing = Packing(packing.bins + more.bins, more.left)
-        else:
-            packing = self._drop_broken(packing)
-        return packing
+            more = self.open_bins(items if hurried else self.offer(items, packing.bins))
+            packing.bins += more.bins
+            packing.left = more.left
+        return bool(broken)
+
+    def verify(self, packing: Packing, progress: Progress, is_late: Callable[[], bool]) -> Packing:
+        """The packing with every bin simulated and its bounds kept; what finds no room is left."""
+        for _ in range(_REPAIRS):
+            if not self.repair(packing, progress, hurried=is_late()):
+                return packing
+        return self._drop_broken(packing)
 
     def _drop_broken(self, packing: Packing) -> Packing:
         kept = []
@@ -150,41 +165,51 @@ def pack(
     seed: int = 0,
     progress: Progress,
 ) -> Packing:
-    """The best packing found in the time, or with exactly so many steps of the search."""
-    deadline = time.monotonic() + seconds
+    """The best packing found in the time, or with exactly so many steps of the search.
+
+    Filling GPUs once and simulating each of them cannot be left out, so a large fleet may take
+    longer than ``seconds``. It is not searched any more then, and repaired in a hurry.
+    """
+    begun = time.monotonic()
     packer = Packer(shop, free, seed)
 
-    def enough_by(share: float) -> Callable[[], bool]:
-        until = deadline - (1 - share) * seconds
-        return lambda: progress.stopped or (steps is None and time.monotonic() > until)
+    def is_past(second: float) -> bool:
+        return progress.stopped or (steps is None and time.monotonic() > begun + second)
 
     progress.phase("filling GPUs")
     packing = start.copy() if start is not None else Packing([], shop.instances())
-    items = packer.offer(shop.cut(packing.left), packing.bins) if packing.bins else None
-    more = packer.open_bins(shop.cut(packing.left) if items is None else items)
-    packing = Packing(packing.bins + more.bins, more.left)
-    best: tuple[tuple[float, float], Packing] | None = None
-    for number in range(_ROUNDS):
-        progress.phase("searching")
-        share = (number + 1) / (_ROUNDS + 1)
-        count = 10**9 if steps is None else -(-steps // _ROUNDS)
-        packing = packer.improve(packing, count, enough_by(share))
-        progress.phase("simulating what changed")
-        packing = packer.verify(packing, progress)
-        value = _value(shop, packing)
-        if best is None or value < best[0]:
-            best = (value, packing.copy())
-        if enough_by(1.0)():
+    if packing.bins:
+        packing.left = together(packer.offer(shop.cut(packing.left), packing.bins))
+    packing = in_groups(packer, packing, Packer.fill_up)
+    packing = packer.fill_up(packing)  # a group may have lacked GPUs that another had
+    rounds = _ROUNDS if _groups(packing) == 1 else _ROUNDS_IN_GROUPS
+    count = 10**9 if steps is None else -(-steps // rounds)
+    sure = []  # packings of which every bin was simulated and keeps its bounds
+    took = 0.0
+    for number in range(rounds):
+        later = seconds * (rounds - number) / (rounds + 1)  # for other searches, and for verifying
+        if number and is_past(seconds - later):
             break
-    assert best is not None
-    if best[1].left and shop.objective != "goodput":
-        names = [shop.fleet.services[service].name for service in best[1].left]
+        if number:
+            progress.phase("simulating what changed")
+            asked = time.monotonic()
+            if not packer.repair(packing, progress):
+                sure.append(packing.copy())
+            took = time.monotonic() - asked
+        until = seconds - max(took, later)
+        progress.phase("searching")
+        packing = improve_in_groups(packer, packing, count, functools.partial(is_past, until))
+    progress.phase("simulating what changed")
+    sure.append(packer.verify(packing, progress, lambda: is_past(seconds)))
+    packing = min(sure, key=lambda one: _value(shop, one))
+    if packing.left and shop.objective != "goodput":
+        names = [shop.fleet.services[service].name for service in packing.left]
         raise UsageError(
             f"the fleet's {shop.fleet.count} GPUs do not hold all services within their bounds: no "
             f"room for {', '.join(names[:3])}{' and others' if len(names) > 3 else ''}; add GPUs, "
             f"or take the objective goodput"
         )
-    return best[1]
+    return packing
 
 
 def _value(shop: Shop, packing: Packing) -> tuple[float, float]:
@@ -192,6 +217,50 @@ def _value(shop: Shop, packing: Packing) -> tuple[float, float]:
     if shop.objective == "goodput":
         return (-sum(shop.value(one.held) for one in packing.bins), 0.0)
     return (shop.value(packing.left), sum(map(shop.cost, packing.bins)))
+
+
+def improve_in_groups(
+    packer: Packer, packing: Packing, steps: int, enough: Callable[[], bool]
+) -> Packing:
+    """So many steps of the search, with other groups every few steps."""
+    while steps > 0 and packing.bins and not enough():
+        count = min(steps, _AT_ONCE * _groups(packing))
+        share = -(-count // _groups(packing))
+        work = functools.partial(Packer.improve, steps=share, enough=enough)
+        packing = in_groups(packer, packing, work)
+        steps -= count
+    return packing
+
+
+def in_groups(
+    packer: Packer, packing: Packing, work: Callable[[Packer, Packing], Packing]
+) -> Packing:
+    """Work on groups of bins by themselves, drawn at random, and put the results together.
+
+    On all cores: most of a search is coarse simulations, which hold no GIL. How many groups there
+    are depends on the packing alone, so that a seed gives the same packing everywhere.
+    """
+    count = _groups(packing)
+    if count == 1:
+        return work(packer, packing)
+    drawn = packer.random.permutation(len(packing.bins)).tolist()
+    services = list(packing.left)
+    seeds = packer.random.integers(1 << 62, size=count).tolist()
+    packers, parts = [], []
+    for group, seed in enumerate(seeds):
+        free = {kind: (gpus + group) // count for kind, gpus in packer.free.items()}
+        packers.append(Packer(packer.shop, free, seed))
+        left = {service: packing.left[service] for service in services[group::count]}
+        parts.append(Packing([packing.bins[index] for index in drawn[group::count]], left))
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        done = list(threads.map(work, packers, parts))
+    packer.free = {kind: sum(one.free[kind] for one in packers) for kind in packer.free}
+    return Packing([one for part in done for one in part.bins], sum_of(part.left for part in done))
+
+
+def _groups(packing: Packing) -> int:
+    services_a_bin = 5
+    return -(-(len(packing.bins) + len(packing.left) // services_a_bin) // _GROUP) or 1
 
 
 def _keep_gpus(made: list[Bin], old: Sequence[Bin]) -> list[Bin]:

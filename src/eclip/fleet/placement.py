@@ -8,6 +8,7 @@ two, and what runs already stays where it is if it can.
 
 from __future__ import annotations
 
+import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -77,6 +78,7 @@ def place(
 
     ``steps`` of the search instead of ``seconds`` give the same placement every time.
     """
+    begun = time.monotonic()
     progress = progress or Progress()
     shop = Shop(fleet, scorer, objective, parts)
     free = Counter(gpu.kind for gpu in gpu_ids(fleet))
@@ -84,8 +86,9 @@ def place(
     if running is not None:
         start = packing_of(running, shop)
         free.subtract(one.kind for one in start.bins)
+    left_s = max(seconds - (time.monotonic() - begun), 0.0)  # measuring pairs takes its time, too
     packing = pack(
-        shop, dict(free), start=start, seconds=seconds, steps=steps, seed=seed, progress=progress
+        shop, dict(free), start=start, seconds=left_s, steps=steps, seed=seed, progress=progress
     )
     return name_gpus(packing, shop)
 

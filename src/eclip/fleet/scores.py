@@ -51,7 +51,7 @@ from eclip.planning.problem import Problem
 from eclip.progress import Progress
 
 _MARK = b"eclip fleet scores"  # in files of them
-_EDITION = 2  # of how a set is simulated: scores of another one are not taken over
+_EDITION = 3  # of how a set is simulated: scores of another one are not taken over
 POLICIES = ("yield", "shared")
 CLEARLY = 1.2  # times a bound, by the coarse simulation: further off than it errs
 _STEPS = 16  # of a rate, to the doubling
@@ -62,7 +62,6 @@ _NEVER_NS = 1e18  # a latency, finite so that it can be written to a file
 _STARVED = 100.0  # times longer: beside some, a model gets nothing done
 # What the coarse simulation leaves out, on the mean of random sets (bench/fleet.py coarse).
 _BIAS = {"yield": 1.0, "shared": 1.02}
-_HOPELESS = 1.5  # times its bound, by the coarse simulation: not worth simulating
 
 
 class Member(msgspec.Struct, frozen=True, order=True):
@@ -110,6 +109,14 @@ class GpuKind:
     def number(self) -> dict[ModelKey, int]:
         """Of every model, for arrays with an entry for each."""
         return {model: number for number, model in enumerate(self.profiles)}
+
+    @functools.cached_property
+    def tables(self) -> KernelTables:
+        """Of all models, by their numbers."""
+        return KernelTables(list(self.profiles.values()), self.calibration)
+
+    def tables_of(self, models: Iterable[ModelKey]) -> KernelTables:
+        return self.tables.of([self.number[model] for model in models])
 
     @functools.cached_property
     def drain_ns(self) -> Floats:
@@ -178,7 +185,13 @@ class Scorer:
     simulated: int = 0  # simulations run
     _estimates: dict[tuple[str, Members], float] = field(default_factory=dict)
     _joules: dict[tuple[str, ModelKey], float] = field(default_factory=dict)
-    _slower: dict[str, Floats] = field(default_factory=dict)  # NaN where not measured
+    _slower: dict[str, Floats] = field(init=False)  # NaN where not measured
+
+    def __post_init__(self) -> None:
+        self._slower = {
+            name: np.full((len(kind.number), len(kind.number)), np.nan)
+            for name, kind in self.kinds.items()
+        }
 
     def estimate(self, kind: str, members: Members) -> float:
         """The worst p99 over bound that the coarse simulation gives. It ends with the first policy
@@ -186,10 +199,11 @@ class Scorer:
         key = (kind, members)
         if key not in self._estimates:
             worst = math.inf
-            for policy in POLICIES if may_fit(self.kinds[kind], members) else ():
-                worst = min(worst, self.coarse_tail(kind, members, policy))
-                if worst <= 1 or len(members) == 1:
-                    break
+            if may_fit(self.kinds[kind], members):
+                for _, tail in self.coarse_tails(kind, members):
+                    worst = min(worst, tail)
+                    if worst <= 1 or len(members) == 1:
+                        break
             self._estimates[key] = worst
         return self._estimates[key]
 
@@ -247,9 +261,9 @@ class Scorer:
         best = refused(members)
         if not may_fit(self.kinds[kind], members):
             return best
-        tails = {policy: self.coarse_tail(kind, members, policy) for policy in POLICIES}
+        tails = dict(self.coarse_tails(kind, members))
         for policy in sorted(POLICIES, key=tails.__getitem__)[: len(members)]:
-            if best.policy and tails[policy] > _HOPELESS:
+            if best.policy and tails[policy] > CLEARLY:
                 continue
             found = simulate_set(self.kinds[kind], members, policy, self.most_kernels)
             self.simulated += 1
@@ -264,41 +278,45 @@ class Scorer:
         known = self.scores.get((kind, members))
         if known is not None and known.policy:
             return known.policy
-        return min(POLICIES, key=lambda policy: self.coarse_tail(kind, members, policy))
+        tails = dict(self.coarse_tails(kind, members))
+        return min(POLICIES, key=tails.__getitem__)
 
-    def coarse_tail(self, kind: str, members: Members, policy: str) -> float:
-        """p99 over bound, of the service that has it worst, by the coarse simulation."""
+    def coarse_tails(self, kind: str, members: Members) -> Iterator[tuple[str, float]]:
+        """By policy: p99 over bound, of the service that has it worst, by the coarse simulation.
+        Above ``CLEARLY`` it is only known to be above. A policy that nobody asks for is not run."""
         device = self.kinds[kind]
-        arrivals = _arrivals(members, window_seconds(device, members, self.most_kernels))
-        worst = tail_coarsely(
-            np.concatenate(arrivals),
-            np.array([0, *itertools.accumulate(map(len, arrivals))]),
+        told = (
+            *_arrivals(members, window_seconds(device, members, self.most_kernels)),
             np.array([device.request_ns(member.model) for member in members]),
             np.array([member.bound_ms * 1e6 for member in members]),
             *self.beside(kind, members),
-            policy == "yield",
-            _HOPELESS,
         )
-        return _BIAS[policy] * worst
+        for policy in POLICIES:
+            yield policy, _BIAS[policy] * tail_coarsely(*told, policy == "yield", CLEARLY)
 
     def beside(self, kind: str, members: Members) -> tuple[Floats, Floats]:
         """What members have in flight when they yield, and how much longer each pair takes."""
         device = self.kinds[kind]
         models = [device.number[member.model] for member in members]
-        if kind not in self._slower:
-            self._slower[kind] = np.full((len(device.number), len(device.number)), np.nan)
-        slower = self._slower[kind][np.ix_(models, models)]
+        slower = self._slower[kind][models][:, models]
         if np.isnan(slower).any():
-            self._measure_pairs(kind, {member.model for member in members})
-            slower = self._slower[kind][np.ix_(models, models)]
+            self.measure_pairs(kind, {member.model for member in members})
+            slower = self._slower[kind][models][:, models]
         return device.drain_ns[models], slower
 
-    def _measure_pairs(self, kind: str, models: Iterable[ModelKey]) -> None:
+    def measure_pairs(self, kind: str, models: Iterable[ModelKey]) -> None:
+        """On all cores. Who knows the models asks ahead: a search needs nearly every pair."""
         device, slower = self.kinds[kind], self._slower[kind]
-        for model, other in itertools.combinations_with_replacement(sorted(models), 2):
-            one, two = device.number[model], device.number[other]
-            if np.isnan(slower[one, two]):
-                slower[two, one], slower[one, two] = reversed(measure_pair(device, model, other))
+        pairs = [
+            (model, other)
+            for model, other in itertools.combinations_with_replacement(sorted(models), 2)
+            if np.isnan(slower[device.number[model], device.number[other]])
+        ]
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            costs = threads.map(lambda pair: measure_pair(device, *pair), pairs)
+            for (model, other), (mine, theirs) in zip(pairs, costs, strict=True):
+                one, two = device.number[model], device.number[other]
+                slower[one, two], slower[two, one] = mine, theirs
 
 
 def refused(members: Members) -> SetScore:
@@ -324,7 +342,7 @@ def simulate_set(
     seconds = window_seconds(kind, members, most_kernels)
     plan = plan_of(kind, members, policy)
     load = load_of_mix(plan.mix, seconds, _WARMUP * seconds, seed)
-    tables = KernelTables([kind.profiles[member.model] for member in members], kind.calibration)
+    tables = kind.tables_of(member.model for member in members)
     bounds_ns = [member.bound_ms * 1e6 for member in members]
     offered = [
         _offered(load, worker, seconds * 1e9 - bound_ns)
@@ -385,7 +403,7 @@ def glimpse_together(kind: GpuKind, models: Sequence[ModelKey]) -> Glimpse:
     profiles = [kind.profiles[model] for model in models]
     workers = tuple(MixWorker(name=f"{index}", model=model) for index, model in enumerate(models))
     plan = unpartitioned(kind.topology, profiles, Mix(name="together", workers=workers))
-    tables = KernelTables(profiles, kind.calibration)
+    tables = kind.tables_of(models)
     longest_ns = max(profile.request_ns[-1] for profile in profiles)
     return glimpse(plan, tables, closed_loop(len(models)), _BACK_TO_BACK * longest_ns)
 
@@ -407,14 +425,16 @@ def _mix_of(members: Members, names: Sequence[str] = ()) -> Mix:
     )
 
 
-def _arrivals(members: Members, seconds: float) -> list[Floats]:
-    """Those of ``load_of_mix``, without the mix: a search asks a thousand times a second."""
+def _arrivals(members: Members, seconds: float) -> tuple[Floats, Ints]:
+    """Those of ``load_of_mix``, one member's after another's, and where each one's begin. Without
+    the mix: a search asks a thousand times a second."""
     warmup_s = _WARMUP * seconds
     span_s = seconds + warmup_s
-    return [
-        (span_s * _uniform(round(member.rate_rps * span_s, 9), index) - warmup_s) * 1e9
-        for index, member in enumerate(members)
+    drawn = [
+        _uniform(round(member.rate_rps * span_s, 9), index) for index, member in enumerate(members)
     ]
+    first = np.array([0, *itertools.accumulate(map(len, drawn))])
+    return (span_s * np.concatenate(drawn) - warmup_s) * 1e9, first
 
 
 @functools.lru_cache(maxsize=4096)

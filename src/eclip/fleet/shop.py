@@ -19,6 +19,7 @@ from eclip.fleet.spec import Fleet, GpuId, Service
 OBJECTIVES = ("fewest", "goodput", "energy")
 PARTS = 4
 _SURE = 0.8  # p99 over bound of a service alone, by estimate: need not be simulated
+_MOST_OFF = 1.5  # times an estimate: one set in twenty is further off
 _MOST_INSTANCES = 10_000  # of one service
 _SMALL_FLEET = 12  # services
 
@@ -66,6 +67,8 @@ class Shop:
         self.scorer = scorer
         self.objective = objective
         self.spare = spare
+        for kind in fleet.kinds:
+            scorer.measure_pairs(kind, {service.model for service in fleet.services})
         self.least = [least_instances(service, scorer, fleet.kinds) for service in fleet.services]
         if objective == "goodput":  # what is more than the fleet can hold is refused, not required
             self.least = [min(least, fleet.count) for least in self.least]
@@ -98,18 +101,32 @@ class Shop:
             self._members[key] = Member(asked.model, rate, asked.bound_ms)
         return self._members[key]
 
-    def predict(self, kind: str, held: Held) -> float:
-        """p99 over bound: the simulator's, where the set was simulated, or an estimate. In a small
-        fleet the simulator is asked where the estimate is not clear: few sets are in question."""
+    def predict(self, kind: str, held: Held, off: float = 1.0) -> float:
+        """p99 over bound: the simulator's, where the set was simulated, or an estimate times
+        ``off``. In a small fleet the simulator is asked where the estimate is not clear: few sets
+        are in question."""
         members = self.members(held)
         known = self.scorer.scores.get((kind, members))
         if known is not None:
             return known.worst
-        estimate = (1 + self.spare) * self.scorer.estimate(kind, members)
+        estimate = off * (1 + self.spare) * self.scorer.estimate(kind, members)
         small = len(self.fleet.services) <= _SMALL_FLEET and not self.spare
         if small and 1 < estimate <= CLEARLY:
             return self.scorer.score(kind, members).worst
         return estimate
+
+    def is_known(self, kind: str, held: Held) -> bool:
+        """Whether the set was simulated."""
+        return (kind, self.members(held)) in self.scorer.scores
+
+    def off(self, one: Bin) -> float:
+        """How much worse a bin was simulated than estimated: much of that holds for its parts."""
+        key = (one.kind, self.members(one.held))
+        known = self.scorer.scores.get(key)
+        estimate = self.scorer.estimate(*key)
+        if known is None or not 0 < estimate < math.inf:
+            return 1.0
+        return min(max(known.worst / estimate, 1.0), _MOST_OFF)
 
     def fits(self, one: Bin, service: int, parts: int) -> bool:
         """Whether a bin may take parts of a service that it does not hold yet."""

@@ -25,13 +25,19 @@ class KernelTables:
     def __init__(self, profiles: Sequence[Profile], calibration: Calibration) -> None:
         self.profiles = profiles
         self.calibration = calibration
-        self._tables: dict[tuple[int, int], Records] = {}
+        self._tables: dict[tuple[int, int], Records] = {}  # by a profile's id
 
     def at(self, worker: int, units: int) -> Records:
-        key = (worker, units)
+        key = (id(self.profiles[worker]), units)
         if key not in self._tables:
             self._tables[key] = _table(self.profiles[worker], units, self.calibration)
         return self._tables[key]
+
+    def of(self, workers: Sequence[int]) -> KernelTables:
+        """For some of these workers, in any order and number; what is made is there for all."""
+        other = KernelTables([self.profiles[worker] for worker in workers], self.calibration)
+        other._tables = self._tables
+        return other
 
     def under(self, calibration: Calibration) -> KernelTables:
         """The same kernels under other constants; a table depends on few of them."""

@@ -1,0 +1,47 @@
+"""Replanning: whether a fleet that runs is placed again, and why.
+
+GPUs that are gone or back, rates that have drifted, and a plan that could not be made: that one is
+tried again after a while, until there is a plan. Nothing here knows Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from eclip.errors import EclipError
+from eclip.fleet.planning import Planned
+from eclip.fleet.spec import Fleet, GpuId, gpu_ids
+
+AGAIN_AFTER_S = 10.0  # a plan that could not be made
+
+
+class Replanning:
+    """``fleet``: what was there of it when it was last placed, or should have been."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self._again_s: float | None = None
+
+    def gone(self, there: Fleet) -> set[GpuId]:
+        return set(gpu_ids(self.fleet)) - set(gpu_ids(there))
+
+    def reason(self, there: Fleet, *, drifted: bool, now_s: float) -> str:
+        """Why to place again now; empty: there is no reason."""
+        gone, back = self.gone(there), set(gpu_ids(there)) - set(gpu_ids(self.fleet))
+        if gone or back:
+            names = ", ".join(sorted(map(str, gone or back)))
+            return f"{names} {'gone' if gone else 'back'}"
+        if drifted:
+            return "rates have drifted"
+        if self._again_s is not None and now_s > self._again_s:
+            return "the last attempt failed"
+        return ""
+
+    def plan(self, fleet: Fleet, make: Callable[[Fleet], Planned], now_s: float) -> Planned:
+        """A plan for what is there. Where ``make`` refuses, that is a reason to try again."""
+        self.fleet, self._again_s = fleet, None
+        try:
+            return make(fleet)
+        except EclipError:
+            self._again_s = now_s + AGAIN_AFTER_S
+            raise
