@@ -90,9 +90,10 @@ def contend(
         active[j + 1] = moved
     slices = held.shape[0]
     cohabit, crowding = limits[0]["cohabit"], limits[0]["crowding"]
+    presence, pressure = limits[0]["presence"], limits[0]["pressure"]
     for s in range(slices):
         held[s] = crowd[s] = 0.0
-    pressing_now = running_now = 0.0
+    disturbance = 0.0
     for i in range(count):
         kernel = running[active[i]]
         lane = kernel["lane"]
@@ -113,15 +114,14 @@ def contend(
                 got += units * taken / (1.0 + slower * min(crowd[s], 1.0))
                 held[s] += taken
                 crowd[s] += taken * beside
-        kernel["speed"] = got / wanted
-        pressing_now += kernel["pressing"] * kernel["speed"]
-        running_now += kernel["speed"]
+        speed = got / wanted
+        kernel["speed"] = speed
+        disturbance += (presence + pressure * kernel["pressing"]) * speed
     for i in range(count):
         kernel = running[active[i]]
         speed = kernel["speed"]
-        neighbours = limits[0]["presence"] * (running_now - speed)
-        neighbours += limits[0]["pressure"] * (pressing_now - kernel["pressing"] * speed)
-        kernel["speed"] = speed / (1.0 + neighbours)
+        own = (presence + pressure * kernel["pressing"]) * speed
+        kernel["speed"] = speed / (1.0 + (disturbance - own))
     _share_bandwidth(active, count, running, "dram_rate", limits[0]["dram_rate"])
     _share_bandwidth(active, count, running, "l2_rate", limits[0]["l2_rate"])
 
