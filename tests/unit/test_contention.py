@@ -150,8 +150,8 @@ def test_every_neighbour_that_runs_slows_down_everybody() -> None:
 
 
 def test_neighbours_slow_down_by_what_they_draw_from_l2() -> None:
-    calibration = free(sharing=sharing(pressure=0.5))  # per TB/s: per MB in a microsecond
-    found = ends(["0", "1"], calibration=calibration, dram_bytes=400_000_000)
+    calibration = free(sharing=sharing(pressure=0.5))  # per root of a TB/s: of a MB in 1 µs
+    found = ends(["0", "1"], calibration=calibration, dram_bytes=160_000_000)
     assert found == [MS * 12 // 10] * 2
 
 
@@ -192,6 +192,7 @@ def speeds(
             (kernel.room, np.nan) if kernel.in_body else (np.nan, kernel.room)
         )
         row["dram_rate"], row["l2_rate"] = kernel.dram, kernel.l2
+        row["pressing"] = kernel.l2**0.5
         row["open"] = kernel.open
     lane_units = np.array(
         [[float(u) * (s in kernel.mask) for s, u in enumerate(units)] for kernel in kernels]
@@ -223,8 +224,22 @@ ANYTHING = st.lists(
     max_size=5,
 )
 CONSTANTS = st.builds(
-    sharing, st.floats(0.0, 1.0), st.floats(0.0, 3.0), st.floats(0.0, 0.2), st.floats(0.0, 0.01)
+    sharing, st.floats(0.0, 1.0), st.floats(0.0, 3.0), st.floats(0.0, 0.2), st.floats(0.0, 0.1)
 )
+
+
+def test_neighbour_that_draws_four_times_as_much_presses_twice_as_much() -> None:
+    def slower(l2: float) -> float:
+        kernels = [Running(frozenset({0})), Running(frozenset({1}), l2=l2)]
+        return 1 / speeds(kernels, [10, 10], sharing(pressure=0.1))[0] - 1
+
+    assert slower(9.0) == pytest.approx(0.3)
+    assert slower(36.0) == pytest.approx(0.6)
+
+
+def test_bandwidth_is_shared_by_rates_whose_roots_would_fit() -> None:
+    kernels = [Running(frozenset({n}), l2=0.8 * LIMIT) for n in range(2)]
+    assert speeds(kernels, [10, 10]) == [pytest.approx(0.625)] * 2
 
 
 @given(kernels=ANYTHING, units=UNITS, constants=CONSTANTS, data=st.data())

@@ -134,10 +134,11 @@ def test_shipped_constants_are_what_the_source_says_they_are() -> None:
     "pressure",
     [
         0.3,
+        0.5,
         pytest.param(
-            0.5,
+            0.45,
             marks=pytest.mark.xfail(
-                strict=True, reason="between two points of the lattice idle_w comes out 2 W low"
+                strict=True, reason="the search is local: seven runs held back are 3.0% off"
             ),
         ),
     ],

@@ -236,13 +236,14 @@ def check(placement: Placement, fleet: Fleet) -> None:
             assert len(set(machines[asked.name])) > 1
 
 
-def test_every_service_is_placed_within_its_bound(kind: GpuKind, scorer: Scorer) -> None:
+def test_every_service_is_placed_within_its_bound(kind: GpuKind) -> None:
     fleet = fleet_of(*some_services(kind, 8, 0))
-    placement = place(fleet, scorer, steps=12)
+    # One that has simulated more sets already may find a better placement.
+    placement, again = (place(fleet, Scorer({"h200": kind}, KERNELS), steps=12) for _ in range(2))
     check(placement, fleet)
     assert not placement.refused
     assert len(placement.gpus) < 8
-    assert placement == place(fleet, scorer, steps=12)
+    assert placement == again
 
 
 def test_a_large_packing_is_searched_in_groups_and_a_seed_repeats_it(

@@ -83,6 +83,8 @@ def integrate(log: RunLog, profiles: Sequence[Profile], calibration: Calibration
         row["open"] = 1 - 1 / profile.blocks_per_unit[position]
         row["dram_rate"] = profile.dram_bytes[position] / busy
         row["l2_rate"] = profile.l2_bytes[position] / busy
+        whole = profile.busy_at(topology.units)[position]
+        row["pressing"] = math.sqrt(profile.l2_bytes[position] / whole) * whole / busy
         row["power_w"] = (
             min(blocks, units) * calibration.power.busy_unit_w
             + row["dram_rate"] * calibration.power.dram_pj_per_byte / 1e3
@@ -122,7 +124,7 @@ def limits_of(calibration: Calibration) -> npt.NDArray[np.void]:
         sharing.cohabit,
         sharing.crowding,
         sharing.presence,
-        sharing.pressure / 1e3,
+        sharing.pressure / math.sqrt(1e3),
         memory.dram_bytes_per_s / 1e9,
         memory.l2_bytes_per_s / 1e9,
         power.idle_w,
@@ -384,6 +386,16 @@ assert len(log.requests.worker) == 600, len(log.requests.worker)
 def test_longest_run_allowed_comes_to_its_end() -> None:
     """In a process of its own: compiled code that does not end cannot be interrupted."""
     subprocess.run([sys.executable, "-c", LONG_RUN], check=True, timeout=PATIENCE_S)
+
+
+def test_kernel_presses_by_the_root_of_its_rate_and_in_proportion_to_its_progress() -> None:
+    profile = synthetic_profile(1, 40, H200)
+    tables = KernelTables([profile], CALIBRATIONS[H200.name])
+    whole, half = tables.at(0, H200.units), tables.at(0, 64)
+    assert whole["pressing"] == pytest.approx(np.sqrt(whole["l2_rate"]))
+    progress = whole["busy_ns"] / half["busy_ns"]
+    assert progress.min() < 0.7
+    assert half["pressing"] == pytest.approx(whole["pressing"] * progress)
 
 
 def test_kernels_without_counted_traffic_have_the_usual_one() -> None:

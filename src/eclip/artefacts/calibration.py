@@ -41,7 +41,7 @@ class Interference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cohabit: float  # part of its lane's room that later ones find while its own blocks still wait
     crowding: float  # how much slower a later kernel gets for every whole neighbour on its units
     presence: float  # the same for every neighbour that runs, wherever it does
-    pressure: float  # the same for every TB/s that neighbours draw from L2
+    pressure: float  # the same for the root of every neighbour's L2 rate in TB/s
 
 
 class Bandwidth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -71,7 +71,7 @@ _KINDS: dict[str, tuple[type[Artefact], int]] = {
     "topology": (Topology, 2),
     "trace": (Trace, 2),
     "profile": (Profile, 2),
-    "calibration": (Calibration, 3),
+    "calibration": (Calibration, 4),
     "observations": (Observations, 1),
     "plan": (Plan, 2),
     "run": (RunLog, 2),

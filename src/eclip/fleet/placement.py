@@ -76,7 +76,8 @@ def place(
 ) -> Placement:
     """The best placement found. It begins with the running one, where there is one.
 
-    ``steps`` of the search instead of ``seconds`` give the same placement every time.
+    ``steps`` of the search instead of ``seconds`` give the same placement every time, of a scorer
+    that knows the same sets.
     """
     begun = time.monotonic()
     progress = progress or Progress()

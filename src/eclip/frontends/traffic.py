@@ -1,8 +1,8 @@
 """Memory traffic of kernels, by Nsight Compute: DRAM and L2 bytes of every kernel of a model.
 
 The counters are read in a child process under ``ncu``, clocks and caches left alone, for one launch
-of each distinct kernel (name, grid, block): the parent gives their bytes to all launches like it.
-Only the child imports torch.
+of each distinct kernel (name, grid, block). Launches like it get bytes by their time: a kernel that
+walks over its tiles has one grid for problems of any size. Only the child imports torch.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import itertools
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
+import numpy as np
 
 from eclip.artefacts.model_key import parse_model
 from eclip.artefacts.profile import Profile
@@ -23,6 +24,8 @@ from eclip.artefacts.trace import Kernel, Trace
 from eclip.errors import DeviceError
 
 _METRICS = ("dram__bytes.sum", "lts__t_bytes.sum")
+# Times of launches alike that differ by more than this were measured beside other kernels.
+_MOST_LONGER = 4.0
 
 
 def with_traffic(profiles: Sequence[Profile], gpu: int, timeout_s: float) -> list[Profile]:
@@ -34,19 +37,19 @@ def with_traffic(profiles: Sequence[Profile], gpu: int, timeout_s: float) -> lis
         mine, rows = rows[: len(distinct)], rows[len(distinct) :]
         if len(mine) < len(distinct):
             raise DeviceError(f"ncu counted too few kernels of {profile.model}; profile it again")
-        bytes_of = {
-            _identity(profile.trace.kernels[position]): counted
-            for position, counted in zip(distinct, mine, strict=True)
-        }
-        counted = [bytes_of[_identity(kernel)] for kernel in profile.trace.kernels]
-        done.append(
-            msgspec.structs.replace(
-                profile,
-                dram_bytes=tuple(dram for dram, _ in counted),
-                l2_bytes=tuple(l2 for _, l2 in counted),
-            )
-        )
+        done.append(_spread(profile, dict(zip(distinct, mine, strict=True))))
     return done
+
+
+def _spread(profile: Profile, counted: Mapping[int, tuple[int, int]]) -> Profile:
+    """The profile with bytes for every launch, from those counted by position."""
+    busy_ns = profile.busy_at(profile.sizes[-1])
+    first = {_identity(profile.trace.kernels[position]): position for position in counted}
+    like = [first[_identity(kernel)] for kernel in profile.trace.kernels]
+    longer = np.clip(busy_ns / busy_ns[like], 1 / _MOST_LONGER, _MOST_LONGER)
+    rows = np.array([counted[position] for position in like]).T * longer
+    dram_bytes, l2_bytes = np.rint(rows).astype(int).tolist()
+    return msgspec.structs.replace(profile, dram_bytes=tuple(dram_bytes), l2_bytes=tuple(l2_bytes))
 
 
 def distinct_kernels(trace: Trace) -> list[int]:

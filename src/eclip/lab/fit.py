@@ -48,7 +48,7 @@ from eclip.progress import Progress
 Floats = npt.NDArray[np.float64]
 Point = tuple[int, ...]  # on the lattice, one exponent per constant of Interference
 
-_START = Interference(cohabit=0.005, crowding=0.5, presence=0.02, pressure=0.08)
+_START = Interference(cohabit=0.005, crowding=0.5, presence=0.02, pressure=0.12)
 _STEPS = (4, 2, 1)  # of the search, in lattice spacings
 _SPACING = 2**0.5
 _REACH = 12  # spacings from the start: a factor of 64 up and down

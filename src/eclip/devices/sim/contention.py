@@ -16,9 +16,12 @@ which one block fills a unit is beside nobody, whoever came first. Kernels on di
 nothing of this.
 
 Memory: whoever runs anywhere makes memory slower to answer for all the others: a kernel takes
-``presence`` longer for every neighbour and ``pressure`` longer for every byte per ns that they
-draw from L2 at full speed. Above that, DRAM and L2 bandwidth are shared max-min fairly among all
-lanes: who asks for less than an equal share gets all of it, the others split the rest.
+``presence`` longer for every neighbour, and ``pressure`` longer for every unit of its pressing: the
+square root of the L2 rate that it has on the whole device. So a kernel that draws four times as
+much disturbs twice as much. It presses in proportion to its progress: half as much on a lane where
+it takes twice as long. Above that, DRAM and L2 bandwidth are shared max-min fairly among all lanes,
+by the rates themselves: who asks for less than an equal share gets all of it, the others split the
+rest.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ RUNNING_KERNEL = [
     ("open", np.float64),  # part of that room on units where others can be beside it
     ("dram_rate", np.float64),
     ("l2_rate", np.float64),
+    ("pressing", np.float64),  # root of its L2 rate on the whole device, at its pace on the lane
     ("power_w", np.float64),  # above idle, at full speed
     ("speed", np.float64),
 ]
@@ -86,9 +90,10 @@ def contend(
         active[j + 1] = moved
     slices = held.shape[0]
     cohabit, crowding = limits[0]["cohabit"], limits[0]["crowding"]
+    presence, pressure = limits[0]["presence"], limits[0]["pressure"]
     for s in range(slices):
         held[s] = crowd[s] = 0.0
-    drawn = running_now = 0.0
+    disturbance = 0.0
     for i in range(count):
         kernel = running[active[i]]
         lane = kernel["lane"]
@@ -109,15 +114,14 @@ def contend(
                 got += units * taken / (1.0 + slower * min(crowd[s], 1.0))
                 held[s] += taken
                 crowd[s] += taken * beside
-        kernel["speed"] = got / wanted
-        drawn += kernel["l2_rate"] * kernel["speed"]
-        running_now += kernel["speed"]
+        speed = got / wanted
+        kernel["speed"] = speed
+        disturbance += (presence + pressure * kernel["pressing"]) * speed
     for i in range(count):
         kernel = running[active[i]]
         speed = kernel["speed"]
-        neighbours = limits[0]["presence"] * (running_now - speed)
-        neighbours += limits[0]["pressure"] * (drawn - kernel["l2_rate"] * speed)
-        kernel["speed"] = speed / (1.0 + neighbours)
+        own = (presence + pressure * kernel["pressing"]) * speed
+        kernel["speed"] = speed / (1.0 + (disturbance - own))
     _share_bandwidth(active, count, running, "dram_rate", limits[0]["dram_rate"])
     _share_bandwidth(active, count, running, "l2_rate", limits[0]["l2_rate"])
 

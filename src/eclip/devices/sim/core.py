@@ -62,6 +62,7 @@ KERNEL = np.dtype(
         ("open", np.float64),
         ("dram_rate", np.float64),
         ("l2_rate", np.float64),
+        ("pressing", np.float64),
         ("power_w", np.float64),
     ]
 )
@@ -364,6 +365,7 @@ def _start_kernel(worker: np.void, kernel: np.void, clock: np.void) -> None:
     worker["open"] = kernel["open"]
     worker["dram_rate"] = kernel["dram_rate"]
     worker["l2_rate"] = kernel["l2_rate"]
+    worker["pressing"] = kernel["pressing"]
     worker["power_w"] = kernel["power_w"]
 
 

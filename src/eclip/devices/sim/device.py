@@ -313,7 +313,7 @@ def build_machine(program: Program, tables: KernelTables, load: Load, trace_ns: 
                     sharing.cohabit,
                     sharing.crowding,
                     sharing.presence,
-                    sharing.pressure / 1e3,  # TB/s to bytes per ns
+                    sharing.pressure / 1e3**0.5,  # root of TB/s to that of bytes per ns
                     memory.dram_bytes_per_s / 1e9,
                     memory.l2_bytes_per_s / 1e9,
                     power.idle_w,

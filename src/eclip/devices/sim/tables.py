@@ -65,6 +65,8 @@ def _table(profile: Profile, units: int, calibration: Calibration) -> Records:
     rows["open"] = 1 - 1 / np.maximum(profile.blocks_per_unit, 1)
     rows["dram_rate"] = dram_bytes / busy
     rows["l2_rate"] = l2_bytes / busy
+    whole_ns = profile.busy_at(profile.sizes[-1])
+    rows["pressing"] = np.sqrt(l2_bytes / whole_ns) * whole_ns / busy
     if profile.energy_uj:
         # All kernels alike: energy was measured for whole requests.
         mean_w = np.array(profile.energy_uj) * 1e3 / np.array(profile.request_ns)
