@@ -574,6 +574,15 @@ def test_a_plan_is_told_in_a_sentence(sizes: tuple[int, ...], words: str) -> Non
     assert "take turns of the whole device" in Reader(render(turns)).text
 
 
+def test_slices_of_unequal_size_are_explained_where_they_are_drawn() -> None:
+    words = "Slices differ in size but are drawn at one height"
+    unequal = Reader(render(make_plan("search", make_mix(2), (48,)))).text
+    assert f"{words}: 15 of 8 SMs and 1 of 12 SMs." in unequal
+    mi50 = store.load_builtin("mi50", Topology)
+    equal = Reader(render(make_plan("search", make_mix(2), (15,), mi50))).text
+    assert "slices over time" in equal and words not in equal
+
+
 def test_masks_of_scattered_slices_are_drawn_in_runs() -> None:
     assert inside._runs(Mask([0, 1, 5, 7, 8])) == [(0, 2), (5, 1), (7, 2)]
 
