@@ -26,7 +26,6 @@ from eclip.devices.gpu import energy, loop, session, worker_loop
 from eclip.devices.gpu.executables import Capture
 from eclip.devices.gpu.steps import Words
 from eclip.devices.gpu.worker_loop import Runner
-from eclip.devices.hip import energy as hip_energy
 from eclip.devices.hip.api import CAPTURE_THREAD_LOCAL, STREAM_NON_BLOCKING
 from eclip.devices.hip.device import HipDevice
 from eclip.devices.hip.driver import QUEUES_VARIABLE, HipGpu
@@ -109,7 +108,7 @@ class StandIn:
     def use_its_clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Runs go by the stand-in's clock, which a busy host does not slow down."""
         clock = StandInClock(self.library)
-        for module in (session, energy, hip_energy):
+        for module in (session, energy):
             monkeypatch.setattr(module, "time", clock)
         monkeypatch.setattr(worker_loop, "Runner", functools.partial(TurnRunner, self.library))
         known = loop.addresses_of

@@ -189,14 +189,9 @@ def _held(plan: Plan, part: Assignment) -> str:
 
 
 def _share_words(plan: Plan, part: Assignment) -> str:
-    total = sum(group.predicted_ns for group in part.groups) or 1
-    shares: dict[int, float] = {}
-    for group in part.groups:
-        units = plan.units(group.lane)
-        shares[units] = shares.get(units, 0.0) + group.predicted_ns / total
     return ", ".join(
         f"{percent(share, 0)} of the time on {units_title(plan, units)}"
-        for units, share in sorted(shares.items())
+        for units, share in sorted(plan.time_by_units(part).items())
     )
 
 
