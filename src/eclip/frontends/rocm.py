@@ -40,7 +40,6 @@ from eclip.runtime.program import on_one_lane
 _WARMUPS = 3
 _UNTRACED = 15
 _TRACED = 7
-_UNIT_THREADS = 2048  # 32 waves of 64 on CDNA 2 and 3; an MI50 holds 2560
 # Memsets and copies of a graph run as kernels of HIP's own (rocclr, device/blitcl.cpp).
 _OF_HIP_ITSELF = "__amd_rocclr_"
 
@@ -176,7 +175,8 @@ def measure_profile(
         dram_bytes=(0,) * len(kernels),
         l2_bytes=(0,) * len(kernels),
         blocks_per_unit=tuple(
-            max(1, _UNIT_THREADS // int(np.prod(kernel.block))) for kernel in kernels
+            max(1, device.gpu.build.unit_threads // int(np.prod(kernel.block)))
+            for kernel in kernels
         ),
         footprint=None if memory is None else memory.footprint(executables_bytes),
         energy_uj=tuple(energy_uj),
