@@ -229,9 +229,6 @@ private:
     static Dispatcher& make();
     static constinit std::atomic<Dispatcher*> only_;
 
-    static CUstream explicit_handle(CUstream raw, Default meaning) {
-        return raw == nullptr && meaning == Default::thread ? kThreadStream : raw;
-    }
     // The stream of a call, or none where the call is not for us to place.
     Stream* attend(CUstream raw, Default meaning) {
         if (!on() || Inside::now() || !setup_.ready()) return nullptr;

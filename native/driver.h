@@ -17,6 +17,12 @@ namespace eclip {
 // How the default stream of a call is meant: the process's or the calling thread's.
 enum class Default { legacy, thread };
 
+// The same stream by a handle that means it in any call. The process's default stream stays none: not
+// every HIP knows another handle of it.
+inline CUstream explicit_handle(CUstream stream, Default meaning) {
+    return stream == nullptr && meaning == Default::thread ? kThreadStream : stream;
+}
+
 // Entry points that libeclip calls for itself and nobody's call passes through.
 #define ECLIP_DRIVER_CALLS(CALL)                                                              \
     CALL(cuCtxGetCurrent, CUresult(CUcontext*))                                               \

@@ -12,6 +12,7 @@
 #include "lines.h"
 #include "pacing.h"
 #include "seat.h"
+#include "setup.h"
 
 namespace eclip::giving {
 
@@ -31,16 +32,11 @@ std::mutex setup_lock;
 std::atomic<int> our_device{kNoDevice};  // none: that of the first launch
 std::atomic<bool> paced{true};
 
-bool is_set(const char* variable) {
-    const char* value = secure_getenv(variable);
-    return value != nullptr && *value != '\0' && strcmp(value, "0") != 0;
-}
-
 // A service whose bound is no time of its own has no slack from the beginning; of the others none is
 // promised either, since nobody knows how long a request of an unmodified program still needs.
 int read_role() {
     const char* tier = secure_getenv("ECLIP_TIER");
-    if (tier == nullptr || is_set("ECLIP_DISABLE")) return kOff;
+    if (tier == nullptr || is_disabled()) return kOff;
     if (strcmp(tier, "service") == 0) promise.tier = ECLIP_SERVICE;
     else if (strcmp(tier, "background") == 0) promise.tier = ECLIP_BACKGROUND;
     else return kOff;
@@ -196,6 +192,10 @@ void meet_function(CUfunction function) {
         "promised, and it does not give way");
 }
 
+bool captures(CUstream stream, Default meaning) {
+    return capture_count.load() != 0 && device::is_capturing(explicit_handle(stream, meaning));
+}
+
 // ---------------------------------------------------------------------------------------- events
 
 EventNotes<Mark>& recorded() {
@@ -211,8 +211,7 @@ int lines_used() { return used.load(); }
 int find_line(CUstream stream, Default meaning, CUcontext context) {
     int index = line_of(key_of(stream, meaning, context), true);
     Line& line = all_lines[index];
-    bool own = stream == kThreadStream || (stream == nullptr && meaning == Default::thread);
-    if (own || index == kSharedLine) {
+    if (explicit_handle(stream, meaning) == kThreadStream || index == kSharedLine) {
         if (line.meeting.load(std::memory_order_relaxed) < 0)
             line.meeting.store(line_of(key_of(kLegacyStream, meaning, context), true));
         return index;
@@ -239,7 +238,7 @@ void launch(CUstream stream, Default meaning, Work work, CUfunction function, do
     CUcontext context = attend();
     if (context == nullptr) return;
     if (work == Work::kernel) meet_function(function);
-    if (capture_count.load() != 0 && captures(stream, meaning)) return;
+    if (captures(stream, meaning)) return;
     Line& line = line_at(find_line(stream, meaning, context));
     if (promise.tier == ECLIP_SERVICE) {
         raise_busy(line);
@@ -253,7 +252,7 @@ void launch(CUstream stream, Default meaning, Work work, CUfunction function, do
 void meet(CUstream stream, Default meaning) {
     if (inside || promise.tier != ECLIP_BACKGROUND || state.load() != kJoined) return;
     CUcontext context = attend();
-    if (context == nullptr || (capture_count.load() != 0 && captures(stream, meaning))) return;
+    if (context == nullptr || captures(stream, meaning)) return;
     meet_others(meeting_place(line_at(find_line(stream, meaning, context))));
 }
 
@@ -352,13 +351,5 @@ void capture_begins() {
 }
 
 void capture_ended() { capture_count.fetch_sub(1); }
-
-bool captures(CUstream stream, Default meaning) {
-    int status = CU_STREAM_CAPTURE_STATUS_NONE;
-    if (stream == nullptr && meaning == Default::thread) stream = kThreadStream;
-    auto ask = driver().cuStreamIsCapturing;
-    return ask != nullptr &&
-           (ask(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE);
-}
 
 }  // namespace eclip::giving

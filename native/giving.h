@@ -11,7 +11,7 @@
 #include <atomic>
 #include <string_view>
 
-#include "driver.h"
+#include "device.h"
 
 namespace eclip::giving {
 
@@ -141,7 +141,6 @@ CUresult query_as_program(CUstream stream);
 // waits: that could break it.
 void capture_begins();
 void capture_ended();
-bool captures(CUstream stream, Default meaning);
 
 template <class Call>
 CUresult begin_capture(CUstream, Default, Call&& call) {
@@ -154,10 +153,11 @@ CUresult begin_capture(CUstream, Default, Call&& call) {
 template <class Call>
 CUresult end_capture(CUstream stream, Default meaning, Call&& call) {
     if (!on()) return call();
-    bool before = captures(stream, meaning);
+    stream = explicit_handle(stream, meaning);
+    bool before = device::is_capturing(stream);
     CUresult status = call();
     // A capture that failed has ended too; a call from the wrong thread has ended nothing.
-    if (before && !captures(stream, meaning)) capture_ended();
+    if (before && !device::is_capturing(stream)) capture_ended();
     return status;
 }
 

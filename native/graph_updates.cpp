@@ -157,6 +157,25 @@ CUresult update_kernel(Executable& exec, CUgraphNode node, const void* params, s
         });
 }
 
+// A copy or a memset, in the context of its lane. `describe` gives all that the graph's own node is to
+// have, in that context.
+template <class Update, class Describe>
+CUresult update_memory(Executable& exec, CUgraphNode node, const void* params, CUcontext context,
+                       Update* update, Describe&& describe) {
+    auto home = [&](const Placed& placed) {
+        return placed.lane >= 0 ? context_of_lane(placed.lane) : context;
+    };
+    return update_node(
+        exec, node, Refusal::is_ours,
+        [&](CUgraphExec current, CUgraphNode twin, const Placed& placed) {
+            return update(current, twin, params, home(placed));
+        },
+        [&](const Placed& placed) {
+            GraphNodeParams wanted = describe(home(placed));
+            return driver().cuGraphNodeSetParams(placed.stored, &wanted);
+        });
+}
+
 std::vector<int> lanes_of(const Executable& exec) {
     std::vector<int> lanes;
     for (const Placed& placed : exec.nodes) lanes.push_back(placed.lane);
@@ -317,42 +336,30 @@ ECLIP_HOOK cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node,
 
 ECLIP_HOOK cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode node, const void* params,
                                           CUcontext context) {
+    const auto real = driver().cuGraphExecMemcpyNodeSetParams;
     Executable* known = find_executable(exec);
-    const Driver& real = driver();
-    if (known == nullptr) return real.cuGraphExecMemcpyNodeSetParams(exec, node, params, context);
-    return update_node(
-        *known, node, Refusal::is_ours,
-        [&](CUgraphExec current, CUgraphNode twin, const Placed& placed) {
-            CUcontext there = placed.lane >= 0 ? context_of_lane(placed.lane) : context;
-            return real.cuGraphExecMemcpyNodeSetParams(current, twin, params, there);
-        },
-        [&](const Placed& placed) {
-            GraphNodeParams wanted{};
-            wanted.type = kNodeMemcpy;
-            wanted.memcpy.copyCtx = placed.lane >= 0 ? context_of_lane(placed.lane) : context;
-            std::memcpy(wanted.memcpy.copy3d, params, sizeof wanted.memcpy.copy3d);
-            return real.cuGraphNodeSetParams(placed.stored, &wanted);
-        });
+    if (known == nullptr) return real(exec, node, params, context);
+    return update_memory(*known, node, params, context, real, [&](CUcontext home) {
+        GraphNodeParams wanted{};
+        wanted.type = kNodeMemcpy;
+        wanted.memcpy.copyCtx = home;
+        std::memcpy(wanted.memcpy.copy3d, params, sizeof wanted.memcpy.copy3d);
+        return wanted;
+    });
 }
 
 ECLIP_HOOK cuGraphExecMemsetNodeSetParams(CUgraphExec exec, CUgraphNode node, const void* params,
                                           CUcontext context) {
+    const auto real = driver().cuGraphExecMemsetNodeSetParams;
     Executable* known = find_executable(exec);
-    const Driver& real = driver();
-    if (known == nullptr) return real.cuGraphExecMemsetNodeSetParams(exec, node, params, context);
-    return update_node(
-        *known, node, Refusal::is_ours,
-        [&](CUgraphExec current, CUgraphNode twin, const Placed& placed) {
-            CUcontext there = placed.lane >= 0 ? context_of_lane(placed.lane) : context;
-            return real.cuGraphExecMemsetNodeSetParams(current, twin, params, there);
-        },
-        [&](const Placed& placed) {
-            GraphNodeParams wanted{};
-            wanted.type = kNodeMemset;
-            std::memcpy(&wanted.memset, params, offsetof(MemsetNodeParams, ctx));
-            wanted.memset.ctx = placed.lane >= 0 ? context_of_lane(placed.lane) : context;
-            return real.cuGraphNodeSetParams(placed.stored, &wanted);
-        });
+    if (known == nullptr) return real(exec, node, params, context);
+    return update_memory(*known, node, params, context, real, [&](CUcontext home) {
+        GraphNodeParams wanted{};
+        wanted.type = kNodeMemset;
+        std::memcpy(&wanted.memset, params, offsetof(MemsetNodeParams, ctx));
+        wanted.memset.ctx = home;
+        return wanted;
+    });
 }
 
 ECLIP_HOOK cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, void* params) {

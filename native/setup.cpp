@@ -34,16 +34,16 @@ std::string read_file(const char* path, std::vector<unsigned char>& bytes) {
     return failed ? "it cannot be read" : "";
 }
 
-bool enabled(const char* variable) {
-    const char* value = secure_getenv(variable);
+}  // namespace
+
+bool is_disabled() {
+    const char* value = secure_getenv("ECLIP_DISABLE");
     return value != nullptr && *value != '\0' && strcmp(value, "0") != 0;
 }
 
-}  // namespace
-
 Setup::Setup() {
     const char* path = secure_getenv("ECLIP_TABLE");
-    if (enabled("ECLIP_DISABLE") || path == nullptr) return;
+    if (is_disabled() || path == nullptr) return;
     if (const char* folder = secure_getenv("ECLIP_STATS")) open_counters(folder);
     std::vector<unsigned char> bytes;
     std::string wrong = read_file(path, bytes);

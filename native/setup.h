@@ -10,6 +10,8 @@
 
 namespace eclip {
 
+bool is_disabled();  // ECLIP_DISABLE says so
+
 class Setup {
 public:
     Setup();  // reads the table that the environment names; off where there is none

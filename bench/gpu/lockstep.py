@@ -22,7 +22,7 @@ from eclip.artefacts.measures import measure
 from eclip.artefacts.mix import parse_mix
 from eclip.devices.base import Window
 from eclip.devices.cuda.device import CudaDevice
-from eclip.devices.gpu import loop
+from eclip.devices.gpu import steps
 from eclip.devices.gpu.session import Execution
 from eclip.devices.load import closed_loop
 from eclip.frontends.library import find_profile
@@ -66,7 +66,7 @@ def measure_with(connections: int) -> None:
     for name, plan in plans.items():
         found = []
         for execution, ahead in ((Execution.WHOLE, 0), *((Execution.SEGMENTS, n) for n in QUEUED)):
-            device.execution, loop.AHEAD = execution, ahead
+            device.execution, steps.AHEAD = execution, ahead
             with device.open(lower(plan, traces), sources) as session:
                 log = session.run(load, WINDOW)
             measured = measure(msgspec.structs.replace(log, alone_rps=alone))

@@ -27,7 +27,7 @@ from eclip.devices.cuda.device import CudaDevice
 from eclip.devices.cuda.graphs import Executable, place_whole
 from eclip.devices.cuda.lanes import GpuLane, LanePool
 from eclip.devices.gpu.executables import Capture
-from eclip.devices.gpu.loop import Repeater
+from eclip.devices.gpu.worker_loop import Repeater
 from eclip.frontends.models import build
 from eclip.frontends.torch import capture
 

@@ -32,7 +32,8 @@ from bench.gpu.services import open_bench, words
 from bench.support import bounded, deaths, together
 from bench.support.contenders import BOUNDED
 from bench.support.effort import BEGIN_S, Task, expected_s
-from bench.support.measuring import at_rates, mix_of_pair, plan_file, run_task, save_plans
+from bench.support.entrants import plan_file, save_plans
+from bench.support.measuring import at_rates, mix_of_pair, run_task
 from bench.support.pairs import PAIRS
 from bench.support.promises import tables_of
 from bench.support.replayed import with_replays

@@ -1,8 +1,7 @@
 """One pair: the service alone, the background alone, and both together in several ways.
 
-Every way has a session of its own. All are open at once and measured in turns with the same
-arrivals. Processes start first, because they take longest, and are waited for before anything is
-measured: their start would disturb it.
+Every way has a session of its own (entrants.py). All are open at once and measured in turns with
+the same arrivals.
 """
 
 from __future__ import annotations
@@ -19,54 +18,30 @@ from typing import Any
 import msgspec
 import numpy as np
 from bench.support import bounded, sharing
-from bench.support.contenders import AGAIN, APART, BOUNDED, CLAIMED, OURS_APART, WAYS, Scene
+from bench.support.contenders import AGAIN, BOUNDED, CLAIMED, OURS_APART, Scene
 from bench.support.cores import busy_cores
 from bench.support.effort import CAPACITY_S, Task, background_window
+from bench.support.entrants import Entrant, Opening
 from bench.support.pairs import PAIRS
 from bench.support.results_of_services import array_name
 from bench.support.workshop import Bench, KeptStand
 
-from eclip.artefacts import store
 from eclip.artefacts.measures import busy_share
 from eclip.artefacts.mix import Mix, parse_mix
 from eclip.artefacts.model_key import ModelKey
-from eclip.artefacts.plan import Lanes, Plan, Processes
+from eclip.artefacts.plan import Plan
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import RunLog
-from eclip.devices.base import Session, StartedSessions, Window
+from eclip.devices.base import Window
 from eclip.devices.load import Load, closed_loop, load_of_mix
 from eclip.devices.shapes import shape_of
-from eclip.errors import EclipError, UsageError
+from eclip.errors import UsageError
 from eclip.lab.case import Case
-from eclip.lab.keeping import with_bounds
 from eclip.lab.rounds import rotation
-from eclip.lab.stand import Stand
-from eclip.planning.tiers import make_promises
 
 BOUND = 10.0  # times a request alone: wide, where nothing depends on slack
 REFERENCES = ("yield d2", "yield d1", "streams")
 ALONE_APART = ("time-sliced", "MPS 100", *OURS_APART)  # also measure their services alone
-
-
-@dataclass(frozen=True)
-class Entrant:
-    """A way of sharing with its session open."""
-
-    name: str
-    plan: Plan
-    session: Session
-    opened_s: float
-
-    @property
-    def apart(self) -> bool:
-        return self.name in APART
-
-    @property
-    def loop(self) -> tuple[Any, ...]:
-        """What background's rate alone depends on; without joints, on nothing that differs."""
-        joints = self.plan.workers[-1].joints
-        where = self.name if self.name in OURS_APART else ""
-        return () if joints is None else (where, joints.at, joints.depth)
 
 
 def mix_of_pair(models: Sequence[ModelKey], profiles: Sequence[Profile], floor: float) -> Mix:
@@ -110,136 +85,13 @@ def run_task(bench: Bench, task: Task) -> None:
             measured = Measured(bench, task, load, now, scene, capacity, known)
             with contextlib.ExitStack() as of_load:
                 measured.begin(at_rates(mix, rates))
-                measured.entrants += opening.bounded(measured, of_load)
+                if task.bounded_at(load):
+                    p99_alone_ns = measured.p99_alone_ns
+                    opened = opening.bounded(load, measured.mix, p99_alone_ns, of_load)
+                    measured.entrants += opened
                 measured.run()
                 measured.keep()
             bench.say(f"{task.name} at {load:g} done")
-
-
-class Opening:
-    """Sessions of a pair; what cannot be opened is a line that says why."""
-
-    def __init__(
-        self,
-        bench: Bench,
-        task: Task,
-        scene: Scene,
-        stand: Stand,
-        stack: contextlib.ExitStack,
-    ) -> None:
-        self._bench = bench
-        self._task = task
-        self._scene = scene
-        self._stand = stand
-        self._stack = stack
-
-    def all(self) -> list[Entrant]:
-        started = self._start()
-        inside = [*self._inside()]
-        return [*inside, *self._wait(started)]
-
-    def _start(self) -> list[tuple[list[tuple[str, Plan]], StartedSessions, float]]:
-        """Processes, with and without MPS apart: one that fails takes its set along."""
-        if self._bench.device.modelled:
-            return []
-        begun = []
-        plans = [(way, APART[way](self._scene)) for way in self._task.apart]
-        for under_mps in (False, True):
-            mine = [one for one in plans if isinstance(one[1].sharing, Processes) == under_mps]
-            if not mine:
-                continue
-            with self._told(*(way for way, _ in mine)):
-                sets = self._stand.start([plan for _, plan in mine])
-                self._stack.callback(sets.close)
-                begun.append((mine, sets, time.monotonic()))
-        return begun
-
-    def _wait(
-        self, started: Sequence[tuple[list[tuple[str, Plan]], StartedSessions, float]]
-    ) -> Iterator[Entrant]:
-        for mine, sets, begin in started:
-            with self._told(*(way for way, _ in mine)):
-                sets.wait()
-                took = time.monotonic() - begin
-                for (way, plan), session in zip(mine, sets.sessions, strict=True):
-                    yield Entrant(way, plan, session, took)
-        if self._bench.device.modelled:
-            yield from self._rehearsed()
-
-    def _rehearsed(self) -> Iterator[Entrant]:
-        """The simulator has turns but no MPS: there, plain sharing stands for it."""
-        for way in self._task.apart:
-            plan = APART[way](self._scene)
-            if isinstance(plan.sharing, Processes):
-                plan = msgspec.structs.replace(plan, sharing=Lanes())
-            yield from self._open(way, plan)
-
-    def _inside(self) -> Iterator[Entrant]:
-        for way in self._task.inside:
-            yield from self._open(way, None)
-
-    def _open(
-        self, way: str, plan: Plan | None, stack: contextlib.ExitStack | None = None
-    ) -> Iterator[Entrant]:
-        begin = time.monotonic()
-        with self._told(way):
-            made = WAYS[way](self._scene) if plan is None else plan
-            session = (stack or self._stack).enter_context(self._stand.open(made))
-            yield Entrant(way, made, session, time.monotonic() - begin)
-
-    def bounded(self, measured: Measured, stack: contextlib.ExitStack) -> list[Entrant]:
-        """Their bounds are of the p99 alone that was measured a moment ago."""
-        bench, task, load = self._bench, self._task, measured.load
-        wanted = task.bounded_at(load)
-        if not wanted:
-            return []
-        plans = self._plans(measured)
-        found: list[Entrant] = []
-        for way in wanted:
-            if way not in plans:
-                continue
-            asked = bounded.with_factors(measured.mix, BOUNDED[way][0])
-            with self._told(way):
-                promises = make_promises(asked, self._scene.profiles, measured.p99_alone_ns)
-                plan = with_bounds(plans[way], promises)
-                found += self._open(way, plan, stack)
-                bench.say(f"{task.name} at {load:g}, {way}: {plan.why}")
-        return found
-
-    def _plans(self, measured: Measured) -> dict[str, Plan]:
-        """Those that were made before, and new ones."""
-        bench, task, load = self._bench, self._task, measured.load
-        files = {way: plan_file(bench.folder, task, load, way) for way in task.bounded_at(load)}
-        profiles = self._scene.profiles
-        plans = {way: bounded.kept_plan(path, profiles) for way, path in files.items()}
-        missing = [way for way, plan in plans.items() if plan is None]
-        with self._told(*missing):
-            case = Case(measured.mix, bench.shelf.topology, bench.shelf.calibration, profiles)
-            made = bounded.search_plans(case, missing, bench.search_s)
-            save_plans(made, files)
-            plans |= made
-        return {way: plan for way, plan in plans.items() if plan is not None}
-
-    @contextlib.contextmanager
-    def _told(self, *ways: str) -> Iterator[None]:
-        try:
-            yield
-        except EclipError as error:  # a kernel that fits no half, for example
-            for way in ways:
-                row = {"stage": self._task.stage, "pair": self._task.pair, "way": way}
-                self._bench.keep(row | {"error": str(error)})
-            self._bench.say(f"{self._task.name}, {', '.join(ways)}: {error}")
-
-
-def plan_file(folder: Path, task: Task, load: float, way: str) -> Path:
-    stem = f"{task.pair}-floor{task.floor:g}" if task.floor else task.pair
-    return bounded.plan_file(folder, stem, load, way)
-
-
-def save_plans(plans: dict[str, Plan], files: dict[str, Path]) -> None:
-    for way, plan in plans.items():
-        files[way].parent.mkdir(parents=True, exist_ok=True)
-        store.save(plan, files[way])
 
 
 def reference_of(entrants: Sequence[Entrant]) -> Entrant:

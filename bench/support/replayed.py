@@ -10,7 +10,8 @@ from bench.support import sharing
 from bench.support.bounded import kept_plan
 from bench.support.contenders import BOUNDED, WAYS, Scene
 from bench.support.effort import Task, background_window
-from bench.support.measuring import at_rates, mix_of_pair, plan_file
+from bench.support.entrants import plan_file
+from bench.support.measuring import at_rates, mix_of_pair
 from bench.support.pairs import PAIRS
 from bench.support.workshop import Shelf
 

@@ -74,9 +74,10 @@ inline CUfunction function_of(const void* host) {
     return reinterpret_cast<CUfunction>(reinterpret_cast<uintptr_t>(host) | kOfHost);
 }
 
-// A status of ours is not for the program to find with hipGetLastError().
+// What we asked in vain is not for the program to find with hipGetLastError().
+inline void forget_refusal() { hip().hipGetLastError(); }
 inline CUresult quietly(CUresult status) {
-    if (status != CUDA_SUCCESS) hip().hipGetLastError();
+    if (status != CUDA_SUCCESS) forget_refusal();
     return status;
 }
 

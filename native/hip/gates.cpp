@@ -52,7 +52,7 @@ bool follow(CUstream stream) {
 void begin() { begun.fetch_add(1); }
 
 void put(CUstream stream, Default meaning, bool taken) {
-    if (stream == nullptr && meaning == Default::thread) stream = kThreadStream;
+    stream = explicit_handle(stream, meaning);
     // What is captured does not run; what cannot be followed counts as under way for ever.
     if (!taken || Dispatcher::get().captures(stream, meaning) || follow(stream))
         queued.fetch_add(1);

@@ -168,7 +168,7 @@ Kept read_graph(CUgraph graph) {
     bool plans = dispatcher.setup().planning() && dispatcher.table().mode == Mode::plan &&
                  dispatcher.pool().any;
     if (told && seen.linear && plans && !made.waits_for_host) plan_graph(seen, made);
-    quietly(told ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED);
+    if (!told) forget_refusal();
     return made;
 }
 

@@ -217,8 +217,7 @@ ECLIP_CAPTURE(end_capture, hipStreamEndCapture_spt, Default::thread, (CUstream s
               (stream, graph))
 
 CUresult giving::record_as_program(CUevent event, CUstream stream, Default meaning) {
-    if (stream == nullptr && meaning == Default::thread) stream = kThreadStream;
-    return ::hipEventRecord(event, stream);
+    return ::hipEventRecord(event, explicit_handle(stream, meaning));
 }
 
 CUresult giving::query_as_program(CUstream stream) { return ::hipStreamQuery(stream); }

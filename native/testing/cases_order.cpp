@@ -37,6 +37,22 @@ void hold_copy(const char* call, CUstream) {
     other_called.wait();
 }
 
+// While one thread's copy is on its way into its queue, another thread calls something.
+template <class Copy, class Call>
+void call_meanwhile(Copy&& copy, Call&& call,
+                    void (*hold_up)(const char*, CUstream) = hold_copy) {
+    if (preloaded()) standin_calls(hold_up);
+    std::thread other([&] {
+        CHECK(cuCtxSetCurrent(primary));
+        if (preloaded()) copies.wait();
+        call();
+        other_called.open = true;
+    });
+    copy();
+    copied.open = true;
+    other.join();
+}
+
 }  // namespace
 
 CASE(late_copy_of_a_blocking_stream) {
@@ -79,16 +95,11 @@ bool copy_comes_first(CUstream stream, void (*hold_up)(const char*, CUstream),
     uint64_t* target = make_cells(kLong);
     std::vector<uint64_t> source(kLong, 7);
     CHECK(launch(slow, stream, {address(cells + 1), 1, 1000}));
-    if (preloaded()) standin_calls(hold_up);
-    std::thread other([&] {
-        CHECK(cuCtxSetCurrent(primary));
-        if (preloaded()) copies.wait();
-        meanwhile(read, cells);
-        other_called.open = true;
-    });
-    CHECK(cuMemcpyDtoDAsync_v2(address(target), address(source.data()), 8 * kLong, stream));
-    copied.open = true;
-    other.join();
+    call_meanwhile(
+        [&] {
+            CHECK(cuMemcpyDtoDAsync_v2(address(target), address(source.data()), 8 * kLong, stream));
+        },
+        [&] { meanwhile(read, cells); }, hold_up);
     CHECK(launch(read, stream, {address(target + kLong - 1), address(cells)}));
     CHECK(cuStreamSynchronize(stream));
     return same("what the stream read", cells[0], uint64_t{7});
@@ -146,15 +157,11 @@ CASE(late_copy_on_a_lane_that_was_left) {
     std::vector<uint64_t> source(kLong, 7);
     CUstream stream = make_stream();
     CHECK(launch(make_add("a"), stream, {address(cells), 1, 1000}));
-    if (preloaded()) standin_calls(hold_copy);
-    std::thread caller([&] {
-        CHECK(cuCtxSetCurrent(primary));
-        if (preloaded()) copies.wait();
-        CHECK(launch(make_add("b"), stream, {address(cells + 1), 1, 0}));
-        other_called.open = true;
-    });
-    CHECK(cuMemcpyDtoDAsync_v2(address(target), address(source.data()), 8 * kLong, stream));
-    caller.join();
+    call_meanwhile(
+        [&] {
+            CHECK(cuMemcpyDtoDAsync_v2(address(target), address(source.data()), 8 * kLong, stream));
+        },
+        [&] { CHECK(launch(make_add("b"), stream, {address(cells + 1), 1, 0})); });
     CHECK(cuStreamSynchronize(stream));
     return same("what was copied last", target[kLong - 1], uint64_t{7});
 }
@@ -171,15 +178,11 @@ CASE(late_copy_of_the_default_stream_before_blocking_ones) {
     CUfunction read = standin_function("read", run_read, 2, 1);
     CUstream blocking = make_stream(true), other = make_stream(true);
     CHECK(launch(make_add("a"), nullptr, {address(cells + 1), 1, 1000}));
-    if (preloaded()) standin_calls(hold_copy);
-    std::thread caller([&] {
-        CHECK(cuCtxSetCurrent(primary));
-        if (preloaded()) copies.wait();
-        CHECK(launch(make_add("other"), other, {address(cells + 2), 1, 0}));
-        other_called.open = true;
-    });
-    CHECK(cuMemcpyDtoDAsync_v2(address(target), address(source.data()), 8 * kLong, nullptr));
-    caller.join();
+    call_meanwhile(
+        [&] {
+            CHECK(cuMemcpyDtoDAsync_v2(address(target), address(source.data()), 8 * kLong, nullptr));
+        },
+        [&] { CHECK(launch(make_add("other"), other, {address(cells + 2), 1, 0})); });
     CHECK(launch(read, blocking, {address(target + kLong - 1), address(cells)}));
     CHECK(cuStreamSynchronize(blocking));
     return same("what the blocking stream read", cells[0], uint64_t{7});
@@ -193,15 +196,9 @@ void leave_a_late_copy(CUstream stream) {
     uint64_t* cells = make_cells(4);
     cells[3] = 7;
     CHECK(launch(make_add("a"), stream, {address(cells), 1, 20000}));
-    if (preloaded()) standin_calls(hold_copy);
-    std::thread caller([&] {
-        CHECK(cuCtxSetCurrent(primary));
-        if (preloaded()) copies.wait();
-        CHECK(launch(make_add("b"), stream, {address(cells + 1), 1, 0}));
-        other_called.open = true;
-    });
-    CHECK(cuMemcpyDtoDAsync_v2(address(cells + 2), address(cells + 3), 8, stream));
-    caller.join();
+    call_meanwhile(
+        [&] { CHECK(cuMemcpyDtoDAsync_v2(address(cells + 2), address(cells + 3), 8, stream)); },
+        [&] { CHECK(launch(make_add("b"), stream, {address(cells + 1), 1, 0})); });
     wait_for_cell(cells + 1, 1);
     wait_for_cell(cells + 2, 7);
     usleep(1000);

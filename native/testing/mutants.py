@@ -1266,7 +1266,7 @@ HIP = [
     Mutant(
         "what a lane refuses is left to be found",
         "hip/driver.h",
-        "if (status != CUDA_SUCCESS) «hip().hipGetLastError();»",
+        "if (status != CUDA_SUCCESS) «forget_refusal();»",
         ";",
         "the program takes a launch that went well for one that failed",
     ),

@@ -1,4 +1,4 @@
-// What the two halves of the stand-in's interface share.
+// What the parts of the stand-in's interface share.
 #pragma once
 
 #include "graph.h"
@@ -11,6 +11,7 @@ constexpr int kDevices = 2;
 extern Context primaries[kDevices];
 extern bool nodes_have_contexts;  // HIP's have none: a graph runs in its stream's mask
 Context& current_context();  // the first device's where none was made current
+std::vector<WorkPtr> work_of_all(const Context& context);  // the last of every stream
 
 using Hold = std::unique_lock<std::mutex>;
 Hold held();

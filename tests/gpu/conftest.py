@@ -22,9 +22,9 @@ from eclip.devices.cuda.driver import call, cu
 from eclip.devices.cuda.graphs import CudaGraph, fits
 from eclip.devices.cuda.lanes import LanePool
 from eclip.devices.cuda.stressors import Stressors
-from eclip.devices.gpu import loop
 from eclip.devices.gpu.executables import Capture
 from eclip.devices.gpu.session import Execution, GpuSession
+from eclip.devices.gpu.steps import LAUNCH, RECORD, WAIT, Steps
 from eclip.devices.load import closed_loop
 from eclip.runtime.program import lower
 from gpu_host import captured_from, missing
@@ -210,18 +210,18 @@ class Stopwatch:
         call(cu.cuStreamSynchronize, end)
         return float(call(cu.cuEventElapsedTime, self._begin, self._end)) * 1e6
 
-    def steps_ns(self, steps: loop.Steps) -> float:
+    def steps_ns(self, steps: Steps) -> float:
         """One request, taken as the driving loop takes it."""
         columns = (steps.kind.tolist(), steps.first.tolist(), steps.second.tolist())
         todo = list(zip(*columns, strict=True))
 
         def take() -> None:
             for kind, first, second in todo:
-                if kind == loop.LAUNCH:
+                if kind == LAUNCH:
                     call(cu.cuGraphLaunch, first, second)
-                elif kind == loop.RECORD:
+                elif kind == RECORD:
                     call(cu.cuEventRecord, first, second)
-                elif kind == loop.WAIT:
+                elif kind == WAIT:
                     call(cu.cuStreamWaitEvent, first, second, 0)
                 else:
                     call(cu.cuEventSynchronize, first)

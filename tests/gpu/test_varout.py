@@ -16,9 +16,9 @@ from eclip.artefacts.topology import Mask
 from eclip.devices.cuda.device import CudaDevice
 from eclip.devices.cuda.driver import call, cu
 from eclip.devices.cuda.lanes import GpuLane, LanePool
-from eclip.devices.gpu import loop as driving
 from eclip.devices.gpu.executables import Capture
 from eclip.devices.gpu.session import Execution, GpuSession
+from eclip.devices.gpu.steps import LAUNCH
 from eclip.errors import ArenaError, DeviceError
 from eclip.varout.mechanisms import Mechanism
 from varout_data import data
@@ -269,7 +269,7 @@ def test_two_workers_under_a_plan_give_what_eager_gives(
     detector, block = chosen["detector"][0], chosen["moe"][0]
     with opened(device, plan, sources, execution) as session, ThreadPoolExecutor(2) as threads:
         for worker in range(2):
-            assert session.steps(worker).kind.tolist() == [driving.LAUNCH]
+            assert session.steps(worker).kind.tolist() == [LAUNCH]
         for seed in range(4):
             given = {name: inputs(seed) for name, (_, inputs) in chosen.items()}
             for name, one in captured.items():

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from eclip.devices.gpu.board import Board, open_board
 from hip_bench import StandIn, standing_in
 from native_build import Native
 from standin_gpu import StandinGpu
+from two_programs import Service
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,3 +52,16 @@ def hip(native: Native, tmp_path: Path) -> Iterator[StandIn]:
 @pytest.fixture(scope="session")
 def gpu(native: Native) -> StandinGpu:
     return StandinGpu(native.standin)
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Iterator[Board]:
+    with open_board(tmp_path / "board") as opened:
+        yield opened
+
+
+@pytest.fixture
+def service(board: Board) -> Iterator[Service]:
+    made = Service(board)
+    yield made
+    made.close()

@@ -36,7 +36,7 @@ from hip_bench import BEGIN, END, ENGINES, STREAM, UNITS, WHO, StandIn, launch
 WORKERS = 2
 SHORT = Window(seconds=0.08, warmup_seconds=0.0, trace_ms=0.0)
 BUSY = Load(label="closed loop", seed=0, arrivals=(CLOSED_LOOP,) * WORKERS)
-MI50 = Build(compute="gfx906", units=60, engines=4, dies=1)
+MI50 = Build(compute="gfx906", units=60, unit_threads=2560, engines=4, dies=1)
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def test_one_shader_engine_of_an_mi50_is_every_fourth_bit() -> None:
 
 def test_every_xcd_keeps_units_in_every_slice() -> None:
     """A thread block that is dealt to an XCD without units would never run."""
-    mi300x = Build(compute="gfx942", units=304, engines=4, dies=8)
+    mi300x = Build(compute="gfx942", units=304, unit_threads=2048, engines=4, dies=8)
     slices = slice_bits(mi300x)
     assert [len(bits) for bits in slices] == [72, 72, 72, 72, 16]
     for bits in slices:
@@ -143,10 +143,11 @@ def test_every_xcd_keeps_units_in_every_slice() -> None:
 def test_on_rdna_a_unit_is_a_wgp(hip: StandIn) -> None:
     """Two CUs each; HIP's masks have a bit for a WGP."""
     navi = "simd_count 192\nsimd_per_cu 2\narray_count 12\nsimd_arrays_per_engine 2\n"
+    waves = "max_waves_per_simd 16\nwave_front_size 32\n"
     place = "location_id 17152\ndomain 0\ngfx_target_version 110000\n"
-    (hip.nodes / "1" / "properties").write_text(navi + place)
+    (hip.nodes / "1" / "properties").write_text(navi + waves + place)
     build = hip.gpu().build
-    assert build == Build(compute="gfx1100", units=48, engines=6, dies=1)
+    assert build == Build(compute="gfx1100", units=48, unit_threads=2048, engines=6, dies=1)
     assert build.unit_name == "WGP"
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eclip.devices.gpu.loop import Runner
+from eclip.devices.gpu.worker_loop import Runner
 from eclip.devices.requests import BARRIERS, MOVES, PAUSE_NS, YIELDS
 from eclip.errors import DeviceError
 from eclip.runtime.reactions import BACKGROUND, BOUND, NONE, SERVICE, SOME, YIELD, Ints, Rules

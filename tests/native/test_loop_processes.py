@@ -16,7 +16,7 @@ import pytest
 
 import loop_owner
 from eclip.devices.gpu.board import Board, open_board
-from eclip.devices.gpu.loop import Place
+from eclip.devices.gpu.worker_loop import Place
 from eclip.devices.requests import PAUSE_NS
 from eclip.runtime.reactions import BUSY_SINCE, FOREIGN_BIT, IDLE, TIER, YIELD
 from native_build import Native

@@ -152,6 +152,23 @@ def test_a_measured_profile_has_the_times_of_its_kernels(hip: StandIn) -> None:
     assert np.array(profile.busy_ns) == pytest.approx(np.array(truth.busy_ns)[:, -2:], rel=1e-3)
 
 
+def test_blocks_of_a_unit_go_by_the_threads_that_it_holds(hip: StandIn) -> None:
+    """Ten waves a SIMD, as on an MI50: 2560 threads a unit."""
+    properties = hip.nodes / "1" / "properties"
+    properties.write_text(
+        properties.read_text().replace("max_waves_per_simd 8", "max_waves_per_simd 10")
+    )
+    with hip.device() as device:
+        truth = made_up(device.topology)
+        assert {kernel.block for kernel in truth.trace.kernels} == {(256, 1, 1)}
+        capture = hip.capture(device.gpu, 0, truth)
+        profile = measure_profile(
+            device, capture, None, energy_seconds=0.0, sizes=truth.sizes[-1:],
+            record=recorded_on(hip),
+        )  # fmt: skip
+    assert set(profile.blocks_per_unit) == {10}
+
+
 # --- Captures -----------------------------------------------------------------------------------
 
 

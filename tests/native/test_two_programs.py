@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
 import subprocess
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from eclip.artefacts.plan import Promise
 from eclip.devices.gpu.board import Board, open_board
 from eclip.runtime.reactions import (
     BACKGROUND,
@@ -25,82 +20,12 @@ from eclip.runtime.reactions import (
     LAUNCHED,
     SERVED,
     SERVICE,
-    TAIL,
-    TIER,
     YIELDED,
 )
 from native_build import Native
-from unmodified import FIRST, Running, running, version_of
+from two_programs import BUSY_MS, STEADY, Service, goes_on, rows_of
+from unmodified import Running, running, version_of
 from waiting import PATIENCE_S, until
-
-LONG = Promise(bound_ns=10**12, request_ns=1, some_ns=0, none_ns=0)
-STEADY = "while True: launch(1000)"  # a stretch each
-# Random programs' host functions wait for the program; many stretches are wanted, of graphs too.
-QUICK = {"ECLIP_PATIENCE_US": "300", "ECLIP_GRAIN_US": "10", "ECLIP_KERNEL_US": "4"}
-GOING_ON = 5  # launches that show that a program does
-# What takes 200 ms at most may take so long on a machine that runs ten other things. Who waits for
-# somebody that has gone waits for ever.
-BUSY_MS = 10_000
-
-
-def now_ns() -> int:
-    return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
-
-
-@pytest.fixture
-def board(tmp_path: Path) -> Iterator[Board]:
-    with open_board(tmp_path / "board") as opened:
-        yield opened
-
-
-class Service:
-    """A service of the test's own, which is busy when it is told to."""
-
-    def __init__(self, board: Board) -> None:
-        self.row = board.words[board.claim(LONG, "a test")]
-        self._launches = False
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._live)
-        self._thread.start()
-
-    def raise_busy(self, launches: bool = True) -> int:
-        self._launches = launches
-        # Long requests, as far as others can see: this thread may not run for a while.
-        self.row[TAIL] = 50_000_000 if launches else 0
-        self.row[LAUNCHED] += 1
-        self.row[BUSY_SINCE] = now_ns()
-        return now_ns()
-
-    def clear_busy(self) -> None:
-        self._launches = False
-        self.row[BUSY_SINCE] = IDLE
-
-    def close(self) -> None:
-        self._end.set()
-        self._thread.join()
-
-    def _live(self) -> None:
-        while not self._end.wait(0.0005):
-            if self._launches:
-                self.row[LAUNCHED] += 1
-
-
-@pytest.fixture
-def service(board: Board) -> Iterator[Service]:
-    made = Service(board)
-    yield made
-    made.close()
-
-
-def rows_of(board: Board, tier: int) -> list[int]:
-    board.sweep()  # those that nobody holds a lock on
-    found: list[int] = np.flatnonzero(board.words[:, TIER] == tier).tolist()
-    return found
-
-
-def goes_on(program: Running, more: int = GOING_ON) -> bool:
-    before = program.launched
-    return until(lambda: program.launched >= before + more, 0.002)
 
 
 def is_held(board: Board, program: Running) -> bool:
@@ -584,123 +509,3 @@ def test_many_processes_join_at_once(native: Native, board: Board, tmp_path: Pat
             child.kill()
             child.communicate()
     assert until(lambda: rows_of(board, BACKGROUND) == [])
-
-
-SERVING = """
-while True:
-    launch(2000)
-    synchronise()
-    say(1)
-"""
-
-
-def _stood_still(dice: random.Random, victim: Running, other: Running) -> int:
-    """From the shot until the other launches again; what it began before does not count."""
-    victim.child.send_signal(dice.choice([signal.SIGKILL, signal.SIGSTOP]))
-    shot, before = now_ns(), other.launched
-    assert until(lambda: other.launched > before + 1, 0.001)
-    return int(other.words[FIRST + before + 1]) - shot
-
-
-def _shoot(native: Native, board: Board, folder: Path, rounds: int, seed: int) -> float:
-    """Kill or stop either side at a random moment; the longest that the other then stood still."""
-    dice = random.Random(seed)
-    longest_ns = 0
-    for _ in range(rounds):
-        with (
-            running(native, folder, SERVING, "service") as service,
-            running(native, folder, STEADY, "background") as background,
-        ):
-            assert goes_on(service)
-            assert until(lambda: len(rows_of(board, BACKGROUND)) == 1)
-            both = (service, background) if dice.random() < 0.6 else (background, service)
-            time.sleep(dice.random() * 0.02)
-            longest_ns = max(longest_ns, _stood_still(dice, *both))
-        assert until(lambda: rows_of(board, SERVICE) == rows_of(board, BACKGROUND) == [])
-    return longest_ns / 1e6
-
-
-def test_either_goes_on_when_the_other_is_killed_or_stopped(
-    native: Native, board: Board, tmp_path: Path
-) -> None:
-    assert _shoot(native, board, tmp_path, 6, 1) < BUSY_MS
-
-
-@pytest.mark.long
-def test_either_goes_on_a_thousand_times(native: Native, board: Board, tmp_path: Path) -> None:
-    assert _shoot(native, board, tmp_path, 1000, 2) < BUSY_MS
-
-
-@pytest.mark.parametrize("flavour", ["asan", "tsan"])
-@pytest.mark.parametrize("tier", ["service", "background"])
-def test_random_programs_with_a_tier_under_a_sanitizer(
-    native: Native, service: Service, tmp_path: Path, flavour: str, tier: str
-) -> None:
-    service.raise_busy(launches=False)
-    done = native.run(
-        f"{flavour}/fuzz",
-        *("--programs", 400, "--threads", 3, "--unplanned", 1, "--seed", 50),
-        preload=False,  # it is linked in
-        ECLIP_TIER=tier,
-        ECLIP_BOARD=str(tmp_path / "board"),
-        **QUICK,
-    )
-    if "unexpected memory mapping" in done.stderr:
-        pytest.skip("ThreadSanitizer of this compiler does not know this kernel's address layout")
-    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
-
-
-@pytest.mark.parametrize("planned", [False, True])
-@pytest.mark.parametrize("threads", [1, 3])
-def test_random_programs_are_the_same_while_they_give_way(
-    native: Native, board: Board, service: Service, tmp_path: Path, planned: bool, threads: int
-) -> None:
-    assert fuzz(native, board, service, tmp_path, planned, threads, 1000, 30 + threads) > 0
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(300, 310))
-def test_many_random_programs_are_the_same_while_they_give_way(
-    native: Native, board: Board, service: Service, tmp_path: Path, seed: int
-) -> None:
-    planned, threads = bool(seed % 2), 1 + seed % 3
-    assert fuzz(native, board, service, tmp_path, planned, threads, 10_000, seed) > 0
-
-
-def fuzz(
-    native: Native,
-    board: Board,
-    service: Service,
-    folder: Path,
-    planned: bool,
-    threads: int,
-    programs: int,
-    seed: int,
-) -> int:
-    """How often they gave way; a difference is an error."""
-    words = ("--programs", programs, "--threads", threads, "--unplanned", int(not planned))
-    child = subprocess.Popen(
-        [str(native.folder / "plain" / "fuzz"), "--seed", str(seed), *map(str, words)],
-        env={
-            **os.environ,
-            "LD_PRELOAD": str(native.library),
-            "ECLIP_TIER": "background",
-            "ECLIP_BOARD": str(folder / "board"),
-            **QUICK,
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    dice = random.Random(seed)
-    yielded = 0
-    while child.poll() is None:
-        service.raise_busy(launches=dice.random() < 0.5)
-        time.sleep(dice.random() * 0.002)
-        service.clear_busy()
-        time.sleep(dice.random() * 0.002)
-        yielded = max([yielded, *board.words[rows_of(board, BACKGROUND), YIELDED].tolist()])
-    out, errors = child.communicate()
-    assert child.returncode == 0, out + errors[-4000:]
-    assert "no difference" in out
-    return yielded

@@ -22,7 +22,7 @@ from eclip.devices.cuda import driver, graphs, lanes, placing, slots
 from eclip.devices.cuda.device import CudaDevice
 from eclip.devices.cuda.driver import Gpu
 from eclip.devices.cuda.lanes import Slices
-from eclip.devices.gpu import closing, loop
+from eclip.devices.gpu import closing, worker_loop
 from eclip.devices.gpu.closing import Releases
 from eclip.devices.gpu.executables import Buffer, Capture, Staging
 from eclip.devices.gpu.pieces import CapturedGraph
@@ -192,7 +192,7 @@ class Bench:
         self.fake = fake or RecordingDriver()
         for module in (driver, placing, lanes, graphs, slots):
             monkeypatch.setattr(module, "cu", self.fake)
-        monkeypatch.setattr(loop, "WorkerLoop", FakeWorkerLoop)
+        monkeypatch.setattr(worker_loop, "WorkerLoop", FakeWorkerLoop)
         monkeypatch.setattr(FakeWorkerLoop, "gate", None)
         monkeypatch.setattr(placing, "check_clusters", lambda *given: None)
         monkeypatch.setattr(lanes, "cuda_priority", lambda wanted: 0)

@@ -22,10 +22,10 @@ import pytest
 from eclip.artefacts.mix import mix_of
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Topology
-from eclip.devices.gpu import energy, loop, session
+from eclip.devices.gpu import energy, loop, session, worker_loop
 from eclip.devices.gpu.executables import Capture
-from eclip.devices.gpu.loop import Runner
-from eclip.devices.hip import energy as hip_energy
+from eclip.devices.gpu.steps import Words
+from eclip.devices.gpu.worker_loop import Runner
 from eclip.devices.hip.api import CAPTURE_THREAD_LOCAL, STREAM_NON_BLOCKING
 from eclip.devices.hip.device import HipDevice
 from eclip.devices.hip.driver import QUEUES_VARIABLE, HipGpu
@@ -45,6 +45,8 @@ _logs: list[Any] = []  # never freed: what was launched last may still write
 _PROPERTIES = """\
 cpu_cores_count 0
 simd_count 416
+max_waves_per_simd 8
+wave_front_size 64
 array_count 8
 simd_arrays_per_engine 1
 cu_per_simd_array 14
@@ -106,19 +108,19 @@ class StandIn:
     def use_its_clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Runs go by the stand-in's clock, which a busy host does not slow down."""
         clock = StandInClock(self.library)
-        for module in (session, energy, hip_energy):
+        for module in (session, energy):
             monkeypatch.setattr(module, "time", clock)
-        monkeypatch.setattr(loop, "Runner", functools.partial(TurnRunner, self.library))
+        monkeypatch.setattr(worker_loop, "Runner", functools.partial(TurnRunner, self.library))
         known = loop.addresses_of
 
-        def addresses_of(table: loop.EntryPoints) -> loop.Words:
+        def addresses_of(table: loop.EntryPoints) -> Words:
             found = known(table).copy()
             for name in ("clock_gettime", "usleep", "poll"):
                 place = np.flatnonzero(found == loop._address("libc.so.6", name))
                 found[place] = loop._address(str(self.path), f"standin_{name}")
             return found
 
-        monkeypatch.setattr(loop, "addresses_of", addresses_of)
+        monkeypatch.setattr(worker_loop, "addresses_of", addresses_of)
 
     @contextmanager
     def planted(self, fault: int) -> Iterator[None]:

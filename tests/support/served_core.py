@@ -10,7 +10,8 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -172,3 +173,15 @@ def add_request(number: int, rows: int = 1, **more: Any) -> InferRequest:
 
 def output(response: InferResponse, name: str) -> npt.NDArray[Any]:
     return next(tensor.data for tensor in response.outputs if tensor.name == name)
+
+
+def named(asked: InferRequest, model: str) -> InferRequest:
+    return replace(asked, model=model)
+
+
+def held(pid: int) -> tuple[int, int, int]:
+    """Descriptors, threads, and MiB of a process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    words = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    return descriptors, int(words["Threads"]), int(words["VmRSS"].split()[0]) >> 10

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from eclip.artefacts.model_key import ModelKey
-from eclip.devices.gpu.loop import Ints
+from eclip.devices.gpu.steps import Ints
 from eclip.devices.remote_child import Facts, Seated
 from standin_gpu import StandinGpu, Worker, make_worker
 from standins import KERNELS, UNITS, trace_of

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import numpy as np
 
 from eclip.devices.base import Completion, Slot
-from eclip.devices.gpu.loop import Words
 from eclip.devices.gpu.serving import LoopServer
+from eclip.devices.gpu.steps import Words
 from eclip.devices.requests import Desk
 from standin_gpu import Worker
 from waiting import until

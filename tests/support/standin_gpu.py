@@ -18,17 +18,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from eclip.devices.gpu import loop
-from eclip.devices.gpu.loop import (
-    Behaviour,
-    EntryPoints,
-    Place,
-    Runner,
-    Steps,
-    Ways,
-    WorkerLoop,
-    drive,
-)
+from eclip.devices.gpu.loop import EntryPoints, drive
+from eclip.devices.gpu.steps import ANYBODY, Steps, Ways, chained
+from eclip.devices.gpu.worker_loop import Behaviour, Place, Runner, WorkerLoop
 from eclip.runtime.reactions import (
     ALWAYS,
     BUSY_SINCE,
@@ -229,14 +221,14 @@ def make_worker(
             parts[executable] = Launched(way, stretch, not chain, len(micros))
             barrier = (gpu.event(), chain[-1][1]) if chain else None
             chain.append((executable, streams[lane], barrier))
-        return loop.chained(chain)
+        return chained(chain)
 
     def whole(way: int, stretches: Sequence[Sequence[Part]]) -> list[Steps]:
         sizes = [sum(len(micros) for _, micros in taken) for taken in stretches]
         begins = [0, *itertools.accumulate(sizes)]
         return [steps(way, at, begins[at], taken) for at, taken in enumerate(stretches)]
 
-    masks = active or [loop.ANYBODY]
+    masks = active or [ANYBODY]
     count = len(variants[0])
     worker = WorkerLoop(
         gpu,

@@ -22,8 +22,8 @@ import pytest
 
 from cuda_bench import RELEASERS, Bench, FakeWorkerLoop, Result
 from eclip.devices.cuda.lanes import LanePool
-from eclip.devices.gpu import loop
 from eclip.devices.gpu.closing import Belongings, Releases
+from eclip.devices.gpu.worker_loop import Runner
 from eclip.errors import DeviceError
 from logs import make_mix, make_plan
 from waiting import PATIENCE_S, until
@@ -228,7 +228,7 @@ def test_closing_in_the_middle_of_a_run_ends_its_loops_first(bench: Bench, close
     session = bench.open()
     stop = np.zeros(1, dtype=np.int64)
     runners = [
-        loop.Runner(lambda one=one: one.drive(stop=stop), stop)  # type: ignore[misc]
+        Runner(lambda one=one: one.drive(stop=stop), stop)  # type: ignore[misc]
         for one in session._loops
     ]
     with session._belongings.running(runners, stop):

@@ -18,12 +18,14 @@ import numpy as np
 import pytest
 
 from eclip.devices.base import Window
-from eclip.devices.gpu import energy, loop
+from eclip.devices.gpu import energy
 from eclip.devices.gpu import session as session_module
 from eclip.devices.gpu.closing import Belongings
 from eclip.devices.gpu.energy import Tick
 from eclip.devices.gpu.recording import Placed, Span
 from eclip.devices.gpu.session import GpuSession
+from eclip.devices.gpu.steps import AHEAD, HOLD, LAUNCH, WAIT, chained
+from eclip.devices.gpu.worker_loop import Runner
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.errors import DeviceError, TracingError
 from eclip.progress import Progress
@@ -52,7 +54,7 @@ class Clock:
 
     def wait(self, until_ns: int) -> None:
         for thread in threading.enumerate():
-            if isinstance(thread, loop.Runner):
+            if isinstance(thread, Runner):
                 thread.join()
         self.now_ns = max(self.now_ns, until_ns)
 
@@ -219,15 +221,15 @@ def test_worker_that_fails_ends_the_run_with_its_error(monkeypatch: pytest.Monke
 def test_host_holds_so_that_few_segments_are_queued(segments: int) -> None:
     """Event n, recorded before segment n waits for it, tells that segment n - 1 is done."""
     parts = [(100 + n, n % 3, (200 + n, (n - 1) % 3) if n else None) for n in range(segments)]
-    steps = loop.chained(parts)
+    steps = chained(parts)
     done, launched = 0, 0
     for kind, first, _ in zip(steps.kind, steps.first, steps.second, strict=True):
-        if kind == loop.HOLD:
+        if kind == HOLD:
             done = int(first) - 200  # so many segments are complete
-        elif kind == loop.LAUNCH:
+        elif kind == LAUNCH:
             launched += 1
-            assert launched - done <= loop.AHEAD + 1  # one runs, the others wait
+            assert launched - done <= AHEAD + 1  # one runs, the others wait
     assert launched == segments
-    assert np.count_nonzero(steps.kind == loop.HOLD) == max(0, segments - 1 - loop.AHEAD)
-    assert np.count_nonzero(steps.kind == loop.WAIT) == segments - 1
+    assert np.count_nonzero(steps.kind == HOLD) == max(0, segments - 1 - AHEAD)
+    assert np.count_nonzero(steps.kind == WAIT) == segments - 1
     assert steps.stream == (segments - 1) % 3

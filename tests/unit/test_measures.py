@@ -12,8 +12,8 @@ from eclip.artefacts.measures import busy_share, falls_behind, measure, measure_
 from eclip.artefacts.plan import Plan, Promise, unpartitioned
 from eclip.artefacts.runlog import KernelRecords, Requests, RunLog, WorkerCounters
 from eclip.artefacts.topology import Topology
-from eclip.devices.gpu.loop import Ints
 from eclip.devices.gpu.recording import NO_KERNELS, lags_ns, make_log
+from eclip.devices.gpu.steps import Ints
 from eclip.devices.load import CLOSED_LOOP, Load
 from eclip.errors import UsageError
 from eclip.frontends.synthetic import synthetic_profile

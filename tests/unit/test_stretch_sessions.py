@@ -32,10 +32,12 @@ from eclip.artefacts.plan import (
 from eclip.devices.cuda import placing
 from eclip.devices.cuda.placing import CudaPlacer
 from eclip.devices.gpu import board as boards
-from eclip.devices.gpu import loop
+from eclip.devices.gpu import worker_loop
 from eclip.devices.gpu.executables import Capture
 from eclip.devices.gpu.pieces import PART_BYTES, CapturedGraph, Node
 from eclip.devices.gpu.session import Execution, GpuSession
+from eclip.devices.gpu.steps import LAUNCH, Steps, Ways
+from eclip.devices.gpu.worker_loop import Behaviour, Place
 from eclip.errors import DeviceError, EclipError, UsageError
 from eclip.runtime.program import program_of
 from eclip.runtime.reactions import TIER
@@ -171,9 +173,7 @@ class GraphDriver(RecordingDriver):
 class RecordedLoop:
     """What a session makes a loop of."""
 
-    def __init__(
-        self, gpu: object, ways: loop.Ways, place: loop.Place, behaviour: loop.Behaviour
-    ) -> None:
+    def __init__(self, gpu: object, ways: Ways, place: Place, behaviour: Behaviour) -> None:
         self.ways, self.place, self.behaviour = ways, place, behaviour
 
 
@@ -183,7 +183,7 @@ class Stage:
         self._board = board
         self.driver = GraphDriver()
         self.bench = Bench(monkeypatch, self.driver)
-        monkeypatch.setattr(loop, "WorkerLoop", RecordedLoop)
+        monkeypatch.setattr(worker_loop, "WorkerLoop", RecordedLoop)
         self.obstacle = ""
         self.nodes = [Node(None, "KERNEL", kernel) for kernel in range(KERNELS)]
 
@@ -196,7 +196,7 @@ class Stage:
         graph = CapturedGraph(-number, nodes, self.obstacle)
         return Capture(graph, make_profile().trace, None)
 
-    def launched(self, stretches: Sequence[loop.Steps]) -> list[tuple[int, tuple[int, int] | None]]:
+    def launched(self, stretches: Sequence[Steps]) -> list[tuple[int, tuple[int, int] | None]]:
         """The nodes of a request in the order of its launches, with the bytes of copies."""
         return [
             (place, self.driver.copied.get((handle, place)))
@@ -267,8 +267,8 @@ def make_giving(depth: int = 2) -> Plan:
     )
 
 
-def handles(stretches: Sequence[loop.Steps]) -> list[list[int]]:
-    return [steps.first[steps.kind == loop.LAUNCH].tolist() for steps in stretches]
+def handles(stretches: Sequence[Steps]) -> list[list[int]]:
+    return [steps.first[steps.kind == LAUNCH].tolist() for steps in stretches]
 
 
 def test_a_session_has_a_graph_for_every_stretch_and_lane(stage: Stage) -> None:

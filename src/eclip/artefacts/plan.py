@@ -387,6 +387,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             ),
         )
 
+    def time_by_units(self, part: Assignment) -> dict[int, float]:
+        """The part of a request's time that it spends on lanes of each size."""
+        total = sum(group.predicted_ns for group in part.groups) or 1
+        shares: dict[int, float] = {}
+        for group in part.groups:
+            units = self.units(group.lane)
+            shares[units] = shares.get(units, 0.0) + group.predicted_ns / total
+        return shares
+
     def units(self, lane: int) -> int:
         return self.topology.units_of(self.lanes[lane].mask)
 

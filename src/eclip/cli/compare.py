@@ -25,6 +25,7 @@ from eclip.cli.options import (
     SeedOption,
     StrictOption,
     TopologyOption,
+    VerifyOption,
     load_of,
     named_plans,
     settings_of,
@@ -74,10 +75,7 @@ def compare(
         ),
     ] = None,
     search_seconds: SearchSecondsOption = 20.0,
-    verify: Annotated[
-        int,
-        typer.Option("--verify", min=0, help="search: try the best N plans on the device."),
-    ] = 0,
+    verify: VerifyOption = 0,
     refine: RefineOption = 0.0,
     results: Annotated[
         Path | None, typer.Option("--results", help="Add the comparison to this results file.")

@@ -63,7 +63,7 @@ def describe(plan: Plan) -> dict[str, Any]:
                 "switches": part.switches,
                 "predicted_ns": sum(group.predicted_ns for group in part.groups),
                 "time_share_by_units": {
-                    str(units): share for units, share in sorted(_time_by_units(plan, part).items())
+                    str(units): share for units, share in sorted(plan.time_by_units(part).items())
                 },
                 "groups": [
                     {
@@ -113,7 +113,7 @@ def print_plan(plan: Plan) -> None:
             f"  {_count(worker.kernels, 'kernel')} in {_count(len(part.groups), 'group')}, "
             f"{total_ns / 1e6:.3f} ms undisturbed; {worker.why}",
         )
-        shares = _time_by_units(plan, part)
+        shares = plan.time_by_units(part)
         screen.out.print(
             "  time on "
             + ", ".join(
@@ -299,15 +299,6 @@ def _label(worker: PlannedWorker) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _time_by_units(plan: Plan, part: Assignment) -> dict[int, float]:
-    total = sum(group.predicted_ns for group in part.groups) or 1
-    shares: dict[int, float] = {}
-    for group in part.groups:
-        units = plan.units(group.lane)
-        shares[units] = shares.get(units, 0.0) + group.predicted_ns / total
-    return shares
 
 
 def _sizes_picture(plan: Plan, part: Assignment) -> str:

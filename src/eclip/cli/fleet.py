@@ -33,6 +33,12 @@ app = typer.Typer(
 )
 
 
+SecondsOption = Annotated[
+    float,
+    typer.Option(
+        "--seconds", help="Search for about so long.", callback=between("--seconds", 0.1, 86400)
+    ),
+]
 FileArgument = Annotated[
     Path, typer.Argument(metavar="FILE", help="The fleet: services and GPUs, TOML.")
 ]
@@ -70,12 +76,7 @@ def plan(
     picture: Annotated[
         Path | None, typer.Option("--picture", help="Draw the simulated day as SVG here.")
     ] = None,
-    seconds: Annotated[
-        float,
-        typer.Option(
-            "--seconds", help="Search for about so long.", callback=between("--seconds", 0.1, 86400)
-        ),
-    ] = placing.DEFAULT_SECONDS,
+    seconds: SecondsOption = placing.DEFAULT_SECONDS,
     steps: Annotated[
         int | None,
         typer.Option("--steps", min=0, help="Run exactly N search steps instead (reproducible)."),
@@ -310,12 +311,7 @@ def render(
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Where to write; standard output if not.")
     ] = None,
-    seconds: Annotated[
-        float,
-        typer.Option(
-            "--seconds", help="Search for about so long.", callback=between("--seconds", 0.1, 86400)
-        ),
-    ] = 5.0,
+    seconds: SecondsOption = 5.0,
     profiles: ProfilesOption = None,
 ) -> None:
     """Write the fleet's placement for another orchestrator. Nothing is deployed."""

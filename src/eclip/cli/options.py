@@ -170,6 +170,9 @@ BatchesOption = Annotated[
     int | None,
     typer.Option("--batches", help="search: run exactly N search batches (reproducible)."),
 ]
+VerifyOption = Annotated[
+    int, typer.Option("--verify", min=0, help="search: try the best N plans on the device.")
+]
 RefineOption = Annotated[
     float,
     typer.Option(

@@ -24,7 +24,8 @@ import numpy as np
 from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Plan, PlannedWorker
 from eclip.devices.gpu.board import LentRow
-from eclip.devices.gpu.loop import Ints, Place, Runner
+from eclip.devices.gpu.steps import Ints
+from eclip.devices.gpu.worker_loop import Place, Runner
 from eclip.errors import DeviceError, EclipError
 from eclip.runtime.program import Conduct, program_of
 

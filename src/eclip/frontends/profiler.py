@@ -52,7 +52,7 @@ from eclip.frontends import rocm
 from eclip.frontends.library import file_of
 from eclip.frontends.models import build
 from eclip.frontends.request_energy import request_energy_uj
-from eclip.frontends.spans import Table, close_spans, even_shares
+from eclip.frontends.spans import close_spans, even_shares, rows_of
 from eclip.frontends.torch import CapturedModule, capture, on_rocm
 
 _WARMUPS = 3
@@ -132,9 +132,9 @@ def _measure_on_cuda(
         source=f"measured on {topology.title} on {time.strftime('%Y-%m-%d')}",
         sizes=wanted,
         request_ns=tuple((busy + gap).sum(axis=0).astype(np.int64).tolist()),
-        busy_ns=_rows(busy),
-        gap_ns=_rows(gap),
-        spread_ns=_rows(spread),
+        busy_ns=rows_of(busy),
+        gap_ns=rows_of(gap),
+        spread_ns=rows_of(spread),
         dram_bytes=(0,) * graph.kernel_count,
         l2_bytes=(0,) * graph.kernel_count,
         blocks_per_unit=tuple(blocks_per_unit(node) for node in graph.nodes if node.kind == KERNEL),
@@ -252,10 +252,6 @@ def _beside_stressors(device: CudaDevice, graph: CapturedGraph) -> dict[str, flo
             del data
             torch.cuda.empty_cache()
     return slowdown
-
-
-def _rows(table: Table) -> tuple[tuple[int, ...], ...]:
-    return tuple(map(tuple, table.astype(np.int64).tolist()))
 
 
 def _main(gpu: int, energy_seconds: float, folder: Path, keys: Sequence[str]) -> None:

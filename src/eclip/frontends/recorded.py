@@ -23,7 +23,7 @@ from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Topology
 from eclip.artefacts.trace import Kernel, Trace, with_traces
 from eclip.errors import ArtefactError, MismatchError
-from eclip.frontends.spans import close_spans
+from eclip.frontends.spans import close_spans, rows_of
 
 _LEAST_REQUESTS = 3  # one to begin with, which is left out, and two to compare
 # Of a worker's launches that must repeat without a break. Layers repeat inside a request too, but
@@ -268,9 +268,9 @@ def make_profile(
         source=source,
         sizes=tuple(sizes),
         request_ns=tuple((busy + gap).sum(axis=0).astype(np.int64).tolist()),
-        busy_ns=_rows(busy),
-        gap_ns=_rows(gap),
-        spread_ns=_rows(spread),
+        busy_ns=rows_of(busy),
+        gap_ns=rows_of(gap),
+        spread_ns=rows_of(spread),
         dram_bytes=none,
         l2_bytes=none,
         blocks_per_unit=aligned[0].blocks_per_unit,
@@ -284,7 +284,3 @@ def _spans(requests: RecordedRequests) -> npt.NDArray[np.int64]:
     gap_ns[:, 0] = 0  # between requests
     ends = np.cumsum(requests.busy_ns + gap_ns, axis=1)
     return np.stack([ends - requests.busy_ns, ends], axis=-1)
-
-
-def _rows(table: npt.NDArray[np.float64]) -> tuple[tuple[int, ...], ...]:
-    return tuple(map(tuple, table.astype(np.int64).tolist()))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from eclip.devices.gpu.energy import EnergyCounter, next_tick
-from eclip.devices.gpu.loop import LoopGpu, Repeater
+from eclip.devices.gpu.worker_loop import LoopGpu, Repeater
 from eclip.errors import DeviceError
 
 

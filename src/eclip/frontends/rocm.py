@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -34,13 +34,12 @@ from eclip.devices.hip.graphs import HipGraph
 from eclip.errors import DeviceError
 from eclip.frontends.capture_memory import CaptureMemory
 from eclip.frontends.request_energy import request_energy_uj
-from eclip.frontends.spans import close_spans, even_shares
+from eclip.frontends.spans import close_spans, even_shares, rows_of
 from eclip.runtime.program import on_one_lane
 
 _WARMUPS = 3
 _UNTRACED = 15
 _TRACED = 7
-_UNIT_THREADS = 2048  # 32 waves of 64 on CDNA 2 and 3; an MI50 holds 2560
 # Memsets and copies of a graph run as kernels of HIP's own (rocclr, device/blitcl.cpp).
 _OF_HIP_ITSELF = "__amd_rocclr_"
 
@@ -170,13 +169,14 @@ def measure_profile(
         source=f"measured on {topology.title} on {time.strftime('%Y-%m-%d')}",
         sizes=wanted,
         request_ns=tuple((busy + gap).sum(axis=0).astype(np.int64).tolist()),
-        busy_ns=_rows(busy),
-        gap_ns=_rows(gap),
-        spread_ns=_rows(spread),
+        busy_ns=rows_of(busy),
+        gap_ns=rows_of(gap),
+        spread_ns=rows_of(spread),
         dram_bytes=(0,) * len(kernels),
         l2_bytes=(0,) * len(kernels),
         blocks_per_unit=tuple(
-            max(1, _UNIT_THREADS // int(np.prod(kernel.block))) for kernel in kernels
+            max(1, device.gpu.build.unit_threads // int(np.prod(kernel.block)))
+            for kernel in kernels
         ),
         footprint=None if memory is None else memory.footprint(executables_bytes),
         energy_uj=tuple(energy_uj),
@@ -198,7 +198,3 @@ def _request_ns(hip: Hip, executable: int, stream: int) -> float:
             if repeat >= _WARMUPS:
                 times.append(hip.elapsed_ns(begin, end))
     return float(np.median(times))
-
-
-def _rows(table: npt.NDArray[Any]) -> tuple[tuple[int, ...], ...]:
-    return tuple(map(tuple, table.astype(np.int64).tolist()))

@@ -51,3 +51,8 @@ def even_shares(request_ns: Sequence[float], kernels: int) -> tuple[Table, Table
     """
     busy = np.maximum(np.rint(np.array([request_ns] * kernels) / kernels), 1.0)
     return busy, np.zeros_like(busy), np.zeros_like(busy)
+
+
+def rows_of(table: Table) -> tuple[tuple[int, ...], ...]:
+    """As a profile has it."""
+    return tuple(map(tuple, table.astype(np.int64).tolist()))

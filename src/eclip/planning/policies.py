@@ -286,10 +286,7 @@ def _model(problem: Problem, options: PolicyOptions) -> Plan:
     return problem.plan(
         policy="model",
         lanes=lanes,
-        choices=[
-            np.full(len(profile.trace.kernels), worker, dtype=np.int64)
-            for worker, profile in enumerate(problem.profiles)
-        ],
+        choices=problem.on_own_lanes(),
         whys=whys,
         why="one right-sized mask per model: each slice went to whoever was slowed down most",
     )

@@ -122,6 +122,13 @@ class Problem:
                 times[kernel] = np.inf
         return times
 
+    def on_own_lanes(self) -> list[Choice]:
+        """Choices: all kernels of a worker on the lane of its number."""
+        return [
+            np.full(len(profile.trace.kernels), worker, dtype=np.int64)
+            for worker, profile in enumerate(self.profiles)
+        ]
+
     def plan(
         self,
         *,

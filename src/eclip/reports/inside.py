@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -61,6 +62,7 @@ class Inside:
     notes: tuple[str, ...]
     data: str  # made from measured or modelled profiles
     requests: tuple[PlannedRequest, ...]
+    unequal: str  # of slices that differ in size; empty: none does
     kernels: str  # recorded ones, packed; empty: none
     caption: str
     gives_way: bool
@@ -93,6 +95,7 @@ def _inside(way: SharingWay, plan: Plan, *, chosen: bool) -> Inside:
         notes=tuple(_notes(plan)),
         data=f"planned from profiles that were {'modelled' if plan.modelled else 'measured'}",
         requests=tuple(_request(plan, part, way.log) for part in plan.main.assignments),
+        unequal=_unequal(plan),
         kernels=kernels,
         caption=caption,
         gives_way=plan.gives_way,
@@ -144,6 +147,14 @@ def _notes(plan: Plan) -> list[str]:
     return notes
 
 
+def _unequal(plan: Plan) -> str:
+    sizes = Counter(plan.topology.slice_units).most_common()
+    if len(sizes) == 1:
+        return ""
+    parts = [f"{slices} of {units_title(plan, units)}" for units, slices in sizes]
+    return f"Slices differ in size but are drawn at one height: {listed(parts)}."
+
+
 def _request(plan: Plan, part: Assignment, log: RunLog | None) -> PlannedRequest:
     worker = plan.workers[part.worker]
     predicted_ns = sum(group.predicted_ns for group in part.groups)
@@ -178,14 +189,9 @@ def _held(plan: Plan, part: Assignment) -> str:
 
 
 def _share_words(plan: Plan, part: Assignment) -> str:
-    total = sum(group.predicted_ns for group in part.groups) or 1
-    shares: dict[int, float] = {}
-    for group in part.groups:
-        units = plan.units(group.lane)
-        shares[units] = shares.get(units, 0.0) + group.predicted_ns / total
     return ", ".join(
         f"{percent(share, 0)} of the time on {units_title(plan, units)}"
-        for units, share in sorted(shares.items())
+        for units, share in sorted(plan.time_by_units(part).items())
     )
 
 

@@ -24,7 +24,8 @@ from eclip.devices.cuda.driver import Gpu, call, cu
 from eclip.devices.cuda.graphs import CudaGraph, place_segments, place_whole
 from eclip.devices.cuda.lanes import GpuLane, LanePool, Slices
 from eclip.devices.cuda.stressors import Stressors
-from eclip.devices.gpu import loop
+from eclip.devices.gpu import worker_loop
+from eclip.devices.gpu.steps import LAUNCH, whole_request
 from eclip.errors import DeviceError
 
 _CHAIN = 100  # kernels
@@ -226,7 +227,7 @@ def _pair_slowdown(gpu: int) -> list[LaneFigure]:
                 stack.callback(call, cu.cuGraphDestroy, graph)
                 executable = place_whole(captured, [other.context])
                 stack.callback(executable.close)
-                with loop.Repeater(bench.gpu, executable.handle, other.stream):
+                with worker_loop.Repeater(bench.gpu, executable.handle, other.stream):
                     beside = {name: time_us(name) for name in _CLASSES}
                 figures += [
                     LaneFigure(
@@ -283,9 +284,11 @@ def _measure_lanes(gpu: int, connections: int) -> list[tuple[int, float]]:
             stop = np.zeros(1, dtype=np.int64)
             workers = []
             for index in range(lanes):
-                launch = (loop.LAUNCH, executables[index].handle, bench.lanes[index].stream)
-                workers.append(loop.WorkerLoop(bench.gpu, loop.whole_request(launch)))
-            runners = [loop.Runner(partial(worker.drive, stop=stop), stop) for worker in workers]
+                launch = (LAUNCH, executables[index].handle, bench.lanes[index].stream)
+                workers.append(worker_loop.WorkerLoop(bench.gpu, whole_request(launch)))
+            runners = [
+                worker_loop.Runner(partial(worker.drive, stop=stop), stop) for worker in workers
+            ]
             for runner in runners:
                 runner.start()
             time.sleep(0.15)

@@ -22,8 +22,8 @@ from eclip.devices.cuda.tracer import Tracer
 from eclip.devices.gpu.closing import Releases
 from eclip.devices.gpu.device import KernelTracer, SessionOwner, check_plan
 from eclip.devices.gpu.executables import Capture
-from eclip.devices.gpu.loop import Words
 from eclip.devices.gpu.session import Execution, GpuSession
+from eclip.devices.gpu.steps import Words
 from eclip.devices.remote import Host, LoneSession, ProcessSets
 from eclip.devices.remote_child import Job
 from eclip.progress import Progress

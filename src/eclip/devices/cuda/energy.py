@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
-from eclip.devices.gpu.energy import Tick, now_ns
+from eclip.devices.gpu.energy import Tick, await_tick
 from eclip.errors import DeviceError
 
 try:
     import pynvml
 except ImportError:
     pynvml = None
+
+_PERIOD_S = 0.0005
 
 
 class Nvml:
@@ -36,13 +37,7 @@ class Nvml:
         return str(_ask("nvmlSystemGetDriverVersion"))
 
     def tick_before(self, end_ns: int) -> Tick | None:
-        """Wait until the counter moves, but no longer than to this time."""
-        first = self.energy_mj()
-        while (time_ns := now_ns()) < end_ns:
-            if (energy_mj := self.energy_mj()) != first:
-                return Tick(time_ns, energy_mj)
-            time.sleep(0.0005)
-        return None
+        return await_tick(self.energy_mj, end_ns, _PERIOD_S)
 
     def energy_mj(self) -> int:
         return int(_ask("nvmlDeviceGetTotalEnergyConsumption", self._handle))

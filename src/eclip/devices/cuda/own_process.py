@@ -14,9 +14,10 @@ from eclip.devices.cuda.driver import Gpu, call, cu
 from eclip.devices.cuda.graphs import Executable
 from eclip.devices.cuda.lanes import GpuLane
 from eclip.devices.cuda.placing import CudaPlacer
-from eclip.devices.gpu import loop
+from eclip.devices.gpu import worker_loop
 from eclip.devices.gpu.closing import Releases
 from eclip.devices.gpu.executables import Capture, Executables
+from eclip.devices.gpu.steps import ANYBODY, LAUNCH, Ints, Ways, whole_request
 from eclip.devices.remote_child import Facts, Seated
 from eclip.errors import MismatchError
 from eclip.runtime.program import on_one_lane
@@ -25,11 +26,11 @@ from eclip.runtime.program import on_one_lane
 class ServedCapture:
     """What ``ProcessSets`` runs in a child."""
 
-    def __init__(self, facts: Facts, worker: loop.WorkerLoop) -> None:
+    def __init__(self, facts: Facts, worker: worker_loop.WorkerLoop) -> None:
         self.facts = facts
         self._worker = worker
 
-    def serve(self, arrivals: loop.Ints | None, stop_at_ns: int, stop: loop.Ints) -> loop.Ints:
+    def serve(self, arrivals: Ints | None, stop_at_ns: int, stop: Ints) -> Ints:
         return self._worker.drive(arrivals, stop_at_ns, stop)
 
 
@@ -51,7 +52,7 @@ def open_capture(
         stack.callback(owner.close)
         lane = GpuLane(Mask(()), stream, gpu.context)
         executables = Executables([made], CudaPlacer([lane]))
-        place, behaviour = None, loop.NO_BEHAVIOUR
+        place, behaviour = None, worker_loop.NO_BEHAVIOUR
         if seated is not None:
             place = seated.place
             behaviour = executables.behaviour(0, seated.worker, seated.conduct, owner)
@@ -59,18 +60,18 @@ def open_capture(
             ways = _whole(made, lane, owner)
         else:
             ways = _cut(executables, made, seated, owner)
-        loop.WorkerLoop(gpu, ways, behaviour=behaviour).drive(most_requests=warmups)
-        yield ServedCapture(facts, loop.WorkerLoop(gpu, ways, place, behaviour))
+        worker_loop.WorkerLoop(gpu, ways, behaviour=behaviour).drive(most_requests=warmups)
+        yield ServedCapture(facts, worker_loop.WorkerLoop(gpu, ways, place, behaviour))
 
 
-def _whole(made: Capture, lane: GpuLane, owner: Releases) -> loop.Ways:
+def _whole(made: Capture, lane: GpuLane, owner: Releases) -> Ways:
     executable = Executable(made.graph.graph)
     owner.callback(executable.close)
     executable.upload(lane.stream)
-    return loop.whole_request((loop.LAUNCH, executable.handle, lane.stream))
+    return whole_request((LAUNCH, executable.handle, lane.stream))
 
 
-def _cut(executables: Executables, made: Capture, seated: Seated, owner: Releases) -> loop.Ways:
+def _cut(executables: Executables, made: Capture, seated: Seated, owner: Releases) -> Ways:
     kernels = len(made.trace.kernels)
     if kernels != seated.worker.kernels:  # under a share libraries may choose others
         raise MismatchError(
@@ -79,4 +80,4 @@ def _cut(executables: Executables, made: Capture, seated: Seated, owner: Release
         )
     route = on_one_lane(0, kernels, 0)
     steps = executables.stretches(route, seated.conduct.stretches(kernels), owner)
-    return loop.Ways([(loop.ANYBODY, steps)])
+    return Ways([(ANYBODY, steps)])

@@ -25,7 +25,7 @@ from eclip.devices.cuda.driver import call, cu
 from eclip.devices.cuda.graphs import Executable
 from eclip.devices.gpu.closing import Releases
 from eclip.devices.gpu.executables import Buffer, Capture
-from eclip.devices.gpu.loop import Words
+from eclip.devices.gpu.steps import Words
 from eclip.devices.requests import slots_for
 from eclip.errors import DeviceError, UsageError
 from eclip.runtime.commands import Recorder

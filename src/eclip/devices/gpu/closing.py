@@ -20,7 +20,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from eclip.devices.base import Closing
-from eclip.devices.gpu.loop import Ints, Runner
+from eclip.devices.gpu.steps import Ints
+from eclip.devices.gpu.worker_loop import Runner
 from eclip.errors import DeviceError
 
 

@@ -11,16 +11,17 @@ from eclip.artefacts.memory import check_memory, memory_of_plan
 from eclip.artefacts.plan import MOST_VARIANTS, Lane, Plan
 from eclip.artefacts.topology import Topology
 from eclip.devices.base import Closing, Slot, check_sources
-from eclip.devices.gpu import loop
 from eclip.devices.gpu.closing import Owner, Releases, WaitingGpu
 from eclip.devices.gpu.energy import EnergyCounter
 from eclip.devices.gpu.executables import Capture, LanePlacer
 from eclip.devices.gpu.recording import Span
+from eclip.devices.gpu.steps import Words
+from eclip.devices.gpu.worker_loop import LoopGpu
 from eclip.errors import DeviceError, UsageError
 from eclip.progress import Progress
 
 
-class SessionGpu(loop.LoopGpu, WaitingGpu, Protocol):
+class SessionGpu(LoopGpu, WaitingGpu, Protocol):
     """What a session asks of a GPU."""
 
     @property
@@ -73,7 +74,7 @@ class SessionDevice(Protocol):
         captures: Sequence[Capture],
         slots: int | Sequence[Sequence[Slot]],  # so many for each, or these
         owner: Releases,
-    ) -> tuple[Sequence[Sequence[Slot]], Sequence[loop.Words]]:
+    ) -> tuple[Sequence[Sequence[Slot]], Sequence[Words]]:
         """The slots of every capture, and the executables that copy them (``loop.drive``)."""
         ...
 

@@ -35,6 +35,16 @@ class EnergyCounter(Protocol):
         ...
 
 
+def await_tick(energy_mj: Callable[[], int], end_ns: int, period_s: float) -> Tick | None:
+    """Ask until the energy has changed, but no longer than to this time."""
+    first = energy_mj()
+    while (time_ns := now_ns()) < end_ns:
+        if (asked_mj := energy_mj()) != first:
+            return Tick(time_ns, asked_mj)
+        time.sleep(period_s)
+    return None
+
+
 def power_w(begin: Tick, end: Tick) -> float:
     return (end.energy_mj - begin.energy_mj) * 1e6 / (end.time_ns - begin.time_ns)
 

@@ -15,10 +15,11 @@ from typing import Any, Protocol
 from eclip.artefacts.plan import PlannedWorker
 from eclip.artefacts.trace import Trace
 from eclip.devices.base import Closing
-from eclip.devices.gpu import loop
 from eclip.devices.gpu.closing import Releases
 from eclip.devices.gpu.pieces import CapturedGraph, Piece
 from eclip.devices.gpu.recording import Placed
+from eclip.devices.gpu.steps import LAUNCH, Steps, chained, steps_of
+from eclip.devices.gpu.worker_loop import Behaviour
 from eclip.errors import DeviceError, UsageError
 from eclip.runtime.program import Conduct, Program, Route
 
@@ -101,7 +102,7 @@ class Executables:
         self._captures = captures
         self._placer = placer
 
-    def whole(self, route: Route, owner: Releases) -> loop.Steps:
+    def whole(self, route: Route, owner: Releases) -> Steps:
         """One graph; its own edges are the barriers."""
         capture = self._captures[route.worker]
         if capture.graph.atomic and len(set(route.lane)) > 1:
@@ -110,9 +111,9 @@ class Executables:
         self._keep(executable, Placed(route, range(len(route.lane))), owner)
         stream = self._placer.streams[route.lane[0]]
         self._placer.upload(executable, stream)
-        return loop.steps_of([(loop.LAUNCH, executable, stream)], barriers=route.barriers)
+        return steps_of([(LAUNCH, executable, stream)], barriers=route.barriers)
 
-    def segments(self, route: Route, owner: Releases) -> loop.Steps:
+    def segments(self, route: Route, owner: Releases) -> Steps:
         """A graph for every segment; an event for every barrier."""
         graph = self._captures[route.worker].graph
         if graph.atomic:
@@ -121,9 +122,7 @@ class Executables:
         self._place(route, cut, owner)
         return self._chain(route, cut, owner)
 
-    def stretches(
-        self, route: Route, stretches: Sequence[range], owner: Releases
-    ) -> list[loop.Steps]:
+    def stretches(self, route: Route, stretches: Sequence[range], owner: Releases) -> list[Steps]:
         """The same for every stretch of a worker with joints. Long copies are stretches of their
         own, in parts. What comes between two stretches is the loop's to say."""
         capture = self._captures[route.worker]
@@ -143,7 +142,7 @@ class Executables:
         self._place(route, [piece for cut in cuts for piece in cut], owner)
         return [self._chain(route, cut, owner) for cut in cuts]
 
-    def _chain(self, route: Route, pieces: Sequence[Piece], owner: Releases) -> loop.Steps:
+    def _chain(self, route: Route, pieces: Sequence[Piece], owner: Releases) -> Steps:
         streams = self._placer.streams
         parts = []
         for index, piece in enumerate(pieces):
@@ -152,7 +151,7 @@ class Executables:
                 event = self.event(owner)
                 barrier = (event, streams[route.wait_on[piece.kernels.start]])
             parts.append((self._cut[_key(route, piece)], streams[piece.lane(route)], barrier))
-        return loop.chained(parts)
+        return chained(parts)
 
     def event(self, owner: Releases) -> Any:
         event = self._placer.make_event()
@@ -161,10 +160,10 @@ class Executables:
 
     def behaviour(
         self, worker: int, planned: PlannedWorker, conduct: Conduct, owner: Releases
-    ) -> loop.Behaviour:
+    ) -> Behaviour:
         done_ns = self._done_ns(worker, conduct, planned)
         in_flight = conduct.depth if len(done_ns) > 1 else 0
-        return loop.Behaviour(
+        return Behaviour(
             rules=conduct.rules,
             events=tuple(int(self.event(owner)) for _ in range(in_flight)),
             done_ns=tuple(done_ns),

@@ -1,30 +1,26 @@
 """The driving loop: requests of one worker, launched from compiled code that holds no GIL.
 
 Requests come from a ring (devices/requests.py), which a run fills beforehand and a session that
-serves while the loop runs. A request is a list of stretches, one for a worker without joints. A
-stretch is a list of steps (launch a graph, record an event, let a stream wait for one, hold the
-host until one has happened).
-Each worker has a thread of its own that repeats: wait for the next request, pick the variant by who
-is active, take the stretches, wait for completion. Before each stretch it waits until fewer than
-``depth`` are in flight, and then decides by its rules: go on, move, or launch nothing for now. A
-request that is given up or past its deadline launches nothing more, and ends when what it has
-launched is done. Threads share the board and nothing else, so they do not disturb each other.
+serves while the loop runs. steps.py says what a request takes: stretches of steps.
+Each worker has a thread of its own (worker_loop.py) that repeats: wait for the next request, pick
+the variant by who is active, take the stretches, wait for completion. Before each stretch it waits
+until fewer than ``depth`` are in flight, and then decides by its rules: go on, move, or launch
+nothing for now. A request that is given up or past its deadline launches nothing more, and ends
+when what it has launched is done.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import threading
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, cast
 
 import numpy as np
-import numpy.typing as npt
 
-from eclip.devices import deciding
+from eclip.devices import deciding, requests
 from eclip.devices.deciding import counts_as_busy, decide, owed_after, publish
+from eclip.devices.gpu import steps
+from eclip.devices.gpu.steps import LAUNCH, RECORD, WAIT, Ints, Words
 from eclip.devices.requests import (
     ANSWERED,
     ARRIVAL,
@@ -41,7 +37,6 @@ from eclip.devices.requests import (
     OUTCOME,
     OWN,
     PAUSE_NS,
-    REQUEST_WORDS,
     SEALED,
     SLOT,
     START,
@@ -50,20 +45,16 @@ from eclip.devices.requests import (
     WAS_CANCELLED,
     WITH_RESULT,
     YIELDS,
-    Ring,
-    filled_ring,
 )
 from eclip.devices.requests import SERVED as SERVED_MARK
 from eclip.devices.requests import YIELDED as YIELDED_MARK
 from eclip.errors import DeviceError
-from eclip.jit import call_c, compiled, compiled_with, inlined
+from eclip.jit import call_c, compiled_with, inlined
 from eclip.runtime import reactions
 from eclip.runtime.reactions import (
-    ALWAYS,
     BANKED_NS,
     BUSY_SINCE,
     CROSSED,
-    DEADLINE,
     GO_ON,
     HEARTBEAT,
     IDLE,
@@ -72,24 +63,15 @@ from eclip.runtime.reactions import (
     LONGEST_PAUSE,
     MOST_QUEUED,
     MOVED,
-    NO_RULES,
     SERVED,
     SERVICE,
     TAIL,
     TIER,
-    WORDS,
     YIELD,
     YIELDED,
-    Rules,
 )
 
-LAUNCH, RECORD, WAIT, HOLD = 0, 1, 2, 3
-# A dozen graphs that wait for events keep other workers' launches from starting until they have
-# moved on (docs/results.md, lock-step); up to six were seen to harm nobody.
-AHEAD = 2
 _CLOCK_MONOTONIC = 1
-_CHUNK = 1 << 15  # requests of its own between two returns to Python
-ANYBODY = (1 << 62) - 1  # as a variant's bit set: it fits whoever is active
 # A worker that yields spins for a moment, then looks about every 20 us. That takes a tenth of a
 # core; a futex would take none, but does not see slack run out, floors and owners that have died.
 _SPIN_NS = 50_000
@@ -104,11 +86,6 @@ _TIMER_SLACK = (
 _MOST_REST_MS, _MOST_REST_WITHOUT_BELL_MS = 100, 10
 _WAKE_UP_NS, _SPIN_BEFORE_NS = 200_000, 150_000
 _READABLE = 1 << 32  # POLLIN, in the word that is a ``struct pollfd``
-
-NO_COPIES = np.zeros((0, 2), dtype=np.uint64)
-
-Words = npt.NDArray[np.uint64]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -156,76 +133,6 @@ def addresses_of(table: EntryPoints) -> Words:
         ],
         dtype=np.uint64,
     )
-
-
-@dataclass(frozen=True)
-class Steps:
-    """What one stretch of a request takes, in order."""
-
-    kind: Ints
-    first: Words  # executable, event, stream, event
-    second: Words  # stream, stream, event, nothing
-    entry: int  # the stream that it begins on
-    stream: int  # the stream that completes last
-    barriers: int  # between lanes, inside
-
-
-@dataclass(frozen=True)
-class Ways:
-    """What requests of a worker take: one entry for every stretch, in each variant or moved."""
-
-    variants: Sequence[tuple[int, Sequence[Steps]]]  # with the bit set of the active workers
-    moves: Sequence[Sequence[Steps]] = ()
-
-
-@dataclass(frozen=True)
-class Place:
-    """A worker's row on the board, and those of all workers of its session, by their index."""
-
-    board: Ints
-    row: int
-    peers: Ints
-
-    @property
-    def beats(self) -> bool:
-        """Others must see that this process runs."""
-        return bool(self.board[self.row, HEARTBEAT] != ALWAYS)
-
-    def raise_busy(self, arrival_ns: int, bound_ns: int, request_ns: int) -> None:
-        """A request was accepted: others give way from now on, not when the loop has woken up."""
-        row = self.board[self.row]
-        if row[BUSY_SINCE] == IDLE:
-            row[DEADLINE] = arrival_ns + bound_ns
-            row[LEFT] = request_ns
-            row[BUSY_SINCE] = arrival_ns
-
-
-@dataclass(frozen=True)
-class Behaviour:
-    """What a worker does at its joints."""
-
-    rules: Rules = NO_RULES
-    events: tuple[int, ...] = ()  # one for each stretch in flight, where there are several
-    done_ns: tuple[int, ...] = (0,)  # per stretch: how far a request alone is at its end
-    bound_ns: int = 0  # of a service
-    floor: float = 0.0
-
-
-NO_BEHAVIOUR = Behaviour()
-
-
-class LoopGpu(Protocol):
-    """What the loop asks of a GPU."""
-
-    entry_points: EntryPoints
-
-    def make_current(self) -> None:
-        """For the calling thread."""
-        ...
-
-    def describe(self, status: int) -> str:
-        """A bad status, for a person."""
-        ...
 
 
 @inlined
@@ -302,7 +209,7 @@ def _answer(calls: Words, marks: Ints, scratch: Ints) -> None:
         call_c(calls[_WRITE], np.uint64(marks[WAKEUP]), told, np.uint64(8))
 
 
-@compiled
+@compiled_with(steps.__file__)
 def _take(calls: Words, kind: Ints, first: Words, second: Words, begin: int, end: int) -> int:
     """Take these steps; the first bad status, or 0."""
     for step in range(begin, end):
@@ -319,7 +226,7 @@ def _take(calls: Words, kind: Ints, first: Words, second: Words, begin: int, end
     return 0
 
 
-@compiled_with(deciding.__file__, reactions.__file__)
+@compiled_with(deciding.__file__, reactions.__file__, requests.__file__, steps.__file__)
 def drive(
     calls: Words,  # addresses_of the GPU's driver
     kind: Ints,
@@ -494,196 +401,3 @@ def drive(
         else:
             done += 1
     return done, 0
-
-
-def _compile(program: tuple[Any, ...]) -> None:
-    """Now: the first call would otherwise do it, or read it from the cache, in the middle of a
-    run."""
-    ring, own = Ring(1), np.zeros((1, REQUEST_WORDS), dtype=np.int64)
-    over = np.ones(1, dtype=np.int64)
-    cast(Any, drive)(*program, NO_COPIES, ring.rows, ring.marks, own, 0, over)
-
-
-def alone_place() -> Place:
-    """For a worker that nobody else looks at."""
-    board = np.zeros((1, WORDS), dtype=np.int64)
-    board[0, HEARTBEAT] = ALWAYS
-    board[0, BUSY_SINCE] = IDLE
-    return Place(board, 0, np.zeros(1, dtype=np.int64))
-
-
-def _program(ways: Ways, place: Place, behaviour: Behaviour) -> tuple[Any, ...]:
-    """What ``drive`` reads of a worker, in its order."""
-    ordered = sorted(ways.variants, key=lambda pair: pair[0].bit_count())
-    taken = (*(stretches for _, stretches in ordered), *ways.moves)
-    if any(len(stretches) != len(behaviour.done_ns) for stretches in taken):
-        raise DeviceError("a worker's ways have other numbers of stretches than its plan")
-    every = [steps for stretches in taken for steps in stretches]
-    return (
-        np.concatenate([steps.kind for steps in every]),
-        np.concatenate([steps.first for steps in every]),
-        np.concatenate([steps.second for steps in every]),
-        np.cumsum([0, *(len(steps.kind) for steps in every)]),
-        np.array([steps.entry for steps in every], dtype=np.uint64),
-        np.array([steps.stream for steps in every], dtype=np.uint64),
-        np.array([steps.barriers for steps in every], dtype=np.int64),
-        np.array([active for active, _ in ordered], dtype=np.int64),
-        place.board,
-        place.row,
-        place.peers,
-        place.beats,
-        *behaviour.rules,
-        np.array(behaviour.events, dtype=np.uint64),
-        np.array(behaviour.done_ns, dtype=np.int64),
-        behaviour.bound_ns,
-        float(behaviour.floor),
-    )
-
-
-class WorkerLoop:
-    """One worker's ways, its place on the board, and what it does at joints."""
-
-    def __init__(
-        self,
-        gpu: LoopGpu,
-        ways: Ways,
-        place: Place | None = None,  # None: nobody else looks at it
-        behaviour: Behaviour = NO_BEHAVIOUR,
-    ) -> None:
-        self.stretches = max(ways.variants, key=lambda pair: pair[0].bit_count())[1]
-        self._gpu = gpu
-        self._place = place or alone_place()
-        self._bound_ns, self._request_ns = behaviour.bound_ns, behaviour.done_ns[-1]
-        self._program = (addresses_of(gpu.entry_points), *_program(ways, self._place, behaviour))
-        _compile(self._program)
-
-    def drive(
-        self,
-        arrivals: Ints | None = None,  # absolute times; None: closed loop
-        stop_at_ns: int = FOREVER_NS,
-        stop: Ints | None = None,
-        most_requests: int = FOREVER_NS,
-    ) -> Ints:
-        """Serve requests in the calling thread; a row for each, with absolute times."""
-        none: Ints = np.empty(0, dtype=np.int64)
-        ring = filled_ring(none if arrivals is None else arrivals[:most_requests])
-        ring.marks[OWN] = arrivals is None
-        stop = np.zeros(1, dtype=np.int64) if stop is None else stop
-        own = list(self._serve(ring, NO_COPIES, stop, stop_at_ns, most_requests))
-        return np.concatenate([ring.rows[: ring.answered], *own])[:, :COLUMNS]
-
-    def serve(self, ring: Ring, copies: Words, stop: Ints) -> None:
-        """Serve what is submitted, in the calling thread, until told to stop."""
-        for _ in self._serve(ring, copies, stop, FOREVER_NS, FOREVER_NS):
-            pass
-
-    def _serve(
-        self, ring: Ring, copies: Words, stop: Ints, stop_at_ns: int, most_own: int
-    ) -> Iterator[Ints]:
-        """Gives the requests of its own, some at a time."""
-        self._gpu.make_current()
-        left = most_own
-        try:
-            while left > 0:
-                own = np.zeros((min(left, _CHUNK), REQUEST_WORDS), dtype=np.int64)
-                done, status = cast(Any, drive)(
-                    *self._program, copies, ring.rows, ring.marks, own, stop_at_ns, stop
-                )
-                if status:
-                    raise DeviceError(f"a launch failed: {self._gpu.describe(status)}")
-                yield own[:done]
-                left -= done
-                if done < len(own):
-                    break
-        finally:
-            self._place.board[self._place.row, BUSY_SINCE] = IDLE
-
-    def accepted(self, arrival_ns: int) -> None:
-        """A request of its ring, which is not known to the loop yet."""
-        self._place.raise_busy(arrival_ns, self._bound_ns, self._request_ns)
-
-
-class Runner(threading.Thread):
-    """A worker's loop in a thread of its own; ``rows`` raises what went wrong in it.
-
-    A loop that fails stops the others too, through the flag they share.
-    """
-
-    def __init__(self, serve: Callable[[], Ints], stop: Ints) -> None:
-        super().__init__(daemon=True)
-        self._serve = serve
-        self._stop_all = stop
-        self._rows: Ints | None = None
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self._rows = self._serve()
-        except BaseException as error:
-            self._error = error
-            self._stop_all[0] = 1
-
-    def rows(self) -> Ints:
-        """Waits for the loop to end."""
-        self.join()
-        if self._rows is None:
-            raise self._error or DeviceError("a worker's thread never ran")
-        return self._rows
-
-
-class Repeater:
-    """One executable launched back to back from a thread of its own, while the block lasts."""
-
-    def __init__(self, gpu: LoopGpu, executable: Any, stream: Any) -> None:
-        worker = WorkerLoop(gpu, whole_request((LAUNCH, executable, stream)))
-        self._stop = np.zeros(1, dtype=np.int64)
-        self._runner = Runner(lambda: worker.drive(stop=self._stop), self._stop)
-
-    def __enter__(self) -> Self:
-        self._runner.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stop[0] = 1
-        self._runner.join()
-
-    def ends_ns(self) -> Ints:
-        return self._runner.rows()[:, END]
-
-
-def whole_request(launch: tuple[int, Any, Any]) -> Ways:
-    """A request that is one launch, whoever else is active."""
-    return Ways([(ANYBODY, [steps_of([launch])])])
-
-
-def chained(parts: Sequence[tuple[Any, Any, tuple[Any, Any] | None]]) -> Steps:
-    """Graphs one after another: executable, stream, and the event and stream it waits on, if any.
-
-    No more than ``AHEAD`` graphs are queued behind one that runs: the host holds until then.
-    """
-    steps: list[tuple[int, Any, Any]] = []
-    events: list[Any] = []
-    for executable, stream, barrier in parts:
-        if barrier is not None:
-            event, before = barrier
-            if len(events) >= AHEAD:
-                steps.append((HOLD, events[-AHEAD], 0))
-            events.append(event)
-            steps.append((RECORD, event, before))
-            steps.append((WAIT, stream, event))
-        steps.append((LAUNCH, executable, stream))
-    return steps_of(steps)
-
-
-def steps_of(steps: Sequence[tuple[int, Any, Any]], barriers: int | None = None) -> Steps:
-    """``barriers``: how many are inside; by default as many as streams wait."""
-    streams = [int(stream) for kind, _, stream in steps if kind == LAUNCH]
-    waits = sum(kind == WAIT for kind, _, _ in steps)
-    return Steps(
-        kind=np.array([kind for kind, _, _ in steps], dtype=np.int64),
-        first=np.array([int(first) for _, first, _ in steps], dtype=np.uint64),
-        second=np.array([int(second) for _, _, second in steps], dtype=np.uint64),
-        entry=streams[0],
-        stream=streams[-1],
-        barriers=waits if barriers is None else barriers,
-    )

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from eclip.devices.base import CLOSED
-from eclip.devices.gpu.loop import Ints, Runner, Words, WorkerLoop
+from eclip.devices.gpu.steps import Ints, Words
+from eclip.devices.gpu.worker_loop import Runner, WorkerLoop
 from eclip.devices.requests import BELL, Desk
 
 _NO_ROWS: Ints = np.empty((0, 0), dtype=np.int64)

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.runlog import KernelRecords, Prepared, RunLog
 from eclip.devices.base import Slot, Window, check_load
-from eclip.devices.gpu import loop
+from eclip.devices.gpu import worker_loop
 from eclip.devices.gpu.board import shared_board
 from eclip.devices.gpu.closing import Belongings, Owner, Releases, noting
 from eclip.devices.gpu.device import SessionDevice
@@ -37,6 +37,7 @@ from eclip.devices.gpu.recording import (
     window_warnings,
 )
 from eclip.devices.gpu.serving import LoopServer
+from eclip.devices.gpu.steps import Ints, Steps, Ways
 from eclip.devices.load import CLOSED_LOOP, Arrivals, Load
 from eclip.devices.requests import END, Desk, Submitting
 from eclip.errors import DeviceError, StoppedError, TracingError
@@ -123,7 +124,7 @@ class GpuSession(Owner, Submitting):
         self._belongings.releases.take_over(owner)
         return desk
 
-    def _take_rows(self, plan: Plan) -> tuple[loop.Ints, tuple[int, ...]]:
+    def _take_rows(self, plan: Plan) -> tuple[Ints, tuple[int, ...]]:
         """A row of the shared board for every worker if others are to see them, else of our own."""
         shared = shared_board(self._device.gpu.uuid) if plan.has_tiers else None
         if shared is None:
@@ -131,7 +132,7 @@ class GpuSession(Owner, Submitting):
         self._belongings.releases.callback(shared.close)
         return shared.words, shared.claim_all(plan.workers)
 
-    def _open_loops(self) -> list[loop.WorkerLoop]:
+    def _open_loops(self) -> list[worker_loop.WorkerLoop]:
         """Every worker's loop, in the way the device asks for or, if that is AUTO, the faster one.
 
         Both are tried with all workers at once: alone a graph over several contexts may win and
@@ -158,13 +159,13 @@ class GpuSession(Owner, Submitting):
         loser.close()
         return loops
 
-    def _make_loops(self, way: Execution, owner: Releases) -> list[loop.WorkerLoop]:
+    def _make_loops(self, way: Execution, owner: Releases) -> list[worker_loop.WorkerLoop]:
         rows = np.array(self._rows, dtype=np.int64)
         return [
-            loop.WorkerLoop(
+            worker_loop.WorkerLoop(
                 self._device.gpu,
                 self._ways(worker, way, owner),
-                loop.Place(self.board, self._rows[worker], rows),
+                worker_loop.Place(self.board, self._rows[worker], rows),
                 self._executables.behaviour(
                     worker,
                     self._program.plan.workers[worker],
@@ -175,20 +176,20 @@ class GpuSession(Owner, Submitting):
             for worker in self._program.plan.everyone
         ]
 
-    def _ways(self, worker: int, way: Execution, owner: Releases) -> loop.Ways:
+    def _ways(self, worker: int, way: Execution, owner: Releases) -> Ways:
         """A worker's requests in every variant, and wherever its reactions may take it."""
         plan = self._program.plan
         planned = plan.workers[worker]
         stretches = self._program.conducts[worker].stretches(planned.kernels)
 
-        def prepare(route: Route) -> list[loop.Steps]:
+        def prepare(route: Route) -> list[Steps]:
             if planned.joints is not None:
                 return self._executables.stretches(route, stretches, owner)
             if way is Execution.SEGMENTS or plan.gives_way:
                 return [self._executables.segments(route, owner)]
             return [self._executables.whole(route, owner)]
 
-        return loop.Ways(
+        return Ways(
             variants=[
                 (sum(1 << other for other in variant.active), prepare(route))
                 for variant, routes in zip(plan.variants, self._program.routes, strict=True)
@@ -198,7 +199,7 @@ class GpuSession(Owner, Submitting):
             moves=[prepare(route) for route in self._program.moves_of(worker)],
         )
 
-    def _try_rates(self, loops: Sequence[loop.WorkerLoop]) -> npt.NDArray[np.float64]:
+    def _try_rates(self, loops: Sequence[worker_loop.WorkerLoop]) -> npt.NDArray[np.float64]:
         """Requests per second of every worker, all of them back to back for a moment."""
         longest_ns = max(
             sum(group.predicted_ns for group in part.groups)
@@ -207,7 +208,7 @@ class GpuSession(Owner, Submitting):
         seconds = max(_TRIAL_SECONDS, _TRIAL_REQUESTS * longest_ns / 1e9)
         stop = np.zeros(1, dtype=np.int64)
         runners = [
-            loop.Runner(functools.partial(worker.drive, stop=stop), stop) for worker in loops
+            worker_loop.Runner(functools.partial(worker.drive, stop=stop), stop) for worker in loops
         ]
         with self._belongings.running(runners, stop):
             time.sleep(seconds)
@@ -217,7 +218,7 @@ class GpuSession(Owner, Submitting):
             rates.append((len(ends) - 1) * 1e9 / (ends[-1] - ends[0]) if len(ends) > 1 else 1e-9)
         return np.array(rates)
 
-    def steps(self, worker: int) -> loop.Steps:
+    def steps(self, worker: int) -> Steps:
         """What the first stretch of a worker's request takes while everybody is active."""
         return self._loops[worker].stretches[0]
 
@@ -269,9 +270,11 @@ class GpuSession(Owner, Submitting):
             self.prepared,
         )
 
-    def _runners(self, load: Load, zero: int, end_ns: int, stop: Arrivals) -> list[loop.Runner]:
+    def _runners(
+        self, load: Load, zero: int, end_ns: int, stop: Arrivals
+    ) -> list[worker_loop.Runner]:
         return [
-            loop.Runner(
+            worker_loop.Runner(
                 functools.partial(
                     self._loops[worker].drive,
                     None if arrivals is CLOSED_LOOP else arrivals + zero,
@@ -312,7 +315,7 @@ class GpuSession(Owner, Submitting):
         return record_kernels(tracer.spans, ids, zero, window_ns)
 
     def _run_threads(
-        self, runners: Sequence[loop.Runner], zero: int, end_ns: int, stop: Arrivals
+        self, runners: Sequence[worker_loop.Runner], zero: int, end_ns: int, stop: Arrivals
     ) -> tuple[float | None, int]:
         """Run all workers until the end, or a stop request: the mean power between the first and
         the last energy tick inside, and when that was."""

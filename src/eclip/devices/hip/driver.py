@@ -35,6 +35,7 @@ class Build:
 
     compute: str  # gfx906
     units: int
+    unit_threads: int  # that a unit holds: 2560 on an MI50, 2048 on an MI300X
     engines: int  # shader engines, of each XCD
     dies: int  # XCDs
 
@@ -174,10 +175,12 @@ def _build(found: Mapping[str, int]) -> Build:
     compute = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
     dies = max(1, found.get("num_xcc", 1))
     engines = found["array_count"] // found["simd_arrays_per_engine"]
-    units = found["simd_count"] // found["simd_per_cu"]
+    unit_cus = 2 if _major(compute) >= _RDNA else 1
+    cu_waves = found["simd_per_cu"] * found["max_waves_per_simd"]
     return Build(
         compute=compute,
-        units=units // 2 if _major(compute) >= _RDNA else units,
+        units=found["simd_count"] // found["simd_per_cu"] // unit_cus,
+        unit_threads=unit_cus * cu_waves * found["wave_front_size"],
         engines=max(1, engines // dies),
         dies=dies,
     )

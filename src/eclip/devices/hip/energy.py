@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import time
 from ctypes import c_float, c_uint32, c_uint64
 from pathlib import Path
 
-from eclip.devices.gpu.energy import Tick, now_ns
+from eclip.devices.gpu.energy import Tick, await_tick, now_ns
 from eclip.errors import DeviceError
 
 LIBRARIES = ("librocm_smi64.so.7", "librocm_smi64.so.6", "librocm_smi64.so.5", "librocm_smi64.so")
@@ -32,13 +31,7 @@ class RocmSmi:
         self.energy_mj()  # refuses now rather than in the middle of a run
 
     def tick_before(self, end_ns: int) -> Tick | None:
-        """Wait until the counter moves, but no longer than to this time."""
-        first = self.energy_mj()
-        while (time_ns := now_ns()) < end_ns:
-            if (energy_mj := self.energy_mj()) != first:
-                return Tick(time_ns, energy_mj)
-            time.sleep(_PERIOD_S)
-        return None
+        return await_tick(self.energy_mj, end_ns, _PERIOD_S)
 
     def other_processes(self) -> list[int]:
         """rocm-smi names processes with a queue on any GPU, so nobody is accused here."""

@@ -271,10 +271,7 @@ class Maker:
         base = problem.plan(
             policy="search",
             lanes=lanes,
-            choices=[
-                np.full(len(profile.trace.kernels), worker, dtype=np.int64)
-                for worker, profile in enumerate(problem.profiles)
-            ],
+            choices=problem.on_own_lanes(),
             whys=[self._why(habit, lane) for habit, lane in zip(habits.each, lanes, strict=True)],
             why="",
         )

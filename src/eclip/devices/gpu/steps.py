@@ -1,0 +1,82 @@
+"""What requests take on a GPU: lists of steps, in stretches, variants and moves.
+
+A step launches a graph, records an event, lets a stream wait for one, or holds the host until one
+has happened. A stretch is a list of steps; a request is a list of stretches, one for a worker
+without joints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+LAUNCH, RECORD, WAIT, HOLD = 0, 1, 2, 3
+# A dozen graphs that wait for events keep other workers' launches from starting until they have
+# moved on (docs/results.md, lock-step); up to six were seen to harm nobody.
+AHEAD = 2
+ANYBODY = (1 << 62) - 1  # as a variant's bit set: it fits whoever is active
+
+Words = npt.NDArray[np.uint64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What one stretch of a request takes, in order."""
+
+    kind: Ints
+    first: Words  # executable, event, stream, event
+    second: Words  # stream, stream, event, nothing
+    entry: int  # the stream that it begins on
+    stream: int  # the stream that completes last
+    barriers: int  # between lanes, inside
+
+
+@dataclass(frozen=True)
+class Ways:
+    """What requests of a worker take: one entry for every stretch, in each variant or moved."""
+
+    variants: Sequence[tuple[int, Sequence[Steps]]]  # with the bit set of the active workers
+    moves: Sequence[Sequence[Steps]] = ()
+
+
+def whole_request(launch: tuple[int, Any, Any]) -> Ways:
+    """A request that is one launch, whoever else is active."""
+    return Ways([(ANYBODY, [steps_of([launch])])])
+
+
+def chained(parts: Sequence[tuple[Any, Any, tuple[Any, Any] | None]]) -> Steps:
+    """Graphs one after another: executable, stream, and the event and stream it waits on, if any.
+
+    No more than ``AHEAD`` graphs are queued behind one that runs: the host holds until then.
+    """
+    steps: list[tuple[int, Any, Any]] = []
+    events: list[Any] = []
+    for executable, stream, barrier in parts:
+        if barrier is not None:
+            event, before = barrier
+            if len(events) >= AHEAD:
+                steps.append((HOLD, events[-AHEAD], 0))
+            events.append(event)
+            steps.append((RECORD, event, before))
+            steps.append((WAIT, stream, event))
+        steps.append((LAUNCH, executable, stream))
+    return steps_of(steps)
+
+
+def steps_of(steps: Sequence[tuple[int, Any, Any]], barriers: int | None = None) -> Steps:
+    """``barriers``: how many are inside; by default as many as streams wait."""
+    streams = [int(stream) for kind, _, stream in steps if kind == LAUNCH]
+    waits = sum(kind == WAIT for kind, _, _ in steps)
+    return Steps(
+        kind=np.array([kind for kind, _, _ in steps], dtype=np.int64),
+        first=np.array([int(first) for _, first, _ in steps], dtype=np.uint64),
+        second=np.array([int(second) for _, _, second in steps], dtype=np.uint64),
+        entry=streams[0],
+        stream=streams[-1],
+        barriers=waits if barriers is None else barriers,
+    )
