@@ -18,6 +18,7 @@ from eclip.errors import ArtefactError, UsageError
 from eclip.fleet import exact, packing
 from eclip.fleet.coarse import tail_coarsely
 from eclip.fleet.config import find_kinds, load_fleet_file
+from eclip.fleet.filling import Filler
 from eclip.fleet.moves import moves_between
 from eclip.fleet.placement import (
     Placement,
@@ -39,10 +40,11 @@ from eclip.fleet.scores import (
     rounded_up,
     simulate_set,
 )
-from eclip.fleet.shop import Packing, Shop, sum_of
+from eclip.fleet.shop import Bin, Packing, Shop, sum_of
 from eclip.fleet.simulate import DayOptions, simulate_day
 from eclip.fleet.spec import Fleet, GpuGroup, Service, check_fleet
 from eclip.fleet.windows import route
+from eclip.progress import Progress
 from eclip.reports.fleet_day import draw_days
 
 ROOT = Path(__file__).parents[2]
@@ -244,6 +246,32 @@ def test_every_service_is_placed_within_its_bound(kind: GpuKind) -> None:
     assert not placement.refused
     assert len(placement.gpus) < 8
     assert placement == again
+
+
+def test_repairs_that_go_round_in_circles_open_new_gpus(
+    kind: GpuKind, scorer: Scorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What GPUs give away may break the GPUs that take it, for ever: small fleets of 500 services
+    left services out, with most of their GPUs free."""
+    hurries = []
+
+    def repair(self: packing.Packer, made: Packing, progress: Progress, *, hurried: bool) -> bool:
+        hurries.append(hurried)
+        return not hurried
+
+    monkeypatch.setattr(packing.Packer, "repair", repair)
+    shop = Shop(fleet_of(*some_services(kind, 2, 0)), scorer, "fewest")
+    packer = packing.Packer(shop, {"h200": 1}, 0)
+    packer.verify(Packing([], {}), Progress(), lambda: False)
+    assert hurries[0] is False
+    assert hurries[-1] is True
+
+
+def test_a_gpu_that_holds_nothing_gives_nothing_away(kind: GpuKind, scorer: Scorer) -> None:
+    shop = Shop(fleet_of(*some_services(kind, 2, 0)), scorer, "fewest")
+    empty, left = Bin("h200"), {0: 1}
+    Filler(shop, {"h200": 1}, 0).give_away(empty, left)
+    assert (empty.held, left) == ({}, {0: 1})
 
 
 def test_a_large_packing_is_searched_in_groups_and_a_seed_repeats_it(

@@ -112,6 +112,8 @@ class Filler:
         estimate that is off as much as that of all of them. What is known to keep them comes first:
         it need not be simulated again."""
         shop = self.shop
+        if not one.held:
+            return
         sizes, off = shop.sizes[one.kind], shop.off(one)
         while one.held and shop.predict(one.kind, one.held, off) > 1:
             rests = {

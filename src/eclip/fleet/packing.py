@@ -22,7 +22,8 @@ from eclip.fleet.shop import Bin, Held, Packing, Shop, sum_of, together
 from eclip.progress import Progress
 
 _TAKEN_APART = (2, 3, 4)  # bins at once
-_REPAIRS = 12  # rounds of simulating what changed
+_REPAIRS = 20  # rounds of simulating what changed
+_PATIENT = 8  # of them, after which what is given away goes into new bins only
 _ROUNDS, _ROUNDS_IN_GROUPS = 4, 2  # of searching: the simulator is asked between and at the end
 _GROUP = 100  # bins that are searched by themselves
 _AT_ONCE = 20  # steps in a group before others are drawn
@@ -139,8 +140,8 @@ class Packer(Filler):
 
     def verify(self, packing: Packing, progress: Progress, is_late: Callable[[], bool]) -> Packing:
         """The packing with every bin simulated and its bounds kept; what finds no room is left."""
-        for _ in range(_REPAIRS):
-            if not self.repair(packing, progress, hurried=is_late()):
+        for number in range(_REPAIRS):
+            if not self.repair(packing, progress, hurried=is_late() or number >= _PATIENT):
                 return packing
         return self._drop_broken(packing)
 
