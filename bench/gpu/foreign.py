@@ -26,6 +26,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from bench.support.kept import Row, add_rows, read_rows
 from bench.support.programs import ECLIP, WAYS, serve, start
 from bench.support.tables import print_table
 
@@ -40,8 +41,6 @@ AT_ONCE = 4
 LIMIT_S = 240.0
 APART_MS, BURST = 8.0, 500  # between requests of the service beside them, and requests at a time
 LOOK_S = 0.02
-
-Row = dict[str, Any]
 
 
 def run(command: Sequence[str], variables: Mapping[str, str] | None = None) -> str:
@@ -190,9 +189,7 @@ def main() -> None:
     given.folder.mkdir(parents=True, exist_ok=True)
     known = sorted(path.stem for path in PROGRAMS.glob("*.py") if path.stem != HELP)
     results = given.folder / "foreign.jsonl"
-    done = (
-        [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
-    )
+    done = read_rows(results)
     wanted = [name for name in given.names or known if all(row["name"] != name for row in done)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         rows = list(pool.map(try_plainly, wanted))
@@ -204,8 +201,7 @@ def main() -> None:
             print(json.dumps(row), flush=True)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(lambda row: try_planned(row, given.folder), runs))
-    with results.open("a") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+    add_rows(results, rows)
     print_rows([*done, *rows])
 
 

@@ -28,6 +28,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from bench.support.kept import add_rows, read_rows
 from bench.support.programs import (
     OURS,
     PLAIN,
@@ -302,8 +303,7 @@ def main() -> None:
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     results = given.folder / "programs.jsonl"
-    known = results.read_text().splitlines() if results.exists() else []
-    rows = [json.loads(line) for line in known]
+    rows = read_rows(results)
     for name in given.scenes.split(","):
         if any(row["scene"] == name for row in rows):
             continue
@@ -317,8 +317,7 @@ def main() -> None:
             print(f"{name}: {error}", flush=True)
             continue
         print(f"{name}: {time.monotonic() - begin:.0f} s", flush=True)
-        with results.open("a") as file:
-            file.writelines(json.dumps(row) + "\n" for row in found)
+        add_rows(results, found)
         rows += found
     print_rows(rows)
 

@@ -25,6 +25,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from bench.support.kept import add_rows, read_rows
 from bench.support.tables import print_table
 
 from eclip.artefacts.model_key import ModelKey
@@ -227,8 +228,7 @@ def main() -> None:
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     results = given.folder / "goodput.jsonl"
-    known = results.read_text().splitlines() if results.exists() else []
-    rows = [json.loads(line) for line in known]
+    rows = read_rows(results)
     done = {(row["mix"], row["bound"], row["way"]) for row in rows}
     for times in map(float, given.bounds.split(",")):
         for mix in given.mixes.split(","):
@@ -237,8 +237,7 @@ def main() -> None:
                     continue
                 row = measure(mix, times, way, given.device, given.seconds)
                 rows.append(row)
-                with results.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+                add_rows(results, [row])
     print_rows(rows)
 
 

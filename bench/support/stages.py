@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from bench.support import deaths, together
 from bench.support.contenders import BASELINES, OURS_APART, SWEPT_APART
 from bench.support.effort import Effort, Task
+from bench.support.kept import add_rows, read_rows
 
 BOUNDS = ("bound 1.1", "bound 1.5", "bound 1.5 careful", "bound 2.5", "bound 2.5 careful")
 FULL = (*BASELINES, "yield d1", "yield d2", "yield fine", *BOUNDS, *SWEPT_APART)
@@ -138,16 +138,11 @@ def other_seconds(part: Part) -> float:
 
 def done_parts(folder: Path) -> dict[str, float]:
     """By name: the seconds that it took."""
-    path = folder / DONE
-    if not path.is_file():
-        return {}
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return {line["part"]: line["seconds"] for line in lines}
+    return {line["part"]: line["seconds"] for line in read_rows(folder / DONE)}
 
 
 def note_done(folder: Path, part: Part, seconds: float) -> None:
-    with (folder / DONE).open("a") as file:
-        file.write(json.dumps({"part": part.name, "seconds": round(seconds, 1)}) + "\n")
+    add_rows(folder / DONE, [{"part": part.name, "seconds": round(seconds, 1)}])
 
 
 def fitting(

@@ -16,6 +16,7 @@ from eclip.errors import DeviceError
 class Result(enum.IntEnum):
     CUDA_SUCCESS = 0
     CUDA_ERROR_OUT_OF_MEMORY = 2
+    CUDA_ERROR_DEVICE_UNAVAILABLE = 46
 
 
 class FakeDriver:
@@ -23,16 +24,17 @@ class FakeDriver:
 
     CUresult = Result
 
-    def __init__(self, failing: str = "") -> None:
+    def __init__(self, failing: str = "", status: Result = Result.CUDA_ERROR_OUT_OF_MEMORY) -> None:
         self.current = ""
         self.calls: list[str] = []
         self._failing = failing
+        self._status = status
 
     def __getattr__(self, name: str) -> Any:
         def function(*arguments: Any) -> tuple[Any, ...]:
             self.calls.append(name)
             if name == self._failing:
-                return (Result.CUDA_ERROR_OUT_OF_MEMORY, None)
+                return (self._status, None)
             if name == "cuCtxSetCurrent":
                 self.current = arguments[0]
             given = {
@@ -61,6 +63,12 @@ def test_gpu_without_room_for_another_process_is_told_in_words(
 ) -> None:
     with pytest.raises(DeviceError, match=r"no room for another process on GPU 0.*channels"):
         gpu_on(FakeDriver("cuDevicePrimaryCtxRetain"), monkeypatch)
+
+
+def test_another_refusal_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeDriver("cuDevicePrimaryCtxRetain", Result.CUDA_ERROR_DEVICE_UNAVAILABLE)
+    with pytest.raises(DeviceError, match=r"^cuDevicePrimaryCtxRetain failed.*UNAVAILABLE"):
+        gpu_on(fake, monkeypatch)
 
 
 def test_spare_context_is_made_once_works_every_time_and_goes_with_the_gpu(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench.gpu.programs import APPS, Scene, measure, print_rows
+from bench.gpu.programs import APPS, Measured, Scene, Set, measure, print_rows
 from bench.support.programs import PLAIN, Way, start
 
 REQUEST_MS, STEP_MS = 2.0, 1.0
@@ -103,8 +103,6 @@ def test_a_program_that_ends_is_told_by_its_last_words(tmp_path: Path) -> None:
 
 
 def test_arrivals_keep_to_the_load(apps: Path, tmp_path: Path) -> None:
-    from bench.gpu.programs import Measured, Set
-
     scene = Scene((("service.py",),), ("background.py",), 0.5, 4000, 20)
     folder = tmp_path
     started = [

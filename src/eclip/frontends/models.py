@@ -1,9 +1,8 @@
 """Models by name: one of the zoo, a factory of the user's, or a file.
 
 ``albert`` is the zoo's; ``package.module:factory`` is a function that takes the batch size and
-gives a module and its example inputs, both on the GPU. Files are named in ``files.py``; one may
-hold code, so its owner must have named it. What follows a ``~`` says which kernels a
-capture takes, not which module it is of.
+gives a module and its example inputs, both on the GPU. ``files.py`` says which name stands for a
+file. What follows a ``~`` says which kernels a capture takes, not which module it is of.
 """
 
 from __future__ import annotations

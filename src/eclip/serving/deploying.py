@@ -36,7 +36,7 @@ from eclip.serving.config import ServiceSettings, ServingConfig
 from eclip.serving.control import Deployment, ServiceSheet
 from eclip.serving.host import ServingHost, find_host
 from eclip.serving.log import ServerLog
-from eclip.serving.models import check_model, function_of, info_of, slots_of, tensors_of
+from eclip.serving.models import check_file, check_model, function_of, info_of, slots_of, tensors_of
 
 _USUAL_BATCHES = (1, 2, 4, 8, 16, 32)
 _PACE = "squeezenet"  # whose times a CPU function takes unless told otherwise
@@ -150,11 +150,8 @@ def resolve(
                 f"service {settings.name!r}: a CPU function gives answers on a simulator only; "
                 f'write device = "sim", or give a model'
             )
-        if settings.file is not None and host.computes and not _inputs_known(settings):
-            raise UsageError(
-                f"service {settings.name!r}: file: its inputs are needed, with a datatype other "
-                f"than BYTES and a shape without -1"
-            )
+        if settings.file is not None and host.computes:
+            check_file(settings, settings.file)
         asked = settings.batches or (_USUAL_BATCHES if settings.batched else (1,))
         profiles: list[Profile] = []
         for batch in asked:
@@ -214,12 +211,6 @@ def profiles_of(sheets: Sequence[ServiceSheet], host: ServingHost) -> list[Profi
         of_buckets = [host.profile(_key(sheet.settings, batch, host)) for batch in sheet.buckets]
         profiles += of_buckets * sheet.settings.copies
     return profiles
-
-
-def _inputs_known(settings: ServiceSettings) -> bool:
-    return bool(settings.inputs) and all(
-        one.datatype != "BYTES" and -1 not in one.shape for one in settings.inputs
-    )
 
 
 def _key(settings: ServiceSettings, batch: int, host: ServingHost) -> ModelKey:

@@ -154,11 +154,22 @@ def _torch_type(datatype: str) -> str:
     return datatype.replace("FP", "float").replace("BF", "bfloat").lower()
 
 
+def check_file(settings: ServiceSettings, file: str) -> None:
+    """Refuse a file that cannot be served where it must be loaded: on a GPU."""
+    if not Path(file).is_file():
+        raise UsageError(f"service {settings.name!r}: file: there is no file {file}")
+    if not settings.inputs or any(
+        one.datatype == "BYTES" or -1 in one.shape for one in settings.inputs
+    ):
+        raise UsageError(
+            f"service {settings.name!r}: file: its inputs are needed, with a datatype other than "
+            f"BYTES and a shape without -1"
+        )
+
+
 def check_model(settings: ServiceSettings) -> None:
     """Refuse a name that means nothing, before anything is opened."""
     model = settings.model
-    if settings.file is not None and not Path(settings.file).is_file():
-        raise UsageError(f"service {settings.name!r}: file: there is no file {settings.file}")
     if model is not None and ":" not in model and model.partition("~")[0] not in zoo.NAMES:
         raise unknown_name("model", model, [*zoo.NAMES, "module:factory", "numpy:module:function"])
 

@@ -86,9 +86,11 @@ class Gpu:
         try:
             self.context = call(cu.cuDevicePrimaryCtxRetain, self.handle)
         except DeviceError as error:
+            if cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY.name not in str(error):
+                raise
             raise DeviceError(
-                f"there is no room for another process on GPU {index}: {error}; its memory or its "
-                "channels are taken, so end other processes with contexts or lanes there"
+                f"there is no room for another process on GPU {index}: its memory or its channels "
+                f"are taken, so end other processes with contexts or lanes there ({error})"
             ) from None
         self.make_current()
 
