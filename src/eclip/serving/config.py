@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -21,6 +21,8 @@ from eclip.serving.tensors import DATATYPES
 
 FUNCTION = "numpy:"  # before module:function, a model that a CPU computes
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
+_TIERS = ("service", "background")
+_POLICIES = ("shared", "priority")  # besides giving way
 _MOST_DIMENSIONS = 6
 _MOST_BATCH = 1024
 
@@ -60,7 +62,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     batched: bool = True  # requests have a batch dimension, and are joined along it
     batches: tuple[int, ...] = ()  # none: 1, 2, 4, … as memory allows
     bound: str | None = None
-    tier: Literal["service", "background"] = "service"
+    tier: str = "service"
     weight: float = 1.0
     floor: float = 0.0
     queue: int = 256  # requests that wait, at most
@@ -96,6 +98,8 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
                 read_bound(self.bound)
             except ValueError as error:
                 raise ValueError(f"bound: {error}") from None
+        if self.tier not in _TIERS:
+            raise ValueError(f"tier {self.tier!r}: one of {', '.join(_TIERS)}")
         if not 0 < self.weight < float("inf"):
             raise ValueError("weight: a number above 0")
         if not 0 <= self.floor < 1:
@@ -146,7 +150,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_body_mb: float = 64.0
     grace_seconds: float = 5.0  # after SIGTERM: not ready, but serving
     # How services share the device; none: they give way to each other as a search finds best.
-    policy: Literal["shared", "priority"] | None = None
+    policy: str | None = None
     replan: bool = True  # when measured rates drift
     replan_seconds: float = 5.0  # of a search
 
@@ -164,6 +168,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise ValueError("max_body_mb: above 0, at most 4096")
         if not 0 <= self.grace_seconds <= 3600:
             raise ValueError("grace_seconds: 0 to 3600")
+        if self.policy not in (None, *_POLICIES):
+            raise ValueError(f"policy {self.policy!r}: one of {', '.join(_POLICIES)}, or none")
         if not 0 < self.replan_seconds <= 600:
             raise ValueError("replan_seconds: above 0, at most 600")
 
