@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,10 @@ SCENES = {
     "c": Scene((EAGER, GRAPH), TRAINING, 0.2, 1500, 500),
     "d": Scene((("generate.py",),), ("train.py", "resnet50", "32"), 0.5, 60, 30),
 }
+
+
+def at_most(scene: Scene, most: int) -> Scene:
+    return replace(scene, requests=min(scene.requests, most), few=min(scene.few, most))
 
 
 @dataclass
@@ -300,6 +304,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--scenes", default="b,a,d,c,losses")
+    parser.add_argument("--most", type=int, default=1 << 20, help="requests, for a quick look")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     results = given.folder / "programs.jsonl"
@@ -312,7 +317,8 @@ def main() -> None:
             if name == "losses":
                 found = [compare_losses(given.folder)]
             else:
-                found = measure(SCENES[name], name, given.folder, WAYS, APPS)
+                scene = at_most(SCENES[name], given.most)
+                found = measure(scene, name, given.folder, WAYS, APPS)
         except RuntimeError as error:
             print(f"{name}: {error}", flush=True)
             continue
