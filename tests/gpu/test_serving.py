@@ -11,7 +11,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -237,43 +236,6 @@ def test_requests_that_share_a_batch_get_their_own_rows(driver: Driver, stand: S
         return await asyncio.gather(*(case.outcome(driver.served) for case in cases))
 
     assert driver(ask_all(), PATIENCE_S) == [RIGHT] * len(cases)
-
-
-def test_files_are_served_as_torch_runs_them(stand: Stand, driver: Driver, tmp_path: Path) -> None:
-    """torch.export and TorchScript, in a server of their own beside the other."""
-    if stand.device == "sim":
-        pytest.skip("a simulator computes nothing")
-    import torch
-
-    torch.manual_seed(0)
-    module = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(288, 10)
-    )
-    module = module.cuda().eval()
-    example = torch.randn(4, 3, 8, 8, device="cuda")
-    torch.jit.trace(module, example).save(str(tmp_path / "traced.ts"))
-    rows = torch.export.Dim("rows", min=1, max=64)
-    exported = torch.export.export(module, (example,), dynamic_shapes=({0: rows},))
-    torch.export.save(exported, tmp_path / "exported.pt2")
-    tensors = {
-        "inputs": [{"name": "image", "datatype": "FP32", "shape": [3, 8, 8]}],
-        "outputs": [{"name": "scores", "datatype": "FP32", "shape": [10]}],
-    }
-    files = {"traced": "traced.ts", "exported": "exported.pt2"}
-    services = [
-        {"name": name, "file": str(tmp_path / file), "batches": [4], **tensors}
-        for name, file in files.items()
-    ]
-    config = config_of(*services, device="cuda", profiles=[str(tmp_path / "profiles")])
-    given = np.random.default_rng(0).standard_normal((4, 3, 8, 8)).astype(np.float32)
-    with torch.inference_mode():
-        wanted = module(torch.from_numpy(given).cuda()).cpu().numpy()
-    with started(config) as second:
-        for name in files:
-            asked = request(name, {"image": given})
-            answer = second(second.served.core.infer(asked), PATIENCE_S)
-            found = np.frombuffer(answer.outputs[0].data.tobytes(), np.float32).reshape(4, 10)
-            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_a_cancelled_request_is_not_run_and_harms_nobody(driver: Driver, stand: Stand) -> None:
