@@ -4,6 +4,7 @@
 
 ``throughput.svg`` and ``efficiency.svg``: what every policy gave on the GPU over plain streams, mix
 by mix, from docs/results.jsonl; its entry for that objective, where it has one of its own.
+``services.svg``: p99 of services against background work, pair by pair, from docs/services.jsonl.
 ``plans.svg``: which slices the workers of the plans in docs/plans hold for how much of their time,
 and their priorities; ``~66`` stands for kernels that were chosen for 66 SMs.
 ``report-light.png`` and ``report-dark.png``: the report of `eclip demo`, in a browser, if there is
@@ -16,14 +17,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from html import escape
 from pathlib import Path
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench.support.kept import read_rows
 from bench.support.pages import started, take_picture
+from bench.support.picture import Picture
+from bench.support.services_picture import draw_services
 
 from eclip.artefacts import store
 from eclip.artefacts.comparison import Comparison, Entry
@@ -33,45 +36,6 @@ from eclip.reports.results import geometric_mean
 DOCS = Path(__file__).parents[1] / "docs"
 COLOURS = {"mps": "#9aa5b1", "masks": "#5b8db8", "eclip": "#d9b26f", "search": "#c0392b"}
 SHARES = "#1f4e79"
-FONT = 'font-family="sans-serif" font-size="11"'
-
-
-class Picture:
-    def __init__(self, title: str) -> None:
-        self._parts: list[str] = []
-        self._width = self._height = 0.0
-        self.text(8, 18, title, weight="bold")
-
-    def box(
-        self, x: float, y: float, width: float, height: float, colour: str, alpha: float = 1.0
-    ) -> None:
-        self._parts.append(
-            f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" '
-            f'fill="{colour}" fill-opacity="{alpha:.2f}" stroke="#ccc" stroke-width="0.5"/>'
-        )
-        self._reach(x + width, y + height)
-
-    def text(self, x: float, y: float, words: str, weight: str = "normal") -> None:
-        self._parts.append(
-            f'<text x="{x:.1f}" y="{y:.1f}" {FONT} font-weight="{weight}">{escape(words)}</text>'
-        )
-        self._reach(x + 6.5 * len(words), y)
-
-    def line(self, x: float, y: float, to_x: float, to_y: float) -> None:
-        self._parts.append(
-            f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{to_x:.1f}" y2="{to_y:.1f}" stroke="#333"/>'
-        )
-
-    def save(self, path: Path) -> None:
-        size = f'width="{self._width + 12:.0f}" height="{self._height + 12:.0f}"'
-        body = "\n".join(self._parts)
-        path.write_text(
-            f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n'
-            f'<rect width="100%" height="100%" fill="white"/>\n{body}\n</svg>\n'
-        )
-
-    def _reach(self, x: float, y: float) -> None:
-        self._width, self._height = max(self._width, x), max(self._height, y)
 
 
 def draw_gains(
@@ -162,6 +126,7 @@ def main() -> None:
         if not file.stem.endswith("-energy")
     }
     draw_plans(plans).save(folder / "plans.svg")
+    draw_services(read_rows(DOCS / "services.jsonl")).save(folder / "services.svg")
     picture_report(folder)
 
 

@@ -316,6 +316,7 @@ def main() -> None:
         try:
             if name == "losses":
                 found = [compare_losses(given.folder)]
+                print(json.dumps(found[0]), flush=True)
             else:
                 scene = at_most(SCENES[name], given.most)
                 found = measure(scene, name, given.folder, WAYS, APPS)

@@ -11,7 +11,7 @@ next call goes on. Before a visit, without a GPU:
     --device sim --scale 0.1    a rehearsal of everything
 
 and after it ``--finish`` adds intervals and what the simulator says of the same arrivals, and
-writes the tables, one for every promise.
+writes the tables, one for every promise, and points.jsonl, which docs/services.jsonl is a copy of.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ from bench.support import bounded, deaths, together
 from bench.support.contenders import BOUNDED
 from bench.support.effort import BEGIN_S, Task, expected_s
 from bench.support.entrants import plan_file, save_plans
+from bench.support.kept import add_rows
 from bench.support.measuring import at_rates, mix_of_pair, run_task
 from bench.support.pairs import PAIRS
 from bench.support.promises import tables_of
 from bench.support.replayed import with_replays
 from bench.support.results_of_services import finish, write_rows
+from bench.support.services_picture import points_of
 from bench.support.stages import (
     Part,
     done_parts,
@@ -213,6 +215,9 @@ def write_tables(options: argparse.Namespace) -> None:
     write_rows(options.folder, rows)
     text = "\n".join(table.markdown() for table in tables_of(rows))
     (options.folder / "tables.md").write_text(text)
+    points = options.folder / "points.jsonl"
+    points.unlink(missing_ok=True)
+    add_rows(points, points_of(rows))
     print(text)
     for row in rows:
         if "error" in row:

@@ -12,6 +12,7 @@ from eclip.errors import UsageError
 from eclip.serving.config import ServerSettings, make_config, read_config
 from served_core import ADD, DIGITS
 
+EXAMPLES = Path(__file__).parents[2] / "examples" / "serving"
 GOOD = """
 [server]
 http_port = 9000
@@ -132,3 +133,8 @@ def test_what_is_no_configuration_is_refused(tmp_path: Path, data: bytes, said: 
 def test_a_service_that_is_no_table_is_named_by_its_place() -> None:
     with pytest.raises(UsageError, match="service 1: "):
         make_config({"service": [1]}, "the test")
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.name)
+def test_the_examples_are_read(path: Path) -> None:
+    assert read_config(path).services

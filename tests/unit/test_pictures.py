@@ -1,0 +1,43 @@
+"""The pictures of the documents are those that stored data gives, and points are the data's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from bench.pictures import DOCS
+from bench.support.kept import read_rows
+from bench.support.services_picture import WAYS, draw_services, points_of
+
+
+def row(way: str, ratios: list[float]) -> dict[str, Any]:
+    return {
+        "device": "a GPU",
+        "pair": "a+b",
+        "load": 0.35,
+        "shape": "poisson",
+        "way": way,
+        "background": 0.6,
+        "background_over_rest": 0.9,
+        "services": [{"requests": 10, "p99_ratio": {"value": value}} for value in ratios],
+    }
+
+
+def test_a_point_is_the_worst_service_of_its_row() -> None:
+    (point,) = points_of([row("streams", [2.0, 7.0]), {"stage": "deaths"}])
+    assert (point["p99_ratio"], point["over_rest"]) == (7.0, 0.9)
+
+
+def test_every_way_is_drawn_and_the_worst_of_ours_is_named(tmp_path: Path) -> None:
+    rows = [row(way, [2.0]) for way in WAYS] + [row("launches 16/8", [9.0])]
+    file = tmp_path / "drawn.svg"
+    draw_services(points_of(rows)).save(file)
+    drawn = file.read_text()
+    assert drawn.count("a+b at load 0.35") == len(WAYS)
+    assert drawn.count("worst: a+b, 2.0×") == 2
+
+
+def test_the_picture_of_services_is_that_of_the_stored_points(tmp_path: Path) -> None:
+    file = tmp_path / "drawn.svg"
+    draw_services(read_rows(DOCS / "services.jsonl")).save(file)
+    assert file.read_text() == (DOCS / "pictures" / "services.svg").read_text()
