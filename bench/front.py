@@ -4,19 +4,24 @@
 
 One connection, one request at a time: the round trip that a client sees, and the time of the
 server's process for a request, with few models and with a thousand. Then 64 connections in an open
-loop at 500 requests a second.
+loop at 500 requests a second. Last, an empty server of grpc.aio: what no front on it can go below.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import grpc
 import numpy as np
 import tritonclient.grpc
 import tritonclient.http
@@ -25,6 +30,7 @@ import tritonclient.http.aio
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
+from bench.support import echo
 from bench.support.processes import cpu_s
 from bench.support.tables import print_table
 
@@ -32,6 +38,7 @@ from numpy_server import NumpyServer
 
 SHAPES = {"identity_fp32": (1, 16), "image": (1, 3, 224, 224)}
 CONNECTIONS, RATE_RPS = 64, 500
+ECHO = Path(__file__).parent / "support" / "echo.py"
 
 
 def percentile_us(times_s: list[float], percent: float) -> str:
@@ -46,15 +53,20 @@ def ask_in_turn(
     given.set_data_from_numpy(np.ones(SHAPES[model], np.float32))
     outputs = [module.InferRequestedOutput("OUT")]
     with module.InferenceServerClient(address) as client:
-        for _ in range(50):
-            client.infer(model, [given], outputs=outputs)
-        times_s = []
-        before_s = cpu_s(server.pid)
-        for _ in range(count):
-            begin_s = time.perf_counter()
-            client.infer(model, [given], outputs=outputs)
-            times_s.append(time.perf_counter() - begin_s)
-        used_s = cpu_s(server.pid) - before_s
+        ask = functools.partial(client.infer, model, [given], outputs=outputs)
+        return _in_turn(ask, server.pid, count)
+
+
+def _in_turn(ask: Callable[[], object], pid: int, count: int) -> list[str]:
+    for _ in range(50):
+        ask()
+    times_s = []
+    before_s = cpu_s(pid)
+    for _ in range(count):
+        begin_s = time.perf_counter()
+        ask()
+        times_s.append(time.perf_counter() - begin_s)
+    used_s = cpu_s(pid) - before_s
     return [
         percentile_us(times_s, 50),
         percentile_us(times_s, 99),
@@ -93,6 +105,19 @@ async def ask_in_open_loop(server: NumpyServer, count: int) -> list[str]:
     ]
 
 
+def ask_echo(count: int) -> list[str]:
+    """The same of a server that only gives bytes back."""
+    process = subprocess.Popen([sys.executable, ECHO], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        with grpc.insecure_channel(f"127.0.0.1:{process.stdout.readline().strip()}") as channel:
+            call: Any = channel.unary_unary(f"/{echo.SERVICE}/{echo.METHOD}")
+            return _in_turn(lambda: call(bytes(100)), process.pid, count)
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=2000)
@@ -114,6 +139,7 @@ def main() -> None:
                     [f"HTTP, {CONNECTIONS} connections, {RATE_RPS} requests/s, open loop", *figures]
                 )
             server.stop()
+    rows.append(["gRPC, an empty server that gives 100 bytes back", *ask_echo(count)])
     columns = ["what", "p50 µs", "p99 µs", "server's CPU µs"]
     print_table("Front with a core that gives inputs back at once", columns, rows)
 
