@@ -237,7 +237,16 @@ def test_of_plans_for_a_bound_the_one_that_keeps_it_with_most_background_counts(
     assert line[4:] == ["80.0", "50.0", "MPS 50", "1.60"]
     assert any("8, at least 5; kept" in one for one in promises.against_priorities(rows).verdicts)
     verdicts = promises.bounds(rows).verdicts
-    assert "bound 1.5 missed, times of 1: 0, at most 0; kept" in verdicts
+    assert "bound 1.5 missed and not said, of 1: 0, at most 0; kept" in verdicts
+
+
+def test_a_missed_bound_is_told_apart_from_one_that_was_said_to_be_missed() -> None:
+    for said, kept in ((1.4, "**no**"), (1.6, "no, as said")):
+        row = rows_of("bound 1.5", 1.7, 0.9, service={"bound": 1.5})
+        row["simulated"] = {"services": [{"p99_ratio": {"value": said}}]}
+        table = promises.bounds([row])
+        assert table.lines[0][6:8] == [f"{said:.2f}", kept]
+        assert any("**missed** by 1" in verdict for verdict in table.verdicts) == (said == 1.4)
 
 
 def test_all_tables_can_be_made_of_nothing_and_of_failures() -> None:
