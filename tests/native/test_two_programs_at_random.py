@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import shutil
 import signal
 import subprocess
+import sys
 import time
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from eclip.devices.gpu.board import Board
+from eclip.devices.gpu.board import Board, open_board
 from eclip.runtime.reactions import (
     BACKGROUND,
-    SERVICE,
     YIELDED,
 )
 from native_build import Native
@@ -34,41 +39,89 @@ while True:
 """
 
 
-def _stood_still(dice: random.Random, victim: Running, other: Running) -> int:
-    """From the shot until the other launches again; what it began before does not count."""
-    victim.child.send_signal(dice.choice([signal.SIGKILL, signal.SIGSTOP]))
-    shot, before = now_ns(), other.launched
-    assert until(lambda: other.launched > before + 1, 0.001)
-    return int(other.words[FIRST + before + 1]) - shot
+# What `eclip top` does, without its screen.
+WATCHING = """
+import sys
+from pathlib import Path
+from eclip.devices.gpu.board_view import look
+print("looking", flush=True)
+while True: look(Path(sys.argv[1]))
+"""
 
 
-def _shoot(native: Native, board: Board, folder: Path, rounds: int, seed: int) -> float:
-    """Kill or stop either side at a random moment; the longest that the other then stood still."""
+@contextlib.contextmanager
+def _watching(board: Path) -> Iterator[subprocess.Popen[str]]:
+    child = subprocess.Popen(
+        [sys.executable, "-c", WATCHING, str(board)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,  # of a board that has gone it says so
+        text=True,
+    )
+    try:
+        assert child.stdout is not None and child.stdout.readline() == "looking\n"
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def _stood_still(shot_ns: int, others: Sequence[Running]) -> int:
+    """From the shot until the last of them launches again; what it began before does not count."""
+    next_ones = [other.launched + 1 for other in others]
+    longest = 0
+    for other, number in zip(others, next_ones, strict=True):
+        assert until(partial(other.has_launched, number), 0.001)
+        longest = max(longest, int(other.words[FIRST + number]) - shot_ns)
+    return longest
+
+
+def _round(native: Native, folder: Path, dice: random.Random) -> int:
+    """Kill or stop one of three processes or remove the board's file, at a random moment: how long
+    the programs that are left then stood still at most."""
+    path = folder / "board"
+    with (
+        open_board(path) as board,
+        running(native, folder, SERVING, "service") as service,
+        running(native, folder, STEADY, "background") as background,
+        _watching(path) as watcher,
+    ):
+        assert goes_on(service)
+        assert until(lambda: len(rows_of(board, BACKGROUND)) == 1)
+        victims: list[subprocess.Popen[str] | Path]
+        victims = [service.child, background.child, watcher, path]
+        (victim,) = dice.choices(victims, [4, 3, 1, 1])
+        others = [one for one in (service, background) if one.child is not victim]
+        time.sleep(dice.random() * 0.02)
+        if isinstance(victim, Path):
+            victim.unlink()
+        else:
+            victim.send_signal(dice.choice([signal.SIGKILL, signal.SIGSTOP]))
+        return _stood_still(now_ns(), others)
+
+
+def _shoot(native: Native, folder: Path, rounds: int, seed: int) -> list[float]:
+    """Of every round, in ms."""
     dice = random.Random(seed)
-    longest_ns = 0
-    for _ in range(rounds):
-        with (
-            running(native, folder, SERVING, "service") as service,
-            running(native, folder, STEADY, "background") as background,
-        ):
-            assert goes_on(service)
-            assert until(lambda: len(rows_of(board, BACKGROUND)) == 1)
-            both = (service, background) if dice.random() < 0.6 else (background, service)
-            time.sleep(dice.random() * 0.02)
-            longest_ns = max(longest_ns, _stood_still(dice, *both))
-        assert until(lambda: rows_of(board, SERVICE) == rows_of(board, BACKGROUND) == [])
-    return longest_ns / 1e6
+    found = []
+    for number in range(rounds):
+        place = folder / str(number)
+        place.mkdir()
+        found.append(_round(native, place, dice) / 1e6)
+        shutil.rmtree(place)
+    return found
 
 
-def test_either_goes_on_when_the_other_is_killed_or_stopped(
-    native: Native, board: Board, tmp_path: Path
-) -> None:
-    assert _shoot(native, board, tmp_path, 6, 1) < BUSY_MS
+def test_whoever_is_left_goes_on(native: Native, tmp_path: Path) -> None:
+    """One is killed or stopped, or the board's file is removed."""
+    assert max(_shoot(native, tmp_path, 6, 1)) < BUSY_MS
 
 
 @pytest.mark.long
-def test_either_goes_on_a_thousand_times(native: Native, board: Board, tmp_path: Path) -> None:
-    assert _shoot(native, board, tmp_path, 1000, 2) < BUSY_MS
+def test_whoever_is_left_goes_on_a_thousand_times(native: Native, tmp_path: Path) -> None:
+    found = np.sort(_shoot(native, tmp_path, 1000, 2))
+    print(f"stood still: p50 {found[500]:.1f} ms, p99 {found[990]:.1f}, at most {found[-1]:.1f}; ")
+    print(f"longer than 200 ms: {(found > 200).sum()}")
+    assert found[-1] < BUSY_MS
 
 
 @pytest.mark.parametrize("flavour", ["asan", "tsan"])

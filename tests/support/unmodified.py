@@ -86,6 +86,10 @@ class Running:
     def launched(self) -> int:
         return int(self.words[0])
 
+    def has_launched(self, number: int) -> bool:
+        """Counted from 0."""
+        return self.launched > number
+
     def launched_after(self, ns: int) -> int:
         times = self.words[FIRST : FIRST + self.launched]
         return int((times > ns).sum())
