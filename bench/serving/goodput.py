@@ -1,221 +1,269 @@
 """Claims of docs/results.md about goodput: how much load a server takes with 99% in their bounds.
 
     PYTHONPATH=.:src:tests/support python3 bench/serving/goodput.py FOLDER --device cuda
+        [--mixes three,four,five,six] [--bounds 5,3,10] [--ways eclip,streams,priorities,mps,beside]
 
-Services of a mix get Poisson arrivals, each for an equal part of the device's time at load 1. The
-load rises until less than 90% of the requests are answered within their bounds, and is then halved
-towards 99%. A request that is refused has missed its bound. The bench itself is the front, so
-protocols are not measured. Results are in FOLDER as soon as a way is done; what is there is not
-measured again.
+Services of a mix get Poisson arrivals, each for an equal part of the device's time at load 1; all
+ways have the same arrivals. The load goes in steps until one is served and one is not, and is then
+halved towards 99%. The first load is what was found for the mix before. A request that is refused
+has missed its bound. The bench itself is the front, so protocols are not measured.
+
+eclip, streams, priorities: one server, with another policy each. mps: a server with plain streams
+for every model, all under one MPS daemon; on a simulator there is none, and the way is left out.
+beside, at bound 5: eclip at 60% of its goodput, with background work beside its services.
+
+A way takes about 40 s. Its row is in FOLDER as soon as it is done, and is not measured again; a
+way that failed has a row with an error, and is tried again by the next call.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
+import contextlib
+import functools
+import itertools
 import json
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.support.kept import add_rows, read_rows
+from bench.support.beside import (
+    BATCH,
+    LEAST_PART,
+    MODEL,
+    SEATS,
+    SETTINGS,
+    BackgroundFront,
+    busy_share_during,
+    misses,
+    part_of_free,
+)
+from bench.support.kept import Row, add_rows, read_rows
+from bench.support.knee import MOST_LOAD, STEP, WANTED, find_knee
+from bench.support.mps import client_pids, gpu_uuid, under_mps
+from bench.support.offered import MIXES, Front, Service, services_of
 from bench.support.tables import print_table
 
-from eclip.artefacts.model_key import ModelKey
-from eclip.frontends.library import find_profile
-from eclip.lab.case import find_calibration, find_topology
-from eclip.serving.messages import RefusedError
-from eclip.serving.tensors import DATATYPES
-from served_core import Driver, config_of, request
+from eclip.serving.config import ServingConfig
+from served_core import Driver, config_of
 
-MIXES = {
-    "three": ("resnet50", "bert", "densenet121"),
-    "four": ("resnet152", "vit_b_16", "gpt2", "efficientnet"),
-    "five": ("albert", "vgg19", "convnext", "shufflenet", "resnext101"),
-    "six": ("bert", "resnet50", "mobilenet_v3", "densenet201", "vit_b_16", "alexnet"),
+MPS, BESIDE = "mps", "beside"
+WAYS: dict[str, dict[str, Any]] = {  # settings of the server
+    "eclip": {"replan": True, "replan_seconds": 5.0},
+    "streams": {"policy": "shared"},
+    "priorities": {"policy": "priority"},
+    MPS: {"policy": "shared"},
 }
-WAYS = {"eclip": None, "streams": "shared", "priorities": "priority"}
-BATCHES = (1, 8)
-MOST_OF_BOUND = 0.7  # that a batch may take: a larger one would be late too often
-WANTED, HOPELESS = 0.99, 0.90
-FIRST_LOAD, STEP, HALVINGS = 0.5, 1.5, 4
-MOST_LOAD = 8.0
+FIRST_LOAD = 1.0
+BESIDE_BOUND, BESIDE_PART = 5.0, 0.6
 SETTLE_S = 0.5
-LATE_MS = 1.0  # of the generator itself, above which a run is marked
+LATE_MS = 1.0  # of the generator itself, above which a load that was missed says little
 
 
-@dataclass(frozen=True)
-class Service:
-    name: str
-    rest_ms: float  # of one request with the device to itself
-    bound_ms: float
-    batches: tuple[int, ...]
-    share: int  # of how many
-
-    def rate_rps(self, load: float) -> float:
-        return 1e3 * load / self.rest_ms / self.share
-
-
-def services_of(mix: str, times: float) -> list[Service]:
-    topology = find_topology("h200")
-    calibration = find_calibration(None, topology)
-
-    def takes_ms(name: str, batch: int) -> float:
-        profile = find_profile(ModelKey(name, batch), topology, calibration, [])
-        return float(profile.request_ns[-1] / 1e6)
-
-    found = []
-    for name in MIXES[mix]:
-        rest_ms = takes_ms(name, 1)
-        bound_ms = times * rest_ms
-        fitting = tuple(one for one in BATCHES if takes_ms(name, one) <= MOST_OF_BOUND * bound_ms)
-        found.append(Service(name, rest_ms, bound_ms, fitting, len(MIXES[mix])))
-    return found
-
-
-def start(services: Sequence[Service], way: str, device: str) -> Driver:
-    settings = [
-        {
-            "name": one.name,
-            "model": one.name,
-            "bound": f"{one.bound_ms:.3f}ms",
-            "rate": one.rate_rps(1.0),
-            "batches": list(one.batches),
-        }
-        for one in services
-    ]
-    server = {"device": device, "replan": True, "replan_seconds": 5.0}
-    if WAYS[way] is not None:
-        server |= {"policy": WAYS[way], "replan": False}
-    return Driver(config_of(*settings, **server))
-
-
-class Front:
-    """Sends requests when they are due, and sees which are answered within their bounds."""
-
-    def __init__(self, driver: Driver, services: Sequence[Service]) -> None:
-        self._driver, self._services = driver, services
-        models = driver.served.core.models
-        self._inputs = {
-            one.name: {
-                tensor.name: np.zeros((1, *tensor.shape), DATATYPES[tensor.datatype].dtype)
-                for tensor in models[one.name].inputs
-            }
-            for one in services
-        }
-
-    def run(self, load: float, seconds: float, seed: int) -> dict[str, Any]:
-        random = np.random.default_rng(seed)
-        due: list[tuple[float, Service]] = []
-        for one in self._services:
-            count = random.poisson(one.rate_rps(load) * seconds)
-            due += [(at, one) for at in random.uniform(0, seconds, count).tolist()]
-        due.sort(key=lambda pair: pair[0])
-        return self._driver(self._send(due, load), 60.0 + 10 * seconds)
-
-    async def _send(self, due: Sequence[tuple[float, Service]], load: float) -> dict[str, Any]:
-        loop = asyncio.get_running_loop()
-        kept = {one.name: [0, 0] for one in self._services}  # within the bound, and all
-        late_s: list[float] = []
-        begin = loop.time() + 0.05
-
-        async def ask(at: float, one: Service) -> None:
-            ended = float("inf")
-            try:
-                await self._driver.served.core.infer(request(one.name, self._inputs[one.name]))
-                ended = loop.time()
-            except RefusedError:
-                pass
-            kept[one.name][1] += 1
-            kept[one.name][0] += 1e3 * (ended - begin - at) <= one.bound_ms
-
-        asked = []
-        for at, one in due:
-            while (left := begin + at - loop.time()) > 0:
-                await asyncio.sleep(left - 1e-3 if left > 2e-3 else 0)
-            late_s.append(-left)
-            asked.append(asyncio.ensure_future(ask(at, one)))
-        await asyncio.gather(*asked)
-        within, total = (sum(pair[index] for pair in kept.values()) for index in (0, 1))
-        return {
-            "load": load,
-            "requests": total,
-            "attained": within / max(total, 1),
-            "worst": min(pair[0] / max(pair[1], 1) for pair in kept.values()),
-            "generator_late_ms": 1e3 * float(np.percentile(late_s, 99)),
-        }
-
-
-def sweep(front: Front, seconds: float) -> tuple[float, list[dict[str, Any]]]:
-    """The largest load that was seen to be served, and every run."""
-    runs: list[dict[str, Any]] = []
-
-    def serves(load: float) -> float:
-        runs.append(front.run(load, seconds, seed=len(runs)))
-        print(json.dumps(runs[-1]), flush=True)
-        time.sleep(SETTLE_S)
-        return float(runs[-1]["attained"])
-
-    good, bad, load = 0.0, MOST_LOAD, FIRST_LOAD
-    while load < MOST_LOAD:
-        attained = serves(load)
-        if attained >= WANTED:
-            good = load
-        else:
-            bad = min(bad, load)
-        if attained < HOPELESS:
-            break
-        load *= STEP
-    for _ in range(HALVINGS):
-        middle = (good + bad) / 2
-        if serves(middle) >= WANTED:
-            good = middle
-        else:
-            bad = middle
-    return good, runs
-
-
-def measure(mix: str, times: float, way: str, device: str, seconds: float) -> dict[str, Any]:
+def measure(mix: str, times: float, way: str, *, device: str, seconds: float, first: float) -> Row:
     services = services_of(mix, times)
-    with start(services, way, device) as driver:
+    begin_s = time.monotonic()
+    runs: list[Row] = []
+    with started(services, way, device, first) as (driver, about):
         front = Front(driver, services)
-        front.run(0.2, SETTLE_S, seed=1)  # warm
-        goodput, runs = sweep(front, seconds)
-    return {"mix": mix, "bound": times, "way": way, "goodput": goodput, "runs": runs}
+        front.run(0.2, SETTLE_S)  # warm
+        ready_s = time.monotonic()
+
+        def attain(load: float) -> float:
+            time.sleep(SETTLE_S)
+            runs.append(front.run(load, seconds))
+            print(json.dumps(runs[-1]), flush=True)
+            return float(runs[-1]["attained"])
+
+        goodput = find_knee(attain, first)
+        sweep_s = time.monotonic() - ready_s
+        plans = driver.served.supervisor.services.deployed.generation
+    return about | {
+        "goodput": goodput,
+        "plans": plans,  # more than one: rates had drifted, and the server planned again
+        "start_s": ready_s - begin_s,
+        "sweep_s": sweep_s,
+        "runs": runs,
+    }
 
 
-def print_rows(rows: Sequence[dict[str, Any]]) -> None:
-    found = {(row["mix"], row["bound"], row["way"]): row for row in rows}
+@contextlib.contextmanager
+def started(
+    services: Sequence[Service], way: str, device: str, load: float
+) -> Iterator[tuple[Driver, Row]]:
+    """The servers of a way, and what is to be said of them."""
+    configs = configs_of(services, way, device, load)
+    if way != MPS:
+        with Driver(*configs) as driver:
+            yield driver, {}
+        return
+    with under_mps(gpu_uuid()) as daemon, Driver(*configs) as driver:
+        clients = client_pids(daemon)
+        reached = sum(served.device_pid in clients for served in driver.servers)
+        yield driver, {"servers": len(driver.servers), "mps_clients": reached}
+
+
+def configs_of(
+    services: Sequence[Service], way: str, device: str, load: float
+) -> list[ServingConfig]:
+    """One server for all services, or one for each."""
+    groups = [[one] for one in services] if way == MPS else [services]
+    return [
+        config_of(*(one.settings(load) for one in group), device=device, **WAYS[way])
+        for group in groups
+    ]
+
+
+def measure_beside(mix: str, times: float, *, device: str, seconds: float, goodput: float) -> Row:
+    """Background alone, services alone, and both, at one server. Its plan is that of its start:
+    everybody gives way in the usual manner."""
+    if not goodput:
+        raise RuntimeError("eclip has no goodput to take a part of")
+    services = services_of(mix, times)
+    load = BESIDE_PART * goodput
+    settings = [one.settings(load) for one in services]
+    config = config_of(*settings, SETTINGS, device=device, fronts=SEATS)
+    begin_s = time.monotonic()
+    with Driver(config) as driver, BackgroundFront(driver) as background:
+        front = Front(driver, services)
+        front.run(load, SETTLE_S)  # warm
+        ready_s = time.monotonic()
+        alone_rps, _ = background.rate_during(lambda: time.sleep(seconds))
+        busy_share, alone = busy_share_during(driver, lambda: front.run(load, seconds))
+        beside_rps, beside = background.rate_during(lambda: front.run(load, seconds))
+        ended_s = time.monotonic()
+    return beside | {
+        "attained_alone": alone["attained"],
+        "busy_share": busy_share,
+        "alone_rps": alone_rps,
+        "beside_rps": beside_rps,
+        "start_s": ready_s - begin_s,
+        "sweep_s": ended_s - ready_s,
+    }
+
+
+class Results:
+    """Rows in a file: one for every key, as soon as it is there."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._rows = read_rows(path)
+
+    @property
+    def rows(self) -> list[Row]:
+        """The last one of every key; one that failed may have been tried again."""
+        return list({json.dumps(row["key"]): row for row in self._rows}.values())
+
+    @property
+    def measured(self) -> list[Row]:
+        return [row for row in self.rows if "error" not in row]
+
+    def find(self, **key: Any) -> Row | None:
+        return next((row for row in self.measured if row["key"] == key), None)
+
+    def attempt(self, find: Callable[[], Row], **key: Any) -> None:
+        """Measure what is not there yet. Whatever goes wrong, the next one may work."""
+        if self.find(**key) is not None:
+            return
+        print(f"{_title(key)} …", flush=True)
+        try:
+            row = {"key": key} | find()
+            line = f"start {row['start_s']:.1f} s, measured for {row['sweep_s']:.1f} s"
+        except Exception as error:
+            row = {"key": key, "error": f"{type(error).__name__}: {error}"}
+            line = row["error"]
+        self._rows.append(row)
+        add_rows(self._path, [row])
+        print(f"{_title(key)}: {line}", flush=True)
+
+
+def _title(key: Mapping[str, Any]) -> str:
+    mix, times = key["mix"], key["bound"]
+    return ", ".join([f"{mix}, bound {times:g}", *([key["way"]] if "way" in key else [])])
+
+
+def first_load(rows: Sequence[Row], mix: str, times: float) -> float:
+    """Where to begin: what was found for the mix last, at this bound if there is one."""
+    known = [row for row in rows if row["key"]["mix"] == mix and row["goodput"] > 0]
+    known.sort(key=lambda row: row["key"]["bound"] == times)
+    return float(known[-1]["goodput"]) if known else FIRST_LOAD
+
+
+def print_goodput(rows: Sequence[Row]) -> None:
     lines = []
-    for mix, times in dict.fromkeys((row["mix"], row["bound"]) for row in rows):
-        cells = [found.get((mix, times, way)) for way in WAYS]
-        base = found.get((mix, times, "streams"))
-        ours = found.get((mix, times, "eclip"))
-        ratio = (
-            f"{ours['goodput'] / base['goodput']:.2f}" if ours and base and base["goodput"] else ""
-        )
-        marked = any(
-            run["generator_late_ms"] > LATE_MS for one in cells if one for run in one["runs"]
-        )
+    for mix, times in dict.fromkeys((row["key"]["mix"], row["key"]["bound"]) for row in rows):
+        of_ways = {
+            row["key"]["way"]: row
+            for row in rows
+            if row["key"] | {"mix": mix, "bound": times} == row["key"]
+        }
         lines.append(
             [
-                f"{mix}, bound {times:g}",
-                *("" if one is None else f"{one['goodput']:.2f}" for one in cells),
-                ratio,
-                "generator late" if marked else "",
+                _title({"mix": mix, "bound": times}),
+                *(_cell(of_ways.get(way)) for way in WAYS),
+                *(_ratio(of_ways, other) for other in ("streams", MPS)),
+                "; ".join(remark for row in of_ways.values() for remark in _remarks(row)),
             ]
         )
-    columns = ["mix", *WAYS, "eclip ÷ streams", ""]
-    print_table(
-        "Load at which 99% keep their bounds, of the device's time at batch 1", columns, lines
+    columns = ["mix", *WAYS, "eclip ÷ streams", "eclip ÷ mps", "remarks"]
+    title = f"Load at which {WANTED:.0%} keep their bounds, of the device's time at batch 1"
+    print_table(title, columns, lines)
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return ""
+    if "error" in row:
+        return "failed"
+    most = row["goodput"] * STEP > MOST_LOAD and all(
+        run["attained"] >= WANTED for run in row["runs"]
     )
+    return f"{'≥ ' if most else ''}{row['goodput']:.2f}"
+
+
+def _ratio(of_ways: Mapping[str, Row], other: str) -> str:
+    ours, theirs = (of_ways.get(way, {}).get("goodput") for way in ("eclip", other))
+    return f"{ours / theirs:.2f}" if ours is not None and theirs else ""
+
+
+def _remarks(row: Row) -> list[str]:
+    """What makes a number worth less."""
+    way = row["key"]["way"]
+    if "error" in row:
+        return [f"{way}: {row['error']}"]
+    missed = [run for run in row["runs"] if run["attained"] < WANTED]
+    nearest = min(missed, key=lambda run: run["load"], default=None)
+    remarks = []
+    if nearest is not None and nearest["generator_late_ms"] > LATE_MS:
+        remarks.append(f"{way}: generator late")  # so the front may be the limit, not the device
+    if row.get("mps_clients") != row.get("servers"):
+        remarks.append(f"{way}: {row['mps_clients']} of {row['servers']} servers under MPS")
+    return remarks
+
+
+def print_beside(rows: Sequence[Row]) -> None:
+    lines = [
+        [_title(row["key"]), *[""] * 7, row["error"]]
+        if "error" in row
+        else [
+            _title(row["key"]), f"{row['load']:.2f}", f"{row['busy_share']:.2f}",
+            f"{row['attained_alone']:.2%}", f"{row['attained']:.2%}", f"{row['worst']:.2%}",
+            f"{row['beside_rps'] / row['alone_rps']:.3f}", f"{part_of_free(row):.2f}",
+            ", ".join(misses(row)),
+        ]
+        for row in rows
+    ]  # fmt: skip
+    columns = ["mix", "load", "busy", "in time alone", "in time", "worst service"]
+    columns += ["background", "÷ (1 - busy)", "missed"]
+    title = (
+        f"eclip at {BESIDE_PART:.0%} of its goodput, {MODEL} at batch {BATCH} beside; wanted: "
+        f"{WANTED:.0%} in time, background ÷ (1 - busy) of {LEAST_PART}"
+    )
+    print_table(title, columns, lines)
 
 
 def main() -> None:
@@ -224,21 +272,55 @@ def main() -> None:
     parser.add_argument("--device", default="sim")
     parser.add_argument("--mixes", default=",".join(MIXES))
     parser.add_argument("--bounds", default="5,3,10")
-    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--ways", default=",".join([*WAYS, BESIDE]))
+    parser.add_argument("--seconds", type=float, default=2.5, help="of load, for each load")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    results = given.folder / "goodput.jsonl"
-    rows = read_rows(results)
-    done = {(row["mix"], row["bound"], row["way"]) for row in rows}
-    for times in map(float, given.bounds.split(",")):
-        for mix in given.mixes.split(","):
-            for way in WAYS:
-                if (mix, times, way) in done:
-                    continue
-                row = measure(mix, times, way, given.device, given.seconds)
-                rows.append(row)
-                add_rows(results, [row])
-    print_rows(rows)
+    run(
+        given.folder,
+        device=given.device,
+        mixes=given.mixes.split(","),
+        bounds=[float(times) for times in given.bounds.split(",")],
+        ways=given.ways.split(","),
+        seconds=given.seconds,
+    )
+
+
+def run(
+    folder: Path,
+    *,
+    device: str,
+    mixes: Sequence[str],
+    bounds: Sequence[float],
+    ways: Sequence[str],
+    seconds: float,
+) -> None:
+    found = Results(folder / "goodput.jsonl")
+    beside = Results(folder / "beside.jsonl")
+    if MPS in ways and device != "cuda":
+        print(f"{MPS} is left out: it needs --device cuda", flush=True)
+    sweeps = [way for way in WAYS if way in ways and (way != MPS or device == "cuda")]
+    for times, mix in itertools.product(bounds, mixes):
+        for way in sweeps:
+            first = first_load(found.measured, mix, times)
+            one = functools.partial(
+                measure, mix, times, way, device=device, seconds=seconds, first=first
+            )
+            found.attempt(one, mix=mix, bound=times, way=way)
+        if BESIDE in ways and times == BESIDE_BOUND:
+            ours = found.find(mix=mix, bound=times, way="eclip") or {"goodput": 0.0}
+            one = functools.partial(
+                measure_beside,
+                mix,
+                times,
+                device=device,
+                seconds=2 * seconds,
+                goodput=ours["goodput"],
+            )
+            beside.attempt(one, mix=mix, bound=times)
+    print_goodput(found.rows)
+    if beside.rows:
+        print_beside(beside.rows)
 
 
 if __name__ == "__main__":
