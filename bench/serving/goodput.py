@@ -58,8 +58,9 @@ WAYS: dict[str, dict[str, Any]] = {  # settings of the server
     "priorities": {"policy": "priority"},
     MPS: {"policy": "shared"},
 }
-FIRST_LOAD = 1.0
+FIRST_LOAD = 1.0  # where nothing is known yet
 BESIDE_BOUND, BESIDE_PART = 5.0, 0.6
+BESIDE_TIMES = 2  # as long as a load of a sweep: there is one load only
 SETTLE_S = 0.5
 LATE_MS = 1.0  # of the generator itself, above which a load that was missed says little
 
@@ -68,7 +69,7 @@ def measure(mix: str, times: float, way: str, *, device: str, seconds: float, fi
     services = services_of(mix, times)
     begin_s = time.monotonic()
     runs: list[Row] = []
-    with started(services, way, device, first) as (driver, about):
+    with started(services, way, device) as (driver, about):
         front = Front(driver, services)
         front.run(0.2, SETTLE_S)  # warm
         ready_s = time.monotonic()
@@ -92,11 +93,9 @@ def measure(mix: str, times: float, way: str, *, device: str, seconds: float, fi
 
 
 @contextlib.contextmanager
-def started(
-    services: Sequence[Service], way: str, device: str, load: float
-) -> Iterator[tuple[Driver, Row]]:
+def started(services: Sequence[Service], way: str, device: str) -> Iterator[tuple[Driver, Row]]:
     """The servers of a way, and what is to be said of them."""
-    configs = configs_of(services, way, device, load)
+    configs = configs_of(services, way, device)
     if way != MPS:
         with Driver(*configs) as driver:
             yield driver, {}
@@ -107,13 +106,11 @@ def started(
         yield driver, {"servers": len(driver.servers), "mps_clients": reached}
 
 
-def configs_of(
-    services: Sequence[Service], way: str, device: str, load: float
-) -> list[ServingConfig]:
+def configs_of(services: Sequence[Service], way: str, device: str) -> list[ServingConfig]:
     """One server for all services, or one for each."""
-    groups = [[one] for one in services] if way == MPS else [services]
+    groups = [[service] for service in services] if way == MPS else [services]
     return [
-        config_of(*(one.settings(load) for one in group), device=device, **WAYS[way])
+        config_of(*(service.settings() for service in group), device=device, **WAYS[way])
         for group in groups
     ]
 
@@ -124,8 +121,8 @@ def measure_beside(mix: str, times: float, *, device: str, seconds: float, goodp
     if not goodput:
         raise RuntimeError("eclip has no goodput to take a part of")
     services = services_of(mix, times)
-    load = BESIDE_PART * goodput
-    settings = [one.settings(load) for one in services]
+    load, seconds = BESIDE_PART * goodput, BESIDE_TIMES * seconds
+    settings = [service.settings() for service in services]
     config = config_of(*settings, SETTINGS, device=device, fronts=SEATS)
     begin_s = time.monotonic()
     with Driver(config) as driver, BackgroundFront(driver) as background:
@@ -170,15 +167,16 @@ class Results:
         if self.find(**key) is not None:
             return
         print(f"{_title(key)} …", flush=True)
+        begin_s = time.monotonic()
+        row: Row = {"key": key}
         try:
-            row = {"key": key} | find()
-            line = f"start {row['start_s']:.1f} s, measured for {row['sweep_s']:.1f} s"
+            row |= find()
+            line = f"start {row['start_s']:.1f} s, loads {row['sweep_s']:.1f} s"
         except Exception as error:
-            row = {"key": key, "error": f"{type(error).__name__}: {error}"}
-            line = row["error"]
+            row["error"] = line = f"{type(error).__name__}: {error}"
         self._rows.append(row)
         add_rows(self._path, [row])
-        print(f"{_title(key)}: {line}", flush=True)
+        print(f"{_title(key)}: {time.monotonic() - begin_s:.1f} s in all, {line}", flush=True)
 
 
 def _title(key: Mapping[str, Any]) -> str:
@@ -303,21 +301,17 @@ def run(
     for times, mix in itertools.product(bounds, mixes):
         for way in sweeps:
             first = first_load(found.measured, mix, times)
-            one = functools.partial(
+            sweep = functools.partial(
                 measure, mix, times, way, device=device, seconds=seconds, first=first
             )
-            found.attempt(one, mix=mix, bound=times, way=way)
+            found.attempt(sweep, mix=mix, bound=times, way=way)
         if BESIDE in ways and times == BESIDE_BOUND:
             ours = found.find(mix=mix, bound=times, way="eclip") or {"goodput": 0.0}
-            one = functools.partial(
-                measure_beside,
-                mix,
-                times,
-                device=device,
-                seconds=2 * seconds,
-                goodput=ours["goodput"],
+            goodput = ours["goodput"]
+            both = functools.partial(
+                measure_beside, mix, times, device=device, seconds=seconds, goodput=goodput
             )
-            beside.attempt(one, mix=mix, bound=times)
+            beside.attempt(both, mix=mix, bound=times)
     print_goodput(found.rows)
     if beside.rows:
         print_beside(beside.rows)

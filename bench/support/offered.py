@@ -23,6 +23,7 @@ MIXES = {
     "five": ("albert", "vgg19", "convnext", "shufflenet", "resnext101"),
     "six": ("bert", "resnet50", "mobilenet_v3", "densenet201", "vit_b_16", "alexnet"),
 }
+EXPECTED_LOAD = 1.0
 BATCHES = (1, 8)
 MOST_OF_BOUND = 0.7  # that a batch may take: a larger one would be late too often
 LEAD_S = 0.05  # from the call to the time that arrivals count from
@@ -39,13 +40,14 @@ class Service:
     def rate_rps(self, load: float) -> float:
         return 1e3 * load / self.rest_ms / self.share
 
-    def settings(self, load: float) -> dict[str, Any]:
-        """As a server's configuration has them, which expects this load."""
+    def settings(self) -> dict[str, Any]:
+        """As a server's configuration has them. All servers expect the same rate, by which they
+        choose their instances."""
         return {
             "name": self.name,
             "model": self.name,
             "bound": f"{self.bound_ms:.3f}ms",
-            "rate": self.rate_rps(load),
+            "rate": self.rate_rps(EXPECTED_LOAD),
             "batches": list(self.batches),
         }
 
