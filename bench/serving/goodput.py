@@ -62,7 +62,8 @@ FIRST_LOAD = 1.0  # where nothing is known yet
 BESIDE_BOUND, BESIDE_PART = 5.0, 0.6
 BESIDE_TIMES = 2  # as long as a load of a sweep: there is one load only
 SETTLE_S = 0.5
-LATE_MS = 1.0  # of the generator itself, above which a load that was missed says little
+LATE_PART = 0.2  # of the shortest bound, that the generator may be late itself
+REST_PART = 0.5  # of a bound, above which a service has little room even at rest
 
 
 def measure(mix: str, times: float, way: str, *, device: str, seconds: float, first: float) -> Row:
@@ -71,7 +72,7 @@ def measure(mix: str, times: float, way: str, *, device: str, seconds: float, fi
     runs: list[Row] = []
     with started(services, way, device) as (driver, about):
         front = Front(driver, services)
-        front.run(0.2, SETTLE_S)  # warm
+        rest_ms = front.rest_ms()  # which warms, too
         ready_s = time.monotonic()
 
         def attain(load: float) -> float:
@@ -85,6 +86,8 @@ def measure(mix: str, times: float, way: str, *, device: str, seconds: float, fi
         plans = driver.served.supervisor.services.deployed.generation
     return about | {
         "goodput": goodput,
+        "bounds_ms": {service.name: service.bound_ms for service in services},
+        "rest_ms": rest_ms,
         "plans": plans,  # more than one: rates had drifted, and the server planned again
         "start_s": ready_s - begin_s,
         "sweep_s": sweep_s,
@@ -233,10 +236,15 @@ def _remarks(row: Row) -> list[str]:
     way = row["key"]["way"]
     if "error" in row:
         return [f"{way}: {row['error']}"]
+    remarks = [
+        f"{way}: {name} takes {row['rest_ms'][name] / bound_ms:.0%} of its bound at rest"
+        for name, bound_ms in row["bounds_ms"].items()
+        if row["rest_ms"][name] > REST_PART * bound_ms
+    ]
     missed = [run for run in row["runs"] if run["attained"] < WANTED]
-    nearest = min(missed, key=lambda run: run["load"], default=None)
-    remarks = []
-    if nearest is not None and nearest["generator_late_ms"] > LATE_MS:
+    lowest = min(missed, key=lambda run: run["load"], default=None)
+    late_ms = LATE_PART * min(row["bounds_ms"].values())
+    if lowest is not None and lowest["generator_late_ms"] > late_ms:
         remarks.append(f"{way}: generator late")  # so the front may be the limit, not the device
     if row.get("mps_clients") != row.get("servers"):
         remarks.append(f"{way}: {row['mps_clients']} of {row['servers']} servers under MPS")

@@ -14,7 +14,7 @@ from bench.serving.goodput import Results, first_load, print_beside, print_goodp
 from bench.support.beside import misses, part_of_free
 from bench.support.kept import read_rows
 from bench.support.knee import HALVINGS, LEAST_LOAD, MOST_LOAD, STEP, find_knee
-from bench.support.offered import MOST_OF_BOUND, Service, arrivals_of, services_of
+from bench.support.offered import MIXES, MOST_OF_BOUND, Service, arrivals_of, services_of
 
 RESOLUTION = STEP ** (0.5**HALVINGS)
 
@@ -78,6 +78,9 @@ class Steady:
 
     def __init__(self, knee: float, services: object) -> None:
         self._attain = up_to(knee, [])
+
+    def rest_ms(self) -> dict[str, float]:
+        return dict.fromkeys(MIXES["three"], 0.1)
 
     def run(self, load: float, seconds: float) -> dict[str, Any]:
         return {"load": load, "attained": self._attain(load), "generator_late_ms": 0.0}
@@ -158,18 +161,22 @@ def test_a_sweep_begins_where_the_mix_was_found_last() -> None:
 
 def test_table_says_what_makes_a_number_worth_less(capsys: pytest.CaptureFixture[str]) -> None:
     missed = {"load": 3.0, "attained": 0.9}
+    ways: list[tuple[str, float, float, dict[str, Any]]] = [
+        ("eclip", 3.0, 0.4, {"runs": [missed | {"generator_late_ms": 0.1}]}),
+        ("streams", 2.0, 0.6, {"runs": [missed | {"generator_late_ms": 0.3}]}),
+        ("mps", 1.5, 0.4, {"runs": [], "servers": 6, "mps_clients": 5}),
+    ]
     rows = [
-        {"key": {"mix": "six", "bound": 5.0, "way": way}, "goodput": found, "runs": runs} | more
-        for way, found, runs, more in (
-            ("eclip", 3.0, [missed | {"generator_late_ms": 0.1}], {}),
-            ("streams", 2.0, [missed | {"generator_late_ms": 9.0}], {}),
-            ("mps", 1.5, [], {"servers": 6, "mps_clients": 5}),
-        )
+        {"key": {"mix": "six", "bound": 5.0, "way": way}, "goodput": found}
+        | {"bounds_ms": {"a": 1.0, "b": 40.0}, "rest_ms": {"a": rest_ms, "b": 3.0}}
+        | more
+        for way, found, rest_ms, more in ways
     ]
     print_goodput(rows)
     said = capsys.readouterr().out
     assert "1.50         2.00" in said
-    assert said.endswith("streams: generator late; mps: 5 of 6 servers under MPS\n\n")
+    remarks = "streams: a takes 60% of its bound at rest; streams: generator late; mps: 5 of 6"
+    assert said.endswith(f"  {remarks} servers under MPS\n\n")
 
 
 def beside(**other: float) -> dict[str, Any]:
