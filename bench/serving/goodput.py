@@ -1,6 +1,6 @@
 """Claims of docs/results.md about goodput: how much load a server takes with 99% in their bounds.
 
-    PYTHONPATH=.:src:tests/support python3 bench/serving/goodput.py FOLDER --device cuda
+    PYTHONPATH=.:src:tests/support:.gpu-deps python3 bench/serving/goodput.py FOLDER --device cuda
         [--mixes three,four,five,six] [--bounds 5,3,10] [--ways eclip,streams,priorities,mps,beside]
 
 Services of a mix get Poisson arrivals, each for an equal part of the device's time at load 1; all
@@ -25,28 +25,18 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.support.beside import (
-    BATCH,
-    LEAST_PART,
-    MODEL,
-    SEATS,
-    SETTINGS,
-    BackgroundFront,
-    busy_share_during,
-    misses,
-    part_of_free,
-)
+from bench.support.beside import SEATS, SETTINGS, BackgroundFront, busy_share_during
+from bench.support.goodput_tables import print_beside, print_goodput, title_of
 from bench.support.kept import Row, add_rows, read_rows
-from bench.support.knee import MOST_LOAD, STEP, WANTED, find_knee
+from bench.support.knee import find_knee
 from bench.support.mps import client_pids, gpu_uuid, under_mps
 from bench.support.offered import MIXES, Front, Service, services_of
-from bench.support.tables import print_table
 
 from eclip.serving.config import ServingConfig
 from served_core import Driver, config_of
@@ -62,8 +52,7 @@ FIRST_LOAD = 1.0  # where nothing is known yet
 BESIDE_BOUND, BESIDE_PART = 5.0, 0.6
 BESIDE_TIMES = 2  # as long as a load of a sweep: there is one load only
 SETTLE_S = 0.5
-LATE_PART = 0.2  # of the shortest bound, that the generator may be late itself
-REST_PART = 0.5  # of a bound, above which a service has little room even at rest
+START_S = 150.0  # of servers, at most; two models took 34 s on an H200 beside other tests
 
 
 def measure(mix: str, times: float, way: str, *, device: str, seconds: float, first: float) -> Row:
@@ -100,10 +89,10 @@ def started(services: Sequence[Service], way: str, device: str) -> Iterator[tupl
     """The servers of a way, and what is to be said of them."""
     configs = configs_of(services, way, device)
     if way != MPS:
-        with Driver(*configs) as driver:
+        with Driver(*configs, patience_s=START_S) as driver:
             yield driver, {}
         return
-    with under_mps(gpu_uuid()) as daemon, Driver(*configs) as driver:
+    with under_mps(gpu_uuid()) as daemon, Driver(*configs, patience_s=START_S) as driver:
         clients = client_pids(daemon)
         reached = sum(served.device_pid in clients for served in driver.servers)
         yield driver, {"servers": len(driver.servers), "mps_clients": reached}
@@ -128,7 +117,7 @@ def measure_beside(mix: str, times: float, *, device: str, seconds: float, goodp
     settings = [service.settings() for service in services]
     config = config_of(*settings, SETTINGS, device=device, fronts=SEATS)
     begin_s = time.monotonic()
-    with Driver(config) as driver, BackgroundFront(driver) as background:
+    with Driver(config, patience_s=START_S) as driver, BackgroundFront(driver) as background:
         front = Front(driver, services)
         front.run(load, SETTLE_S)  # warm
         ready_s = time.monotonic()
@@ -169,7 +158,7 @@ class Results:
         """Measure what is not there yet. Whatever goes wrong, the next one may work."""
         if self.find(**key) is not None:
             return
-        print(f"{_title(key)} …", flush=True)
+        print(f"{title_of(key)} …", flush=True)
         begin_s = time.monotonic()
         row: Row = {"key": key}
         try:
@@ -179,12 +168,7 @@ class Results:
             row["error"] = line = f"{type(error).__name__}: {error}"
         self._rows.append(row)
         add_rows(self._path, [row])
-        print(f"{_title(key)}: {time.monotonic() - begin_s:.1f} s in all, {line}", flush=True)
-
-
-def _title(key: Mapping[str, Any]) -> str:
-    mix, times = key["mix"], key["bound"]
-    return ", ".join([f"{mix}, bound {times:g}", *([key["way"]] if "way" in key else [])])
+        print(f"{title_of(key)}: {time.monotonic() - begin_s:.1f} s in all, {line}", flush=True)
 
 
 def first_load(rows: Sequence[Row], mix: str, times: float) -> float:
@@ -192,84 +176,6 @@ def first_load(rows: Sequence[Row], mix: str, times: float) -> float:
     known = [row for row in rows if row["key"]["mix"] == mix and row["goodput"] > 0]
     known.sort(key=lambda row: row["key"]["bound"] == times)
     return float(known[-1]["goodput"]) if known else FIRST_LOAD
-
-
-def print_goodput(rows: Sequence[Row]) -> None:
-    lines = []
-    for mix, times in dict.fromkeys((row["key"]["mix"], row["key"]["bound"]) for row in rows):
-        of_ways = {
-            row["key"]["way"]: row
-            for row in rows
-            if row["key"] | {"mix": mix, "bound": times} == row["key"]
-        }
-        lines.append(
-            [
-                _title({"mix": mix, "bound": times}),
-                *(_cell(of_ways.get(way)) for way in WAYS),
-                *(_ratio(of_ways, other) for other in ("streams", MPS)),
-                "; ".join(remark for row in of_ways.values() for remark in _remarks(row)),
-            ]
-        )
-    columns = ["mix", *WAYS, "eclip ÷ streams", "eclip ÷ mps", "remarks"]
-    title = f"Load at which {WANTED:.0%} keep their bounds, of the device's time at batch 1"
-    print_table(title, columns, lines)
-
-
-def _cell(row: Row | None) -> str:
-    if row is None:
-        return ""
-    if "error" in row:
-        return "failed"
-    most = row["goodput"] * STEP > MOST_LOAD and all(
-        run["attained"] >= WANTED for run in row["runs"]
-    )
-    return f"{'≥ ' if most else ''}{row['goodput']:.2f}"
-
-
-def _ratio(of_ways: Mapping[str, Row], other: str) -> str:
-    ours, theirs = (of_ways.get(way, {}).get("goodput") for way in ("eclip", other))
-    return f"{ours / theirs:.2f}" if ours is not None and theirs else ""
-
-
-def _remarks(row: Row) -> list[str]:
-    """What makes a number worth less."""
-    way = row["key"]["way"]
-    if "error" in row:
-        return [f"{way}: {row['error']}"]
-    remarks = [
-        f"{way}: {name} takes {row['rest_ms'][name] / bound_ms:.0%} of its bound at rest"
-        for name, bound_ms in row["bounds_ms"].items()
-        if row["rest_ms"][name] > REST_PART * bound_ms
-    ]
-    missed = [run for run in row["runs"] if run["attained"] < WANTED]
-    lowest = min(missed, key=lambda run: run["load"], default=None)
-    late_ms = LATE_PART * min(row["bounds_ms"].values())
-    if lowest is not None and lowest["generator_late_ms"] > late_ms:
-        remarks.append(f"{way}: generator late")  # so the front may be the limit, not the device
-    if row.get("mps_clients") != row.get("servers"):
-        remarks.append(f"{way}: {row['mps_clients']} of {row['servers']} servers under MPS")
-    return remarks
-
-
-def print_beside(rows: Sequence[Row]) -> None:
-    lines = [
-        [_title(row["key"]), *[""] * 7, row["error"]]
-        if "error" in row
-        else [
-            _title(row["key"]), f"{row['load']:.2f}", f"{row['busy_share']:.2f}",
-            f"{row['attained_alone']:.2%}", f"{row['attained']:.2%}", f"{row['worst']:.2%}",
-            f"{row['beside_rps'] / row['alone_rps']:.3f}", f"{part_of_free(row):.2f}",
-            ", ".join(misses(row)),
-        ]
-        for row in rows
-    ]  # fmt: skip
-    columns = ["mix", "load", "busy", "in time alone", "in time", "worst service"]
-    columns += ["background", "÷ (1 - busy)", "missed"]
-    title = (
-        f"eclip at {BESIDE_PART:.0%} of its goodput, {MODEL} at batch {BATCH} beside; wanted: "
-        f"{WANTED:.0%} in time, background ÷ (1 - busy) of {LEAST_PART}"
-    )
-    print_table(title, columns, lines)
 
 
 def main() -> None:
@@ -281,13 +187,16 @@ def main() -> None:
     parser.add_argument("--ways", default=",".join([*WAYS, BESIDE]))
     parser.add_argument("--seconds", type=float, default=2.5, help="of load, for each load")
     given = parser.parse_args()
+    mixes, ways = given.mixes.split(","), given.ways.split(",")
+    if unknown := {*mixes, *ways} - {*MIXES, *WAYS, BESIDE}:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
     given.folder.mkdir(parents=True, exist_ok=True)
     run(
         given.folder,
         device=given.device,
-        mixes=given.mixes.split(","),
+        mixes=mixes,
         bounds=[float(times) for times in given.bounds.split(",")],
-        ways=given.ways.split(","),
+        ways=ways,
         seconds=given.seconds,
     )
 
@@ -301,8 +210,8 @@ def run(
     ways: Sequence[str],
     seconds: float,
 ) -> None:
-    found = Results(folder / "goodput.jsonl")
-    beside = Results(folder / "beside.jsonl")
+    found = Results(folder / f"goodput-{device}.jsonl")
+    beside = Results(folder / f"beside-{device}.jsonl")
     if MPS in ways and device != "cuda":
         print(f"{MPS} is left out: it needs --device cuda", flush=True)
     sweeps = [way for way in WAYS if way in ways and (way != MPS or device == "cuda")]
@@ -320,9 +229,9 @@ def run(
                 measure_beside, mix, times, device=device, seconds=seconds, goodput=goodput
             )
             beside.attempt(both, mix=mix, bound=times)
-    print_goodput(found.rows)
+    print_goodput(found.rows, list(WAYS))
     if beside.rows:
-        print_beside(beside.rows)
+        print_beside(beside.rows, BESIDE_PART)
 
 
 if __name__ == "__main__":

@@ -51,13 +51,17 @@ def client_pids(daemon: MpsDaemon) -> set[int]:
 
 
 def _ask(daemon: MpsDaemon, question: str) -> list[int]:
-    done = subprocess.run(
-        [CONTROL],
-        input=f"{question}\n",
-        capture_output=True,
-        text=True,
-        env=os.environ | {PIPES: str(daemon.pipes)},
-        timeout=_ANSWER_S,
-        check=False,
-    )
+    """The numbers in the daemon's answer; none, if it gives none."""
+    try:
+        done = subprocess.run(
+            [CONTROL],
+            input=f"{question}\n",
+            capture_output=True,
+            text=True,
+            env=os.environ | {PIPES: str(daemon.pipes)},
+            timeout=_ANSWER_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return []
     return [int(word) for word in done.stdout.split() if word.isdigit()]

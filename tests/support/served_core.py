@@ -161,11 +161,11 @@ class LoopThread(Closing):
 class Driver(LoopThread):
     """Servers, started at once in one loop; most tests have one."""
 
-    def __init__(self, *configs: ServingConfig) -> None:
+    def __init__(self, *configs: ServingConfig, patience_s: float = PATIENCE_S) -> None:
         super().__init__()
         self._stack = contextlib.AsyncExitStack()
         try:
-            self.servers = self(self._start(configs))
+            self.servers = self(self._start(configs), patience_s)
         except BaseException:
             super().close()
             raise

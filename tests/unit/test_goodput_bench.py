@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from bench.serving import goodput
-from bench.serving.goodput import Results, first_load, print_beside, print_goodput, run
+from bench.serving.goodput import WAYS, Results, first_load, run
 from bench.support.beside import misses, part_of_free
+from bench.support.goodput_tables import print_beside, print_goodput
 from bench.support.kept import read_rows
 from bench.support.knee import HALVINGS, LEAST_LOAD, MOST_LOAD, STEP, find_knee
 from bench.support.offered import MIXES, MOST_OF_BOUND, Service, arrivals_of, services_of
@@ -120,7 +121,7 @@ def test_a_way_that_fails_leaves_an_error_and_only_that_is_measured_again(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     rehearse({"eclip": 2.0, "priorities": 1.0})
-    rows = read_rows(tmp_path / "goodput.jsonl")
+    rows = read_rows(tmp_path / "goodput-sim.jsonl")
     assert [row["key"]["way"] for row in rows] == 2 * ["eclip", "streams", "priorities"]
     assert rows[1]["error"] == "RuntimeError: no streams today"
     for row, knee in ((rows[0], 2.0), (rows[2], 1.0)):
@@ -131,7 +132,7 @@ def test_a_way_that_fails_leaves_an_error_and_only_that_is_measured_again(
     assert "streams: RuntimeError: no streams today" in said
 
     rehearse({"eclip": 9.9, "streams": 1.6, "priorities": 9.9})
-    again = read_rows(tmp_path / "goodput.jsonl")[len(rows) :]
+    again = read_rows(tmp_path / "goodput-sim.jsonl")[len(rows) :]
     assert [row["key"]["way"] for row in again] == 2 * ["streams"]
     table = capsys.readouterr().out.split("three, bound 5  ")[1].split("\n")[0]
     assert table.split()[3] == "1.26"  # eclip ÷ streams, of knees found to 2.6%
@@ -172,7 +173,7 @@ def test_table_says_what_makes_a_number_worth_less(capsys: pytest.CaptureFixture
         | more
         for way, found, rest_ms, more in ways
     ]
-    print_goodput(rows)
+    print_goodput(rows, list(WAYS))
     said = capsys.readouterr().out
     assert "1.50         2.00" in said
     remarks = "streams: a takes 60% of its bound at rest; streams: generator late; mps: 5 of 6"
@@ -196,7 +197,7 @@ def test_background_is_held_against_what_services_leave() -> None:
 
 def test_background_has_a_table_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     failed = {"key": {"mix": "five", "bound": 5.0}, "error": "no room"}
-    print_beside([beside(beside_rps=80.0), failed])
+    print_beside([beside(beside_rps=80.0), failed], 0.6)
     six, five = capsys.readouterr().out.splitlines()[-3:-1]
     assert six.split()[-3:] == ["0.400", "0.80", "background"]
     assert five.endswith("no room")
