@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -29,6 +28,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.support.kept import add_rows, read_rows
+from bench.support.mps import gpu_uuid
 from bench.support.programs import (
     OURS,
     PLAIN,
@@ -219,7 +219,7 @@ def measure(
 ) -> list[dict[str, Any]]:
     with contextlib.ExitStack() as stack:
         needed = any(way.mps for way in ways)
-        pipes = stack.enter_context(MpsDaemon(_uuid())).pipes if needed else None
+        pipes = stack.enter_context(MpsDaemon(gpu_uuid())).pipes if needed else None
         sets = []
         for way in ways:
             board = folder / f"board-{name}-{ways.index(way)}"
@@ -244,12 +244,6 @@ def measure(
             for program in one.all():
                 program.wait()
         return Measured(name, scene, folder, sets).run()
-
-
-def _uuid() -> str:
-    command = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return done.stdout.split()[0]
 
 
 def compare_losses(folder: Path) -> dict[str, Any]:

@@ -1,221 +1,181 @@
 """Claims of docs/results.md about goodput: how much load a server takes with 99% in their bounds.
 
-    PYTHONPATH=.:src:tests/support python3 bench/serving/goodput.py FOLDER --device cuda
+    PYTHONPATH=.:src:tests/support:.gpu-deps python3 bench/serving/goodput.py FOLDER --device cuda
+        [--mixes three,four,five,six] [--bounds 5,3,10] [--ways eclip,streams,priorities,mps,beside]
 
-Services of a mix get Poisson arrivals, each for an equal part of the device's time at load 1. The
-load rises until less than 90% of the requests are answered within their bounds, and is then halved
-towards 99%. A request that is refused has missed its bound. The bench itself is the front, so
-protocols are not measured. Results are in FOLDER as soon as a way is done; what is there is not
-measured again.
+Services of a mix get Poisson arrivals, each for an equal part of the device's time at load 1; all
+ways have the same arrivals. The load goes in steps until one is served and one is not, and is then
+halved towards 99%. The first load is what was found for the mix before. A request that is refused
+has missed its bound. The bench itself is the front, so protocols are not measured.
+
+eclip, streams, priorities: one server, with another policy each. mps: a server with plain streams
+for every model, all under one MPS daemon; on a simulator there is none, and the way is left out.
+beside, at bound 5: eclip at 60% of its goodput, with background work beside its services.
+
+A way takes about 40 s. Its row is in FOLDER as soon as it is done, and is not measured again; a
+way that failed has a row with an error, and is tried again by the next call.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
+import contextlib
+import functools
+import itertools
 import json
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.support.kept import add_rows, read_rows
-from bench.support.tables import print_table
+from bench.support.beside import SEATS, SETTINGS, BackgroundFront, busy_share_during
+from bench.support.goodput_tables import print_beside, print_goodput, title_of
+from bench.support.kept import Row, add_rows, read_rows
+from bench.support.knee import find_knee
+from bench.support.mps import client_pids, gpu_uuid, under_mps
+from bench.support.offered import MIXES, Front, Service, services_of
 
-from eclip.artefacts.model_key import ModelKey
-from eclip.frontends.library import find_profile
-from eclip.lab.case import find_calibration, find_topology
-from eclip.serving.messages import RefusedError
-from eclip.serving.tensors import DATATYPES
-from served_core import Driver, config_of, request
+from eclip.serving.config import ServingConfig
+from served_core import Driver, config_of
 
-MIXES = {
-    "three": ("resnet50", "bert", "densenet121"),
-    "four": ("resnet152", "vit_b_16", "gpt2", "efficientnet"),
-    "five": ("albert", "vgg19", "convnext", "shufflenet", "resnext101"),
-    "six": ("bert", "resnet50", "mobilenet_v3", "densenet201", "vit_b_16", "alexnet"),
+MPS, BESIDE = "mps", "beside"
+WAYS: dict[str, dict[str, Any]] = {  # settings of the server
+    "eclip": {"replan": True, "replan_seconds": 5.0},
+    "streams": {"policy": "shared"},
+    "priorities": {"policy": "priority"},
+    MPS: {"policy": "shared"},
 }
-WAYS = {"eclip": None, "streams": "shared", "priorities": "priority"}
-BATCHES = (1, 8)
-MOST_OF_BOUND = 0.7  # that a batch may take: a larger one would be late too often
-WANTED, HOPELESS = 0.99, 0.90
-FIRST_LOAD, STEP, HALVINGS = 0.5, 1.5, 4
-MOST_LOAD = 8.0
+FIRST_LOAD = 1.0  # where nothing is known yet
+BESIDE_BOUND, BESIDE_PART = 5.0, 0.6
+BESIDE_TIMES = 2  # as long as a load of a sweep: there is one load only
 SETTLE_S = 0.5
-LATE_MS = 1.0  # of the generator itself, above which a run is marked
+START_S = 150.0  # of servers, at most; two models took 34 s on an H200 beside other tests
 
 
-@dataclass(frozen=True)
-class Service:
-    name: str
-    rest_ms: float  # of one request with the device to itself
-    bound_ms: float
-    batches: tuple[int, ...]
-    share: int  # of how many
-
-    def rate_rps(self, load: float) -> float:
-        return 1e3 * load / self.rest_ms / self.share
-
-
-def services_of(mix: str, times: float) -> list[Service]:
-    topology = find_topology("h200")
-    calibration = find_calibration(None, topology)
-
-    def takes_ms(name: str, batch: int) -> float:
-        profile = find_profile(ModelKey(name, batch), topology, calibration, [])
-        return float(profile.request_ns[-1] / 1e6)
-
-    found = []
-    for name in MIXES[mix]:
-        rest_ms = takes_ms(name, 1)
-        bound_ms = times * rest_ms
-        fitting = tuple(one for one in BATCHES if takes_ms(name, one) <= MOST_OF_BOUND * bound_ms)
-        found.append(Service(name, rest_ms, bound_ms, fitting, len(MIXES[mix])))
-    return found
-
-
-def start(services: Sequence[Service], way: str, device: str) -> Driver:
-    settings = [
-        {
-            "name": one.name,
-            "model": one.name,
-            "bound": f"{one.bound_ms:.3f}ms",
-            "rate": one.rate_rps(1.0),
-            "batches": list(one.batches),
-        }
-        for one in services
-    ]
-    server = {"device": device, "replan": True, "replan_seconds": 5.0}
-    if WAYS[way] is not None:
-        server |= {"policy": WAYS[way], "replan": False}
-    return Driver(config_of(*settings, **server))
-
-
-class Front:
-    """Sends requests when they are due, and sees which are answered within their bounds."""
-
-    def __init__(self, driver: Driver, services: Sequence[Service]) -> None:
-        self._driver, self._services = driver, services
-        models = driver.served.core.models
-        self._inputs = {
-            one.name: {
-                tensor.name: np.zeros((1, *tensor.shape), DATATYPES[tensor.datatype].dtype)
-                for tensor in models[one.name].inputs
-            }
-            for one in services
-        }
-
-    def run(self, load: float, seconds: float, seed: int) -> dict[str, Any]:
-        random = np.random.default_rng(seed)
-        due: list[tuple[float, Service]] = []
-        for one in self._services:
-            count = random.poisson(one.rate_rps(load) * seconds)
-            due += [(at, one) for at in random.uniform(0, seconds, count).tolist()]
-        due.sort(key=lambda pair: pair[0])
-        return self._driver(self._send(due, load), 60.0 + 10 * seconds)
-
-    async def _send(self, due: Sequence[tuple[float, Service]], load: float) -> dict[str, Any]:
-        loop = asyncio.get_running_loop()
-        kept = {one.name: [0, 0] for one in self._services}  # within the bound, and all
-        late_s: list[float] = []
-        begin = loop.time() + 0.05
-
-        async def ask(at: float, one: Service) -> None:
-            ended = float("inf")
-            try:
-                await self._driver.served.core.infer(request(one.name, self._inputs[one.name]))
-                ended = loop.time()
-            except RefusedError:
-                pass
-            kept[one.name][1] += 1
-            kept[one.name][0] += 1e3 * (ended - begin - at) <= one.bound_ms
-
-        asked = []
-        for at, one in due:
-            while (left := begin + at - loop.time()) > 0:
-                await asyncio.sleep(left - 1e-3 if left > 2e-3 else 0)
-            late_s.append(-left)
-            asked.append(asyncio.ensure_future(ask(at, one)))
-        await asyncio.gather(*asked)
-        within, total = (sum(pair[index] for pair in kept.values()) for index in (0, 1))
-        return {
-            "load": load,
-            "requests": total,
-            "attained": within / max(total, 1),
-            "worst": min(pair[0] / max(pair[1], 1) for pair in kept.values()),
-            "generator_late_ms": 1e3 * float(np.percentile(late_s, 99)),
-        }
-
-
-def sweep(front: Front, seconds: float) -> tuple[float, list[dict[str, Any]]]:
-    """The largest load that was seen to be served, and every run."""
-    runs: list[dict[str, Any]] = []
-
-    def serves(load: float) -> float:
-        runs.append(front.run(load, seconds, seed=len(runs)))
-        print(json.dumps(runs[-1]), flush=True)
-        time.sleep(SETTLE_S)
-        return float(runs[-1]["attained"])
-
-    good, bad, load = 0.0, MOST_LOAD, FIRST_LOAD
-    while load < MOST_LOAD:
-        attained = serves(load)
-        if attained >= WANTED:
-            good = load
-        else:
-            bad = min(bad, load)
-        if attained < HOPELESS:
-            break
-        load *= STEP
-    for _ in range(HALVINGS):
-        middle = (good + bad) / 2
-        if serves(middle) >= WANTED:
-            good = middle
-        else:
-            bad = middle
-    return good, runs
-
-
-def measure(mix: str, times: float, way: str, device: str, seconds: float) -> dict[str, Any]:
+def measure(mix: str, times: float, way: str, *, device: str, seconds: float, first: float) -> Row:
     services = services_of(mix, times)
-    with start(services, way, device) as driver:
+    begin_s = time.monotonic()
+    runs: list[Row] = []
+    with started(services, way, device) as (driver, about):
         front = Front(driver, services)
-        front.run(0.2, SETTLE_S, seed=1)  # warm
-        goodput, runs = sweep(front, seconds)
-    return {"mix": mix, "bound": times, "way": way, "goodput": goodput, "runs": runs}
+        rest_ms = front.rest_ms()  # which warms, too
+        ready_s = time.monotonic()
+
+        def attain(load: float) -> float:
+            time.sleep(SETTLE_S)
+            runs.append(front.run(load, seconds))
+            print(json.dumps(runs[-1]), flush=True)
+            return float(runs[-1]["attained"])
+
+        goodput = find_knee(attain, first)
+        sweep_s = time.monotonic() - ready_s
+        plans = driver.served.supervisor.services.deployed.generation
+    return about | {
+        "goodput": goodput,
+        "bounds_ms": {service.name: service.bound_ms for service in services},
+        "rest_ms": rest_ms,
+        "plans": plans,  # more than one: rates had drifted, and the server planned again
+        "start_s": ready_s - begin_s,
+        "sweep_s": sweep_s,
+        "runs": runs,
+    }
 
 
-def print_rows(rows: Sequence[dict[str, Any]]) -> None:
-    found = {(row["mix"], row["bound"], row["way"]): row for row in rows}
-    lines = []
-    for mix, times in dict.fromkeys((row["mix"], row["bound"]) for row in rows):
-        cells = [found.get((mix, times, way)) for way in WAYS]
-        base = found.get((mix, times, "streams"))
-        ours = found.get((mix, times, "eclip"))
-        ratio = (
-            f"{ours['goodput'] / base['goodput']:.2f}" if ours and base and base["goodput"] else ""
-        )
-        marked = any(
-            run["generator_late_ms"] > LATE_MS for one in cells if one for run in one["runs"]
-        )
-        lines.append(
-            [
-                f"{mix}, bound {times:g}",
-                *("" if one is None else f"{one['goodput']:.2f}" for one in cells),
-                ratio,
-                "generator late" if marked else "",
-            ]
-        )
-    columns = ["mix", *WAYS, "eclip ÷ streams", ""]
-    print_table(
-        "Load at which 99% keep their bounds, of the device's time at batch 1", columns, lines
-    )
+@contextlib.contextmanager
+def started(services: Sequence[Service], way: str, device: str) -> Iterator[tuple[Driver, Row]]:
+    """The servers of a way, and what is to be said of them."""
+    configs = configs_of(services, way, device)
+    if way != MPS:
+        with Driver(*configs, patience_s=START_S) as driver:
+            yield driver, {}
+        return
+    with under_mps(gpu_uuid()) as daemon, Driver(*configs, patience_s=START_S) as driver:
+        clients = client_pids(daemon)
+        reached = sum(served.device_pid in clients for served in driver.servers)
+        yield driver, {"servers": len(driver.servers), "mps_clients": reached}
+
+
+def configs_of(services: Sequence[Service], way: str, device: str) -> list[ServingConfig]:
+    """One server for all services, or one for each."""
+    groups = [[service] for service in services] if way == MPS else [services]
+    return [
+        config_of(*(service.settings() for service in group), device=device, **WAYS[way])
+        for group in groups
+    ]
+
+
+def measure_beside(mix: str, times: float, *, device: str, seconds: float, goodput: float) -> Row:
+    """Background alone, services alone, and both, at one server. Its plan is that of its start:
+    everybody gives way in the usual manner."""
+    if not goodput:
+        raise RuntimeError("eclip has no goodput to take a part of")
+    services = services_of(mix, times)
+    load, seconds = BESIDE_PART * goodput, BESIDE_TIMES * seconds
+    settings = [service.settings() for service in services]
+    config = config_of(*settings, SETTINGS, device=device, fronts=SEATS)
+    begin_s = time.monotonic()
+    with Driver(config, patience_s=START_S) as driver, BackgroundFront(driver) as background:
+        front = Front(driver, services)
+        front.run(load, SETTLE_S)  # warm
+        ready_s = time.monotonic()
+        alone_rps, _ = background.rate_during(lambda: time.sleep(seconds))
+        busy_share, alone = busy_share_during(driver, lambda: front.run(load, seconds))
+        beside_rps, beside = background.rate_during(lambda: front.run(load, seconds))
+        ended_s = time.monotonic()
+    return beside | {
+        "attained_alone": alone["attained"],
+        "busy_share": busy_share,
+        "alone_rps": alone_rps,
+        "beside_rps": beside_rps,
+        "start_s": ready_s - begin_s,
+        "sweep_s": ended_s - ready_s,
+    }
+
+
+class Results:
+    """Rows in a file: one for every key, as soon as it is there."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._rows = read_rows(path)
+
+    @property
+    def rows(self) -> list[Row]:
+        """The last one of every key; one that failed may have been tried again."""
+        return list({json.dumps(row["key"]): row for row in self._rows}.values())
+
+    @property
+    def measured(self) -> list[Row]:
+        return [row for row in self.rows if "error" not in row]
+
+    def find(self, **key: Any) -> Row | None:
+        return next((row for row in self.measured if row["key"] == key), None)
+
+    def attempt(self, find: Callable[[], Row], **key: Any) -> None:
+        """Measure what is not there yet. Whatever goes wrong, the next one may work."""
+        if self.find(**key) is not None:
+            return
+        print(f"{title_of(key)} …", flush=True)
+        begin_s = time.monotonic()
+        row: Row = {"key": key}
+        try:
+            row |= find()
+            line = f"start {row['start_s']:.1f} s, loads {row['sweep_s']:.1f} s"
+        except Exception as error:
+            row["error"] = line = f"{type(error).__name__}: {error}"
+        self._rows.append(row)
+        add_rows(self._path, [row])
+        print(f"{title_of(key)}: {time.monotonic() - begin_s:.1f} s in all, {line}", flush=True)
+
+
+def first_load(rows: Sequence[Row], mix: str, times: float) -> float:
+    """Where to begin: what was found for the mix last, at this bound if there is one."""
+    known = [row for row in rows if row["key"]["mix"] == mix and row["goodput"] > 0]
+    known.sort(key=lambda row: row["key"]["bound"] == times)
+    return float(known[-1]["goodput"]) if known else FIRST_LOAD
 
 
 def main() -> None:
@@ -224,21 +184,54 @@ def main() -> None:
     parser.add_argument("--device", default="sim")
     parser.add_argument("--mixes", default=",".join(MIXES))
     parser.add_argument("--bounds", default="5,3,10")
-    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--ways", default=",".join([*WAYS, BESIDE]))
+    parser.add_argument("--seconds", type=float, default=2.5, help="of load, for each load")
     given = parser.parse_args()
+    mixes, ways = given.mixes.split(","), given.ways.split(",")
+    if unknown := {*mixes, *ways} - {*MIXES, *WAYS, BESIDE}:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
     given.folder.mkdir(parents=True, exist_ok=True)
-    results = given.folder / "goodput.jsonl"
-    rows = read_rows(results)
-    done = {(row["mix"], row["bound"], row["way"]) for row in rows}
-    for times in map(float, given.bounds.split(",")):
-        for mix in given.mixes.split(","):
-            for way in WAYS:
-                if (mix, times, way) in done:
-                    continue
-                row = measure(mix, times, way, given.device, given.seconds)
-                rows.append(row)
-                add_rows(results, [row])
-    print_rows(rows)
+    run(
+        given.folder,
+        device=given.device,
+        mixes=mixes,
+        bounds=[float(times) for times in given.bounds.split(",")],
+        ways=ways,
+        seconds=given.seconds,
+    )
+
+
+def run(
+    folder: Path,
+    *,
+    device: str,
+    mixes: Sequence[str],
+    bounds: Sequence[float],
+    ways: Sequence[str],
+    seconds: float,
+) -> None:
+    found = Results(folder / f"goodput-{device}.jsonl")
+    beside = Results(folder / f"beside-{device}.jsonl")
+    if MPS in ways and device != "cuda":
+        print(f"{MPS} is left out: it needs --device cuda", flush=True)
+    sweeps = [way for way in WAYS if way in ways and (way != MPS or device == "cuda")]
+    for times, mix in itertools.product(bounds, mixes):
+        for way in sweeps:
+            first = first_load(found.measured, mix, times)
+            sweep = functools.partial(
+                measure, mix, times, way, device=device, seconds=seconds, first=first
+            )
+            found.attempt(sweep, mix=mix, bound=times, way=way)
+        if BESIDE in ways and times == BESIDE_BOUND:
+            ours = found.find(mix=mix, bound=times, way="eclip") or {"goodput": 0.0}
+            goodput = ours["goodput"]
+            both = functools.partial(
+                measure_beside, mix, times, device=device, seconds=seconds, goodput=goodput
+            )
+            beside.attempt(both, mix=mix, bound=times)
+    print_goodput(found.rows, list(WAYS))
+    if beside.rows:
+        print_beside(beside.rows, BESIDE_PART)
 
 
 if __name__ == "__main__":

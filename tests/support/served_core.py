@@ -6,9 +6,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -110,12 +111,7 @@ async def serving(config: ServingConfig) -> AsyncIterator[Served]:
     core: FrontCore | None = None
     try:
         await supervisor.start()
-        channel, theirs = Channel.pair()
-        child = Child(channel, cast(Any, _NoProcess()))
-        supervisor.fronts.take(supervisor.fronts.seats[0], child)
-        core, _ = await open_core(Channel(theirs))
-        while not core.started:
-            await asyncio.sleep(0.005)
+        core = await open_front(take_seat(supervisor))
         yield Served(supervisor, core, log)
     finally:
         if core is not None:
@@ -123,19 +119,29 @@ async def serving(config: ServingConfig) -> AsyncIterator[Served]:
         await supervisor.close()
 
 
-class Driver(Closing):
-    """Runs a server's event loop in a thread, and what tests ask in it."""
+def take_seat(supervisor: Supervisor, place: int = 0) -> socket.socket:
+    """A front's end of a channel to the server; called in the server's loop."""
+    channel, theirs = Channel.pair()
+    child = Child(channel, cast(Any, _NoProcess()))
+    supervisor.fronts.take(supervisor.fronts.seats[place], child)
+    return theirs
 
-    def __init__(self, config: Any) -> None:
+
+async def open_front(theirs: socket.socket) -> FrontCore:
+    """The front at this end, in the loop that runs this, when the device is up."""
+    core, _ = await open_core(Channel(theirs))
+    while not core.started:
+        await asyncio.sleep(0.005)
+    return core
+
+
+class LoopThread(Closing):
+    """An event loop in a thread of its own, and what others ask in it."""
+
+    def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._context = serving(config)
-        try:
-            self.served: Served = self(self._context.__aenter__())
-        except BaseException:
-            self._end()
-            raise
 
     def __call__(self, work: Awaitable[T], patience_s: float = PATIENCE_S) -> T:
         return self.begin(work, patience_s).result()
@@ -147,13 +153,43 @@ class Driver(Closing):
         return asyncio.run_coroutine_threadsafe(awaited(), self._loop)
 
     def close(self) -> None:
-        self(self._context.__aexit__(None, None, None))
-        self._end()
-
-    def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+class Driver(LoopThread):
+    """Servers, started at once in one loop; most tests have one."""
+
+    def __init__(self, *configs: ServingConfig, patience_s: float = PATIENCE_S) -> None:
+        super().__init__()
+        self._stack = contextlib.AsyncExitStack()
+        try:
+            self.servers = self(self._start(configs), patience_s)
+        except BaseException:
+            super().close()
+            raise
+
+    @property
+    def served(self) -> Served:
+        return self.servers[0]
+
+    async def _start(self, configs: Sequence[ServingConfig]) -> list[Served]:
+        opening = [self._stack.enter_async_context(serving(config)) for config in configs]
+        started: list[Served] = []
+        try:
+            for outcome in await asyncio.gather(*opening, return_exceptions=True):
+                if isinstance(outcome, BaseException):
+                    raise outcome
+                started.append(outcome)
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return started
+
+    def close(self) -> None:
+        self(self._stack.aclose())
+        super().close()
 
 
 def request(model: str, inputs: Mapping[str, npt.NDArray[Any]], **more: Any) -> InferRequest:

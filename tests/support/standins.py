@@ -157,6 +157,10 @@ case "{mode} $1" in
 esac
 read -r asked
 [ -e listening ] || { echo "cannot find the daemon"; exit 1; }
+case "$asked" in
+get_server_list) echo 1 ;;
+"get_client_list 1") [ ! -e clients ] || cat clients ;;
+esac
 [ "$asked" != quit ] || [ "{mode}" = deaf ] || touch quit
 """
 
