@@ -79,7 +79,6 @@ API cuStreamGetCtx(CUstream, CUcontext* of) { return *of = kContext, CUDA_SUCCES
 API cuStreamIsCapturing(CUstream, int* status) { return *status = 0, CUDA_SUCCESS; }
 API cuThreadExchangeStreamCaptureMode(int*) { return CUDA_SUCCESS; }
 API cuEventCreate(CUevent* made, unsigned) { return hand_out(made); }
-API cuEventDestroy_v2(CUevent) { return CUDA_SUCCESS; }
 // A function's handle is its name.
 API cuFuncGetName(const char** name, CUfunction function) {
     *name = reinterpret_cast<const char*>(function);
