@@ -233,11 +233,11 @@ bool read_state() {
     return state.load() != kOff;
 }
 
-void launch(CUstream stream, Default meaning, Work work, CUfunction function, double work_ns) {
+void launch(CUstream stream, Default meaning, const Work& work) {
     if (inside) return;
     CUcontext context = attend();
     if (context == nullptr) return;
-    if (work == Work::kernel) meet_function(function);
+    if (work.kind == Work::kernel) meet_function(work.function);
     if (captures(stream, meaning)) return;
     Line& line = line_at(find_line(stream, meaning, context));
     if (promise.tier == ECLIP_SERVICE) {
@@ -245,8 +245,7 @@ void launch(CUstream stream, Default meaning, Work work, CUfunction function, do
         return;
     }
     meet_others(meeting_place(line));
-    if (paced.load(std::memory_order_relaxed))
-        pace(line, stream, meaning, work == Work::graph ? work_ns : kOneLaunch);
+    if (paced.load(std::memory_order_relaxed)) pace(line, stream, meaning, work);
 }
 
 void meet(CUstream stream, Default meaning) {
