@@ -179,7 +179,7 @@ private:
     LetPythonRun others_;
 };
 
-int64_t hold(int64_t now) {
+void hold(int64_t now) {
     eclip_board_row& row = Seat::get().mine();
     add_to_word(row.yielded, 1);
     int64_t began = now;
@@ -188,7 +188,6 @@ int64_t hold(int64_t now) {
         for (; must_hold(now); now = monotonic_ns()) kept.look_later(now);
     }
     if (now - began > read_word(row.longest_pause_ns)) write_word(row.longest_pause_ns, now - began);
-    return now;
 }
 
 bool is_done(CUevent event) { return driver().cuEventQuery(event) != CUDA_ERROR_NOT_READY; }
@@ -206,12 +205,10 @@ bool is_full(uint64_t open, Weight next) {
     return weight_in(open) + next.ns > grain_ns || launches_in(open) >= kMostLaunches;
 }
 
-// Where the device may have waited for the program, a stretch took somewhat between the time without
-// what launching it took and the whole time.
+// Part of the time the device may have waited for the program.
 void learn(const Stretch& stretch, double ns) {
     const auto weighed = static_cast<double>(stretch.expected_ns);
-    const double least = stretch.fed ? ns : ns - static_cast<double>(stretch.launching_ns);
-    const double took = std::clamp(weighed, least, ns);
+    const double took = std::clamp(weighed, ns - static_cast<double>(stretch.idle_ns), ns);
     if (took != weighed) correct(*stretch.weights, stretch.launches, took - weighed);
 }
 
@@ -260,9 +257,7 @@ bool record_end(Pace& pace, CUstream stream, Default meaning, uint32_t launches,
     next.launches = launches;
     next.apart = pace.apart || weight >= kWhole;
     next.expected_ns = weight >= kWhole ? grain_ns : weight;
-    next.begun_ns = pace.begun_ns.load();
-    next.launching_ns = monotonic_ns() - next.begun_ns;
-    next.fed = false;
+    next.idle_ns = monotonic_ns() - pace.at_work_ns.load();
     ++pace.recorded;
     add_to_word(Seat::get().mine().launched, 1);
     return true;
@@ -306,10 +301,8 @@ Awaited find_awaited(Pace& pace) {
     uint64_t number = pace.recorded - most;
     if (number < pace.retired) return {};
     int64_t ends_ns = pace.retired_ns;
-    for (uint64_t each = pace.retired; each <= number && ends_ns != 0; ++each) {
-        const Stretch& stretch = pace.ring[each % kRing];
-        ends_ns = std::max(ends_ns, stretch.begun_ns) + stretch.expected_ns;
-    }
+    for (uint64_t each = pace.retired; each <= number && ends_ns != 0; ++each)
+        ends_ns += pace.ring[each % kRing].expected_ns;
     const Stretch& awaited = pace.ring[number % kRing];
     return {awaited.event, number, newest, awaited.expected_ns, ends_ns};
 }
@@ -326,6 +319,7 @@ Found wait_for(Pace& pace, const Awaited& awaited) {
         int64_t began = monotonic_ns(), now = began;
         Kept kept(began, awaited.ends_ns);
         while (!is_done(awaited.event)) {
+            pace.at_work_ns.store(now);
             bool enough = now - began > patience;
             if (enough) pace.given_up.fetch_add(1);
             if (enough || capture_count.load() != 0 || interrupted(now)) return Found::nothing;
@@ -343,7 +337,8 @@ void retire_until(Pace& pace, const Awaited& awaited, Found found) {
     if (pace.epoch != epoch.load()) return;
     Relaxed relaxed;
     const bool ended = found == Found::ended;
-    if (ended && awaited.number < awaited.newest) pace.ring[awaited.newest % kRing].fed = true;
+    // When the newest had been launched the device was still at work on one before.
+    if (ended && awaited.number < awaited.newest) pace.ring[awaited.newest % kRing].idle_ns = 0;
     for (; pace.retired <= awaited.number && pace.retired < pace.recorded; ++pace.retired)
         retire(pace, pace.retired);
     pace.retired_ns = ended ? monotonic_ns() : 0;
@@ -403,12 +398,10 @@ void pace(Line& line, CUstream stream, Default meaning, const Work& work) {
         wait_for_depth(pace);
     }
     int64_t now = monotonic_ns();
-    if (must_hold(now)) {
-        now = hold(now);
-        std::lock_guard again(pace.lock);
-        pace.apart = true;
-    }
-    pace.begun_ns.store(now);
+    if (!must_hold(now)) return;
+    hold(now);
+    std::lock_guard again(pace.lock);
+    pace.apart = true;
 }
 
 void forget_events() { epoch.fetch_add(1); }

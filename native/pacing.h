@@ -29,15 +29,14 @@ struct Stretch {
     Weights* weights = nullptr;  // kept for good, as its line is
     uint32_t launches = 0;
     int64_t expected_ns = 0;  // on the device: what its launches weigh together
-    int64_t begun_ns = 0, launching_ns = 0;  // when the program launched the first, and until the last
-    bool fed = false;    // the device had the stretch before to do until the last was launched
+    int64_t idle_ns = 0;      // of its time, at most: for so long nobody has seen the device at work
     bool apart = false;  // says nothing about how long launches take: after a hold, or a new graph
 };
 
 struct Pace {
     std::atomic<uint64_t> open{0};      // launches of the stretch that is open, and what they weigh
     std::atomic<Weights*> noted{nullptr};  // one by one, for the stretch that is open
-    std::atomic<int64_t> begun_ns{0};   // likewise
+    std::atomic<int64_t> at_work_ns{0};  // when the device was last seen to be
     std::atomic<int64_t> stretch_ns{0};  // that the last measured one took
     std::atomic<int> given_up{0};       // waits in a row that ended without an answer
     std::mutex lock;                    // of what follows; never held while waiting
