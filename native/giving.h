@@ -25,32 +25,26 @@ inline bool on() {
     return now != kOff && (now != kUnread || read_state());
 }
 
-// What is launched: of a kernel which and how large, of a graph also how long it takes.
 constexpr double kUnknownTime = 0;
-struct Work {
-    enum Kind { other, kernel, graph } kind = other;
-    CUfunction function = nullptr;
-    uint64_t blocks = 0;
-    double ns = kUnknownTime;
-};
-
-void launch(CUstream stream, Default meaning, const Work& work);
+void launch(CUstream stream, Default meaning);
+void launch_kernel(CUstream stream, Default meaning, CUfunction function, uint64_t blocks);
+void launch_graph(CUstream stream, Default meaning, double ns);
 void meet(CUstream stream, Default meaning);
 void record(CUevent event, CUstream stream, Default meaning);
 void destroy(CUstream stream);
 void forget(CUevent event);
 void end_contexts();
 
-// Before work is given to the driver.
+// Before work is given to the driver; of a graph also how long it takes, if that is known.
 inline void launching(CUstream stream, Default meaning) {
-    if (on()) launch(stream, meaning, {});
+    if (on()) launch(stream, meaning);
 }
 inline void launching_kernel(CUstream stream, Default meaning, CUfunction function, unsigned x,
                              unsigned y, unsigned z) {
-    if (on()) launch(stream, meaning, {Work::kernel, function, uint64_t{x} * y * z});
+    if (on()) launch_kernel(stream, meaning, function, uint64_t{x} * y * z);
 }
 inline void launching_graph(CUstream stream, Default meaning, double ns = kUnknownTime) {
-    if (on()) launch(stream, meaning, {Work::graph, nullptr, 0, ns});
+    if (on()) launch_graph(stream, meaning, ns);
 }
 
 // Before a call that takes its place in a stream and is not paced.
@@ -139,7 +133,7 @@ constexpr bool copies_to_host(std::string_view symbol) {
 template <class Call>
 CUresult in_default(bool waits, Default meaning, Call&& call) {
     if (!on()) return call();
-    launch(nullptr, meaning, {});
+    launch(nullptr, meaning);
     return waits ? waiting(nullptr, meaning, call) : call();
 }
 

@@ -12,7 +12,13 @@
 
 namespace eclip::giving {
 
-struct Work;
+// What is launched: of a kernel which and how large, of a graph how long it takes.
+struct Work {
+    enum Kind { other, kernel, graph } kind = other;
+    CUfunction function = nullptr;
+    uint64_t blocks = 0;
+    double ns = 0;
+};
 
 constexpr uint32_t kNoPlace = UINT32_MAX;  // a graph: who launches it knows how long it takes
 constexpr uint32_t kWhole = UINT32_MAX;    // what a graph weighs of which nobody knows that
