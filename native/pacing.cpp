@@ -17,7 +17,7 @@
 namespace eclip::giving {
 namespace {
 
-constexpr int64_t kSpinNs = 50'000, kNapNs = 20'000, kLongestNapNs = 500'000;
+constexpr int64_t kSpinNs = 50'000, kNapNs = 20'000;
 constexpr int64_t kGrainNs = 150'000;
 constexpr int64_t kQuietNs = 5'000'000, kLongestQuietNs = 100'000'000;
 constexpr int64_t kPatienceNs = 20'000'000, kLongestPatienceNs = 1'000'000'000;
@@ -151,9 +151,9 @@ bool must_hold(int64_t now) {
 
 // ------------------------------------------------------------------------------------- waiting
 
-// The calling thread is kept. It spins at first, or around the time at which what it waits for should
-// end, and looks every 20 us after that. Long before that time it sleeps half of what is left: the end
-// may come sooner. It sleeps no longer than it asks for, which is put back as it was.
+// The calling thread is kept, and looks every 20 us. It spins at first or, where it is known when that
+// should be, around the end of what it waits for. It sleeps no longer than it asks for, which is put
+// back as it was.
 class Kept {
 public:
     explicit Kept(int64_t now, int64_t ends_ns = 0) : ends_ns_(std::max(now, ends_ns)) {}
@@ -161,8 +161,7 @@ public:
         if (slack_ > 0) prctl(PR_SET_TIMERSLACK, slack_);
     }
     void look_later(int64_t now) {
-        const int64_t left_ns = ends_ns_ - now;
-        if (std::abs(left_ns) < kSpinNs) {
+        if (std::abs(ends_ns_ - now) < kSpinNs) {
             sched_yield();
             return;
         }
@@ -170,7 +169,7 @@ public:
             slack_ = std::max(prctl(PR_GET_TIMERSLACK), 1);
             prctl(PR_SET_TIMERSLACK, 1000);
         }
-        nap(left_ns > 0 ? std::min(left_ns / 2, kLongestNapNs) : kNapNs);
+        nap(kNapNs);
     }
 
 private:
@@ -205,7 +204,7 @@ bool is_full(uint64_t open, Weight next) {
     return weight_in(open) + next.ns > grain_ns || launches_in(open) >= kMostLaunches;
 }
 
-// Part of the time the device may have waited for the program.
+// Part of the time the device may have waited for the program: between the two nobody knows better.
 void learn(const Stretch& stretch, double ns) {
     const auto weighed = static_cast<double>(stretch.expected_ns);
     const double took = std::clamp(weighed, ns - static_cast<double>(stretch.idle_ns), ns);
@@ -257,7 +256,7 @@ bool record_end(Pace& pace, CUstream stream, Default meaning, uint32_t launches,
     next.launches = launches;
     next.apart = pace.apart || weight >= kWhole;
     next.expected_ns = weight >= kWhole ? grain_ns : weight;
-    next.idle_ns = monotonic_ns() - pace.at_work_ns.load();
+    next.idle_ns = std::max<int64_t>(monotonic_ns() - pace.at_work_ns.load(), 0);
     ++pace.recorded;
     add_to_word(Seat::get().mine().launched, 1);
     return true;
@@ -288,7 +287,8 @@ void drop_stretch(Pace& pace, Weight first) {
 struct Awaited {
     CUevent event = nullptr;
     uint64_t number = 0, newest = 0;
-    int64_t expected_ns = 0, ends_ns = 0;  // by the host's clock; 0: nobody knows
+    int64_t expected_ns = 0;
+    int64_t ends_ns = 0;  // as expected, by the host's clock; 0: nobody knows
 };
 
 Awaited find_awaited(Pace& pace) {
