@@ -38,6 +38,9 @@ ROWS: tuple[tuple[str, str, float | None], ...] = (
     ("one lane, blocking stream", "--place lane --kind blocking", None),
     ("one lane, default stream", "--place lane --kind legacy", None),
     ("hook and a cuMemFree", "--place home --free 1", None),
+    ("hook of a service", "--place home --tier service", None),
+    ("hook of background", "--place home --tier background", None),
+    ("hook of background, 400 kernels", "--place home --tier background --kernels 400", None),
 )
 
 
@@ -50,6 +53,7 @@ def measure(words: str) -> list[float]:
                 **os.environ,
                 "LD_PRELOAD": str(NATIVE / "build" / "release" / "libeclip.so"),
                 "ECLIP_TABLE": str(Path(folder) / "table"),
+                "ECLIP_BOARD": folder,
             },
             capture_output=True,
             text=True,

@@ -196,6 +196,23 @@ bool captures(CUstream stream, Default meaning) {
     return capture_count.load() != 0 && device::is_capturing(explicit_handle(stream, meaning));
 }
 
+// -------------------------------------------------------------------------------------- launches
+
+void attend_to(CUstream stream, Default meaning, const Work& work) {
+    if (inside) return;
+    CUcontext context = attend();
+    if (context == nullptr) return;
+    if (work.kind == Work::kernel) meet_function(work.function);
+    if (captures(stream, meaning)) return;
+    Line& line = line_at(find_line(stream, meaning, context));
+    if (promise.tier == ECLIP_SERVICE) {
+        raise_busy(line);
+        return;
+    }
+    meet_others(meeting_place(line));
+    if (paced.load(std::memory_order_relaxed)) pace(line, stream, meaning, work);
+}
+
 // ---------------------------------------------------------------------------------------- events
 
 EventNotes<Mark>& recorded() {
@@ -233,20 +250,14 @@ bool read_state() {
     return state.load() != kOff;
 }
 
-void launch(CUstream stream, Default meaning, Work work, CUfunction function, double work_ns) {
-    if (inside) return;
-    CUcontext context = attend();
-    if (context == nullptr) return;
-    if (work == Work::kernel) meet_function(function);
-    if (captures(stream, meaning)) return;
-    Line& line = line_at(find_line(stream, meaning, context));
-    if (promise.tier == ECLIP_SERVICE) {
-        raise_busy(line);
-        return;
-    }
-    meet_others(meeting_place(line));
-    if (paced.load(std::memory_order_relaxed))
-        pace(line, stream, meaning, work == Work::graph ? work_ns : kOneLaunch);
+void launch(CUstream stream, Default meaning) { attend_to(stream, meaning, {}); }
+
+void launch_kernel(CUstream stream, Default meaning, CUfunction function, uint64_t blocks) {
+    attend_to(stream, meaning, {Work::kernel, function, blocks});
+}
+
+void launch_graph(CUstream stream, Default meaning, double ns) {
+    attend_to(stream, meaning, {Work::graph, nullptr, 0, ns});
 }
 
 void meet(CUstream stream, Default meaning) {

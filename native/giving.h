@@ -25,9 +25,10 @@ inline bool on() {
     return now != kOff && (now != kUnread || read_state());
 }
 
-enum class Work { kernel, graph, other };
-
-void launch(CUstream stream, Default meaning, Work work, CUfunction function, double work_ns);
+constexpr double kUnknownTime = 0;
+void launch(CUstream stream, Default meaning);
+void launch_kernel(CUstream stream, Default meaning, CUfunction function, uint64_t blocks);
+void launch_graph(CUstream stream, Default meaning, double ns);
 void meet(CUstream stream, Default meaning);
 void record(CUevent event, CUstream stream, Default meaning);
 void destroy(CUstream stream);
@@ -35,12 +36,15 @@ void forget(CUevent event);
 void end_contexts();
 
 // Before work is given to the driver; of a graph also how long it takes, if that is known.
-inline void launching(CUstream stream, Default meaning, Work work = Work::other,
-                      CUfunction function = nullptr, double work_ns = 0) {
-    if (on()) launch(stream, meaning, work, function, work_ns);
+inline void launching(CUstream stream, Default meaning) {
+    if (on()) launch(stream, meaning);
 }
-inline void launching_graph(CUstream stream, Default meaning, double work_ns = 0) {
-    launching(stream, meaning, Work::graph, nullptr, work_ns);
+inline void launching_kernel(CUstream stream, Default meaning, CUfunction function, unsigned x,
+                             unsigned y, unsigned z) {
+    if (on()) launch_kernel(stream, meaning, function, uint64_t{x} * y * z);
+}
+inline void launching_graph(CUstream stream, Default meaning, double ns = kUnknownTime) {
+    if (on()) launch_graph(stream, meaning, ns);
 }
 
 // Before a call that takes its place in a stream and is not paced.
@@ -129,7 +133,7 @@ constexpr bool copies_to_host(std::string_view symbol) {
 template <class Call>
 CUresult in_default(bool waits, Default meaning, Call&& call) {
     if (!on()) return call();
-    launch(nullptr, meaning, Work::other, nullptr, 0);
+    launch(nullptr, meaning);
     return waits ? waiting(nullptr, meaning, call) : call();
 }
 

@@ -25,8 +25,8 @@ constexpr int64_t kAfterInterruptNs = 1'000'000'000;
 constexpr int64_t kBankedNs = 100'000'000;  // as in runtime/reactions.py
 constexpr int kMostGivenUp = 3;
 constexpr uint32_t kMostLaunches = 512;
-constexpr uint32_t kWhole = 1 << 20;  // what a graph counts of which nobody knows how long it takes
-constexpr int64_t kLongStretch = 8;   // grains, above which one in flight keeps the device busy
+constexpr int64_t kUnmeasured = 8;   // launches of which nobody knows anything fill a stretch
+constexpr int64_t kLongStretch = 8;  // grains, above which one in flight keeps the device busy
 
 int64_t grain_ns = kGrainNs, patience_ns = kPatienceNs;
 uint64_t depth = 2;
@@ -151,16 +151,17 @@ bool must_hold(int64_t now) {
 
 // ------------------------------------------------------------------------------------- waiting
 
-// The calling thread is kept, and looks every 20 us after a first spin. It sleeps no longer than it
-// asks for, which is put back as it was.
+// The calling thread is kept, and looks every 20 us. It spins at first or, where it is known when that
+// should be, around the end of what it waits for. It sleeps no longer than it asks for, which is put
+// back as it was.
 class Kept {
 public:
-    explicit Kept(int64_t now) : began_ns_(now) {}
+    explicit Kept(int64_t now, int64_t ends_ns = 0) : ends_ns_(std::max(now, ends_ns)) {}
     ~Kept() {
         if (slack_ > 0) prctl(PR_SET_TIMERSLACK, slack_);
     }
     void look_later(int64_t now) {
-        if (now - began_ns_ < kSpinNs) {
+        if (std::abs(ends_ns_ - now) < kSpinNs) {
             sched_yield();
             return;
         }
@@ -172,7 +173,7 @@ public:
     }
 
 private:
-    int64_t began_ns_;
+    int64_t ends_ns_;
     int slack_ = 0;
     LetPythonRun others_;
 };
@@ -190,38 +191,24 @@ void hold(int64_t now) {
 
 bool is_done(CUevent event) { return driver().cuEventQuery(event) != CUDA_ERROR_NOT_READY; }
 
-int64_t patience(const Pace& pace) {
-    return std::clamp(8 * pace.stretch_ns.load(), patience_ns, kLongestPatienceNs);
-}
-
-// Until the event is done, or for as long as we are patient.
-bool wait_for(Pace& pace, CUevent event) {
-    Relaxed relaxed;
-    if (!is_done(event)) {
-        int64_t began = monotonic_ns(), now = began;
-        Kept kept(began);
-        while (!is_done(event)) {
-            bool enough = now - began > patience(pace);
-            if (enough) pace.given_up.fetch_add(1);
-            if (enough || capture_count.load() != 0 || interrupted(now)) return false;
-            kept.look_later(now);
-            now = monotonic_ns();
-        }
-    }
-    pace.given_up.store(0);
-    return true;
-}
-
 // ----------------------------------------------------------------------------------- stretches
 
-// A stretch that is long although it has few launches is made shorter step by step: the program may
-// also have paused in it.
-void steer(Pace& pace, const Stretch& stretch, double ns) {
-    uint32_t quota = pace.quota.load();
-    double fitting = static_cast<double>(grain_ns) * stretch.launches / std::max(ns, 1.0);
-    double next = std::clamp(fitting, quota / 2.0, quota * 2.0);
-    pace.quota.store(static_cast<uint32_t>(std::clamp<double>(next, 1, kMostLaunches)));
-    pace.stretch_ns.store(static_cast<int64_t>(ns));
+// The launches of an open stretch and what they weigh, in one word: 16 and 48 bits.
+constexpr uint64_t count_in(Weight weight) { return uint64_t{weight.ns} << 16 | 1; }
+constexpr uint32_t launches_in(uint64_t open) { return open & 0xffff; }
+constexpr int64_t weight_in(uint64_t open) { return static_cast<int64_t>(open >> 16); }
+
+bool is_full(uint64_t open, Weight next) {
+    if (counted != 0) return launches_in(open) >= counted;
+    if (launches_in(open) == 0) return false;
+    return weight_in(open) + next.ns > grain_ns || launches_in(open) >= kMostLaunches;
+}
+
+// Part of the time the device may have waited for the program: between the two nobody knows better.
+void learn(const Stretch& stretch, double ns) {
+    const auto weighed = static_cast<double>(stretch.expected_ns);
+    const double took = std::clamp(weighed, ns - static_cast<double>(stretch.idle_ns), ns);
+    if (took != weighed) correct(*stretch.weights, stretch.launches, took - weighed);
 }
 
 void retire(Pace& pace, uint64_t number) {
@@ -232,73 +219,136 @@ void retire(Pace& pace, uint64_t number) {
         Stretch& before = pace.ring[(number - 1) % kRing];
         measured = driver().cuEventElapsedTime(&ms, before.event, stretch.event) == CUDA_SUCCESS;
     }
-    double ns = measured ? static_cast<double>(ms) * 1e6
-                         : static_cast<double>(grain_ns) * stretch.launches / pace.quota.load();
-    if (measured) steer(pace, stretch, ns);
+    if (!measured) return debt.done(static_cast<double>(stretch.expected_ns));
+    const double ns = static_cast<double>(ms) * 1e6;
+    learn(stretch, ns);
+    pace.stretch_ns.store(static_cast<int64_t>(ns));
     debt.done(ns);
-}
-
-// All up to this one are done: they ended in order.
-void retire_until(Pace& pace, uint64_t number) {
-    std::lock_guard hold(pace.lock);
-    if (pace.epoch != epoch.load()) return;
-    Relaxed relaxed;
-    for (; pace.retired <= number && pace.retired < pace.recorded; ++pace.retired)
-        retire(pace, pace.retired);
 }
 
 bool make_events(Pace& pace) {
     if (pace.epoch == epoch.load()) return true;
     Relaxed relaxed;
     pace.recorded = pace.retired = 0;
-    for (Stretch& stretch : pace.ring)
+    pace.retired_ns = 0;
+    for (Stretch& stretch : pace.ring) {
         if (driver().cuEventCreate(&stretch.event, 0) != CUDA_SUCCESS) return false;
+        if (stretch.weights == nullptr) stretch.weights = new Weights;
+    }
     pace.epoch = epoch.load();
     return true;
 }
 
-// End the open stretch before a launch of this weight, which begins the next.
-void close_stretch(Pace& pace, CUstream stream, Default meaning, uint32_t weight, bool apart) {
-    std::lock_guard hold(pace.lock);
-    uint32_t all = pace.launched.exchange(weight);
-    uint32_t launches = all > weight ? all - weight : 0;
-    if (launches == 0 || !make_events(pace)) {
-        pace.apart |= apart;
-        return;
-    }
+void note(Pace& pace, uint32_t launch, Weight weight) {
+    // None before the first stretch has ended, which cannot be measured.
+    if (Weights* noted = pace.noted.load()) noted->note(launch, weight);
+}
+
+// Under the lock, which `close_stretch` has.
+bool record_end(Pace& pace, CUstream stream, Default meaning, uint32_t launches, int64_t weight) {
+    if (launches == 0 || !make_events(pace)) return false;
     std::shared_lock quiet(quiet_lock);
-    if (capture_count.load() != 0) return;
+    if (capture_count.load() != 0) return false;
     Stretch& next = pace.ring[pace.recorded % kRing];
     // Our own hook: where there is a plan, it follows the stream's work to its lane.
     CUresult status = record_as_program(next.event, stream, meaning);
-    if (status != CUDA_SUCCESS) return;  // the program's own call will say what is wrong
-    next.apart = pace.apart || launches >= kWhole;
-    next.launches = launches >= kWhole ? 1 : launches;
-    pace.apart = apart;
+    if (status != CUDA_SUCCESS) return false;  // the program's own call will say what is wrong
+    next.launches = launches;
+    next.apart = pace.apart || weight >= kWhole;
+    next.expected_ns = weight >= kWhole ? grain_ns : weight;
+    next.idle_ns = std::max<int64_t>(monotonic_ns() - pace.at_work_ns.load(), 0);
     ++pace.recorded;
     add_to_word(Seat::get().mine().launched, 1);
+    return true;
+}
+
+// End the open stretch before a launch, which begins the next.
+void close_stretch(Pace& pace, CUstream stream, Default meaning, Weight first, bool apart) {
+    std::lock_guard hold(pace.lock);
+    const uint64_t open = pace.open.exchange(count_in(first));
+    // Another thread may have ended it since this launch was added.
+    const uint32_t launches = std::max(launches_in(open), 1u) - 1;
+    const int64_t weight = std::max<int64_t>(weight_in(open) - first.ns, 0);
+    bool ended = record_end(pace, stream, meaning, launches, weight);
+    // Launches that no event has ended are in the time of the next stretch.
+    pace.apart = apart || (!ended && (pace.apart || launches > 0));
+    pace.noted.store(pace.ring[pace.recorded % kRing].weights);
+    note(pace, 0, first);
+}
+
+void drop_stretch(Pace& pace, Weight first) {
+    std::lock_guard hold(pace.lock);
+    pace.open.store(count_in(first));
+    pace.apart = true;
+    note(pace, 0, first);
 }
 
 // The stretch that must be done before another begins; none: it is, or there are too few.
 struct Awaited {
     CUevent event = nullptr;
-    uint64_t number = 0;
+    uint64_t number = 0, newest = 0;
+    int64_t expected_ns = 0;
+    int64_t ends_ns = 0;  // as expected, by the host's clock; 0: nobody knows
 };
 
 Awaited find_awaited(Pace& pace) {
-    bool is_long = counted == 0 && pace.stretch_ns.load() > kLongStretch * grain_ns;
-    uint64_t most = is_long ? 1 : depth;
     std::lock_guard hold(pace.lock);
-    if (pace.epoch != epoch.load() || pace.recorded < most) return {};
+    if (pace.epoch != epoch.load() || pace.recorded == 0) return {};
+    const uint64_t newest = pace.recorded - 1;
+    bool is_long = counted == 0 && pace.ring[newest % kRing].expected_ns > kLongStretch * grain_ns;
+    uint64_t most = is_long ? 1 : depth;
+    if (pace.recorded < most) return {};
     uint64_t number = pace.recorded - most;
     if (number < pace.retired) return {};
-    return {pace.ring[number % kRing].event, number};
+    int64_t ends_ns = pace.retired_ns;
+    for (uint64_t each = pace.retired; each <= number && ends_ns != 0; ++each)
+        ends_ns += pace.ring[each % kRing].expected_ns;
+    const Stretch& awaited = pace.ring[number % kRing];
+    return {awaited.event, number, newest, awaited.expected_ns, ends_ns};
+}
+
+enum class Found { done, ended, nothing };  // at once; after a wait; not while we were patient
+
+Found wait_for(Pace& pace, const Awaited& awaited) {
+    Relaxed relaxed;
+    Found found = Found::done;
+    if (!is_done(awaited.event)) {
+        found = Found::ended;
+        int64_t longest_ns = std::max(pace.stretch_ns.load(), awaited.expected_ns);
+        int64_t patience = std::clamp(8 * longest_ns, patience_ns, kLongestPatienceNs);
+        int64_t began = monotonic_ns(), now = began;
+        Kept kept(began, awaited.ends_ns);
+        while (!is_done(awaited.event)) {
+            pace.at_work_ns.store(now);
+            bool enough = now - began > patience;
+            if (enough) pace.given_up.fetch_add(1);
+            if (enough || capture_count.load() != 0 || interrupted(now)) return Found::nothing;
+            kept.look_later(now);
+            now = monotonic_ns();
+        }
+    }
+    pace.given_up.store(0);
+    return found;
+}
+
+// All up to the awaited one are done: they ended in order.
+void retire_until(Pace& pace, const Awaited& awaited, Found found) {
+    std::lock_guard hold(pace.lock);
+    if (pace.epoch != epoch.load()) return;
+    Relaxed relaxed;
+    const bool ended = found == Found::ended;
+    // When the newest had been launched the device was still at work on one before.
+    if (ended && awaited.number < awaited.newest) pace.ring[awaited.newest % kRing].idle_ns = 0;
+    for (; pace.retired <= awaited.number && pace.retired < pace.recorded; ++pace.retired)
+        retire(pace, pace.retired);
+    pace.retired_ns = ended ? monotonic_ns() : 0;
 }
 
 void wait_for_depth(Pace& pace) {
     Awaited awaited = find_awaited(pace);
-    if (awaited.event != nullptr && wait_for(pace, awaited.event))
-        retire_until(pace, awaited.number);
+    if (awaited.event == nullptr) return;
+    Found found = wait_for(pace, awaited);
+    if (found != Found::nothing) retire_until(pace, awaited, found);
 }
 
 // Several waits in a row were for nothing: the device waits for what the program does next. Until it
@@ -310,14 +360,6 @@ bool stands_still(Pace& pace) {
     if (awaited.event != nullptr && !is_done(awaited.event)) return true;
     pace.given_up.store(0);
     return false;
-}
-
-// In launches: a stretch of the quota takes about the grain.
-uint32_t weigh(double graph_ns, uint32_t quota) {
-    if (graph_ns == kOneLaunch) return 1;
-    if (graph_ns == kUnknownTime) return kWhole;
-    double launches = graph_ns * quota / static_cast<double>(grain_ns);
-    return static_cast<uint32_t>(std::clamp<double>(launches, 1, kWhole));
 }
 
 }  // namespace
@@ -339,17 +381,18 @@ void begin_background(double floor) {
     watch_interrupts();
 }
 
-void pace(Line& line, CUstream stream, Default meaning, double graph_ns) {
+void pace(Line& line, CUstream stream, Default meaning, const Work& work) {
     if (capture_count.load() != 0) return;
     Pace& pace = line.pace;
-    const uint32_t quota = counted != 0 ? counted : pace.quota.load(std::memory_order_relaxed);
-    const uint32_t weight = counted != 0 ? 1 : weigh(graph_ns, quota);
-    bool full = pace.launched.fetch_add(weight) >= quota;
+    const Weight weight = weigh(work, static_cast<uint32_t>(grain_ns / kUnmeasured));
+    const uint64_t before = pace.open.fetch_add(count_in(weight));
+    note(pace, launches_in(before), weight);
+    bool full = is_full(before, weight);
     bool busy = a_service_may_be_busy() && must_hold(monotonic_ns());
     if (!full && !busy) return;
     Inside ours;
     if (stands_still(pace)) {
-        pace.launched.store(weight);
+        drop_stretch(pace, weight);
     } else {
         close_stretch(pace, stream, meaning, weight, busy);
         wait_for_depth(pace);

@@ -94,7 +94,7 @@ struct Drained {
                       unsigned by, unsigned bz, unsigned shared, CUstream stream, void* params,  \
                       void* extra) {                                                             \
         const auto real = driver().symbol;                                                       \
-        giving::launching(stream, meaning, giving::Work::kernel, f);                             \
+        giving::launching_kernel(stream, meaning, f, gx, gy, gz);                                \
         Dispatcher& dispatcher = Dispatcher::get();                                              \
         if (!dispatcher.on())                                                                    \
             return real(f, gx, gy, gz, bx, by, bz, shared, stream, params, extra);               \
@@ -110,7 +110,7 @@ ECLIP_LAUNCH_KERNEL(cuLaunchKernel_ptsz, Default::thread)
     ECLIP_HOOK symbol(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,           \
                       unsigned by, unsigned bz, unsigned shared, CUstream stream, void* params) { \
         const auto real = driver().symbol;                                                        \
-        giving::launching(stream, meaning, giving::Work::kernel, f);                              \
+        giving::launching_kernel(stream, meaning, f, gx, gy, gz);                                 \
         Dispatcher& dispatcher = Dispatcher::get();                                               \
         if (!dispatcher.on()) return real(f, gx, gy, gz, bx, by, bz, shared, stream, params);     \
         Launch launch{f, {gx, gy, gz}, {bx, by, bz}, shared, 1};                                  \
@@ -141,7 +141,8 @@ unsigned cluster_of(const CUlaunchConfig& config) {
         Dispatcher& dispatcher = Dispatcher::get();                                           \
         if (config == nullptr) return real(config, f, params, extra);                         \
         CUlaunchConfig given = *static_cast<const CUlaunchConfig*>(config);                   \
-        giving::launching(given.hStream, meaning, giving::Work::kernel, f);                   \
+        giving::launching_kernel(given.hStream, meaning, f, given.grid[0], given.grid[1],     \
+                                 given.grid[2]);                                              \
         if (!dispatcher.on()) return real(config, f, params, extra);                          \
         Launch launch{f, {given.grid[0], given.grid[1], given.grid[2]},                       \
                       {given.block[0], given.block[1], given.block[2]},                       \

@@ -30,7 +30,8 @@ namespace {
 // A launch by whatever entry point; what a lane refuses is not for the program to find.
 template <class Call>
 CUresult launch(CUstream stream, Default meaning, const Launch& launch, Call&& call) {
-    giving::launching(stream, meaning, giving::Work::kernel, launch.function);
+    giving::launching_kernel(stream, meaning, launch.function, launch.grid[0], launch.grid[1],
+                             launch.grid[2]);
     Dispatcher& dispatcher = Dispatcher::get();
     if (!dispatcher.on()) return call(stream);
     return dispatcher.launch(stream, meaning, launch, [&](CUstream target) {

@@ -1,7 +1,7 @@
 // What a launch costs under libeclip, in nanoseconds of CPU time, on the driver that does nothing.
 //
 //   cost [--place home|lane|switch] [--kind legacy|blocking|own] [--streams N] [--lanes N]
-//        [--kernels N] [--threads N] [--free 1] [--bursts N]
+//        [--kernels N] [--threads N] [--free 1] [--tier service|background] [--bursts N]
 //
 // Run with libeclip preloaded, and ECLIP_TABLE naming a file that it may write. It writes a plan there
 // and launches what the plan says: kernels that are in no trace (home), all in one lane (lane), or each
@@ -157,6 +157,7 @@ int main(int count, char** words) {
         else if (name == "--threads") options.threads = atoi(value.c_str());
         else if (name == "--bursts") options.bursts = atoi(value.c_str());
         else if (name == "--free") options.free = value == "1";
+        else if (name == "--tier") setenv("ECLIP_TIER", value.c_str(), 1);
         else return fprintf(stderr, "cost: what is %s?\n", words[index]), 2;
     }
     const char* table = getenv("ECLIP_TABLE");

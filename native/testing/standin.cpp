@@ -208,6 +208,7 @@ CUresult wait_event(CUstream handle, CUevent event_handle, bool threaded) {
 }
 
 CUresult record_event(CUevent event_handle, CUstream handle, bool threaded) {
+    called("record", handle);
     Hold hold = held();
     Stream& stream = *stream_of(handle, threaded);
     auto& event = *reinterpret_cast<Event*>(event_handle);

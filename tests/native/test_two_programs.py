@@ -134,7 +134,8 @@ def test_stretches_can_be_counted_in_launches(native: Native, tmp_path: Path) ->
     variables = {"ECLIP_LAUNCHES": "32", "ECLIP_PATIENCE_US": PATIENT}
     with running(native, tmp_path, body, "background", **variables) as program:
         assert program.child.wait(PATIENCE_S) == 0
-        assert 2 * 32 <= program.words[1] <= 3 * 32 + 1
+        # Two stretches, less what has ended meanwhile. By the grain it would be 25 at most.
+        assert 32 < program.words[1] <= 3 * 32 + 1
 
 
 def test_a_program_that_the_device_waits_for_is_not_kept_waiting(
