@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from eclip.artefacts.copies import PART_BYTES
 from eclip.artefacts.measures import steady_rates
 from eclip.artefacts.mix import parse_mix
 from eclip.artefacts.model_key import ModelKey
@@ -24,7 +25,6 @@ from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Mask
 from eclip.devices.base import Window
 from eclip.devices.cuda.device import CudaDevice
-from eclip.devices.gpu.pieces import PART_BYTES
 from eclip.devices.gpu.session import Execution, GpuSession
 from eclip.devices.load import closed_loop
 from eclip.planning.joints import Manner, give_way, promise_of

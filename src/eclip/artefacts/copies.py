@@ -1,19 +1,25 @@
-"""Copies between host and device: a part of a request that needs the link and no unit.
+"""Copies between host and device: parts of a request that need the link and no unit.
 
 A request is a sequence of steps: its kernels, and its copies before, between and behind them. A
-copy of more than ``PART_BYTES`` is a step for each of its parts. A worker with joints can give way
-before and behind every such part, wherever its plan has joints.
+copy of more than ``PART_BYTES`` is a step for each of its parts: a worker with joints can give way
+before and behind every one of them, wherever its plan has joints.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 PART_BYTES = 4 << 20  # of a copy that is cut: about 80 us over PCIe
+NO_LINK, TO_DEVICE, TO_HOST = range(3)
+LINKS = 2  # a copy to the device and one to the host do not hinder each other
+
+Ints = npt.NDArray[np.int64]
 
 
 class Copy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,14 +35,26 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError("a copy has at least 1 byte and takes at least 0 ns")
 
 
-@dataclass(frozen=True)
-class Step:
-    """A kernel, or a copy or a part of one."""
+class Steps(NamedTuple):
+    """A request in order: kernels, copies, and the parts of long copies."""
 
-    kernel: int  # that it is or goes with: the one behind a copy, or the last
-    copy: Copy | None = None
-    ns: float = 0.0  # of a copy
-    apart: bool = False  # it is a stretch of its own in a worker with joints
+    kernel: Ints  # that a step is or goes with: the one behind a copy, or the last
+    link: Ints  # that a copy needs; NO_LINK: it is a kernel
+    copy_ns: npt.NDArray[np.float64]  # 0 of kernels
+    apart: npt.NDArray[np.bool_]  # parts of long copies: stretches of their own
+
+    def firsts(self, kernels: npt.ArrayLike) -> Ints:
+        """Where these kernels begin, with the copies that go with them."""
+        return np.searchsorted(self.kernel, kernels).astype(np.int64)
+
+    def pieces(self, joints: npt.ArrayLike) -> Ints:
+        """The first step of everything that a worker with these joints runs in one piece."""
+        begins = np.zeros(len(self.kernel), dtype=np.bool_)
+        begins[0] = True
+        begins[self.firsts(joints)] = True
+        begins[self.apart] = True
+        begins[1:] |= self.apart[:-1]
+        return np.flatnonzero(begins)
 
 
 def parts_of(size_bytes: int) -> list[range]:
@@ -46,26 +64,21 @@ def parts_of(size_bytes: int) -> list[range]:
     return [range(start, end) for start, end in pairwise(ends)]
 
 
-def steps_of(kernels: int, copies: Sequence[Copy]) -> list[Step]:
-    """A request in order. ``copies`` are those of a profile."""
-    steps = []
-    for kernel in range(kernels + 1):
-        for copy in copies:
-            if copy.before == kernel:
-                parts = parts_of(copy.bytes)
-                for part in parts:
-                    ns = copy.ns * len(part) / copy.bytes
-                    steps.append(Step(min(kernel, kernels - 1), copy, ns, len(parts) > 1))
-        if kernel < kernels:
-            steps.append(Step(kernel))
-    return steps
-
-
-def pieces_of(steps: Sequence[Step], joints: Collection[int]) -> list[int]:
-    """Where a worker with joints at these kernels may give way: the first step of every piece."""
-    begins = [0]
-    for index, (last, step) in enumerate(pairwise(steps), 1):
-        at_joint = step.kernel in joints and last.kernel != step.kernel
-        if at_joint or last.apart or step.apart:
-            begins.append(index)
-    return begins
+def steps_of(kernels: int, copies: Sequence[Copy]) -> Steps:
+    """``copies`` are in order where several come before one kernel."""
+    parts = [
+        (copy, len(part), copy.bytes > PART_BYTES)
+        for copy in copies
+        for part in parts_of(copy.bytes)
+    ]
+    before = np.array([copy.before for copy, *_ in parts], dtype=np.int64)
+    order = np.argsort(np.append(2 * before, 2 * np.arange(kernels) + 1), kind="stable")
+    none = np.zeros(kernels, dtype=np.int64)
+    return Steps(
+        kernel=np.append(np.minimum(before, kernels - 1), np.arange(kernels))[order],
+        link=np.append([TO_DEVICE if copy.to_device else TO_HOST for copy, *_ in parts], none)[
+            order
+        ].astype(np.int64),
+        copy_ns=np.append([copy.ns * size / copy.bytes for copy, size, _ in parts], none)[order],
+        apart=np.append([long for *_, long in parts], none)[order].astype(np.bool_),
+    )

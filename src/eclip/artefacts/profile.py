@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from eclip.artefacts.copies import Copy
+from eclip.artefacts.copies import NO_LINK, Copy, Steps, steps_of
 from eclip.artefacts.fingerprint import Fingerprint
 from eclip.artefacts.footprint import Footprint
 from eclip.artefacts.model_key import ModelKey
@@ -104,6 +104,10 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def model(self) -> ModelKey:
         return self.trace.model
 
+    @property
+    def steps(self) -> Steps:
+        return steps_of(len(self.trace.kernels), self.copies)
+
     def at_tail(self) -> Profile:
         """The same model with its variable-output kernels at their tail times."""
         if not self.tail_ns:
@@ -137,6 +141,13 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def gap_at(self, units: int) -> Times:
         """Below the smallest profiled size, gaps are as there: they have no blocks."""
         return self._at(self._measured(units), self.gap_ns, lambda size: np.float64(1 / size))
+
+    def step_ns_at(self, units: int) -> Times:
+        """What every step takes on a lane of any size; kernels with the idle time behind them."""
+        steps = self.steps
+        took = steps.copy_ns.copy()
+        took[steps.link == NO_LINK] = self.busy_at(units) + self.idle_at(units)
+        return took
 
     def idle_at(self, units: int) -> Times:
         """The gaps without the copies in them."""
