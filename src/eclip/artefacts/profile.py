@@ -88,7 +88,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 raise ValueError(f"illegal names kernel {kernel} at size {size}, which cannot be")
         if any(copy.before > kernels for copy in self.copies):
             raise ValueError(f"copies come before one of {kernels} kernels or behind the last")
-        if (np.array(self.gap_ns) < self._copied_ns()[:, None]).any():
+        if self.copies and (np.array(self.gap_ns) < self.copied_ns()[:, None]).any():
             raise ValueError("copies take longer than the gap that they come in")
         if min(map(min, self.busy_ns)) < 1:
             raise ValueError("every kernel is busy for at least 1 ns")
@@ -135,8 +135,10 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         units, and not at all where all blocks find room.
         """
         measured = self._measured(units)
-        growth = np.maximum(self.waves_at(units), 1) / np.maximum(self.waves_at(measured), 1)
-        return self._at(measured, self.busy_ns, self._waves) * growth
+        busy = self._at(measured, self.busy_ns, self._waves)
+        if units < measured:
+            busy *= np.maximum(self.waves_at(units), 1) / np.maximum(self.waves_at(measured), 1)
+        return busy
 
     def gap_at(self, units: int) -> Times:
         """Below the smallest profiled size, gaps are as there: they have no blocks."""
@@ -146,14 +148,10 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """What every step takes on a lane of any size; kernels with the idle time behind them."""
         steps = self.steps
         took = steps.copy_ns.copy()
-        took[steps.link == NO_LINK] = self.busy_at(units) + self.idle_at(units)
+        took[steps.link == NO_LINK] = self.busy_at(units) + self.gap_at(units) - self.copied_ns()
         return took
 
-    def idle_at(self, units: int) -> Times:
-        """The gaps without the copies in them."""
-        return self.gap_at(units) - self._copied_ns()
-
-    def _copied_ns(self) -> Times:
+    def copied_ns(self) -> Times:
         """What copies take of the gap after every kernel."""
         taken = np.zeros(len(self.trace.kernels))
         for copy in self.copies:

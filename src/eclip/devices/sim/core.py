@@ -57,10 +57,10 @@ _ROUNDING = 4 * np.finfo(np.float64).eps
 # A step of a request: a kernel, or a copy or a part of one.
 KERNEL = np.dtype(
     [
-        ("position", np.int64),  # of the kernel that it is or goes with, in the request
-        ("link", np.int64),  # of a copy, else NO_LINK
-        ("queue", np.int64),
         ("lane", np.int64),
+        ("position", np.int32),  # of the kernel that it is or goes with, in the request
+        ("link", np.int16),  # of a copy, else NO_LINK
+        ("queue", np.int16),
         ("barrier", np.int64),  # 1 where it waits on another lane
         ("before_ns", np.float64),  # barrier and lane switch
         ("busy_ns", np.float64),
@@ -200,12 +200,7 @@ def advance(m: Setup, s: State, until: float, finish: bool) -> int:
                     worker["tail_ns"] = np.inf  # from here on it is in its last wave
             elif worker["due"] <= now + instant:
                 if worker["phase"] == COPYING:
-                    served = kernels[worker["kernel"]]["queue"]
-                    _go_on(worker, kernels, now)
-                    if gives_way and worker["kernel"] == worker["route_end"]:
-                        end_stretch(conducts, joined, workers, index, now)
-                    if not keeps_link(conducts, joined, workers, kernels, index, served):
-                        _serve_queue(workers, clock, kernels, queue_holder, served)
+                    _finish_copy(m, s, index)
                 elif worker["phase"] == DELAY:
                     if worker["kernel"] < worker["route_end"]:
                         _enter_queue(workers, index, clock, kernels, queue_holder)
@@ -326,20 +321,25 @@ def _enter_queue(
 ) -> None:
     worker = workers[index]
     kernel = kernels[worker["kernel"]]
-    occupant = queue_holder[kernel["queue"]]
-    if occupant in (NOBODY, index):  # its own: a link that it kept
-        queue_holder[kernel["queue"]] = index
+    queue = kernel["queue"]
+    occupant = queue_holder[queue]
+    if occupant == index:  # a link that it kept
+        occupant = NOBODY
+    if occupant == NOBODY:
+        queue_holder[queue] = index
         _start_kernel(worker, kernel, clock)
     else:
         worker["phase"] = QUEUED
         worker["ready_at"] = clock["now"]
-        is_copy = kernel["link"] != NO_LINK
-        worker["falsely"] = not is_copy and workers[occupant]["lane"] != kernel["lane"]
         worker["ticket"] = clock["tickets"]
         clock["tickets"] += 1
-        if clock["now"] >= 0.0 and not is_copy:
-            worker["false_waits"] += worker["falsely"]
-            worker["lane_waits"] += 1 - worker["falsely"]
+        if kernel["link"] == NO_LINK:
+            worker["falsely"] = workers[occupant]["lane"] != kernel["lane"]
+            if clock["now"] >= 0.0:
+                worker["false_waits"] += worker["falsely"]
+                worker["lane_waits"] += 1 - worker["falsely"]
+        else:
+            worker["falsely"] = 0
 
 
 @inlined
@@ -441,3 +441,15 @@ def _finish_request(
         worker["due"] = max(now, arrivals[worker["next_arrival"]])
     else:
         worker["due"] = np.inf
+
+
+@compiled_with(stretches.__file__, deciding.__file__, reactions.__file__)
+def _finish_copy(m: Setup, s: State, index: int) -> None:
+    """Not inlined: it is rare, and a longer loop is slower for everybody."""
+    worker, clock = s.workers[index], s.clock[0]
+    link = m.kernels[worker["kernel"]]["queue"]
+    _go_on(worker, m.kernels, clock["now"])
+    if m.gives_way and worker["kernel"] == worker["route_end"]:
+        end_stretch(m.conducts, s.joined, s.workers, index, clock["now"])
+    if not keeps_link(m.conducts, s.joined, s.workers, m.kernels, index, link):
+        _serve_queue(s.workers, clock, m.kernels, s.queue_holder, link)

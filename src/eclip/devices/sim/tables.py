@@ -60,7 +60,7 @@ def _table(profile: Profile, units: int, calibration: Calibration) -> Records:
     last = np.ceil(waves)
     rows = np.zeros(len(blocks), dtype=core.KERNEL)
     rows["busy_ns"] = busy
-    rows["gap_ns"] = profile.idle_at(units)
+    rows["gap_ns"] = gap - profile.copied_ns()
     rows["tail_ns"] = busy / last
     rows["body_room"] = np.minimum(waves, 1.0)
     rows["tail_room"] = waves - last + 1
