@@ -35,7 +35,7 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError("a copy has at least 1 byte and takes at least 0 ns")
 
 
-class Steps(NamedTuple):
+class StepTable(NamedTuple):
     """A request in order: kernels, copies, and the parts of long copies."""
 
     kernel: Ints  # that a step is or goes with: the one behind a copy, or the last
@@ -57,6 +57,15 @@ class Steps(NamedTuple):
         return np.flatnonzero(begins)
 
 
+def taken_of_gaps(copies: Sequence[Copy], kernels: int) -> npt.NDArray[np.float64]:
+    """What copies take of the gap after every kernel; the last gap has those before the first
+    kernel, too."""
+    taken = np.zeros(kernels)
+    for copy in copies:
+        taken[copy.before - 1] += copy.ns
+    return taken
+
+
 def parts_of(size_bytes: int) -> list[range]:
     """Equal parts of a copy, none larger than it should be."""
     count = -(-size_bytes // PART_BYTES)
@@ -64,7 +73,7 @@ def parts_of(size_bytes: int) -> list[range]:
     return [range(start, end) for start, end in pairwise(ends)]
 
 
-def steps_of(kernels: int, copies: Sequence[Copy]) -> Steps:
+def steps_of(kernels: int, copies: Sequence[Copy]) -> StepTable:
     """``copies`` are in order where several come before one kernel."""
     parts = [
         (copy, len(part), copy.bytes > PART_BYTES)
@@ -74,7 +83,7 @@ def steps_of(kernels: int, copies: Sequence[Copy]) -> Steps:
     before = np.array([copy.before for copy, *_ in parts], dtype=np.int64)
     order = np.argsort(np.append(2 * before, 2 * np.arange(kernels) + 1), kind="stable")
     none = np.zeros(kernels, dtype=np.int64)
-    return Steps(
+    return StepTable(
         kernel=np.append(np.minimum(before, kernels - 1), np.arange(kernels))[order],
         link=np.append([TO_DEVICE if copy.to_device else TO_HOST for copy, *_ in parts], none)[
             order

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from eclip.artefacts.copies import NO_LINK, Copy, Steps, steps_of
+from eclip.artefacts.copies import NO_LINK, Copy, StepTable, steps_of, taken_of_gaps
 from eclip.artefacts.fingerprint import Fingerprint
 from eclip.artefacts.footprint import Footprint
 from eclip.artefacts.model_key import ModelKey
@@ -105,7 +105,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return self.trace.model
 
     @property
-    def steps(self) -> Steps:
+    def steps(self) -> StepTable:
         return steps_of(len(self.trace.kernels), self.copies)
 
     def at_tail(self) -> Profile:
@@ -153,10 +153,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def copied_ns(self) -> Times:
         """What copies take of the gap after every kernel."""
-        taken = np.zeros(len(self.trace.kernels))
-        for copy in self.copies:
-            taken[copy.before - 1] += copy.ns
-        return taken
+        return taken_of_gaps(self.copies, len(self.trace.kernels))
 
     def waves_at(self, units: int) -> Times:
         """How often every kernel's blocks fill a lane of this size."""

@@ -26,6 +26,7 @@ class Node:
     kernel: int  # position of the kernel it is, or goes with
     instead: Any = None  # on CUDA, the kernel that stands for a function of one context
     copy_bytes: int = 0  # of a copy between host and device that can be cut
+    to_device: bool = False  # of such a copy
 
 
 @dataclass(frozen=True)
