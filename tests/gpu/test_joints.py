@@ -246,6 +246,18 @@ class Copying(torch.nn.Module):  # type: ignore[misc, name-defined]
         return result[:4]
 
 
+def test_profile_has_the_copies_of_a_graph(device: CudaDevice) -> None:
+    from eclip.frontends.torch import capture
+
+    model = capture(Copying(), (torch.ones(1, device="cuda"),), ModelKey("copying", 1))
+    inward, outward = profile_of(device, model).copies
+    assert (inward.bytes, outward.bytes) == (COPIED_BYTES, COPIED_BYTES)
+    assert (inward.to_device, outward.to_device) == (True, False)
+    assert inward.before < outward.before
+    for one in (inward, outward):  # 10 to 100 GB/s
+        assert 10 < one.bytes / one.ns < 100
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_long_copies_are_cut_and_lose_nothing(
     depth: int, device: CudaDevice, captured: Capturing, plan_of: PlanOf, opened: Opened

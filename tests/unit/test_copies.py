@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -14,6 +16,7 @@ from eclip.artefacts.copies import NO_LINK, PART_BYTES, TO_DEVICE, TO_HOST, Copy
 from eclip.artefacts.plan import Plan, Promise
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import RunLog
+from eclip.devices.cuda import driver, graphs
 from eclip.devices.sim.device import build_machine
 from eclip.devices.sim.tables import KernelTables
 from eclip.planning.joints import Manner, cut_by_time, give_way, stretch_times_ns
@@ -226,3 +229,58 @@ def test_request_alone_takes_its_time_however_it_is_cut(
     assert ends(log, 1) == pytest.approx([profile.request_ns[-1]], abs=1)
     assert log.counters[1].kernels == len(profile.trace.kernels)
     assert log.kernels.position == tuple(range(len(profile.trace.kernels)))
+
+
+# --- Captured graphs --------------------------------------------------------------------------
+
+
+class MemoryType(enum.IntEnum):
+    """As CUDA numbers them."""
+
+    CU_MEMORYTYPE_HOST = 1
+    CU_MEMORYTYPE_DEVICE = 2
+    CU_MEMORYTYPE_UNIFIED = 4
+
+
+HOST, DEVICE, UNIFIED = MemoryType
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "height", "expected"),
+    [
+        ((HOST, 0), (DEVICE, 0), 1, (96, True)),
+        ((DEVICE, 0), (HOST, 0), 1, (96, False)),
+        ((UNIFIED, HOST), (UNIFIED, DEVICE), 1, (96, True)),  # a pinned tensor
+        ((UNIFIED, DEVICE), (UNIFIED, HOST), 1, (96, False)),
+        ((DEVICE, 0), (DEVICE, 0), 1, (0, False)),
+        ((HOST, 0), (HOST, 0), 1, (0, False)),
+        ((HOST, 0), (DEVICE, 0), 2, (0, False)),  # in rows: it cannot be cut
+    ],
+)
+def test_captured_copy_has_its_bytes_and_direction(
+    monkeypatch: pytest.MonkeyPatch,
+    source: tuple[MemoryType, int],
+    target: tuple[MemoryType, int],
+    height: int,
+    expected: tuple[int, bool],
+) -> None:
+    """An address of unified memory stands for where it lies."""
+    params = SimpleNamespace(
+        srcMemoryType=source[0],
+        srcDevice=source[1],
+        dstMemoryType=target[0],
+        dstDevice=target[1],
+        WidthInBytes=96,
+        Height=height,
+        Depth=1,
+    )
+    fake = SimpleNamespace(
+        CUmemorytype=MemoryType,
+        CUpointer_attribute=SimpleNamespace(CU_POINTER_ATTRIBUTE_MEMORY_TYPE=2),
+        CUresult=SimpleNamespace(CUDA_SUCCESS=0),
+        cuGraphMemcpyNodeGetParams=lambda handle: (0, params),
+        cuPointerGetAttribute=lambda asked, pointer: (0, pointer),
+    )
+    for module in (driver, graphs):
+        monkeypatch.setattr(module, "cu", fake)
+    assert graphs._copied("a node") == expected
