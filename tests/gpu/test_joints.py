@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from eclip.artefacts.copies import PART_BYTES
 from eclip.artefacts.measures import steady_rates
 from eclip.artefacts.mix import parse_mix
 from eclip.artefacts.model_key import ModelKey
@@ -24,7 +25,6 @@ from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Mask
 from eclip.devices.base import Window
 from eclip.devices.cuda.device import CudaDevice
-from eclip.devices.gpu.pieces import PART_BYTES
 from eclip.devices.gpu.session import Execution, GpuSession
 from eclip.devices.load import closed_loop
 from eclip.planning.joints import Manner, give_way, promise_of
@@ -244,6 +244,18 @@ class Copying(torch.nn.Module):  # type: ignore[misc, name-defined]
         result = self.here * doubled
         self.outbound.copy_(result, non_blocking=True)
         return result[:4]
+
+
+def test_profile_has_the_copies_of_a_graph(device: CudaDevice) -> None:
+    from eclip.frontends.torch import capture
+
+    model = capture(Copying(), (torch.ones(1, device="cuda"),), ModelKey("copying", 1))
+    inward, outward = profile_of(device, model).copies
+    assert (inward.bytes, outward.bytes) == (COPIED_BYTES, COPIED_BYTES)
+    assert (inward.to_device, outward.to_device) == (True, False)
+    assert inward.before < outward.before
+    for one in (inward, outward):  # 10 to 100 GB/s
+        assert 10 < one.bytes / one.ns < 100
 
 
 @pytest.mark.parametrize("depth", [1, 2])

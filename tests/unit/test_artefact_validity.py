@@ -10,6 +10,7 @@ import pytest
 from artefacts import ARTEFACTS, PLAN, refusal, with_value, write
 from eclip.artefacts import store
 
+COPY = {"before": 1, "to_device": True, "bytes": 1, "ns": 0}
 M_66 = {"name": "m", "batch": 2, "kernels_for": 66}
 
 
@@ -43,6 +44,10 @@ M_66 = {"name": "m", "batch": 2, "kernels_for": 66}
         ("profile", ("illegal",), [[0, 2]], "kernel 0 at size 2"),
         ("profile", ("illegal",), [[2, 0]], "kernel 2 at size 0"),
         ("profile", ("illegal",), [[-1, 0]], "kernel -1 at size 0"),
+        ("profile", ("copies",), [COPY | {"before": 3}], "one of 2 kernels or behind the last"),
+        ("profile", ("copies",), [COPY | {"before": -1}], "comes before a kernel"),
+        ("profile", ("copies",), [COPY | {"bytes": 0}], "at least 1 byte"),
+        ("profile", ("copies",), [COPY | {"ns": 1_000}], "longer than the gap"),
         ("profile", ("fingerprint", "traces", "m:2"), "0", "trace"),
         ("profile", ("fingerprint", "slice_units"), [8, 8], "slice"),
         ("calibration", ("costs", "launch_ns"), -1, "launch_ns"),

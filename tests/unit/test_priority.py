@@ -11,11 +11,12 @@ import msgspec
 import pytest
 
 from eclip.artefacts import store
+from eclip.artefacts.copies import PART_BYTES
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Mask
 from eclip.devices.cuda import driver, graphs, lanes
-from eclip.devices.gpu.pieces import PART_BYTES, CapturedGraph, Node
+from eclip.devices.gpu.pieces import CapturedGraph, Node
 from eclip.errors import DeviceError
 from eclip.planning.policies import make_plan
 from simulations import MI50, flat_profile, problem_of

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eclip.artefacts.copies import Copy, taken_of_gaps
 from eclip.errors import DeviceError
-from eclip.frontends.spans import close_spans
+from eclip.frontends.spans import close_spans, fit_copies
 
 
 def spans_of(kernels: list[tuple[int, int]], repeats: int = 3) -> npt.NDArray[np.int64]:
@@ -69,3 +70,48 @@ def test_every_profile_closes_within_1_percent(
     assert times.min() >= 1 and gap_ns.min() >= 0
     # Rounding: at most half a nanosecond up or down for busy times, one down for gaps.
     assert (times + gap_ns).sum() == pytest.approx(request_ns[0], rel=0.01, abs=2 * len(busy))
+
+
+def copy(before: int, ns: int) -> Copy:
+    return Copy(before=before, to_device=True, bytes=1, ns=ns)
+
+
+def test_copies_keep_their_time_and_the_rest_of_the_gaps_is_scaled() -> None:
+    """800 ns of a copy in the first gap, 300 of one behind the last kernel, where nothing is
+    traced; tracing made the gaps of 20 ns 40 long."""
+    spans = spans_of([(0, 100), (940, 1040), (1080, 1180)])
+    request_ns = np.array([100 * 3 + 800 + 300 + 40.0])
+    copies = fit_copies([copy(1, 800), copy(3, 300)], spans, request_ns)
+    assert [one.ns for one in copies] == [800, 300]
+    _, gap, _ = close_spans(spans, request_ns, copies)
+    assert gap[:, 0] == pytest.approx([820, 20, 300], abs=2)
+
+
+def test_copy_takes_no_more_than_the_gap_that_it_comes_in() -> None:
+    """It ran beside the kernel before it, or alone it is slower."""
+    spans = spans_of([(0, 100), (150, 250)])
+    copies = fit_copies([copy(1, 60), copy(1, 40), copy(0, 500)], spans, np.array([290.0]))
+    assert [one.ns for one in copies] == [30, 20, 40]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    kernels=st.lists(st.tuples(st.integers(1, 1000), st.integers(0, 1000)), min_size=1, max_size=8),
+    request_ns=st.floats(1, 20_000),
+    data=st.data(),
+)
+def test_gaps_have_room_for_their_copies_at_every_size(
+    kernels: list[tuple[int, int]], request_ns: float, data: st.DataObject
+) -> None:
+    ends = np.cumsum([busy + gap for busy, gap in kernels]).tolist()
+    spans = spans_of(
+        [(end - busy - gap, end - gap) for end, (busy, gap) in zip(ends, kernels, strict=True)]
+    )
+    places = st.tuples(st.integers(0, len(kernels)), st.integers(0, 2000))
+    asked = [copy(*place) for place in data.draw(st.lists(places, max_size=5))]
+    wanted = np.array([max(request_ns, sum(busy for busy, _ in kernels))])
+    copies = fit_copies(asked, spans, wanted)
+    busy, gap, _ = close_spans(spans, wanted, copies)
+    assert (gap[:, 0] >= taken_of_gaps(copies, len(kernels))).all()
+    assert all(given.ns <= one.ns for given, one in zip(copies, asked, strict=True))
+    assert busy.sum() + gap.sum() == pytest.approx(wanted[0], abs=len(kernels) + 1)

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from cuda_bench import Bench, Handle, RecordingDriver, Result
+from eclip.artefacts.copies import PART_BYTES
 from eclip.artefacts.plan import (
     Assignment,
     Group,
@@ -34,7 +35,7 @@ from eclip.devices.cuda.placing import CudaPlacer
 from eclip.devices.gpu import board as boards
 from eclip.devices.gpu import worker_loop
 from eclip.devices.gpu.executables import Capture
-from eclip.devices.gpu.pieces import PART_BYTES, CapturedGraph, Node
+from eclip.devices.gpu.pieces import CapturedGraph, Node
 from eclip.devices.gpu.session import Execution, GpuSession
 from eclip.devices.gpu.steps import LAUNCH, Steps, Ways
 from eclip.devices.gpu.worker_loop import Behaviour, Place

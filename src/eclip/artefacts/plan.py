@@ -89,17 +89,22 @@ class Reaction(
     lane: int | None = None  # where it moves; None: it yields, and launches nothing
 
 
-class Joints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Joints(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """Where a worker may give way, and to whom. The head of a request is always a joint."""
 
     at: tuple[int, ...]  # kernels at which a stretch begins, rising, without 0
     depth: int  # stretches in flight, the running one included
     reactions: tuple[Reaction, ...]  # the first that applies counts; if none does it goes on
     stretch_ns: tuple[int, ...]  # what each takes, undisturbed on the whole device
+    # The longest that runs in one piece, where stretches have copies that are cut into parts; None:
+    # none has.
+    piece_ns: int | None = None
 
     @property
     def longest_ns(self) -> int:
-        return max(self.stretch_ns)
+        return max(self.stretch_ns) if self.piece_ns is None else self.piece_ns
 
     def __post_init__(self) -> None:
         if list(self.at) != sorted(set(self.at)) or (self.at and self.at[0] < 1):
@@ -108,6 +113,8 @@ class Joints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError(f"the depth is 1 to {MOST_DEPTH} stretches, not {self.depth}")
         if len(self.stretch_ns) != len(self.at) + 1 or min(self.stretch_ns) < 0:
             raise ValueError("every stretch needs a time of at least 0 ns")
+        if self.piece_ns is not None and not 0 <= self.piece_ns <= max(self.stretch_ns):
+            raise ValueError("a piece takes at least 0 ns and no longer than the longest stretch")
 
 
 class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

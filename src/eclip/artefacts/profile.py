@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from eclip.artefacts.copies import NO_LINK, Copy, StepTable, steps_of, taken_of_gaps
 from eclip.artefacts.fingerprint import Fingerprint
 from eclip.artefacts.footprint import Footprint
 from eclip.artefacts.model_key import ModelKey
@@ -47,6 +48,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     # A row for every kernel in trace.lengths, whose busy_ns is its expected time: the busy time at
     # the length that 99% of requests do not exceed. Empty: not known.
     tail_ns: Table = ()
+    # Between host and device, in order. The time of one is a part of the gap that it comes in; one
+    # before the first kernel counts in the gap after the last.
+    copies: tuple[Copy, ...] = ()
 
     def __post_init__(self) -> None:
         kernels = len(self.trace.kernels)
@@ -82,6 +86,10 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         for kernel, size in self.illegal:
             if not (0 <= kernel < kernels and 0 <= size < len(self.sizes) - 1):
                 raise ValueError(f"illegal names kernel {kernel} at size {size}, which cannot be")
+        if any(copy.before > kernels for copy in self.copies):
+            raise ValueError(f"copies come before one of {kernels} kernels or behind the last")
+        if self.copies and (np.array(self.gap_ns) < self.copied_ns()[:, None]).any():
+            raise ValueError("copies take longer than the gap that they come in")
         if min(map(min, self.busy_ns)) < 1:
             raise ValueError("every kernel is busy for at least 1 ns")
         for index, size in enumerate(self.sizes):
@@ -95,6 +103,10 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @property
     def model(self) -> ModelKey:
         return self.trace.model
+
+    @property
+    def steps(self) -> StepTable:
+        return steps_of(len(self.trace.kernels), self.copies)
 
     def at_tail(self) -> Profile:
         """The same model with its variable-output kernels at their tail times."""
@@ -117,11 +129,31 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         )
 
     def busy_at(self, units: int) -> Times:
-        """Busy time of every kernel on a lane of any size."""
-        return self._at(units, self.busy_ns, self._waves)
+        """Busy time of every kernel on a lane of any size.
+
+        Below the smallest profiled size it grows by the kernel's waves there: twice for half the
+        units, and not at all where all blocks find room.
+        """
+        measured = self._measured(units)
+        busy = self._at(measured, self.busy_ns, self._waves)
+        if units < measured:
+            busy *= np.maximum(self.waves_at(units), 1) / np.maximum(self.waves_at(measured), 1)
+        return busy
 
     def gap_at(self, units: int) -> Times:
-        return self._at(units, self.gap_ns, lambda size: np.float64(1 / size))
+        """Below the smallest profiled size, gaps are as there: they have no blocks."""
+        return self._at(self._measured(units), self.gap_ns, lambda size: np.float64(1 / size))
+
+    def step_ns_at(self, units: int) -> Times:
+        """What every step takes on a lane of any size; kernels with the idle time behind them."""
+        steps = self.steps
+        took = steps.copy_ns.copy()
+        took[steps.link == NO_LINK] = self.busy_at(units) + self.gap_at(units) - self.copied_ns()
+        return took
+
+    def copied_ns(self) -> Times:
+        """What copies take of the gap after every kernel."""
+        return taken_of_gaps(self.copies, len(self.trace.kernels))
 
     def waves_at(self, units: int) -> Times:
         """How often every kernel's blocks fill a lane of this size."""
@@ -141,28 +173,31 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         mixed: Times = _WHOLE * np.ceil(waves) + (1 - _WHOLE) * waves
         return mixed
 
+    def _measured(self, units: int) -> int:
+        """The size whose times are known, if not of this lane, of the smallest that was profiled.
+
+        One size, the whole device, is not enough: there power may hold kernels back.
+        """
+        if units < self.sizes[0] and len(self.sizes) == 1:
+            raise MismatchError(
+                f"{self.model} was profiled at {self.sizes[0]} units only, so its time at {units} "
+                f"is not known; profile it at more sizes"
+            )
+        return max(units, self.sizes[0])
+
     def _at(
         self, units: int, rows: Sequence[Sequence[int]], along: Callable[[int], Times | np.float64]
     ) -> Times:
         """The column for a size that was profiled, otherwise on the straight line through its
-        neighbours. Below the smallest size the last line goes on, but never down, and never up by
-        more than there are fewer units.
-        """
+        neighbours."""
         table = np.asarray(rows, dtype=np.float64)
         if units > self.sizes[-1]:
             raise ValueError(f"{self.model} was profiled up to {self.sizes[-1]} units, not {units}")
         if units in self.sizes:
             return table[:, self.sizes.index(units)]
-        if len(self.sizes) == 1:  # nothing is known of smaller lanes
-            raise MismatchError(
-                f"{self.model} was profiled at {self.sizes[0]} units only, so its time at {units} "
-                f"is not known; profile it at more sizes"
-            )
-        above = max(1, int(np.searchsorted(self.sizes, units)))
-        low, high = above - 1, above
+        high = int(np.searchsorted(self.sizes, units))
+        low = high - 1
         x, x_low, x_high = along(units), along(self.sizes[low]), along(self.sizes[high])
         weight = (x - x_high) / (x_low - x_high)
         mixed: Times = table[:, low] * weight + table[:, high] * (1 - weight)
-        if units < self.sizes[0]:
-            return np.clip(mixed, table[:, 0], table[:, 0] * self.sizes[0] / units)
         return mixed

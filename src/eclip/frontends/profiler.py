@@ -4,7 +4,8 @@ Untraced replays give the request's time, which the profile closes against; trac
 each kernel's busy time, its spread and the gap after it. Tracing stretches gaps, not kernels, so
 the gaps are scaled to what the untraced request leaves over; it comes last, after all that is timed
 without it. A kernel that a size cannot hold (its clusters do not fit) is measured on the next
-larger size that can, and marked as illegal there.
+larger size that can, and marked as illegal there. Copies between host and device are timed alone,
+each as a graph of its own, because the tracer sees kernels only.
 
 On a torch for ROCm, rocm.py measures; what follows is NVIDIA's.
 
@@ -29,6 +30,7 @@ import numpy.typing as npt
 import torch
 
 from eclip.artefacts import store
+from eclip.artefacts.copies import Copy
 from eclip.artefacts.model_key import parse_model
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Mask
@@ -40,19 +42,20 @@ from eclip.devices.cuda.graphs import (
     Executable,
     blocks_per_unit,
     fits,
+    place_pieces,
     place_whole,
 )
 from eclip.devices.cuda.lanes import GpuLane, LanePool
 from eclip.devices.cuda.stressors import Stressors
 from eclip.devices.cuda.tracer import Tracer
-from eclip.devices.gpu.pieces import KERNEL, CapturedGraph
+from eclip.devices.gpu.pieces import KERNEL, CapturedGraph, Piece
 from eclip.devices.hip.device import HipDevice
 from eclip.errors import DeviceError, EclipError
 from eclip.frontends import rocm
 from eclip.frontends.library import file_of
 from eclip.frontends.models import build
 from eclip.frontends.request_energy import request_energy_uj
-from eclip.frontends.spans import close_spans, even_shares, rows_of
+from eclip.frontends.spans import close_spans, even_shares, fit_copies, rows_of
 from eclip.frontends.torch import CapturedModule, capture, on_rocm
 
 _WARMUPS = 3
@@ -91,6 +94,7 @@ def _measure_on_cuda(
     with ExitStack() as stack:
         pool = LanePool(device.slices, [topology.take(size, order) for size in wanted])
         stack.callback(pool.close)
+        contexts: list[list[Any]] = []
         illegal: tuple[tuple[int, int], ...] = ()
         free_bytes = free_memory()
         if captured.capture.recapture is not None:
@@ -113,13 +117,16 @@ def _measure_on_cuda(
             if energy_seconds > 0
         ]
         beside = _beside_stressors(device, graph) if stress and not graph.atomic else {}
+        alone = _copies(graph, contexts[-1], pool.lanes[-1], stack) if contexts else []
         # Loops turn as often as the data asks for, so their kernels have no fixed place in a trace.
         names = [kernel.name for kernel in captured.capture.trace.kernels]
         spans = None if graph.atomic else _trace(runs, names)
     if spans is None:
+        copies: tuple[Copy, ...] = ()
         busy, gap, spread = even_shares(request_ns, graph.kernel_count)
     else:
-        busy, gap, spread = close_spans(spans, np.array(request_ns))
+        copies = fit_copies(alone, spans, np.array(request_ns))
+        busy, gap, spread = close_spans(spans, np.array(request_ns), copies)
     trace = captured.capture.trace
     return Profile(
         trace=trace,
@@ -142,6 +149,7 @@ def _measure_on_cuda(
         illegal=illegal,
         energy_uj=tuple(energy_uj),
         slowdown_beside=beside,
+        copies=copies,
     )
 
 
@@ -195,6 +203,29 @@ def _request_ns(handle: Any, stream: Any) -> float:
     for event in (begin, end):
         call(cu.cuEventDestroy, event)
     return float(np.median(times))
+
+
+def _copies(
+    graph: CapturedGraph, contexts: Sequence[Any], lane: GpuLane, owner: ExitStack
+) -> list[Copy]:
+    """What is copied between host and device, and how long that takes alone."""
+    places = [place for place, node in enumerate(graph.nodes) if node.copy_bytes]
+    if not places:
+        return []
+    pieces = [Piece(range(0), (place,)) for place in places]
+    made = [_owned(executable, owner) for executable in place_pieces(graph, contexts, pieces)]
+    copies = []
+    for place, executable in zip(places, made, strict=True):
+        node = graph.nodes[place]
+        copies.append(
+            Copy(
+                before=sum(earlier.kind == KERNEL for earlier in graph.nodes[:place]),
+                to_device=node.to_device,
+                bytes=node.copy_bytes,
+                ns=round(_request_ns(executable.handle, lane.stream)),
+            )
+        )
+    return copies
 
 
 def _trace(runs: Sequence[tuple[Any, Any]], names: Sequence[str]) -> npt.NDArray[np.int64]:

@@ -1,7 +1,8 @@
 """Joints: where a worker may give way, chosen from its profile, and what it does there.
 
 A stretch is what lies between two joints. It takes at most the plan's grain on the worker's own
-lane, unless it is one long kernel. ``give_way`` adds joints, promises and the lanes that workers
+lane, unless it is one long kernel. Long copies between host and device are cut into parts besides,
+and need no joints. ``give_way`` adds joints, promises and the lanes that workers
 move to to a plan of any policy.
 """
 
@@ -12,7 +13,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import msgspec
+import numpy as np
 
+from eclip.artefacts.copies import NO_LINK
 from eclip.artefacts.mix import MixWorker
 from eclip.artefacts.plan import FOREIGN, Joints, Lane, Plan, Promise, Reaction, Slack
 from eclip.artefacts.profile import Profile
@@ -38,22 +41,40 @@ class Manner:
 
 def cut_by_time(profile: Profile, units: int, grain_ns: int) -> tuple[int, ...]:
     """Joints such that no stretch takes longer than the grain unless it is a single kernel."""
+    steps = profile.steps
     at = []
-    filled = 0.0
-    for position, took in enumerate((profile.busy_at(units) + profile.gap_at(units)).tolist()):
-        if filled > 0 and filled + took > grain_ns:
-            at.append(position)
-            filled = 0.0
-        filled += took
+    filled = copied = 0.0
+    for kernel, link, apart, took in zip(
+        steps.kernel.tolist(),
+        steps.link.tolist(),
+        steps.apart.tolist(),
+        profile.step_ns_at(units).tolist(),
+        strict=True,
+    ):
+        if apart:
+            filled = copied = 0.0
+        elif link != NO_LINK:  # it goes with the kernel behind it
+            copied += took
+        else:
+            if filled > 0 and filled + copied + took > grain_ns:
+                at.append(kernel)
+                filled = 0.0
+            filled += copied + took
+            copied = 0.0
     return tuple(at)
 
 
 def stretch_times_ns(profile: Profile, at: Sequence[int]) -> tuple[int, ...]:
     """What each stretch takes on the whole device."""
-    units = profile.sizes[-1]
-    took = profile.busy_at(units) + profile.gap_at(units)
-    cuts = [0, *at, len(took)]
+    took = profile.step_ns_at(profile.sizes[-1])
+    cuts = [0, *profile.steps.firsts(at).tolist(), len(took)]
     return tuple(round(float(took[start:end].sum())) for start, end in pairwise(cuts))
+
+
+def longest_piece_ns(profile: Profile, at: Sequence[int]) -> int:
+    """The longest stretch on the whole device, or what is left of it around the parts of copies."""
+    took = profile.step_ns_at(profile.sizes[-1])
+    return round(float(np.add.reduceat(took, profile.steps.pieces(at)).max()))
 
 
 def promise_of(
@@ -125,4 +146,5 @@ def _joints(
         depth=manner.depth,
         reactions=tuple(reactions),
         stretch_ns=stretch_times_ns(profile, at),
+        piece_ns=longest_piece_ns(profile, at) if profile.steps.apart.any() else None,
     )

@@ -36,8 +36,8 @@ class CudaGraph(CapturedGraph):
         nodes = []
         for handle, kind, kernel in zip(handles, kinds, kernels_beside(kinds), strict=True):
             instead = _instead(handle, kernel_of) if kind == KERNEL else None
-            copied = _copy_bytes(handle) if kind == "MEMCPY" else 0
-            nodes.append(Node(handle, kind, kernel, instead, copied))
+            copied = _copied(handle) if kind == "MEMCPY" else (0, False)
+            nodes.append(Node(handle, kind, kernel, instead, *copied))
         super().__init__(graph, nodes, "a loop" if "CONDITIONAL" in kinds else "")
 
     def kernels(self) -> tuple[Kernel, ...]:
@@ -66,19 +66,15 @@ def _kind(handle: Any) -> str:
     return kind
 
 
-def _copy_bytes(handle: Any) -> int:
-    """Of a copy in one piece between host and device; 0: it is another kind."""
+def _copied(handle: Any) -> tuple[int, bool]:
+    """The bytes of a copy in one piece between host and device, and whether it is to the device; no
+    bytes: it is another kind."""
     params = call(cu.cuGraphMemcpyNodeGetParams, handle)
-    if (params.Height, params.Depth) != (1, 1):
-        return 0
-    host = any(
-        _on_host(kind, pointer)
-        for kind, pointer in (
-            (params.srcMemoryType, params.srcDevice),
-            (params.dstMemoryType, params.dstDevice),
-        )
-    )
-    return int(params.WidthInBytes) if host else 0
+    from_host = _on_host(params.srcMemoryType, params.srcDevice)
+    to_host = _on_host(params.dstMemoryType, params.dstDevice)
+    if from_host == to_host or (params.Height, params.Depth) != (1, 1):
+        return 0, False
+    return int(params.WidthInBytes), from_host
 
 
 def _on_host(kind: Any, pointer: Any) -> bool:

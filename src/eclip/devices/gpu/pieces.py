@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
+from eclip.artefacts.copies import PART_BYTES, parts_of
 from eclip.errors import DeviceError
 from eclip.runtime.program import Route
 
 KERNEL = "KERNEL"  # the one kind of node that both vendors must name alike
-PART_BYTES = 4 << 20  # of a copy that is cut: about 80 us over PCIe
 
 
 @dataclass(frozen=True)
@@ -27,6 +26,7 @@ class Node:
     kernel: int  # position of the kernel it is, or goes with
     instead: Any = None  # on CUDA, the kernel that stands for a function of one context
     copy_bytes: int = 0  # of a copy between host and device that can be cut
+    to_device: bool = False  # of such a copy
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class CapturedGraph:
             if run:
                 cut.append(Piece(range(first, until), tuple(run)))
             here = range(until, until)
-            cut += [Piece(here, (place,), part) for part in _parts(node.copy_bytes)]
+            cut += [Piece(here, (place,), part) for part in parts_of(node.copy_bytes)]
             first, run = until, []
         if run:
             cut.append(Piece(range(first, kernels.stop), tuple(run)))
@@ -138,10 +138,3 @@ def in_launch_order(nodes: Sequence[int], edges: Sequence[tuple[int, int]]) -> l
                 ready.append(follower)
         ready.sort(key=rank.__getitem__)
     return ordered
-
-
-def _parts(size: int) -> list[range]:
-    """Equal parts, none larger than it should be."""
-    count = -(-size // PART_BYTES)
-    ends = [size * part // count for part in range(count + 1)]
-    return [range(start, end) for start, end in pairwise(ends)]

@@ -1,10 +1,12 @@
 """The simulator's event loop, compiled.
 
-A worker is idle, in a delay (launch, gap, barrier), queued for a hardware queue, running a kernel,
-or held at a joint (``stretches.py``). A hardware queue holds one kernel at a time and serves
-waiters in the order they became ready; lanes beyond the number of queues share one, which is how
-they come to wait falsely. Events are handled in worker order at equal times and nothing is random
-here, so equal inputs give equal logs.
+A worker is idle, in a delay (launch, gap, barrier), queued for a hardware queue or a link, copying,
+running a kernel, or held at a joint (``stretches.py``). A hardware queue holds one kernel at a time
+and serves waiters in the order they became ready; lanes beyond the number of queues share one,
+which is how they come to wait falsely. A link, one for each direction between host and device, is a
+queue like these. It holds one worker at a time: copies are not shared out, and a worker whose next
+copy is queued right behind keeps the link. A copy is a row of ``kernels`` like any step. Events are
+handled in worker order at equal times and nothing is random here, so equal inputs give equal logs.
 
 ``advance`` stops when a record buffer is full; the caller empties it and goes on. Cost: O(workers ×
 slices) per event and at most three events per kernel (its start, last wave and end), so it is
@@ -17,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from eclip.artefacts.copies import NO_LINK
 from eclip.devices import deciding
 from eclip.devices.sim import contention, stretches
 from eclip.devices.sim.contention import (
@@ -29,6 +32,7 @@ from eclip.devices.sim.contention import (
 )
 from eclip.devices.sim.stretches import (
     AT_JOINT,
+    COPYING,
     DELAY,
     IDLE,
     QUEUED,
@@ -37,6 +41,7 @@ from eclip.devices.sim.stretches import (
     Joined,
     accept_request,
     end_stretch,
+    keeps_link,
     rest,
     settle,
 )
@@ -49,13 +54,17 @@ DONE, BUFFER_FULL = 0, 1
 _INSTANT = 1e-3
 _ROUNDING = 4 * np.finfo(np.float64).eps
 
+# A step of a request: a kernel, or a copy or a part of one.
 KERNEL = np.dtype(
     [
         ("lane", np.int64),
+        ("position", np.int32),  # of the kernel that it is or goes with, in the request
+        ("link", np.int16),  # of a copy, else NO_LINK
+        ("queue", np.int16),
         ("barrier", np.int64),  # 1 where it waits on another lane
         ("before_ns", np.float64),  # barrier and lane switch
         ("busy_ns", np.float64),
-        ("gap_ns", np.float64),
+        ("gap_ns", np.float64),  # idle time after it
         ("tail_ns", np.float64),
         ("body_room", np.float64),
         ("tail_room", np.float64),
@@ -80,7 +89,6 @@ WORKER = np.dtype(
         ("phase", np.int64),
         ("due", np.float64),  # end of the delay, or the arrival an idle worker waits for
         ("kernel", np.int64),  # the current one, in Setup.kernels
-        ("route_first", np.int64),
         ("route_end", np.int64),
         ("kernel_start", np.float64),
         ("ready_at", np.float64),  # when a queued kernel began to wait
@@ -117,7 +125,7 @@ class Setup(NamedTuple):
     kernels: Records  # KERNEL, all routes one after another
     routes: Records  # ROUTE, variant × worker
     variant_active: Ints  # per variant a bit set of workers; the smallest sets first
-    queue: Ints  # per lane
+    queues: int  # of lanes, and the two links behind them
     lane_units: Floats  # lane × slice: units of the slice if the lane has it, else 0
     lane_total: Floats
     arrivals: Ints  # all workers' arrivals one after another
@@ -133,7 +141,7 @@ class Setup(NamedTuple):
 class State(NamedTuple):
     workers: Records  # WORKER
     clock: Records  # CLOCK, one entry
-    queue_holder: Ints  # per hardware queue: the worker whose kernel is in it
+    queue_holder: Ints  # per queue: the worker whose kernel or copy is in it
     active: Ints  # scratch, per worker
     scratch: Floats  # 2 × slices
     request_rows: Ints  # buffer of (worker, arrival, start, end)
@@ -150,7 +158,7 @@ def advance(m: Setup, s: State, until: float, finish: bool) -> int:
     """
     # Taken out of their tuples once: inside the loop that would cost as much as the work itself.
     kernels, routes, variant_active = m.kernels, m.routes, m.variant_active
-    queue, arrivals = m.queue, m.arrivals
+    arrivals = m.arrivals
     lane_units, lane_total, limits = m.lane_units, m.lane_total, m.limits
     workers, queue_holder = s.workers, s.queue_holder
     active, held, crowd = s.active, s.scratch[0], s.scratch[1]
@@ -183,17 +191,19 @@ def advance(m: Setup, s: State, until: float, finish: bool) -> int:
             worker = workers[index]
             if worker["phase"] == RUNNING:
                 if worker["remaining"] <= instant:
-                    lane = kernels[worker["kernel"]]["lane"]
+                    served = kernels[worker["kernel"]]["queue"]
                     _finish_kernel(worker, index, clock, kernels, kernel_rows, m.trace_until)
                     if gives_way and worker["kernel"] == worker["route_end"]:
                         end_stretch(conducts, joined, workers, index, now)
-                    _serve_queue(workers, clock, kernels, queue, queue_holder, queue[lane])
+                    _serve_queue(workers, clock, kernels, queue_holder, served)
                 elif worker["remaining"] <= worker["tail_ns"] + instant:
                     worker["tail_ns"] = np.inf  # from here on it is in its last wave
             elif worker["due"] <= now + instant:
-                if worker["phase"] == DELAY:
+                if worker["phase"] == COPYING:
+                    _finish_copy(m, s, index)
+                elif worker["phase"] == DELAY:
                     if worker["kernel"] < worker["route_end"]:
-                        _enter_queue(workers, index, clock, kernels, queue, queue_holder)
+                        _enter_queue(workers, index, clock, kernels, queue_holder)
                     else:
                         _finish_request(worker, index, clock, request_rows, arrivals)
                 # Not else: the next request may be there already.
@@ -226,7 +236,7 @@ def _next_event(workers: Records, clock: np.void, active: Ints, running: int, tu
     soonest = np.inf
     for index in range(workers.shape[0]):
         worker = workers[index]
-        if worker["phase"] == DELAY or worker["phase"] == IDLE:
+        if worker["phase"] <= COPYING:
             soonest = min(soonest, worker["due"])
     for i in range(running):
         worker = workers[active[i]]
@@ -299,7 +309,6 @@ def _begin_request(
     while active & ~variant_active[variant]:
         variant += 1
     route = routes[variant, index]
-    worker["route_first"] = route["first"]
     worker["route_end"] = route["end"]
     worker["kernel"] = route["first"]
     worker["due"] = now + route["launch_ns"]
@@ -308,39 +317,40 @@ def _begin_request(
 
 @inlined
 def _enter_queue(
-    workers: Records, index: int, clock: np.void, kernels: Records, queue: Ints, queue_holder: Ints
+    workers: Records, index: int, clock: np.void, kernels: Records, queue_holder: Ints
 ) -> None:
     worker = workers[index]
     kernel = kernels[worker["kernel"]]
-    occupant = queue_holder[queue[kernel["lane"]]]
+    queue = kernel["queue"]
+    occupant = queue_holder[queue]
+    if occupant == index:  # a link that it kept
+        occupant = NOBODY
     if occupant == NOBODY:
-        queue_holder[queue[kernel["lane"]]] = index
+        queue_holder[queue] = index
         _start_kernel(worker, kernel, clock)
     else:
         worker["phase"] = QUEUED
         worker["ready_at"] = clock["now"]
-        worker["falsely"] = workers[occupant]["lane"] != kernel["lane"]
         worker["ticket"] = clock["tickets"]
         clock["tickets"] += 1
-        if clock["now"] >= 0.0:
-            worker["false_waits"] += worker["falsely"]
-            worker["lane_waits"] += 1 - worker["falsely"]
+        if kernel["link"] == NO_LINK:
+            worker["falsely"] = workers[occupant]["lane"] != kernel["lane"]
+            if clock["now"] >= 0.0:
+                worker["false_waits"] += worker["falsely"]
+                worker["lane_waits"] += 1 - worker["falsely"]
+        else:
+            worker["falsely"] = 0
 
 
 @inlined
 def _serve_queue(
-    workers: Records,
-    clock: np.void,
-    kernels: Records,
-    queue: Ints,
-    queue_holder: Ints,
-    served: int,
+    workers: Records, clock: np.void, kernels: Records, queue_holder: Ints, served: int
 ) -> None:
-    """A kernel left the queue: the one that has waited longest enters."""
+    """A kernel or copy left the queue: who has waited longest enters."""
     queue_holder[served] = NOBODY
     for other in range(workers.shape[0]):
         waiter = workers[other]
-        if waiter["phase"] == QUEUED and queue[kernels[waiter["kernel"]]["lane"]] == served:
+        if waiter["phase"] == QUEUED and kernels[waiter["kernel"]]["queue"] == served:
             first = queue_holder[served]
             if first == NOBODY or waiter["ticket"] < workers[first]["ticket"]:
                 queue_holder[served] = other
@@ -353,6 +363,10 @@ def _serve_queue(
 
 @inlined
 def _start_kernel(worker: np.void, kernel: np.void, clock: np.void) -> None:
+    if kernel["link"] != NO_LINK:
+        worker["phase"] = COPYING
+        worker["due"] = clock["now"] + kernel["busy_ns"]
+        return
     worker["phase"] = RUNNING
     worker["kernel_start"] = clock["now"]
     worker["ticket"] = clock["tickets"]
@@ -387,14 +401,21 @@ def _finish_kernel(
         if now < trace_until:
             row = clock["kernels"]
             rows[row, 0] = index
-            rows[row, 1] = done - worker["route_first"]
+            rows[row, 1] = kernel["position"]
             rows[row, 2] = kernel["lane"]
             rows[row, 3] = round(worker["kernel_start"])
             rows[row, 4] = round(now)
             clock["kernels"] += 1
+    _go_on(worker, kernels, now)
+
+
+@inlined
+def _go_on(worker: np.void, kernels: Records, now: float) -> None:
+    """To the next step of its route."""
+    done = worker["kernel"]
     worker["kernel"] = done + 1
     worker["phase"] = DELAY
-    worker["due"] = now + kernel["gap_ns"]
+    worker["due"] = now + kernels[done]["gap_ns"]
     if done + 1 < worker["route_end"]:
         worker["due"] += kernels[done + 1]["before_ns"]
 
@@ -420,3 +441,15 @@ def _finish_request(
         worker["due"] = max(now, arrivals[worker["next_arrival"]])
     else:
         worker["due"] = np.inf
+
+
+@compiled_with(stretches.__file__, deciding.__file__, reactions.__file__)
+def _finish_copy(m: Setup, s: State, index: int) -> None:
+    """Not inlined: it is rare, and a longer loop is slower for everybody."""
+    worker, clock = s.workers[index], s.clock[0]
+    link = m.kernels[worker["kernel"]]["queue"]
+    _go_on(worker, m.kernels, clock["now"])
+    if m.gives_way and worker["kernel"] == worker["route_end"]:
+        end_stretch(m.conducts, s.joined, s.workers, index, clock["now"])
+    if not keeps_link(m.conducts, s.joined, s.workers, m.kernels, index, link):
+        _serve_queue(s.workers, clock, m.kernels, s.queue_holder, link)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from eclip.artefacts.calibration import Calibration
+from eclip.artefacts.copies import LINKS, NO_LINK
 from eclip.artefacts.memory import check_memory, memory_of_plan
 from eclip.artefacts.plan import Plan, Processes, Sharing, Turns
 from eclip.artefacts.profile import Profile
@@ -297,13 +298,18 @@ def build_machine(program: Program, tables: KernelTables, load: Load, trace_ns: 
             lane_units[number, index] = slice_units[index]
     # Time-sliced workers are processes of their own, each with all hardware queues to itself.
     queues = len(plan.lanes) if isinstance(plan.sharing, Turns) else plan.topology.hardware_queues
+    lane_queue = np.arange(len(plan.lanes)) % queues
+    every = np.concatenate(kernels)
+    copies = every["link"] != NO_LINK
+    every["queue"] = lane_queue[every["lane"]]
+    every["queue"][copies] = lane_queue.max() + every["link"][copies]
     return core.Setup(
-        kernels=np.concatenate(kernels),
+        kernels=every,
         routes=routes,
         variant_active=np.array(
             [sum(1 << worker for worker in plan.variants[index].active) for index in order]
         ),
-        queue=np.arange(len(plan.lanes)) % queues,
+        queues=int(lane_queue.max()) + 1 + LINKS,
         lane_units=lane_units,
         lane_total=lane_units.sum(axis=1),
         arrivals=np.concatenate([_arrivals(load, worker) for worker in plan.everyone]),
@@ -359,7 +365,7 @@ def initial_state(
     return core.State(
         workers=workers,
         clock=clock,
-        queue_holder=np.full(int(machine.queue.max()) + 1, core.NOBODY, dtype=np.int64),
+        queue_holder=np.full(machine.queues, core.NOBODY, dtype=np.int64),
         active=np.zeros(len(workers), dtype=np.int64),
         scratch=np.zeros((2, machine.lane_units.shape[1])),
         request_rows=np.zeros((_BUFFER_ROWS, 4), dtype=np.int64),

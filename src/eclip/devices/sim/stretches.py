@@ -38,16 +38,16 @@ from eclip.runtime.reactions import (
     YIELD,
 )
 
-# A worker's phases. At a joint nothing of it is in flight; at the end of an instant it is held.
-IDLE, DELAY, QUEUED, RUNNING, AT_JOINT = range(5)
+# A worker's phases; those that end at a time known beforehand come first. At a joint nothing of it
+# is in flight; at the end of an instant it is held.
+IDLE, DELAY, COPYING, QUEUED, RUNNING, AT_JOINT = range(6)
 NO_LANE = -1
 
 # One way to take a stretch: on a route of a variant, or on a lane that its worker moves to.
 STRETCH = np.dtype(
     [
-        ("first", np.int64),  # in Setup.kernels
+        ("first", np.int64),  # of its steps, in Setup.kernels
         ("end", np.int64),
-        ("position", np.int64),  # of its first kernel in the request
         ("launch_ns", np.float64),
         ("alone_ns", np.float64),  # that it takes on all units, undisturbed
         ("left_ns", np.int64),  # of the time promised for a request
@@ -162,6 +162,23 @@ def end_stretch(c: Conducts, j: Joined, workers: Records, index: int, now: float
 
 
 @inlined
+def keeps_link(
+    c: Conducts, j: Joined, workers: Records, kernels: Records, index: int, link: int
+) -> bool:
+    """A copy is done, and the next one in its direction is queued right behind it."""
+    worker = workers[index]
+    following = worker["kernel"]
+    if worker["phase"] == AT_JOINT:
+        mine = j.progress[index]
+        if mine["launched"] == mine["done"]:
+            return False
+        following = c.stretches[mine["ways"] + mine["done"]]["first"]
+    elif following == worker["route_end"]:
+        return False
+    return bool(kernels[following]["queue"] == link)
+
+
+@inlined
 def rest(j: Joined, index: int) -> None:
     """No request is left."""
     j.board[index, BUSY_SINCE] = reactions.IDLE
@@ -257,7 +274,6 @@ def _start(
         mine["barriers"] += now >= 0.0
     mine["went"] = kernels[stretch["end"] - 1]["lane"]
     worker["kernel"] = stretch["first"]
-    worker["route_first"] = stretch["first"] - stretch["position"]
     worker["route_end"] = stretch["end"]
     worker["phase"] = DELAY
     worker["due"] = due

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from eclip.artefacts.calibration import Bandwidth, Calibration, Costs
+from eclip.artefacts.copies import NO_LINK
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Mask, Topology
 from eclip.devices.sim import core, stretches
-from eclip.devices.sim.contention import Floats, Records
+from eclip.devices.sim.contention import Floats, Ints, Records
 from eclip.runtime.program import NO_WAIT, Conduct, Program, Route
 
 
@@ -49,7 +51,7 @@ class KernelTables:
 
 
 def _table(profile: Profile, units: int, calibration: Calibration) -> Records:
-    """All kernels of a request on a lane of so many units."""
+    """All steps of a request on a lane of so many units."""
     power = calibration.power
     dram_bytes, l2_bytes = _traffic(profile, calibration.memory)
     blocks = np.array([kernel.blocks for kernel in profile.trace.kernels], dtype=np.float64)
@@ -58,7 +60,7 @@ def _table(profile: Profile, units: int, calibration: Calibration) -> Records:
     last = np.ceil(waves)
     rows = np.zeros(len(blocks), dtype=core.KERNEL)
     rows["busy_ns"] = busy
-    rows["gap_ns"] = gap
+    rows["gap_ns"] = gap - profile.copied_ns()
     rows["tail_ns"] = busy / last
     rows["body_room"] = np.minimum(waves, 1.0)
     rows["tail_room"] = waves - last + 1
@@ -78,7 +80,13 @@ def _table(profile: Profile, units: int, calibration: Calibration) -> Records:
             np.minimum(blocks, units) * power.busy_unit_w
             + rows["dram_rate"] * power.dram_pj_per_byte * 1e-3
         )
-    return rows
+    steps = profile.steps
+    every = np.zeros(len(steps.kernel), dtype=core.KERNEL)
+    every["busy_ns"] = steps.copy_ns
+    every[steps.link == NO_LINK] = rows
+    every["position"] = steps.kernel
+    every["link"] = steps.link
+    return every
 
 
 def _traffic(profile: Profile, memory: Bandwidth) -> tuple[Floats, Floats]:
@@ -90,13 +98,15 @@ def _traffic(profile: Profile, memory: Bandwidth) -> tuple[Floats, Floats]:
 
 
 def kernels_of(plan: Plan, route: Route, tables: KernelTables) -> Records:
-    rows = np.zeros(len(route.lane), dtype=core.KERNEL)
-    for lane in np.unique(route.lane).tolist():
-        here = route.lane == lane
+    rows = tables.at(route.worker, plan.units(int(route.lane[0]))).copy()
+    lanes = route.lane[rows["position"]]
+    for lane in np.unique(lanes).tolist():
+        here = lanes == lane
         rows[here] = tables.at(route.worker, plan.units(lane))[here]
-    rows["lane"] = route.lane
+    rows["lane"] = lanes
+    place = np.flatnonzero(rows["link"] == NO_LINK)  # of every kernel
     barriers = route.wait_on != NO_WAIT
-    rows["barrier"] = barriers
+    rows["barrier"][place] = barriers
     cost_ns = {
         (left, entered): switch_cost_ns(
             plan.topology, tables.calibration.costs, plan.lanes[left].mask, plan.lanes[entered].mask
@@ -106,7 +116,7 @@ def kernels_of(plan: Plan, route: Route, tables: KernelTables) -> Records:
         )
     }
     for k in np.flatnonzero(barriers).tolist():
-        rows["before_ns"][k] = cost_ns[int(route.wait_on[k]), int(route.lane[k])]
+        rows["before_ns"][place[k]] = cost_ns[int(route.wait_on[k]), int(route.lane[k])]
     return rows
 
 
@@ -124,8 +134,8 @@ class JointTables:
         self._plan = program.plan
         self._conducts = program.conducts
         self._costs = tables.calibration.costs
-        self._alone_ns = {
-            worker: _alone_ns(conduct, tables.profiles[worker])
+        self._cuts = {
+            worker: _Cuts.of(conduct, tables.profiles[worker])
             for worker, conduct in enumerate(program.conducts)
             if program.plan.workers[worker].joints is not None
         }
@@ -145,22 +155,20 @@ class JointTables:
         """A way of the worker, whose kernels begin there; gives the number of its first stretch.
 
         The barrier at a joint is decided while running, so the kernels lose theirs."""
-        if worker not in self._alone_ns:
+        if worker not in self._cuts:
             return 0
-        begins = self._conducts[worker].begins
-        kernels["barrier"][begins] = 0
-        rows = np.zeros(len(begins), dtype=stretches.STRETCH)
-        rows["first"] = first + begins
-        rows["end"] = first + np.append(begins[1:], len(kernels))
-        rows["position"] = begins
-        inside = np.add.reduceat(kernels["barrier"], begins)
+        cuts = self._cuts[worker]
+        kernels["barrier"][cuts.heads] = 0
+        rows = np.zeros(len(cuts.pieces), dtype=stretches.STRETCH)
+        rows["first"] = first + cuts.pieces
+        rows["end"] = first + np.append(cuts.pieces[1:], len(kernels))
+        inside = np.add.reduceat(kernels["barrier"], cuts.pieces)
         rows["launch_ns"] = self._costs.launch_ns + inside * self._costs.launch_switch_ns
-        alone_ns = self._alone_ns[worker]
-        rows["alone_ns"] = alone_ns
+        rows["alone_ns"][cuts.last] = cuts.alone_ns
         promise = self._plan.workers[worker].promise
         if promise is not None:
-            passed = np.rint(promise.request_ns * np.cumsum(alone_ns) / alone_ns.sum())
-            rows["left_ns"] = np.diff(passed, prepend=0)
+            passed = np.rint(promise.request_ns * np.cumsum(cuts.alone_ns) / cuts.alone_ns.sum())
+            rows["left_ns"][cuts.last] = np.diff(passed, prepend=0)
         self._lanes[worker] |= set(kernels["lane"].tolist())
         self._rows.append(rows)
         self._filled += len(rows)
@@ -180,7 +188,7 @@ class JointTables:
             row = given[index]
             row["jointed"] = worker.joints is not None
             row["depth"] = conduct.depth
-            row["stretches"] = len(conduct.begins)
+            row["stretches"] = len(self._cuts[index].pieces) if index in self._cuts else 1
             row["rules_first"] = ends[index] - len(rules[index].choice)
             row["rules_end"] = ends[index]
             row["floor"] = worker.floor
@@ -213,11 +221,30 @@ class JointTables:
         return costs
 
 
-def _alone_ns(conduct: Conduct, profile: Profile) -> Floats:
-    """What every stretch takes on all units, undisturbed."""
-    units = profile.sizes[-1]
-    took: Floats = np.add.reduceat(profile.busy_at(units) + profile.gap_at(units), conduct.begins)
-    return took
+@dataclass(frozen=True)
+class _Cuts:
+    """Where a worker with joints is cut: its stretches, and the parts of long copies in them.
+
+    What is done of a request, parts included, counts at the end of its stretch, as on a GPU.
+    """
+
+    pieces: Ints  # the first step of each
+    heads: Ints  # the first kernel of each, where one follows
+    last: Ints  # of every stretch, the number of its last piece
+    alone_ns: Floats  # what every stretch takes on all units, undisturbed
+
+    @classmethod
+    def of(cls, conduct: Conduct, profile: Profile) -> _Cuts:
+        steps = profile.steps
+        firsts, pieces = steps.firsts(conduct.begins), steps.pieces(conduct.begins)
+        kernels = np.flatnonzero(steps.link == NO_LINK)
+        following = np.searchsorted(kernels, pieces)
+        return cls(
+            pieces=pieces,
+            heads=kernels[following[following < len(kernels)]],
+            last=np.append(np.searchsorted(pieces, firsts[1:]), len(pieces)) - 1,
+            alone_ns=np.add.reduceat(profile.step_ns_at(profile.sizes[-1]), firsts),
+        )
 
 
 def _moved(worker: int, kernels: int, lane: int) -> Route:

@@ -22,7 +22,7 @@ import numpy as np
 
 from eclip.artefacts.plan import Lane, Plan, Promise, Slack, Tradeoff, unpartitioned
 from eclip.artefacts.topology import Mask
-from eclip.planning.joints import GRAIN_NS, Manner, cut_by_time, stretch_times_ns
+from eclip.planning.joints import GRAIN_NS, Manner, cut_by_time, longest_piece_ns
 from eclip.planning.problem import Problem
 from eclip.planning.search.objective import Objective, Score
 from eclip.planning.tiers import far_mask, giving_way, promising
@@ -317,7 +317,7 @@ class Maker:
             if habit.way is not Way.STAY:
                 units = problem.topology.units
                 at = cut_by_time(profile, units, habit.grain_ns)
-                longest_ns = max(stretch_times_ns(profile, at))
+                longest_ns = longest_piece_ns(profile, at)
                 in_flight_ns = max(in_flight_ns, habit.depth * longest_ns)
         limits = {}
         for service, promise in self._promises.items():
