@@ -26,7 +26,7 @@ from eclip.devices.gpu.board import VARIABLE
 
 Times = npt.NDArray[np.int64]
 
-START_S, ANSWER_S = 180.0, 300.0
+START_S, ANSWER_S, END_S = 180.0, 300.0, 10.0
 AHEAD_NS = 50_000_000  # from the call to the first arrival
 
 
@@ -101,14 +101,25 @@ class Program:
         os.kill(self.pid, number)
 
     def close(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        """``eclip exec`` passes on what ends it: its program has a process group of its own."""
+        try:
+            self._end(signal.SIGTERM)
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            if self.about:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.pid, signal.SIGKILL)
+            self._end(signal.SIGKILL)
+            self._process.wait()
         self._listener.join()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
+
+    def _end(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
 
     def _listen(self) -> None:
         assert self._process.stdout is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,19 @@ while heard.get() is not None:
     say(steps=steps, seconds=time.perf_counter() - begin)
 """
 
+AROUND = """
+import os, signal, subprocess, sys
+INSIDE = '''
+import json, os, signal, time
+if DEAF: signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(json.dumps({"pid": os.getpid()}), flush=True)
+time.sleep(600)
+'''
+child = subprocess.Popen([sys.executable, "-c", INSIDE], process_group=0)
+signal.signal(signal.SIGTERM, lambda number, _: os.killpg(child.pid, number))
+child.wait()
+"""
+
 
 @pytest.fixture
 def apps(tmp_path: Path) -> Path:
@@ -100,6 +114,22 @@ def test_a_program_that_ends_is_told_by_its_last_words(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="ended: no GPU here"):
         program.wait()
     program.close()
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+def test_what_a_program_has_started_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaf: bool
+) -> None:
+    """As ``eclip exec`` does it: a child in a group of its own, to which signals are passed on."""
+    monkeypatch.setattr("bench.support.programs.END_S", 1.0)
+    (tmp_path / "app.py").write_text(AROUND.replace("DEAF", str(deaf)))
+    app = [str(tmp_path / "app.py")]
+    board = tmp_path / "board"
+    program = start(app, Way(PLAIN), "service", board=board, pipes=None, folder=tmp_path)
+    program.wait()
+    program.close()
+    with pytest.raises(ProcessLookupError):
+        program.send(signal.SIGKILL)
 
 
 def test_arrivals_keep_to_the_load(apps: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import importlib
 from typing import Any
 
 import torch
+from torch.export.passes import move_to_device_pass
 
 from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.profile import Profile
@@ -45,7 +46,7 @@ def _load(model: FileModel, batch: int) -> tuple[torch.nn.Module, tuple[torch.Te
             module = torch.jit.load(model.file, map_location="cuda").eval()
         else:
             exported = torch.export.load(model.file)
-            module = torch.export.passes.move_to_device_pass(exported, "cuda").module()
+            module = move_to_device_pass(exported, "cuda").module()
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         line = str(error).strip().partition("\n")[0]
         raise UsageError(
