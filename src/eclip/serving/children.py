@@ -165,6 +165,7 @@ class Planners:
                 if process.returncode is None:
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(process.pid, signal.SIGKILL)  # a child of it may be measuring
+                    await process.communicate()  # its pipes must not outlive the event loop
         if process.returncode != 0:
             raise DeviceError(f"the planner process ended with status {process.returncode}")
         answer = msgspec.msgpack.decode(output, type=PlanAnswer)
