@@ -11,7 +11,6 @@ import importlib
 from typing import Any
 
 import torch
-from torch.export.passes import move_to_device_pass
 
 from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.profile import Profile
@@ -45,6 +44,8 @@ def _load(model: FileModel, batch: int) -> tuple[torch.nn.Module, tuple[torch.Te
         if model.file.endswith(".ts"):
             module = torch.jit.load(model.file, map_location="cuda").eval()
         else:
+            from torch.export.passes import move_to_device_pass  # only files need it
+
             exported = torch.export.load(model.file)
             module = move_to_device_pass(exported, "cuda").module()
     except (OSError, RuntimeError, ValueError, KeyError) as error:
