@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.gpu.services import open_bench, words
 from bench.support import bounded, deaths, together
+from bench.support.always_busy import run_always_busy
 from bench.support.contenders import BOUNDED
 from bench.support.effort import BEGIN_S, Task, expected_s
 from bench.support.entrants import plan_file, save_plans
@@ -169,7 +170,9 @@ def _prepare(task: Task, load: float, shelf: Shelf, seconds: float) -> None:
 
 
 def run_part(bench: Bench, part: Part, device: str) -> None:
-    if part.task is not None:
+    if part.stage == "loop" and part.task is not None:
+        run_always_busy(bench, part.task)
+    elif part.task is not None:
         run_task(bench, part.task)
     elif part.stage == "deaths":
         for row in deaths.run_deaths(device, bench.folder):

@@ -26,6 +26,7 @@ AT_ONE_LOAD = (
     *("bert8+densenet", "shufflenet+vit"),
 )
 IN_PROCESSES = ("bert+vgg", "alexnet+resnet152", "resnet+train-gpt")
+ALWAYS_BUSY = 1.0  # the load of a service whose next request comes as the last one ends
 DONE = "done.jsonl"
 
 
@@ -63,6 +64,20 @@ def stages() -> dict[str, list[Part]]:
                         *("yield d2", "move half", "bound 1.3", "MPS 50", "MPS priority"),
                     ),
                     Effort(requests=800, most_s=4.0),
+                )
+            ],
+        ),
+        "loop": _tasks(
+            "loop",
+            [
+                Task(
+                    "decode+prefill",
+                    (ALWAYS_BUSY,),
+                    (
+                        *("priorities", "masks 25", "masks 50", "yield d2", "move quarter"),
+                        *("move half", "MPS 25", "MPS 50"),
+                    ),
+                    Effort(most_s=2.0),
                 )
             ],
         ),

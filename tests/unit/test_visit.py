@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.gpu import visit
 from bench.support import deaths, promises
+from bench.support.always_busy import run_always_busy
 from bench.support.bounded import factors, pick
 from bench.support.contenders import CLAIMED, KNOWN
 from bench.support.effort import Effort, Task, expected_s, measured_s
@@ -192,6 +193,32 @@ def test_processes_are_started_first_and_waited_for_and_may_fail(tmp_path: Path)
     (alone,) = found["alone in time-sliced"]["alone"]
     assert {"served", "late", "lag_ms", "warnings", "latency"} <= set(alone)
     assert found["time-sliced"]["background"] > 0
+
+
+def test_beside_a_service_that_is_always_busy_only_lanes_leave_background_something(
+    tmp_path: Path,
+) -> None:
+    topology = find_topology("h200")
+    calibration = find_calibration(None, topology)
+    shelf = Shelf(tmp_path, (), topology, calibration, rehearsal=True)
+    bench = Bench(SimDevice(topology, calibration), shelf)
+    task = Task(
+        "decode+prefill",
+        (1.0,),
+        ("yield d2", "masks 25", "streams"),
+        Effort(most_s=0.3),
+        stage="loop",
+    )
+    run_always_busy(bench, task)
+    found = {row["way"]: row for row in bench.rows}
+    assert found["yield d2"]["background_part"] == 0
+    assert found["yield d2"]["p99_ratio"] == pytest.approx(1, abs=0.02)
+    assert 0.1 < found["masks 25"]["background_part"] < found["streams"]["background_part"]
+    assert 1 < found["masks 25"]["p99_ratio"] < found["streams"]["p99_ratio"]
+    table = promises.always_busy(bench.rows)
+    assert len(table.lines) == 3
+    kept = [row["background_part"] for row in bench.rows if row["p99_ratio"] <= 1.3]
+    assert f"{max(kept):.3g}, at least 0.2" in table.verdicts[0]
 
 
 def test_of_what_uses_little_of_a_bound_the_best_is_taken() -> None:
