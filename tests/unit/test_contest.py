@@ -736,6 +736,27 @@ def test_bounds_of_times_alone_are_of_all_rounds_and_the_same_for_all_policies()
         assert {log.plan.workers[0].promise for log in entrant.logs} == promises
 
 
+def test_search_holds_its_arrivals_against_their_own_p99_alone() -> None:
+    """Of a few arrivals the p99 alone is far from that of the many that a search simulates."""
+    mix = parse_mix("a:1@700rps/1.3x,b:1@background")
+    options = ContestOptions(
+        policies=("search",),
+        objectives=(Objective("slo"),),
+        policy=PolicyOptions(objective=Objective("slo"), batches=1),
+    )
+    case = case_of(PROFILES, mix=mix)
+    with Stand(case, SimDevice(H200, CALIBRATIONS["h200"])) as stand:
+        contest = Contest(stand, Arrivals(mix, Window(0.03, 0.0, 0.0)), options, Progress())
+        contest.hold()
+    (entrant,) = contest.entrants
+    promise, evidence = entrant.plan.workers[0].promise, entrant.plan.evidence
+    assert promise is not None and evidence is not None
+    (alone,) = contest.alone.values()
+    few_ms = measure_together([alone[0]]).workers[0].p99_ms or 0.0
+    assert promise.bound_ns == pytest.approx(1.3e6 * few_ms, rel=1e-6)
+    assert evidence.missed == ()
+
+
 def test_under_mps_services_have_all_units_and_background_a_share() -> None:
     case = case_of(PROFILES, mix=SERVED)
     options = ContestOptions(objectives=(Objective("slo"),), processes=30)
