@@ -13,15 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eclip.artefacts.copies import NO_LINK, PART_BYTES, TO_DEVICE, TO_HOST, Copy, taken_of_gaps
-from eclip.artefacts.plan import Plan, Promise
+from eclip.artefacts.plan import Lane, Plan, Promise
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import RunLog
+from eclip.artefacts.topology import Mask
 from eclip.devices.cuda import driver, graphs
 from eclip.devices.sim.device import build_machine
 from eclip.devices.sim.tables import KernelTables
 from eclip.planning.joints import Manner, cut_by_time, give_way, stretch_times_ns
 from eclip.runtime.program import program_of
-from simulations import arrivals, closed, flat_profile, free, pinned, run
+from simulations import MI50, arrivals, closed, flat_profile, free, pinned, problem_of, run
 
 US, MS = 1_000, 1_000_000
 ALL = "0-3"  # of an MI50's slices
@@ -92,12 +93,12 @@ def test_plan_states_the_longest_piece_around_parts_of_copies() -> None:
     assert (joints.at, joints.longest_ns, max(joints.stretch_ns)) == ((2,), 100 * US, 540 * US)
 
 
-def giving_way(profiles: Sequence[Profile], depth: int) -> Plan:
+def giving_way(profiles: Sequence[Profile], depth: int, plan: Plan | None = None) -> Plan:
     promise = Promise(
         bound_ns=100 * MS, request_ns=profiles[0].request_ns[-1], some_ns=0, none_ns=0
     )
     manner = Manner(grain_ns=100 * US, depth=depth)
-    return give_way(pinned(profiles, [ALL] * 2), profiles, {0: promise}, {1: manner})
+    return give_way(plan or pinned(profiles, [ALL] * 2), profiles, {0: promise}, {1: manner})
 
 
 def test_copies_that_a_gap_has_no_room_for_are_refused() -> None:
@@ -202,6 +203,24 @@ def test_parts_of_a_copy_count_as_done_at_the_end_of_their_stretch() -> None:
     machine = build_machine(program_of(plan), KernelTables(profiles, free()), closed(plan), 0)
     alone_ns = machine.conducts.stretches["alone_ns"].tolist()
     assert alone_ns == [0] * 9 + [BACKGROUND.request_ns[-1]]
+
+
+def test_lane_changed_before_a_copy_costs_one_barrier_with_a_joint_there_and_without() -> None:
+    profiles = [flat_profile("s", [1]), copying("m", [70 * US] * 2, copy(1, 40 * US))]
+    plan = problem_of(profiles, MI50).plan(
+        policy="by hand",
+        lanes=[Lane(worker, Mask.parse(mask)) for worker, mask in ((0, ALL), (1, "0-1"), (1, ALL))],
+        choices=[np.array([0]), np.array([1, 2])],
+        whys=["", ""],
+        why="",
+    )
+    with_joints = giving_way(profiles, 2, plan)
+    joints = with_joints.workers[1].joints
+    assert joints is not None and joints.at == (1,)
+    for one in (plan, with_joints):
+        log = run(one, profiles, arrivals([], [0]), free(barrier_ns=9 * US))
+        assert ends(log, 1) == [(70 + 9 + 40 + 70) * US]
+        assert log.counters[1].barriers == 1
 
 
 @st.composite

@@ -154,11 +154,13 @@ class JointTables:
     def add(self, worker: int, kernels: Records, first: int) -> int:
         """A way of the worker, whose kernels begin there; gives the number of its first stretch.
 
-        The barrier at a joint is decided while running, so the kernels lose theirs."""
+        The barrier at a joint is decided while running, so the kernels lose theirs, and its cost:
+        where copies come before a kernel, the first of them pays."""
         if worker not in self._cuts:
             return 0
         cuts = self._cuts[worker]
         kernels["barrier"][cuts.heads] = 0
+        kernels["before_ns"][cuts.heads] = 0
         rows = np.zeros(len(cuts.pieces), dtype=stretches.STRETCH)
         rows["first"] = first + cuts.pieces
         rows["end"] = first + np.append(cuts.pieces[1:], len(kernels))
