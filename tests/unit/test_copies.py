@@ -93,6 +93,22 @@ def test_plan_states_the_longest_piece_around_parts_of_copies() -> None:
     assert (joints.at, joints.longest_ns, max(joints.stretch_ns)) == ((2,), 100 * US, 540 * US)
 
 
+@pytest.mark.parametrize(
+    ("busy_us", "copies", "at"),
+    [
+        ([70, 70], [copy(1, 70 * US)], (1,)),
+        ([70, 20], [copy(2, 30 * US, to_device=False)], (1,)),  # behind the last
+        ([90, 50], [copy(1, 20 * US), copy(1, 400 * US, LONG)], (1,)),  # before one that is cut
+        ([90, 50], [copy(1, 400 * US, LONG), copy(1, 20 * US)], ()),
+    ],
+)
+def test_short_copies_count_in_the_piece_that_they_are_in(
+    busy_us: Sequence[int], copies: Sequence[Copy], at: tuple[int, ...]
+) -> None:
+    profile = copying("m", [US * each for each in busy_us], *copies)
+    assert cut_by_time(profile, 60, 100 * US) == at
+
+
 def giving_way(profiles: Sequence[Profile], depth: int, plan: Plan | None = None) -> Plan:
     promise = Promise(
         bound_ns=100 * MS, request_ns=profiles[0].request_ns[-1], some_ns=0, none_ns=0
@@ -235,6 +251,17 @@ def profiles_with_copies(draw: st.DrawFn) -> Profile:
     )
     drawn = draw(st.lists(copies, max_size=4))
     return copying("m", busy, *drawn, idle_ns=draw(st.integers(0, 2 * US)))
+
+
+@given(profiles_with_copies())
+@settings(max_examples=60)
+def test_only_a_kernel_with_its_copies_takes_longer_than_the_grain(profile: Profile) -> None:
+    grain_ns = 100 * US
+    steps, took_ns = profile.steps, profile.step_ns_at(60)
+    pieces = steps.pieces(cut_by_time(profile, 60, grain_ns))
+    for piece in np.split(np.arange(len(took_ns)), pieces[1:]):
+        of_one = len(set(steps.kernel[piece].tolist())) == 1
+        assert of_one or took_ns[piece].sum() <= grain_ns + 1e-6
 
 
 @given(profiles_with_copies(), st.sampled_from([None, 1, 2]))

@@ -15,7 +15,6 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 
-from eclip.artefacts.copies import NO_LINK
 from eclip.artefacts.mix import MixWorker
 from eclip.artefacts.plan import FOREIGN, Joints, Lane, Plan, Promise, Reaction, Slack
 from eclip.artefacts.profile import Profile
@@ -40,27 +39,23 @@ class Manner:
 
 
 def cut_by_time(profile: Profile, units: int, grain_ns: int) -> tuple[int, ...]:
-    """Joints such that no stretch takes longer than the grain unless it is a single kernel."""
+    """Joints such that no piece takes longer than the grain, unless it is a single kernel with the
+    copies that go with it."""
     steps = profile.steps
+    pieces = steps.pieces(range(len(profile.trace.kernels)))  # as if every kernel were a joint
+    took = np.add.reduceat(profile.step_ns_at(units), pieces)
     at = []
-    filled = copied = 0.0
-    for kernel, link, apart, took in zip(
-        steps.kernel.tolist(),
-        steps.link.tolist(),
-        steps.apart.tolist(),
-        profile.step_ns_at(units).tolist(),
-        strict=True,
+    filled = 0.0
+    for kernel, apart, took_ns in zip(
+        steps.kernel[pieces].tolist(), steps.apart[pieces].tolist(), took.tolist(), strict=True
     ):
         if apart:
-            filled = copied = 0.0
-        elif link != NO_LINK:  # it goes with the kernel behind it
-            copied += took
-        else:
-            if filled > 0 and filled + copied + took > grain_ns:
-                at.append(kernel)
-                filled = 0.0
-            filled += copied + took
-            copied = 0.0
+            filled = 0.0
+            continue
+        if filled > 0 and filled + took_ns > grain_ns:
+            at.append(kernel)
+            filled = 0.0
+        filled += took_ns
     return tuple(at)
 
 
