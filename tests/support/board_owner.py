@@ -19,7 +19,7 @@ from eclip.devices.cuda.mps import python_path
 from eclip.devices.gpu import board as boards
 from eclip.errors import EclipError
 from eclip.runtime import reactions
-from waiting import PATIENCE_S, until
+from waiting import PATIENCE_S, state_of, until
 
 PROMISE = Promise(bound_ns=3_600_000_000_000, request_ns=1_000_000, some_ns=3_000, none_ns=2_000)
 _PROGRAM = "import sys; from board_owner import main; main(sys.argv[1])"
@@ -79,7 +79,7 @@ class Owner:
     def stop(self) -> None:
         """Until it is really stopped: signals take a moment to arrive."""
         self._process.send_signal(signal.SIGSTOP)
-        assert until(lambda: _state(self.pid) == "T")
+        assert until(lambda: state_of(self.pid) == "T")
 
     def go_on(self) -> None:
         self._process.send_signal(signal.SIGCONT)
@@ -87,10 +87,6 @@ class Owner:
     def _read(self) -> str:
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
-
-
-def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 class _Owning:

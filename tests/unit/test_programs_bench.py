@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 from bench.gpu.programs import APPS, Measured, Scene, Set, measure, print_rows
 from bench.support.programs import PLAIN, Way, start
+
+from waiting import has_ended, until
 
 REQUEST_MS, STEP_MS = 2.0, 1.0
 SERVICE = f"""
@@ -65,13 +66,15 @@ while heard.get() is not None:
 AROUND = """
 import os, signal, subprocess, sys
 INSIDE = '''
-import json, os, signal, time
+import json, os, signal, sys, time
 if DEAF: signal.signal(signal.SIGTERM, signal.SIG_IGN)
+sys.stdin.read()
 print(json.dumps({"pid": os.getpid()}), flush=True)
 time.sleep(600)
 '''
-child = subprocess.Popen([sys.executable, "-c", INSIDE], process_group=0)
+child = subprocess.Popen([sys.executable, "-c", INSIDE], stdin=subprocess.PIPE, process_group=0)
 signal.signal(signal.SIGTERM, lambda number, _: os.killpg(child.pid, number))
+child.stdin.close()  # now it may say that it is there
 child.wait()
 """
 
@@ -128,8 +131,7 @@ def test_what_a_program_has_started_ends_with_it(
     program = start(app, Way(PLAIN), "service", board=board, pipes=None, folder=tmp_path)
     program.wait()
     program.close()
-    with pytest.raises(ProcessLookupError):
-        program.send(signal.SIGKILL)
+    assert until(lambda: has_ended(program.pid))
 
 
 def test_arrivals_keep_to_the_load(apps: Path, tmp_path: Path) -> None:
