@@ -35,8 +35,8 @@ class Table:
             self.verdicts.append(f"{what}: {sign} {limit:g}; not measured")
             return
         kept = value <= limit if at_most else value >= limit
-        ending = "kept" if kept else f"**missed** by {abs(value - limit):.3g}"
-        self.verdicts.append(f"{what}: {value:.3g}, {sign} {limit:g}; {ending}")
+        ending = "kept" if kept else f"**missed** by {_rounded(abs(value - limit))}"
+        self.verdicts.append(f"{what}: {_rounded(value)}, {sign} {limit:g}; {ending}")
 
     def markdown(self) -> str:
         parts = [f"#### {self.title}", ""]
@@ -66,6 +66,11 @@ def tables_of(rows: Sequence[Row]) -> list[Table]:
         alone_apart(rows),
         simulated(shared),
     ]
+
+
+def _rounded(value: float) -> str:
+    """To three digits, without an exponent."""
+    return np.format_float_positional(value, precision=3, fractional=False, trim="-")
 
 
 def _key(row: Row) -> tuple[Any, ...]:

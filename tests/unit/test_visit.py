@@ -276,6 +276,17 @@ def test_a_missed_bound_is_told_apart_from_one_that_was_said_to_be_missed() -> N
         assert any("**missed** by 1" in verdict for verdict in table.verdicts) == (said == 1.4)
 
 
+def test_verdicts_have_three_digits_and_no_exponent() -> None:
+    table = promises.Table("a table", ["a column"])
+    for value in (3257.6, 0.9, 0):
+        table.judge("measured", value, 0)
+    assert table.verdicts == [
+        "measured: 3260, at most 0; **missed** by 3260",
+        "measured: 0.9, at most 0; **missed** by 0.9",
+        "measured: 0, at most 0; kept",
+    ]
+
+
 def test_all_tables_can_be_made_of_nothing_and_of_failures() -> None:
     for table in promises.tables_of([{"stage": "main", "pair": "bert+vgg", "error": "no"}]):
         assert table.markdown().startswith("#### ")
