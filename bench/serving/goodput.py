@@ -1,12 +1,13 @@
-"""Claims of docs/results.md about goodput: how much load a server takes with 99% in their bounds.
+"""Goodput of a server: the largest load at which 99% of the requests are answered in their bounds.
 
     PYTHONPATH=.:src:tests/support:.gpu-deps python3 bench/serving/goodput.py FOLDER --device cuda
         [--mixes three,four,five,six] [--bounds 5,3,10] [--ways eclip,streams,priorities,mps,beside]
 
-Services of a mix get Poisson arrivals, each for an equal part of the device's time at load 1; all
-ways have the same arrivals. The load goes in steps until one is served and one is not, and is then
-halved towards 99%. The first load is what was found for the mix before. A request that is refused
-has missed its bound. The bench itself is the front, so protocols are not measured.
+Services of a mix get Poisson arrivals. At load 1 all of them together ask for the device's whole
+time at batch 1, each for an equal part. All ways have the same arrivals. The load goes in steps
+until one is served and one is not, and is then halved towards 99%. The first load is what was found
+for the mix before. A request that is refused has missed its bound. The bench itself is the front,
+so protocols are not measured.
 
 eclip, streams, priorities: one server, with another policy each. mps: a server with plain streams
 for every model, all under one MPS daemon; on a simulator there is none, and the way is left out.
