@@ -30,22 +30,22 @@ struct Stretch {
     uint32_t launches = 0;
     int64_t expected_ns = 0;  // on the device: what its launches weigh together
     int64_t idle_ns = 0;      // of its time, at most: for so long nobody has seen the device at work
-    bool apart = false;  // says nothing about how long launches take: after a hold, or a new graph
+    bool apart = false;       // says nothing about how long launches take: after a hold, or a new graph
 };
 
 struct Pace {
-    std::atomic<uint64_t> open{0};      // launches of the stretch that is open, and what they weigh
+    std::atomic<uint64_t> open{0};         // launches of the stretch that is open, and what they weigh
     std::atomic<Weights*> noted{nullptr};  // one by one, for the stretch that is open
-    std::atomic<int64_t> at_work_ns{0};  // when the device was last seen to be
-    std::atomic<int64_t> stretch_ns{0};  // that the last measured one took
-    std::atomic<int> given_up{0};       // waits in a row that ended without an answer
-    std::mutex lock;                    // of what follows; never held while waiting
+    std::atomic<int64_t> at_work_ns{0};    // when the device was last seen to be
+    std::atomic<int64_t> stretch_ns{0};    // that the last measured one took
+    std::atomic<int> given_up{0};          // waits in a row that ended without an answer
+    std::mutex lock;                       // of what follows; never held while waiting
     Stretch ring[kRing];
-    uint64_t recorded = 0;  // stretches ended by an event, ...
-    uint64_t retired = 0;   // ... and of them known to be done, ...
+    uint64_t recorded = 0;   // stretches ended by an event, ...
+    uint64_t retired = 0;    // ... and of them known to be done, ...
     int64_t retired_ns = 0;  // ... the last since then; 0: it may have been done for long
-    uint64_t epoch = 0;     // of the contexts in which the events were made
-    bool apart = false;     // the open stretch is
+    uint64_t epoch = 0;      // of the contexts in which the events were made
+    bool apart = false;      // the open stretch is
 };
 
 void begin_background(double floor);  // once the process has its row
