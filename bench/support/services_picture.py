@@ -25,7 +25,7 @@ WAYS = {  # name, shape and colour of every way that is drawn
 }
 OURS = ("yield d2", "bound 1.5 careful")
 LEFT, TOP, WIDTH, HEIGHT = 60.0, 104.0, 640.0, 380.0
-MOST_LEFT, MOST_RIGHT = 0.4, 1.6  # background, over the time that is left
+LEAST_OVER_REST, MOST_OVER_REST = 0.4, 1.6  # of the axis: background, over the time that is left
 TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 
 
@@ -62,11 +62,10 @@ def draw_services(points: Sequence[Point]) -> Picture:
     top = max(one["p99_ratio"] for one in drawn)
 
     def x_of(over_rest: float) -> float:
-        part = (over_rest - MOST_LEFT) / (MOST_RIGHT - MOST_LEFT)
-        return LEFT + WIDTH * min(max(part, 0.0), 1.0)
+        return LEFT + WIDTH * (over_rest - LEAST_OVER_REST) / (MOST_OVER_REST - LEAST_OVER_REST)
 
     def y_of(ratio: float) -> float:
-        part = np.log(max(ratio, 0.9) / 0.9) / np.log(top * 1.2 / 0.9)
+        part = np.log(ratio / 0.9) / np.log(top * 1.2 / 0.9)
         return TOP + HEIGHT * (1 - float(part))
 
     picture = Picture(
@@ -79,7 +78,7 @@ def draw_services(points: Sequence[Point]) -> Picture:
     for tick in (tick for tick in TICKS if tick <= top * 1.2):
         picture.line(LEFT, y_of(tick), LEFT + WIDTH, y_of(tick), grid=tick > 1)
         picture.text(LEFT - 34, y_of(tick) + 4, f"{tick}×")
-    for part in np.arange(MOST_LEFT, MOST_RIGHT + 0.01, 0.2).tolist():
+    for part in np.arange(LEAST_OVER_REST, MOST_OVER_REST + 0.01, 0.2).tolist():
         picture.line(x_of(part), TOP, x_of(part), TOP + HEIGHT, grid=abs(part - 1) > 0.01)
         picture.text(x_of(part) - 8, TOP + HEIGHT + 16, f"{part:.1f}")
     picture.text(8, TOP - 10, "p99 of the service, over its p99 alone")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,14 @@ def test_every_way_is_drawn_and_the_worst_of_ours_is_named(tmp_path: Path) -> No
     drawn = file.read_text()
     assert drawn.count("a+b at load 0.35") == len(WAYS)
     assert drawn.count("worst: a+b, 2.0×") == 2
+
+
+def test_a_point_beyond_the_axis_is_drawn_where_it_is(tmp_path: Path) -> None:
+    rows = [row("streams", [2.0]) | {"background_over_rest": part} for part in (0.9, 1.6, 2.0)]
+    file = tmp_path / "drawn.svg"
+    draw_services(points_of(rows)).save(file)
+    places = re.findall(r"translate\((\S+) .*<title>a\+b", file.read_text())
+    assert len(set(places)) == 3
 
 
 def test_the_picture_of_services_is_that_of_the_stored_points(tmp_path: Path) -> None:
