@@ -255,9 +255,9 @@ def bounds(rows: Sequence[Row]) -> Table:
                 f"bound {factor:g} missed and kept when simulated, of {len(best)}", missed, 0
             )
         if factor in GAINS:
-            gains = [row["background_gain_u"] for row in best.values()]
+            gains = [row["background_gain_u"] for row in best.values() if keeps_own(row)]
             table.judge(
-                f"bound {factor:g}: background over 1 - u, in u, mean",
+                f"bound {factor:g} where kept: background over 1 - u, in u, mean",
                 _mean(gains),
                 GAINS[factor],
                 at_most=False,
