@@ -338,8 +338,8 @@ def test_text_of_others_cannot_break_a_table() -> None:
 
 
 def test_results_page_shows_what_the_results_file_holds() -> None:
-    document = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    document = (ROOT / "docs/results/comparisons.md").read_text(encoding="utf-8")
     found = store.load_results(ROOT / "docs/results.jsonl").comparisons
     assert drawn.replace_section(document, drawn.markdown(found)) == document, (
-        "draw it again: eclip results docs/results.jsonl --into docs/results.md"
+        "draw it again: eclip results docs/results.jsonl --into docs/results/comparisons.md"
     )

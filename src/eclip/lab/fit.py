@@ -6,9 +6,9 @@ best and says how large the error is on runs, and on whole mixes, that a fit has
 What is fitted: the four constants of ``Interference`` to the workers' rates, by a pattern search;
 ``idle_w`` to the power, and ``launch_ns`` to the rates alone, both exactly. Barrier and switch
 costs are not: only plans without switches are used. The runs with switches in the H200's file were
-measured while workers still fell into lock-step (docs/results.md), which the model does not know;
-fitted to them, its constants would stand for that. A run whose workers had kernels for fewer units
-is one like any other: these kernels have profiles of their own.
+measured while workers still fell into lock-step (docs/results/lanes.md), which the model does not
+know; fitted to them, its constants would stand for that. A run whose workers had kernels for fewer
+units is one like any other: these kernels have profiles of their own.
 
 Everything is deterministic. The search walks a lattice in log space that always begins at the same
 point, so fits to different runs meet at the same points, whose simulations are kept; and no fit

@@ -1,4 +1,4 @@
-"""Results as Markdown: the tables of docs/results.md, drawn from the comparisons of a results file.
+"""Results as Markdown: the tables of docs/results/comparisons.md, drawn from a results file.
 
 Of several comparisons of one mix on one device under one load, the last one counts. A ratio is
 always taken inside one comparison, whose runs took turns; a mean over mixes is geometric. What a

@@ -118,8 +118,8 @@ class Gpu:
         """Let another context work for a moment; the first time takes a second to make it.
 
         After that the kernels of this process's graphs follow each other about 0.2 us sooner: 6%
-        for a model of many short kernels (docs/results.md, two speeds). Why is not known, nor all
-        that undoes it, so it is done before every run.
+        for a model of many short kernels (docs/results/lanes.md, two speeds). Why is not known, nor
+        all that undoes it, so it is done before every run.
         """
         if not self._quickens:
             return

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 LAUNCH, RECORD, WAIT, HOLD = 0, 1, 2, 3
 # A dozen graphs that wait for events keep other workers' launches from starting until they have
-# moved on (docs/results.md, lock-step); up to six were seen to harm nobody.
+# moved on (docs/results/lanes.md, lock-step); up to six were seen to harm nobody.
 AHEAD = 2
 ANYBODY = (1 << 62) - 1  # as a variant's bit set: it fits whoever is active
 
