@@ -12,7 +12,7 @@ import pytest
 
 from comparisons import comparison, entry, score
 from eclip.artefacts import store
-from eclip.artefacts.comparison import plan_digest
+from eclip.artefacts.comparison import plan_digest, trial_of
 from eclip.artefacts.made import Made
 from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import FOREIGN, Joints, Reaction, Turns
@@ -21,9 +21,11 @@ from eclip.artefacts.topology import Mask, Topology
 from eclip.errors import ArtefactError, UsageError
 from eclip.reports import inside
 from eclip.reports.chapters import Named, chapters_of, worst_p99
+from eclip.reports.choosing import trial_table
 from eclip.reports.drawing import scale_of
 from eclip.reports.labels import duration, is_baseline, number, percent, worker_colour
 from eclip.reports.names import demangled, readable
+from eclip.reports.page import break_at_commas, keep_whole
 from eclip.reports.write import write_report
 from logs import H200, make_log, make_mix, make_plan, make_profile, without_records
 from report_pages import Reader, best, chapter, render, unpacked
@@ -435,3 +437,22 @@ def test_scales_of_few_values_place_them(values: list[float]) -> None:
         scale = scale_of(values, log=log)
         assert all(0 <= scale.place(value) <= 100 for value in values)
         assert all(re.fullmatch(r"[-\d.,e+]+", tick.text) for tick in scale.ticks)
+
+
+def test_lines_end_neither_in_a_name_nor_within_a_model() -> None:
+    assert keep_whole("Take launches-16-8 & slices 0-1,13-15") == (
+        'Take <span class="whole">launches-16-8</span> &amp; slices '
+        '<span class="whole">0-1</span>,<span class="whole">13-15</span>'
+    )
+    assert break_at_commas("a<b:1@3rps,b:8") == "a&lt;b:1@3rps,<wbr>b:8"
+
+
+def test_of_settings_with_one_name_none_is_called_the_one_taken() -> None:
+    tried = [trial_of(name, stp, 0.9, 2.0) for name, stp in (("64+64", 1.2), ("96+36", 1.1))]
+    for trials, notes in (
+        (tried, ["taken", ""]),
+        ([*tried, tried[0]], ["one of these 2 was taken: they differ in slices", ""]),
+    ):
+        masks = entry("masks", score(1.2), setting="64+64", trials=tuple(trials))
+        found = chapter(comparison([entry("shared", score(1.0)), masks]))
+        assert [row[-1] for row in trial_table(found)[1]][:2] == notes

@@ -365,9 +365,11 @@ def trial_table(chapter: Chapter) -> tuple[list[str], list[list[str]]]:
     titles = ["tried", *(["background", _OVER_BOUND] if serving else ["STP", "STP·s/kJ"]), "note"]
     rows = []
     for way in chapter.ran:
+        same = sum(setting.setting == way.setting for setting in way.trials)
+        taken = "taken" if same == 1 else f"one of these {same} was taken: they differ in slices"
         for setting in way.trials:
             place = _setting_place(setting, serving)
-            note = "taken" if setting.setting == way.setting else ""
+            note = taken if setting.setting == way.setting else ""
             rows.append([f"{way.label}: {setting.setting}", *_place_cells(place, serving), note])
     for one in _evidence(chapter):
         for trial in one.trials:

@@ -7,10 +7,12 @@ untrusted: the template escapes it, and packed data has none of HTML's signs in 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import jinja2
+from markupsafe import Markup, escape
 
 from eclip.artefacts.made import Made
 from eclip.artefacts.model_key import ModelKey
@@ -25,6 +27,7 @@ from eclip.reports.per_model import ModelCard
 from eclip.reports.verdict import Verdict, judge
 
 TextTable = tuple[list[str], list[list[str]]]
+_HYPHENATED = re.compile(r"\b(?:[a-z]+(?:-\d+)+|\d+-\d+)\b")  # a policy with numbers, slices
 
 
 @dataclass(frozen=True)
@@ -143,4 +146,15 @@ def template(name: str) -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters |= {"keep_whole": keep_whole, "break_at_commas": break_at_commas}
     return environment.get_template(name)
+
+
+def keep_whole(text: str) -> Markup:
+    """No line ends inside ``launches-16-8`` or slices ``13-15``."""
+    return Markup(_HYPHENATED.sub(r'<span class="whole">\g<0></span>', str(escape(text))))
+
+
+def break_at_commas(mix: str) -> Markup:
+    """Where a mix does not fit a line, it goes on with the next model."""
+    return Markup(",<wbr>").join(mix.split(","))

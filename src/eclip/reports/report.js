@@ -253,7 +253,7 @@
 
     ticks(pen, width, y) {
       const scale = this.data.tick_ns / 1e6, span = (this.to - this.from) * scale;
-      const rough = span / Math.max(width / 110, 2), size = 10 ** Math.floor(Math.log10(rough));
+      const rough = span / Math.max(width / 72, 2), size = 10 ** Math.floor(Math.log10(rough));
       const step = [1, 2, 5, 10].map((factor) => factor * size).find((one) => one >= rough);
       const digits = Math.max(0, -Math.floor(Math.log10(step)));
       pen.fillStyle = paint.soft;

@@ -76,9 +76,10 @@ class Placer:
             choices.append(choice + len(lanes))
             lanes += [Lane(worker, mask, home.priority) for mask in masks]
             used = [topology.units_of(masks[index]) for index in np.unique(choice).tolist()]
+            switches = count_switches(choice)
             whys.append(
-                f"{' '.join(map(str, used))} {topology.unit_name}s from slice {home.first} "
-                f"{'up' if home.step > 0 else 'down'}, {count_switches(choice)} switches"
+                f"{', '.join(map(str, used))} {topology.unit_name}s from slice {home.first} "
+                f"{'up' if home.step > 0 else 'down'}, {switches} switch{'es' * (switches != 1)}"
                 + _thrift(home.price, topology.unit_name)
                 + (f"; priority {home.priority}" if home.priority else "")
                 + (
