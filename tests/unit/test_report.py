@@ -456,3 +456,16 @@ def test_of_settings_with_one_name_none_is_called_the_one_taken() -> None:
         masks = entry("masks", score(1.2), setting="64+64", trials=tuple(trials))
         found = chapter(comparison([entry("shared", score(1.0)), masks]))
         assert [row[-1] for row in trial_table(found)[1]][:2] == notes
+
+
+def test_plans_that_have_not_run_are_not_called_measured() -> None:
+    plan = msgspec.structs.replace(make_plan("eclip", make_mix(2), (132,)), modelled=False)
+    text = Reader(render(plan)).text
+    assert "planned not run yet" in text
+    assert "numbers measured" not in text
+
+
+def test_comparisons_of_one_mix_are_told_apart_by_their_load() -> None:
+    late = comparison({"shared": 1.0, "eclip": 1.1}, load="Poisson at 60%", load_part=0.6)
+    text = Reader(render(comparison({"shared": 1.0, "eclip": 1.1}), late)).text
+    assert "(measured, closed loop): " in text and "(measured, Poisson at 60%): " in text

@@ -107,6 +107,18 @@ def test_equal_plans_decide_nothing() -> None:
     assert "the same plan" in judge(chapter(comparison(same))).sentence
 
 
+def test_who_runs_the_plan_of_the_best_is_named() -> None:
+    ways = [
+        rounds("shared", [1.2, 1.2, 1.2], plan="same"),
+        rounds("search", [1.2, 1.2, 1.2], plan="same"),
+        rounds("masks", [1.0, 1.0, 1.0]),
+    ]
+    words = judge(chapter(comparison(ways))).sentence
+    assert words.startswith("Take shared: ") and words.endswith(
+        " search runs the same plan as shared."
+    )
+
+
 def test_the_interval_holds_the_truth_about_as_often_as_it_says() -> None:
     random = np.random.default_rng(0)
     held = 0

@@ -37,7 +37,8 @@ class Section:
     number: int
     mix: str
     verdict: Verdict
-    origin: str  # modelled or measured
+    load: str  # where another section has the same mix; else empty
+    origin: str  # modelled, measured, or planned where nothing ran
     facts: list[tuple[str, str]]
     command: str
     warnings: list[str]
@@ -57,14 +58,20 @@ class Section:
 
 def render(chapters: Sequence[Chapter], profiles: Mapping[ModelKey, Profile]) -> str:
     """The HTML text. ``profiles`` are looked up by ``model:batch``; one may be missing."""
-    sections = [_section(number, one, profiles) for number, one in enumerate(chapters, start=1)]
+    mixes = [chapter.mix for chapter in chapters]
+    sections = [
+        _section(number, one, one.load if mixes.count(one.mix) > 1 else "", profiles)
+        for number, one in enumerate(chapters, start=1)
+    ]
     most = max(len(chapter.workers) for chapter in chapters)
     return template("report.html").render(
         sections=sections, light=palette(most), dark=palette(most, dark=True)
     )
 
 
-def _section(number: int, chapter: Chapter, profiles: Mapping[ModelKey, Profile]) -> Section:
+def _section(
+    number: int, chapter: Chapter, load: str, profiles: Mapping[ModelKey, Profile]
+) -> Section:
     verdict = judge(chapter)
     scatter = choosing.frontier(chapter, verdict)
     shown = next(iter(chapter.plans), None)
@@ -72,6 +79,7 @@ def _section(number: int, chapter: Chapter, profiles: Mapping[ModelKey, Profile]
         number=number,
         mix=chapter.mix,
         verdict=verdict,
+        load=load,
         origin=_origin(chapter),
         facts=_facts(chapter, None if shown is None else shown.topology),
         command="; ".join(dict.fromkeys(made.command for made in chapter.made)),
@@ -98,7 +106,9 @@ def _legend(scatter: Scatter | None) -> list[Points]:
 
 def _origin(chapter: Chapter) -> str:
     """Of what ran; a chapter never mixes both."""
-    return "modelled" if (chapter.ran or chapter.ways)[0].modelled else "measured"
+    if not chapter.ran:
+        return "planned"
+    return "modelled" if chapter.ran[0].modelled else "measured"
 
 
 def _facts(chapter: Chapter, topology: Topology | None) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from eclip.artefacts.comparison import Summary
 from eclip.artefacts.excess import PairedRatio
@@ -49,9 +49,16 @@ def judge(chapter: Chapter) -> Verdict:
     if len(ran) == 1:
         words = f"Not decided: {ran[0].label} is the only way that ran."
         return Verdict(words, decided=False, take=ran[0])
-    if chapter.aim == "slo":
-        return _judge_services(chapter, ran)
-    return _judge_most(chapter, ran)
+    verdict = (_judge_services if chapter.aim == "slo" else _judge_most)(chapter, ran)
+    return replace(verdict, sentence=verdict.sentence + _same_as(verdict.take, ran))
+
+
+def _same_as(take: SharingWay | None, ran: Sequence[SharingWay]) -> str:
+    """Who did the same and so is no rival; said of some, not where it is said of all."""
+    same = [way.label for way in ran if take and way is not take and way.digest == take.digest]
+    if take is None or not same or len(same) == len(ran) - 1:
+        return ""
+    return f" {listed(same)} {'runs' if len(same) == 1 else 'run'} the same plan as {take.label}."
 
 
 def compared(mine: SharingWay, theirs: SharingWay, value: Value) -> PairedRatio | None:
