@@ -220,7 +220,7 @@ def growth(sizes: Sequence[int]) -> None:
 
 
 def day(services: int = 200, gpus: int = 160) -> None:
-    """A day of a random fleet, following and static; the picture is that of docs/results.md."""
+    """A day of a random fleet, following and static; the picture is that of the documents."""
     fleet = random_fleet("mixed", services, gpus, seed=2)
     scorer = Scorer(all_kinds(fleet.kinds), KERNELS)
     options = DayOptions(failures_a_gpu=0.1)  # many, so that a small fleet shows some

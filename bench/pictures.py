@@ -16,6 +16,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -35,6 +36,12 @@ from eclip.reports.results import geometric_mean
 
 DOCS = Path(__file__).parents[1] / "docs"
 COLOURS = {"mps": "#9aa5b1", "masks": "#5b8db8", "eclip": "#d9b26f", "search": "#c0392b"}
+NAMES = {
+    "mps": "MPS, best setting",
+    "masks": "static masks, best",
+    "eclip": "the paper's optimizer",
+    "search": "search",
+}
 SHARES = "#1f4e79"
 
 
@@ -47,15 +54,16 @@ def draw_gains(
         if not one.modelled and one.load_part is None and objective in one.objective.split(",")
     }
     picture = Picture(f"{title} over plain streams, measured on an H200, closed loop")
-    left, top, scale, height = 330.0, 50.0, 900.0, 12.0
+    left, top, scale, height = 210.0, 62.0, 1150.0, 14.0
     zero = left + scale * 0.12
     for index, (policy, colour) in enumerate(COLOURS.items()):
-        picture.box(left + 110 * index, 28, 12, 10, colour)
-        picture.text(left + 16 + 110 * index, 37, policy)
+        picture.box(8 + 158 * index, 34, 12, 12, colour)
+        picture.text(25 + 158 * index, 44, NAMES[policy])
     gains: dict[str, list[float]] = {policy: [] for policy in COLOURS}
     for row, (mix, one) in enumerate(sorted(last.items())):
-        y = top + row * (len(COLOURS) * height + 8)
-        picture.text(8, y + 22, mix if len(mix) < 48 else f"{mix[:45]}…")
+        y = top + row * (len(COLOURS) * height + 10)
+        for index, words in enumerate(textwrap.wrap(mix.replace(",", ", "), 30)):
+            picture.text(8, y + 12 + 15 * index, words)
         plain = one.entry("shared")
         for index, (policy, colour) in enumerate(COLOURS.items()):
             entry = one.entry(f"{policy}-{objective}") or one.entry(policy)
@@ -63,8 +71,9 @@ def draw_gains(
                 continue
             gains[policy].append(gain(entry) / gain(plain))
             _bar(picture, zero, y + index * height, gains[policy][-1], scale, height, colour)
-    y = top + len(last) * (len(COLOURS) * height + 8)
-    picture.text(8, y + 22, f"geometric mean of {len(last)} mixes", weight="bold")
+    y = top + len(last) * (len(COLOURS) * height + 10)
+    picture.text(8, y + 12, "geometric mean", weight="bold")
+    picture.text(8, y + 27, f"of {len(last)} mixes", weight="bold")
     for index, (policy, colour) in enumerate(COLOURS.items()):
         if gains[policy]:
             mean = geometric_mean(gains[policy])
@@ -78,7 +87,7 @@ def _bar(
 ) -> None:
     length = scale * (gain - 1)
     picture.box(min(zero, zero + length), y, abs(length), height - 1, colour)
-    picture.text(max(zero, zero + length) + 4, y + height - 1, f"{gain - 1:+.1%}")
+    picture.text(max(zero, zero + length) + 4, y + height - 3, f"{gain - 1:+.1%}")
 
 
 def draw_plans(plans: dict[str, Plan]) -> Picture:
@@ -109,6 +118,12 @@ def draw_plans(plans: dict[str, Plan]) -> Picture:
 
 def main() -> None:
     folder = DOCS / "pictures"
+    draw_all(folder)
+    picture_report(folder)
+
+
+def draw_all(folder: Path) -> None:
+    """Those of stored data."""
     comparisons = store.load_results(DOCS / "results.jsonl").comparisons
     for name, title, objective, gain in (
         ("throughput", "Throughput (STP)", "throughput", lambda entry: entry.together.stp),
@@ -127,7 +142,6 @@ def main() -> None:
     }
     draw_plans(plans).save(folder / "plans.svg")
     draw_services(read_rows(DOCS / "services.jsonl")).save(folder / "services.svg")
-    picture_report(folder)
 
 
 def picture_report(folder: Path) -> None:

@@ -491,6 +491,8 @@ def test_a_simulated_day_follows_the_rates(kind: GpuKind, scorer: Scorer) -> Non
     assert "modelled" in following.modelled
     picture = draw_days([following, static])
     assert picture.startswith("<svg") and picture.count("<polyline") == 8
+    assert "modelled" in picture and "prefers-color-scheme: dark" in picture
+    assert "e+0" not in picture  # figures, not powers of ten
 
 
 # --- The file ---

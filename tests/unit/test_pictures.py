@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from bench.pictures import DOCS
-from bench.support.kept import read_rows
+from bench.pictures import DOCS, draw_all
 from bench.support.services_picture import WAYS, draw_services, points_of
 
 
@@ -35,7 +34,8 @@ def test_every_way_is_drawn_and_the_worst_of_ours_is_named(tmp_path: Path) -> No
     draw_services(points_of(rows)).save(file)
     drawn = file.read_text()
     assert drawn.count("a+b at load 0.35") == len(WAYS)
-    assert drawn.count("worst: a+b, 2.0×") == 2
+    assert drawn.count("worst: 2.0×") == 2
+    assert drawn.count(">a+b</text>") == 2
 
 
 def test_a_point_beyond_the_axis_is_drawn_where_it_is(tmp_path: Path) -> None:
@@ -46,7 +46,11 @@ def test_a_point_beyond_the_axis_is_drawn_where_it_is(tmp_path: Path) -> None:
     assert len(set(places)) == 3
 
 
-def test_the_picture_of_services_is_that_of_the_stored_points(tmp_path: Path) -> None:
-    file = tmp_path / "drawn.svg"
-    draw_services(read_rows(DOCS / "services.jsonl")).save(file)
-    assert file.read_text() == (DOCS / "pictures" / "services.svg").read_text()
+def test_the_pictures_are_those_of_the_stored_data(tmp_path: Path) -> None:
+    draw_all(tmp_path)
+    drawn = sorted(file.name for file in tmp_path.iterdir())
+    assert drawn == ["efficiency.svg", "plans.svg", "services.svg", "throughput.svg"]
+    for name in drawn:
+        stored = (DOCS / "pictures" / name).read_text()
+        assert (tmp_path / name).read_text() == stored, "draw it again: bench/pictures.py"
+        assert "prefers-color-scheme: dark" in stored and "viewBox" in stored
