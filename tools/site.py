@@ -26,6 +26,7 @@ _NEEDS = {
     "long": "",
 }
 _MARK = re.compile(rf"^(```\w+) ({'|'.join(_NEEDS)})$", re.MULTILINE)
+_LONG_CELL = re.compile(r"<td>([^\n]{32,})</td>")
 _NESTED = re.compile(r"^( {2,3})(?=- |\d+\. )", re.MULTILINE)
 
 
@@ -52,8 +53,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """The empty corner of a table is no header of its column."""
-    return html.replace("<th></th>", "<td></td>")
+    """The empty corner of a table is no header of its column. Long words get a column's width."""
+    return _LONG_CELL.sub(r'<td class="long">\1</td>', html.replace("<th></th>", "<td></td>"))
 
 
 def _suit(text: str, depth: int) -> str:
