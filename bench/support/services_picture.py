@@ -115,7 +115,8 @@ def _scale(way: str) -> float:
 
 
 def _name_worst(picture: Picture, drawn: Sequence[Point], x_of: Any, y_of: Any) -> None:
-    """Left of its point, on two lines: there is room, and nobody else's point is near."""
+    """Left of its point, on two lines, as high as it covers fewest others."""
+    places = [(x_of(one["over_rest"]), y_of(one["p99_ratio"])) for one in drawn]
     for way in OURS:
         ours = [one for one in drawn if one["way"] == way]
         if not ours:
@@ -124,5 +125,12 @@ def _name_worst(picture: Picture, drawn: Sequence[Point], x_of: Any, y_of: Any) 
         x, y = x_of(worst["over_rest"]) - 14, y_of(worst["p99_ratio"])
         pair = PAIRS.get(worst["pair"], str(worst["pair"]))
         words = f"{WAYS[way][0].partition(': ')[2]}, worst: {worst['p99_ratio']:.1f}×"
-        picture.text(x, y - 11, words, size=13, weight="bold", anchor="end", halo=True)
-        picture.text(x, y + 5, pair, size=13, anchor="end", halo=True)
+
+        def covered(
+            shift: float, x: float = x, y: float = y, wide: float = 8.0 * len(words)
+        ) -> int:
+            return sum(x - wide < a < x and -18 < b - y - shift < 22 for a, b in places)
+
+        y += min((-3.0, -11.0, 5.0), key=covered)
+        picture.text(x, y, words, size=13, weight="bold", anchor="end", halo=True)
+        picture.text(x, y + 16, pair, size=13, anchor="end", halo=True)

@@ -124,8 +124,8 @@ def test_search_works_from_disk_without_a_network(site: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "pages",
     [
-        ("index", "tutorials/without-a-gpu", "commands", "guides/add-policy"),
-        pytest.param(("reference/python", "results"), marks=pytest.mark.long),  # large ones
+        ("index", "tutorials/without-a-gpu", "commands", "guides/add-policy", "results"),
+        pytest.param(("reference/python", "results/comparisons"), marks=pytest.mark.long),  # large
     ],
     ids=["small", "large"],
 )
@@ -137,3 +137,26 @@ def test_pages_are_accessible_in_light_and_dark(site: Path, pages: tuple[str, ..
                 found = Axe().run(visit.page, options={"preload": False})  # no requests of its own
                 assert found.violations_count == 0, f"{page}, {scheme}: {found.generate_report()}"
                 assert visit.said == []
+
+
+@pytest.mark.slow
+def test_pages_fit_a_phone_and_wide_tables_scroll_beside_their_first_column(site: Path) -> None:
+    """A page that is wider than its window cannot be read there."""
+    scrolled = """async () => {
+      const box = [...document.querySelectorAll(".md-typeset__scrollwrap")]
+        .find((one) => one.scrollWidth > one.clientWidth + 100);
+      box.scrollLeft = 100;
+      await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+      const [first, second] = box.querySelectorAll("tbody td");
+      const left = (one) => one.getBoundingClientRect().left;
+      return [left(first) - left(box), left(second) - left(box)];
+    }"""
+    with started_browser() as browser:
+        for page in ("index", "results", "commands", "reference/options", "services-measured"):
+            with Visit(browser, site / f"{page}.html", width=390) as visit:
+                visit.page.wait_for_selector(".md-search[aria-label]", state="attached")
+                assert visit.page.evaluate("document.documentElement.scrollWidth") <= 390, page
+                if page == "services-measured":
+                    visit.page.wait_for_selector(".md-typeset__scrollwrap")
+                    first, second = visit.page.evaluate(scrolled)
+                    assert -30 <= first <= 30 and second < 100
