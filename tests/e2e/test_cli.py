@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import html
 import importlib.util
+import itertools
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -106,9 +108,8 @@ def test_demo_compares_all_that_can_be_simulated_and_keeps_it(cli: Cli) -> None:
     kept = sorted(Path("out").glob("*/comparison.json")) + sorted(Path("out").glob("*/*.run.json"))
     assert cli("report", *kept, "-o", "again.html").code == 0
     again = Path("again.html").read_text()
-    for part in (first, second):
-        assert part["verdict"] in html.unescape(page)
-        assert part["verdict"] in html.unescape(again)
+    for part, text in itertools.product((first, second), (page, again)):
+        assert part["verdict"] in html.unescape(re.sub(r"</?span[^>]*>", "", text))
     assert again.count('role="tab"') == page.count('role="tab"') == 15
 
 

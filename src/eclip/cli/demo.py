@@ -54,6 +54,9 @@ def demo(
     cases = [eclip.case(one, topology) for one in wanted]
     done: list[eclip.Outcome] = []
     for part, (case, name) in enumerate(zip(cases, ("closed-loop", "services"), strict=True)):
+        if not as_json:
+            title = ("Models back to back", "A service beside background work")[part]
+            screen.out.print(f"\n{part + 1}. {title}: {case.mix.name}", style="bold")
         with screen.progress_bar(f"part {part + 1} of 2: {case.mix.name}") as progress:
             outcome = eclip.compare(
                 case,
@@ -72,7 +75,7 @@ def demo(
         done.append(outcome)
         comparisons.warn(outcome.comparison)
         if not as_json:
-            _tell(part, outcome)
+            _tell(outcome)
         kept.report()
         compare.raise_failure(outcome, kept)
         if progress.stopped:
@@ -107,10 +110,8 @@ def _usual_services(topology: str) -> str:
     return f"bert:1@{rate_rps:g}rps/{bound_ms:g}ms,vgg19:32@background"
 
 
-def _tell(part: int, outcome: eclip.Outcome) -> None:
-    """What was compared, and the verdict."""
-    title = ("Models back to back", "A service beside background work")[part]
-    screen.out.print(f"\n{part + 1}. {title}: {outcome.comparison.mix}", style="bold")
+def _tell(outcome: eclip.Outcome) -> None:
+    """Every way, and the verdict."""
     measures = list(outcome.measures.values())
     screen.print_policies(measures, outcome.best, outcome.comparison.aim)
     screen.out.print(f"{_verdict(outcome)}\n", style="bold")
