@@ -1,4 +1,4 @@
-"""Claims of docs/results.md: the simulator against runs on a device that it was not fitted to.
+"""Claims of docs/results/simulator.md: the simulator against runs that it was not fitted to.
 
     PYTHONPATH=src python bench/agreement.py [--calibration FILE] [OBSERVATIONS ...]
 

@@ -1,4 +1,4 @@
-"""Claim of docs/results.md: how much of what a search gains is the choice of kernels.
+"""Claim of docs/results/throughput.md: how much of what a search gains is the choice of kernels.
 
     PYTHONPATH=src python bench/choice.py
 

@@ -1,4 +1,4 @@
-"""Claims of docs/results.md about placement on many GPUs. All modelled; times are CPU seconds.
+"""Claims of docs/results/many-gpus.md about placement. All modelled; times are CPU seconds.
 
 PYTHONPATH=src python bench/fleet.py optimum        # against the exact optimum, 200 instances
 PYTHONPATH=src python bench/fleet.py rules 10 100   # against others' rules, by family

@@ -1,4 +1,4 @@
-"""Claim of docs/results.md: what libeclip adds to a launch, on a driver that does nothing.
+"""Claim of docs/results/programs.md: what libeclip adds to a launch, on a driver that does nothing.
 
 CPU time of the launching thread. A burst without libeclip is timed after every burst with it. Rows
 are run in turn, many times. Where a host gives the other half of a core to somebody else, all takes

@@ -1,4 +1,4 @@
-"""Claim of docs/results.md: the simulator's speed. The same as `eclip bench simulator`."""
+"""Claim of docs/results/simulator.md: the simulator's speed. Same as `eclip bench simulator`."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Claim of docs/results.md: the solver's speed. The same as `eclip bench solver`."""
+"""Claim of docs/results/simulator.md: the solver's speed. The same as `eclip bench solver`."""
 
 import sys
 from pathlib import Path

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 GPU = ROOT / "tests" / "gpu"
 PARTS = ("1", "2", "3")
 AT_ONCE = 5  # with seven, driver 580 on an H200 has no channels left for another context
-# Files of part 1 that take long on an H200 go first, in so many pieces (docs/results.md).
+# Files of part 1 that take long on an H200 go first, in so many pieces (docs/results/tests.md).
 PIECES = {
     "test_closing.py": 4,
     "test_serving.py": 1,

@@ -1,4 +1,4 @@
-"""Claim of docs/results.md: kernels that were chosen for fewer SMs run better side by side.
+"""Claim of docs/results/throughput.md: kernels chosen for fewer SMs run better side by side.
 
     PYTHONPATH=src:.gpu-deps python3 bench/gpu/choice.py [MODEL:BATCH,MODEL:BATCH ...]
 

@@ -1,4 +1,4 @@
-"""Claims of docs/results.md about programs that nobody here wrote.
+"""Claims of docs/results/programs.md about programs that nobody here wrote.
 
     PYTHONPATH=.:src:.gpu-deps python3 bench/gpu/foreign.py FOLDER [NAME ...]
 

@@ -1,4 +1,4 @@
-"""Claim of docs/results.md: workers fall into lock-step if many segments are queued.
+"""Claim of docs/results/lanes.md: workers fall into lock-step if many segments are queued.
 
     PYTHONPATH=src:.gpu-deps python3 bench/gpu/lockstep.py [CONNECTIONS ...]
 

@@ -1,4 +1,4 @@
-"""The comparisons of docs/results.md on a GPU, one after the other in one process.
+"""The comparisons of docs/results/comparisons.md on a GPU, one after the other in one process.
 
     PYTHONPATH=src:.gpu-deps python3 bench/gpu/mixes.py [--NAME VALUE ...] FOLDER MIX [MIX ...]
 

@@ -1,4 +1,4 @@
-"""Claim of docs/results.md: how much models on disjoint lanes slow each other down.
+"""Claim of docs/results/lanes.md: how much models on disjoint lanes slow each other down.
 
     PYTHONPATH=src:.gpu-deps python3 bench/gpu/neighbours.py [MODEL:BATCH ...]
 

@@ -1,4 +1,4 @@
-"""Claims of docs/results.md about unmodified programs that share a GPU in processes of their own.
+"""Claims of docs/results/programs.md about programs that share a GPU in processes of their own.
 
     PYTHONPATH=.:src:.gpu-deps python3 bench/gpu/programs.py FOLDER [--scenes a,b,c,d]
 

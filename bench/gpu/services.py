@@ -1,4 +1,4 @@
-"""Claims of docs/results.md: services beside background work that gives way at joints.
+"""Claims of docs/results/services.md: services beside background work that gives way at joints.
 
     PYTHONPATH=.:src:.gpu-deps python3 bench/gpu/services.py FOLDER [--quick] [--minutes 9]
 

@@ -1,4 +1,4 @@
-"""Claim of docs/results.md: graphs run faster once another context was made on the GPU.
+"""Claim of docs/results/lanes.md: graphs run faster once another context was made on the GPU.
 
     PYTHONPATH=src:.gpu-deps python3 bench/gpu/speeds.py
 

@@ -1,4 +1,4 @@
-"""Claims of docs/results.md about libeclip: what a launch and a graph update cost under it.
+"""Claims of docs/results/programs.md about libeclip: what a launch and a graph update cost.
 
     make gpu-transparent                                       on a host with a GPU, g++ and make
     PYTHONPATH=src python3 bench/gpu/transparent.py --standin  the same on the stand-in driver,

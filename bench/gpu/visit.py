@@ -1,4 +1,4 @@
-"""All that docs/results.md claims of services, measured in one visit to a GPU.
+"""All that docs/results/services.md claims of services, measured in one visit to a GPU.
 
     PYTHONPATH=.:src:.gpu-deps python3 bench/gpu/visit.py FOLDER [--minutes 9]
 

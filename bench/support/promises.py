@@ -1,4 +1,4 @@
-"""The tables of docs/results.md for services: what was promised, what was measured, and whether it
+"""The tables of docs/results/services.md: what was promised, what was measured, and whether it
 was kept. A table for every promise of issue 16."""
 
 from __future__ import annotations

@@ -187,8 +187,8 @@ def test_one_lane_of_all_units_costs_at_most_1_percent_over_replay(
 
 
 # Real models pay more than a chain of synthetic kernels (0.9 µs): overlap of neighbouring kernels
-# (programmatic dependent launch) ends at a switch. docs/results.md has the numbers.
-# Those that failed in one of two runs on an H200 (docs/results.md); the others must hold.
+# (programmatic dependent launch) ends at a switch. docs/results/tests.md has the numbers.
+# Those that failed in one of two runs on an H200 (docs/results/tests.md); the others must hold.
 missed = pytest.mark.xfail(reason="2.3 to 4.3 µs a switch on an H200, 2026-11-15", strict=False)
 SWITCHING = [
     pytest.param(
@@ -384,7 +384,7 @@ def test_what_others_do_on_the_gpu_makes_no_run_faster(
     opened: Opened,
     run_closed: RunClosed,
 ) -> None:
-    """Graphs are 6% slower in a process beside which nothing else has worked (docs/results.md)."""
+    """Graphs are 6% slower where nothing else has worked beside (docs/results/lanes.md)."""
     source = zoo("shufflenet").capture
     half = len(source.trace.kernels) // 2
     route = [0] * half + [1] * (len(source.trace.kernels) - half)

@@ -29,7 +29,7 @@ MIX = parse_mix("bert:1@300rps/50ms,vgg19:32@background")
 ENTRY = "eclip.frontends.served:open_model"
 WINDOW = Window(seconds=3.0, warmup_seconds=0.3, trace_ms=0.0)
 SERVICE, BACKGROUND = 0, 1
-MOST_RATIO = 1.5  # of the p99 to that alone; the claim, from more requests, is in docs/results.md
+MOST_RATIO = 1.5  # of the p99 to that alone; docs/results/services.md has more requests
 TURNS, MPS, PLAIN = "time-sliced, gives way", "MPS, gives way", "time-sliced"
 
 

@@ -108,7 +108,7 @@ def test_no_other_capacity_is_cheaper(
             False,
             marks=pytest.mark.xfail(
                 strict=True,
-                reason="without merging the machine measured on an H200 says 6% (docs/results.md)",
+                reason="without merging the H200's machine says 6% (docs/results/varout.md)",
             ),
         ),
     ],
