@@ -772,6 +772,6 @@ def test_under_mps_services_have_all_units_and_background_a_share() -> None:
 
 
 def test_who_takes_part_depends_on_services() -> None:
-    assert {"yield", "launches-4-2", "mps"} <= {*usual_policies(SERVED)}
+    assert {"yield", "move", "launches-4-2", "mps"} <= {*usual_policies(SERVED)}
     assert not {"kernel", "eclip"} & {*usual_policies(SERVED)}
     assert not {*FOR_SERVICES} & {*usual_policies(MIX)}

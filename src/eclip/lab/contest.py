@@ -73,6 +73,7 @@ _WITH_SERVICES = (
     "masks",
     *LAUNCHES,
     "yield",
+    "move",
     "search",
 )
 _IN_PROCESSES = ("timeslice", "mps", "mps-model")  # where the device runs processes
