@@ -93,6 +93,16 @@ def test_ratios_are_of_the_rates_alone_on_all_units(verified: Plan) -> None:
     assert masks.ratios[1] < 0.8
 
 
+def test_tails_are_held_against_those_alone_on_all_units(verified: Plan) -> None:
+    """A service on a part of the units has longer tails alone, which would flatter masks."""
+    assert verified.evidence is not None
+    masks = next(one for one in verified.evidence.trials if one.label == "best static masks")
+    bound_ms = verified.evidence.bounds_ms[0]
+    assert bound_ms is not None
+    alone_ms = masks.services[0].p99_ms / masks.services[0].p99_ratio
+    assert alone_ms == pytest.approx(bound_ms / 1.5, rel=0.1)
+
+
 def test_bound_of_times_alone_is_of_the_p99_on_the_device(verified: Plan) -> None:
     assert verified.evidence is not None
     (bound_ms, none) = verified.evidence.bounds_ms

@@ -403,6 +403,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             shares[units] = shares.get(units, 0.0) + group.predicted_ns / total
         return shares
 
+    def confines(self, worker: int) -> bool:
+        """Whether a lane of the worker leaves units out: then it may be slower even alone."""
+        return any(
+            lane.owner == worker and self.units(index) < self.topology.units
+            for index, lane in enumerate(self.lanes)
+        )
+
     def units(self, lane: int) -> int:
         return self.topology.units_of(self.lanes[lane].mask)
 

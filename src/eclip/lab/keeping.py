@@ -1,8 +1,10 @@
 """Keeping promises: the finalists of a search for services, run under the mix's load on a device.
 
 In every round a finalist's session serves everybody, and then each service alone, with the same
-arrivals. 1,000 requests of the rarest service decide; what was decided is claimed from 4,000, and
-if it does not hold there, the next best is tried. No finalist takes longer than a minute.
+arrivals. A service that a plan confines to a part of the units is alone under plain streams
+instead: on its lane it is slower alone, too, which would flatter the plan. 1,000 requests of the
+rarest service decide; what was decided is claimed from 4,000, and if it does not hold there, the
+next best is tried. No finalist takes longer than a minute.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import msgspec
 from eclip.artefacts.excess import Excess, measure_excess
 from eclip.artefacts.measures import measure_together
 from eclip.artefacts.mix import Mix
-from eclip.artefacts.plan import Plan, Promise, ServiceTrial, unpartitioned
+from eclip.artefacts.plan import Plan, Promise, ServiceTrial
 from eclip.artefacts.runlog import RunLog
 from eclip.devices.base import Window
 from eclip.devices.load import Load, load_of_mix
@@ -170,9 +172,13 @@ class _Tried:
 
     def _run(self, plan: Plan, seconds: float, first_seed: int) -> list[Beside]:
         window, loads = self._loads(seconds, first_seed)
-        with self._stand.open(plan) as session:
+        with contextlib.ExitStack() as stack:
+            session = stack.enter_context(self._stand.open(plan))
+            alone_in = None
+            if any(plan.confines(service) for service in self._mix.services):
+                alone_in = stack.enter_context(self._stand.open(self._stand.plain))
             rounds = run_beside_alone(
-                self._stand, session, plan, loads, window, Progress(self._progress)
+                self._stand, session, plan, loads, window, Progress(self._progress), alone_in
             )
         if len(rounds) < _ROUNDS:
             raise StoppedError("stopped before every finalist had run")
@@ -257,13 +263,12 @@ def promises_from(stand: Stand, alone: Sequence[Mapping[int, RunLog]]) -> dict[i
 
 def alone_logs(stand: Stand, load: Load, window: Window) -> dict[int, RunLog]:
     """Every service with its own arrivals of the load, under plain streams, all others idle."""
-    case = stand.case
-    plain = unpartitioned(case.topology, case.profiles, case.mix)
+    plain = stand.plain
     window = dataclasses.replace(window, trace_ms=0.0)
     with stand.open(plain) as session:
         return {
             service: stand.run(session, plain, load.only(service), window)
-            for service in case.mix.services
+            for service in stand.case.mix.services
         }
 
 

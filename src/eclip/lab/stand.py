@@ -67,12 +67,12 @@ class Stand(Closing):
 
     def measure_alone(self) -> None:
         profiles = self.case.profiles
-        kind = self.device.source_kind(self._plain.sharing)
+        kind = self.device.source_kind(self.plain.sharing)
         self._alone.append(alone_rates(self.device, profiles, self._sources(kind, profiles)))
 
     def prepare(self) -> None:
         """Make what the case's own workers run from, which takes seconds on a GPU."""
-        self._sources(self.device.source_kind(self._plain.sharing), self.case.profiles)
+        self._sources(self.device.source_kind(self.plain.sharing), self.case.profiles)
 
     def open(self, plan: Plan, *, brief: bool = False) -> Session:
         """A session of the plan; ``brief``: for runs so short that to open it fast counts."""
@@ -102,7 +102,7 @@ class Stand(Closing):
         self.device.close()
 
     @property
-    def _plain(self) -> Plan:
+    def plain(self) -> Plan:
         return unpartitioned(self.case.topology, self.case.profiles, self.case.mix)
 
     def profiles_of(self, plan: Plan) -> list[Profile]:
@@ -141,7 +141,7 @@ def alone_rates(
 
 @dataclass(frozen=True)
 class Beside:
-    """Runs of one session with the same arrivals: everybody, and every service alone."""
+    """Runs with the same arrivals: everybody, and every service alone."""
 
     shared: RunLog
     alone: dict[int, RunLog]  # by the service's place in the plan
@@ -154,6 +154,7 @@ def run_beside_alone(
     loads: Sequence[Load],  # one a round; other arrivals make the rounds independent
     window: Window,
     progress: Progress | None = None,
+    alone_in: Session | None = None,  # services are alone in this session instead
 ) -> list[Beside]:
     """Rounds of a plan's session. In each, everybody runs once, every service runs alone with the
     same arrivals, and every closed loop alone for its rate; each round has another order.
@@ -170,9 +171,10 @@ def run_beside_alone(
         rates = {w: [alone_rate(session, w, profiles)] for w in services}
         for number, turn in rotation(len(runs), len(loads)):
             who, load = runs[turn], loads[number]
-            if who == _EVERYBODY or who in services:
-                asked = load if who == _EVERYBODY else load.only(who)
-                logs[number][who] = session.run(asked, window)
+            if who == _EVERYBODY:
+                logs[number][who] = session.run(load, window)
+            elif who in services:
+                logs[number][who] = (alone_in or session).run(load.only(who), window)
             else:
                 rate = alone_rate(session, who, profiles, _BACKGROUND_SECONDS)
                 rates.setdefault(who, []).append(rate)
