@@ -19,7 +19,7 @@ from eclip.artefacts.mix import Mix
 from eclip.artefacts.plan import Plan, unpartitioned
 from eclip.artefacts.profile import Profile
 from eclip.devices.base import Window
-from eclip.devices.load import Load, closed_loop, load_of_mix
+from eclip.devices.load import closed_loop, load_of_mix
 from eclip.devices.shapes import shape_of
 from eclip.devices.sim.device import SimDevice
 from eclip.errors import EclipError
@@ -84,26 +84,25 @@ def _figures(
     ]
     window = Window(row["run_seconds"], row["warmup"], trace_ms=0.0)
     device = SimDevice(shelf.topology, shelf.calibration)
-    program = lower(plan, [profile.trace for profile in profiles])
-    with device.open(program, profiles) as session:
-
-        def latencies(worker: int | None, service: int) -> sharing.Latencies:
-            asked: list[Load] = [load if worker is None else load.only(worker) for load in loads]
-            return sharing.Latencies.of([session.run(one, window) for one in asked], loads, service)
-
+    traces = [profile.trace for profile in profiles]
+    with device.open(lower(plan, traces), profiles) as session:
         shared = [session.run(load, window) for load in loads]
-        services = [
-            sharing.service_figures(
-                sharing.Latencies.of(shared, loads, service), latencies(service, service)
+    # As on the device, alone is on all units: what a mask takes is part of what sharing costs.
+    confined = any(plan.confines(service) for service in range(last))
+    plain = unpartitioned(shelf.topology, profiles, mix)
+    with device.open(lower(plain if confined else plan, traces), profiles) as session:
+        services = []
+        for service in range(last):
+            alone = [session.run(load.only(service), window) for load in loads]
+            shared_of, alone_of = (
+                sharing.Latencies.of(logs, loads, service) for logs in (shared, alone)
             )
-            for service in range(last)
-        ]
-    # In the same loop, but of all units: what a mask takes is not background's own slowness.
-    same = plan if plan.gives_way else unpartitioned(shelf.topology, profiles, mix)
-    with device.open(lower(same, [profile.trace for profile in profiles]), profiles) as session:
+            services.append(sharing.service_figures(shared_of, alone_of))
+    same = plan if plan.gives_way else plain  # background's own loop, if it has one
+    with device.open(lower(same, traces), profiles) as session:
         idle = background_window(profiles[-1].request_ns[-1] / 1e9)
-        alone = session.run(closed_loop(len(profiles), only=last), idle)
-    background = sharing.rate_of(shared, last) / sharing.rate_of([alone], last)
+        undisturbed = session.run(closed_loop(len(profiles), only=last), idle)
+    background = sharing.rate_of(shared, last) / sharing.rate_of([undisturbed], last)
     return {"background": background, "services": services}
 
 

@@ -31,6 +31,7 @@ from bench.support.effort import Effort, Task, expected_s, measured_s
 from bench.support.measuring import run_task
 from bench.support.pairs import PAIRS
 from bench.support.promises import Table
+from bench.support.replayed import replay
 from bench.support.stages import Part, done_parts, fitting, note_done, scaled, stages
 from bench.support.workshop import Bench, Shelf
 
@@ -313,3 +314,18 @@ def test_tails_are_of_requests_that_arrived_in_the_span() -> None:
     served = np.array([[0, 2 * MS], [10 * MS, 15 * MS], [30 * MS, 31 * MS]])
     assert deaths.tail_ms(served, 5 * MS, 20 * MS)["max_ms"] == pytest.approx(5)
     assert deaths.tail_ms(served, 40 * MS, 50 * MS) == {}
+
+
+def test_replayed_service_is_held_against_itself_on_all_units_whatever_its_lane(
+    tmp_path: Path,
+) -> None:
+    """As on the device, where it runs alone in a session without masks."""
+    topology = find_topology("h200")
+    shelf = Shelf(tmp_path, (), topology, find_calibration(None, topology), rehearsal=False)
+    row = {"pair": "bert+vgg", "load": 0.35, "rates": [350.0], "floor": 0.0, "grain_us": 150.0}
+    row |= {"shape": "poisson", "seconds": 0.3, "warmup": 0.02, "run_seconds": 0.3, "runs": 1}
+    replays = [replay(row | {"way": way}, shelf) for way in ("yield d2", "masks 75")]
+    (yielding, masked) = (one["services"][0] for one in replays if one is not None)
+    assert masked["alone"] == pytest.approx(yielding["alone"])
+    # On 32 SMs bert takes 1.6 times as long even without a neighbour.
+    assert masked["p50_ratio"]["value"] > 1.6
