@@ -15,8 +15,9 @@ from eclip.lab.evaluate import SimEvaluator
 from eclip.lab.plans import check_kept, make_plan, simulated_promises
 from eclip.planning.policies import PolicyOptions
 from eclip.planning.problem import Problem
-from eclip.planning.search.decision import PLAIN, STATIC, shortlist_habits
+from eclip.planning.search.decision import MARGIN_IN_WORDS, PLAIN, STATIC, shortlist_habits
 from eclip.planning.search.giving import (
+    LANES_MARGIN,
     FoundHabits,
     Habit,
     Habits,
@@ -24,6 +25,7 @@ from eclip.planning.search.giving import (
     Way,
     in_words,
     search_habits,
+    shares_by_lanes,
 )
 from eclip.planning.search.objective import Objective, Score
 from eclip.planning.tiers import expected_excess_ns, far_mask
@@ -159,6 +161,32 @@ def test_search_that_is_stopped_has_what_it_tried() -> None:
     assert found.candidates and found.evaluated == len(found.candidates)
 
 
+def test_tails_of_services_that_only_lanes_protect_have_a_margin() -> None:
+    def evaluate(plans: Sequence[Plan]) -> list[Score]:
+        return [Score((0.3, 0.6 if plan.gives_way else 0.9), 300.0, (3.0, 9.0)) for plan in plans]
+
+    found = found_by(evaluate)
+    assert found.plain.p99_ms == (3.0, 9.0)
+    tails = {one.plan.gives_way: (one.tail, *one.score.p99_ms) for one in found.candidates}
+    assert tails == {
+        True: (0.75, 3.0, 9.0),
+        False: (0.75 * LANES_MARGIN, 3.0 * LANES_MARGIN, 9.0),
+    }
+    # 3 ms of at most 4 would do, and masks give background more: but not by that margin.
+    assert found.candidates[0].plan.gives_way
+
+
+def test_services_among_themselves_have_no_margin() -> None:
+    mix = parse_mix("s:1@100rps/9ms,t:1@100rps/9ms")
+    problem = Problem(mix, H200, (SERVICE, OTHER))
+    promises = {0: PROMISE, 1: PROMISE}
+    apart = Maker(problem, promises).plan(Habits((Habit(units=64), Habit(units=64))))
+    assert not shares_by_lanes(apart)
+    assert shares_by_lanes(plan_of(Habit(units=64)))
+    assert not shares_by_lanes(plan_of(Habit()))  # plain streams
+    assert not shares_by_lanes(plan_of(Habit(Way.MOVE, 64)))
+
+
 def test_shortlist_always_has_the_baselines() -> None:
     found = found_by(likes(Way.PATIENT))
     entries = shortlist_habits(found, PROBLEM, {0: PROMISE}, 2)
@@ -235,6 +263,7 @@ def test_tighter_bounds_are_kept_for_less_background() -> None:
         promise = plan.workers[0].promise
         assert promise is not None and p99_ms <= promise.bound_ns / 1e6
         assert check_kept(plan) is plan
+        assert MARGIN_IN_WORDS in plan.why
         gave.append(background)
     assert 0.95 * (1 - 0.3) < gave[0] < gave[1]
 

@@ -22,6 +22,7 @@ from eclip.lab.keeping import (
 from eclip.lab.plans import check_kept, make_plan
 from eclip.lab.stand import Stand
 from eclip.planning.policies import PolicyOptions
+from eclip.planning.search.decision import MARGIN_IN_WORDS
 from eclip.planning.search.objective import Objective
 from eclip.planning.tiers import make_promises
 from eclip.progress import Progress
@@ -101,6 +102,7 @@ def test_tails_are_held_against_those_alone_on_all_units(verified: Plan) -> None
     assert bound_ms is not None
     alone_ms = masks.services[0].p99_ms / masks.services[0].p99_ratio
     assert alone_ms == pytest.approx(bound_ms / 1.5, rel=0.1)
+    assert MARGIN_IN_WORDS not in verified.why  # what a device gave needs none
 
 
 def test_bound_of_times_alone_is_of_the_p99_on_the_device(verified: Plan) -> None:

@@ -18,7 +18,7 @@ import msgspec
 from eclip.artefacts.plan import Evidence, Plan, Promise, ServiceTrial, Trial, unpartitioned
 from eclip.planning.problem import Problem
 from eclip.planning.search.candidates import Found
-from eclip.planning.search.giving import FoundHabits, Way, in_words
+from eclip.planning.search.giving import LANES_MARGIN, FoundHabits, Way, in_words
 from eclip.planning.search.objective import Objective, Score
 from eclip.planning.search.placement import groups_of
 from eclip.planning.tiers import excess_in_words, promising
@@ -26,6 +26,10 @@ from eclip.planning.tiers import excess_in_words, promising
 PLAIN = "plain streams"
 STATIC = "best static masks"
 OTHER_KERNELS = "plain streams, kernels for fewer units"
+MARGIN_IN_WORDS = (
+    f"where only lanes keep background away from services, p99 is taken to be {LANES_MARGIN:g} "
+    f"times the simulated one"
+)
 
 
 @dataclass(frozen=True)
@@ -139,6 +143,8 @@ def decide(
     chosen = entries[best].plan
     if objective.kind == "slo":
         why = _why_of_services(objective, scores[best], chosen, how)
+        if modelled and not services:
+            why += f"; {MARGIN_IN_WORDS}"
     else:
         why = _why(scores[best], plain, how)
     return msgspec.structs.replace(chosen, policy="search", why=why, evidence=evidence)
