@@ -43,7 +43,7 @@ _SOME = (0.5, 1.0, 2.0, 4.0)
 _SHARES_OF_BOUND = (1.0, 0.9, 0.8, 1.15, 0.7)
 # On p99 where only lanes keep background away. On an H200, with two services beside one model each,
 # at three loads, on three masks: the measured p99 was at most so many times the simulated one in 14
-# of 18 rows, 1.14 times in the middle (docs/results/services.md, "Services that only lanes protect").
+# of 18 rows, 1.14 times in the middle (docs/results/services.md).
 LANES_MARGIN = 1.6
 _ALIKE = 0.005  # of background and of tails: less apart are two candidates not
 
