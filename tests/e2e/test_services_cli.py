@@ -54,6 +54,7 @@ def test_yielding_plan_says_what_its_workers_do_and_what_to_expect(cli: Cli) -> 
     made = cli("plan", "bert:1@300rps/5ms,vgg19:32@background/floor=0.2", "--policy", "yield")
     assert made.code == 0, made.err
     said = words(cli("explain", "plan.json").out)
+    assert "p99 is taken to be 1.6 times the simulated one" in said
     for part in (
         "bert, a service: p99 at most 5.00 ms",
         "vgg19, background, at least 20% of its rate alone",

@@ -263,7 +263,7 @@ def test_tighter_bounds_are_kept_for_less_background() -> None:
         promise = plan.workers[0].promise
         assert promise is not None and p99_ms <= promise.bound_ns / 1e6
         assert check_kept(plan) is plan
-        assert MARGIN_IN_WORDS in plan.why
+        assert MARGIN_IN_WORDS not in plan.why  # background gives way
         gave.append(background)
     assert 0.95 * (1 - 0.3) < gave[0] < gave[1]
 

@@ -12,6 +12,7 @@ from eclip.artefacts import store
 from eclip.artefacts.plan import Assignment, Evidence, Plan, PlannedWorker, Trial
 from eclip.cli import screen
 from eclip.cli.options import JsonOption
+from eclip.planning.search.decision import MARGIN_IN_WORDS
 from eclip.planning.search.objective import Score
 from eclip.planning.tiers import expected_excess_ns, joints_in_words
 
@@ -204,6 +205,8 @@ def _print_services(plan: Plan, evidence: Evidence) -> None:
     chosen = next(trial for trial in evidence.trials if trial.chosen)
     if chosen.services:
         _print_excess(chosen)
+    elif evidence.modelled:
+        screen.out.print(f"{MARGIN_IN_WORDS[0].upper()}{MARGIN_IN_WORDS[1:]}.")
     _print_tradeoffs(evidence)
     screen.out.print(
         f"To repeat the search: --objective slo --seed {evidence.seed} --batches {evidence.batches}"

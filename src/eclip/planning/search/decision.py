@@ -18,7 +18,13 @@ import msgspec
 from eclip.artefacts.plan import Evidence, Plan, Promise, ServiceTrial, Trial, unpartitioned
 from eclip.planning.problem import Problem
 from eclip.planning.search.candidates import Found
-from eclip.planning.search.giving import LANES_MARGIN, FoundHabits, Way, in_words
+from eclip.planning.search.giving import (
+    LANES_MARGIN,
+    FoundHabits,
+    Way,
+    in_words,
+    shares_by_lanes,
+)
 from eclip.planning.search.objective import Objective, Score
 from eclip.planning.search.placement import groups_of
 from eclip.planning.tiers import excess_in_words, promising
@@ -143,7 +149,7 @@ def decide(
     chosen = entries[best].plan
     if objective.kind == "slo":
         why = _why_of_services(objective, scores[best], chosen, how)
-        if modelled and not services:
+        if modelled and not services and shares_by_lanes(chosen):
             why += f"; {MARGIN_IN_WORDS}"
     else:
         why = _why(scores[best], plain, how)
