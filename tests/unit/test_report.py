@@ -261,7 +261,7 @@ def test_slices_are_drawn_where_the_groups_run() -> None:
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        ((132,), "Every model has the whole device."),
+        ((132,), "Every model may use the whole device."),
         (
             (48,),
             "Of 132 SMs albert.1 has 48 and albert.2 has 48; slices 0-5 are for several of them.",

@@ -45,6 +45,11 @@ def test_a_clear_gain_is_taken_with_its_interval() -> None:
     assert verdict.baseline is not None and verdict.baseline.policy == "masks"
 
 
+def test_an_interval_without_width_is_said_in_words() -> None:
+    found = chapter(comparison([rounds("shared", [1.0] * 3), rounds("search", [1.3] * 3)]))
+    assert "than plain streams (the same in every round)" in judge(found).sentence
+
+
 def test_who_gets_much_less_than_under_plain_streams_is_named() -> None:
     fair = [score(1.0, rate_rps=(100.0, 200.0))] * 3
     other = [score(one, rate_rps=(150.0, 100.0)) for one in (1.3, 1.31, 1.32)]

@@ -171,7 +171,9 @@ def joints_in_words(plan: Plan, index: int) -> str:
 
 
 def reactions_in_words(plan: Plan, index: int) -> str:
-    ways = [_reaction_in_words(plan, reaction) for reaction in _joints(plan, index).reactions]
+    """What is done most of the time first: the plan has the most urgent first."""
+    reactions = _joints(plan, index).reactions[::-1]
+    ways = [_reaction_in_words(plan, reaction) for reaction in reactions]
     if plan.workers[index].promise is not None and ways:
         ways = ["lets the service with less slack go first"]
     return ", ".join(dict.fromkeys(ways)) or "gives way to nobody"

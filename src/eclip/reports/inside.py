@@ -125,7 +125,7 @@ def _places(plan: Plan) -> str:
         held.append({index for lane in lanes for index in plan.lanes[lane].mask})
     slices = range(len(plan.topology.slice_units))
     if all(len(mine) == len(slices) for mine in held):
-        return "Every model has the whole device."
+        return "Every model may use the whole device."
     shared = Mask(index for index in slices if sum(index in mine for mine in held) > 1)
     overlap = f"slices {shared} are for several of them" if len(shared) else "no slice is shared"
     return f"Of {units_title(plan, plan.topology.units)} {listed(parts)}; {overlap}."
@@ -133,7 +133,9 @@ def _places(plan: Plan) -> str:
 
 def _notes(plan: Plan) -> list[str]:
     notes = (
-        [f"The planner's note, from its own trials: {plan.why.rstrip('.')}."] if plan.why else []
+        [f"The planner's note, from trials before the runs compared above: {plan.why.rstrip('.')}."]
+        if plan.why
+        else []
     )
     if plan.aliased:
         notes.append(

@@ -148,8 +148,15 @@ def _gain(chapter: Chapter, best: SharingWay, other: SharingWay, name: str) -> s
     value = chapter.value(best.together) / theirs
     ratio = compared(best, other, chapter.value)
     found = ratio or PairedRatio(value=value, low=value, high=value)
-    inside = f" ({_interval(chapter, ratio)})" if ratio else ""
-    return f"{_more(chapter, found)} than {name}{inside}"
+    return f"{_more(chapter, found)} than {name}{_certainty(chapter, ratio)}"
+
+
+def _certainty(chapter: Chapter, ratio: PairedRatio | None) -> str:
+    if ratio is None:
+        return ""
+    if percent(ratio.low) == percent(ratio.high):  # as simulated rounds may be
+        return " (the same in every round)"
+    return f" ({_interval(chapter, ratio)})"
 
 
 def _more(chapter: Chapter, ratio: PairedRatio) -> str:

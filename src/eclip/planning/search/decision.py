@@ -178,7 +178,7 @@ def _milliseconds(p99_ms: float) -> str:
 def _why(score: Score, plain: Score, how: str) -> str:
     why = (
         f"STP {score.stp:.3f} ({score.stp / plain.stp - 1:+.1%} against plain streams), fairness "
-        f"{score.fairness:.2f} ({plain.fairness:.2f})"
+        f"{score.fairness:.2f} (plain streams {plain.fairness:.2f})"
     )
     if min(score.power_w, plain.power_w) > 0:  # a short run may not have measured any
         gain = score.efficiency / plain.efficiency - 1
