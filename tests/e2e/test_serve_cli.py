@@ -191,6 +191,8 @@ UNLOADED = '[[service]]\nname = "b"\nmodel = "brt"\nload = false\n'
         ("5s", "", UNLOADED, "service 'b': inputs and outputs are needed"),
         ("5s", 'token_file = "nosuch"', "", "token_file: cannot read nosuch"),
         ("5s", 'tls_cert = "nosuch"\ntls_key = "nosuch"', "", "tls_cert: cannot read nosuch"),
+        ("5s", f'tls_cert = "{__file__}"\ntls_key = "{__file__}"', "", "are no certificate and"),
+        ("5s", 'host = "no.such.invalid"', "", "give another host or http_port"),
     ],
 )
 def test_what_cannot_be_served_is_one_line(
@@ -210,6 +212,23 @@ def test_what_cannot_be_served_is_one_line(
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert words in done.stderr
+
+
+def test_a_server_of_which_nothing_can_be_loaded_ends(tmp_path: Path) -> None:
+    file = tmp_path / "models.toml"
+    file.write_text(CONFIG.format(bound="5s", fronts=1).replace("models:add", "models:subtract"))
+    done = subprocess.run(
+        [sys.executable, "-m", "eclip", "serve", str(file)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "Serving" not in done.stdout
+    last = done.stderr.splitlines()[-1]
+    assert "service 'add': cannot find the function eclip.serving.demo_models:subtract" in last
 
 
 def test_shared_memory_of_a_server_holds_regions_and_nothing_else() -> None:

@@ -93,7 +93,7 @@ class Load:
 def test_models_are_loaded_and_unloaded_while_others_serve(driver: Driver, served: Served) -> None:
     async def change() -> collections.Counter[str]:
         async with Load(served) as load:
-            with pytest.raises(RefusedError, match="later is not loaded: it was unloaded"):
+            with pytest.raises(RefusedError, match="later is not loaded: load it first"):
                 await served.core.infer(named(add_request(1), "later"))
             await served.core.load("later")
             assert served.core.model_ready("later")
@@ -246,6 +246,28 @@ def test_a_search_for_new_rates_keeps_nobody_waiting(monkeypatch: pytest.MonkeyP
         assert seen["right"] and set(seen) <= {"right", "overloaded"}  # of a busy machine
         assert served.core.counters().services["add"].bound_s == 3.0
         assert "the configuration has changed meanwhile" in served.log.getvalue()
+
+
+def test_a_server_that_ends_while_it_searches_leaves_no_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(drift, "WINDOW_S", 2.0)
+    monkeypatch.setattr(drift, "LASTING_S", 0.5)
+    services = {**ADD, "bound": "2s", "rate": 20.0}, {**SHOUT, "tier": "background"}
+    with Driver(config_of(*services, replan=True, replan_seconds=600.0)) as driver:
+        served = driver.served
+
+        async def load_until_it_searches() -> int:
+            async with Load(served):
+                while "rates have drifted" not in served.log.getvalue():
+                    await asyncio.sleep(0.05)
+                while (pid := served.supervisor.planners.pid) is None:
+                    await asyncio.sleep(0.01)
+            return pid
+
+        planner = driver(load_until_it_searches(), patience_s=120.0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(planner, 0)
 
 
 def test_background_that_gives_way_is_counted_and_a_hanging_function_harms_nobody() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from eclip.artefacts import store
 from eclip.artefacts.plan import Plan
+from eclip.errors import UsageError
 from eclip.serving.config import make_config
 from eclip.serving.deploying import make_deployment, resolve
 from eclip.serving.host import ServingHost, find_host
@@ -66,3 +67,21 @@ def test_a_policy_can_be_asked_for(policy: str, priorities: set[int], tmp_path: 
     assert made.policy == plan.policy == policy
     assert not plan.gives_way
     assert {lane.priority for lane in plan.lanes} == priorities
+
+
+@pytest.mark.parametrize(
+    ("service", "said"),
+    [
+        ({"model": "brt"}, r"service 'a': unknown model 'brt'; choose one of: albert"),
+        ({"model": "bert", "profile": "brt"}, r"service 'a': profile: unknown model 'brt'"),
+        ({"model": "my.module:factory"}, r"service 'a': profile: unknown model"),
+        ({"file": "a.ts"}, r"service 'a': profile: unknown model"),
+    ],
+)
+def test_a_model_whose_times_nobody_knows_is_refused_with_its_service(
+    host: ServingHost, service: dict[str, Any], said: str
+) -> None:
+    tensor = {"name": "x", "datatype": "FP32", "shape": [4]}
+    given = {"name": "a", "inputs": [tensor], "outputs": [tensor], **service}
+    with pytest.raises(UsageError, match=said):
+        resolve(make_config({"service": [given]}, "the test"), host, {})

@@ -48,6 +48,11 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     assert config.server.host == "127.0.0.1"  # nobody else may ask unless told
 
 
+def test_a_mark_of_byte_order_is_no_fault(tmp_path: Path) -> None:
+    path = write(tmp_path, "\ufeff" + GOOD)
+    assert read_config(path).server.http_port == 9000
+
+
 def test_a_mix_is_a_configuration() -> None:
     config = read_config("bert:1@300rps/5ms,2xvgg19:32@background/floor=0.1")
     assert [service.name for service in config.services] == ["bert", "vgg19.1", "vgg19.2"]
@@ -88,7 +93,11 @@ def bad(**changes: Any) -> dict[str, Any]:
         (bad(bound="5"), r"bound: cannot read the bound '5'; write 5ms, or 1.1x"),
         (bad(bound="0ms"), r"bound: .* above 0"),
         (bad(bound="0.9x"), r"bound: .* cannot be kept: at least 1"),
-        (bad(bound=5), r"bound: `str \| null` is wanted, not `int`"),
+        (bad(bound=5), r"bound: `str` is wanted, not `int`"),
+        (bad(bound="99999999999999s"), r"bound: a day at most"),
+        (bad(bound="99999999999999x"), r"bound: a day at most, or a million times"),
+        (bad(wait="99999999999999s"), r"wait: a day at most"),
+        (bad(model="numpy:module"), r"model 'numpy:module': write it as numpy:module:function"),
         (bad(bound="5ms", tier="background"), r"bound: background work has none"),
         (bad(tier="foreground"), r"tier 'foreground': one of service, background"),
         (bad(floor=0.5), r"floor: only background work has one"),
@@ -104,6 +113,8 @@ def bad(**changes: Any) -> dict[str, Any]:
         (bad(inputs=[]), r"inputs: a CPU function needs its inputs"),
         (bad(inputs=[{"name": "i", "datatype": "FP8", "shape": [1]}]), r"datatype 'FP8': one of"),
         (bad(inputs=[{"name": "i", "datatype": "FP32", "shape": [0]}]), r"shape of 'i'"),
+        (bad(inputs=[{"name": "i", "datatype": "FP32", "shape": [10**9, 10**9]}]), r"shape of 'i'"),
+        (bad(inputs=[{"name": "i", "datatype": "BYTES", "shape": [1], "room": 2**62}]), r"room"),
         (bad(inputs=[{"name": "i", "datatype": "FP32"}]), r"inputs\[0\]: shape is missing"),
     ],
 )  # fmt: skip
@@ -117,7 +128,12 @@ def test_what_is_wrong_is_said_in_one_line_with_its_key(
 
 
 @pytest.mark.parametrize(
-    ("data", "said"), [(b"[server", "is not TOML"), (b"\xff\xfe", "is not a text file")]
+    ("data", "said"),
+    [
+        (b"[server", "is not TOML"),
+        (b"\xff\xfe", "is not a text file"),
+        (b"a = " + b"[" * 9999, "it is nested too deeply"),
+    ],
 )
 def test_what_is_no_configuration_is_refused(tmp_path: Path, data: bytes, said: str) -> None:
     path = tmp_path / "models.toml"

@@ -7,7 +7,9 @@ write instead.
 
 from __future__ import annotations
 
+import math
 import re
+import ssl
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,11 +22,15 @@ from eclip.errors import UsageError, unknown_name
 from eclip.serving.tensors import DATATYPES
 
 FUNCTION = "numpy:"  # before module:function, a model that a CPU computes
+_FUNCTION = re.compile(r"numpy:[\w.]+:\w+")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 _TIERS = ("service", "background")
 _POLICIES = ("shared", "priority")  # besides giving way
 _MOST_DIMENSIONS = 6
 _MOST_BATCH = 1024
+_MOST_BYTES = 1 << 40  # of a tensor's row; no host has room for more
+_MOST_MS = 86_400_000.0  # a day
+_MOST_TIMES = 1e6
 
 
 class TensorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,8 +51,10 @@ class TensorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 f"shape of {self.name!r}: up to {_MOST_DIMENSIONS} sizes above 0, or -1 for a free "
                 f"one; the batch is left out"
             )
-        if self.room is not None and self.room < 1:
-            raise ValueError(f"room of {self.name!r}: a number of bytes above 0")
+        if math.prod(self.shape) * DATATYPES[self.datatype].dtype.itemsize > _MOST_BYTES:
+            raise ValueError(f"shape of {self.name!r}: a row has at most {_MOST_BYTES} bytes")
+        if self.room is not None and not 1 <= self.room <= _MOST_BYTES:
+            raise ValueError(f"room of {self.name!r}: 1 to {_MOST_BYTES} bytes")
 
 
 class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,6 +87,8 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ValueError("model: give either model or file")
         if self.file is not None and not self.file.endswith((".pt2", ".ts")):
             raise ValueError(f"file {self.file!r}: a torch.export .pt2 or a TorchScript .ts")
+        if self.computes_on_cpu and not _FUNCTION.fullmatch(str(self.model)):
+            raise ValueError(f"model {self.model!r}: write it as numpy:module:function")
         if self.computes_on_cpu and not (self.inputs and self.outputs):
             raise ValueError("inputs: a CPU function needs its inputs and outputs written down")
         for tensors in (self.inputs, self.outputs):
@@ -95,9 +105,11 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             if self.tier == "background":
                 raise ValueError("bound: background work has none; give it a floor")
             try:
-                read_bound(self.bound)
+                bound = read_bound(self.bound)
             except ValueError as error:
                 raise ValueError(f"bound: {error}") from None
+            if (bound.ms or 0) > _MOST_MS or (bound.times_alone or 0) > _MOST_TIMES:
+                raise ValueError("bound: a day at most, or a million times the p99 alone")
         if self.tier not in _TIERS:
             raise ValueError(f"tier {self.tier!r}: one of {', '.join(_TIERS)}")
         if not 0 < self.weight < float("inf"):
@@ -111,11 +123,13 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         if not 1 <= self.copies <= MAX_WORKERS:
             raise ValueError(f"instances: 1 to {MAX_WORKERS}")
         if self.rate is not None and not 0 < self.rate < 1e9:
-            raise ValueError("rate: requests a second, above 0")
+            raise ValueError("rate: requests a second, above 0 and below 1e9")
         try:
-            read_ms(self.wait)
+            wait_ms = read_ms(self.wait)
         except ValueError as error:
             raise ValueError(f"wait: {error}") from None
+        if wait_ms > _MOST_MS:
+            raise ValueError("wait: a day at most")
 
     @property
     def computes_on_cpu(self) -> bool:
@@ -212,8 +226,10 @@ def read_config(source: str | Path) -> ServingConfig:
 def read_token(file: str) -> str:
     try:
         token = Path(file).read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"token_file: cannot read {file}: {error}") from None
+    except OSError as error:
+        raise UsageError(f"token_file: cannot read {file}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"token_file: {file} is not a text file") from None
     if not token:
         raise UsageError(f"token_file: {file} is empty; write the token into it")
     return token
@@ -230,6 +246,17 @@ def check_files(server: ServerSettings) -> None:
                 Path(file).read_bytes()
         except OSError as error:
             raise UsageError(f"{key}: cannot read {file}: {error.strerror or error}") from None
+    if server.tls_cert is not None:
+        try:
+            # No password: where nobody could be asked for one, a key is not encrypted.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+                server.tls_cert, server.tls_key, password=""
+            )
+        except ssl.SSLError as error:
+            raise UsageError(
+                f"tls_cert, tls_key: {server.tls_cert} and {server.tls_key} are no certificate and "
+                f"its unencrypted key in PEM ({error.reason or error})"
+            ) from None
 
 
 def with_settings(config: ServingConfig, given: Mapping[str, Any]) -> ServingConfig:
@@ -270,13 +297,15 @@ def make_config(settings: Mapping[str, Any], where: str) -> ServingConfig:
 
 def _read_file(path: Path) -> ServingConfig:
     try:
-        settings = tomllib.loads(path.read_text("utf-8"))
+        settings = tomllib.loads(path.read_text("utf-8-sig"))  # some editors begin so
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not a text file; write it as TOML in UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path} is not TOML: {error}") from None
+    except RecursionError:
+        raise UsageError(f"{path}: it is nested too deeply") from None
     return make_config(settings, str(path))
 
 
@@ -314,5 +343,5 @@ def in_words(
     if missing is not None:
         said = f"{missing[1]} is missing; write it"
     said = said.replace("Expected `array`, got", "a list is wanted, not")
-    said = re.sub(r"Expected `(.*?)`, got `(.*?)`", r"`\1` is wanted, not `\2`", said)
+    said = re.sub(r"Expected `(.*?)(?: \| null)?`, got `(.*?)`", r"`\1` is wanted, not `\2`", said)
     return ": ".join([*where, said])

@@ -77,7 +77,7 @@ class FrontServices(Closing):
         if service is None:
             if all(info.name != name for info in self.offer.known):
                 raise RefusedError(Reason.UNKNOWN_MODEL, f"there is no model {name!r}")
-            why = self.offer.idle.get(name) or "it was unloaded"
+            why = self.offer.idle.get(name) or "load it first"
             raise RefusedError(Reason.NOT_READY, f"{name} is not loaded: {why}", RETRY_S)
         if self._refuses:
             count_refused(service.row, Reason.NOT_READY)

@@ -155,7 +155,7 @@ def resolve(
         asked = settings.batches or (_USUAL_BATCHES if settings.batched else (1,))
         profiles: list[Profile] = []
         for batch in asked:
-            profile = host.profile(_key(settings, batch, host))
+            profile = _profile(settings, batch, host)
             if _is_late(settings, profile):
                 if profiles and not settings.batches:
                     break
@@ -208,9 +208,17 @@ def profiles_of(sheets: Sequence[ServiceSheet], host: ServingHost) -> list[Profi
     """Of every worker of a deployment's plan, in its order."""
     profiles: list[Profile] = []
     for sheet in sheets:
-        of_buckets = [host.profile(_key(sheet.settings, batch, host)) for batch in sheet.buckets]
+        of_buckets = [_profile(sheet.settings, batch, host) for batch in sheet.buckets]
         profiles += of_buckets * sheet.settings.copies
     return profiles
+
+
+def _profile(settings: ServiceSettings, batch: int, host: ServingHost) -> Profile:
+    try:
+        return host.profile(_key(settings, batch, host))
+    except UsageError as error:
+        where = "" if host.computes else "profile: "  # there it may be another model's
+        raise UsageError(f"service {settings.name!r}: {where}{error}") from None
 
 
 def _key(settings: ServiceSettings, batch: int, host: ServingHost) -> ModelKey:

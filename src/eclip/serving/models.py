@@ -171,7 +171,8 @@ def check_model(settings: ServiceSettings) -> None:
     """Refuse a name that means nothing, before anything is opened."""
     model = settings.model
     if model is not None and ":" not in model and model.partition("~")[0] not in zoo.NAMES:
-        raise unknown_name("model", model, [*zoo.NAMES, "module:factory", "numpy:module:function"])
+        known = [*zoo.NAMES, "module:factory", "numpy:module:function"]
+        raise UsageError(f"service {settings.name!r}: {unknown_name('model', model, known)}")
 
 
 def _zoo_tensors(

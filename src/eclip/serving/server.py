@@ -123,11 +123,19 @@ class Supervisor:
         await self.bell.until(lambda: self.device.up or self.device.refusal is not None)
         if self.device.refusal is not None:
             raise DeviceError(self.device.refusal)
+        if not (offer := self.services.offer(0)).sheets:
+            raise UsageError(
+                "; ".join(f"service {name!r}: {why}" for name, why in offer.idle.items() if why)
+            )
         if self.door is not None:
             self._spawn(self.fronts.receive(self.door, self.fronts.seats[len(own) :], self._clear))
         if self.config.server.replan:
             self._spawn(self._watch_rates())
-        self._log.write("ready", http=self.server.http_port, grpc=self.server.grpc_port)
+        self._log.write(
+            "serving, but not ready" if self.services.failed else "ready",
+            http=self.server.http_port,
+            grpc=self.server.grpc_port,
+        )
 
     async def stop(self) -> None:
         """Not ready at once; serve on for the grace time; answer what is open; end. When it is
@@ -287,6 +295,7 @@ class Supervisor:
         finally:
             self._search = None
             search.cancel()
+            await asyncio.wait([search])  # until its process has ended, too
         async with self._changing:
             if search.cancelled() or self.services.deployed is not deployment:
                 raise UsageError("the configuration has changed meanwhile")
@@ -451,7 +460,7 @@ def reserve_ports(server: ServerSettings, stack: contextlib.ExitStack) -> Server
         except OSError as error:
             raise UsageError(
                 f"cannot listen on {server.host}:{asked} ({error.strerror or error}); give another "
-                f"{name}"
+                f"host or {name}"
             ) from None
         ports[name] = number
     return msgspec.structs.replace(server, **ports)
