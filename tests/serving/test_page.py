@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from html import unescape
 from importlib import resources
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from browser import started_browser
 from numpy_server import NumpyServer
 from waiting import PATIENCE_S
 
@@ -74,6 +76,21 @@ def test_a_locked_server_asks_for_its_token(
     assert ">locked<" in shown
     assert '<form id="door">' in shown  # not hidden any more
     assert "image" not in shown
+
+
+def test_a_page_that_is_hidden_and_shown_asks_no_more_often(server: NumpyServer) -> None:
+    with started_browser() as browser:
+        page = browser.new_page()
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(f"http://{server.http}/")
+        page.wait_for_selector(".state.good")
+        for _ in range(5):  # faster than the page asks
+            page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        asked.clear()
+        begin = time.monotonic()
+        page.wait_for_timeout(3000)
+        assert 1 <= len(asked) <= time.monotonic() - begin + 2  # once a second, not five times
 
 
 def test_the_page_is_small_and_brings_everything_along() -> None:

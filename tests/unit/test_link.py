@@ -17,7 +17,7 @@ from eclip.errors import DeviceError
 from eclip.serving.counters import Count, CounterPages, add, count, count_in, count_refused
 from eclip.serving.link import ENTRIES, DeviceOrder, Link, SlotLayout, Slots, allocate
 from eclip.serving.messages import Reason
-from eclip.serving.showing import percentile_ms
+from eclip.serving.showing import p99_ms, percentile_ms
 from waiting import PATIENCE_S
 
 
@@ -203,3 +203,15 @@ def test_percentiles_lie_in_their_buckets() -> None:
     buckets[3], buckets[7] = 98, 2
     assert 2.0 < (percentile_ms(buckets, 0.5) or 0) <= 3.0
     assert 10.0 < (percentile_ms(buckets, 0.99) or 0) <= 15.0
+
+
+def test_p99_is_shown_on_the_side_of_the_bound_where_it_is() -> None:
+    buckets = [0] * 20
+    buckets[9], buckets[12] = 90, 10  # of 100 answers 10 within 75 to 100 ms
+    assert (percentile_ms(buckets, 0.99) or 0) > 90
+    assert p99_ms(buckets, 0, 80.0) == 80.0  # nobody was late
+    assert p99_ms(buckets, 1, 80.0) == 80.0
+    assert (p99_ms(buckets, 2, 99.0) or 0) > 99.0
+    assert (p99_ms(buckets, 2, 80.0) or 0) > 90
+    assert p99_ms([0] * 20, 0, 80.0) is None
+    assert p99_ms(buckets, 0, None) == percentile_ms(buckets, 0.99)

@@ -105,6 +105,7 @@ class Showing(Closing):
         latencies = recent[Count.LATENCIES : Count.LATENCIES + len(BUCKETS_S) + 1]
         refused = sum(recent[Count.REFUSED : Count.REFUSED + len(Reason)])
         answered = recent[Count.SUCCESS]
+        bound_ms = None if sheet.bound_ns is None else sheet.bound_ns / 1e6
         return ServiceState(
             name=sheet.name,
             tier=sheet.settings.tier,
@@ -112,8 +113,8 @@ class Showing(Closing):
             rate_rps=answered / seconds,
             goodput_rps=(answered - recent[Count.LATE]) / seconds,
             p50_ms=percentile_ms(latencies, 0.5),
-            p99_ms=percentile_ms(latencies, 0.99),
-            bound_ms=None if sheet.bound_ns is None else sheet.bound_ns / 1e6,
+            p99_ms=p99_ms(latencies, recent[Count.LATE], bound_ms),
+            bound_ms=bound_ms,
             waiting=pages.total(row, Count.WAITING),
             running=pages.total(row, Count.RUNNING),
             refused_rps=refused / seconds,
@@ -174,3 +175,15 @@ def percentile_ms(buckets: Sequence[int], part: float) -> float | None:
     high = BUCKETS_S[min(place, len(BUCKETS_S) - 1)]
     inside = (wanted - sum(buckets[:place])) / buckets[place]
     return 1e3 * (low + inside * (max(high, low) - low))
+
+
+def p99_ms(buckets: Sequence[int], late: int, bound_ms: float | None) -> float | None:
+    """Buckets are coarse, but those that were late are counted one by one: p99
+    is shown on the right side of its bound."""
+    found = percentile_ms(buckets, 0.99)
+    if found is None or bound_ms is None:
+        return found
+    total = sum(buckets)
+    if late <= total - math.ceil(0.99 * total):
+        return min(found, bound_ms)
+    return max(found, math.nextafter(bound_ms, math.inf))
