@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from types import ModuleType
@@ -394,5 +395,20 @@ def test_a_client_that_goes_cancels_all_that_it_sent_at_once(server: NumpyServer
     host, _, port = server.http.partition(":")
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall((head.encode() + body) * 3)
+        assert until(lambda: entry_of(server, "told", request_id) is not None)
+    assert until(lambda: entry_of(server, "cancelled", request_id) is not None, patience_s=20.0)
+
+
+def test_a_client_that_goes_after_a_large_body_cancels_its_request(server: NumpyServer) -> None:
+    """Its connection is not read while a large body waits to be taken."""
+    request_id = uuid.uuid4().hex
+    tensor = {"name": "IN", "datatype": "FP32", "shape": [1, 1], "data": [400]}
+    body = json.dumps({"id": request_id, "inputs": [tensor]}).encode() + b" " * 1_000_000
+    head = f"POST /v2/models/slow/infer HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    host, _, port = server.http.partition(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(head.encode() + body[:-200_000])
+        time.sleep(0.3)  # most of it is taken before the rest comes, in one piece
+        connection.sendall(body[-200_000:])
         assert until(lambda: entry_of(server, "told", request_id) is not None)
     assert until(lambda: entry_of(server, "cancelled", request_id) is not None, patience_s=20.0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from eclip.errors import DeviceError
@@ -87,7 +87,7 @@ def test_slack_falls_with_what_waits() -> None:
         with await enter(server.door) as core:
             await until(lambda: core.started)
             free = core.slack_ns("slow")
-            asked = dataclasses.replace(add_request(1), model="slow")
+            asked = msgspec.structs.replace(add_request(1), model="slow")
             tasks = [asyncio.create_task(core.infer(asked)) for _ in range(5)]
             await asyncio.sleep(0)
             loaded = core.slack_ns("slow")
@@ -117,7 +117,7 @@ def test_replicas_near_and_far_answer_and_count_as_fresh() -> None:
         assert replicas.choose("slow") is far  # the only one with a share
         assert replicas.choose("other") is None
         with pytest.raises(RefusedError, match="no GPU has other ready") as refusal:
-            await replicas.infer(dataclasses.replace(add_request(1), model="other"))
+            await replicas.infer(msgspec.structs.replace(add_request(1), model="other"))
         assert refusal.value.reason is Reason.NOT_READY
         await replicas.close()
 
@@ -165,7 +165,7 @@ def test_what_one_did_not_accept_another_gets_and_what_was_accepted_is_lost_with
             assert output(answer, "sum").tolist() == [[2 * number + 1] * 4]
         front = RemoteFront(server.url.removeprefix("http://"))
         await until(lambda: front.connected)
-        asked = dataclasses.replace(add_request(1), model="slow")
+        asked = msgspec.structs.replace(add_request(1), model="slow")
         lost = asyncio.create_task(front.infer(asked))
         await asyncio.sleep(0.01)
         await front.close()  # as when its machine is gone
@@ -185,7 +185,7 @@ def test_a_server_that_ends_tells_its_guests_what_is_lost() -> None:
         assert server.door is not None
         core = await enter(server.door)
         await until(lambda: core.started)
-        asked = dataclasses.replace(add_request(1), model="slow")
+        asked = msgspec.structs.replace(add_request(1), model="slow")
         waiting = asyncio.create_task(core.infer(asked))
         await asyncio.sleep(0.001)
         core.close()

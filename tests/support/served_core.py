@@ -11,10 +11,11 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -212,7 +213,7 @@ def output(response: InferResponse, name: str) -> npt.NDArray[Any]:
 
 
 def named(asked: InferRequest, model: str) -> InferRequest:
-    return replace(asked, model=model)
+    return msgspec.structs.replace(asked, model=model)
 
 
 def held(pid: int) -> tuple[int, int, int]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from eclip.serving.batching import Buckets
 
 _LEAST_RETRY_S = 0.001
 
 
-@dataclass(frozen=True, slots=True)
-class Backlog:
+class Backlog(msgspec.Struct, frozen=True):
     """What stands before a request."""
 
     waiting: int  # requests in the queue, whatever their order

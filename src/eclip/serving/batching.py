@@ -10,13 +10,13 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 NEVER = math.inf  # due, of a request without a bound
 
 
-@dataclass(frozen=True, slots=True)
-class Buckets:
+class Buckets(msgspec.Struct, frozen=True):
     """The batch sizes of a service, rising, and what each is expected to take."""
 
     sizes: tuple[int, ...]
@@ -34,8 +34,7 @@ class Buckets:
         return self.times_ns[self.holding(rows)]
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(msgspec.Struct, frozen=True):
     requests: int  # from the beginning of the queue
     rows: int
     bucket: int  # rows that the bucket holds

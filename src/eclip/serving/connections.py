@@ -23,6 +23,9 @@ from eclip.serving.limits import Limits
 _LARGE_HEAD = (431, "the request's headers are too large")
 
 
+CONNECTION = "eclip.connection"  # in the scope of a request: the connection that it came by
+
+
 class _ParsingEndedError(Exception):
     """The parser stops, and ``send_400_response`` says why."""
 
@@ -44,6 +47,17 @@ class GuardedConnection(HttpToolsProtocol):
         self._unanswered: list[RequestResponseCycle] = []
         self._arriving: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
+        self._watched: set[asyncio.Task[Any]] = set()
+        self.lost = False  # the client has gone
+
+    def watch(self, task: asyncio.Task[Any]) -> None:
+        """Cancel the task when the client goes. A task of its own that waits for that would cost
+        a request more than all of its reading."""
+        self.flow.resume_reading()  # a connection that is not read does not end
+        self._watched.add(task)
+
+    def unwatch(self, task: asyncio.Task[Any]) -> None:
+        self._watched.discard(task)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -60,6 +74,9 @@ class GuardedConnection(HttpToolsProtocol):
             cycle.disconnected = not cycle.response_complete
             cycle.message_event.set()
         super().connection_lost(exc)
+        self.lost = True
+        for task in self._watched:
+            task.cancel()
 
     def data_received(self, data: bytes) -> None:
         if self._in_head:
@@ -70,6 +87,7 @@ class GuardedConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope[CONNECTION] = self  # type: ignore[literal-required]
         if self._arriving is not None:
             self._arriving.cancel()
         self._arriving = self.loop.call_later(self._limits.read_s, self._too_slow)

@@ -54,6 +54,7 @@ class FrontServices(Closing):
         self.desk = desk
         self.counters = counters
         self.services: dict[str, OpenService] = {}  # by name
+        self.models: dict[str, ModelInfo] = {}  # all that are offered, loaded or not
         self.offer = Offer(0, (), (), (), {})
         self.live = True
         self.started = False
@@ -75,7 +76,7 @@ class FrontServices(Closing):
         """The service, if it takes requests."""
         service = self.services.get(name)
         if service is None:
-            if all(info.name != name for info in self.offer.known):
+            if name not in self.models:
                 raise RefusedError(Reason.UNKNOWN_MODEL, f"there is no model {name!r}")
             why = self.offer.idle.get(name) or "load it first"
             raise RefusedError(Reason.NOT_READY, f"{name} is not loaded: {why}", RETRY_S)
@@ -90,7 +91,7 @@ class FrontServices(Closing):
 
     async def ask_server(self, name: str, *, load: bool) -> None:
         """To load or unload a model; returns when that is done."""
-        if all(info.name != name for info in self.offer.known):
+        if name not in self.models:
             raise RefusedError(Reason.UNKNOWN_MODEL, f"there is no model {name!r}")
         number = self.desk.number()
         self._loads[number] = self.desk.loop.create_future()
@@ -173,12 +174,13 @@ class FrontServices(Closing):
                 row = self.counters.row(self._front, sheet.row)
                 service = OpenService(sheet, self._slots[sheet.id], row, self.desk)
                 self._by_id[sheet.id] = service
-            service.sheet = sheet  # the bound may be another
+            service.update(sheet)
             services[sheet.name] = service
         for key in [one for one in self._slots if one not in {*offer.deployed, *self._by_id}]:
             self._slots.pop(key).close()
         self.services = services
         self.offer = offer
+        self.models = {info.name: info for info in offer.known}
         self._settled = False
         self._look_around()
 
@@ -233,7 +235,7 @@ class FrontCore(Closing):
 
     @property
     def models(self) -> Mapping[str, ModelInfo]:
-        return {info.name: info for info in self.behind.offer.known}
+        return self.behind.models
 
     @property
     def live(self) -> bool:

@@ -14,7 +14,7 @@ import math
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from importlib import resources
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import uvicorn
@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from eclip.serving import descriptions
 from eclip.serving.access import Tls, Token
 from eclip.serving.bodies import Bodies, ClientGoneError, Headers, choose_coding, compress
-from eclip.serving.connections import GuardedConnection
+from eclip.serving.connections import CONNECTION, GuardedConnection
 from eclip.serving.http_infer import read_request, write_response
 from eclip.serving.limits import Limits
 from eclip.serving.messages import Core, InferRequest, InferResponse, Reason, RefusedError
@@ -135,7 +135,7 @@ class InferEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: Headers = dict(scope["headers"])
         try:
-            answer_headers, body = await self._answer(scope["path_params"], headers, receive)
+            answer_headers, body = await self._answer(scope, headers, receive)
         except ClientGoneError:
             return
         coding = choose_coding(headers.get(b"accept-encoding", b""))
@@ -151,16 +151,17 @@ class InferEndpoint:
         await send({"type": "http.response.body", "body": body})
 
     async def _answer(
-        self, names: dict[str, str], headers: Headers, receive: Receive
+        self, scope: Scope, headers: Headers, receive: Receive
     ) -> tuple[list[tuple[bytes, bytes]], bytes]:
         in_core = False
+        names = scope["path_params"]
         name = names["model"]
         try:
             model = descriptions.find_model(self._core, name, names.get("version", ""))
             async with self._bodies.read(headers, receive) as body:
                 request, wishes = read_request(model, headers, body, self._regions, self._limits)
                 in_core = True
-                response = await infer_while_connected(self._core, request, receive)
+                response = await infer_while_connected(self._core, request, scope[CONNECTION])
                 in_core = False
                 return write_response(response, wishes, self._regions)
         except RefusedError as error:
@@ -170,26 +171,21 @@ class InferEndpoint:
 
 
 async def infer_while_connected(
-    core: Core, request: InferRequest, receive: Receive
+    core: Core, request: InferRequest, connection: GuardedConnection
 ) -> InferResponse:
     """The result; a client that goes away cancels the request."""
-    task = asyncio.current_task()
-    watcher = asyncio.create_task(_cancel_when_gone(task, receive))
+    if connection.lost:
+        raise ClientGoneError
+    task = cast("asyncio.Task[Any]", asyncio.current_task())
+    connection.watch(task)
     try:
         return await core.infer(request)
     except asyncio.CancelledError:
-        if watcher.done() and not watcher.cancelled():
+        if connection.lost:
             raise ClientGoneError from None
         raise
     finally:
-        watcher.cancel()
-
-
-async def _cancel_when_gone(task: asyncio.Task[Any] | None, receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    if task is not None:
-        task.cancel()
+        connection.unwatch(task)
 
 
 # --- Everything else --------------------------------------------------------------------------

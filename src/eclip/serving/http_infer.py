@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -80,8 +79,7 @@ class _Request(msgspec.Struct, gc=False):
 _requests = msgspec.json.Decoder(_Request)
 
 
-@dataclass(frozen=True, slots=True)
-class Wishes:
+class Wishes(msgspec.Struct, frozen=True):
     """How a client wants its outputs: binary, in shared memory, or else as JSON."""
 
     binary: bool  # all of them, where none is named

@@ -5,7 +5,8 @@ answers every accepted request exactly once: with its result, or with a ``Refuse
 why. A protocol has checked a request against its model's ``ModelInfo``: every input is there, once,
 with its datatype, a shape that fits and a batch that is neither empty nor too large. Inputs may be
 read-only and unaligned: the core copies them into its slots. A protocol has written a response's
-arrays out before it awaits anything again, so they may be views of a slot until then.
+arrays out before it awaits anything again, so they may be views of a slot until then. What is made
+for every request is a struct of msgspec: a frozen dataclass takes eight times as long to make.
 
 The second half is what a server shows of itself: counters for ``/metrics`` and a state for the
 live page.
@@ -18,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -45,15 +47,13 @@ class ModelInfo:
     version: str = "1"
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(msgspec.Struct, frozen=True):
     name: str
     datatype: str
     data: Array  # its shape is the tensor's, batch included
 
 
-@dataclass(frozen=True, slots=True)
-class InferRequest:
+class InferRequest(msgspec.Struct, frozen=True):
     model: str
     inputs: Sequence[Tensor]
     arrival_ns: int  # monotonic: when its last byte was read
@@ -63,8 +63,7 @@ class InferRequest:
     priority: int = 0  # 0: the service's own; 1 is the highest
 
 
-@dataclass(frozen=True, slots=True)
-class InferResponse:
+class InferResponse(msgspec.Struct, frozen=True):
     model: str
     outputs: Sequence[Tensor]
     id: str = ""

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
+import msgspec
 from google.protobuf.message import DecodeError, Message
 
 from eclip.serving import descriptions
@@ -84,15 +85,7 @@ def _within_deadline(request: InferRequest, context: Context) -> InferRequest:
     left_ns = max(1, int(left_s * 1e9))
     if request.timeout_ns is not None and request.timeout_ns <= left_ns:
         return request
-    return InferRequest(
-        request.model,
-        request.inputs,
-        request.arrival_ns,
-        request.id,
-        request.outputs,
-        left_ns,
-        request.priority,
-    )
+    return msgspec.structs.replace(request, timeout_ns=left_ns)
 
 
 class _Questions:

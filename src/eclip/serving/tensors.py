@@ -82,23 +82,24 @@ def parse_json(text: memoryview | msgspec.Raw, decoder: msgspec.json.Decoder[Any
 # --- What a tensor says of itself -------------------------------------------------------------
 
 
-def check_shape(name: str, shape: Sequence[int], limits: Limits) -> Shape:
-    if len(shape) > limits.dimensions:
+def check_shape(name: str, sizes: Sequence[int], limits: Limits) -> Shape:
+    if len(sizes) > limits.dimensions:
         raise bad_request(f"tensor {name!r} has more than {limits.dimensions} dimensions")
-    if any(not 0 <= size <= limits.elements for size in shape) or (
-        math.prod(shape) > limits.elements
-    ):
+    shape = tuple(sizes)  # once: protobuf makes its numbers anew whenever they are looked at
+    if (shape and min(shape) < 0) or max(math.prod(shape), *shape, 0) > limits.elements:
         raise bad_request(
             f"tensor {name!r} has shape {list(shape)}; sizes must be positive and a tensor has at "
             f"most {limits.elements} elements"
         )
-    return tuple(shape)
+    return shape
 
 
 def check_input(model: ModelInfo, name: str, datatype: str, shape: Shape) -> Datatype:
     """That the model has such an input, of this datatype and with room for this shape."""
-    info = next((info for info in model.inputs if info.name == name), None)
-    if info is None:
+    for info in model.inputs:
+        if info.name == name:
+            break
+    else:
         known = ", ".join(info.name for info in model.inputs)
         raise bad_request(f"model {model.name!r} has no input {name!r}; its inputs: {known}")
     if datatype != info.datatype:
@@ -145,6 +146,8 @@ def arrange_inputs(model: ModelInfo, inputs: Iterable[Tensor]) -> tuple[Tensor, 
 def check_outputs(model: ModelInfo, names: Iterable[str]) -> tuple[str, ...]:
     """Names of outputs, each once; the model must have them."""
     wanted = tuple(dict.fromkeys(names))
+    if not wanted:
+        return ()
     known = {info.name for info in model.outputs}
     if unknown := [name for name in wanted if name not in known]:
         raise bad_request(
@@ -206,11 +209,11 @@ def from_json(name: str, datatype: Datatype, shape: Shape, data: msgspec.Raw) ->
     values = parse_json(data, _any_json)
     if type(values) is not list:
         raise bad_request(f"the data of input {name!r} must be a list")
-    while any(type(value) is list for value in values):
+    while list in (kinds := set(map(type, values))):
         values = [
             element for value in values for element in (value if type(value) is list else (value,))
         ]
-    if not set(map(type, values)) <= datatype.json_types:
+    if not kinds <= datatype.json_types:
         allowed = " or ".join(sorted(kind.__name__ for kind in datatype.json_types))
         raise bad_request(f"elements of input {name!r} must be {allowed} for {datatype.name}")
     if datatype.dtype.hasobject:
@@ -229,6 +232,8 @@ def gather(name: str, datatype: Datatype, shape: Shape, values: Sequence[Any]) -
         elements[:] = values  # NumPy would look into a list that is given to its constructor
         return elements.reshape(shape)
     try:
+        if datatype.dtype.kind != "f":
+            return np.array(values, datatype.dtype).reshape(shape)
         with np.errstate(over="ignore"):  # too large for FP32 is infinite, as everywhere
             return np.array(values, datatype.dtype).reshape(shape)
     except OverflowError:
