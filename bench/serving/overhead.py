@@ -1,6 +1,6 @@
 """What a server adds to a model: a whole `eclip serve` on the simulated device, asked by clients.
 
-    PYTHONPATH=src python bench/serving/overhead.py [--requests N]
+    PYTHONPATH=src python bench/serving/overhead.py [--requests N] [--beside CHECKOUT]
 
 One connection, one request at a time: the time from a request's last byte read to its answer, less
 the model's (by the server's own statistics, asked after every request), and the round trip less the
@@ -9,6 +9,9 @@ front and with two: requests a second, and the CPU time that each part has for a
 front could take on a core of its own follows from its CPU time; requests a second follow from it
 only where client, fronts and device process have a core each. ``bench/front.py`` has the protocols
 alone, with few and many models.
+
+``--beside``: instead, this checkout's server and another's are asked in turns, so that whatever
+else the machine does disturbs both alike. Medians over the turns.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ import tritonclient.http
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.support.add_clients import ADD, Requests, answer_up_to, infer_bytes
-from bench.support.processes import cpu_s
+from bench.support.processes import cpu_ns, cpu_s
 from bench.support.served import ServeProcess
 from bench.support.tables import print_table
 
@@ -46,6 +49,8 @@ grace_seconds = 0
 replan = false
 """
 WARM_UP = 50
+TURNS = 20
+CLIENTS = ("a socket, HTTP", "tritonclient, HTTP", "tritonclient, gRPC")
 
 
 class Statistics:
@@ -90,11 +95,11 @@ def ask_by_triton(module: ModuleType, address: str) -> Callable[[], None]:
     return ask
 
 
-def measure(ask: Callable[[], None], statistics: Statistics, count: int) -> list[str]:
-    """In µs at p50 and p99: what the server adds by its own count, and what the client sees of it;
-    and the model."""
-    for _ in range(WARM_UP):
-        ask()
+def sample(
+    ask: Callable[[], None], statistics: Statistics, count: int
+) -> tuple[list[int], list[int], list[int]]:
+    """Of every request, in ns: what the server adds by its own count, and what the client sees of
+    it; and the model."""
     inside, seen, model = [], [], []
     before = statistics.sums_ns()
     for _ in range(count):
@@ -107,6 +112,14 @@ def measure(ask: Callable[[], None], statistics: Statistics, count: int) -> list
         seen.append(took_ns - model_ns)
         model.append(model_ns)
         before = after
+    return inside, seen, model
+
+
+def measure(ask: Callable[[], None], statistics: Statistics, count: int) -> list[str]:
+    """In µs at p50 and p99: what ``sample`` finds."""
+    for _ in range(WARM_UP):
+        ask()
+    inside, seen, model = sample(ask, statistics, count)
     return [
         f"{np.percentile(times, share) / 1e3:.0f}"
         for times, shares in ((inside, (50, 99)), (seen, (50, 99)), (model, (50,)))
@@ -135,10 +148,79 @@ def measure_full(server: ServeProcess, count: int) -> list[str]:
     ]
 
 
+class Side:
+    """A server that takes its turns."""
+
+    def __init__(self, server: ServeProcess) -> None:
+        self.clients = clients_of(server)
+        self._front = server.parts()["front 1"]
+        self._statistics = Statistics(server.http)
+        self._found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in CLIENTS}
+        for name in CLIENTS:
+            measure(self.clients[name], self._statistics, WARM_UP)
+
+    def take_turn(self, client: str, count: int) -> None:
+        ask = self.clients[client]
+        begin_ns = cpu_ns(self._front)
+        for _ in range(count):
+            ask()
+        front_ns = (cpu_ns(self._front) - begin_ns) / count
+        inside, seen, _ = sample(ask, self._statistics, count)
+        self._found[client].append((front_ns, float(np.median(inside)), float(np.median(seen))))
+
+    def row(self, client: str) -> list[str]:
+        return [f"{found / 1e3:.0f}" for found in np.median(self._found[client], axis=0)]
+
+
+def compare(folder: Path, other: Path, count: int) -> list[list[str]]:
+    """Median of the turns in µs, here and there: CPU time of the front, what the server adds, and
+    what the client sees of it."""
+    file = folder / "models.toml"
+    file.write_text(CONFIG.format(fronts=1) + ADD)
+    there = {"PYTHONPATH": str(other.resolve() / "src")}
+    with (
+        ServeProcess(file, folder / "here") as first,
+        ServeProcess(file, folder / "there", there) as second,
+    ):
+        sides = {"this checkout": Side(first), "the other": Side(second)}
+        for turn in range(TURNS):
+            for client in CLIENTS:
+                for name in sorted(sides, reverse=bool(turn % 2)):
+                    sides[name].take_turn(client, max(count // TURNS, 1))
+        first.stop()
+        second.stop()
+    return [
+        [f"{client}, {name}", *side.row(client)]
+        for client in CLIENTS
+        for name, side in sides.items()
+    ]
+
+
+def clients_of(server: ServeProcess) -> dict[str, Callable[[], None]]:
+    asks = (
+        ask_by_socket(server.http),
+        ask_by_triton(tritonclient.http, server.http),
+        ask_by_triton(tritonclient.grpc, server.grpc),
+    )
+    return dict(zip(CLIENTS, asks, strict=True))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=2000)
-    count = parser.parse_args().requests
+    parser.add_argument("--beside", type=Path, help="another checkout, to be asked in turns")
+    arguments = parser.parse_args()
+    if arguments.beside is None:
+        measure_here(arguments.requests)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            rows = compare(Path(folder), arguments.beside, arguments.requests)
+        columns = ["client, server", "front's CPU µs", "inside p50 µs", "round trip p50 µs"]
+        print_table(f"In {TURNS} turns, the model's time taken off", columns, rows)
+    print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+
+
+def measure_here(count: int) -> None:
     alone: list[list[str]] = []
     full: list[list[str]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -148,18 +230,14 @@ def main() -> None:
             with ServeProcess(file, Path(folder) / "log") as server:
                 if fronts == 1:
                     statistics = Statistics(server.http)
-                    for name, ask in (
-                        ("a socket, HTTP", ask_by_socket(server.http)),
-                        ("tritonclient, HTTP", ask_by_triton(tritonclient.http, server.http)),
-                        ("tritonclient, gRPC", ask_by_triton(tritonclient.grpc, server.grpc)),
-                    ):
+                    for name, ask in clients_of(server).items():
                         alone.append([name, *measure(ask, statistics, count)])
                 full.append([str(fronts), *measure_full(server, 10 * count)])
+                server.stop()
     columns = ["client", "inside p50 µs", "p99", "round trip p50 µs", "p99", "the model µs"]
     print_table("One connection, the model's time taken off", columns, alone)
     columns = ["fronts", "requests/s", "front's CPU µs", "fronts could take/s", "device's CPU µs"]
     print_table("As many requests as it takes, HTTP and gRPC", columns, full)
-    print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
 
 
 if __name__ == "__main__":
