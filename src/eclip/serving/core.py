@@ -267,11 +267,14 @@ class FrontCore(Closing):
         return self._showing.counters(self.behind.offer)
 
     def state(self) -> ServerState:
-        ready = [name for name in self.behind.services if self.model_ready(name)]
-        note = "stopping" if self.behind.not_ready else ""
+        offer = self.behind.offer
+        services = [name for name in self.behind.services if self.model_ready(name)]
+        note = "; ".join(f"{name} is not loaded: {why}" for name, why in offer.idle.items() if why)
+        if self.behind.not_ready:
+            note = "stopping"
         if not self.behind.desk.epoch:
             note = "the device process starts"
-        return self._showing.state(self.behind.offer, ready, note)
+        return self._showing.state(offer, self.ready, services, note)
 
     def refuse(self, model: str, reason: Reason) -> None:
         service = self.behind.services.get(model)

@@ -83,8 +83,12 @@ class Showing(Closing):
         )
         return Counters(services, {offer.device: device})
 
-    def state(self, offer: Offer, ready: Sequence[str], note: str) -> ServerState:
-        services = tuple(self._service(sheet, sheet.name in ready, offer) for sheet in offer.sheets)
+    def state(
+        self, offer: Offer, ready: bool, ready_services: Sequence[str], note: str
+    ) -> ServerState:
+        services = tuple(
+            self._service(sheet, sheet.name in ready_services, offer) for sheet in offer.sheets
+        )
         device = DeviceState(
             name=offer.device,
             slices=offer.slices,
@@ -95,7 +99,7 @@ class Showing(Closing):
             services=services,
         )
         uptime_s = time.monotonic() - self._began_s
-        return ServerState(describe_server()["version"], uptime_s, bool(ready), note, (device,))
+        return ServerState(describe_server()["version"], uptime_s, ready, note, (device,))
 
     def _service(self, sheet: ServiceSheet, ready: bool, offer: Offer) -> ServiceState:
         row, pages = sheet.row, self._counters
