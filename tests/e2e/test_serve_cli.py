@@ -231,6 +231,26 @@ def test_a_server_of_which_nothing_can_be_loaded_ends(tmp_path: Path) -> None:
     assert "service 'add': cannot find the function eclip.serving.demo_models:subtract" in last
 
 
+def test_a_server_whose_front_never_listens_ends(tmp_path: Path) -> None:
+    """It does not start it again and again."""
+    (tmp_path / "uvloop.py").write_text("raise RuntimeError('broken')\n")
+    file = tmp_path / "models.toml"
+    file.write_text(CONFIG.format(bound="5s", fronts=1))
+    done = subprocess.run(
+        [sys.executable, "-m", "eclip", "serve", str(file)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "Serving" not in done.stdout
+    *said, last = done.stderr.splitlines()
+    assert "RuntimeError: broken" in said
+    assert "a front ended with status 1 before it listened" in last
+
+
 def test_shared_memory_of_a_server_holds_regions_and_nothing_else() -> None:
     with eclip.serve("alexnet:1", http_port=0, grpc_port=0) as server:
         client = tritonclient.http.InferenceServerClient(server.url.removeprefix("http://"))

@@ -248,26 +248,36 @@ def test_a_search_for_new_rates_keeps_nobody_waiting(monkeypatch: pytest.MonkeyP
         assert "the configuration has changed meanwhile" in served.log.getvalue()
 
 
-def test_a_server_that_ends_while_it_searches_leaves_no_process(
+def test_a_server_that_ends_while_it_searches_waits_for_the_end_of_that(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(drift, "WINDOW_S", 2.0)
     monkeypatch.setattr(drift, "LASTING_S", 0.5)
     services = {**ADD, "bound": "2s", "rate": 20.0}, {**SHOUT, "tier": "background"}
-    with Driver(config_of(*services, replan=True, replan_seconds=600.0)) as driver:
-        served = driver.served
+    driver = Driver(config_of(*services, replan=True))
+    served = driver.served
+    searches: list[str] = []
 
-        async def load_until_it_searches() -> int:
-            async with Load(served):
-                while "rates have drifted" not in served.log.getvalue():
-                    await asyncio.sleep(0.05)
-                while (pid := served.supervisor.planners.pid) is None:
-                    await asyncio.sleep(0.01)
-            return pid
+    async def search(_: PlanRequest) -> Deployment:
+        searches.append("begun")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(2.0)  # as long as a process takes to end
+            searches.append("ended")
+        raise AssertionError("nobody ends it but by giving it up")
 
-        planner = driver(load_until_it_searches(), patience_s=120.0)
-    with pytest.raises(ProcessLookupError):
-        os.kill(planner, 0)
+    async def load_until_it_searches() -> None:
+        async with Load(served):
+            while not searches:
+                await asyncio.sleep(0.05)
+
+    monkeypatch.setattr(served.supervisor.planners, "plan", search)
+    try:
+        driver(load_until_it_searches(), patience_s=120.0)
+    finally:
+        driver.close()
+    assert searches == ["begun", "ended"]
 
 
 def test_background_that_gives_way_is_counted_and_a_hanging_function_harms_nobody() -> None:

@@ -49,7 +49,7 @@ async def _run(
     async def reload() -> None:
         try:
             await supervisor.reload(read_again())
-        except EclipError as error:
+        except (EclipError, OSError) as error:
             log.write("the configuration stays as it was", reason=str(error))
 
     def begin(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -62,15 +62,24 @@ async def _run(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, begin, stop)
     loop.add_signal_handler(signal.SIGHUP, begin, reload)
+
+    async def fail() -> None:
+        await supervisor.bell.until(lambda: supervisor.failure is not None)
+        stopped.set()
+
     try:
         await starting
         started(supervisor.server)
+        begin(fail)
     except asyncio.CancelledError:  # asked to stop before it was ready
         pass
     except BaseException:
         await supervisor.close()
         raise
     await stopped.wait()
+    if not supervisor.stopped:
+        await supervisor.close()
+        supervisor.check()
 
 
 class RunningServer(Closing):

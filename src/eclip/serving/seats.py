@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
+from eclip.errors import DeviceError
 from eclip.serving.children import BackOff, Bell, Child, start_child
 from eclip.serving.control import (
     AttachSlots,
@@ -76,18 +77,26 @@ class SeatKeeper:
         self._load = load
 
     async def keep(self, seat: FrontSeat, clear: Callable[[FrontSeat], Awaitable[None]]) -> None:
-        """Run a front there, again and again; ``clear`` takes what one has left from the device."""
+        """Run a front there, again and again; ``clear`` takes what one has left from the device. If
+        the first never listens, no other would."""
         back_off = BackOff()
+        listened = False
         while not self.leaving:
             back_off.begin()
             child = await start_child("front_process")
             self.take(seat, child)
             await child.ended.wait()
+            listened |= seat.ports is not None
             seat.child = seat.ports = None
             child.close()
             self._bell.ring()
             if self.leaving:
                 return
+            if not listened:
+                raise DeviceError(
+                    f"a front ended with status {child.process.returncode} before it listened; "
+                    f"what it said is above"
+                )
             pause_s = back_off.pause_s()
             self._log.write(
                 "front ended",

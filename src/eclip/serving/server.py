@@ -95,6 +95,7 @@ class Supervisor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
         self.stopped = False
+        self.failure: BaseException | None = None  # of what must go on as long as the server does
 
     # --- Life ------------------------------------------------------------------------------------
 
@@ -117,10 +118,9 @@ class Supervisor:
         if self._own_fronts:
             for seat in own:
                 self._spawn(self.fronts.keep(seat, self._clear))
-            await self.bell.until(
-                lambda: all(seat.ports for seat in own) or self.device.refusal is not None
-            )
-        await self.bell.until(lambda: self.device.up or self.device.refusal is not None)
+            await self.bell.until(lambda: all(seat.ports for seat in own) or self._cannot_start)
+        await self.bell.until(lambda: self.device.up or self._cannot_start)
+        self.check()
         if self.device.refusal is not None:
             raise DeviceError(self.device.refusal)
         if not (offer := self.services.offer(0)).sheets:
@@ -136,6 +136,15 @@ class Supervisor:
             http=self.server.http_port,
             grpc=self.server.grpc_port,
         )
+
+    @property
+    def _cannot_start(self) -> bool:
+        return self.device.refusal is not None or self.failure is not None
+
+    def check(self) -> None:
+        """That all goes on that must; without it the server is of no use."""
+        if self.failure is not None:
+            raise DeviceError(f"the server cannot go on: {self.failure}") from self.failure
 
     async def stop(self) -> None:
         """Not ready at once; serve on for the grace time; answer what is open; end. When it is
@@ -171,7 +180,13 @@ class Supervisor:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failure = error
+            self.bell.ring()
 
     def _welcome(self, seat: FrontSeat) -> None:
         seats = len(self.fronts.seats)
@@ -258,7 +273,7 @@ class Supervisor:
             await self.change(self.config, wanted)
             if asked.load:
                 error = self.services.failed.get(asked.name)
-        except EclipError as refusal:
+        except (EclipError, OSError) as refusal:
             error = str(refusal)
         seat.send(LoadAnswer(asked.number, error))
 
@@ -281,7 +296,7 @@ class Supervisor:
             self._log.write("rates have drifted; planning again", rates_rps=rates)
             try:
                 await self._replan(deployment, rates)
-            except EclipError as error:
+            except (EclipError, OSError) as error:
                 self._log.write("the old plan stays", reason=str(error))
 
     async def _replan(self, deployment: Deployment, rates_rps: dict[str, float]) -> None:
