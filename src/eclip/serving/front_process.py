@@ -39,6 +39,7 @@ async def _serve(channel: Channel) -> None:
             async with open_front(
                 core, settings_of(welcome.server, Path(welcome.regions))
             ) as ports:
+                gc.collect()  # or what starting left behind would stay, too
                 gc.freeze()  # modules stay: looking at them again stops all requests for long
                 channel.send(Listening(ports.http, ports.grpc))
                 await core.behind.leaving.wait()
