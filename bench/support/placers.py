@@ -1,8 +1,9 @@
 """Placement rules of others on our profiles: how many GPUs each one takes.
 
 Each has the p99 of its own share of a GPU from our simulation in place of its latency model, so
-that its bounds hold as ours do: a service fits a partition if its lone queue there keeps the bound
-with a tenth to spare for what neighbours cost (8-37% on an H200's disjoint lanes).
+that its bounds hold as ours do, with the same reserve: a service fits a partition if its lone queue
+there keeps the bound when requests take a tenth longer, which is what neighbours cost (8-37% on an
+H200's disjoint lanes).
 
 - ``first-fit``: services by load, each to the first GPU below a cap. The highest cap at which every
   GPU keeps its bounds in simulation, under our plans.
@@ -25,7 +26,7 @@ from eclip.fleet.coarse import run_coarsely
 from eclip.fleet.shop import Bin, Shop
 from eclip.progress import Progress
 
-_SPARE = 1.1
+_BESIDE = 1.1
 _GPULETS = (0.2, 0.4, 0.5, 0.6, 0.8, 1.0)
 _SEVENTHS = (1 / 7, 2 / 7, 3 / 7, 4 / 7, 1.0)
 _CAPS = tuple(np.round(np.arange(1.2, 0.09, -0.05), 2).tolist())
@@ -57,7 +58,7 @@ class Alone:
         return self._kept[key]
 
     def _ask(self, service: int, share: float, rate: float) -> bool:
-        took_ns = _SPARE * self.request_ns(service, share)
+        took_ns = _BESIDE * self.request_ns(service, share)
         bound_ns = 1e6 * self.shop.fleet.services[service].bound_ms
         if took_ns > bound_ns or took_ns * rate >= 1e9:
             return False
@@ -99,7 +100,9 @@ def _instances(shop: Shop) -> list[tuple[int, int]]:
 
 
 def _rate(shop: Shop, service: int, parts: float) -> float:
-    return shop.fleet.services[service].rate_rps * parts / shop.parts[service]
+    """With the reserve, as our sets are judged."""
+    share = parts / shop.parts[service]
+    return shop.fleet.services[service].rate_rps * share * (1 + shop.fleet.reserve)
 
 
 def first_fit(shop: Shop, kind: str, progress: Progress | None = None) -> tuple[int, float]:
@@ -164,7 +167,7 @@ def _join_gpulet(
             together = [*inside, (service, rate)]
             queues = [
                 (
-                    _SPARE * alone.request_ns(other, size),
+                    _BESIDE * alone.request_ns(other, size),
                     1e6 * alone.shop.fleet.services[other].bound_ms,
                     other_rate,
                 )

@@ -42,7 +42,7 @@ from eclip.fleet.scores import (
 )
 from eclip.fleet.shop import Bin, Packing, Shop, sum_of
 from eclip.fleet.simulate import DayOptions, simulate_day
-from eclip.fleet.spec import Fleet, GpuGroup, Service, check_fleet
+from eclip.fleet.spec import RESERVE, Fleet, GpuGroup, Service, check_fleet
 from eclip.fleet.windows import route
 from eclip.progress import Progress
 from eclip.reports.fleet_day import draw_days
@@ -157,6 +157,14 @@ def test_a_simulation_ends_when_it_is_decided_and_asking_changes_nothing(kind: G
     assert np.array_equal(whole.requests[: len(ended.requests)], ended.requests)
 
 
+def test_a_whole_simulation_counts_the_requests_after_the_late_ones(kind: GpuKind) -> None:
+    members = members_of(*(("vgg19:1", 600, 3.0) for _ in range(3)))
+    ended = simulate_set(kind, members, "yield", KERNELS)
+    whole = simulate_set(kind, members, "yield", KERNELS, whole=True)
+    assert not ended.kept and not whole.kept
+    assert sum(ended.within) < sum(whole.within)
+
+
 def test_overload_is_not_kept(scorer: Scorer) -> None:
     members = members_of(*(("vgg19:1", 1200, 3.0) for _ in range(3)))
     assert scorer.estimate("h200", members) > 1
@@ -248,6 +256,51 @@ def test_every_service_is_placed_within_its_bound(kind: GpuKind) -> None:
     assert placement == again
 
 
+@pytest.mark.parametrize("reserve", [0.0, 0.25])
+def test_sets_are_judged_with_the_reserve_and_offered_the_rates(
+    kind: GpuKind, scorer: Scorer, reserve: float
+) -> None:
+    fleet = msgspec.structs.replace(fleet_of(*some_services(kind, 6, 2)), reserve=reserve)
+    shop = Shop(fleet, scorer, "fewest", parts=1)
+    for number, asked in enumerate(fleet.services):
+        rate = asked.rate_rps / shop.least[number]
+        (member,), (offered,) = shop.members({number: 1}), shop.offered({number: 1})
+        assert member == Member(asked.model, rounded_up((1 + reserve) * rate), asked.bound_ms)
+        assert offered == Member(asked.model, rounded_up(rate), asked.bound_ms)
+    for made in (place(fleet, scorer, steps=12, parts=1), place_exactly(fleet, scorer)):
+        check(made, fleet)
+        assert made.reserve == reserve
+
+
+def test_with_the_reserve_bounds_are_kept_with_other_arrivals(kind: GpuKind) -> None:
+    """A p99 of a few hundred requests that is within its bound by a hair is not, the next time."""
+    services = some_services(kind, 16, 5)
+    within, gpus = {}, {}
+    for reserve in (0.0, RESERVE):
+        fleet = msgspec.structs.replace(fleet_of(*services, machines=4), reserve=reserve)
+        shop = Shop(fleet, Scorer({"h200": kind}, KERNELS), "fewest")
+        made = packing.pack(shop, {"h200": 16}, seconds=1, steps=30, progress=Progress())
+        counted = []
+        for one, seed in itertools.product(made.bins, (7, 8)):
+            policy, offered = shop.score(one).policy, shop.offered(one.held)
+            seen = simulate_set(kind, offered, policy, 1e6, seed, whole=True)
+            for part, member in zip(seen.within, offered, strict=True):
+                counted.append((part * member.rate_rps, member.rate_rps))
+        within[reserve] = sum(kept for kept, _ in counted) / sum(rate for _, rate in counted)
+        gpus[reserve] = len(made.bins)
+    assert within[0.0] < 0.99 and within[RESERVE] > 0.995
+    assert gpus[0.0] <= gpus[RESERVE] < len(services)
+
+
+def test_a_larger_reserve_needs_more_instances(scorer: Scorer) -> None:
+    fleet = fleet_of(service("a", "vgg19:1", 3000, 6.0))
+    least = {
+        reserve: Shop(msgspec.structs.replace(fleet, reserve=reserve), scorer, "fewest").least[0]
+        for reserve in (0.0, 1.0)
+    }
+    assert least[1.0] >= 1.5 * least[0.0]
+
+
 def test_repairs_that_go_round_in_circles_open_new_gpus(
     kind: GpuKind, scorer: Scorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,15 +328,18 @@ def test_a_gpu_that_holds_nothing_gives_nothing_away(kind: GpuKind, scorer: Scor
 
 
 def test_a_large_packing_is_searched_in_groups_and_a_seed_repeats_it(
-    kind: GpuKind, scorer: Scorer, monkeypatch: pytest.MonkeyPatch
+    kind: GpuKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packing, "_GROUP", 2)
     monkeypatch.setattr(packing, "_AT_ONCE", 3)
-    fleet = fleet_of(*some_services(kind, 20, 3), machines=4)
-    first, again = (place(fleet, scorer, steps=40) for _ in range(2))
+    fleet = fleet_of(*some_services(kind, 20, 4), machines=4)
+    # Each with a scorer of its own: one that has simulated more sets may find another placement.
+    first, again, filled = (
+        place(fleet, Scorer({"h200": kind}, KERNELS), steps=steps) for steps in (40, 40, 0)
+    )
     check(first, fleet)
     assert first == again and not first.refused
-    assert len(first.gpus) <= len(place(fleet, scorer, steps=0).gpus)
+    assert len(first.gpus) < len(filled.gpus)
 
 
 def test_groups_lose_neither_instances_nor_gpus(
@@ -516,9 +572,11 @@ def test_fleet_file_is_read(tmp_path: Path) -> None:
     path.write_text(GOOD)
     loaded = load_fleet_file(path)
     fleet, objective = loaded.fleet, loaded.objective
-    assert objective == "fewest" and fleet.count == 2
+    assert objective == "fewest" and fleet.count == 2 and fleet.reserve == RESERVE
     assert fleet.services[0].model == ModelKey("alexnet", 1)
     assert fleet.services[0].bound_ms == 5
+    path.write_text("reserve = 0.25" + GOOD)
+    assert load_fleet_file(path).fleet.reserve == 0.25
 
 
 @pytest.mark.parametrize(
@@ -533,6 +591,9 @@ def test_fleet_file_is_read(tmp_path: Path) -> None:
         (("count = 2", "count = 0"), "starts at 1"),
         (("[[gpus]]", GOOD + "[[gpus]]"), "two entries"),
         (("[[service]]", "[[service"), "line"),
+        (("[[service]]", "reserve = -0.1\n[[service]]"), "a reserve is a part of the rates"),
+        (("[[service]]", "reserve = 10\n[[service]]"), "0 to 1 .*, not 10"),
+        (("[[service]]", "reserve = nan\n[[service]]"), "not nan"),
     ],
 )
 def test_what_a_fleet_file_cannot_mean_is_refused(

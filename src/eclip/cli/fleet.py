@@ -157,7 +157,8 @@ def _print_placement(made: Placement) -> None:
     for name, part in made.refused.items():
         screen.warn(f"{name}: no room for {part:.0%} of its requests")
     screen.out.print(
-        f"{made.goodput_rps:.0f} requests/s within bounds, {made.power_w:.0f} W. {made.assumed}."
+        f"{made.goodput_rps:.0f} requests/s within bounds, {made.power_w:.0f} W. The p99s are "
+        f"those with {made.reserve:.0%} more requests (reserve). {made.assumed}."
     )
 
 

@@ -1,6 +1,7 @@
 """The fleet's file: TOML in, a checked fleet and its kinds of GPUs out.
 
     objective = "fewest"              # or goodput, energy
+    reserve = 0.1                     # services are placed for a tenth more than their rates
 
     [[service]]
     name = "search"
@@ -44,7 +45,7 @@ from eclip.artefacts.mix import read_bound
 from eclip.artefacts.model_key import parse_model
 from eclip.errors import ArtefactError, UsageError
 from eclip.fleet.scores import GpuKind
-from eclip.fleet.spec import Fleet, GpuGroup, Service, check_fleet
+from eclip.fleet.spec import RESERVE, Fleet, GpuGroup, Service, check_fleet
 from eclip.frontends.library import find_profile
 from eclip.lab.case import find_calibration, find_topology
 from eclip.serving.config import in_words
@@ -105,6 +106,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     service: list[_ServiceEntry] = []
     gpus: list[_GpusEntry] = []
     objective: str = "fewest"
+    reserve: float = RESERVE
     replan: bool = True
     ray: RaySettings = RaySettings()
     router: RouterSettings = RouterSettings()
@@ -156,7 +158,7 @@ def load_fleet_file(path: Path) -> FleetFile:
         for entry in entries.gpus
     )
     return FleetFile(
-        fleet=check_fleet(Fleet(services=services, gpus=groups)),
+        fleet=check_fleet(Fleet(services=services, gpus=groups, reserve=entries.reserve)),
         objective=entries.objective,
         replan=entries.replan,
         ray=entries.ray,

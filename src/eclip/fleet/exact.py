@@ -141,7 +141,7 @@ def _choose(shop: Shop, sets: list[FeasibleSet]) -> Packing:
     if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
         raise UsageError(
             f"the fleet's {fleet.count} GPUs do not hold all services within their bounds; add "
-            f"GPUs, or take the objective goodput"
+            f"GPUs, or take a smaller reserve ({fleet.reserve:g} now) or the objective goodput"
         )
     counts = np.rint(solver.getSolution().col_value[: len(columns)]).astype(int)
     left = shop.instances()

@@ -208,7 +208,7 @@ def pack(
         raise UsageError(
             f"the fleet's {shop.fleet.count} GPUs do not hold all services within their bounds: no "
             f"room for {', '.join(names[:3])}{' and others' if len(names) > 3 else ''}; add GPUs, "
-            f"or take the objective goodput"
+            f"or take a smaller reserve ({shop.fleet.reserve:g} now) or the objective goodput"
         )
     return packing
 

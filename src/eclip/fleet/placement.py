@@ -58,6 +58,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     refused: dict[str, float]  # the part of a service's rate that found no room
     goodput_rps: float
     power_w: float
+    reserve: float = 0.0  # of the fleet: p99s are those at rates so much higher
     exact: bool = False
     assumed: str = ASSUMED
 
@@ -185,6 +186,7 @@ def name_gpus(packing: Packing, shop: Shop, *, exact: bool = False) -> Placement
         },
         goodput_rps=sum(service.rate_rps * min(served[service.name], 1.0) for service in services),
         power_w=sum(one.power_w for one in placed),
+        reserve=shop.fleet.reserve,
         exact=exact,
     )
 

@@ -335,10 +335,17 @@ def plan_of(kind: GpuKind, members: Members, policy: str, names: Sequence[str] =
 
 
 def simulate_set(
-    kind: GpuKind, members: Members, policy: str, most_kernels: float, seed: int = 0
+    kind: GpuKind,
+    members: Members,
+    policy: str,
+    most_kernels: float,
+    seed: int = 0,
+    *,
+    whole: bool = False,
 ) -> SetScore:
     """What the simulator gives the set under a policy; other arrivals with another seed. It ends
-    when a bound is missed for good, and then counts the requests answered by then."""
+    when a bound is missed for good, and then counts the requests answered by then: too few of those
+    in time, because they came after the late ones. ``whole``: it goes on to its end."""
     seconds = window_seconds(kind, members, most_kernels)
     plan = plan_of(kind, members, policy)
     load = load_of_mix(plan.mix, seconds, _WARMUP * seconds, seed)
@@ -359,9 +366,11 @@ def simulate_set(
             for took_ns, bound_ns, count in zip(answered(requests), bounds_ns, offered, strict=True)
         )
 
-    seen = glimpse(plan, tables, load, seconds * 1e9, is_missed)
+    seen = glimpse(plan, tables, load, seconds * 1e9, None if whole else is_missed)
     latencies_ns = list(answered(seen.requests))
-    if not is_missed(seen.requests):  # so it ran to its end: what was not answered took for ever
+    if whole or not is_missed(
+        seen.requests
+    ):  # so it ran to its end: what was not answered took for ever
         latencies_ns = [
             np.append(took_ns, np.full(max(count - len(took_ns), 0), _NEVER_NS))
             for took_ns, count in zip(latencies_ns, offered, strict=True)

@@ -7,7 +7,7 @@ kind, and how many parts of which services it holds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -50,7 +50,8 @@ class Packing:
 class Shop:
     """A fleet with its scores: sizes, values and predictions for bins.
 
-    ``spare``: how much of its bounds a set must leave that is estimated and never simulated.
+    All sets are judged with the fleet's reserve: ``member`` is the one place that adds it.
+    ``estimated``: the simulator is never asked in between; a day has too many sets for that.
     """
 
     def __init__(
@@ -59,17 +60,17 @@ class Shop:
         scorer: Scorer,
         objective: str,
         parts: int = PARTS,
-        spare: float = 0.0,
+        estimated: bool = False,
     ) -> None:
         if objective not in OBJECTIVES:
             raise unknown_name("objective", objective, OBJECTIVES)
         self.fleet = fleet
         self.scorer = scorer
         self.objective = objective
-        self.spare = spare
+        self.estimated = estimated
         for kind in fleet.kinds:
             scorer.measure_pairs(kind, {service.model for service in fleet.services})
-        self.least = [least_instances(service, scorer, fleet.kinds) for service in fleet.services]
+        self.least = [least_instances(service, scorer, fleet) for service in fleet.services]
         if objective == "goodput":  # what is more than the fleet can hold is refused, not required
             self.least = [min(least, fleet.count) for least in self.least]
         self.parts = [parts * least for least in self.least]
@@ -93,12 +94,18 @@ class Shop:
     def members(self, held: Held) -> Members:
         return tuple(sorted(self.member(*item) for item in held.items()))
 
+    def offered(self, held: Held) -> Members:
+        """The same at the rates that come, without the reserve."""
+        return tuple(sorted(self.offered_member(*item) for item in held.items()))
+
+    def offered_member(self, service: int, parts: int) -> Member:
+        return _member_of(self.fleet.services[service], parts / self.parts[service])
+
     def member(self, service: int, parts: int) -> Member:
         key = (service, parts)
         if key not in self._members:
-            asked = self.fleet.services[service]
-            rate = rounded_up(asked.rate_rps * parts / self.parts[service])
-            self._members[key] = Member(asked.model, rate, asked.bound_ms)
+            share = parts / self.parts[service]
+            self._members[key] = _member_of(self.fleet.services[service], share, self.fleet.reserve)
         return self._members[key]
 
     def predict(self, kind: str, held: Held, off: float = 1.0) -> float:
@@ -109,8 +116,8 @@ class Shop:
         known = self.scorer.scores.get((kind, members))
         if known is not None:
             return known.worst
-        estimate = off * (1 + self.spare) * self.scorer.estimate(kind, members)
-        small = len(self.fleet.services) <= _SMALL_FLEET and not self.spare
+        estimate = off * self.scorer.estimate(kind, members)
+        small = len(self.fleet.services) <= _SMALL_FLEET and not self.estimated
         if small and 1 < estimate <= CLEARLY:
             return self.scorer.score(kind, members).worst
         return estimate
@@ -176,8 +183,14 @@ class Shop:
         return items
 
 
-def least_instances(service: Service, scorer: Scorer, kinds: Sequence[str]) -> int:
+def _member_of(service: Service, share: float, reserve: float = 0.0) -> Member:
+    rate_rps = rounded_up(service.rate_rps * share * (1 + reserve))
+    return Member(service.model, rate_rps, service.bound_ms)
+
+
+def least_instances(service: Service, scorer: Scorer, fleet: Fleet) -> int:
     """The fewest instances that keep the bound, each with a GPU of the best kind to itself."""
+    kinds = fleet.kinds
     fastest = min(scorer.kinds[kind].request_ns(service.model) for kind in kinds)
     if fastest > service.bound_ms * 1e6:
         best = min(kinds, key=lambda kind: scorer.kinds[kind].request_ns(service.model))
@@ -187,7 +200,7 @@ def least_instances(service: Service, scorer: Scorer, kinds: Sequence[str]) -> i
         )
     count = max(service.instances, math.ceil(service.rate_rps * fastest / 1e9))
     while count <= _MOST_INSTANCES:
-        member = Member(service.model, rounded_up(service.rate_rps / count), service.bound_ms)
+        member = _member_of(service, 1 / count, fleet.reserve)
         for kind in kinds:
             if not may_fit(scorer.kinds[kind], (member,)):
                 continue

@@ -20,7 +20,7 @@ from eclip.fleet.coarse import Floats
 from eclip.fleet.filling import Filler
 from eclip.fleet.moves import LOAD_BYTES_PER_S, START_S
 from eclip.fleet.placement import choose_gpus
-from eclip.fleet.scores import Scorer, rounded_up
+from eclip.fleet.scores import Scorer, rounded_up, simulate_set
 from eclip.fleet.shop import Packing, Shop
 from eclip.fleet.spec import Fleet, GpuId, gpu_ids
 from eclip.fleet.windows import window
@@ -29,13 +29,13 @@ from eclip.progress import Progress
 STEP_S = 300.0
 STEPS = 288  # a day
 _CELL_SERVICES = 1000
-_SPARE = 0.1  # of the bounds: most sets of a day are estimated, not simulated
+_FALLEN = 1.45  # times lower than what a service was placed for: then it is placed for less
 MODELLED = (
-    "modelled: rates are a fluid in steps of 5 minutes; a GPU keeps its bounds where it was placed "
-    "for the rates it has, or by the coarse simulation; sampled GPUs are simulated by kernels, "
-    "sampled windows request by request with the router's choice; a failed GPU is noticed after "
-    "10 s, and its instances load elsewhere; GPUs without instances are off; networks and hosts "
-    "cost nothing"
+    "modelled: rates are a fluid in steps of 5 minutes; the coarse simulation chooses sets; a "
+    "GPU keeps its bounds where it was placed for the rates it has, or by the coarse simulation; "
+    "sampled GPUs are simulated by kernels at the rates expected of them, sampled windows request "
+    "by request with the router's choice; a failed GPU is noticed after 10 s, and its instances "
+    "load elsewhere; GPUs without instances are off; networks and hosts cost nothing"
 )
 
 
@@ -44,7 +44,6 @@ class DayOptions(msgspec.Struct, frozen=True, kw_only=True):
     bursts_a_day: float = 0.5  # of a service; each lasts 10 minutes
     burst: float = 1.6  # times the rate
     failures_a_gpu: float = 0.02  # in a day
-    headroom: float = 1.1  # placements are for so many times the rates expected until the next one
     every_steps: int = 12  # between placements
     notice_s: float = 10.0
     requests: int = 1_000_000  # in all windows, at least
@@ -103,7 +102,9 @@ def cells_of(fleet: Fleet) -> Iterator[Fleet]:
     """Cells of at most a thousand services, with machines dealt out in turn."""
     count = min(-(-len(fleet.services) // _CELL_SERVICES), max(1, len(fleet.gpus) // 2))
     for cell in range(count):
-        yield Fleet(services=fleet.services[cell::count], gpus=fleet.gpus[cell::count])
+        yield msgspec.structs.replace(
+            fleet, services=fleet.services[cell::count], gpus=fleet.gpus[cell::count]
+        )
 
 
 @dataclass
@@ -139,7 +140,7 @@ class _Cell:
         free = {
             kind: sum(gpu.kind == kind for gpu in gpu_ids(self.fleet)) for kind in self.fleet.kinds
         }
-        planned = options.headroom * self.expected.max(axis=0)
+        planned = self.expected.max(axis=0)
         shop = self._shop(planned)
         filler = Filler(shop, free, [options.seed, 1])
         packing = filler.open_bins(shop.cut(shop.instances()))
@@ -154,8 +155,8 @@ class _Cell:
                 if not self.static:
                     ahead = self.expected[step : step + options.every_steps + 1].max(axis=0)
                     # What falls a little keeps its place: moving costs more than it gives.
-                    drifted = (ahead * options.headroom > planned) | (ahead < planned / 1.6)
-                    planned = np.where(drifted, ahead * options.headroom, planned)
+                    drifted = (ahead > planned) | (ahead < planned / _FALLEN)
+                    planned = np.where(drifted, ahead, planned)
                     before = _homes(packing)
                     shop = self._shop(planned)
                     filler = Filler(shop, filler.free, [options.seed, 2 + step])
@@ -188,11 +189,11 @@ class _Cell:
 
     def _shop(self, planned: Floats) -> Shop:
         services = tuple(
-            msgspec.structs.replace(service, rate_rps=rounded_up(float(base * factor)))
+            msgspec.structs.replace(service, rate_rps=float(base * factor))
             for service, base, factor in zip(self.fleet.services, self.base, planned, strict=True)
         )
         fleet = msgspec.structs.replace(self.fleet, services=services)
-        return Shop(fleet, self.scorer, "fewest", parts=1, spare=_SPARE)
+        return Shop(fleet, self.scorer, "fewest", parts=1, estimated=True)
 
     def _fail(self, filler: Filler, packing: Packing) -> tuple[float, int]:
         """A GPU goes: requests lost until its instances stand elsewhere, and how many move."""
@@ -216,7 +217,7 @@ class _Cell:
     def _kept_rps(self, shop: Shop, packing: Packing, rates: Floats, planned: Floats) -> float:
         """Requests/s of GPUs that keep their bounds."""
         kept = 0.0
-        over = rates > self.base * planned
+        over = rates > self.base * planned * (1 + self.fleet.reserve)
         for one in packing.bins:
             now = sum(
                 rates[service] * parts / shop.parts[service] for service, parts in one.held.items()
@@ -254,9 +255,10 @@ class _Cell:
         gpus = self.options.sampled_gpus * self.options.every_steps / STEPS / self.cells
         if random.random() < gpus % 1 + (gpus >= 1):
             one = packing.bins[int(random.integers(len(packing.bins)))]
-            score = shop.scorer.score(one.kind, shop.members(one.held))
+            policy = shop.scorer.policy_of(one.kind, shop.members(one.held))
+            kind, members = shop.scorer.kinds[one.kind], shop.offered(one.held)
             totals.sampled += 1
-            totals.kept += score.kept
+            totals.kept += simulate_set(kind, members, policy, shop.scorer.most_kernels).kept
         offered, within = window(shop, packing, requests, random)
         totals.requests += offered
         totals.within += within

@@ -75,7 +75,7 @@ def _window_of(
 ) -> tuple[int, int]:
     device = shop.scorer.kinds[one.kind]
     services = sorted(one.held)
-    members = [shop.member(service, one.held[service]) for service in services]
+    members = [shop.offered_member(service, one.held[service]) for service in services]
     seconds = _REQUESTS / sum(member.rate_rps for member in members)
     arrivals = []
     for service, member in zip(services, members, strict=True):
@@ -92,7 +92,7 @@ def _window_of(
     bound_ns = np.array([member.bound_ms * 1e6 for member in members])
     if first[-1] == 0:
         return 0, 0
-    policy = shop.scorer.policy_of(one.kind, tuple(sorted(members)))
+    policy = shop.scorer.policy_of(one.kind, shop.members(one.held))
     took = run_coarsely(
         np.concatenate(arrivals),
         first,
