@@ -5,12 +5,13 @@ from __future__ import annotations
 import collections
 import importlib.metadata
 import json
+import signal
 from pathlib import Path
 
 import pytest
 import yaml
 
-from commands import Cli, assert_refused
+from commands import Cli, assert_refused, started
 
 FLEET = """
 [[service]]
@@ -65,6 +66,18 @@ def test_plan_is_printed_and_written_and_then_nothing_moves(cli: Cli, fleet: Pat
     assert "0 instances to load" in again and "modelled" in again
 
 
+def test_a_day_that_is_interrupted_leaves_the_placement(fleet: Path, tmp_path: Path) -> None:
+    text = ["fleet", "plan", fleet, "--steps", "0", "--simulate", "--picture", "day.svg"]
+    place = "eclip.fleet.simulate:cells_of"
+    with started(*text, folder=Path.cwd(), mark=tmp_path / "mark", place=place) as process:
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
+    assert process.returncode == 130 and "Traceback" not in err
+    assert "2 GPUs, objective fewest" in out and "A simulated day" not in out
+    assert err.splitlines()[-1].endswith("found until then; no day was simulated")
+    assert not Path("day.svg").exists()
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -88,6 +101,10 @@ def test_options_that_go_together_are_named(cli: Cli, fleet: Path) -> None:
     assert_refused(cli("fleet", "plan", fleet, "--exact", "--running", "p.json"), "exclude")
     assert_refused(cli("fleet", "plan", fleet, "--running", "p.json"), "cannot read p.json")
     assert_refused(cli("fleet", "plan", fleet, "-o", "missing/p.json"), "no folder missing")
+    assert_refused(cli("fleet", "plan", fleet, "--scores", "missing/s.gz"), "no folder missing")
+    assert_refused(cli("fleet", "plan", fleet, "--scores", "."), "folder")
+    Path("s.gz").write_bytes(b"")
+    assert_refused(cli("fleet", "plan", fleet, "--scores", "s.gz"), "s.gz")
 
 
 # --- Running a fleet, without one: what is refused before anything starts -----------------------

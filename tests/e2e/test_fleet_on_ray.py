@@ -159,6 +159,7 @@ def test_a_fleet_answers_and_heals() -> None:
         assert (down.returncode, down.stdout) == (0, "The fleet of fleet.toml is down.\n")
         assert running.process.wait(30) == 0
         assert "the fleet was taken down" in running.log.read_text()
+        assert not running.ray_folder.exists()  # what other Rays of the machine share is left alone
         again = eclip(running.file, "status")
         assert again.returncode == 2 and "is the fleet up?" in again.stderr
 

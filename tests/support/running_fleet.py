@@ -103,12 +103,14 @@ class RunningFleet:
         where = (f"port = {ray}", self.http_port, self.grpc_port)
         write_fleet(self.file, machines, routers, near, where)
         os.environ |= {JOURNAL: str(self.journal), "PYTHONPATH": PATH}
+        self.ray_folder = folder / "ray"  # Ray's for the whole machine, where it never ran before
         self.log = folder / "log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "eclip", "fleet", "up", str(self.file), "--seconds", "1"],
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                env=os.environ | {"RAY_TMPDIR": str(self.ray_folder)},
             )
         self.settings = load_fleet_file(self.file).ray
 

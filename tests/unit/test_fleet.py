@@ -14,7 +14,7 @@ import pytest
 from eclip.artefacts.model_key import ModelKey, parse_model
 from eclip.devices.load import load_of_mix
 from eclip.devices.sim.device import glimpse
-from eclip.errors import ArtefactError, UsageError
+from eclip.errors import ArtefactError, StoppedError, UsageError
 from eclip.fleet import exact, packing
 from eclip.fleet.coarse import tail_coarsely
 from eclip.fleet.config import find_kinds, load_fleet_file
@@ -551,6 +551,16 @@ def test_a_simulated_day_follows_the_rates(kind: GpuKind, scorer: Scorer) -> Non
     assert "e+0" not in picture  # figures, not powers of ten
 
 
+def test_a_day_or_a_proof_that_is_stopped_is_none(kind: GpuKind, scorer: Scorer) -> None:
+    fleet = fleet_of(*some_services(kind, 3, 7))
+    progress = Progress()
+    progress.stop()
+    with pytest.raises(StoppedError, match="before the day was over"):
+        simulate_day(fleet, scorer, progress=progress)
+    with pytest.raises(StoppedError, match="nothing is proven"):
+        place_exactly(fleet, scorer, progress=progress)
+
+
 # --- The file ---
 
 GOOD = """
@@ -589,6 +599,8 @@ def test_fleet_file_is_read(tmp_path: Path) -> None:
         (("5ms", "fast"), "cannot read the bound"),
         (("alexnet:1", "alexnet"), "not model:batch"),
         (("count = 2", "count = 0"), "starts at 1"),
+        (('"search"', '""'), "a service has no name"),
+        (('"a"', '""'), "machine of some GPUs has no name"),
         (("[[gpus]]", GOOD + "[[gpus]]"), "two entries"),
         (("[[service]]", "[[service"), "line"),
         (("[[service]]", "reserve = -0.1\n[[service]]"), "a reserve is a part of the rates"),

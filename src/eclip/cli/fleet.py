@@ -14,7 +14,7 @@ from eclip.artefacts import outputs, store
 from eclip.cli import screen
 from eclip.cli.options import JsonOption, ProfilesOption, between, finite_numbers
 from eclip.cli.screen import interrupt
-from eclip.errors import UsageError
+from eclip.errors import StoppedError, UsageError
 from eclip.fleet import kubernetes, ray_cluster
 from eclip.fleet import placement as placing
 from eclip.fleet.config import FleetFile, find_kinds, load_fleet_file
@@ -22,7 +22,7 @@ from eclip.fleet.keeping import FleetKeeper
 from eclip.fleet.moves import Moves, moves_between
 from eclip.fleet.placement import Placement
 from eclip.fleet.planning import plan_fleet
-from eclip.fleet.scores import Scorer
+from eclip.fleet.scores import MARK, Scorer
 from eclip.fleet.simulate import Day, simulate_day
 from eclip.reports import fleet_day
 
@@ -99,6 +99,7 @@ def plan(
     if picture is not None:
         outputs.check_output(picture, fleet_day.MARK)
     if scores is not None:
+        outputs.check_output(scores, MARK)
         scorer.remember(scores)
     days: list[Day] = []
     with screen.progress_bar(f"placing {len(fleet.services)} services") as progress:
@@ -116,16 +117,17 @@ def plan(
                 progress=progress,
             )
         if simulate:
-            days = [
-                simulate_day(fleet, scorer, static=static, progress=progress)
-                for static in (False, True)
-            ]
+            with contextlib.suppress(StoppedError):  # the placement is printed all the same
+                days = [
+                    simulate_day(fleet, scorer, static=static, progress=progress)
+                    for static in (False, True)
+                ]
     if scores is not None:
         scorer.keep(scores)
     moves = None if before is None else moves_between(before, made, fleet, scorer.kinds)
     if out is not None:
         placing.save_placement(made, out)
-    if picture is not None:
+    if picture is not None and days:
         store.save_export(picture, fleet_day.draw_days(days).encode(), fleet_day.MARK)
     if as_json:
         told: dict[str, Any] = {"placement": made, "moves": moves, "days": days}
@@ -135,7 +137,8 @@ def plan(
         if moves is not None:
             _print_moves(moves)
         _print_days(days)
-    screen.exit_if_stopped(progress, "the placement is the best found until then")
+    no_day = "; no day was simulated" if simulate and not days else ""
+    screen.exit_if_stopped(progress, f"the placement is the best found until then{no_day}")
 
 
 def _print_placement(made: Placement) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eclip.errors import UsageError
+from eclip.errors import StoppedError, UsageError
 from eclip.fleet.scores import CLEARLY
 from eclip.fleet.shop import Bin, Held, Packing, Shop
 from eclip.progress import Progress
@@ -37,6 +37,8 @@ def solve(shop: Shop, progress: Progress | None = None) -> Packing:
             f"{len(shop.fleet.services)}; leave --exact out"
         )
     sets = [found for kind in shop.fleet.kinds for found in feasible_sets(shop, kind, progress)]
+    if progress is not None and progress.stopped:
+        raise StoppedError("stopped before all sets were known, so nothing is proven")
     return _choose(shop, sets)
 
 

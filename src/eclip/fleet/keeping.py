@@ -53,12 +53,12 @@ class FleetKeeper(Closing):
         progress = progress or Progress()
         if self._planned is None or running is not None:
             self._planned = self._plan(running, progress)
-        if progress.stopped:
-            raise StoppedError("stopped before anything was started")
         if settings.address is None and running is None:
             progress.phase("starting Ray")
-            self._local = ray_cluster.LocalRay(self.file)
+            self._local = ray_cluster.LocalRay(self.file, progress)
             ray_cluster.connect(settings)
+        if progress.stopped:
+            raise StoppedError("stopped before servers were started")
         progress.phase("starting servers")
         try:
             return ray_cluster.bring_up(self.file, self._planned, progress)

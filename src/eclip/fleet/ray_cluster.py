@@ -22,6 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from eclip.devices.base import Closing
@@ -120,7 +121,7 @@ def disconnect() -> None:
 class LocalRay(Closing):
     """Ray on this machine, one node for each machine of the file, with simulated GPUs."""
 
-    def __init__(self, file: FleetFile) -> None:
+    def __init__(self, file: FleetFile, progress: Progress) -> None:
         import_ray(file.ray)
         if answers(file.ray, 1.0):
             raise UsageError(
@@ -135,8 +136,10 @@ class LocalRay(Closing):
         for group in file.fleet.gpus:
             machines.setdefault(group.machine, {})[group.kind] = group.count
         try:
-            with _signals_as_they_were():
+            with _signals_as_they_were(), _notes_in(self._folder):
                 for machine, kinds in machines.items():
+                    if progress.stopped:
+                        raise StoppedError("stopped before Ray was started")
                     self.nodes[machine] = self._add(machine, kinds, file.ray.port)
         except BaseException:
             self.close()
@@ -161,9 +164,25 @@ class LocalRay(Closing):
             raise DeviceError(f"Ray did not start on this machine: {line}") from None
 
     def close(self) -> None:
-        with contextlib.suppress(Exception):  # what is dead cannot be ended
+        with contextlib.suppress(Exception), _notes_in(self._folder):  # the dead cannot be ended
             self._cluster.shutdown()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _notes_in(folder: str) -> Iterator[None]:
+    """Ray notes the address of what it starts, and forgets it in the end, in a file for all of this
+    machine: it fails where Ray never ran before, and another user's Ray would lose its note."""
+    before = os.environ.get("RAY_TMPDIR")
+    os.environ["RAY_TMPDIR"] = folder
+    (Path(folder) / "ray").mkdir(exist_ok=True)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["RAY_TMPDIR"]
+        else:
+            os.environ["RAY_TMPDIR"] = before
 
 
 @contextlib.contextmanager

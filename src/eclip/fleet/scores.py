@@ -50,7 +50,7 @@ from eclip.planning.joints import GRAIN_NS
 from eclip.planning.problem import Problem
 from eclip.progress import Progress
 
-_MARK = b"eclip fleet scores"  # in files of them
+MARK = b"eclip fleet scores"  # in files of them
 _EDITION = 3  # of how a set is simulated: scores of another one are not taken over
 POLICIES = ("yield", "shared")
 CLEARLY = 1.2  # times a bound, by the coarse simulation: further off than it errs
@@ -139,7 +139,7 @@ class GpuKind:
 
 
 class _KeptScores(msgspec.Struct, frozen=True, kw_only=True):
-    title: str = _MARK.decode()
+    title: str = MARK.decode()
     digests: dict[str, str]  # of what the scores of a kind depend on
     entries: tuple[tuple[str, Members, SetScore], ...]
 
@@ -242,7 +242,7 @@ class Scorer:
             if score.policy  # what profiles refuse is refused again as quickly
         )
         kept = _KeptScores(digests=self._digests(), entries=entries)
-        store.save_export(path, gzip.compress(msgspec.json.encode(kept)), _MARK)
+        store.save_export(path, gzip.compress(msgspec.json.encode(kept)), MARK)
 
     def _digests(self) -> dict[str, str]:
         return {name: kind.digest(self.most_kernels) for name, kind in self.kinds.items()}

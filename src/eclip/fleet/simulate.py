@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from eclip.errors import StoppedError
 from eclip.fleet.coarse import Floats
 from eclip.fleet.filling import Filler
 from eclip.fleet.moves import LOAD_BYTES_PER_S, START_S
@@ -86,7 +87,8 @@ def simulate_day(
     static: bool = False,
     progress: Progress | None = None,
 ) -> Day:
-    """A day with placements that follow the rates, or with one for the highest rates of the day."""
+    """A day with placements that follow the rates, or with one for the highest rates of the day.
+    One that is stopped raises: a part of a day says nothing of it."""
     options, progress = options or DayOptions(), progress or Progress()
     begun = time.process_time()
     cells = list(cells_of(fleet))
@@ -95,6 +97,8 @@ def simulate_day(
     for number, cell in enumerate(cells):
         progress.phase(f"{label}, cell {number + 1} of {len(cells)}")
         runs.append(_Cell(cell, scorer, options, number, len(cells), static).run(progress))
+        if progress.stopped:
+            raise StoppedError("stopped before the day was over")
     return _joined(label, runs, time.process_time() - begun)
 
 

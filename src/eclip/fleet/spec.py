@@ -76,6 +76,10 @@ def check_fleet(fleet: Fleet) -> Fleet:
         raise UsageError("the fleet has no services; add a [[service]]")
     if not fleet.gpus:
         raise UsageError("the fleet has no GPUs; add a [[gpus]]")
+    if not all(service.name for service in fleet.services):
+        raise UsageError("a service has no name; give it one")
+    if not all(group.machine for group in fleet.gpus):
+        raise UsageError("the machine of some GPUs has no name; give it one")
     _check_unique("service", (service.name for service in fleet.services))
     _check_unique("GPUs of", (f"{group.machine}/{group.kind}" for group in fleet.gpus))
     for group in fleet.gpus:
