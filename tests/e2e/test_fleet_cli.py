@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import importlib.metadata
 import json
 import signal
+import socket
+import socketserver
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
 from commands import Cli, assert_refused, started
+from eclip.fleet import ray_cluster
+from eclip.fleet.config import load_fleet_file
+from running_fleet import free_ports
 
 FLEET = """
 [[service]]
@@ -132,6 +140,61 @@ def test_a_cluster_that_does_not_answer_is_named(cli: Cli, fleet: Path) -> None:
     fleet.write_text(f"[ray]\nport = 59999\n{text}")
     assert_refused(cli("fleet", "status", fleet), "is the fleet up?")
     assert_refused(cli("fleet", "up", fleet, "--detach"), "--detach needs an address")
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_what_listens_and_is_not_ray_is_named(cli: Cli, fleet: Path, answer: bytes) -> None:
+    """Ray's client would try for minutes."""
+    text = fleet.read_text()
+    with listening(answer) as port:
+        fleet.write_text(f'[ray]\naddress = "127.0.0.1:{port}"\n{text}')
+        for name in ("up", "status", "down"):
+            assert_refused(cli("fleet", name, fleet), f"127.0.0.1:{port} is not Ray", "the address")
+        fleet.write_text(f"[ray]\nport = {port}\n{text}")
+        assert_refused(cli("fleet", "up", fleet), f"127.0.0.1:{port} is not Ray", "another port")
+
+
+def test_a_routers_port_that_somebody_has_is_refused_before_anything_starts(
+    cli: Cli, fleet: Path
+) -> None:
+    text = fleet.read_text()
+    with listening(b"") as taken:
+        ray, free = free_ports(2)
+        for name, other in (("http_port", "grpc_port"), ("grpc_port", "http_port")):
+            ports = f"{name} = {taken}\n{other} = {free}"
+            fleet.write_text(f"[ray]\nport = {ray}\n[router]\n{ports}\n{text}")
+            assert_refused(
+                cli("fleet", "up", fleet), f"127.0.0.1:{taken}", f"another host or {name}"
+            )
+
+
+def test_two_that_start_a_fleet_at_one_port_are_told_apart(cli: Cli, fleet: Path) -> None:
+    text = fleet.read_text()
+    (port,) = free_ports(1)
+    fleet.write_text(f"[ray]\nport = {port}\n{text}")
+    with ray_cluster.claim_port(load_fleet_file(fleet).ray):
+        assert_refused(cli("fleet", "up", fleet), "another eclip fleet up is starting", str(port))
+
+
+@contextlib.contextmanager
+def listening(answer: bytes) -> Iterator[int]:
+    """Somebody who says this to everybody and hangs up; the port."""
+
+    class Says(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with contextlib.suppress(OSError):  # one who only looks whether somebody is there
+                self.request.sendall(answer)
+                self.request.shutdown(socket.SHUT_WR)
+                self.request.recv(1000)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Says) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.mark.parametrize(

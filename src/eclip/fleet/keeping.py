@@ -7,6 +7,7 @@ that stays notices, starts Ray anew where it is its own, and brings the fleet ba
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from eclip.fleet.orders import orders_of
 from eclip.fleet.placement import Placement
 from eclip.fleet.planning import AGAIN_S, Planned, plan_fleet
 from eclip.progress import Progress
+from eclip.serving.ports import free_port
 
 _LOOK_S = 0.5
 _PAUSE_S = 5.0  # between two tries to come back
@@ -35,6 +37,7 @@ class FleetKeeper(Closing):
         self._folders = folders
         self._seconds = seconds
         self._local: ray_cluster.LocalRay | None = None
+        self._claim: socket.socket | None = None  # of the port, where Ray is started here
         self._planned: Planned | None = None
         ray_cluster.check_version()
 
@@ -46,10 +49,15 @@ class FleetKeeper(Closing):
             running = ray_cluster.running_placement()
             self.adopted = running is not None
             if running is None and settings.address is None:
+                if self._claim is None:
+                    ray_cluster.claim_port(settings).close()  # refused while another starts one
                 raise UsageError(
                     f"port {settings.port} has a Ray without a fleet; give another port in [ray]"
                 )
             ray_cluster.check_nodes(self.file)
+        elif self._claim is None:
+            self._claim = ray_cluster.claim_port(settings)
+            self._check_ports()
         progress = progress or Progress()
         if self._planned is None or running is not None:
             self._planned = self._plan(running, progress)
@@ -82,10 +90,22 @@ class FleetKeeper(Closing):
         ray_cluster.take_down()
 
     def close(self) -> None:
+        self._end_ray()
+        if self._claim is not None:
+            self._claim.close()
+            self._claim = None
+
+    def _end_ray(self) -> None:
         ray_cluster.disconnect()
         if self._local is not None:
             self._local.close()
             self._local = None
+
+    def _check_ports(self) -> None:
+        """Routers will be on this machine: a port that somebody has is refused before the start."""
+        router = self.file.router
+        for name in ("http_port", "grpc_port"):
+            free_port(router.host or ray_cluster.HOST, getattr(router, name), name)
 
     def _plan(self, running: Placement | None, progress: Progress) -> Planned:
         planned = plan_fleet(
@@ -108,7 +128,7 @@ class FleetKeeper(Closing):
     def _come_back(self, stop: threading.Event, say: Callable[[str], None]) -> None:
         began_s = time.monotonic()
         say(f"Ray's head does not answer; the fleet comes back from {self.path}")
-        self.close()
+        self._end_ray()
         settings = self.file.ray
         while settings.address is not None and not ray_cluster.answers(settings):
             if stop.wait(_LOOK_S):
@@ -128,7 +148,7 @@ class FleetKeeper(Closing):
         try:
             self.up()
         except EclipError as error:
-            self.close()
+            self._end_ray()
             if self.file.ray.address is None:
                 raise
             return str(error)

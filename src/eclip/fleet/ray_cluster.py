@@ -35,9 +35,11 @@ from eclip.progress import Progress
 CONTROLLER = "controller"  # the actor's name
 MACHINE = "machine"  # the label of a Ray node that says which of the file's machines it is
 LEAST, BELOW = (2, 55), (3, 0)  # as the extra `fleet` has it
-_HOST = "127.0.0.1"
+HOST = "127.0.0.1"
 _STORE_BYTES = 80_000_000  # actors pass small things only
 _REACH_S = 5.0
+_GREET_S = 30.0  # for a head that is busy
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # of gRPC
 _READY_S = 600.0
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -79,7 +81,7 @@ def import_ray(settings: RaySettings) -> Any:
 
 
 def address_of(settings: RaySettings) -> str:
-    return settings.address or f"{_HOST}:{settings.port}"
+    return settings.address or f"{HOST}:{settings.port}"
 
 
 def answers(settings: RaySettings, seconds: float = _REACH_S) -> bool:
@@ -92,6 +94,34 @@ def answers(settings: RaySettings, seconds: float = _REACH_S) -> bool:
     return True
 
 
+def _speaks_grpc(settings: RaySettings) -> bool:
+    """Whether it is Ray's head, as far as that can be told at once: Ray's client tries for minutes,
+    and fills the screen."""
+    host, _, port = address_of(settings).rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), _GREET_S) as connection:
+            connection.sendall(_GREETING)
+            frame = connection.recv(9)
+    except OSError:
+        return False
+    return frame[3:4] == b"\x04"  # SETTINGS, with which every server of HTTP/2 begins
+
+
+def claim_port(settings: RaySettings) -> socket.socket:
+    """For the one who starts Ray on this machine, as long as the socket is open: another one who is
+    about to is refused. Nothing is left of it, however the process ends."""
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(f"\0eclip-fleet-{settings.port}")
+    except OSError:
+        claim.close()
+        raise UsageError(
+            f"another eclip fleet up is starting a fleet at {address_of(settings)}; wait until it "
+            f"is up, or give another port in [ray]"
+        ) from None
+    return claim
+
+
 def connect(settings: RaySettings) -> None:
     """To the cluster of the file; refused in one line if that cannot be."""
     check_version()
@@ -99,6 +129,9 @@ def connect(settings: RaySettings) -> None:
     if not answers(settings):
         hint = "is the fleet up?" if settings.address is None else "is it running there?"
         raise UsageError(f"cannot reach Ray at {address}; {hint}")
+    if not _speaks_grpc(settings):
+        another = "another port" if settings.address is None else "the address of Ray's head"
+        raise UsageError(f"what listens at {address} is not Ray; give {another} in [ray]")
     ray = import_ray(settings)
     try:
         with _signals_as_they_were():
@@ -123,10 +156,6 @@ class LocalRay(Closing):
 
     def __init__(self, file: FleetFile, progress: Progress) -> None:
         import_ray(file.ray)
-        if answers(file.ray, 1.0):
-            raise UsageError(
-                f"port {file.ray.port} is taken, and not by a fleet; give another port in [ray]"
-            )
         logging.getLogger("ray").setLevel(logging.ERROR)
         cluster_utils = importlib.import_module("ray.cluster_utils")
         self._folder = tempfile.mkdtemp(prefix="eclip-ray-")
@@ -153,7 +182,7 @@ class LocalRay(Closing):
                 labels={MACHINE: machine},
                 num_cpus=0,
                 object_store_memory=_STORE_BYTES,
-                node_ip_address=_HOST,
+                node_ip_address=HOST,
                 include_log_monitor=False,
                 include_dashboard=False,
                 no_monitor=True,

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
-import socket
 import tempfile
 import time
 from collections.abc import Coroutine, Sequence
@@ -24,7 +23,6 @@ from eclip.errors import DeviceError, EclipError, UsageError
 from eclip.serving.children import Bell, Planners
 from eclip.serving.claim import claimed
 from eclip.serving.config import (
-    ServerSettings,
     ServiceSettings,
     ServingConfig,
     check_files,
@@ -49,6 +47,7 @@ from eclip.serving.log import ServerLog
 from eclip.serving.messages import ModelInfo
 from eclip.serving.models import info_of, tensors_of
 from eclip.serving.planner_process import PlanRequest
+from eclip.serving.ports import reserve_ports
 from eclip.serving.seats import FrontSeat, SeatKeeper, welcome_front
 
 _FRONT_PACKAGES = (
@@ -453,29 +452,3 @@ def check_packages() -> None:
                 f"the package {name} is missing; install what a server needs: "
                 f"pip install 'eclip[serve]'"
             )
-
-
-def reserve_ports(server: ServerSettings, stack: contextlib.ExitStack) -> ServerSettings:
-    """The settings with ports that are free, held for all fronts as long as the stack: they share
-    them, and one that starts anew gets them again."""
-    ports = {}
-    for name in ("http_port", "grpc_port"):
-        family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
-        asked = getattr(server, name)
-        try:
-            # Alone first: a port that others share would give us some of their clients.
-            with socket.socket(family, socket.SOCK_STREAM) as alone:
-                alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                alone.bind((server.host, asked))
-                number = alone.getsockname()[1]
-            shared = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
-            shared.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            shared.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            shared.bind((server.host, number))
-        except OSError as error:
-            raise UsageError(
-                f"cannot listen on {server.host}:{asked} ({error.strerror or error}); give another "
-                f"host or {name}"
-            ) from None
-        ports[name] = number
-    return msgspec.structs.replace(server, **ports)
