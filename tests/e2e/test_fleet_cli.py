@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import importlib
 import importlib.metadata
 import json
 import signal
 import socket
 import socketserver
 import threading
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import pytest
 import yaml
 
 from commands import Cli, assert_refused, started
+from eclip.errors import DeviceError
 from eclip.fleet import ray_cluster
 from eclip.fleet.config import load_fleet_file
 from running_fleet import free_ports
@@ -174,6 +177,41 @@ def test_two_that_start_a_fleet_at_one_port_are_told_apart(cli: Cli, fleet: Path
     fleet.write_text(f"[ray]\nport = {port}\n{text}")
     with ray_cluster.claim_port(load_fleet_file(fleet).ray):
         assert_refused(cli("fleet", "up", fleet), "another eclip fleet up is starting", str(port))
+
+
+def test_a_fleet_that_another_command_has_changed_meanwhile_is_left_alone(
+    cli: Cli, fleet: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = fleet.read_text()
+    fleet.write_text(f'[ray]\naddress = "127.0.0.1:9"\n{text}')
+    done = []
+
+    def bring_up(*_: object) -> None:
+        raise ray_cluster.GoneError("another eclip fleet up was given at the same time")
+
+    for name in ("connect", "running_placement", "check_nodes"):
+        monkeypatch.setattr(ray_cluster, name, lambda *_: None)
+    monkeypatch.setattr(ray_cluster, "take_down", lambda: done.append("down"))
+    monkeypatch.setattr(ray_cluster, "bring_up", bring_up)
+    assert_refused(cli("fleet", "up", fleet, "--seconds", "0.1"), "at the same time", code=1)
+    assert not done
+
+
+def test_an_actor_that_was_ended_for_good_is_told_from_one_that_restarts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ray = importlib.import_module("ray")
+
+    def get(error: Exception, timeout: float) -> None:
+        raise error
+
+    monkeypatch.setattr(ray, "get", get)
+    for error in (ray.exceptions.ActorDiedError(), ray.exceptions.ActorUnavailableError("", None)):
+        method = types.SimpleNamespace(remote=lambda error=error: error)
+        with pytest.raises(DeviceError) as seen:
+            ray_cluster.ask(method)
+        ended = isinstance(error, ray.exceptions.ActorDiedError)
+        assert isinstance(seen.value, ray_cluster.GoneError) == ended
 
 
 @contextlib.contextmanager

@@ -468,6 +468,20 @@ def test_new_placement_starts_from_the_running_one(kind: GpuKind, scorer: Scorer
     assert 0 < change.both_bytes <= change.memory_bytes
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_search_that_begins_with_what_runs_gives_no_gpu_twice(scorer: Scorer, seed: int) -> None:
+    """``eclip fleet up`` a second time once put two sets on one GPU, and left others empty."""
+    fleet = fleet_of(
+        service("add", "squeezenet:1", 100, 500, instances=4),
+        service("digits", "mobilenet_v3:1", 100, 500, instances=2),
+        count=2,
+    )
+    running = place(fleet, scorer, steps=6)
+    again = place(fleet, scorer, running=running, steps=30, seed=seed)
+    check(again, fleet)
+    assert len(again.gpus) == 4
+
+
 def test_a_gpu_that_has_gone_is_planned_around(kind: GpuKind, scorer: Scorer) -> None:
     fleet = fleet_of(*some_services(kind, 6, 5))
     running = place(fleet, scorer, steps=6)

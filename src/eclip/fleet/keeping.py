@@ -70,6 +70,8 @@ class FleetKeeper(Closing):
         progress.phase("starting servers")
         try:
             return ray_cluster.bring_up(self.file, self._planned, progress)
+        except ray_cluster.GoneError:
+            raise  # what is up now is somebody else's
         except BaseException:
             if running is None:  # leave nothing half up
                 with contextlib.suppress(EclipError):

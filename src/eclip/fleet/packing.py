@@ -61,7 +61,9 @@ class Packer(Filler):
             touched = self._spread(made, others)
             if made.left:
                 more = self.open_bins(self.shop.cut(made.left))
-                made = Packing(made.bins + _keep_gpus(more.bins, old[len(made.bins) :]), more.left)
+                taken = {one.gpu for one in made.bins}
+                homes = [one for one in old if one.gpu not in taken]
+                made = Packing(made.bins + _keep_gpus(more.bins, homes), more.left)
         if self._better(made, old, packing.left):
             return Packing(others + made.bins, made.left)
         for one, before in touched:

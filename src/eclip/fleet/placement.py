@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from eclip.artefacts import store
-from eclip.errors import ArtefactError, UsageError
+from eclip.errors import ArtefactError, PlanningError, UsageError
 from eclip.fleet import exact
 from eclip.fleet.packing import pack
 from eclip.fleet.scores import Scorer
@@ -147,6 +147,9 @@ def packing_of(running: Placement, shop: Shop) -> Packing:
 def name_gpus(packing: Packing, shop: Shop, *, exact: bool = False) -> Placement:
     """The packing on GPUs of the fleet."""
     choose_gpus(packing.bins, shop)
+    names = Counter(str(one.gpu) for one in packing.bins)
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise PlanningError(f"more than one set was given to {', '.join(twice)}")
     placed = []
     served: dict[str, float] = defaultdict(float)
     for one in sorted(packing.bins, key=lambda one: str(one.gpu)):

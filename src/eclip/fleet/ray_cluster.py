@@ -57,6 +57,10 @@ THIS_MACHINE = {
 }
 
 
+class GoneError(DeviceError):
+    """An actor was ended for good; one that dies otherwise is started anew by Ray."""
+
+
 def check_version() -> None:
     """Refuse a Ray that is not there, or of a version that we do not know."""
     try:
@@ -276,7 +280,12 @@ def bring_up(file: FleetFile, planned: Planned, progress: Progress) -> Any:
     while time.monotonic() < deadline:
         if progress.stopped:
             raise StoppedError("stopped before the fleet was up")
-        status = ask(controller.status)
+        try:
+            status = ask(controller.status)
+        except GoneError:
+            raise GoneError(
+                "another eclip fleet up or down was given at the same time; see eclip fleet status"
+            ) from None
         if status.ready:
             return status
         if status.trouble:
@@ -301,6 +310,8 @@ def ask(method: Any, seconds: float = 60.0) -> Any:
     ray = importlib.import_module("ray")
     try:
         return ray.get(method.remote(), timeout=seconds)
+    except ray.exceptions.ActorDiedError as error:
+        raise GoneError(f"the fleet has gone: {one_line(error)}") from None
     except ray.exceptions.RayError as error:
         raise DeviceError(f"the fleet does not answer: {one_line(error)}") from None
 
