@@ -110,7 +110,7 @@ def test_demo_compares_all_that_can_be_simulated_and_keeps_it(cli: Cli) -> None:
     again = Path("again.html").read_text()
     for part, text in itertools.product((first, second), (page, again)):
         assert part["verdict"] in html.unescape(re.sub(r"</?span[^>]*>", "", text))
-    assert again.count('role="tab"') == page.count('role="tab"') == 15
+    assert again.count('role="tab"') == page.count('role="tab"') == 16
 
 
 def test_compare_is_reproducible_and_the_seed_matters(cli: Cli) -> None:
