@@ -20,7 +20,7 @@ import yaml
 
 from commands import Cli, assert_refused, started
 from eclip.errors import DeviceError
-from eclip.fleet import ray_cluster
+from eclip.fleet import keeping, ray_cluster
 from eclip.fleet.config import load_fleet_file
 from running_fleet import free_ports
 
@@ -187,7 +187,7 @@ def test_a_fleet_that_another_command_has_changed_meanwhile_is_left_alone(
     done = []
 
     def bring_up(*_: object) -> None:
-        raise ray_cluster.GoneError("another eclip fleet up was given at the same time")
+        raise ray_cluster.GoneError("another eclip fleet up or down was given at the same time")
 
     for name in ("connect", "running_placement", "check_nodes"):
         monkeypatch.setattr(ray_cluster, name, lambda *_: None)
@@ -195,6 +195,22 @@ def test_a_fleet_that_another_command_has_changed_meanwhile_is_left_alone(
     monkeypatch.setattr(ray_cluster, "bring_up", bring_up)
     assert_refused(cli("fleet", "up", fleet, "--seconds", "0.1"), "at the same time", code=1)
     assert not done
+
+
+def test_a_change_is_not_taken_for_the_end_of_the_fleet(
+    fleet: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one controller replaces another there is none. A keeper that saw this ended Ray."""
+    monkeypatch.setattr(keeping, "_LOOK_S", 0.0)
+    monkeypatch.setattr(ray_cluster, "answers", lambda *_: True)
+    looks = iter([*"+--+-----+", *"------"])
+    monkeypatch.setattr(
+        ray_cluster, "find_controller", lambda: None if next(looks) == "-" else "a controller"
+    )
+    said: list[str] = []
+    with keeping.FleetKeeper(fleet) as keeper:
+        keeper.stay(threading.Event(), said.append)
+    assert said == ["the fleet was taken down"] and not list(looks)
 
 
 def test_an_actor_that_was_ended_for_good_is_told_from_one_that_restarts(

@@ -27,6 +27,7 @@ from eclip.serving.ports import free_port
 _LOOK_S = 0.5
 _PAUSE_S = 5.0  # between two tries to come back
 _LOST = 2  # looks in a row at which the head does not answer
+_DOWN = 6  # at which there is no controller: a change of the fleet has none for a moment
 
 
 class FleetKeeper(Closing):
@@ -80,15 +81,17 @@ class FleetKeeper(Closing):
 
     def stay(self, stop: threading.Event, say: Callable[[str], None]) -> None:
         """Until somebody stops it, which takes the fleet down, or takes it down from elsewhere."""
-        missed = 0
+        missed = without = 0
         while not stop.wait(_LOOK_S):
             missed = 0 if ray_cluster.answers(self.file.ray, 1.0) else missed + 1
             if missed >= _LOST:
                 self._come_back(stop, say)
-                missed = 0
-            elif not missed and ray_cluster.find_controller() is None:
-                say("the fleet was taken down")
-                return
+                missed = without = 0
+            elif not missed:
+                without = without + 1 if ray_cluster.find_controller() is None else 0
+                if without >= _DOWN:
+                    say("the fleet was taken down")
+                    return
         ray_cluster.take_down()
 
     def close(self) -> None:

@@ -58,7 +58,7 @@ THIS_MACHINE = {
 
 
 class GoneError(DeviceError):
-    """An actor was ended for good; one that dies otherwise is started anew by Ray."""
+    """The controller was ended for good. Only commands do that: Ray starts anew what dies."""
 
 
 def check_version() -> None:
@@ -269,23 +269,18 @@ def bring_up(file: FleetFile, planned: Planned, progress: Progress) -> Any:
     """The fleet of the file: a controller, which takes over what runs. Returns its status when it
     is ready, or raises why it is not."""
     ray = importlib.import_module("ray")
+    start = importlib.import_module("eclip.fleet.controller").start_controller
     before = find_controller()
     if before is not None:
         ray.kill(before)  # one with the new file takes its place
         while find_controller() is not None:
             time.sleep(0.02)
-    start = importlib.import_module("eclip.fleet.controller").start_controller
     controller = start(file, planned)
     deadline = time.monotonic() + _READY_S
     while time.monotonic() < deadline:
         if progress.stopped:
             raise StoppedError("stopped before the fleet was up")
-        try:
-            status = ask(controller.status)
-        except GoneError:
-            raise GoneError(
-                "another eclip fleet up or down was given at the same time; see eclip fleet status"
-            ) from None
+        status = ask(controller.status)
         if status.ready:
             return status
         if status.trouble:
@@ -310,8 +305,10 @@ def ask(method: Any, seconds: float = 60.0) -> Any:
     ray = importlib.import_module("ray")
     try:
         return ray.get(method.remote(), timeout=seconds)
-    except ray.exceptions.ActorDiedError as error:
-        raise GoneError(f"the fleet has gone: {one_line(error)}") from None
+    except ray.exceptions.ActorDiedError:
+        raise GoneError(
+            "another eclip fleet up or down was given at the same time; see eclip fleet status"
+        ) from None
     except ray.exceptions.RayError as error:
         raise DeviceError(f"the fleet does not answer: {one_line(error)}") from None
 
