@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -41,6 +41,37 @@ class Bell:
             future = asyncio.get_running_loop().create_future()
             self._waiting.append(future)
             await future
+
+
+class Chores:
+    """What a server does besides answering, for as long as it lives. ``failure`` is what ended one
+    of them: then the server is of no use."""
+
+    def __init__(self, bell: Bell) -> None:
+        self.failure: BaseException | None = None
+        self._bell = bell
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failure = error
+            self._bell.ring()
+
+    def check(self) -> None:
+        """That all of them go on."""
+        if self.failure is not None:
+            raise DeviceError(f"the server cannot go on: {self.failure}") from self.failure
+
+    async def end(self) -> None:
+        for task in [*self._tasks]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 class BackOff:

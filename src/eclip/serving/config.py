@@ -7,6 +7,7 @@ write instead.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import ssl
@@ -145,7 +146,12 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def wait_ns(self) -> int:
-        return round(1e6 * read_ms(self.wait))
+        return _nanoseconds(self.wait)
+
+
+@functools.cache  # every request asks
+def _nanoseconds(text: str) -> int:
+    return round(1e6 * read_ms(text))
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

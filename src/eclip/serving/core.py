@@ -174,7 +174,7 @@ class FrontServices(Closing):
                 row = self.counters.row(self._front, sheet.row)
                 service = OpenService(sheet, self._slots[sheet.id], row, self.desk)
                 self._by_id[sheet.id] = service
-            service.update(sheet)
+            service.sheet = sheet
             services[sheet.name] = service
         for key in [one for one in self._slots if one not in {*offer.deployed, *self._by_id}]:
             self._slots.pop(key).close()

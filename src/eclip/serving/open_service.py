@@ -92,7 +92,7 @@ class OpenService:
     """A deployed service. ``row`` is this front's of the counters."""
 
     def __init__(self, sheet: ServiceSheet, slots: Slots, row: memoryview, desk: FrontDesk) -> None:
-        self.update(sheet)
+        self.sheet = sheet
         self.slots = slots
         self.row = row
         self.queue: list[OpenRequest] = []  # the most urgent first
@@ -103,11 +103,6 @@ class OpenService:
         self._buckets = Buckets(sheet.buckets, tuple(self._expected_ns))
         self._timer: asyncio.TimerHandle | None = None
         row[Count.WAITING] = row[Count.RUNNING] = row[Count.DUE_NS] = 0
-
-    def update(self, sheet: ServiceSheet) -> None:
-        """The same service, maybe with another bound."""
-        self.sheet = sheet
-        self._wait_ns = sheet.settings.wait_ns  # read from its text, so once
 
     @property
     def idle(self) -> bool:
@@ -223,9 +218,9 @@ class OpenService:
                 full = batch.rows >= buckets.largest
                 if not full or len(self._batches) >= IN_FLIGHT * settings.copies:
                     return
-            elif self._wait_ns:
+            elif settings.wait_ns:
                 oldest_ns = min(one.asked.arrival_ns for one in alike[: batch.requests])
-                until_ns = wait_until(batch, due_ns, oldest_ns, self._wait_ns, buckets)
+                until_ns = wait_until(batch, due_ns, oldest_ns, settings.wait_ns, buckets)
                 if until_ns > now_ns:
                     self._timer = self._desk.loop.call_at(until_ns / 1e9, self.advance)
                     return

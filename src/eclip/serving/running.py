@@ -64,7 +64,7 @@ async def _run(
     loop.add_signal_handler(signal.SIGHUP, begin, reload)
 
     async def fail() -> None:
-        await supervisor.bell.until(lambda: supervisor.failure is not None)
+        await supervisor.bell.until(lambda: supervisor.chores.failure is not None)
         stopped.set()
 
     try:
@@ -79,7 +79,7 @@ async def _run(
     await stopped.wait()
     if not supervisor.stopped:
         await supervisor.close()
-        supervisor.check()
+        supervisor.chores.check()
 
 
 class RunningServer(Closing):

@@ -13,14 +13,14 @@ import contextlib
 import importlib.util
 import tempfile
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from eclip.errors import DeviceError, EclipError, UsageError
-from eclip.serving.children import Bell, Planners
+from eclip.serving.children import Bell, Chores, Planners
 from eclip.serving.claim import claimed
 from eclip.serving.config import (
     ServiceSettings,
@@ -68,6 +68,7 @@ class Supervisor:
     ) -> None:
         self.config = config
         self.bell = Bell()
+        self.chores = Chores(self.bell)
         self.planners = Planners()
         seats = config.server.fronts + guests
         self.counters = CounterPages.create(seats)
@@ -77,7 +78,7 @@ class Supervisor:
             log,
             self.bell,
             self._welcome,
-            lambda seat, asked: self._spawn(self._load(seat, asked)),
+            lambda seat, asked: self.chores.begin(self._load(seat, asked)),
         )
         self.server = config.server  # with the ports that were found free
         self._log = log
@@ -91,10 +92,8 @@ class Supervisor:
         self._changing = asyncio.Lock()
         self._search: asyncio.Task[Deployment] | None = None  # for new rates
         self.services = Services(config)
-        self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
         self.stopped = False
-        self.failure: BaseException | None = None  # of what must go on as long as the server does
 
     # --- Life ------------------------------------------------------------------------------------
 
@@ -110,16 +109,16 @@ class Supervisor:
             self._stack.enter_context(claimed(planned.uuid))
         self.services.take(self.config, self.services.with_ids(planned))
         _share_slots(self.fronts.seats, self.device, self.services.deployed.sheets)
-        self._spawn(
+        self.chores.begin(
             self.device.keep(self.fronts.seats, lambda: self.services.deployed, self.counters)
         )
         own = self.fronts.seats[: self.config.server.fronts]
         if self._own_fronts:
             for seat in own:
-                self._spawn(self.fronts.keep(seat, self._clear))
+                self.chores.begin(self.fronts.keep(seat, self._clear))
             await self.bell.until(lambda: all(seat.ports for seat in own) or self._cannot_start)
         await self.bell.until(lambda: self.device.up or self._cannot_start)
-        self.check()
+        self.chores.check()
         if self.device.refusal is not None:
             raise DeviceError(self.device.refusal)
         if not (offer := self.services.offer(0)).sheets:
@@ -127,9 +126,11 @@ class Supervisor:
                 "; ".join(f"service {name!r}: {why}" for name, why in offer.idle.items() if why)
             )
         if self.door is not None:
-            self._spawn(self.fronts.receive(self.door, self.fronts.seats[len(own) :], self._clear))
+            self.chores.begin(
+                self.fronts.receive(self.door, self.fronts.seats[len(own) :], self._clear)
+            )
         if self.config.server.replan:
-            self._spawn(self._watch_rates())
+            self.chores.begin(self._watch_rates())
         self._log.write(
             "serving, but not ready" if self.services.failed else "ready",
             http=self.server.http_port,
@@ -138,12 +139,7 @@ class Supervisor:
 
     @property
     def _cannot_start(self) -> bool:
-        return self.device.refusal is not None or self.failure is not None
-
-    def check(self) -> None:
-        """That all goes on that must; without it the server is of no use."""
-        if self.failure is not None:
-            raise DeviceError(f"the server cannot go on: {self.failure}") from self.failure
+        return self.device.refusal is not None or self.chores.failure is not None
 
     async def stop(self) -> None:
         """Not ready at once; serve on for the grace time; answer what is open; end. When it is
@@ -168,24 +164,11 @@ class Supervisor:
     async def close(self) -> None:
         """At once: what still runs is ended."""
         self.device.leaving = self.fronts.leaving = True
-        for task in [*self._tasks]:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.chores.end()
         await self.device.close()
         await self.fronts.close()
         self.counters.close()
         self._stack.close()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.failure = error
-            self.bell.ring()
 
     def _welcome(self, seat: FrontSeat) -> None:
         seats = len(self.fronts.seats)
