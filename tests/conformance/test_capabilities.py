@@ -170,11 +170,19 @@ def test_kernels_are_recorded_in_the_trace_window_in_order(bench: Bench) -> None
 @pytest.mark.needs(Capability.ENERGY)
 def test_device_without_work_uses_energy_and_completes_nothing(bench: Bench) -> None:
     idle = Load(label="idle", seed=0, arrivals=(np.empty(0, dtype=np.int64),) * WORKERS)
-    log = bench.run(idle)
-    assert log.energy_uj > 0
+    log = run_with_energy(bench, idle)
     assert log.requests.worker == log.kernels.worker == ()
     assert {counter.kernels for counter in log.counters} == {0}
-    assert log.energy_uj < bench.run(closed_loop()).energy_uj
+    assert log.energy_uj < run_with_energy(bench, closed_loop()).energy_uj
+
+
+def run_with_energy(bench: Bench, load: Load) -> RunLog:
+    """A stand-in's clock may be ahead before a busy host has looked at its counter twice: then no
+    energy was seen, and there is another run."""
+    for _ in range(20):
+        if (log := bench.run(load)).energy_uj > 0:
+            return log
+    raise AssertionError("no run saw the energy counter move")
 
 
 @pytest.mark.needs(Capability.CLUSTERS)
