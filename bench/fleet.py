@@ -2,12 +2,14 @@
 
 PYTHONPATH=src python bench/fleet.py optimum        # against the exact optimum, 200 instances
 PYTHONPATH=src python bench/fleet.py rules 10 100   # against others' rules, by family
+PYTHONPATH=src python bench/fleet.py reserve 10     # what a reserve costs, and what it keeps
 PYTHONPATH=src python bench/fleet.py growth 100 1000
 PYTHONPATH=src python bench/fleet.py coarse         # the coarse simulation against the simulator
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 import tempfile
 import time
@@ -35,6 +37,7 @@ from eclip.progress import Progress
 from eclip.reports.fleet_day import draw_days
 
 KERNELS = 4e5  # of a simulation here: a tenth of a second
+RESERVES = (0.0, 0.05, 0.1, 0.2)
 POOL = 8  # services from which small instances are drawn, so that sets meet again
 INSTANCES = 25  # of a pool
 POOLS = [(family, seed) for seed in range(2) for family in ("small", "batched", "mixed", "hot")]
@@ -202,6 +205,27 @@ def _seen_again(shop: Shop, packing: Packing, most: int = 40) -> tuple[float, fl
     return within / requests, float(np.mean(kept)), float(np.mean(unused))
 
 
+def reserve(sizes: Sequence[int], families: Sequence[str], steps_a_gpu: float = 6.0) -> None:
+    """GPUs with reserves from none to a fifth, and what is within bounds with other arrivals."""
+    rows = []
+    for size, family in itertools.product(sizes, families):
+        drawn = random_fleet(family, 5 * size, 4 * size, seed=0)
+        scorer = Scorer(all_kinds(drawn.kinds), KERNELS)
+        row = [f"{family} {len(drawn.services)}"]
+        for part in RESERVES:
+            shop = Shop(msgspec.structs.replace(drawn, reserve=part), scorer, "fewest")
+            packing = _searched(shop, 0, steps=round(steps_a_gpu * size))
+            within, kept, _ = _seen_again(shop, packing)
+            row.append(f"{len(packing.bins)}, {within:.2%}, {kept:.0%}")
+        rows.append(row)
+        print("  ".join(row), file=sys.stderr, flush=True)
+    print_table(
+        "GPUs, requests within their bounds and p99s kept, by reserve (modelled)",
+        ["services", *(f"{part:g}" for part in RESERVES)],
+        rows,
+    )
+
+
 def growth(sizes: Sequence[int]) -> None:
     rows = []
     for size in sizes:
@@ -315,6 +339,8 @@ def main(arguments: list[str]) -> None:
         optimum(*numbers)
     elif what == "rules":
         rules(numbers or [10], families)
+    elif what == "reserve":
+        reserve(numbers or [10], families)
     elif what == "growth":
         growth(numbers or [100, 1000])
     elif what == "day":
@@ -322,7 +348,9 @@ def main(arguments: list[str]) -> None:
     elif what == "coarse":
         coarse(*numbers)
     else:
-        raise PlanningError(f"bench/fleet.py knows optimum, rules, growth, day, coarse, not {what}")
+        raise PlanningError(
+            f"bench/fleet.py knows optimum, rules, reserve, growth, day, coarse, not {what}"
+        )
 
 
 if __name__ == "__main__":

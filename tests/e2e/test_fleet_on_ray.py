@@ -25,6 +25,7 @@ import pytest
 import tritonclient.grpc
 
 from eclip.fleet import ray_cluster
+from eclip.fleet.config import load_fleet_file
 from fleet_functions import JOURNAL
 from running_fleet import PATH, PATIENCE_S, Load, RunningFleet, fleet, free_ports, write_fleet
 
@@ -162,6 +163,28 @@ def test_a_fleet_answers_and_heals() -> None:
         assert not running.ray_folder.exists()  # what other Rays of the machine share is left alone
         again = eclip(running.file, "status")
         assert again.returncode == 2 and "is the fleet up?" in again.stderr
+
+
+@pytest.mark.long
+def test_a_model_that_cannot_be_loaded_is_named_and_nothing_stays_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Routers are never ready then, and the command waited for ten minutes."""
+    port, http, grpc = free_ports(3)
+    file = tmp_path / "fleet.toml"
+    write_fleet(file, {"node-1": 1}, 1, True, (f"port = {port}", http, grpc))
+    text = file.read_text()
+    begin, end = text.index("[[service]]"), text.index("[[gpus]]")
+    broken = text[begin:end].replace('"double"', '"broken"')
+    file.write_text(text + broken.replace("fleet_functions:double", "fleet_functions:nothing"))
+    monkeypatch.setenv("PYTHONPATH", PATH)
+    monkeypatch.setenv(JOURNAL, str(tmp_path / "journal"))
+    up = eclip(file, "up")
+    assert up.returncode == 1 and up.stdout == ""
+    (line,) = up.stderr.splitlines()
+    assert line.startswith("eclip: service 'broken' was not loaded on node-1/h200/0: ")
+    assert "nothing" in line
+    assert not ray_cluster.answers(load_fleet_file(file).ray)
 
 
 @pytest.mark.long

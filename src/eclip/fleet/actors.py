@@ -86,6 +86,7 @@ class GpuActor:
             grpc=server.grpc,
             door=None if server.door is None else str(server.door),
             models=server.models(),
+            failed=server.failed(),
             pid=os.getpid(),
         )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -44,7 +45,7 @@ class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
 class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool  # it serves; also while it is placed again
     doing: str  # what it changes now; empty: nothing
-    trouble: str  # why the placement wanted was not reached; it is tried again
+    trouble: str  # why the placement wanted was not reached, or a service not loaded
     gpus: tuple[GpuStatus, ...]
     routers: tuple[RouterReport, ...]
     rates_rps: dict[str, float]  # measured in the last seconds
@@ -93,7 +94,7 @@ class Controller:
         return FleetStatus(
             ready=self._placements > 0 and any(report.ready for report in reports),
             doing=self._doing,
-            trouble=self._trouble,
+            trouble=self._trouble or _not_loaded(list(self._gpus.places.values())),
             gpus=tuple(self._gpu_status(gpu, gpu in there) for gpu in gpu_ids(self._file.fleet)),
             routers=reports,
             rates_rps=self._rates.rates_rps,
@@ -215,3 +216,11 @@ def start_controller(file: FleetFile, planned: Planned) -> Any:
         name=CONTROLLER, max_concurrency=16, resources={"node:__internal_head__": 0.001}, **KEPT
     )
     return options.remote(file, planned)
+
+
+def _not_loaded(places: Sequence[GpuPlace]) -> str:
+    """A service that a GPU could not load, and why; empty: there is none."""
+    for place in places:
+        for name, reason in place.failed.items():
+            return f"service {name!r} was not loaded on {place.gpu}: {reason}"
+    return ""

@@ -42,6 +42,7 @@ class GpuPlace(msgspec.Struct, frozen=True, kw_only=True):
     door: str | None  # a path on its machine
     models: dict[str, ModelInfo]
     pid: int
+    failed: dict[str, str] = {}  # services that could not be loaded, and why
 
 
 class RoutingTable(msgspec.Struct, frozen=True, kw_only=True):

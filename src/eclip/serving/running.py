@@ -131,6 +131,10 @@ class RunningServer(Closing):
         offer = self._supervisor.services.offer(0)
         return {sheet.name: sheet.info for sheet in offer.sheets}
 
+    def failed(self) -> dict[str, str]:
+        """Those that could not be loaded, and why."""
+        return dict(self._supervisor.services.failed)
+
     def change(self, config: ServingConfig) -> None:
         """Serve this from now on; raises what is wrong with it, and then nothing has changed."""
         self._call(self._supervisor.reload(config))
