@@ -234,7 +234,8 @@ def test_a_graph_of_background_is_cut_at_the_plans_joints(
     joints = Joints(at=(5, 6, 18), depth=1, reactions=(), stretch_ns=(1, 1, 1, 1))
     workers = (msgspec.structs.replace(plan.workers[0], joints=joints), plan.workers[1])
     store.save(msgspec.structs.replace(plan, workers=workers), tmp_path / "plan.json")
-    arguments = ("serve", "--workers", 2, "--requests", 4, "--graph", 1, "--child", child)
+    # After two launches a graph may be cut elsewhere, by what its kernels took: on a busy machine.
+    arguments = ("serve", "--workers", 2, "--requests", 2, "--graph", 1, "--child", child)
     plain = native.run("plain/probe", *arguments)
     probe = native.folder / "plain" / "probe"
     done = eclip(
@@ -249,7 +250,7 @@ def test_a_graph_of_background_is_cut_at_the_plans_joints(
         assert line.split()[1:] == expected_masks(worker)
     # The other worker's graph takes less than a grain, unless the machine is very busy.
     assert counts["cut_graphs"] >= 1
-    assert counts["graph_parts"] >= 4 * 4
+    assert counts["graph_parts"] >= 2 * 4
 
 
 def test_a_graph_with_kernels_that_no_trace_has_is_still_its_workers(
