@@ -21,6 +21,7 @@ from eclip.artefacts.profile import Profile
 from eclip.devices.base import CANCELLED, EXPIRED, Completion, Window
 from eclip.devices.load import Load
 from eclip.devices.sim.device import SimDevice, SimSession
+from eclip.devices.sim.pacing import Pacer
 from eclip.errors import DeviceError, FullError
 from eclip.frontends.synthetic import synthetic_profile
 from eclip.planning.joints import Manner, give_way
@@ -118,6 +119,29 @@ def test_submitted_requests_end_as_in_a_run_with_their_arrivals(seed: int, joint
     served_as_in_a_run(done, plan, profiles)
     assert late.min() >= 0
     assert len(late) == count
+
+
+def test_a_request_submitted_while_the_pacer_looks_for_news_is_not_lost() -> None:
+    profiles = profiles_of(0)
+    plan = pinned(profiles, ["0-15"] * WORKERS, H200)
+    with opened(plan, profiles) as session:
+        session.serve(slots=4)
+        submitting = threading.Thread(target=session.submit, args=(1, 0))
+
+        class Interrupted(threading.Event):
+            def is_set(self) -> bool:
+                found = super().is_set()
+                if found and submitting.ident is None:
+                    submitting.start()
+                    submitting.join(0.1)  # or it waits for us
+                    return False  # as it was a moment before
+                return found
+
+        (pacer,) = (one for one in threading.enumerate() if isinstance(one, Pacer))
+        pacer._news.__class__ = Interrupted
+        session.submit(0, 0)
+        assert len(wait_for(session, 2)) == 2
+        submitting.join()
 
 
 @settings(max_examples=25)

@@ -248,9 +248,11 @@ class Pacer(threading.Thread):
     def _take_changes(self) -> list[Change]:
         """In the order of time."""
         found: list[Change] = []
-        news = self._news.is_set()
-        self._news.clear()
-        with self._desk.lock:  # whoever submitted before `now` has put it into its ring
+        # Whoever submitted before `now` has put it into its ring and given news of it. Without the
+        # lock, news between the look and its clearing would be lost, and the request with them.
+        with self._desk.lock:
+            news = self._news.is_set()
+            self._news.clear()
             self._now = now = time.monotonic_ns() - self._zero_ns
             for worker in range(len(self._queues)) if news else ():
                 found += self._news_of(worker)
