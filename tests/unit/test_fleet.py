@@ -342,6 +342,21 @@ def test_a_large_packing_is_searched_in_groups_and_a_seed_repeats_it(
     assert len(first.gpus) < len(filled.gpus)
 
 
+def test_a_search_ends_no_worse_than_it_began(
+    kind: GpuKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With this seed the bins that are found miss bounds, and repairing them takes a GPU more."""
+    monkeypatch.setattr(packing, "_GROUP", 2)
+    monkeypatch.setattr(packing, "_AT_ONCE", 3)
+    fleet = fleet_of(*some_services(kind, 20, 3), machines=4)
+    searched, filled = (
+        place(fleet, Scorer({"h200": kind}, KERNELS), steps=steps) for steps in (40, 0)
+    )
+    check(searched, fleet)
+    assert not searched.refused
+    assert len(searched.gpus) <= len(filled.gpus)
+
+
 def test_groups_lose_neither_instances_nor_gpus(
     kind: GpuKind, scorer: Scorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

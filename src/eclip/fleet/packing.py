@@ -185,6 +185,7 @@ def pack(
         packing.left = together(packer.offer(shop.cut(packing.left), packing.bins))
     packing = in_groups(packer, packing, Packer.fill_up)
     packing = packer.fill_up(packing)  # a group may have lacked GPUs that another had
+    filled, free_beside = packing.copy(), dict(packer.free)
     rounds = _ROUNDS if _groups(packing) == 1 else _ROUNDS_IN_GROUPS
     count = 10**9 if steps is None else -(-steps // rounds)
     sure = []  # packings of which every bin was simulated and keeps its bounds
@@ -205,6 +206,11 @@ def pack(
     progress.phase("simulating what changed")
     sure.append(packer.verify(packing, progress, lambda: is_past(seconds)))
     packing = min(sure, key=lambda one: _value(shop, one))
+    if _value(shop, filled) < _value(shop, packing):
+        # Repairs took back more than the search had gained. Its beginning was not simulated yet.
+        beginner = Packer(shop, free_beside, seed)
+        sure = [packing, beginner.verify(filled, progress, lambda: is_past(seconds))]
+        packing = min(sure, key=lambda one: _value(shop, one))
     if packing.left and shop.objective != "goodput":
         names = [shop.fleet.services[service].name for service in packing.left]
         raise UsageError(
