@@ -316,12 +316,16 @@ def test_sweeps_and_searches_enter_once_for_every_objective(stage: Stage) -> Non
     assert set(names) >= {"masks", "search", "search-energy"}
     assert set(names) <= {"shared", "masks", "masks-energy", "search", "search-energy"}
     assert all(entrant.logs[0].plan.policy == entrant.policy for entrant in contest.measured)
+
     # The search knows all masks that were swept, and tries none of them again.
-    swept = {log.plan.lanes for log in stage.trials if log.plan.policy == "masks"}
-    searched = [log.plan.lanes for log in stage.trials if log.plan.policy == "search"]
+    def tried(policy: str) -> list[Any]:
+        plans = [log.plan for log in stage.trials if log.plan.policy == policy]
+        return [(plan.lanes, plan.main.assignments) for plan in plans]
+
+    swept, searched = set(tried("masks")), tried("search")
     assert len(swept) == 8
     # Each of its own was tried once; the finals are two rounds.
-    assert all(searched.count(lanes) % 2 == (lanes not in swept) for lanes in searched)
+    assert all(searched.count(plan) % 2 == (plan not in swept) for plan in searched)
     assert sum(run.kind == "static" for run in contest.observed) == 8
 
 

@@ -55,6 +55,15 @@ def test_trial_tells_what_a_run_gives_and_a_plan_is_tried_once(device: Refusing)
     assert 0 < min(first.ratios) <= max(first.ratios) <= 1.01
 
 
+def test_placements_that_come_to_the_same_plan_are_tried_once(device: Refusing) -> None:
+    """Both have all units, one counted up and the other down: only their words differ."""
+    up, down = plans_of([Home(0, 1, 16, 0.0, 0)] * 2, [Home(15, -1, 16, 0.0, 0)] * 2)
+    assert (up.lanes, up.variants) == (down.lanes, down.variants) and up != down
+    first, second = trials_on(stand_on(device))([up, down])
+    assert first == second
+    assert len(device.opened) == 1
+
+
 def test_plan_that_the_device_refuses_gives_nothing(device: Refusing) -> None:
     trials = trials_on(stand_on(device))
     (score,) = trials(plans_of([Home(0, 1, 1, 0.0, 0), Home(4, 1, 8, 0.0, 0)]))

@@ -51,7 +51,9 @@ class Trials:
         return [self._score(plan) for plan in plans]
 
     def _score(self, plan: Plan) -> Score:
-        key = (plan.models, plan.lanes, plan.variants, plan.workers)
+        # Not their words: placements that differ in price or direction may come to the same plan.
+        conducts = tuple((one.joints, one.promise, one.floor) for one in plan.workers)
+        key = (plan.models, plan.lanes, plan.variants, conducts)
         if key not in self._known:
             score = nothing(len(plan.workers)) if self.stopped else self._try(plan)
             if self.stopped:  # it may have been cut short
