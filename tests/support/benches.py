@@ -69,9 +69,6 @@ class Bench:
     # Replaces the host's clock for a test, where the device has one that a busy host cannot slow.
     use_its_clock: Callable[[pytest.MonkeyPatch], None] = lambda monkeypatch: None
     calibration: Calibration | None = None  # for the search, where there is none of its name
-    # A clock of its own may be ahead before a busy host has looked at the energy counter twice: so
-    # many runs may see none.
-    energy_runs: int = 1
 
     @property
     def window(self) -> Window:
@@ -203,7 +200,6 @@ def hip_standin_bench() -> Iterator[Bench]:
             another=stand_in.device,
             seconds=0.5,
             use_its_clock=stand_in.use_its_clock,
-            energy_runs=20,
             calibration=_any_calibration(device.topology),
         )
 

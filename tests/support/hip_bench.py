@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import pytest
 from eclip.artefacts.mix import mix_of
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Topology
-from eclip.devices.gpu import energy, loop, session, worker_loop
+from eclip.devices.gpu import closing, energy, loop, session, worker_loop
 from eclip.devices.gpu.executables import Capture
 from eclip.devices.gpu.steps import Words
 from eclip.devices.gpu.worker_loop import Runner
@@ -111,6 +111,18 @@ class StandIn:
         for module in (session, energy):
             monkeypatch.setattr(module, "time", clock)
         monkeypatch.setattr(worker_loop, "Runner", functools.partial(TurnRunner, self.library))
+        running = closing.Belongings.running
+
+        @contextmanager
+        def watched(*given: Any) -> Iterator[None]:
+            """Whoever waits for the end of a run takes turns, too: no worker gets ahead of it.
+            Before workers are waited for it leaves, since they need the rest of the turns."""
+            with ExitStack() as turns:
+                turns.enter_context(taking_turns(self.library, expect(self.library)))
+                with running(*given), turns.pop_all():
+                    yield
+
+        monkeypatch.setattr(closing.Belongings, "running", watched)
         known = loop.addresses_of
 
         def addresses_of(table: loop.EntryPoints) -> Words:
@@ -185,13 +197,27 @@ class StandInClock:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         library.standin_hip_now.restype = ctypes.c_int64
-        self._now = library.standin_hip_now
+        self._library = library
 
     def clock_gettime_ns(self, _: int) -> int:
-        return int(self._now())
+        return int(self._library.standin_hip_now())
 
-    def sleep(self, _: float) -> None:
-        time.sleep(0.0002)  # whoever sleeps looks again: how fast that clock goes is not known
+    def sleep(self, seconds: float) -> None:
+        self._library.standin_usleep(round(seconds * 1e6))
+
+
+def expect(library: ctypes.CDLL) -> ctypes.c_int64:
+    """The number of a thread that will take turns: nobody's time passes before it has begun."""
+    return ctypes.c_int64(library.standin_hip_expect())
+
+
+@contextmanager
+def taking_turns(library: ctypes.CDLL, number: ctypes.c_int64) -> Iterator[None]:
+    library.standin_hip_begin(number)
+    try:
+        yield
+    finally:
+        library.standin_hip_leave(number)
 
 
 class TurnRunner(Runner):
@@ -200,14 +226,11 @@ class TurnRunner(Runner):
     def __init__(self, library: ctypes.CDLL, *given: Any) -> None:
         super().__init__(*given)
         self._library = library
-        self._number = ctypes.c_int64(library.standin_hip_expect())
+        self._number = expect(library)
 
     def run(self) -> None:
-        self._library.standin_hip_begin(self._number)
-        try:
+        with taking_turns(self._library, self._number):
             super().run()
-        finally:
-            self._library.standin_hip_leave(self._number)
 
 
 def by_units(profile: Profile, kernel: int, units: int) -> npt.NDArray[np.int64]:
