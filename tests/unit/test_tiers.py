@@ -71,6 +71,14 @@ def test_plan_says_what_a_request_waits_and_which_kernel_exceeds_the_grain() -> 
     assert expected_excess_ns(plan) == 4_000 * US
 
 
+def test_a_request_waits_for_what_all_background_has_in_flight() -> None:
+    plan = make_plan("yield", problem("s:1@100rps/5ms,b:1,t:1", SERVICE, JOB, OTHER))
+    waits = [expected_excess_ns(plan_of("yield")), expected_excess_ns(plan)]
+    joints = plan.workers[2].joints
+    assert joints is not None
+    assert waits == [240 * US, 240 * US + joints.depth * joints.longest_ns]
+
+
 @pytest.mark.parametrize(("policy", "counts"), LAUNCHES.items())
 def test_launches_are_counted_whatever_time_they_take(policy: str, counts: tuple[int, int]) -> None:
     joints = plan_of(policy).workers[1].joints

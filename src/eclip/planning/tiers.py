@@ -139,7 +139,10 @@ def excess_in_words(plan: Plan) -> str:
     drain_ns = _drain_ns(plan)
     if drain_ns is None:
         return ""
-    most = f"at most about {drain_ns / 1e6:.2f} ms for background (depth times longest stretch)"
+    most = (
+        f"at most about {drain_ns / 1e6:.2f} ms for background (depth times longest stretch, "
+        f"summed over background)"
+    )
     if expected_excess_ns(plan) is None:
         return (
             f"a service's request shares the device until its slack is used up, then waits {most}"
@@ -148,16 +151,17 @@ def excess_in_words(plan: Plan) -> str:
 
 
 def _drain_ns(plan: Plan) -> int | None:
-    """How long what is in flight takes when background yields; None: some of it never does."""
-    waits = [0]
+    """How long what is in flight takes when background yields; None: some of it never does.
+    Workers share the device, so one after another is the longest that all of theirs takes."""
+    drain_ns = 0
     for worker in plan.workers:
         if worker.promise is not None:
             continue
         joints = worker.joints
         if joints is None or all(reaction.lane is not None for reaction in joints.reactions):
             return None
-        waits.append(joints.depth * joints.longest_ns)
-    return max(waits)
+        drain_ns += joints.depth * joints.longest_ns
+    return drain_ns
 
 
 def joints_in_words(plan: Plan, index: int) -> str:
