@@ -14,6 +14,7 @@ from comparisons import comparison, entry, score
 from eclip.artefacts import store
 from eclip.artefacts.comparison import plan_digest, trial_of
 from eclip.artefacts.made import Made
+from eclip.artefacts.mix import parse_mix
 from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import FOREIGN, Joints, Reaction, Turns
 from eclip.artefacts.runlog import Requests
@@ -128,6 +129,18 @@ def test_what_is_given_is_compared_where_mix_load_and_device_agree() -> None:
     assert [len(one.ways) for one in found] == [2, 1, 1, 1]
     with pytest.raises(UsageError, match="at least one"):
         chapters_of([])
+
+
+def test_what_is_promised_is_part_of_the_mix() -> None:
+    tiers = [
+        ("300rps/5ms", "background"),
+        ("300rps/5ms", "background/weight=1"),  # the same in other words
+        ("300rps/2ms", "background"),
+        ("300rps/5ms", "background/floor=0.2"),
+    ]
+    mixes = [parse_mix(f"albert:8@{first},albert:8@{second}") for first, second in tiers]
+    found = chapters_of(Named(make_log("yield", mix=mix)) for mix in mixes)
+    assert [len(one.ways) for one in found] == [2, 1, 1]
 
 
 def test_a_plan_joins_the_runs_of_its_mix_and_is_not_said_to_have_run() -> None:

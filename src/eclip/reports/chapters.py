@@ -29,7 +29,7 @@ from eclip.artefacts.comparison import (
 from eclip.artefacts.excess import Excess
 from eclip.artefacts.made import Made
 from eclip.artefacts.measures import bound_of, measure
-from eclip.artefacts.mix import Background
+from eclip.artefacts.mix import Background, parse_mix
 from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.runlog import RunLog
@@ -149,7 +149,19 @@ def chapters_of(given: Iterable[Named]) -> list[Chapter]:
 
 
 def _asked(part: Chapter) -> tuple[object, ...]:
-    return part.workers, tuple(model.usual for model in part.models), part.topology
+    models = tuple(model.usual for model in part.models)
+    return part.workers, models, part.topology, _promised(part.mix)
+
+
+def _promised(mix: str) -> tuple[object, ...]:
+    """What its workers are promised, as it was written: a bound of so many times the p99 alone has
+    other ms in every run."""
+    try:
+        workers = parse_mix(mix).workers
+    except UsageError:  # it was not made from a text
+        return ()
+    promises = [worker.bound or worker.background or Background() for worker in workers]
+    return tuple(one for one in enumerate(promises) if one[1] != Background())
 
 
 def _part_of(named: Named) -> Chapter:
