@@ -119,7 +119,7 @@ def test_comparison_shows_tails_against_bounds_and_what_background_does(cli: Cli
     )  # fmt: skip
     assert done.code == 0, done.err
     said = words(done.out)
-    assert "search *" in said and "most background with every bound kept" in said
+    assert "search *" in said and "most background with every bound and floor kept" in said
     assert "Services and background" in said and "longest pause ms" in said
     (stored,) = store.load_results(Path("r.jsonl")).comparisons
     assert stored.objective == "slo"

@@ -215,6 +215,20 @@ def test_p99_above_the_bound_of_its_plan_is_missed_in_words() -> None:
     )
 
 
+def test_less_than_a_floor_is_missed_in_words() -> None:
+    floors = zip(PLAN.workers, (0.0, 0.5), strict=True)
+    promised = msgspec.structs.replace(
+        PLAN, workers=tuple(msgspec.structs.replace(one, floor=floor) for one, floor in floors)
+    )
+    requests = [(0, 0, 10)] + [(1, 0, 20)] * 24  # of the 25 that half of 50/s are, one under way
+    assert measure(log_of(requests, plan=promised)).missed == ()
+    assert measure(log_of(requests[:-1], plan=promised)).missed == (
+        "b is below its floor: 46.0% of its rate alone, at least 50.0% wanted",
+    )
+    assert measure(log_of(requests[:-1], plan=promised, offered=(None, 23))).missed == ()
+    assert "b is below its floor: 0.0%" in measure(log_of([], plan=promised)).missed[0]
+
+
 # --- The load generator -----------------------------------------------------------------------
 
 

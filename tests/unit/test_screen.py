@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -114,6 +115,17 @@ def test_best_policy_is_marked_and_held_against_plain_streams(shown: io.StringIO
     assert max(map(len, text.splitlines())) <= 80
     screen.print_measures(compared, best="shared", aim="energy")
     assert "shared *" in shown.getvalue()[len(text) :]
+
+
+@pytest.mark.parametrize("missing", [{}, {"bound_ms": 2.0}, {"floor": 0.6}])
+def test_best_policy_is_not_said_to_keep_what_it_misses(
+    shown: io.StringIO, missing: dict[str, float]
+) -> None:
+    promised = msgspec.structs.replace(worker("albert", 500.0), **missing)
+    compared = [measures("shared", 1.0, promised), measures("yield", 1.2, promised)]
+    screen.print_measures(compared, best="yield", aim="slo")
+    assert ("every bound and floor kept" in shown.getvalue()) == (not missing)
+    assert ("no policy keeps every bound and floor" in shown.getvalue()) == bool(missing)
 
 
 def test_one_policy_is_held_against_nothing(shown: io.StringIO) -> None:

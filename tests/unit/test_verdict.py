@@ -151,14 +151,20 @@ def excess(p99_ms: float, low: float, high: float) -> Excess:
 
 def serving(policy: str, p99_ms: float, background: float, **given: Any) -> Any:
     scores = [
-        score(1.0, p99_ms=(p99_ms, 4.0), rate_rps=(10.0, 200 * background * jitter))
+        score(
+            1.0,
+            p99_ms=(p99_ms, 4.0),
+            rate_rps=(10.0, 200 * background * jitter),
+            requests=(10, round(200 * background * jitter)),
+        )
         for jitter in (1.0, 1.01, 0.99)
     ]
     return entry(policy, *scores, services=(excess(p99_ms, p99_ms / 2.2, p99_ms / 1.8),), **given)
 
 
-def services(*entries: Any) -> Chapter:
-    return chapter(comparison(entries, objective="slo", bounds_ms=(5.0, None), weights=(0.0, 1.0)))
+def services(*entries: Any, floor: float = 0.0) -> Chapter:
+    promised: dict[str, Any] = {"bounds_ms": (5.0, None), "weights": (0.0, 1.0)}
+    return chapter(comparison(entries, objective="slo", floors=(0.0, floor), **promised))
 
 
 def test_services_take_what_keeps_every_bound_with_the_most_background() -> None:
@@ -185,6 +191,22 @@ def test_where_nobody_keeps_the_bounds_the_closest_is_named() -> None:
     verdict = judge(services(serving("shared", 500.0, 0.97), serving("yield", 6.0, 0.8)))
     assert not verdict.decided
     assert "no way keeps every bound. yield comes closest: a p99 6.00 ms" in verdict.sentence
+
+
+def test_who_is_below_a_floor_is_not_taken() -> None:
+    ways = serving("shared", 500.0, 0.97), serving("masks", 4.0, 0.4), serving("yield", 4.2, 0.8)
+    assert (
+        "Take yield: it keeps every bound and floor" in judge(services(*ways, floor=0.75)).sentence
+    )
+    verdict = judge(services(*ways, floor=0.9))
+    assert not verdict.decided
+    assert verdict.sentence == (
+        "Not decided: no way keeps every bound and floor. yield comes closest: a p99 4.20 ms of at "
+        "most 5.00 ms, 95% interval 3.82 to 4.67; b gets 80.0% of its rate alone, at least 90.0% "
+        "wanted."
+    )
+    starved = services(serving("shared", 4.5, 0.4), serving("yield", 4.2, 0.8), floor=0.75)
+    assert "plain streams miss a floor: a p99 4.50 ms" in judge(starved).sentence
 
 
 def test_background_of_too_few_rounds_is_not_called_equal() -> None:

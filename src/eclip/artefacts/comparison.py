@@ -18,7 +18,7 @@ import msgspec
 
 from eclip.artefacts.display import html_table, number
 from eclip.artefacts.excess import Excess
-from eclip.artefacts.measures import Measures, latencies_ms, quantiles
+from eclip.artefacts.measures import Measures, floor_over_served, latencies_ms, quantiles
 from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Plan, Tradeoff
 from eclip.artefacts.runlog import RunLog
@@ -93,7 +93,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     left_out: tuple[str, ...] = ()  # policies and why
     bounds_ms: tuple[float | None, ...] = ()  # per worker: on its p99; empty: nobody has one
     weights: tuple[float, ...] = ()  # per worker, of background; 0: a service
-    missed: tuple[str, ...] = ()  # overload and bounds not kept, by policy, in words
+    floors: tuple[float, ...] = ()  # per worker: least part of its rate alone; empty: nobody's
+    missed: tuple[str, ...] = ()  # overload, bounds and floors not kept, by policy, in words
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -179,6 +180,8 @@ class Terms(Protocol):
     def bounds_ms(self) -> Sequence[float | None]: ...
     @property
     def weights(self) -> Sequence[float]: ...
+    @property
+    def floors(self) -> Sequence[float]: ...  # empty: nobody has one
 
 
 def background_of(score: Summary, terms: Terms) -> float:
@@ -196,12 +199,26 @@ def worst_tail_of(score: Summary, terms: Terms) -> float:
     return max(over, default=0.0)
 
 
+def floors_over_served(score: Summary, terms: Terms) -> list[float]:
+    """Of every worker, what its floor promises over what it served; empty: nobody has a floor."""
+    columns = zip(terms.floors, score.requests, terms.alone_rps, score.offered_rps, strict=False)
+    return [
+        floor_over_served(floor, requests, alone, score.seconds, offered)
+        for floor, requests, alone, offered in columns
+    ]
+
+
+def shortfall_of(score: Summary, terms: Terms) -> float:
+    """The largest p99 over its bound, or floor over what was served; up to 1 all are kept."""
+    return max(worst_tail_of(score, terms), *floors_over_served(score, terms), 0.0)
+
+
 def value_of(score: Summary, terms: Terms) -> float:
-    """The more the better, by the aim: throughput, efficiency, background if every bound is kept,
-    or one over the geometric mean of the workers' p99."""
+    """The more the better, by the aim: throughput, efficiency, background if every bound and floor
+    is kept, or one over the geometric mean of the workers' p99."""
     if terms.aim == "slo":
-        tail = worst_tail_of(score, terms)
-        return background_of(score, terms) if tail <= 1 else -tail
+        short = shortfall_of(score, terms)
+        return background_of(score, terms) if short <= 1 else -short
     if terms.aim == "energy":
         return score.efficiency_per_kj
     if terms.aim == "throughput":

@@ -44,6 +44,7 @@ class WorkerMeasures(msgspec.Struct, frozen=True, kw_only=True):
     offered_rps: float | None = None  # None: closed loop, as many as it can serve
     busy: float = 0.0  # part of the run
     bound_ms: float | None = None  # on its p99; None: it is no service
+    floor: float = 0.0  # the least part of its rate alone that it is promised
     yields: int = 0  # times that it stopped at a joint for somebody else
     moves: int = 0  # stretches on another lane than planned
     longest_pause_ms: float = 0.0  # that it stood still at a joint
@@ -58,8 +59,19 @@ class WorkerMeasures(msgspec.Struct, frozen=True, kw_only=True):
         """More arrives than it serves, so that its queue grows for as long as that lasts."""
         if self.offered_rps is None:
             return False
-        seconds = self.requests / self.rate_rps if self.rate_rps else math.inf
-        return falls_behind(self.offered_rps, self.rate_rps, seconds)
+        return falls_behind(self.offered_rps, self.rate_rps, self._seconds)
+
+    @property
+    def starved(self) -> bool:
+        """It gets less than its floor promises."""
+        over = floor_over_served(
+            self.floor, self.requests, self.alone_rps, self._seconds, self.offered_rps
+        )
+        return over > 1
+
+    @property
+    def _seconds(self) -> float:
+        return self.requests / self.rate_rps if self.rate_rps else math.inf
 
 
 class Measures(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +89,7 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
     efficiency_per_kj: float
     switches_per_request: int  # summed over the workers, as in the paper's Table I
     workers: tuple[WorkerMeasures, ...]
-    missed: tuple[str, ...] = ()  # overload and bounds not kept, in words
+    missed: tuple[str, ...] = ()  # overload, and bounds and floors not kept, in words
     background: float | None = None  # weighted mean ratio of those without a bound; None: no tiers
 
 
@@ -174,6 +186,7 @@ def measure_together(logs: Sequence[RunLog]) -> Measures:
                 switches_per_request=part.switches,
                 offered_rps=_offered_rps(logs, part.worker, seconds),
                 bound_ms=bound_of(planned),
+                floor=planned.floor,
                 busy=busy_share(logs, part.worker),
                 **_counted(logs, part.worker),
             )
@@ -245,19 +258,37 @@ def bounds_missed(
     return tuple(words)
 
 
+def floor_over_served(
+    floor: float, requests: int, alone_rps: float, seconds: float, offered_rps: float | None
+) -> float:
+    """What a floor promises over what was served; above 1 it is not kept. The request under way at
+    the end counts as served. Where requests arrive by themselves, nobody is owed more of them."""
+    if floor == 0 or offered_rps is not None:
+        return 0.0
+    return floor * alone_rps * seconds / (requests + 1)
+
+
 def bound_of(worker: PlannedWorker) -> float | None:
     """On its p99, in ms; None: it is no service."""
     return None if worker.promise is None else worker.promise.bound_ns / 1e6
 
 
 def _missed(plan: Plan, workers: Sequence[WorkerMeasures]) -> tuple[str, ...]:
-    """Which workers are overloaded, and whose p99 is above its bound, a sentence each."""
+    """Which workers are overloaded, whose p99 is above its bound, and who is below its floor, a
+    sentence each."""
     overloaded = tuple(
         overload_sentence(worker.name, worker.offered_rps, worker.rate_rps)
         for worker in workers
         if worker.overloaded and worker.offered_rps is not None
     )
-    return overloaded + bounds_missed(plan.workers, [worker.p99_ms for worker in workers])
+    late = bounds_missed(plan.workers, [worker.p99_ms for worker in workers])
+    starved = tuple(
+        f"{worker.name} is below its floor: {worker.ratio:.1%} of its rate alone, at least "
+        f"{worker.floor:.1%} wanted"
+        for worker in workers
+        if worker.starved
+    )
+    return overloaded + late + starved
 
 
 def _background(plan: Plan, workers: Sequence[WorkerMeasures]) -> float | None:

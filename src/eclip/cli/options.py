@@ -164,7 +164,10 @@ SharesOption = Annotated[
 ]
 StrictOption = Annotated[
     bool,
-    typer.Option("--strict", help="Exit with 3 if a worker is overloaded or misses its bound."),
+    typer.Option(
+        "--strict",
+        help="Exit with 3 if a worker is overloaded, misses its bound or is below its floor.",
+    ),
 ]
 BatchesOption = Annotated[
     int | None,

@@ -51,7 +51,7 @@ class Outcome:
 
     @property
     def missed(self) -> tuple[str, ...]:
-        """Overload and bounds not kept, in words; empty if all is well."""
+        """Overload, bounds and floors not kept, in words; empty if all is well."""
         return self.comparison.missed
 
     def save(self, folder: str | Path) -> None:
@@ -137,6 +137,7 @@ def comparison_of(contest: Contest, load_part: float | None, made: Made) -> Comp
         left_out=tuple(f"{policy}: {why}" for policy, why in contest.left_out.items()),
         bounds_ms=_bounds_ms(contest),
         weights=_weights(case.mix),
+        floors=_floors(case.mix),
         missed=tuple(
             f"{policy}: {words}"
             for policy, measured in measures.items()
@@ -173,6 +174,11 @@ def _weights(mix: Mix) -> tuple[float, ...]:
         0.0 if worker.bound is not None else (worker.background or Background()).weight
         for worker in mix.workers
     )
+
+
+def _floors(mix: Mix) -> tuple[float, ...]:
+    floors = tuple((worker.background or Background()).floor for worker in mix.workers)
+    return floors if mix.services and any(floors) else ()
 
 
 def observations_of(contest: Contest) -> Observations:

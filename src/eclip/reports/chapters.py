@@ -22,6 +22,7 @@ from eclip.artefacts.comparison import (
     background_of,
     latency_curves,
     plan_digest,
+    shortfall_of,
     summary_of,
     value_of,
     worst_tail_of,
@@ -84,6 +85,7 @@ class Chapter:
     alone_rps: tuple[float, ...]
     bounds_ms: tuple[float | None, ...]
     weights: tuple[float, ...]  # of background
+    floors: tuple[float, ...]
     ways: tuple[SharingWay, ...]  # the best first
     made: tuple[Made, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -110,6 +112,10 @@ class Chapter:
 
     def worst_tail(self, score: Summary) -> float:
         return worst_tail_of(score, self)
+
+    def keeps_all(self, score: Summary) -> bool:
+        """Every bound and floor."""
+        return shortfall_of(score, self) <= 1
 
     def kept(self, score: Summary) -> int:
         """How many services keep their bounds."""
@@ -188,6 +194,7 @@ def _of_comparison(one: Comparison, file: str, outcome: Outcome | None = None) -
         alone_rps=one.alone_rps,
         bounds_ms=one.bounds_ms or (None,) * workers,
         weights=one.weights or (1.0,) * workers,
+        floors=one.floors or (0.0,) * workers,
         ways=tuple(
             _of_entry(one, entry, file, plans.get(entry.policy), logs.get(entry.policy))
             for entry in one.entries
@@ -265,6 +272,7 @@ def _of_plan(named: Named) -> Chapter:
             0.0 if bound is not None else (worker.background or Background()).weight
             for worker, bound in zip(asked.workers, bounds, strict=True)
         ),
+        floors=tuple((worker.background or Background()).floor for worker in asked.workers),
         ways=(
             SharingWay(
                 label=plan.policy,
