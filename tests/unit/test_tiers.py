@@ -79,6 +79,12 @@ def test_a_request_waits_for_what_all_background_has_in_flight() -> None:
     assert waits == [240 * US, 240 * US + joints.depth * joints.longest_ns]
 
 
+def test_plan_says_that_a_floor_comes_before_what_a_request_waits() -> None:
+    words = "while a floor is owed, background does not give way"
+    assert words in plan_of("yield", "s:1@100rps/5ms,b:1@background/floor=0.2").why
+    assert words not in plan_of("yield").why
+
+
 @pytest.mark.parametrize(("policy", "counts"), LAUNCHES.items())
 def test_launches_are_counted_whatever_time_they_take(policy: str, counts: tuple[int, int]) -> None:
     joints = plan_of(policy).workers[1].joints

@@ -143,6 +143,8 @@ def excess_in_words(plan: Plan) -> str:
         f"at most about {drain_ns / 1e6:.2f} ms for background (depth times longest stretch, "
         f"summed over background)"
     )
+    if any(worker.floor for worker in plan.workers):
+        most += "; while a floor is owed, background does not give way"
     if expected_excess_ns(plan) is None:
         return (
             f"a service's request shares the device until its slack is used up, then waits {most}"
