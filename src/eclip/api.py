@@ -153,8 +153,8 @@ def run(
 
     ``device`` is sim, cuda, hip, or cuda:1 for the second GPU. ``arrivals`` says how requests come
     at the mix's rates (poisson, bursts, azure-code, azure-conv), or is a CSV ``time_s,worker`` that
-    replaces them. Kernels of the first ``trace_ms`` are recorded, 20 unless given. ``command`` is
-    what the log says it was made by::
+    replaces them: whom it does not name is idle, except background. Kernels of the first
+    ``trace_ms`` are recorded, 20 unless given. ``command`` is what the log says it was made by::
 
         log = eclip.run(plan, device="cuda", seconds=3)
         print(eclip.measure(log).stp)
@@ -177,7 +177,7 @@ def run(
     if arrivals is None or shape is not None:
         load = load_of_mix(plan.mix, window.seconds, window.warmup_seconds, seed, shape)
     else:
-        load = load_of_csv(Path(arrivals), [worker.name for worker in plan.mix.workers], seed)
+        load = load_of_csv(Path(arrivals), plan.mix, seed)
     profiles = asked.profiles_of(plan.mix)  # before a device is opened, which would stay open
     opened = open_device(device, plan.topology, asked.calibration, progress)
     with Stand(asked, opened, extra=profiles) as stand:

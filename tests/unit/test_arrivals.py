@@ -151,10 +151,21 @@ def test_load_for_another_number_of_workers_is_refused() -> None:
 def test_csv_arrivals_are_sorted_and_workers_not_named_stay_idle(tmp_path: Path) -> None:
     path = tmp_path / "arrivals.csv"
     path.write_text("time_s, worker\r\n0.5,b\r\n0,a\r\n0.25, b\r\n")
-    load = load_of_csv(path, ["a", "b", "c"], seed=0)
+    load = load_of_csv(path, parse_mix("a,b,c"), seed=0)
     found = [times.tolist() for times in load.arrivals if times is not None]
     assert found == [[0], [250_000_000, 500_000_000], []]
     assert load.label == "arrivals from arrivals.csv"
+
+
+def test_background_that_a_csv_does_not_name_runs_on(tmp_path: Path) -> None:
+    path = tmp_path / "arrivals.csv"
+    path.write_text("time_s,worker\n0.5,a\n")
+    mix = parse_mix("a@9rps/5ms,b@background,c,d@9rps,e@9rps/5ms")
+    lengths = [None if one is None else len(one) for one in load_of_csv(path, mix, 0).arrivals]
+    assert lengths == [1, CLOSED_LOOP, CLOSED_LOOP, 0, 0]
+    path.write_text("time_s,worker\n0.5,b\n")
+    lengths = [None if one is None else len(one) for one in load_of_csv(path, mix, 0).arrivals]
+    assert lengths == [0, 1, CLOSED_LOOP, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -187,7 +198,7 @@ def test_bad_csv_is_refused_with_the_file_and_the_fault(
     path = tmp_path / "arrivals.csv"
     path.write_bytes(content)
     with pytest.raises(ArtefactError) as refusal:
-        load_of_csv(path, ["a", "b"], seed=0)
+        load_of_csv(path, parse_mix("a,b"), seed=0)
     assert str(path) in str(refusal.value)
     assert fault in str(refusal.value)
 
@@ -195,7 +206,7 @@ def test_bad_csv_is_refused_with_the_file_and_the_fault(
 def test_missing_csv_and_folder_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "none.csv", tmp_path):
         with pytest.raises(ArtefactError, match="cannot read"):
-            load_of_csv(path, ["a"], seed=0)
+            load_of_csv(path, parse_mix("a"), seed=0)
 
 
 # --- Shapes -----------------------------------------------------------------------------------
@@ -310,7 +321,7 @@ def test_what_names_no_shape_is_a_file(tmp_path: Path) -> None:
     assert parts_of_load("a.csv") == (None, None, Path("a.csv"))
     assert parts_of_load("bursts") == (None, Bursts(0.1, 0.2), None)
     with pytest.raises(ArtefactError, match=r"poisson, bursts, azure-code, azure-conv"):
-        load_of_csv(Path("azure"), ["a"], seed=0)
+        load_of_csv(Path("azure"), parse_mix("a"), seed=0)
 
 
 def test_shape_of_arrivals_that_nobody_has_is_refused() -> None:

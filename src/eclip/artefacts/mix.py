@@ -123,6 +123,13 @@ class Mix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         """The workers that have a bound to keep; the others give way to them."""
         return tuple(i for i, worker in enumerate(self.workers) if worker.bound is not None)
 
+    def is_background(self, index: int) -> bool:
+        """It runs whenever it may: it was called so, or has neither a bound nor a rate beside
+        services."""
+        worker = self.workers[index]
+        unasked = worker.bound is None and worker.rate_rps is None
+        return worker.background is not None or (unasked and bool(self.services))
+
     @property
     def has_rates(self) -> bool:
         """Some worker's requests arrive by themselves."""

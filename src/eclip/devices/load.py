@@ -7,7 +7,6 @@ list of arrival times: drawn at its rate in some shape, or read from a CSV.
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -106,9 +105,10 @@ def check_shape(mix: Mix, shape: Shape | None) -> None:
         )
 
 
-def load_of_csv(path: Path, names: Sequence[str], seed: int) -> Load:
-    """Arrivals from a CSV with the columns ``time_s,worker``; workers not named there stay idle."""
-    times: dict[str, list[float]] = {name: [] for name in names}
+def load_of_csv(path: Path, mix: Mix, seed: int) -> Load:
+    """Arrivals from a CSV with the columns ``time_s,worker``. Of the workers not named there,
+    background runs back to back, as it always does, and the others stay idle."""
+    times: dict[str, list[float]] = {worker.name: [] for worker in mix.workers}
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = csv.reader(file)
@@ -128,7 +128,12 @@ def load_of_csv(path: Path, names: Sequence[str], seed: int) -> Load:
     return Load(
         label=f"arrivals from {path.name}",
         seed=seed,
-        arrivals=tuple(np.sort((np.array(times[name]) * 1e9).astype(np.int64)) for name in names),
+        arrivals=tuple(
+            CLOSED_LOOP
+            if not found and mix.is_background(worker)
+            else np.sort((np.array(found) * 1e9).astype(np.int64))
+            for worker, found in enumerate(times.values())
+        ),
     )
 
 

@@ -50,7 +50,6 @@ class Arrivals:
         check_shape(mix, shape)
         if requests < 1:
             raise UsageError("requests start at 1")
-        names = [worker.name for worker in mix.workers]
         self.part = part
         self._mix = mix
         self._window = window
@@ -58,7 +57,7 @@ class Arrivals:
         self._seed = seed
         self._requests = requests
         self._shape = shape
-        self._replayed = None if file is None else load_of_csv(file, names, seed)
+        self._replayed = None if file is None else load_of_csv(file, mix, seed)
         self._rates: list[float] | None = None
 
     def window(self, stand: Stand) -> Window:
