@@ -142,6 +142,13 @@ def test_bound_below_a_request_at_rest_is_refused_with_both_times() -> None:
     make_promises(mix("s:1@100rps/1ms,b:1"), [SERVICE, JOB])
 
 
+def test_service_that_a_simulation_asks_nothing_of_is_refused() -> None:
+    for bound in ("5ms", "2x"):
+        rare = case_of([SERVICE, JOB], mix=mix(f"s:1@0.0001rps/{bound},b:1"))
+        with pytest.raises(UsageError, match=r"s gets 0\.0001 requests/s: none arrives in the"):
+            lab_plan(rare, "search", PolicyOptions(batches=0))
+
+
 def test_rate_above_capacity_is_refused_with_the_most_it_serves() -> None:
     with pytest.raises(UsageError, match=r"cannot serve 1000 requests/s.*at most 1000/s"):
         make_promises(mix("s:1@1000rps/5ms,b:1"), [SERVICE, JOB])

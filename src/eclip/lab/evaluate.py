@@ -79,6 +79,11 @@ class SimEvaluator:
         """Of one simulation."""
         return self._window_ns / 1e9
 
+    def arrivals(self, worker: int) -> int:
+        """Of a worker with a rate, in one simulation."""
+        times = self._load.arrivals[worker] if self._load is not None else None
+        return 0 if times is None else int(np.count_nonzero(times >= 0))
+
     @classmethod
     def of(cls, case: Case, mix: Mix | None = None) -> SimEvaluator:
         """For a case, or for its mix with rates of its own."""

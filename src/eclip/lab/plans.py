@@ -86,11 +86,26 @@ def make_plan(case: Case, policy: str, options: PolicyOptions) -> Plan:
 def simulated_promises(case: Case, evaluator: SimEvaluator | None = None) -> dict[int, Promise]:
     """Of every service, with its p99 alone by simulation where that is needed."""
     check_rates(case.mix, case.profiles)  # before a simulation that would not end well
-    if not needs_alone(case.mix):
+    if evaluator is None and needs_alone(case.mix):
+        evaluator = SimEvaluator.of(case)
+    if evaluator is not None:
+        _check_arrivals(case.mix, evaluator)
+    if evaluator is None or not needs_alone(case.mix):
         return make_promises(case.mix, case.profiles)
     plain = unpartitioned(case.topology, case.profiles, case.mix)
-    tails_ms = (evaluator or SimEvaluator.of(case)).p99_alone_ms(plain)
+    tails_ms = evaluator.p99_alone_ms(plain)
     return make_promises(case.mix, case.profiles, [1e6 * tail for tail in tails_ms])
+
+
+def _check_arrivals(mix: Mix, evaluator: SimEvaluator) -> None:
+    """Refuse a service of whose p99 a simulation can say nothing."""
+    for service in mix.services:
+        if not evaluator.arrivals(service):
+            worker = mix.workers[service]
+            raise UsageError(
+                f"{worker.name} gets {worker.rate_rps:g} requests/s: none arrives in the "
+                f"{evaluator.seconds:.0f} s that are simulated; plan for a higher rate"
+            )
 
 
 def search_options(case: Case, options: PolicyOptions) -> PolicyOptions:
