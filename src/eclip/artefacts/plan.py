@@ -20,7 +20,7 @@ import msgspec
 from eclip.artefacts.display import html_table, number
 from eclip.artefacts.fingerprint import Fingerprint
 from eclip.artefacts.footprint import Footprint
-from eclip.artefacts.mix import Mix, mix_of
+from eclip.artefacts.mix import LONGEST_BOUND_MS, Mix, mix_of
 from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Mask, Topology
@@ -128,6 +128,8 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def __post_init__(self) -> None:
         if self.bound_ns < 1 or self.request_ns < 1:
             raise ValueError("a bound and the time of a request are at least 1 ns")
+        if self.bound_ns > 1e6 * LONGEST_BOUND_MS:
+            raise ValueError("a bound is at most a day")
         if not 0 <= self.none_ns <= self.some_ns:
             raise ValueError("slack limits are at least 0, and none_ns at most some_ns")
 

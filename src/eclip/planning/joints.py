@@ -15,7 +15,7 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 
-from eclip.artefacts.mix import MixWorker
+from eclip.artefacts.mix import LONGEST_BOUND_MS, MixWorker
 from eclip.artefacts.plan import FOREIGN, Joints, Lane, Plan, Promise, Reaction, Slack
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Mask
@@ -83,6 +83,8 @@ def promise_of(
     else:
         assert worker.bound.times_alone is not None
         bound_ns = worker.bound.times_alone * p99_alone_ns
+    if bound_ns > 1e6 * LONGEST_BOUND_MS:
+        raise UsageError(f"{worker.name}'s bound of {worker.bound} is longer than a day")
     return Promise(
         bound_ns=max(round(bound_ns), 1),
         request_ns=profile.request_ns[-1],
