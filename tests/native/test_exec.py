@@ -420,9 +420,11 @@ def test_a_command_whose_kernels_are_not_the_plans_is_told(
         (("--service", "--background"), "a command is a service or background, not both"),
         (("--background", "--bound", "5ms"), "add --service"),
         (("--service", "--floor", "0.2"), "add --background"),
-        (("--service", "--bound", "fast"), "fast is no bound; write 1.1x (times alone) or 5ms"),
-        (("--service", "--bound", "0.9x"), "less than the service takes alone"),
-        (("--service", "--bound", "0ms"), "cannot be kept"),
+        (("--service", "--bound", "fast"), "cannot read the bound 'fast'; write 5ms, or 1.1x"),
+        (("--service", "--bound", "5"), "cannot read the bound '5'; write 5ms, or 1.1x"),
+        (("--service", "--bound", "0.9x"), "cannot be kept: at least 1"),
+        (("--service", "--bound", "0ms"), "above 0"),
+        (("--service", "--bound", "90000s"), "at most a day"),
         (("--background", "--floor", "1.5"), "from 0 to less than 1, not 1.5"),
         (("--background", "--stats"), "eclip top"),
     ],
@@ -440,7 +442,7 @@ def test_tiers_that_make_no_sense_are_refused(words: tuple[str, ...], said: str)
     [
         (("--service", "--bound", "5ms"), "service", 5.0),
         (("--service", "--bound", "1.1x"), "service", None),
-        (("--service", "--bound", "1.1"), "service", None),
+        (("--service", "--bound", "2s"), "service", 2000.0),
         (("--background", "--floor", "0.2"), "background", None),
     ],
 )

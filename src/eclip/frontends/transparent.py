@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from eclip.artefacts.mix import read_bound
 from eclip.artefacts.topology import Topology
 from eclip.devices.cuda.driver import CONNECTIONS, CONNECTIONS_VARIABLE
 from eclip.devices.gpu import board
@@ -30,7 +31,6 @@ from eclip.errors import DeviceError, UsageError
 
 _SLOTS = 64
 _BLANKS = re.compile(r"[\s:]")
-_BOUND = re.compile(r"(?P<times>\d+(\.\d+)?)x?|(?P<ms>\d+(\.\d+)?)ms")
 
 # In the order of native/stats.h.
 COUNTERS = (
@@ -102,17 +102,11 @@ def service_tier(bound: str | None) -> Tier:
     """A service that promises ``1.1x`` (times alone) or ``5ms``; without a bound, to be fast."""
     if bound is None:
         return Tier(service=True)
-    found = _BOUND.fullmatch(bound)
-    if found is None:
-        raise UsageError(f"{bound} is no bound; write 1.1x (times alone) or 5ms")
-    if found["times"] is not None:
-        if float(found["times"]) < 1:
-            raise UsageError(f"a bound of {bound} is less than the service takes alone")
-        return Tier(service=True)
-    bound_ns = round(float(found["ms"]) * 1e6)
-    if bound_ns < 1:
-        raise UsageError("a bound of 0 ms cannot be kept")
-    return Tier(service=True, bound_ns=bound_ns)
+    try:
+        asked = read_bound(bound)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return Tier(service=True, bound_ns=0 if asked.ms is None else max(round(asked.ms * 1e6), 1))
 
 
 def background_tier(floor: float | None) -> Tier:
