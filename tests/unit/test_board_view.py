@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -94,6 +95,10 @@ def test_what_is_no_board_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch
         look(path)
     path.write_bytes(b"x" * 100)
     path.chmod(0o600)
+    pipe = path.with_name("pipe")
+    os.mkfifo(pipe, 0o600)
+    with pytest.raises(ArtefactError, match="is no board of eclip"):
+        look(pipe)
     with pytest.raises(ArtefactError, match="is no board of eclip"):
         look(path)
     monkeypatch.setenv(VARIABLE, str(path.parent))

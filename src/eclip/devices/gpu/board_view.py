@@ -67,8 +67,9 @@ class SeenBoard(msgspec.Struct, frozen=True, kw_only=True):
 
 def look(path: Path) -> SeenBoard:
     """All workers on the board in this file."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe has no writer
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = os.open(path, flags)
     except OSError as error:
         raise ArtefactError(f"cannot read the board {path}: {error.strerror}") from None
     try:
