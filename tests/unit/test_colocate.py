@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -17,7 +18,7 @@ from eclip.devices.base import SourceKind
 from eclip.devices.sim.device import SimDevice
 from eclip.errors import ArtefactError, UsageError
 from eclip.planning.policies import PolicyOptions
-from simulations import CALIBRATIONS, H200
+from simulations import CALIBRATIONS, H200, flat_profile
 
 HEAVY = (
     *("torch", "torch.utils", "torch.utils._pytree"),
@@ -67,6 +68,28 @@ def test_colocation_whose_first_call_fails_closes_its_device(
     with pytest.raises(RuntimeError, match="none"):
         room.Colocation({"m": (None, [])}, device, policy="eclip", options=PolicyOptions())
     assert device.closed == 1
+
+
+@pytest.mark.parametrize(("objective", "kind"), [(None, "slo"), ("throughput", "throughput")])
+def test_tiers_are_searched_for_unless_asked_otherwise(
+    room: ModuleType,
+    device: Watched,
+    monkeypatch: pytest.MonkeyPatch,
+    objective: str | None,
+    kind: str,
+) -> None:
+    profiles = [flat_profile(name, [100_000] * 10, H200) for name in ("s", "b")]
+    captured = [SimpleNamespace(capture=SimpleNamespace(trace=one.trace)) for one in profiles]
+    found = {one.model: one for one in profiles}
+    monkeypatch.setattr(room, "find_measured", lambda trace, *_: found[trace.model])
+    monkeypatch.setattr(eclip.devices, "open_device", lambda name: device)
+    colocation = MagicMock()
+    monkeypatch.setattr(room, "Colocation", colocation)
+    eclip.colocate({}, "search", objective=objective)
+    options = dataclasses.replace(colocation.call_args.kwargs["options"], batches=0)
+    tiers = {"s": "100rps/5ms", "b": "background"}
+    plan = room._plan(device, captured, "search", options, [], tiers)
+    assert plan.evidence.objective == kind
 
 
 def test_plan_file_is_read_before_a_device_is_opened(

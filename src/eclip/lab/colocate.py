@@ -7,7 +7,6 @@ different threads at once. Importing this room imports torch.
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -27,9 +26,8 @@ from eclip.frontends.library import find_measured
 from eclip.frontends.profiler import measure_profile
 from eclip.frontends.torch import CapturedModule, capture
 from eclip.lab.case import Case, find_calibration
-from eclip.lab.plans import check_kept, make_plan
+from eclip.lab.plans import check_kept, make_plan, policy_options
 from eclip.planning.policies import PolicyOptions
-from eclip.planning.search.objective import THROUGHPUT, Objective
 from eclip.runtime.program import lower
 
 Model = tuple[torch.nn.Module, Sequence[torch.Tensor]]
@@ -126,10 +124,8 @@ def _plan(
             profile = measure_profile(device, module, energy_seconds=energy_s, stress=False)
         profiles.append(profile)
     mix = with_tiers(mix_of(profile.model for profile in profiles), tiers)
-    if mix.services and options.objective is THROUGHPUT:
-        options = dataclasses.replace(options, objective=Objective("slo"))
     case = Case(mix, device.topology, calibration, tuple(profiles), usual_kernels=True)
-    return check_kept(make_plan(case, policy, options))
+    return check_kept(make_plan(case, policy, policy_options(mix=mix, base=options)))
 
 
 def _checked(plan: Plan, captured: Sequence[CapturedModule]) -> Plan:

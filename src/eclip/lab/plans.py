@@ -53,8 +53,9 @@ def policy_options(
 def objective_of(objective: str | Objective | None, mix: Mix | None = None) -> Objective:
     if isinstance(objective, Objective):
         return objective
-    kind = "slo" if mix is not None and mix.services else "throughput"
-    return Objective(objective or kind)
+    if objective is not None:
+        return Objective(objective)
+    return Objective("slo") if mix is not None and mix.services else THROUGHPUT  # nobody asked
 
 
 def make_verification(
