@@ -95,7 +95,7 @@ def plan(
         base=options,
         progress=progress,
     )
-    return check_kept(make_plan(asked, policy, chosen))
+    return check_kept(make_plan(asked, policy, chosen), progress)
 
 
 def search(
@@ -132,7 +132,7 @@ def search(
         how = make_verification(stand, verify, refine, earlier)
         if options.objective.kind == "slo":
             check_refinement(refine, options.objective, rates=True)
-            return check_kept(search_services(stand, options, verify, progress))
+            return check_kept(search_services(stand, options, verify, progress), progress)
         return search_and_confirm(stand, options, how, progress)
 
 

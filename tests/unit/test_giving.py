@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
+import eclip
 from eclip.artefacts.mix import parse_mix
 from eclip.artefacts.plan import Plan, Promise, Slack
 from eclip.artefacts.topology import Mask
-from eclip.errors import UsageError
+from eclip.errors import StoppedError, UsageError
 from eclip.lab.evaluate import SimEvaluator
 from eclip.lab.plans import check_kept, make_plan, simulated_promises
 from eclip.planning.policies import PolicyOptions
@@ -274,6 +275,14 @@ def test_bound_that_no_plan_keeps_is_refused_with_the_best_that_can() -> None:
     with pytest.raises(UsageError, match=f"p99 {p99_ms:.2f} ms, at most") as refused:
         check_kept(plan)
     assert "\n" not in str(refused.value)
+
+
+def test_search_that_was_stopped_has_not_shown_that_no_plan_keeps_a_bound() -> None:
+    mix = parse_mix("s:1@300rps/1x,b:1@background")
+    progress = Progress()
+    progress.stop()
+    with pytest.raises(StoppedError, match="stopped before a plan was found that keeps every"):
+        eclip.plan(case_of([SERVICE, JOB], mix=mix), "search", progress=progress)
 
 
 def test_floor_that_cannot_be_kept_is_refused_too() -> None:

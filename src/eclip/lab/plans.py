@@ -11,7 +11,7 @@ import msgspec
 from eclip.artefacts.measures import bounds_missed, falls_behind, overload_sentence
 from eclip.artefacts.mix import Mix
 from eclip.artefacts.plan import Plan, Promise, unpartitioned
-from eclip.errors import UsageError
+from eclip.errors import StoppedError, UsageError
 from eclip.lab.case import Case, find_earlier
 from eclip.lab.evaluate import SimEvaluator
 from eclip.lab.explore import Verification
@@ -135,15 +135,20 @@ def with_missed(plan: Plan, mix: Mix, alone_rps: Sequence[float], seconds: float
     return msgspec.structs.replace(plan, evidence=evidence)
 
 
-def check_kept(plan: Plan) -> Plan:
+def check_kept(plan: Plan, progress: Progress | None = None) -> Plan:
     """The plan, unless it was searched for and still misses a promise: what cannot be kept is said
-    before anything is deployed, with the best that can."""
+    before anything is deployed, with the best that can. A search that was stopped has not shown
+    that nothing can."""
     evidence = plan.evidence
     if evidence is None or evidence.objective != "slo" or not evidence.missed:
         return plan
     best = next(trial for trial in evidence.trials if trial.chosen)
+    given = f"the best of {evidence.evaluated} ({best.label}): {'; '.join(evidence.missed)}"
+    if progress is not None and progress.stopped:
+        raise StoppedError(
+            f"stopped before a plan was found that keeps every promise of {plan.mix.name}; {given}"
+        )
     raise UsageError(
-        f"no plan keeps every promise of {plan.mix.name}; the best of {evidence.evaluated} "
-        f"({best.label}): {'; '.join(evidence.missed)}; ask for longer bounds, lower rates or "
-        f"lower floors"
+        f"no plan keeps every promise of {plan.mix.name}; {given}; ask for longer bounds, lower "
+        f"rates or lower floors"
     )
