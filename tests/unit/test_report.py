@@ -195,10 +195,12 @@ def test_a_run_log_completes_the_entry_that_it_belongs_to() -> None:
         modelled=log.modelled,
         load=log.load,
     )
-    (found,) = chapters_of([Named(stored, "r.jsonl"), Named(log, "search.run.json")])
-    assert [way.label for way in found.ways] == ["search", "shared"]
-    assert best(found).log == log
-    assert best(found).file == "r.jsonl, search.run.json"
+    given = [Named(stored, "r.jsonl"), Named(log, "search.run.json")]
+    for named in (given, given[::-1]):  # files are given in any order
+        (found,) = chapters_of(named)
+        assert [way.label for way in found.ways] == ["search", "shared"]
+        assert best(found).log == log
+        assert best(found).file == "r.jsonl, search.run.json"
     elsewhere = msgspec.structs.replace(log, device="another GPU")
     (found,) = chapters_of([Named(stored), Named(elsewhere, "b.json")])
     assert len(found.ways) == 3

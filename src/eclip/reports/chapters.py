@@ -309,10 +309,12 @@ def _joined(parts: Sequence[Chapter]) -> Chapter:
 def _completed(ways: Sequence[SharingWay]) -> list[SharingWay]:
     """Logs and plans that belong to an entry of a comparison are put into it."""
     full = [way for way in ways if way.log is None and way.plan is None]
-    kept = []
+    kept = list(full)
     for way in ways:
+        if way.log is None and way.plan is None:
+            continue
         home = next((index for index, one in enumerate(full) if _is_of(way, one)), None)
-        if way in full or home is None:
+        if home is None:
             kept.append(way)
             continue
         known = full[home]
