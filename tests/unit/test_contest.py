@@ -45,6 +45,7 @@ from eclip.planning.problem import Problem
 from eclip.planning.search.objective import Objective
 from eclip.planning.tiers import FOR_SERVICES
 from eclip.progress import Progress
+from eclip.reports.chapters import Named, chapters_of
 from heard import Heard
 from punctual import run_in_time
 from simulations import CALIBRATIONS, H200, case_of, flat_profile
@@ -346,6 +347,18 @@ def test_plan_from_a_file_takes_part_under_its_name(stage: Stage) -> None:
     contest.hold()
     assert [entrant.policy for entrant in contest.entrants] == ["shared", "mine"]
     assert stage.ran == ["shared", "mine"]
+
+
+def test_plan_made_without_promises_is_held_to_those_of_the_mix() -> None:
+    mix = "bert:1@300rps/20ms,vgg19:32@background/floor=0.2"
+    given = {"mine": eclip.plan("bert:1@100rps,vgg19:32", "model")}
+    outcome = eclip.compare(mix, "yield", plans=given, seconds=0.2)
+    assert outcome.comparison.bounds_ms == (20.0, None)
+    bounds = [[one.bound_ms for one in each.workers] for each in outcome.measures.values()]
+    assert bounds == [[20.0, None]] * 2
+    assert outcome.plans["mine"].mix == eclip.parse_mix(mix)
+    (found,) = chapters_of([Named(outcome.comparison), *map(Named, outcome.logs.values())])
+    assert len(found.ways) == 2
 
 
 def test_plan_for_other_workers_is_refused() -> None:

@@ -128,6 +128,13 @@ def test_best_policy_is_not_said_to_keep_what_it_misses(
     assert ("no policy keeps every bound and floor" in shown.getvalue()) == bool(missing)
 
 
+def test_plan_for_services_of_a_mix_without_any_breaks_no_table(shown: io.StringIO) -> None:
+    promised = msgspec.structs.replace(worker("albert", 500.0), bound_ms=2.0)
+    for compared in ([worker("albert", 400.0), promised], [promised, worker("albert", 400.0)]):
+        screen.print_measures([measures(str(n), 1.0, one) for n, one in enumerate(compared)])
+    assert "Services" not in shown.getvalue()
+
+
 def test_one_policy_is_held_against_nothing(shown: io.StringIO) -> None:
     screen.print_measures([measures("shared", 1.0)])
     assert "vs shared" not in shown.getvalue() and "*" not in shown.getvalue()

@@ -415,8 +415,19 @@ def _promising(options: ContestOptions, mix: Mix, promises: dict[int, Promise]) 
         options,
         objectives=tuple(aim.for_mix(mix, promises) for aim in options.objectives),
         policy=dataclasses.replace(options.policy, promises=promises),
-        plans={name: with_bounds(plan, promises) for name, plan in options.plans.items()},
+        plans={
+            name: with_bounds(_in_mix(plan, mix), promises) for name, plan in options.plans.items()
+        },
     )
+
+
+def _in_mix(plan: Plan, mix: Mix) -> Plan:
+    """The plan for this mix's rates and promises; it may have been made for others."""
+    workers = [
+        msgspec.structs.replace(asked, model=model)
+        for asked, model in zip(mix.workers, plan.models, strict=True)
+    ]
+    return msgspec.structs.replace(plan, mix=msgspec.structs.replace(mix, workers=tuple(workers)))
 
 
 def _process_plans(case: Case, options: ContestOptions, name: str, others: int) -> list[Plan]:

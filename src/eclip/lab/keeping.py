@@ -280,16 +280,13 @@ def seconds_for(mix: Mix, requests: int) -> float:
 
 
 def with_bounds(plan: Plan, promises: Mapping[int, Promise]) -> Plan:
-    """The plan with these bounds; limits of slack stay."""
-    workers = [
-        worker
-        if worker.promise is None or index not in promises
-        else msgspec.structs.replace(
-            worker,
-            promise=msgspec.structs.replace(worker.promise, bound_ns=promises[index].bound_ns),
-        )
-        for index, worker in enumerate(plan.workers)
-    ]
+    """The plan with these bounds; limits of slack stay. One that was made for a mix without bounds
+    gets promises that nobody acts on."""
+    workers = list(plan.workers)
+    for index, promise in promises.items():
+        made = workers[index].promise or promise
+        kept = msgspec.structs.replace(made, bound_ns=promise.bound_ns)
+        workers[index] = msgspec.structs.replace(workers[index], promise=kept)
     return msgspec.structs.replace(plan, workers=tuple(workers))
 
 

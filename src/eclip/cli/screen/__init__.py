@@ -295,8 +295,14 @@ def print_policies(measures: Sequence[Measures], best: str, aim: str) -> None:
     services."""
     note = modelled_note(any(one.modelled for one in measures))
     _print_throughput(measures, best, aim, note)
-    if any(worker.bound_ms is not None for one in measures for worker in one.workers):
-        _print_services(measures, note)
+    # A plan may have been made for services of a mix that has none.
+    services = [
+        index
+        for index in range(len(measures[0].workers))
+        if all(one.workers[index].bound_ms is not None for one in measures)
+    ]
+    if services:
+        _print_services(measures, services, note)
 
 
 def _print_throughput(measures: Sequence[Measures], best: str, aim: str, note: str) -> None:
@@ -363,17 +369,16 @@ def _print_workers(measures: Sequence[Measures], note: str) -> None:
     )
 
 
-def _print_services(measures: Sequence[Measures], note: str) -> None:
+def _print_services(measures: Sequence[Measures], services: Sequence[int], note: str) -> None:
     """Per policy: every service's tail against its bound, and what background gets and does."""
-    services = [worker for worker in measures[0].workers if worker.bound_ms is not None]
     rows = []
     for one in measures:
         others = [worker for worker in one.workers if worker.bound_ms is None]
         row = [one.policy]
-        for worker in one.workers:
-            if worker.bound_ms is not None:
-                mark = "kept" if worker.kept else "missed"
-                row += [number(worker.p50_ms, 2), f"{number(worker.p99_ms, 2)} {mark}"]
+        for index in services:
+            worker = one.workers[index]
+            mark = "kept" if worker.kept else "missed"
+            row += [number(worker.p50_ms, 2), f"{number(worker.p99_ms, 2)} {mark}"]
         row += [
             "none" if one.background is None else f"{one.background:.1%}",
             str(sum(worker.yields for worker in others)),
@@ -383,7 +388,7 @@ def _print_services(measures: Sequence[Measures], note: str) -> None:
         rows.append(row)
     tails = [
         (f"{worker.name} p50 ms", f"{worker.name} p99 ms, at most {worker.bound_ms:.2f}")
-        for worker in services
+        for worker in (measures[0].workers[index] for index in services)
     ]
     print_table(
         f"Services and background{note}",
