@@ -424,7 +424,7 @@ def test_a_command_whose_kernels_are_not_the_plans_is_told(
         (("--service", "--bound", "5"), "cannot read the bound '5'; write 5ms, or 1.1x"),
         (("--service", "--bound", "0.9x"), "cannot be kept: at least 1"),
         (("--service", "--bound", "0ms"), "above 0"),
-        (("--service", "--bound", "90000s"), "at most a day"),
+        (("--service", "--bound", "90000s"), "a day at most"),
         (("--background", "--floor", "1.5"), "from 0 to less than 1, not 1.5"),
         (("--background", "--stats"), "eclip top"),
     ],

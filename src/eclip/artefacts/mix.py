@@ -21,6 +21,7 @@ MAX_WORKERS = 32
 MAX_RATE_RPS = 1e9
 DEFAULT_BATCH = 8
 LONGEST_BOUND_MS = 24 * 3600 * 1000.0  # ten of them, in ns, must fit into a word of a board
+_MOST_TIMES_ALONE = 1e6
 
 # The paper prints its ResNet as "resnet15"; of the family only resnet152 has the number of kernels
 # that its Table I implies (613 - 34 for alexnet - about 60 for vgg19).
@@ -57,8 +58,8 @@ class Bound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         given = [value for value in (self.ms, self.times_alone) if value is not None]
         if len(given) != 1 or not 0 < given[0] < float("inf"):
             raise ValueError("a bound is a number of ms, or of times the p99 alone, above 0")
-        if self.ms is not None and self.ms > LONGEST_BOUND_MS:
-            raise ValueError(f"a bound is at most a day, not {self.ms:g} ms")
+        if (self.ms or 0) > LONGEST_BOUND_MS or (self.times_alone or 0) > _MOST_TIMES_ALONE:
+            raise ValueError("a bound is a day at most, or a million times the p99 alone")
         if self.times_alone is not None and self.times_alone < 1:
             raise ValueError(
                 f"a bound of {self.times_alone:g} times the p99 alone cannot be kept: at least 1"
