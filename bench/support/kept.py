@@ -1,4 +1,7 @@
-"""Results that a bench keeps as it goes: a line of JSON for each, so that a second call goes on."""
+"""Results that a bench keeps as it goes: a line of JSON for each, so that a second call goes on.
+
+A bench may be killed while it writes. What it had not finished is as if it had not been there.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,16 @@ def read_rows(path: Path) -> list[Row]:
     """None, if nothing was kept yet."""
     if not path.is_file():
         return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in _whole(path.read_bytes()).splitlines()]
 
 
 def add_rows(path: Path, rows: Iterable[Row]) -> None:
-    with path.open("a") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+    with path.open("a+b") as file:
+        file.seek(0)
+        file.truncate(len(_whole(file.read())))
+        file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
+
+
+def _whole(content: bytes) -> bytes:
+    """Without a last line that has no end."""
+    return content[: content.rfind(b"\n") + 1]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from bench.support import sharing
+from bench.support.kept import read_rows
 from bench.support.tables import print_table
 
 
@@ -18,8 +19,7 @@ def array_name(key: str) -> str:
 
 def finish(folder: Path) -> list[dict[str, Any]]:
     """All results of the folder, with intervals where they were missing."""
-    path = folder / "services.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = read_rows(folder / "services.jsonl")
     for row in rows:
         file = folder / "latencies" / row.get("latencies", "")
         if "services" not in row or not file.is_file():

@@ -6,13 +6,13 @@ has to be captured.
 
 from __future__ import annotations
 
-import json
 import tarfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.support.kept import add_rows
 from bench.support.pairs import GUESSES_MS, STAND_INS
 
 from eclip.artefacts import store
@@ -145,5 +145,4 @@ class Bench:
 
     def keep(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
-        with (self.folder / RESULTS).open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        add_rows(self.folder / RESULTS, [row])
