@@ -1,10 +1,11 @@
 """Claims of docs/results/programs.md about programs that nobody here wrote.
 
-    PYTHONPATH=.:src:.gpu-deps python3 bench/gpu/foreign.py FOLDER [NAME ...]
+    PYTHONPATH=.:src:.gpu-deps python3 bench/gpu/foreign.py FOLDER [NAME ...] [--minutes 9]
 
 Every program of bench/gpu/foreign calls another library and tells its outputs as a digest. It runs
-plainly twice, then as background beside a service, then recorded and with a plan. Results are in
-FOLDER as soon as a program is done; one that is there is not run again.
+plainly twice, then as background beside a service, then recorded and with a plan. Several programs
+run at once. What a step found is in FOLDER as soon as it is done, and is not done again: so the
+same command in the next call goes on. What has not ended after so many minutes is given up.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,29 +40,55 @@ from eclip.errors import EclipError
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "foreign"
 HELP = "telling"  # what they share
-AT_ONCE = 4
+AT_ONCE = 6
 LIMIT_S = 240.0
+END_S = 10.0
 APART_MS, BURST = 8.0, 500  # between requests of the service beside them, and requests at a time
 LOOK_S = 0.02
 
 
-def run(command: Sequence[str], variables: Mapping[str, str] | None = None) -> str:
-    """What it prints; else an error with its last words."""
-    try:
-        done = subprocess.run(
+class NothingLearntError(Exception):
+    """About the program: the time was over, or the service beside it had ended."""
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Runs commands until a moment of time.monotonic()."""
+
+    until_s: float = float("inf")
+
+    def __call__(self, command: Sequence[str], variables: Mapping[str, str] | None = None) -> str:
+        """What it prints; else an error with its last words."""
+        left_s = self.until_s - time.monotonic()
+        if left_s <= 0:
+            raise NothingLearntError
+        with subprocess.Popen(
             command,
             env=os.environ | dict(variables or {}),
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
+        ) as child:
+            try:
+                said, errors = child.communicate(timeout=min(left_s, LIMIT_S))
+            except subprocess.TimeoutExpired:
+                _end(child)
+                if left_s < LIMIT_S:
+                    raise NothingLearntError from None
+                raise RuntimeError(f"it took more than {LIMIT_S:g} s") from None
+        if child.returncode != 0:
+            words = (errors or said).strip().splitlines()
+            raise RuntimeError(words[-1][:200] if words else f"exit code {child.returncode}")
+        return said
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """``eclip exec`` passes on what asks it to end; killed, it would leave its command behind."""
+    child.terminate()
+    try:
+        child.communicate(timeout=END_S)
     except subprocess.TimeoutExpired:
-        raise RuntimeError(f"it took more than {LIMIT_S:g} s") from None
-    if done.returncode != 0:
-        words = (done.stderr or done.stdout).strip().splitlines()
-        raise RuntimeError(words[-1][:200] if words else f"exit code {done.returncode}")
-    return done.stdout
+        child.kill()
 
 
 def digest_in(text: str) -> str:
@@ -67,6 +96,12 @@ def digest_in(text: str) -> str:
     if found is None:
         raise RuntimeError("it told no digest")
     return found.group(1)
+
+
+def counts_in(text: str) -> list[dict[str, int]]:
+    """What ``eclip exec --json`` counted in every process, after what the command printed."""
+    found = re.search(r'\{\s*"code".*', text, re.DOTALL)
+    return list(json.loads(found.group(0))["processes"].values()) if found else []
 
 
 def eclip(*words: str) -> list[str]:
@@ -78,8 +113,9 @@ class Beside:
 
     def __init__(self, folder: Path) -> None:
         self.board, self._folder = folder / "board", folder
-        self._yields: dict[int, int] = {}  # by process
+        self._yields: dict[tuple[str, int], int] = {}  # by program and process
         self._over = threading.Event()
+        self.served = True
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
@@ -99,62 +135,101 @@ class Beside:
                     thread.join()
             service.close()
 
-    def yields(self) -> int:
-        """Of all background so far."""
-        return sum(self._yields.values())
+    def yields(self, name: str) -> int:
+        """Of the program's processes so far; on the board they have its file's name."""
+        return sum(
+            count for (seen, _), count in self._yields.copy().items() if Path(seen).stem == name
+        )
 
     def _ask(self, service: Any) -> None:
         arrivals = (np.arange(BURST) * APART_MS * 1e6).astype(np.int64)
-        while not self._over.is_set():
-            serve(service, arrivals, self._folder)
+        try:
+            while not self._over.is_set():
+                serve(service, arrivals, self._folder)
+        except (RuntimeError, OSError) as error:
+            self.served = False
+            print(f"the service beside them: {error}", flush=True)
 
     def _look(self) -> None:
         while not self._over.wait(LOOK_S):
             with contextlib.suppress(EclipError):  # nobody has made it yet
                 for worker in look(self.board).workers:
                     if worker.tier == "background":
-                        self._yields[worker.pid] = worker.yields
+                        self._yields[worker.name, worker.pid] = worker.yields
 
 
-def try_plainly(name: str) -> Row:
-    """Whether it gives the same twice, which is all that can be asked of it."""
-    program = [sys.executable, str(PROGRAMS / f"{name}.py")]
-    row: Row = {"name": name}
-    try:
-        first, second = (digest_in(run(program)) for _ in range(2))
-        row |= {"digest": first, "repeats": first == second}
-    except RuntimeError as error:
-        row["plainly"] = str(error)
-    return row
+@dataclass
+class Trial:
+    """One program, step by step; a step that was done before is passed over."""
 
+    name: str
+    folder: Path
+    run: Runner
+    beside: Beside
+    row: Row = field(default_factory=dict)
 
-def try_beside(row: Row, beside: Beside) -> None:
-    program = [sys.executable, str(PROGRAMS / f"{row['name']}.py")]
-    before = beside.yields()
-    try:
-        text = run(eclip("exec", "--background", "--", *program), {VARIABLE: str(beside.board)})
-        row |= {"beside": digest_in(text) == row["digest"], "yields": beside.yields() - before}
-    except RuntimeError as error:
-        row["beside"] = str(error)
+    def go_on(self) -> None:
+        with contextlib.suppress(NothingLearntError):
+            if not {"repeats", "plainly"} & self.row.keys():
+                self._keep(self._plainly())
+            if self.row.get("repeats") and "beside" not in self.row:
+                self._keep(self._beside())
+            if self.row.get("repeats") and "planned" not in self.row:
+                self._keep(self._planned())
 
+    def _keep(self, found: Row) -> None:
+        self.row |= found
+        add_rows(self.folder / "foreign.jsonl", [{"name": self.name, **found}])
+        print(json.dumps({"name": self.name, **found}), flush=True)
 
-def try_planned(row: Row, folder: Path) -> None:
-    name = f"{row['name']}:1"
-    mine, plan = folder / row["name"], folder / f"{row['name']}.json"
-    program = [sys.executable, str(PROGRAMS / f"{row['name']}.py")]
-    try:
-        run(eclip("record", "--as", name, "--sizes", "64,132", "-o", str(mine), "--", *program))
-        run(eclip("plan", name, "--policy", "eclip", "--profiles", str(mine), "-o", str(plan)))
-        text = run(
-            eclip("exec", "--plan", str(plan), "--profiles", str(mine), "--json", "--", *program)
-        )
-        found = re.search(r'\{\s*"code".*', text, re.DOTALL)
-        counts = json.loads(found.group(0))["processes"] if found else []
+    @property
+    def _program(self) -> list[str]:
+        return [sys.executable, str(PROGRAMS / f"{self.name}.py")]
+
+    def _plainly(self) -> Row:
+        """Whether it gives the same twice, which is all that can be asked of it."""
+        try:
+            first, second = (digest_in(self.run(self._program)) for _ in range(2))
+        except RuntimeError as error:
+            return {"plainly": str(error)}
+        return {"digest": first, "repeats": first == second}
+
+    def _beside(self) -> Row:
+        command = eclip("exec", "--background", "--", *self._program)
+        before = self.beside.yields(self.name)
+        try:
+            text = self.run(command, {VARIABLE: str(self.beside.board)})
+            equal = digest_in(text) == self.row["digest"]
+        except RuntimeError as error:
+            return {"beside": str(error)}
+        if not self.beside.served:
+            raise NothingLearntError
+        return {"beside": equal, "yields": self.beside.yields(self.name) - before}
+
+    def _planned(self) -> Row:
+        name = f"{self.name}:1"
+        profiles, plan = str(self.folder / self.name), str(self.folder / f"{self.name}.json")
+        record = eclip("record", "--as", name, "--sizes", "64,132", "-o", profiles, "--")
+        planned = eclip("exec", "--plan", plan, "--profiles", profiles, "--json", "--")
+        try:
+            self.run([*record, *self._program])
+            self.run(eclip("plan", name, "--policy", "eclip", "--profiles", profiles, "-o", plan))
+            text = self.run([*planned, *self._program])
+            counts = counts_in(text)
+            equal = digest_in(text) == self.row["digest"]
+        except RuntimeError as error:
+            return {"planned": str(error)}
         launches = sum(one["launches"] for one in counts)
-        row["planned"] = digest_in(text) == row["digest"]
-        row["planned_share"] = sum(one["planned"] for one in counts) / max(launches, 1)
-    except RuntimeError as error:
-        row["planned"] = str(error)
+        share = sum(one["planned"] for one in counts) / max(launches, 1)
+        return {"planned": equal, "planned_share": share}
+
+
+def kept_rows(folder: Path) -> dict[str, Row]:
+    """By program: what all steps found that were done."""
+    found: dict[str, Row] = {}
+    for row in read_rows(folder / "foreign.jsonl"):
+        found.setdefault(row["name"], {}).update(row)
+    return found
 
 
 def words(value: Any) -> str:
@@ -185,24 +260,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*")
+    parser.add_argument("--minutes", type=float, default=9.0)
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
+    run = Runner(time.monotonic() + 60 * given.minutes)
     known = sorted(path.stem for path in PROGRAMS.glob("*.py") if path.stem != HELP)
-    results = given.folder / "foreign.jsonl"
-    done = read_rows(results)
-    wanted = [name for name in given.names or known if all(row["name"] != name for row in done)]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        rows = list(pool.map(try_plainly, wanted))
-    runs = [row for row in rows if row.get("repeats")]
-    beside = Beside(given.folder)
-    with beside.serving():
-        for row in runs:  # one at a time: their yields are told apart by that
-            try_beside(row, beside)
-            print(json.dumps(row), flush=True)
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(lambda row: try_planned(row, given.folder), runs))
-    add_rows(results, rows)
-    print_rows([*done, *rows])
+    done, beside = kept_rows(given.folder), Beside(given.folder)
+    trials = [
+        Trial(name, given.folder, run, beside, done.get(name, {})) for name in given.names or known
+    ]
+    with beside.serving(), ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(Trial.go_on, trials))
+    print_rows(list(kept_rows(given.folder).values()))
 
 
 if __name__ == "__main__":

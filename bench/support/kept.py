@@ -6,11 +6,14 @@ A bench may be killed while it writes. What it had not finished is as if it had 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
+
+_ONE_AT_A_TIME = threading.Lock()
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -21,7 +24,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def add_rows(path: Path, rows: Iterable[Row]) -> None:
-    with path.open("a+b") as file:
+    with _ONE_AT_A_TIME, path.open("a+b") as file:
         file.seek(0)
         file.truncate(len(_whole(file.read())))
         file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
