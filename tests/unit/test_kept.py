@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from bench.support.kept import add_rows, read_rows
+from bench.support.kept import Row, add_rows, read_rows
 
-ROWS = [{"way": "eclip", "goodput": 1.5}, {"way": "streams", "runs": [1, 2]}]
+ROWS: list[Row] = [{"way": "eclip", "goodput": 1.5}, {"way": "streams", "runs": [1, 2]}]
 
 
 def test_rows_are_there_for_the_next_call(tmp_path: Path) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from bench.gpu.programs import APPS, Measured, Scene, Set, measure, print_rows
+from bench.gpu import programs
+from bench.gpu.programs import APPS, TURNS, Scene, draw_arrivals, measure, print_rows, run
+from bench.support.kept import read_rows
 from bench.support.programs import PLAIN, Way, start
 
 from waiting import has_ended, until
@@ -80,7 +83,9 @@ child.wait()
 
 
 @pytest.fixture
-def apps(tmp_path: Path) -> Path:
+def apps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(programs, "ALONE_S", 0.1)
+    monkeypatch.setattr(programs, "WARM_UP_S", 0.0)
     folder = tmp_path / "apps"
     folder.mkdir()
     shutil.copy(APPS / "talk.py", folder)
@@ -90,17 +95,17 @@ def apps(tmp_path: Path) -> Path:
 
 
 def test_services_and_background_are_measured_alone_and_together(
-    apps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    apps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("bench.gpu.programs.ALONE_S", 0.1)
-    monkeypatch.setattr("bench.gpu.programs.WARM_UP_S", 0.0)
     scene = Scene((("service.py",), ("server.py",)), ("background.py",), 0.5, 40, 20)
-    rows = measure(scene, "x", tmp_path, [Way(PLAIN), Way("another")], apps)
+    found = measure(scene, "x", tmp_path, [Way(PLAIN), Way("another")], apps)
+    rows = [row for of_way in found for row in of_way]
     assert [(row["way"], row["service"]) for row in rows] == [
         (way, service) for way in (PLAIN, "another") for service in ("service.py", "server.py")
     ]
     for row in rows:
-        assert row["requests"] == 20
+        # Both have arrivals over the same time; the server answers several requests at once.
+        assert row["requests"] == 20 if row["service"] == "service.py" else row["requests"] >= 20
         assert row["latency"]["p50_ms"] >= REQUEST_MS
         assert 0 < row["background_rps"] <= 1e3 / STEP_MS
         assert row["busy_share"] is None  # without a board nobody knows
@@ -134,19 +139,61 @@ def test_what_a_program_has_started_ends_with_it(
     assert until(lambda: has_ended(program.pid))
 
 
-def test_arrivals_keep_to_the_load(apps: Path, tmp_path: Path) -> None:
-    scene = Scene((("service.py",),), ("background.py",), 0.5, 4000, 20)
-    folder = tmp_path
-    started = [
-        start([str(apps / name)], Way(PLAIN), tier, board=folder / "b", pipes=None, folder=folder)
-        for name, tier in (("service.py", "service"), ("background.py", "background"))
-    ]
-    try:
-        for program in started:
-            program.wait()
-        one = Set(Way(PLAIN), folder / "b", started[:1], started[1])
-        (arrivals,) = Measured("x", scene, folder, [one]).arrivals
-    finally:
-        for program in started:
-            program.close()
-    assert np.diff(arrivals).mean() == pytest.approx(REQUEST_MS * 1e6 / 0.5, rel=0.1)
+def test_arrivals_keep_to_the_load_and_all_services_have_them_over_the_same_time() -> None:
+    quick, slow = draw_arrivals([1e6, 4e6], 4000)
+    assert sum(map(len, slow)) == 4000 and sum(map(len, quick)) == 16_000
+    for turns, mean_ns in ((quick, 1e6), (slow, 4e6)):
+        assert len(turns) == TURNS
+        for times in turns:
+            assert np.diff(times).mean() == pytest.approx(mean_ns, rel=0.1)
+    assert quick[0][:9].tolist() != quick[1][:9].tolist()  # every turn has its own
+
+
+def test_a_call_goes_on_with_the_ways_that_are_left(apps: Path, tmp_path: Path) -> None:
+    """With the arrivals of the first call, whose plain programs do not run again."""
+    scene = Scene((("service.py",),), ("background.py",), 0.5, 40, 20)
+    for name in (PLAIN, "another"):
+        run(tmp_path, {"x": scene}, [Way(PLAIN), Way(name)], time.monotonic() + 600, apps)
+    rows = read_rows(tmp_path / "programs.jsonl")
+    assert [row["way"] for row in rows] == [PLAIN, "another"]
+    # These latencies follow from the arrivals alone.
+    assert rows[1]["alone"] == rows[1]["alone_time_sliced"] == rows[0]["alone_time_sliced"]
+
+
+def test_nothing_begins_that_would_end_too_late(
+    apps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scene = Scene((("service.py",),), ("background.py",), 0.5, 1_000_000, 20)
+    run(tmp_path, {"x": scene}, [Way(PLAIN)], time.monotonic() + 1, apps)
+    assert "x: left out" in capsys.readouterr().out
+    run(tmp_path, {"x": scene}, [Way(PLAIN)], time.monotonic() + 600, apps)
+    assert f"x, {PLAIN}: left out" in capsys.readouterr().out
+    assert read_rows(tmp_path / "programs.jsonl") == []
+
+
+def test_a_scene_that_fails_does_not_end_the_others(apps: Path, tmp_path: Path) -> None:
+    broken = Scene((("missing.py",),), ("background.py",), 0.5, 40, 20)
+    scene = Scene((("service.py",),), ("background.py",), 0.5, 40, 20)
+    run(tmp_path, {"x": broken, "y": scene}, [Way(PLAIN)], time.monotonic() + 600, apps)
+    assert [row["scene"] for row in read_rows(tmp_path / "programs.jsonl")] == ["y"]
+
+
+ODD = """
+from talk import orders, say, say_ready
+heard = orders()
+say_ready()
+runs = 0
+while heard.get() is not None:
+    say(running=True)
+    heard.get()
+    runs += 1
+    say(steps=1000 if runs % 2 else 1, seconds=1.0)
+"""
+
+
+def test_steps_that_only_warm_the_background_up_do_not_count(apps: Path, tmp_path: Path) -> None:
+    """They are undisturbed: it would look faster beside services than it is."""
+    (apps / "background.py").write_text(ODD)
+    scene = Scene((("service.py",),), ("background.py",), 0.5, 40, 40)
+    ((row,),) = measure(scene, "x", tmp_path, [Way(PLAIN)], apps)
+    assert row["background_rps"] == row["background_alone_rps"] == 1

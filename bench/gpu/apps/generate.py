@@ -16,7 +16,7 @@ import torch
 import transformers
 from talk import orders, say, say_ready
 
-PROMPT, NEW = 64, 32
+PROMPT, NEW = 64, 16
 AHEAD_NS = 50_000_000
 WARM_UP = 3
 
