@@ -330,6 +330,18 @@ def llama_prefill(batch: int, shape: LlamaShape | None = None) -> Made:
         return Prefill(shape, batch), (tokens,)
 
 
+class Adder(nn.Module):
+    def forward(self, a: Any, b: Any) -> Any:
+        return a + b
+
+
+def add(batch: int) -> Made:
+    """What bench/serving/faults.py serves: the answer is known, whatever batch a request is in."""
+    with torch.device(DEVICE):
+        numbers = torch.zeros(batch, 4, dtype=torch.int32)
+        return Adder(), (numbers, numbers.clone())
+
+
 def _attention(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **options: Any
 ) -> torch.Tensor:

@@ -1,9 +1,13 @@
 """Faults under load: what clients of a server see while its parts die and others misbehave.
 
     PYTHONPATH=src:tests/support python bench/serving/faults.py [--rounds N] [--seed N] [--out FILE]
+        [--device cuda] [--minutes N]
     PYTHONPATH=src:tests/support python bench/serving/faults.py --sum FILE...
 
 A server (`eclip serve`, two fronts, simulated device) answers a steady stream of Triton's clients.
+On a GPU its model is a kernel. One that hangs is left out there, and so is a model that is too
+large, which would have to be measured first. Rounds go on in ``--out`` where an earlier call
+stopped, and none begins after so many minutes.
 Every round has one fault, chosen at random. Every request must be answered, rightly or with an
 error: a wrong answer, none at all, or a server that ends is said and makes the exit code 1. The
 table says when p99 was within the bound again, counted from the end of the fault. A full disk needs
@@ -19,7 +23,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
+import math
 import os
 import random
 import signal
@@ -43,6 +47,7 @@ from tritonclient.utils import InferenceServerException
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench.support.add_clients import infer_bytes
+from bench.support.kept import Row, add_rows, read_rows
 from bench.support.processes import children
 from bench.support.served import PATIENCE_S, ServeProcess, wait_for
 from bench.support.tables import print_table
@@ -54,7 +59,7 @@ PROBE_S = 0.01
 SERVICE = """
 [[service]]
 name = "{name}"
-model = "numpy:{function}"
+model = "{model}"
 inputs = [
     {{ name = "a", datatype = "INT32", shape = [4] }},
     {{ name = "b", datatype = "INT32", shape = [4] }},
@@ -66,11 +71,19 @@ queue = 64
 """
 SERVER = """
 [server]
+device = "{device}"
 http_port = 0
 grpc_port = 0
 fronts = 2
 grace_seconds = 1.0
 """
+MODELS = {  # of the services, by device
+    "sim": {
+        "add": "numpy:eclip.serving.demo_models:add",
+        "hangs": "numpy:serving_functions:hang",
+    },
+    "cuda": {"add": "bench.gpu.workloads:add"},
+}
 TOO_LARGE = """
 [[service]]
 name = "toolarge"
@@ -81,27 +94,30 @@ instances = 20
 REFUSED = "the configuration stays as it was"
 
 
+def settings_of(device: str, bound_ms: float = BOUND_MS) -> str:
+    """A server's file."""
+    services = [
+        SERVICE.format(name=name, model=model, bound_ms=bound_ms)
+        for name, model in MODELS[device].items()
+    ]
+    return "".join([SERVER.format(device=device), *services])
+
+
 class Server(ServeProcess):
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: str) -> None:
+        self.device = device
         self.file = folder / "models.toml"
         self.temporary = folder / "tmp"
         self.temporary.mkdir()
         self.small_disk = not subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=4m", "eclip", str(self.temporary)],
+            ["mount", "-t", "tmpfs", "-o", "size=64m", "eclip", str(self.temporary)],
             stderr=subprocess.DEVNULL,
         ).returncode
         self.write()
         super().__init__(self.file, folder / "log", {"TMPDIR": str(self.temporary)})
 
     def write(self, bound_ms: float = BOUND_MS, more: str = "") -> None:
-        services = [
-            SERVICE.format(name=name, function=function, bound_ms=bound_ms)
-            for name, function in (
-                ("add", "eclip.serving.demo_models:add"),
-                ("hangs", "serving_functions:hang"),
-            )
-        ]
-        self.file.write_text(SERVER + "".join(services) + more)
+        self.file.write_text(settings_of(self.device, bound_ms) + more)
 
     def part(self, name: str) -> int | None:
         """The process of one of its parts; the oldest, since a spare one may wait."""
@@ -347,7 +363,7 @@ class Round:
         probe.worst_s = probe.lost_s = 0.0
         traffic.late.clear()
 
-    def describe(self, back_s: float | None) -> dict[str, Any]:
+    def describe(self, back_s: float | None) -> Row:
         """Latenesses are of requests that were answered."""
         late = sorted((took for _, took in self._traffic.late), reverse=True)
         log = self._traffic.server.said[self._said :].splitlines()
@@ -365,7 +381,7 @@ class Round:
         }
 
 
-def print_rounds(title: str, rounds: list[dict[str, Any]]) -> None:
+def print_rounds(title: str, rounds: list[Row]) -> None:
     rows = []
     for fault in FAULTS:
         back_s = [one["back_s"] for one in rounds if one["fault"] == fault]
@@ -391,17 +407,29 @@ def print_rounds(title: str, rounds: list[dict[str, Any]]) -> None:
             print("   ", line)
 
 
-async def run(rounds: int, seed: int, out: Path | None) -> bool:
-    random.seed(seed)
-    described: list[dict[str, Any]] = []
+def left_out(server: Server) -> list[str]:
+    """Faults that cannot be made here."""
+    no_disk = [] if server.small_disk else ["disk full"]
+    on_gpu = ["out of device memory at load", "a model that hangs"]
+    return [*no_disk, *([] if server.device == "sim" else on_gpu)]
+
+
+async def run(
+    rounds: int, seed: int, out: Path | None, device: str = "sim", until_s: float = math.inf
+) -> bool:
+    """``until_s``: of time.monotonic(); no round begins later."""
+    described: list[Row] = [] if out is None else read_rows(out)
+    random.seed(seed + len(described))
     broken: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
-        server = Server(Path(folder))
-        faults = [name for name in FAULTS if name != "disk full" or server.small_disk]
+        server = Server(Path(folder), device)
+        faults = [name for name in FAULTS if name not in left_out(server)]
         traffic, probe = Traffic(server), Probe()
         async with running(traffic.run(), probe.run()):
             await recover(traffic)
-            for number in range(rounds):
+            for number in range(len(described), rounds):
+                if time.monotonic() > until_s:
+                    break
                 name = random.choice(faults)
                 this = Round(number, name, traffic, probe)
                 try:
@@ -414,8 +442,7 @@ async def run(rounds: int, seed: int, out: Path | None) -> bool:
                     broken.append(f"round {number}, {name}: back {took_s}, wrong {wrong}")
                 described.append(this.describe(took_s))
                 if out is not None:
-                    with out.open("a") as file:
-                        file.write(json.dumps(described[-1]) + "\n")
+                    add_rows(out, described[-1:])
                 if server.process.poll() is not None:
                     break
         unanswered = traffic.asked - traffic.seen.total()
@@ -427,9 +454,11 @@ async def run(rounds: int, seed: int, out: Path | None) -> bool:
             out.with_suffix(".log").write_text(server.said)
         if server.small_disk:
             subprocess.run(["umount", str(server.temporary)], check=True)
-        else:
-            print("left out: a full disk, since none can be mounted here")
-    print_rounds(f"{rounds} rounds, seed {seed}, {RATE_RPS:.0f} requests/s", described)
+        for name in left_out(server):
+            print(f"left out, since it cannot be made here: {name}")
+    print_rounds(
+        f"{len(described)} rounds on {device}, seed {seed}, {RATE_RPS:.0f} requests/s", described
+    )
     for reason in broken:
         print("BROKEN", reason)
     return not broken
@@ -441,12 +470,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="a line for every round")
     parser.add_argument("--sum", type=Path, nargs="+", help="such files, to be printed together")
-    arguments = parser.parse_args()
-    if arguments.sum:
-        lines = [line for path in arguments.sum for line in path.read_text().splitlines()]
-        print_rounds(f"{len(lines)} rounds", [json.loads(line) for line in lines])
+    parser.add_argument("--device", choices=list(MODELS), default="sim")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no round later")
+    given = parser.parse_args()
+    if given.sum:
+        rows = [row for path in given.sum for row in read_rows(path)]
+        print_rounds(f"{len(rows)} rounds", rows)
         return
-    sys.exit(not asyncio.run(run(arguments.rounds, arguments.seed, arguments.out)))
+    until_s = time.monotonic() + 60 * given.minutes
+    well = asyncio.run(run(given.rounds, given.seed, given.out, given.device, until_s))
+    sys.exit(not well)
 
 
 if __name__ == "__main__":
