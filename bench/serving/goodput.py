@@ -2,6 +2,7 @@
 
     PYTHONPATH=.:src:tests/support:.gpu-deps python3 bench/serving/goodput.py FOLDER --device cuda
         [--mixes three,four,five,six] [--bounds 5,3,10] [--ways eclip,streams,priorities,mps,beside]
+        [--minutes 9]
 
 Services of a mix get Poisson arrivals. At load 1 all of them together ask for the device's whole
 time at batch 1, each for an equal part. All ways have the same arrivals. The load goes in steps
@@ -13,8 +14,9 @@ eclip, streams, priorities: one server, with another policy each. mps: a server 
 for every model, all under one MPS daemon; on a simulator there is none, and the way is left out.
 beside, at bound 5: eclip at 60% of its goodput, with background work beside its services.
 
-A way takes about 40 s. Its row is in FOLDER as soon as it is done, and is not measured again; a
-way that failed has a row with an error, and is tried again by the next call.
+A way takes about 40 s, and begins only if it should end in time. Its row is in FOLDER as soon as it
+is done, and is not measured again; a way that failed has a row with an error, and is tried again by
+the next call.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import contextlib
 import functools
 import itertools
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -53,6 +56,7 @@ FIRST_LOAD = 1.0  # where nothing is known yet
 BESIDE_BOUND, BESIDE_PART = 5.0, 0.6
 BESIDE_TIMES = 2  # as long as a load of a sweep: there is one load only
 SETTLE_S = 0.5
+USUAL_S = 45.0  # of a way, until one is measured
 START_S = 150.0  # of servers, at most; two models took 34 s on an H200 beside other tests
 
 
@@ -137,10 +141,11 @@ def measure_beside(mix: str, times: float, *, device: str, seconds: float, goodp
 
 
 class Results:
-    """Rows in a file: one for every key, as soon as it is there."""
+    """Rows in a file: one for every key, as soon as it is there. Nothing begins that should end
+    after ``until_s``, of time.monotonic()."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, until_s: float = math.inf) -> None:
+        self._path, self._until_s = path, until_s
         self._rows = read_rows(path)
 
     @property
@@ -152,6 +157,11 @@ class Results:
     def measured(self) -> list[Row]:
         return [row for row in self.rows if "error" not in row]
 
+    @property
+    def expected_s(self) -> float:
+        """The longest that one took so far."""
+        return max((row["start_s"] + row["sweep_s"] for row in self.measured), default=USUAL_S)
+
     def find(self, **key: Any) -> Row | None:
         return next((row for row in self.measured if row["key"] == key), None)
 
@@ -159,8 +169,13 @@ class Results:
         """Measure what is not there yet. Whatever goes wrong, the next one may work."""
         if self.find(**key) is not None:
             return
-        print(f"{title_of(key)} …", flush=True)
         begin_s = time.monotonic()
+        if begin_s + self.expected_s > self._until_s:
+            print(
+                f"{title_of(key)}: left out, {self._until_s - begin_s:.0f} s are left", flush=True
+            )
+            return
+        print(f"{title_of(key)} …", flush=True)
         row: Row = {"key": key}
         try:
             row |= find()
@@ -187,6 +202,7 @@ def main() -> None:
     parser.add_argument("--bounds", default="5,3,10")
     parser.add_argument("--ways", default=",".join([*WAYS, BESIDE]))
     parser.add_argument("--seconds", type=float, default=2.5, help="of load, for each load")
+    parser.add_argument("--minutes", type=float, default=math.inf)
     given = parser.parse_args()
     mixes, ways = given.mixes.split(","), given.ways.split(",")
     if unknown := {*mixes, *ways} - {*MIXES, *WAYS, BESIDE}:
@@ -199,6 +215,7 @@ def main() -> None:
         bounds=[float(times) for times in given.bounds.split(",")],
         ways=ways,
         seconds=given.seconds,
+        until_s=time.monotonic() + 60 * given.minutes,
     )
 
 
@@ -210,9 +227,10 @@ def run(
     bounds: Sequence[float],
     ways: Sequence[str],
     seconds: float,
+    until_s: float = math.inf,
 ) -> None:
-    found = Results(folder / f"goodput-{device}.jsonl")
-    beside = Results(folder / f"beside-{device}.jsonl")
+    found = Results(folder / f"goodput-{device}.jsonl", until_s)
+    beside = Results(folder / f"beside-{device}.jsonl", until_s)
     if MPS in ways and device != "cuda":
         print(f"{MPS} is left out: it needs --device cuda", flush=True)
     sweeps = [way for way in WAYS if way in ways and (way != MPS or device == "cuda")]
@@ -224,10 +242,11 @@ def run(
             )
             found.attempt(sweep, mix=mix, bound=times, way=way)
         if BESIDE in ways and times == BESIDE_BOUND:
-            ours = found.find(mix=mix, bound=times, way="eclip") or {"goodput": 0.0}
-            goodput = ours["goodput"]
+            ours = found.find(mix=mix, bound=times, way="eclip")
+            if ours is None:
+                continue  # without its goodput there is nothing to take a part of
             both = functools.partial(
-                measure_beside, mix, times, device=device, seconds=seconds, goodput=goodput
+                measure_beside, mix, times, device=device, seconds=seconds, goodput=ours["goodput"]
             )
             beside.attempt(both, mix=mix, bound=times)
     print_goodput(found.rows, list(WAYS))

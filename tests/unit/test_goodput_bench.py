@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from bench.serving import goodput
 from bench.serving.goodput import WAYS, Results, first_load, run
 from bench.support.beside import misses, part_of_free
 from bench.support.goodput_tables import print_beside, print_goodput
-from bench.support.kept import read_rows
+from bench.support.kept import add_rows, read_rows
 from bench.support.knee import HALVINGS, LEAST_LOAD, MOST_LOAD, STEP, find_knee
 from bench.support.offered import MIXES, MOST_OF_BOUND, Service, arrivals_of, services_of
 
@@ -145,6 +146,20 @@ def test_a_row_is_kept_as_soon_as_it_is_there(tmp_path: Path) -> None:
     (row,) = read_rows(tmp_path / "x.jsonl")
     assert Results(tmp_path / "x.jsonl").find(mix="six", bound=5.0) == row
     assert results.find(mix="six", bound=3.0) is None
+
+
+def test_nothing_begins_that_should_end_too_late(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = Results(tmp_path / "x.jsonl", time.monotonic() + goodput.USUAL_S - 1)
+    results.attempt(dict, mix="six", bound=5.0)
+    assert results.rows == []
+    assert "left out" in capsys.readouterr().out
+    quick = {"key": {"mix": "three", "bound": 5.0}, "start_s": 1.0, "sweep_s": 2.0}
+    add_rows(tmp_path / "x.jsonl", [quick])
+    results = Results(tmp_path / "x.jsonl", time.monotonic() + goodput.USUAL_S - 1)
+    results.attempt(lambda: {"start_s": 0.0, "sweep_s": 0.0}, mix="six", bound=5.0)
+    assert len(results.rows) == 2
 
 
 def test_a_sweep_begins_where_the_mix_was_found_last() -> None:
