@@ -177,10 +177,11 @@ BOUNDED: dict[str, tuple[float, float]] = {
 }
 AGAIN = "alone again"  # services alone a second time: how much two runs differ
 OURS_APART = ("yield time-sliced", "yield MPS")
-# What is claimed of these needs more requests than to tell a baseline.
+# What is claimed of these needs more requests than to tell a baseline: priorities are what p99s are
+# held against.
 CLAIMED = frozenset(
     (
-        *("yield d2", "bound 1.3", "bound 1.5", "bound 1.5 careful"),
+        *("priorities", "yield d2", "bound 1.3", "bound 1.5", "bound 1.5 careful"),
         *("bound 2.5", "bound 2.5 careful", *OURS_APART),
     )
 )

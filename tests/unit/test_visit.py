@@ -27,7 +27,7 @@ from bench.support import deaths, promises
 from bench.support.always_busy import run_always_busy
 from bench.support.bounded import factors, pick
 from bench.support.contenders import CLAIMED, KNOWN
-from bench.support.effort import Effort, Task, expected_s, measured_s
+from bench.support.effort import BEGIN_S, Effort, Task, expected_s, measured_s
 from bench.support.measuring import run_task
 from bench.support.pairs import PAIRS
 from bench.support.promises import Table
@@ -127,15 +127,31 @@ def test_a_rehearsal_has_less_of_everything() -> None:
     assert scaled(part, 0.1).name == part.name
 
 
-def test_the_plan_of_a_visit_fits_into_half_an_hour(
+def test_every_part_fits_into_a_call_and_all_but_the_claims_into_four(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = visit.parse([str(tmp_path), "--plan"])
     visit.show_plan(visit.parts_of(options), visit.shelf_of(options))
     said = capsys.readouterr().out
     assert "main: bert+vgg 0.35/0.2/0.6" in said
-    parts = [part for part in visit.parts_of(options) if part.stage != "claims"]
-    assert sum(visit.reckoned(parts, visit.shelf_of(options)).values()) < 1750
+    call_s = 60 * options.minutes - BEGIN_S
+    found = visit.reckoned(visit.parts_of(options), visit.shelf_of(options))
+    assert max(found.values()) < call_s
+    assert sum(found[name] for name in found if not name.startswith("claims")) < 4 * call_s
+
+
+def test_every_p99_that_is_claimed_has_a_thousand_requests_and_a_claim_four(tmp_path: Path) -> None:
+    options = visit.parse([str(tmp_path)])
+    shelf = visit.shelf_of(options)
+    for part in visit.parts_of(options):
+        if part.task is None or part.stage in ("loop", "decode"):
+            continue  # of steps that come without a pause, or take milliseconds
+        services = PAIRS[part.task.pair].services
+        for load in part.task.loads:
+            rates = [load * 1e3 / shelf.request_ms(one) / len(services) for one in services]
+            effort = part.task.effort
+            requests = effort.rounds * effort.window(min(rates)).seconds * min(rates)
+            assert requests >= (4000 if part.stage == "claims" else 1000), part.name
 
 
 # --- Processes --------------------------------------------------------------------------------
