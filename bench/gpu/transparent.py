@@ -4,12 +4,14 @@
     PYTHONPATH=src python3 bench/gpu/transparent.py --standin  the same on the stand-in driver,
                                                                whose times mean nothing
 
-Builds what it needs, runs `costs` natively and under four tables, and prints what was found, and
-which of the promised limits hold.
+Builds what it needs, runs `costs` natively and under tables, in turns, and prints what was found,
+and which of the promised limits hold. What a launch costs over native is the mean of the turns,
+with its 95% interval. With --keep FILE, a turn's rows are in FILE as soon as they are there.
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import json
 import os
@@ -18,9 +20,12 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from bench.support.kept import Row, add_rows
 
 from eclip.artefacts import store
 from eclip.artefacts.mix import mix_of
@@ -41,8 +46,9 @@ WAYS: dict[str, Sequence[str]] = {
     "barrier": ("0-7", "8-15"),
 }
 PROMISED_NS = {"hook": 200, "redirected": 500, "barrier": 1500}
-
-Row = dict[str, Any]
+NATIVE, ASKING = "native", {"always asks": "always", "never asks": "never"}
+TURNS, GRAPH_TURNS = 6, 2
+WITHIN_95 = 2.571  # standard errors, by Student's t for six values
 
 
 def make_table(topology: Topology, masks: Sequence[str]) -> bytes:
@@ -105,20 +111,44 @@ def run(program: Path, what: str, repeats: int, standin: bool, **variables: str)
 
 def slope_ns(rows: Sequence[Row]) -> float:
     """Per idle stream."""
-    line = np.polynomial.Polynomial.fit([r["idle"] for r in rows], [r["ns"] for r in rows], 1)
-    return float(line.convert().coef[1])
+    return float(np.polyfit([row["idle"] for row in rows], [row["ns"] for row in rows], 1)[0])
 
 
-def print_launches(found: dict[str, list[Row]]) -> None:
-    print(f"\n{'way':14}{'stream':9}{'waits':7}{'ns':>9}{'over':>9}{'10-90%':>9}{'ns/idle':>9}")
-    for way, rows in found.items():
+Turns = dict[str, list[list[Row]]]  # of every way: the rows of its turns
+
+
+def middle(turns: Sequence[Sequence[Row]]) -> list[Row]:
+    """Every row with the medians of its numbers over the turns."""
+    return [
+        same[0]
+        | {key: float(np.median([row[key] for row in same])) for key in same[0] if "ns" in key}
+        for same in zip(*turns, strict=True)
+    ]
+
+
+def over_native(found: Turns, way: str, stream: str, waits: bool) -> tuple[float, float, float]:
+    """What a launch costs more beside no idle stream: the mean of the turns, and its interval."""
+    mine, plain = (
+        [select(rows, stream, waits)[0]["ns"] for rows in found[name]] for name in (way, NATIVE)
+    )
+    differences = np.subtract(mine, plain)
+    mean = float(differences.mean())
+    error = float(differences.std(ddof=1)) / len(differences) ** 0.5
+    return mean, mean - WITHIN_95 * error, mean + WITHIN_95 * error
+
+
+def print_launches(found: Turns) -> None:
+    heads = f"{'ns':>9}{'over':>9}{'95%':>16}{'10-90%':>9}{'ns/idle':>9}"
+    print(f"\n{'way':15}{'stream':9}{'waits':7}{heads}")
+    for way, turns in found.items():
         for stream in ("default", "own"):
             for waits in (False, True):
-                mine = select(rows, stream, waits)
-                first, plain = mine[0]["ns"], select(found["native"], stream, waits)[0]["ns"]
+                mine = select(middle(turns), stream, waits)
+                mean, low, high = over_native(found, way, stream, waits)
+                interval = f"{low:+.0f} to {high:+.0f}"
                 print(
-                    f"{way:14}{stream:9}{'yes' if waits else 'no':7}{first:9.0f}"
-                    f"{first - plain:+9.0f}{spread_of(mine):9.1%}{slope_ns(mine):9.2f}"
+                    f"{way:15}{stream:9}{'yes' if waits else 'no':7}{mine[0]['ns']:9.0f}"
+                    f"{mean:+9.0f}{interval:>16}{spread_of(mine):9.1%}{slope_ns(mine):9.2f}"
                 )
 
 
@@ -131,16 +161,17 @@ def spread_of(rows: Sequence[Row]) -> float:
     return float(np.median([(row["high_ns"] - row["low_ns"]) / row["ns"] for row in rows]))
 
 
-def print_promises(found: dict[str, list[Row]]) -> None:
+def print_promises(found: Turns) -> None:
     """Every promise of launches: what was found, the limit, and by how much it is missed."""
     print(f"\n{'promise':58}{'found':>9}{'limit':>9}")
     for way, most_ns in PROMISED_NS.items():
         for stream in ("default", "own"):
             for waits in (False, True):
-                mine, plain = (select(found[name], stream, waits) for name in (way, "native"))
+                mine, plain = (select(middle(found[name]), stream, waits) for name in (way, NATIVE))
                 what = f"{way}, {stream} stream, {'waiting' if waits else 'launch only'}: "
                 if not waits:
-                    print_promise(f"{what}ns over native", mine[0]["ns"] - plain[0]["ns"], most_ns)
+                    over = over_native(found, way, stream, waits)
+                    print_promise(f"{what}ns over native", over[0], most_ns)
                 most = max(1.0, slope_ns(plain))
                 print_promise(f"{what}ns per idle stream", slope_ns(mine), most)
                 most = 100 * spread_of(plain) + 3
@@ -170,29 +201,43 @@ def print_graphs(found: dict[str, list[Row]]) -> None:
             print(f"{way:14}{row['nodes']:7}{times}")
 
 
-def main() -> None:
-    standin = "--standin" in sys.argv
-    repeats = 12 if standin else 120
+def measure(
+    program: Path, folder: Path, repeats: int, standin: bool, keep: Path | None
+) -> tuple[Turns, Turns]:
+    """Launches and graphs of every way, in turns, so that what drifts meets all alike."""
     topology = store.load_builtin("h200", Topology)
+    variables: dict[str, dict[str, str]] = {NATIVE: {}}
+    for way, masks in WAYS.items():
+        (folder / way).write_bytes(make_table(topology, masks))
+        variables[way] = {"LD_PRELOAD": str(LIBRARY), "ECLIP_TABLE": str(folder / way)}
+    for way, asking in ASKING.items():  # what asking first would cost or save
+        variables[way] = variables["barrier"] | {"ECLIP_ASK": asking}
+    launches: Turns = {way: [] for way in variables}
+    graphs: Turns = {way: [] for way in (NATIVE, *WAYS)}
+    for turn in range(TURNS):
+        for way, under in variables.items():
+            rows = run(program, "launch", max(4, repeats // TURNS), standin, **under)
+            launches[way].append(rows)
+            if keep is not None:
+                add_rows(keep, [{"turn": turn, "way": way, **row} for row in rows])
+            if way in graphs and turn < GRAPH_TURNS:
+                graphs[way].append(run(program, "graph", 10, standin, **under))
+    return launches, graphs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--standin", action="store_true")
+    parser.add_argument("--keep", type=Path)
+    given = parser.parse_args()
+    repeats = 24 if given.standin else 120
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        program = build(folder, standin)
-        launches = {"native": run(program, "launch", repeats, standin)}
-        graphs = {"native": run(program, "graph", 10, standin)}
-        for way, masks in WAYS.items():
-            (folder / way).write_bytes(make_table(topology, masks))
-            under = {"LD_PRELOAD": str(LIBRARY), "ECLIP_TABLE": str(folder / way)}
-            launches[way] = run(program, "launch", repeats, standin, **under)
-            graphs[way] = run(program, "graph", 10, standin, **under)
-            if way == "barrier":  # what asking first would cost or save
-                for asking in ("always", "never"):
-                    launches[f"{way}, {asking}"[:13]] = run(
-                        program, "launch", repeats, standin, ECLIP_ASK=asking, **under
-                    )
-        print_lanes(run(program, "lane", repeats, standin))
-    print_launches(launches)
-    print_promises(launches)
-    print_graphs(graphs)
+        program = build(Path(place), given.standin)
+        launches, graphs = measure(program, Path(place), repeats, given.standin, given.keep)
+        print_launches(launches)
+        print_promises(launches)
+        print_graphs({way: middle(turns) for way, turns in graphs.items()})
+        print_lanes(run(program, "lane", repeats, given.standin))
 
 
 if __name__ == "__main__":
