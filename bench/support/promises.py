@@ -50,22 +50,37 @@ class Table:
 
 def tables_of(rows: Sequence[Row]) -> list[Table]:
     shared = [row for row in rows if "background" in row]
+    fullest = with_most_requests(shared)
     return [
-        excesses(shared, rows),
-        predictions(shared),
-        backgrounds(shared),
-        bounds(shared),
+        excesses(fullest, rows),
+        predictions(fullest),
+        backgrounds(fullest),
+        bounds(fullest),
         against_baselines(shared),
         against_priorities(shared),
-        decoding(shared),
+        decoding(fullest),
         always_busy(rows),
         idle_costs(shared, rows),
-        floors(shared),
-        apart(shared),
+        floors(fullest),
+        apart(fullest),
         deaths(rows),
         alone_apart(rows),
-        simulated(shared),
+        simulated(fullest),
     ]
+
+
+def with_most_requests(rows: Sequence[Row]) -> list[Row]:
+    """What was measured again counts once: as it was measured with most requests, or last."""
+    found: dict[tuple[Any, ...], Row] = {}
+    for row in rows:
+        key = (*_key(row), row["way"])
+        if key not in found or _requests(row) >= _requests(found[key]):
+            found[key] = row
+    return list(found.values())
+
+
+def _requests(row: Row) -> int:
+    return sum(found["requests"] for found in row["services"])
 
 
 def _rounded(value: float) -> str:
@@ -75,6 +90,11 @@ def _rounded(value: float) -> str:
 
 def _key(row: Row) -> tuple[Any, ...]:
     return row["pair"], row["load"], row["shape"], row["floor"], row["busy_cores"]
+
+
+def _same_turns(row: Row) -> tuple[Any, ...]:
+    """Of rows that were measured in turns, with the same arrivals."""
+    return *_key(row), row["stage"]
 
 
 def _where(row: Row) -> list[str]:
@@ -199,9 +219,9 @@ def chosen(rows: Sequence[Row], factor: float) -> dict[tuple[Any, ...], Row]:
     for row in rows:
         if BOUNDED.get(row["way"], (0.0, 0.0))[0] != factor:
             continue
-        other = best.get(_key(row))
+        other = best.get(_same_turns(row))
         if other is None or _value(row) > _value(other):
-            best[_key(row)] = row
+            best[_same_turns(row)] = row
     return best
 
 
@@ -276,7 +296,7 @@ def against_baselines(rows: Sequence[Row]) -> Table:
             theirs = [
                 one
                 for one in rows
-                if _key(one) == key and one["way"] in THEIRS and keeps(one, factor)
+                if _same_turns(one) == key and one["way"] in THEIRS and keeps(one, factor)
             ]
             ours = _ours_within(rows, row, factor)
             if not theirs:
@@ -301,7 +321,7 @@ def _ours_within(rows: Sequence[Row], row: Row, factor: float) -> float:
     mine += [
         one
         for one in rows
-        if _key(one) == _key(row) and one["way"] in YIELDS and keeps(one, factor)
+        if _same_turns(one) == _same_turns(row) and one["way"] in YIELDS and keeps(one, factor)
     ]
     rates: list[float] = [one["background_rps"] for one in mine]
     return max(rates, default=0.0)
@@ -312,12 +332,12 @@ def against_priorities(rows: Sequence[Row]) -> Table:
         f"p99 with stream priorities over p99 with {STANDARD}",
         ["pair", "load", "", "priorities ms", f"{STANDARD} ms", "ratio"],
     )
-    first = {_key(row): row for row in rows if row["way"] == "priorities"}
+    first = {_same_turns(row): row for row in rows if row["way"] == "priorities"}
     gains = []
     for row in _under_capacity(rows):
-        if row["way"] != STANDARD or _key(row) not in first:
+        if row["way"] != STANDARD or _same_turns(row) not in first:
             continue
-        pairs = zip(first[_key(row)]["services"], row["services"], strict=True)
+        pairs = zip(first[_same_turns(row)]["services"], row["services"], strict=True)
         for theirs, ours in pairs:
             p99s = theirs["latency"]["p99_ms"], ours["latency"]["p99_ms"]
             gains.append(p99s[0] / p99s[1])

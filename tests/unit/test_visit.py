@@ -284,6 +284,24 @@ def test_of_plans_for_a_bound_the_one_that_keeps_it_with_most_background_counts(
     assert "bound 1.5 missed and kept when simulated, of 1: 0, at most 0; kept" in verdicts
 
 
+def test_what_was_measured_again_counts_as_it_was_with_most_requests() -> None:
+    """Else a bound would count as kept as soon as one of two measurements kept it."""
+    first = rows_of("bound 1.5", 1.4, 0.8, service={"bound": 1.5})
+    again = rows_of("bound 1.5", 1.6, 0.8, service={"bound": 1.5, "requests": 4000})
+    again["stage"] = "claims"
+    for rows in ([first, again], [again, first]):
+        (table,) = [one for one in promises.tables_of(rows) if one.title.startswith("Bounds")]
+        (line,) = table.lines
+        assert line[4] == "4,000" and line[5] == "1.60"
+
+
+def test_ways_are_held_against_each_other_only_where_they_ran_in_turns() -> None:
+    rows = [rows_of("priorities", 8.0, 0.9), rows_of("yield d2", 1.0, 0.66)]
+    assert len(promises.against_priorities(rows).lines) == 1
+    rows[1]["stage"] = "claims"
+    assert promises.against_priorities(rows).lines == []
+
+
 def test_a_missed_bound_is_told_apart_from_one_that_the_simulator_misses_too() -> None:
     for said, kept in ((1.4, "**no**"), (1.6, "no, as simulated")):
         row = rows_of("bound 1.5", 1.7, 0.9, service={"bound": 1.5})
