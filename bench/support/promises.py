@@ -293,11 +293,10 @@ def against_baselines(rows: Sequence[Row]) -> Table:
     ratios, none = [], 0
     for factor in (1.1, 1.5, 2.5):
         for key, row in chosen(_under_capacity(rows), factor).items():
-            theirs = [
-                one
-                for one in rows
-                if _same_turns(one) == key and one["way"] in THEIRS and keeps(one, factor)
-            ]
+            beside = [one for one in rows if _same_turns(one) == key and one["way"] in THEIRS]
+            if {one["way"] for one in beside} <= {"priorities"}:
+                continue  # nobody looked how far baselines get here
+            theirs = [one for one in beside if keeps(one, factor)]
             ours = _ours_within(rows, row, factor)
             if not theirs:
                 none += 1

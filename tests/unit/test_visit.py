@@ -302,6 +302,14 @@ def test_ways_are_held_against_each_other_only_where_they_ran_in_turns() -> None
     assert promises.against_priorities(rows).lines == []
 
 
+def test_baselines_that_were_not_measured_do_not_count_as_worse() -> None:
+    rows = [rows_of("bound 1.5", 1.4, 0.8, service={"bound": 1.5}), rows_of("priorities", 8.0, 0.9)]
+    table = promises.against_baselines(rows)
+    assert table.lines == [] and "0 cases" in table.verdicts[-1]
+    table = promises.against_baselines([*rows, rows_of("masks 50", 1.9, 0.7)])
+    assert len(table.lines) == 1 and "1 cases" in table.verdicts[-1]
+
+
 def test_a_missed_bound_is_told_apart_from_one_that_the_simulator_misses_too() -> None:
     for said, kept in ((1.4, "**no**"), (1.6, "no, as simulated")):
         row = rows_of("bound 1.5", 1.7, 0.9, service={"bound": 1.5})
