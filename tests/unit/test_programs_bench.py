@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -137,6 +139,38 @@ def test_what_a_program_has_started_ends_with_it(
     program.wait()
     program.close()
     assert until(lambda: has_ended(program.pid))
+
+
+ENDLESS = """
+import time
+from talk import orders, say_ready
+heard = orders()
+say_ready()
+while True:
+    time.sleep(1)
+"""
+BENCH = """
+import sys
+from pathlib import Path
+from bench.support.programs import PLAIN, Way, start
+folder = Path(sys.argv[1])
+program = start([str(folder / "endless.py")], Way(PLAIN), "service", board=folder / "b", pipes=None,
+                folder=folder)
+program.wait()
+print(program.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_programs_end_when_their_bench_is_killed(apps: Path) -> None:
+    """Also one in the middle of something: it would disturb whoever is measured next."""
+    (apps / "endless.py").write_text(ENDLESS)
+    command = [sys.executable, "-c", BENCH, str(apps)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as bench:
+        assert bench.stdout is not None
+        pid = int(bench.stdout.readline())
+        bench.kill()
+    assert until(lambda: has_ended(pid))
 
 
 def test_arrivals_keep_to_the_load_and_all_services_have_them_over_the_same_time() -> None:
