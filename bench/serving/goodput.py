@@ -1,8 +1,8 @@
 """Goodput of a server: the largest load at which 99% of the requests are answered in their bounds.
 
     PYTHONPATH=.:src:tests/support:.gpu-deps python3 bench/serving/goodput.py FOLDER --device cuda
-        [--mixes three,four,five,six] [--bounds 5,3,10] [--ways eclip,streams,priorities,mps,beside]
-        [--minutes 9]
+        [--mixes three,four,five,six] [--bounds 5,3,10]
+        [--ways eclip,streams,instances,priorities,mps,beside] [--minutes 9]
 
 Services of a mix get Poisson arrivals. At load 1 all of them together ask for the device's whole
 time at batch 1, each for an equal part. All ways have the same arrivals. The load goes in steps
@@ -10,8 +10,10 @@ until one is served and one is not, and is then halved towards 99%. The first lo
 for the mix before. A request that is refused has missed its bound. The bench itself is the front,
 so protocols are not measured.
 
-eclip, streams, priorities: one server, with another policy each. mps: a server with plain streams
-for every model, all under one MPS daemon; on a simulator there is none, and the way is left out.
+eclip: a server as it plans by itself. streams, priorities: the same server with another policy, and
+one instance a model, as servers have it unless told otherwise. instances: plain streams with
+eclip's instances. mps: a server with plain streams for every model, all under one MPS daemon; on a
+simulator there is none, and the way is left out.
 beside, at bound 5: eclip at 60% of its goodput, with background work beside its services.
 
 A way takes about 40 s, and begins only if it should end in time. Its row is in FOLDER as soon as it
@@ -46,11 +48,13 @@ from eclip.serving.config import ServingConfig
 from served_core import Driver, config_of
 
 MPS, BESIDE = "mps", "beside"
-WAYS: dict[str, dict[str, Any]] = {  # settings of the server
-    "eclip": {"replan": True, "replan_seconds": 5.0},
-    "streams": {"policy": "shared"},
-    "priorities": {"policy": "priority"},
-    MPS: {"policy": "shared"},
+_ONE = {"instances": 1}
+WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # settings of server and services
+    "eclip": ({"replan": True, "replan_seconds": 5.0}, {}),
+    "streams": ({"policy": "shared"}, _ONE),
+    "instances": ({"policy": "shared"}, {}),
+    "priorities": ({"policy": "priority"}, _ONE),
+    MPS: ({"policy": "shared"}, _ONE),
 }
 FIRST_LOAD = 1.0  # where nothing is known yet
 BESIDE_BOUND, BESIDE_PART = 5.0, 0.6
@@ -105,9 +109,10 @@ def started(services: Sequence[Service], way: str, device: str) -> Iterator[tupl
 
 def configs_of(services: Sequence[Service], way: str, device: str) -> list[ServingConfig]:
     """One server for all services, or one for each."""
+    of_server, of_services = WAYS[way]
     groups = [[service] for service in services] if way == MPS else [services]
     return [
-        config_of(*(service.settings() for service in group), device=device, **WAYS[way])
+        config_of(*(one.settings() | of_services for one in group), device=device, **of_server)
         for group in groups
     ]
 

@@ -72,8 +72,10 @@ class BackgroundFront(LoopThread):
             self._answered += 1
 
     def close(self) -> None:
-        self(self._close_core())
-        super().close()
+        try:
+            self(self._close_core())
+        finally:
+            super().close()
 
     async def _close_core(self) -> None:
         self._core.close()

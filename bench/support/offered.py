@@ -36,10 +36,10 @@ class Service:
     rest_ms: float  # of one request with the device to itself
     bound_ms: float
     batches: tuple[int, ...]
-    share: int  # of how many
+    share: float  # of the load
 
     def rate_rps(self, load: float) -> float:
-        return 1e3 * load / self.rest_ms / self.share
+        return 1e3 * load * self.share / self.rest_ms
 
     def settings(self) -> dict[str, Any]:
         """As a server's configuration has them. All servers expect the same rate, by which they
@@ -54,7 +54,19 @@ class Service:
 
 
 def services_of(mix: str, times: float) -> list[Service]:
-    """Bounds are so many times what a request takes at rest."""
+    """Bounds are so many times what a request takes at rest. All have equal shares of the load."""
+    return _services(dict.fromkeys(MIXES[mix], 1.0), BATCHES, times)
+
+
+def random_services(seed: int, times: float) -> list[Service]:
+    random = np.random.default_rng(seed)
+    models = sorted({name for names in MIXES.values() for name in names})
+    chosen = random.choice(models, random.integers(2, 7), replace=False).tolist()
+    weights = {name: float(2 ** random.uniform(-1, 1)) for name in chosen}
+    return _services(weights, (*BATCHES, 32) if random.random() < 0.5 else BATCHES, times)
+
+
+def _services(weights: dict[str, float], batches: Sequence[int], times: float) -> list[Service]:
     topology = find_topology("h200")
     calibration = find_calibration(None, topology)
 
@@ -63,13 +75,14 @@ def services_of(mix: str, times: float) -> list[Service]:
         return float(profile.request_ns[-1] / 1e6)
 
     services = []
-    for name in MIXES[mix]:
+    for name, weight in weights.items():
         rest_ms = takes_ms(name, 1)
         bound_ms = times * rest_ms
         fitting = tuple(
-            size for size in BATCHES if takes_ms(name, size) <= MOST_OF_BOUND * bound_ms
+            size for size in batches if takes_ms(name, size) <= MOST_OF_BOUND * bound_ms
         )
-        services.append(Service(name, rest_ms, bound_ms, fitting, len(MIXES[mix])))
+        share = weight / sum(weights.values())
+        services.append(Service(name, rest_ms, bound_ms, fitting, share))
     return services
 
 

@@ -16,8 +16,16 @@ MS = 1_000_000
 @st.composite
 def bucket_sets(draw: st.DrawFn) -> Buckets:
     sizes = sorted(draw(st.sets(st.integers(1, 64), min_size=1, max_size=6)))
-    times = draw(st.lists(st.floats(1e3, 1e8), min_size=len(sizes), max_size=len(sizes)))
-    return Buckets(tuple(sizes), tuple(sorted(times)))
+    times, costs = (
+        sorted(draw(st.lists(st.floats(1e3, 1e8), min_size=len(sizes), max_size=len(sizes))))
+        for _ in range(2)
+    )
+    return Buckets(tuple(sizes), tuple(times), tuple(costs))
+
+
+def alone(sizes: tuple[int, ...], times_ns: tuple[float, ...]) -> Buckets:
+    """Of a service with one instance and nobody beside it: its time is all that a batch costs."""
+    return Buckets(sizes, times_ns, times_ns)
 
 
 @st.composite
@@ -42,17 +50,17 @@ def test_a_batch_is_a_beginning_of_the_queue_that_its_bucket_holds(
 
 
 @given(queues())
-def test_no_other_bucket_serves_more_rows_in_its_time(queue: tuple[Buckets, list[int]]) -> None:
+def test_no_other_bucket_serves_more_rows_for_its_cost(queue: tuple[Buckets, list[int]]) -> None:
     buckets, rows = queue
     batch = form_batch(rows, NEVER, buckets, 0)
-    best = batch.rows / buckets.times_ns[buckets.sizes.index(batch.bucket)]
-    for size, time_ns in zip(buckets.sizes, buckets.times_ns, strict=True):
+    best = batch.rows / buckets.costs_ns[buckets.sizes.index(batch.bucket)]
+    for size, cost_ns in zip(buckets.sizes, buckets.costs_ns, strict=True):
         total = 0
         for count in rows:
             if total + count > size:
                 break
             total += count
-        assert total / time_ns <= best
+        assert total / cost_ns <= best
 
 
 @given(queues(), st.floats(0, 2e8))
@@ -71,12 +79,21 @@ def test_the_most_urgent_is_in_time_if_any_bucket_lets_it(
 
 
 def test_a_bucket_is_chosen_by_what_it_serves() -> None:
-    cheap = Buckets((1, 4, 8), (1 * MS, 1.2 * MS, 1.4 * MS))
+    cheap = alone((1, 4, 8), (1 * MS, 1.2 * MS, 1.4 * MS))
     assert form_batch([1] * 5, NEVER, cheap, 0) == Batch(5, 5, 8)  # 5 in 1.4 beats 4 in 1.2
-    steep = Buckets((1, 4, 8), (1 * MS, 1.2 * MS, 4 * MS))
+    steep = alone((1, 4, 8), (1 * MS, 1.2 * MS, 4 * MS))
     assert form_batch([1] * 5, NEVER, steep, 0) == Batch(4, 4, 4)
     assert form_batch([1] * 5, 1.1 * MS, steep, 0) == Batch(1, 1, 1)  # only 1 is in time
     assert form_batch([3, 6], NEVER, cheap, 0) == Batch(1, 3, 4)  # nobody is passed over
+
+
+def test_beside_others_a_large_bucket_must_serve_more() -> None:
+    """Two rows in 1.5 ms beat one in 1 ms; but the large bucket keeps three times as much of the
+    device from others, and the second row has an instance of its own."""
+    beside = Buckets((1, 8), (1 * MS, 1.5 * MS), (2 * MS, 6 * MS))
+    assert form_batch([1] * 2, NEVER, alone(beside.sizes, beside.times_ns), 0) == Batch(2, 2, 8)
+    assert form_batch([1] * 2, NEVER, beside, 0) == Batch(1, 1, 1)
+    assert form_batch([1] * 4, NEVER, beside, 0) == Batch(4, 4, 8)
 
 
 @given(queues(), st.floats(0, 1e9), st.floats(0, 1e8), st.floats(0, 1e9))
@@ -140,13 +157,13 @@ def test_more_before_means_a_later_answer(
 
 def test_an_idle_service_accepts_even_what_seems_hopeless() -> None:
     """Else a wrong expectation could never be corrected."""
-    buckets = Buckets((1,), (50.0 * MS,))
+    buckets = alone((1,), (50.0 * MS,))
     assert refuse(1, 1 * MS, Backlog(0, 0, 0.0), 10, buckets, 1) is None
     assert refuse(1, 1 * MS, Backlog(0, 0, 1.0), 10, buckets, 1) is not None
 
 
 def test_a_full_queue_refuses_whatever_the_bound() -> None:
-    buckets = Buckets((1, 8), (1.0 * MS, 2.0 * MS))
+    buckets = alone((1, 8), (1.0 * MS, 2.0 * MS))
     refusal = refuse(1, NEVER, Backlog(10, 0, 0.0), 10, buckets, 1)
     assert refusal is not None and refusal.line == "10 requests wait already"
     assert refuse(1, NEVER, Backlog(9, 0, 0.0), 10, buckets, 1) is None

@@ -32,9 +32,66 @@ def test_a_rate_that_one_instance_serves_easily_gets_one(host: ServingHost) -> N
 
 
 def test_a_rate_beyond_one_instance_gets_more(host: ServingHost) -> None:
-    asked = [{"name": "a", "rate": rate} for rate in (10.0, 1200.0, 2000.0)]
-    found = [instances_of(host, one)[0] for one in asked]
-    assert found == sorted(found) and found[0] == 1 < found[1] < found[2]
+    """A request of bert takes 1 ms alone."""
+    found = [instances_of(host, {"name": "a", "rate": rate})[0] for rate in (100.0, 200.0, 400.0)]
+    assert found == [1, 2, 3]
+    assert instances_of(host, {"name": "a", "rate": 1e5}) == [4]
+
+
+def test_instances_and_buckets_are_shared_out_evenly(host: ServingHost) -> None:
+    """A plan has 32 workers."""
+    services = [{"name": name, "model": "bert", "rate": 1e3, "bound": "1s"} for name in "abcdefgh"]
+
+    def chosen(*given: dict[str, Any]) -> list[tuple[int, tuple[int, ...]]]:
+        resolved = resolve(make_config({"service": list(given)}, "the test"), host, {})
+        return [(one.settings.copies, one.batches) for one in resolved]
+
+    assert chosen(*services[:1]) == [(4, (1, 2, 4, 8, 16, 32))]
+    for count in range(2, 9):
+        found = chosen(*services[:count])
+        instances = [copies for copies, _ in found]
+        assert max(instances) - min(instances) <= 1
+        assert all({1, 8, 32} <= {*batches} for _, batches in found)
+        workers = sum(copies * len(batches) for copies, batches in found)
+        assert workers <= 32 < workers + max(instances)  # no room for another bucket of everybody
+    assert chosen(*(one | {"batches": [1, 8]} for one in services)) == [(2, (1, 8))] * 8
+    assert chosen(services[0] | {"bound": "2ms", "instances": 1}) == [(1, (1, 2, 4, 8))]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.01])
+def test_services_run_together_and_background_gives_way(tmp_path: Path, seconds: float) -> None:
+    services = [
+        {"name": name, "model": name, "bound": "50ms", "batches": [1, 8], "instances": 1}
+        for name in ("bert", "vgg19")
+    ]
+    background = {"name": "job", "model": "vgg19", "batches": [1], "tier": "background"}
+    config = make_config({"service": [*services, background]}, "the test")
+    made = make_deployment(config, {}, generation=1, folder=tmp_path, seconds=seconds)
+    plan = store.load(made.plan, Plan)
+    assert [worker.name for worker in plan.workers if worker.joints] == ["job.1:1"]
+    assert bool(made.notes) == bool(seconds)  # only background is searched for
+
+
+def test_services_of_servers_that_share_a_gpu_go_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eclip.serving.deploying.shares_gpu", lambda: True)
+    services = [{"name": name, "model": name, "bound": "50ms"} for name in ("bert", "vgg19")]
+    made = make_deployment(
+        make_config({"service": services}, "the test"), {}, generation=1, folder=tmp_path
+    )
+    assert all(worker.joints for worker in store.load(made.plan, Plan).workers)
+
+
+def test_what_a_batch_costs_grows_with_those_who_share_the_device(tmp_path: Path) -> None:
+    bert = {"name": "bert", "model": "bert", "bound": "50ms", "batches": [1, 8]}
+    costs = []
+    for instances in (1, 4):
+        config = make_config({"service": [bert | {"instances": instances}]}, "the test")
+        (sheet,) = make_deployment(config, {}, generation=1, folder=tmp_path).sheets
+        costs.append(sheet.costs_ns)
+    assert costs[0] == sheet.times_ns  # alone, a batch costs its time
+    assert costs[1][1] / costs[1][0] > 1.5 * sheet.times_ns[1] / sheet.times_ns[0]
 
 
 def test_what_is_said_is_kept(host: ServingHost) -> None:

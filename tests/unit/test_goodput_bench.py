@@ -56,7 +56,7 @@ def test_a_knee_beyond_all_loads_ends_the_steps() -> None:
 
 
 def test_arrivals_keep_their_rates_and_are_the_same_but_shorter_at_a_higher_load() -> None:
-    services = [Service("a", 2.0, 10.0, (1,), 2), Service("b", 0.5, 2.5, (1,), 2)]
+    services = [Service("a", 2.0, 10.0, (1,), 0.5), Service("b", 0.5, 2.5, (1,), 0.5)]
     few, many = (arrivals_of(services, load, 20.0 / load) for load in (0.5, 1.0))
     assert [one.name for _, one in few] == [one.name for _, one in many]
     assert [at_s for at_s, _ in few] == pytest.approx([2 * at_s for at_s, _ in many])

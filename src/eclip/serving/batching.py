@@ -17,10 +17,12 @@ NEVER = math.inf  # due, of a request without a bound
 
 
 class Buckets(msgspec.Struct, frozen=True):
-    """The batch sizes of a service, rising, and what each is expected to take."""
+    """The batch sizes of a service, rising, what each is expected to take, and what it costs: the
+    time that it takes when everybody on the device is busy, with a fair part for each."""
 
     sizes: tuple[int, ...]
     times_ns: tuple[float, ...]
+    costs_ns: tuple[float, ...]
 
     @property
     def largest(self) -> int:
@@ -50,17 +52,19 @@ def form_batch(rows: Sequence[int], due_ns: float, buckets: Buckets, now_ns: flo
     """The best beginning of a queue: ``rows`` of every request, the most urgent first, which is
     due at ``due_ns``.
 
-    Of the buckets in which the most urgent request is in time, the one that serves most rows per
-    time; if it cannot be in time, the one that serves most. A request that no bucket holds is the
-    caller's to refuse.
+    Of the buckets in which the most urgent request is in time, the one that serves most rows for
+    its cost; if it cannot be in time, the one that serves most. A request that no bucket holds is
+    the caller's to refuse.
     """
     best: tuple[bool, float, int] | None = None
     chosen = Batch(0, 0, 0)
-    for size, time_ns in zip(buckets.sizes, buckets.times_ns, strict=True):
+    for size, time_ns, cost_ns in zip(
+        buckets.sizes, buckets.times_ns, buckets.costs_ns, strict=True
+    ):
         requests, total = _beginning(rows, size)
         if not requests:
             continue
-        value = (now_ns + time_ns <= due_ns, total / time_ns, total)
+        value = (now_ns + time_ns <= due_ns, total / cost_ns, total)
         if best is None or value > best:
             best, chosen = value, Batch(requests, total, size)
     return chosen

@@ -28,7 +28,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}", re.ASCII)
 _TIERS = ("service", "background")
 _POLICIES = ("shared", "priority")  # besides giving way
 _MOST_DIMENSIONS = 6
-_MOST_BATCH = 1024
+MOST_BATCH = 1024
 _MOST_BYTES = 1 << 40  # of a tensor's row; no host has room for more
 _MOST_MS = 86_400_000.0  # a day
 
@@ -96,9 +96,9 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             if len(set(names)) != len(names):
                 raise ValueError("inputs: two tensors have one name")
         if list(self.batches) != sorted(set(self.batches)) or any(
-            not 1 <= batch <= _MOST_BATCH for batch in self.batches
+            not 1 <= batch <= MOST_BATCH for batch in self.batches
         ):
-            raise ValueError(f"batches: rising sizes of 1 to {_MOST_BATCH}, like [1, 4, 8]")
+            raise ValueError(f"batches: rising sizes of 1 to {MOST_BATCH}, like [1, 4, 8]")
         if not self.batched and self.batches not in ((), (1,)):
             raise ValueError("batches: a model without a batch dimension has none; leave it out")
         if self.bound is not None:

@@ -31,6 +31,7 @@ class ServiceSheet(msgspec.Struct, frozen=True, kw_only=True):
     info: ModelInfo
     buckets: tuple[int, ...]
     times_ns: tuple[int, ...]  # per bucket, with the device to itself
+    costs_ns: tuple[int, ...]  # per bucket, while all instances on the device are busy
     bound_ns: int | None
     slots: SlotLayout
     function: str | None = None  # module:function, where a CPU gives the answers

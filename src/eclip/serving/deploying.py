@@ -32,16 +32,20 @@ from eclip.planning.policies import make_plan
 from eclip.planning.search.giving import Habit, Maker, Way, search_habits
 from eclip.planning.search.objective import Objective
 from eclip.serving.claim import shares_gpu
-from eclip.serving.config import ServiceSettings, ServingConfig
+from eclip.serving.config import MOST_BATCH, ServiceSettings, ServingConfig
 from eclip.serving.control import Deployment, ServiceSheet
 from eclip.serving.host import ServingHost, find_host
 from eclip.serving.log import ServerLog
 from eclip.serving.models import check_file, check_model, function_of, info_of, slots_of, tensors_of
 
-_USUAL_BATCHES = (1, 2, 4, 8, 16, 32)
+_USUAL_BATCHES = (1, 8, 32, 4, 2, 16)  # the most useful first
+_FEW = 3  # of them, before there are more instances
 _PACE = "squeezenet"  # whose times a CPU function takes unless told otherwise
 _ASSUMED_LOAD = 0.2  # of what a service could do alone, where no rate is given
 _EASY_LOAD = 0.6  # the smallest bucket that is busy no more than this is what a rate asks for
+# Of one instance, by what its smallest bucket takes alone. Beside others that is two to three times
+# as long, and rates may grow by half before there is another plan: so it is half busy at most.
+_EASY_ALONE = 0.15
 _MOST_INSTANCES = 4  # of one model on one GPU, chosen by ourselves
 _MOST_LOAD = 0.9  # beyond it queues grow for ever, also in a simulation
 
@@ -50,7 +54,7 @@ _MOST_LOAD = 0.9  # beyond it queues grow for ever, also in a simulation
 class Resolved:
     """A service with its buckets' profiles."""
 
-    settings: ServiceSettings
+    settings: ServiceSettings  # with the number of its instances
     profiles: tuple[Profile, ...]  # one a bucket, rising
     rate_rps: float
 
@@ -71,13 +75,6 @@ class Resolved:
                 return profile
         return self.profiles[-1]
 
-    @property
-    def wanted(self) -> int:
-        """Instances that are busy no more than is easy, at full batches."""
-        largest = self.profiles[-1]
-        load = self.rate_rps / largest.model.batch * largest.request_ns[-1] / 1e9
-        return min(max(1, math.ceil(load / _EASY_LOAD)), _MOST_INSTANCES)
-
     def worker(self, instance: int, profile: Profile, bound_ns: int | None) -> MixWorker:
         settings = self.settings
         most_rps = _MOST_LOAD * 1e9 / profile.request_ns[-1]
@@ -92,6 +89,13 @@ class Resolved:
             if background
             else None,
         )
+
+
+def _work_ns(profile: Profile) -> float:
+    """What a batch keeps from others: on the size of lane that suits it best, its time there times
+    that part of the device."""
+    lanes = zip(profile.sizes, profile.request_ns, strict=True)
+    return min(units * took_ns for units, took_ns in lanes) / profile.sizes[-1]
 
 
 def make_deployment(
@@ -116,11 +120,12 @@ def make_deployment(
         plan, notes = make_plan(config.server.policy, full.problem()), ()
     path = folder / f"plan-{generation}.json.gz"
     store.save(plan, path)
+    instances = sum(one.settings.copies for one in resolved if one.settings.tier == "service")
     return Deployment(
         generation=generation,
         server=config.server,
         sheets=tuple(
-            _sheet(service, bound_ns, host)
+            _sheet(service, bound_ns, host, instances)
             for service, bound_ns in zip(resolved, bounds_ns, strict=True)
         ),
         plan=str(path),
@@ -137,47 +142,61 @@ def make_deployment(
 def resolve(
     config: ServingConfig, host: ServingHost, rates_rps: Mapping[str, float]
 ) -> list[Resolved]:
-    """Every service with its buckets: those asked for, or 1, 2, 4, … as far as memory, the bound
-    and the number of workers allow."""
-    found: list[Resolved] = []
-    spare = MAX_WORKERS - sum(
-        service.copies * len(service.batches or (1,)) for service in config.services
-    )
-    for settings in config.services:
-        check_model(settings)
-        if settings.computes_on_cpu and host.computes:
-            raise UsageError(
-                f"service {settings.name!r}: a CPU function gives answers on a simulator only; "
-                f'write device = "sim", or give a model'
-            )
-        if settings.file is not None and host.computes:
-            check_file(settings, settings.file)
-        asked = settings.batches or (_USUAL_BATCHES if settings.batched else (1,))
-        profiles: list[Profile] = []
-        for batch in asked:
+    """Every service with its instances and buckets: those asked for, or as many as memory, the
+    bound and the number of workers allow, one after another for all services."""
+    wanted = _instances(config, host, rates_rps)
+    buckets = [
+        [_in_time(settings, batch, host) for batch in settings.batches or (1,)]
+        for settings in wanted
+    ]
+    late = [MOST_BATCH + 1] * len(wanted)  # the smallest bucket that is
+    for batch in _USUAL_BATCHES[1:]:
+        for index, settings in enumerate(wanted):
+            everybody = _everybody(wanted, buckets)
+            full = len(everybody) + settings.copies > MAX_WORKERS
+            if settings.batches or not settings.batched or full or batch > late[index]:
+                continue
             profile = _profile(settings, batch, host)
             if _is_late(settings, profile):
-                if profiles and not settings.batches:
-                    break
-                raise UsageError(
-                    f"service {settings.name!r}: bound {settings.promised} cannot be kept: a batch "
-                    f"of {batch} takes {profile.request_ns[-1] / 1e6:.2f} ms with the device to "
-                    f"itself; ask for a longer bound or smaller batches"
-                )
-            if profiles and not settings.batches:
-                trial = [
-                    *(one for service in found for one in _everybody(service)),
-                    *(*profiles, profile) * settings.copies,
-                ]
-                if spare < settings.copies or not _fit(host, trial):
-                    break
-                spare -= settings.copies
-            profiles.append(profile)
-        rate = rates_rps.get(settings.name, settings.rate)
+                late[index] = batch
+            elif _fit(host, [*everybody, *[profile] * settings.copies]):
+                buckets[index].append(profile)
+    found = []
+    for settings, profiles in zip(wanted, buckets, strict=True):
+        profiles.sort(key=lambda profile: profile.model.batch)
+        rate = _rate(settings, rates_rps)
         if rate is None:
             rate = _ASSUMED_LOAD * settings.copies * 1e9 / profiles[0].request_ns[-1]
         found.append(Resolved(settings, tuple(profiles), rate))
-    return _with_instances(found, host)
+    return found
+
+
+def _in_time(settings: ServiceSettings, batch: int, host: ServingHost) -> Profile:
+    """The profile of a bucket that there must be."""
+    profile = _profile(settings, batch, host)
+    if _is_late(settings, profile):
+        raise UsageError(
+            f"service {settings.name!r}: bound {settings.promised} cannot be kept: a batch of "
+            f"{batch} takes {profile.request_ns[-1] / 1e6:.2f} ms with the device to itself; ask "
+            f"for a longer bound or smaller batches"
+        )
+    return profile
+
+
+def _everybody(
+    services: Sequence[ServiceSettings], buckets: Sequence[Sequence[Profile]]
+) -> list[Profile]:
+    """One for every worker."""
+    return [
+        profile
+        for settings, profiles in zip(services, buckets, strict=True)
+        for _ in range(settings.copies)
+        for profile in profiles
+    ]
+
+
+def _rate(settings: ServiceSettings, rates_rps: Mapping[str, float]) -> float | None:
+    return rates_rps.get(settings.name, settings.rate)
 
 
 def _is_late(settings: ServiceSettings, profile: Profile) -> bool:
@@ -186,22 +205,57 @@ def _is_late(settings: ServiceSettings, profile: Profile) -> bool:
     return bound is not None and bound.ms is not None and profile.request_ns[-1] > 1e6 * bound.ms
 
 
-def _with_instances(services: Sequence[Resolved], host: ServingHost) -> list[Resolved]:
-    """Where the number of instances is ours to choose: as many as the rate asks for at full
-    batches, as far as memory and the number of workers allow."""
-    chosen = list(services)
-    for index, service in enumerate(services):
-        settings = service.settings
-        if settings.instances is not None or settings.tier == "background":
-            continue
-        for count in range(2, service.wanted + 1):
-            more = replace(service, settings=msgspec.structs.replace(settings, instances=count))
-            trial = [*chosen[:index], more, *chosen[index + 1 :]]
-            workers = [one for each in trial for one in _everybody(each)]
-            if len(workers) > MAX_WORKERS or not _fit(host, workers):
-                break
-            chosen = trial
-    return chosen
+def _instances(
+    config: ServingConfig, host: ServingHost, rates_rps: Mapping[str, float]
+) -> list[ServiceSettings]:
+    """The services with their numbers of instances. Where these are ours to choose: as many as the
+    rate asks for, as far as memory and the number of workers allow; one, if no rate is known.
+
+    Requests of one instance wait for each other, though most models leave most of the device idle
+    at small batches.
+    """
+    wanted = []
+    for settings in config.services:
+        _check(settings, host)
+        rate = _rate(settings, rates_rps)
+        if settings.instances is None and settings.tier == "service" and rate is not None:
+            smallest = _profile(settings, (settings.batches or (1,))[0], host)
+            alone = rate / smallest.model.batch * smallest.request_ns[-1] / 1e9
+            copies = min(max(1, math.ceil(alone / _EASY_ALONE)), _MOST_INSTANCES)
+            wanted.append(msgspec.structs.replace(settings, instances=copies))
+        else:
+            wanted.append(msgspec.structs.replace(settings, instances=settings.copies))
+    asked = [settings.instances for settings in config.services]
+    for count in range(_MOST_INSTANCES, 1, -1):  # who has most gives up first
+        for index, settings in enumerate(wanted):
+            if asked[index] is None and settings.copies >= count and not _have_room(wanted, host):
+                wanted[index] = msgspec.structs.replace(settings, instances=settings.copies - 1)
+    return wanted
+
+
+def _have_room(services: Sequence[ServiceSettings], host: ServingHost) -> bool:
+    """With the buckets that were asked for, or a few."""
+    workers = sum(
+        settings.copies * len(settings.batches or _USUAL_BATCHES[: _FEW if settings.batched else 1])
+        for settings in services
+    )
+    buckets = [
+        [_profile(settings, batch, host) for batch in settings.batches or (1,)]
+        for settings in services
+    ]
+    return workers <= MAX_WORKERS and _fit(host, _everybody(services, buckets))
+
+
+def _check(settings: ServiceSettings, host: ServingHost) -> None:
+    """Refuse what cannot be served on this device."""
+    check_model(settings)
+    if settings.computes_on_cpu and host.computes:
+        raise UsageError(
+            f"service {settings.name!r}: a CPU function gives answers on a simulator only; "
+            f'write device = "sim", or give a model'
+        )
+    if settings.file is not None and host.computes:
+        check_file(settings, settings.file)
 
 
 def profiles_of(sheets: Sequence[ServiceSheet], host: ServingHost) -> list[Profile]:
@@ -232,16 +286,15 @@ def _key(settings: ServiceSettings, batch: int, host: ServingHost) -> ModelKey:
     return parse_model(f"{settings.model}:{batch}")
 
 
-def _everybody(service: Resolved) -> tuple[Profile, ...]:
-    return service.profiles * service.settings.copies
-
-
 def _fit(host: ServingHost, profiles: Sequence[Profile]) -> bool:
     workers = [WorkerMemory(name=str(one.model), footprint=one.footprint) for one in profiles]
     return memory_of(host.topology, workers, lanes=host.topology.hardware_queues).fits
 
 
-def _sheet(service: Resolved, bound_ns: int | None, host: ServingHost) -> ServiceSheet:
+def _sheet(
+    service: Resolved, bound_ns: int | None, host: ServingHost, instances: int
+) -> ServiceSheet:
+    """``instances`` of all services share the device."""
     settings = service.settings
     function = function_of(settings)
     computed = host.computes or function is not None
@@ -254,6 +307,10 @@ def _sheet(service: Resolved, bound_ns: int | None, host: ServingHost) -> Servic
         info=info_of(settings, inputs, outputs, largest),
         buckets=service.batches,
         times_ns=service.times_ns,
+        costs_ns=tuple(
+            max(profile.request_ns[-1], round(instances * _work_ns(profile)))
+            for profile in service.profiles
+        ),
         bound_ns=bound_ns,
         slots=slots_of(settings, inputs, outputs, largest),
         function=function,
@@ -321,13 +378,22 @@ def _plan(
     alone = not promises or len(instances) == 1
     if alone and not shares_gpu():  # nobody to give way to
         return unpartitioned(full.topology, full.profiles, full.mix), ()
-    maker = Maker(full.problem(), promises)
-    if alone or not seconds:
+    # Services of one server run together: what waits in its fronts is not seen on the device, so
+    # it could not tell whose turn it is.
+    maker = Maker(full.problem(), promises, together=not shares_gpu())
+    background = any(service.settings.tier == "background" for service in resolved)
+    if alone or not background or not seconds:
         return maker.plan(maker.all_alike(Habit(Way.YIELD))), ()
     case = _case(resolved, bounds_ns, host, every_bucket=False)
     kept = _promises(case)
-    objective = Objective("slo").for_mix(case.mix, kept)
-    found = search_habits(case.problem(), kept, SimEvaluator.of(case), objective, seconds=seconds)
+    found = search_habits(
+        case.problem(),
+        kept,
+        SimEvaluator.of(case),
+        Objective("slo").for_mix(case.mix, kept),
+        seconds=seconds,
+        together=not shares_gpu(),
+    )
     best = found.candidates[0]
     note = (
         f"best of {found.evaluated} plans: worst tail {best.tail:.2f} of its bound, "

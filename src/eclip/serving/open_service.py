@@ -100,7 +100,7 @@ class OpenService:
         self._batches: dict[int, OpenBatch] = {}  # by ticket, in order
         self._free = list(range(sheet.slots.count))
         self._expected_ns = [float(time_ns) for time_ns in sheet.times_ns]  # as measured lately
-        self._buckets = Buckets(sheet.buckets, tuple(self._expected_ns))
+        self._buckets = Buckets(sheet.buckets, tuple(self._expected_ns), sheet.costs_ns)
         self._timer: asyncio.TimerHandle | None = None
         row[Count.WAITING] = row[Count.RUNNING] = row[Count.DUE_NS] = 0
 
@@ -278,7 +278,9 @@ class OpenService:
                 answer.ended_ns - answer.started_ns,
             )
             self._expected_ns[place] += _LEARNING * (took_ns - self._expected_ns[place])
-            self._buckets = Buckets(self.sheet.buckets, tuple(self._expected_ns))
+            self._buckets = Buckets(
+                self.sheet.buckets, tuple(self._expected_ns), self.sheet.costs_ns
+            )
             add(self.row, Count.EXECUTIONS)
             self._answer(batch, answer)
         else:

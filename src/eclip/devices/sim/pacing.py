@@ -186,12 +186,8 @@ class Pacer(threading.Thread):
         desk = self._desk
         try:
             while not self._over:
-                self._sleep_until(self._look_ahead())
-                for at, worker, number, outcome in self._take_changes():
-                    self._advance_to(at)
-                    self._change(at, worker, number, outcome)
-                self._advance_to(self._now)
-                self._timeline.keep()
+                self._sleep_until(self.look_ahead())
+                self.catch_up()
         except BaseException as error:
             desk.refuse("the simulator has failed; open another session", str(error))
             raise
@@ -208,7 +204,15 @@ class Pacer(threading.Thread):
         if left_ns > 0:
             self._news.wait(left_ns / 1e9)
 
-    def _look_ahead(self) -> int | None:
+    def catch_up(self) -> None:
+        """Simulate what has happened up to the clock."""
+        for at, worker, number, outcome in self._take_changes():
+            self._advance_to(at)
+            self._change(at, worker, number, outcome)
+        self._advance_to(self._now)
+        self._timeline.keep()
+
+    def look_ahead(self) -> int | None:
         """Simulate what comes next if nothing happens; when to look at the clock again."""
         horizon = self._now + _AHEAD_NS
         if self._deadlines:

@@ -170,16 +170,18 @@ def search_habits(
     seconds: float,
     batches: int | None = None,
     seed: int = 0,
+    together: bool = False,
     progress: Progress | None = None,
 ) -> FoundHabits:
-    """Search for so many seconds, or exactly so many batches after the beginning of the grid."""
+    """Search for so many seconds, or exactly so many batches after the beginning of the grid.
+    ``together``: services never give way to each other."""
     progress = progress or Progress()
     objective.check(len(problem.profiles))
     evaluate = _carefully(evaluate)
     shared = promising(unpartitioned(problem.topology, problem.profiles, problem.mix), promises)
     (plain,) = evaluate([shared])
     deadline = time.monotonic() + seconds  # the first evaluation may compile for as long as that
-    maker = Maker(problem, promises)
+    maker = Maker(problem, promises, together=together)
     hunt = _Hunt(maker, evaluate, objective, plain, np.random.default_rng(seed))
     first, *grid = _batched(maker.starts())
     hunt.try_all(first)
@@ -226,9 +228,13 @@ def _carefully(evaluate: Evaluate) -> Evaluate:
 class Maker:
     """Plans of candidates, and what may be varied."""
 
-    def __init__(self, problem: Problem, promises: Mapping[int, Promise]) -> None:
+    def __init__(
+        self, problem: Problem, promises: Mapping[int, Promise], *, together: bool = False
+    ) -> None:
+        """``together``: services never give way to each other."""
         self.problem = problem
         self._promises = promises
+        self._in_turn = len(promises) > 1 and not together
         everyone = range(len(problem.profiles))
         self.background = [worker for worker in everyone if worker not in promises]
         self.kernels = [problem.kernels_for(worker) for worker in everyone]
@@ -247,7 +253,7 @@ class Maker:
     def all_alike(self, habit: Habit, none: float = 1.0, some: float = 1.0) -> Habits:
         """The habit for all background, as far as their lanes allow; services have all units."""
         habits = [Habit()] * len(self.problem.profiles)
-        if len(self._promises) > 1 and habit.way is not Way.STAY:
+        if self._in_turn and habit.way is not Way.STAY:
             habits = [Habit(Way.YIELD, 0, habit.grain_ns, habit.depth)] * len(habits)
         for worker in self.background:
             habits[worker] = replace(habit, units=self._near(worker, habit.units))
@@ -369,7 +375,7 @@ class Maker:
                 factor = float(random.choice((0.7, 0.85, 1.2, 1.4)))
                 return replace(habits, none=round(habits.none * factor, 3))
             return replace(habits, some=float(random.choice(_SOME)))
-        service = len(self._promises) > 1 and random.random() < 0.15
+        service = self._in_turn and random.random() < 0.15
         among = list(self._promises) if service or not self.background else self.background
         worker = int(random.choice(among))
         each = list(habits.each)
