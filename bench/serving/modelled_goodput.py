@@ -19,13 +19,11 @@ differ by up to 4 times. Nothing was chosen by them.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import statistics
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -34,28 +32,19 @@ from bench.support.offered import MIXES, Service, random_services, services_of
 from bench.support.tables import print_table
 from bench.support.virtual import VirtualServer
 
-from eclip.planning.search.giving import Maker
-from eclip.serving import deploying
 from served_core import config_of
 
-STREAMS, IN_TURN = {"policy": "shared"}, "in turn"
 WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # settings of server and services
     "eclip": ({}, {}),
-    "streams": (STREAMS, {"instances": 1}),
-    IN_TURN: ({}, {"instances": 1}),
+    "streams": ({"policy": "shared"}, {"instances": 1}),
+    "in turn": ({"policy": "yield"}, {"instances": 1}),
 }
 
 
 def goodput(services: Sequence[Service], way: str, seconds: float) -> float:
     of_server, of_services = WAYS[way]
     settings = [one.settings() | of_services for one in services]
-    with contextlib.ExitStack() as stack:
-        if way == IN_TURN:
-            stack.enter_context(
-                mock.patch.object(deploying, "Maker", lambda *given, together: Maker(*given))
-            )
-        config = config_of(*settings, device="sim", **of_server)
-        served = stack.enter_context(VirtualServer(config))
+    with VirtualServer(config_of(*settings, device="sim", **of_server)) as served:
         return find_knee(lambda load: float(served.run(services, load, seconds)["attained"]), 1.0)
 
 

@@ -72,14 +72,15 @@ def test_services_run_together_and_background_gives_way(tmp_path: Path, seconds:
     assert bool(made.notes) == bool(seconds)  # only background is searched for
 
 
-def test_services_of_servers_that_share_a_gpu_go_in_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("asked", [True, False])
+def test_services_go_in_turn_if_asked_or_beside_other_servers(
+    asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eclip.serving.deploying.shares_gpu", lambda: True)
+    monkeypatch.setattr("eclip.serving.deploying.shares_gpu", lambda: not asked)
+    server = {"policy": "yield"} if asked else {}
     services = [{"name": name, "model": name, "bound": "50ms"} for name in ("bert", "vgg19")]
-    made = make_deployment(
-        make_config({"service": services}, "the test"), {}, generation=1, folder=tmp_path
-    )
+    config = make_config({"server": server, "service": services}, "the test")
+    made = make_deployment(config, {}, generation=1, folder=tmp_path)
     assert all(worker.joints for worker in store.load(made.plan, Plan).workers)
 
 

@@ -84,6 +84,9 @@ def test_an_order_has_the_services_of_its_gpu_as_a_server_wants_them(file: Fleet
     assert (own.model, own.profile, own.queue) == ("my.package:factory", "resnet50", 7)
     assert (config.server.device, config.server.topology) == ("cuda", "h200")
     assert config.server.token_file == "token"
+    # As it was found to keep its bounds.
+    assert config.server.policy == BOTH.gpus[0].policy
+    assert [service.instances for service in config.services] == [1, 1]
     assert orders[FIRST].guests == 3  # one seat for every router
     assert [service.name for service in orders[SECOND].config.services] == ["search"]
 

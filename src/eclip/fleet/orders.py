@@ -63,7 +63,12 @@ def order_of(file: FleetFile, placed: PlacedGpu) -> GpuOrder:
         for instance in placed.instances
         if instance.service in services  # one may have left the file
     ]
-    server: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "topology": placed.gpu.kind}
+    server: dict[str, Any] = {
+        "http_port": 0,
+        "grpc_port": 0,
+        "topology": placed.gpu.kind,
+        "policy": placed.policy,  # with which the set was found to keep its bounds
+    }
     if file.router.token_file is not None:
         server["token_file"] = file.router.token_file
     for taken in _OURS:
@@ -103,6 +108,7 @@ def _entry(service: Service, rate_rps: float, serve: dict[str, Any]) -> dict[str
         "batches": [service.model.batch],
         "bound": f"{service.bound_ms:g}ms",
         "rate": rate_rps,
+        "instances": 1,
     }
     if "model" in serve or "file" in serve:
         del entry["model"]

@@ -32,7 +32,7 @@ from eclip.planning.policies import make_plan
 from eclip.planning.search.giving import Habit, Maker, Way, search_habits
 from eclip.planning.search.objective import Objective
 from eclip.serving.claim import shares_gpu
-from eclip.serving.config import MOST_BATCH, ServiceSettings, ServingConfig
+from eclip.serving.config import MOST_BATCH, YIELD, ServiceSettings, ServingConfig
 from eclip.serving.control import Deployment, ServiceSheet
 from eclip.serving.host import ServingHost, find_host
 from eclip.serving.log import ServerLog
@@ -114,8 +114,9 @@ def make_deployment(
     resolved = resolve(config, host, rates_rps)
     bounds_ns = [_bound_ns(service, host) for service in resolved]
     full = _case(resolved, bounds_ns, host, every_bucket=True)
-    if config.server.policy is None:
-        plan, notes = _plan(resolved, bounds_ns, host, full, seconds)
+    if config.server.policy in (None, YIELD):
+        in_turn = config.server.policy == YIELD or shares_gpu()
+        plan, notes = _plan(resolved, bounds_ns, host, full, seconds, in_turn=in_turn)
     else:
         plan, notes = make_plan(config.server.policy, full.problem()), ()
     path = folder / f"plan-{generation}.json.gz"
@@ -372,15 +373,18 @@ def _plan(
     host: ServingHost,
     full: Case,
     seconds: float,
+    *,
+    in_turn: bool,
 ) -> tuple[Plan, tuple[str, ...]]:
+    """``in_turn``: services go one after another, the one with less slack first. Otherwise they run
+    together, since what waits in fronts is not seen on the device: it could not tell whose turn it
+    is."""
     promises = _promises(full)
     instances = [service for service in resolved for _ in range(service.settings.copies)]
     alone = not promises or len(instances) == 1
     if alone and not shares_gpu():  # nobody to give way to
         return unpartitioned(full.topology, full.profiles, full.mix), ()
-    # Services of one server run together: what waits in its fronts is not seen on the device, so
-    # it could not tell whose turn it is.
-    maker = Maker(full.problem(), promises, together=not shares_gpu())
+    maker = Maker(full.problem(), promises, together=not in_turn)
     background = any(service.settings.tier == "background" for service in resolved)
     if alone or not background or not seconds:
         return maker.plan(maker.all_alike(Habit(Way.YIELD))), ()
@@ -392,7 +396,7 @@ def _plan(
         SimEvaluator.of(case),
         Objective("slo").for_mix(case.mix, kept),
         seconds=seconds,
-        together=not shares_gpu(),
+        together=not in_turn,
     )
     best = found.candidates[0]
     note = (
