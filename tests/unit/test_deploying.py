@@ -68,8 +68,22 @@ def test_services_run_together_and_background_gives_way(tmp_path: Path, seconds:
     config = make_config({"service": [*services, background]}, "the test")
     made = make_deployment(config, {}, generation=1, folder=tmp_path, seconds=seconds)
     plan = store.load(made.plan, Plan)
-    assert [worker.name for worker in plan.workers if worker.joints] == ["job.1:1"]
+    giving = [one.name for one in plan.workers if one.joints and one.joints.reactions]
+    assert giving == ["job.1:1"]
     assert bool(made.notes) == bool(seconds)  # only background is searched for
+
+
+def test_what_is_given_up_stops_soon_though_nobody_gives_way(tmp_path: Path) -> None:
+    services = [
+        {"name": name, "model": name, "bound": "50ms", "batches": [1, 32], "instances": 1}
+        for name in ("bert", "vgg19")
+    ]
+    config = make_config({"service": services}, "the test")
+    plan = store.load(make_deployment(config, {}, generation=1, folder=tmp_path).plan, Plan)
+    for worker in plan.workers:
+        assert worker.joints is not None and not worker.joints.reactions
+        assert worker.joints.longest_ns <= 2_000_000
+    assert [len(one.joints.at) > 0 for one in plan.workers if one.joints] == [False, True] * 2
 
 
 @pytest.mark.parametrize("asked", [True, False])
@@ -81,7 +95,8 @@ def test_services_go_in_turn_if_asked_or_beside_other_servers(
     services = [{"name": name, "model": name, "bound": "50ms"} for name in ("bert", "vgg19")]
     config = make_config({"server": server, "service": services}, "the test")
     made = make_deployment(config, {}, generation=1, folder=tmp_path)
-    assert all(worker.joints for worker in store.load(made.plan, Plan).workers)
+    workers = store.load(made.plan, Plan).workers
+    assert all(worker.joints and worker.joints.reactions for worker in workers)
 
 
 def test_what_a_batch_costs_grows_with_those_who_share_the_device(tmp_path: Path) -> None:

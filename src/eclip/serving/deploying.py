@@ -46,6 +46,7 @@ _EASY_LOAD = 0.6  # the smallest bucket that is busy no more than this is what a
 # Of one instance, by what its smallest bucket takes alone. Beside others that is two to three times
 # as long, and rates may grow by half before there is another plan: so it is half busy at most.
 _EASY_ALONE = 0.15
+_STOPS_NS = 2_000_000  # after which a request that was given up stops at the latest
 _MOST_INSTANCES = 4  # of one model on one GPU, chosen by ourselves
 _MOST_LOAD = 0.9  # beyond it queues grow for ever, also in a simulation
 
@@ -380,13 +381,12 @@ def _plan(
     together, since what waits in fronts is not seen on the device: it could not tell whose turn it
     is."""
     promises = _promises(full)
-    instances = [service for service in resolved for _ in range(service.settings.copies)]
-    alone = not promises or len(instances) == 1
-    if alone and not shares_gpu():  # nobody to give way to
+    if not promises and not shares_gpu():  # nobody to give way to
         return unpartitioned(full.topology, full.profiles, full.mix), ()
-    maker = Maker(full.problem(), promises, together=not in_turn)
+    services = None if in_turn else Habit(Way.GO_ON, grain_ns=_STOPS_NS)
+    maker = Maker(full.problem(), promises, services)
     background = any(service.settings.tier == "background" for service in resolved)
-    if alone or not background or not seconds:
+    if not (seconds and promises and background):
         return maker.plan(maker.all_alike(Habit(Way.YIELD))), ()
     case = _case(resolved, bounds_ns, host, every_bucket=False)
     kept = _promises(case)
@@ -396,13 +396,14 @@ def _plan(
         SimEvaluator.of(case),
         Objective("slo").for_mix(case.mix, kept),
         seconds=seconds,
-        together=not in_turn,
+        services=services,
     )
     best = found.candidates[0]
     note = (
         f"best of {found.evaluated} plans: worst tail {best.tail:.2f} of its bound, "
         f"background {best.background:.2f}"
     )
+    instances = [service for service in resolved for _ in range(service.settings.copies)]
     each = [
         habit
         for habit, service in zip(best.habits.each, instances, strict=True)

@@ -59,6 +59,7 @@ class Way(enum.Enum):
     MOVE = "moves"
     MOVE_YIELD = "yields when slack is used up, else moves"
     STEPWISE = "yields when slack is used up, moves when there is some, else goes on"
+    GO_ON = "goes on, and may be stopped at its joints if nobody wants its result any more"
 
     @property
     def moves(self) -> bool:
@@ -67,6 +68,9 @@ class Way(enum.Enum):
     @property
     def asks_for_slack(self) -> bool:
         return self in (Way.PATIENT, Way.MOVE_YIELD, Way.STEPWISE)
+
+
+_GIVING = tuple(way for way in Way if way not in (Way.STAY, Way.GO_ON))
 
 
 @dataclass(frozen=True)
@@ -170,18 +174,18 @@ def search_habits(
     seconds: float,
     batches: int | None = None,
     seed: int = 0,
-    together: bool = False,
+    services: Habit | None = None,
     progress: Progress | None = None,
 ) -> FoundHabits:
     """Search for so many seconds, or exactly so many batches after the beginning of the grid.
-    ``together``: services never give way to each other."""
+    ``services``: what all of them do; None: the one with less slack goes first, or nobody waits."""
     progress = progress or Progress()
     objective.check(len(problem.profiles))
     evaluate = _carefully(evaluate)
     shared = promising(unpartitioned(problem.topology, problem.profiles, problem.mix), promises)
     (plain,) = evaluate([shared])
     deadline = time.monotonic() + seconds  # the first evaluation may compile for as long as that
-    maker = Maker(problem, promises, together=together)
+    maker = Maker(problem, promises, services)
     hunt = _Hunt(maker, evaluate, objective, plain, np.random.default_rng(seed))
     first, *grid = _batched(maker.starts())
     hunt.try_all(first)
@@ -229,17 +233,22 @@ class Maker:
     """Plans of candidates, and what may be varied."""
 
     def __init__(
-        self, problem: Problem, promises: Mapping[int, Promise], *, together: bool = False
+        self, problem: Problem, promises: Mapping[int, Promise], services: Habit | None = None
     ) -> None:
-        """``together``: services never give way to each other."""
+        """``services``: what all of them do; None: as is best."""
         self.problem = problem
         self._promises = promises
-        self._in_turn = len(promises) > 1 and not together
+        self._services = services
         everyone = range(len(problem.profiles))
         self.background = [worker for worker in everyone if worker not in promises]
         self.kernels = [problem.kernels_for(worker) for worker in everyone]
         sizes = problem.topology.lane_sizes
         self.sizes = [[size for size in sizes if self._fits(worker, size)] for worker in everyone]
+
+    @property
+    def _in_turn(self) -> bool:
+        """Whether services may let each other go first."""
+        return len(self._promises) > 1 and self._services is None
 
     def _fits(self, worker: int, units: int) -> bool:
         """Whether all kernels of a worker, whichever it chooses, can run on so many units."""
@@ -252,7 +261,7 @@ class Maker:
 
     def all_alike(self, habit: Habit, none: float = 1.0, some: float = 1.0) -> Habits:
         """The habit for all background, as far as their lanes allow; services have all units."""
-        habits = [Habit()] * len(self.problem.profiles)
+        habits = [self._services or Habit()] * len(self.problem.profiles)
         if self._in_turn and habit.way is not Way.STAY:
             habits = [Habit(Way.YIELD, 0, habit.grain_ns, habit.depth)] * len(habits)
         for worker in self.background:
@@ -347,6 +356,7 @@ class Maker:
             Way.MOVE: ((Slack.PLENTY, room),),
             Way.MOVE_YIELD: ((Slack.NONE, None), (Slack.PLENTY, room)),
             Way.STEPWISE: ((Slack.NONE, None), (Slack.SOME, room)),
+            Way.GO_ON: (),
         }[habit.way]
 
     def _limits(self, problem: Problem, habits: Habits) -> dict[int, Promise]:
@@ -392,7 +402,7 @@ class Maker:
         ]
         if self.sizes[worker]:
             changes += [{"units": int(random.choice(self.sizes[worker]))}] * 2
-            changes += [{"way": list(Way)[int(random.integers(1, len(Way)))]}]
+            changes += [{"way": _GIVING[int(random.integers(len(_GIVING)))]}]
         if len(kernels) > 1:
             changes.append({"kernels_for": int(random.choice(kernels))})
         change = changes[int(random.integers(len(changes)))]
