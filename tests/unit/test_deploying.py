@@ -110,6 +110,18 @@ def test_what_a_batch_costs_grows_with_those_who_share_the_device(tmp_path: Path
     assert costs[1][1] / costs[1][0] > 1.5 * sheet.times_ns[1] / sheet.times_ns[0]
 
 
+def test_a_rate_that_nobody_knows_is_no_reason_for_more_instances(
+    host: ServingHost, tmp_path: Path
+) -> None:
+    services = [{"name": name, "model": "bert", "batches": [1]} for name in ("a", "b")]
+    config = make_config({"service": services}, "the test")
+    first = make_deployment(config, {}, generation=1, folder=tmp_path)
+    assert {*first.rates_rps} == {*first.assumed} == {"a", "b"}
+    again = make_deployment(config, first.known_rps | {"a": 300.0}, generation=2, folder=tmp_path)
+    assert again.known_rps == {"a": 300.0}
+    assert [sheet.settings.instances for sheet in again.sheets] == [2, 1]
+
+
 def test_what_is_said_is_kept(host: ServingHost) -> None:
     assert instances_of(host, {"name": "a", "rate": 1200.0, "instances": 1}) == [1]
     assert instances_of(host, {"name": "a", "rate": 10.0, "instances": 3}) == [3]

@@ -51,12 +51,17 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     sheets: tuple[ServiceSheet, ...]
     plan: str  # a file
     rates_rps: dict[str, float]  # that it was planned for
+    assumed: tuple[str, ...]  # services of which nobody knows the rate
     uuid: str | None  # of the device; None: modelled, nobody else uses it
     device: str  # for a person, as what follows
     slices: int
     homes: dict[str, tuple[int, ...]]
     policy: str
     notes: tuple[str, ...] = ()  # for the log
+
+    @property
+    def known_rps(self) -> dict[str, float]:
+        return {name: rate for name, rate in self.rates_rps.items() if name not in self.assumed}
 
 
 # --- To the device process ---------------------------------------------------------------------

@@ -132,6 +132,7 @@ def make_deployment(
         ),
         plan=str(path),
         rates_rps={service.settings.name: service.rate_rps for service in resolved},
+        assumed=tuple(one.name for one in config.services if _rate(one, rates_rps) is None),
         uuid=host.uuid,
         device=host.title,
         slices=len(host.topology.slice_units),

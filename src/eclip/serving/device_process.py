@@ -236,6 +236,8 @@ class DeviceProcess:
         if self._retiring is None:
             return
         before = self._retiring
+        if not any(one.number >= before for one in self._generations):
+            return  # a process that starts anew is told, too, and still opens what is to stay
         for generation in [one for one in self._generations if one.number < before]:
             if not generation.open:
                 self._selector.unregister(generation.session.wakeup)

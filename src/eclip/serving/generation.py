@@ -246,8 +246,9 @@ class Generation(Closing):
 
     def _compute(self, stage: Stage, function: CpuFunction, one: OpenOrder) -> None:
         """In a thread of its own: from the inputs in the slot to outputs there."""
-        slots, slot, info = one.front.slots[one.order.service], one.order.slot, stage.sheet.info
+        slot, info = one.order.slot, stage.sheet.info
         try:
+            slots = one.front.slots[one.order.service]
             inputs = {}
             for index, tensor in enumerate(info.inputs):
                 datatype = DATATYPES[tensor.datatype]

@@ -274,7 +274,7 @@ class Supervisor:
             measured = watch.drifted(deployment.rates_rps)
             if measured is None:
                 continue
-            rates = deployment.rates_rps | measured
+            rates = deployment.known_rps | measured
             self._log.write("rates have drifted; planning again", rates_rps=rates)
             try:
                 await self._replan(deployment, rates)
