@@ -39,23 +39,31 @@ def test_a_rate_beyond_one_instance_gets_more(host: ServingHost) -> None:
 
 
 def test_instances_and_buckets_are_shared_out_evenly(host: ServingHost) -> None:
-    """A plan has 32 workers."""
-    services = [{"name": name, "model": "bert", "rate": 1e3, "bound": "1s"} for name in "abcdefgh"]
+    """A plan has 32 workers. A batch of 32 would be late."""
+    services = [{"name": name, "model": "bert", "rate": 1e3, "bound": "3ms"} for name in "abcdefgh"]
 
     def chosen(*given: dict[str, Any]) -> list[tuple[int, tuple[int, ...]]]:
         resolved = resolve(make_config({"service": list(given)}, "the test"), host, {})
         return [(one.settings.copies, one.batches) for one in resolved]
 
-    assert chosen(*services[:1]) == [(4, (1, 2, 4, 8, 16, 32))]
+    assert chosen(*services[:1]) == [(4, (1, 2, 4, 8))]
     for count in range(2, 9):
         found = chosen(*services[:count])
         instances = [copies for copies, _ in found]
         assert max(instances) - min(instances) <= 1
-        assert all({1, 8, 32} <= {*batches} for _, batches in found)
-        workers = sum(copies * len(batches) for copies, batches in found)
-        assert workers <= 32 < workers + max(instances)  # no room for another bucket of everybody
+        assert all({1, 8} <= {*batches} for _, batches in found)
+        assert sum(copies * len(batches) for copies, batches in found) <= 32
     assert chosen(*(one | {"batches": [1, 8]} for one in services)) == [(2, (1, 8))] * 8
     assert chosen(services[0] | {"bound": "2ms", "instances": 1}) == [(1, (1, 2, 4, 8))]
+
+
+def test_a_long_bound_asks_for_batches_and_a_short_one_for_instances(host: ServingHost) -> None:
+    """Where requests may wait for the batch before theirs, one instance makes batches of them."""
+    bert = {"name": "a", "rate": 600.0, "batches": [1, 8]}
+    found = [instances_of(host, bert | {"bound": bound}) for bound in ("3ms", "5x", "20ms", "20x")]
+    assert found == [[4], [4], [1], [1]]
+    others = [{"name": name, "bound": "20ms"} for name in "bcdefg"]
+    assert instances_of(host, bert | {"bound": "20ms"}, *others)[0] == 4  # each takes longer
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.01])

@@ -46,6 +46,7 @@ _EASY_LOAD = 0.6  # the smallest bucket that is busy no more than this is what a
 # Of one instance, by what its smallest bucket takes alone. Beside others that is two to three times
 # as long, and rates may grow by half before there is another plan: so it is half busy at most.
 _EASY_ALONE = 0.15
+_BATCHES = 3  # at their cost, that a bound must hold: the one before, its own, and a margin
 _STOPS_NS = 2_000_000  # after which a request that was given up stops at the latest
 _MOST_INSTANCES = 4  # of one model on one GPU, chosen by ourselves
 _MOST_LOAD = 0.9  # beyond it queues grow for ever, also in a simulation
@@ -92,11 +93,13 @@ class Resolved:
         )
 
 
-def _work_ns(profile: Profile) -> float:
-    """What a batch keeps from others: on the size of lane that suits it best, its time there times
-    that part of the device."""
+def _cost_ns(profile: Profile, instances: int) -> int:
+    """What a batch takes while so many instances are busy on the device. Its work is what it keeps
+    from others: on the size of lane that suits it best, its time there times that part of the
+    device."""
     lanes = zip(profile.sizes, profile.request_ns, strict=True)
-    return min(units * took_ns for units, took_ns in lanes) / profile.sizes[-1]
+    work_ns = min(units * took_ns for units, took_ns in lanes) / profile.sizes[-1]
+    return max(profile.request_ns[-1], round(instances * work_ns))
 
 
 def make_deployment(
@@ -214,26 +217,39 @@ def _instances(
     """The services with their numbers of instances. Where these are ours to choose: as many as the
     rate asks for, as far as memory and the number of workers allow; one, if no rate is known.
 
-    Requests of one instance wait for each other, though most models leave most of the device idle
-    at small batches.
+    Requests of one instance wait for each other. Where the bound allows that, they make large
+    batches, which cost the least. Where it does not, instances run beside each other: most models
+    leave most of the device idle at small batches.
     """
     wanted = []
+    services = sum(settings.tier == "service" for settings in config.services)
     for settings in config.services:
         _check(settings, host)
         rate = _rate(settings, rates_rps)
+        copies = settings.copies
         if settings.instances is None and settings.tier == "service" and rate is not None:
-            smallest = _profile(settings, (settings.batches or (1,))[0], host)
-            alone = rate / smallest.model.batch * smallest.request_ns[-1] / 1e9
-            copies = min(max(1, math.ceil(alone / _EASY_ALONE)), _MOST_INSTANCES)
-            wanted.append(msgspec.structs.replace(settings, instances=copies))
-        else:
-            wanted.append(msgspec.structs.replace(settings, instances=settings.copies))
+            copies = _wanted(settings, rate, services, host)
+        wanted.append(msgspec.structs.replace(settings, instances=copies))
     asked = [settings.instances for settings in config.services]
     for count in range(_MOST_INSTANCES, 1, -1):  # who has most gives up first
         for index, settings in enumerate(wanted):
             if asked[index] is None and settings.copies >= count and not _have_room(wanted, host):
                 wanted[index] = msgspec.structs.replace(settings, instances=settings.copies - 1)
     return wanted
+
+
+def _wanted(settings: ServiceSettings, rate: float, services: int, host: ServingHost) -> int:
+    """Instances for a rate, with so many services on the device."""
+    asked = settings.batches or _USUAL_BATCHES[: _FEW if settings.batched else 1]
+    profiles = [_profile(settings, batch, host) for batch in sorted(asked)]
+    bound = settings.promised
+    bound_ns = math.inf if bound is None or bound.ms is None else 1e6 * bound.ms
+    if bound is not None and bound.times_alone is not None:
+        bound_ns = bound.times_alone * profiles[0].request_ns[-1]
+    patient = [one for one in profiles[1:] if _BATCHES * _cost_ns(one, services) <= bound_ns]
+    one, easy = (patient[-1], _EASY_LOAD) if patient else (profiles[0], _EASY_ALONE)
+    load = rate / one.model.batch * one.request_ns[-1] / 1e9
+    return min(max(1, math.ceil(load / easy)), _MOST_INSTANCES)
 
 
 def _have_room(services: Sequence[ServiceSettings], host: ServingHost) -> bool:
@@ -310,10 +326,7 @@ def _sheet(
         info=info_of(settings, inputs, outputs, largest),
         buckets=service.batches,
         times_ns=service.times_ns,
-        costs_ns=tuple(
-            max(profile.request_ns[-1], round(instances * _work_ns(profile)))
-            for profile in service.profiles
-        ),
+        costs_ns=tuple(_cost_ns(profile, instances) for profile in service.profiles),
         bound_ns=bound_ns,
         slots=slots_of(settings, inputs, outputs, largest),
         function=function,
