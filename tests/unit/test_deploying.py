@@ -127,7 +127,7 @@ def test_a_rate_that_nobody_knows_is_no_reason_for_more_instances(
     assert {*first.rates_rps} == {*first.assumed} == {"a", "b"}
     again = make_deployment(config, first.known_rps | {"a": 300.0}, generation=2, folder=tmp_path)
     assert again.known_rps == {"a": 300.0}
-    assert [sheet.settings.instances for sheet in again.sheets] == [2, 1]
+    assert again.in_words == {"a": "2 instances, batches of 1", "b": "1 instance, batches of 1"}
 
 
 def test_what_is_said_is_kept(host: ServingHost) -> None:

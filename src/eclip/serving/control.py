@@ -63,6 +63,15 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     def known_rps(self) -> dict[str, float]:
         return {name: rate for name, rate in self.rates_rps.items() if name not in self.assumed}
 
+    @property
+    def in_words(self) -> dict[str, str]:
+        """By service: ``2 instances, batches of 1, 8``"""
+        return {
+            sheet.name: f"{sheet.settings.copies} instance{'s' * (sheet.settings.copies > 1)}, "
+            f"batches of {', '.join(map(str, sheet.buckets))}"
+            for sheet in self.sheets
+        }
+
 
 # --- To the device process ---------------------------------------------------------------------
 

@@ -135,6 +135,7 @@ class Supervisor:
             "serving, but not ready" if self.services.failed else "ready",
             http=self.server.http_port,
             grpc=self.server.grpc_port,
+            services=self.services.deployed.in_words,
         )
 
     @property
@@ -233,7 +234,7 @@ class Supervisor:
         self._log.write(
             "deployed",
             generation=deployment.generation,
-            services=[sheet.name for sheet in deployment.sheets],
+            services=deployment.in_words,
             seconds=round(answer.seconds, 2),
             notes=list(deployment.notes),
         )
