@@ -9,10 +9,12 @@ import msgspec
 import pytest
 
 from eclip.artefacts import store
+from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Plan
+from eclip.artefacts.profile import Profile
 from eclip.errors import UsageError
-from eclip.serving.config import make_config
-from eclip.serving.deploying import make_deployment, resolve
+from eclip.serving.config import ServiceSettings, make_config
+from eclip.serving.deploying import _wanted, make_deployment, resolve
 from eclip.serving.host import ServingHost, find_host
 
 
@@ -128,6 +130,21 @@ def test_a_rate_that_nobody_knows_is_no_reason_for_more_instances(
     again = make_deployment(config, first.known_rps | {"a": 300.0}, generation=2, folder=tmp_path)
     assert again.known_rps == {"a": 300.0}
     assert again.in_words == {"a": "2 instances, batches of 1", "b": "1 instance, batches of 1"}
+
+
+def test_buckets_that_were_never_measured_do_not_keep_a_server_from_planning(
+    host: ServingHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = ServingHost.profile
+
+    def profile(self: ServingHost, model: ModelKey) -> Profile:
+        if model.batch > 1:
+            raise UsageError(f"{model} has no profile, and the server runs")
+        return known(self, model)
+
+    monkeypatch.setattr(ServingHost, "profile", profile)
+    wanted = _wanted(ServiceSettings(name="a", model="bert", bound="1s"), 300.0, 1, host)
+    assert wanted == 2
 
 
 def test_what_is_said_is_kept(host: ServingHost) -> None:

@@ -240,8 +240,16 @@ def _instances(
 
 def _wanted(settings: ServiceSettings, rate: float, services: int, host: ServingHost) -> int:
     """Instances for a rate, with so many services on the device."""
-    asked = settings.batches or _USUAL_BATCHES[: _FEW if settings.batched else 1]
-    profiles = [_profile(settings, batch, host) for batch in sorted(asked)]
+    smallest, *larger = sorted(settings.batches or _few(settings))
+    profiles = [_profile(settings, smallest, host)]
+    for batch in larger:
+        try:
+            profile = _profile(settings, batch, host)
+        except UsageError:  # not measured, and it may not be now
+            break
+        if _is_late(settings, profile):
+            break
+        profiles.append(profile)
     bound = settings.promised
     bound_ns = math.inf if bound is None or bound.ms is None else 1e6 * bound.ms
     if bound is not None and bound.times_alone is not None:
@@ -252,11 +260,14 @@ def _wanted(settings: ServiceSettings, rate: float, services: int, host: Serving
     return min(max(1, math.ceil(load / easy)), _MOST_INSTANCES)
 
 
+def _few(settings: ServiceSettings) -> tuple[int, ...]:
+    return _USUAL_BATCHES[: _FEW if settings.batched else 1]
+
+
 def _have_room(services: Sequence[ServiceSettings], host: ServingHost) -> bool:
     """With the buckets that were asked for, or a few."""
     workers = sum(
-        settings.copies * len(settings.batches or _USUAL_BATCHES[: _FEW if settings.batched else 1])
-        for settings in services
+        settings.copies * len(settings.batches or _few(settings)) for settings in services
     )
     buckets = [
         [_profile(settings, batch, host) for batch in settings.batches or (1,)]
