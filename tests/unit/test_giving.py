@@ -188,6 +188,20 @@ def test_services_among_themselves_have_no_margin() -> None:
     assert not shares_by_lanes(plan_of(Habit(Way.MOVE, 64)))
 
 
+def test_several_services_are_tried_in_turn_and_side_by_side() -> None:
+    mix = parse_mix("s:1@100rps/9ms,t:1@100rps/9ms,b:1@background")
+    problem, promises = Problem(mix, H200, (SERVICE, OTHER, JOB)), {0: PROMISE, 1: PROMISE}
+
+    def first(services: Habit | None) -> list[tuple[Way, Way, Way]]:
+        starts = Maker(problem, promises, services).starts()[:4]
+        return [(one.each[0].way, one.each[1].way, one.each[2].way) for one in starts]
+
+    in_turn, beside = (Way.YIELD,) * 3, (Way.STAY, Way.STAY, Way.YIELD)
+    assert first(None) == [in_turn, in_turn, beside, beside]
+    told = first(Habit(Way.GO_ON))  # what services do is not for the search to choose
+    assert told[:2] == [(Way.GO_ON, Way.GO_ON, Way.YIELD)] * 2 and beside not in told
+
+
 def test_shortlist_always_has_the_baselines() -> None:
     found = found_by(likes(Way.PATIENT))
     entries = shortlist_habits(found, PROBLEM, {0: PROMISE}, 2)

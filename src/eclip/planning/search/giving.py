@@ -268,6 +268,14 @@ class Maker:
             habits[worker] = replace(habit, units=self._near(worker, habit.units))
         return Habits(tuple(habits), none, some).plainly
 
+    def _side_by_side(self, habits: Habits) -> Habits:
+        """The same, with services that never wait for each other."""
+        each = [
+            Habit() if worker in self._promises else habit
+            for worker, habit in enumerate(habits.each)
+        ]
+        return replace(habits, each=tuple(each))
+
     def apart(self, units: int) -> Habits:
         """Static masks: background on so many units from the far end, services on the others."""
         topology = self.problem.topology
@@ -292,6 +300,8 @@ class Maker:
         topology = self.problem.topology
         quarter, half, most = (round(part * topology.units) for part in (0.25, 0.5, 0.75))
         grid = [self.all_alike(Habit(Way.YIELD, depth=depth)) for depth in (2, 1)]
+        if self._in_turn and self.background:
+            grid += [self._side_by_side(habits) for habits in grid]
         grid += [self.apart(half), self.apart(quarter), self.all_alike(Habit(Way.PATIENT))]
         grid += [
             self.all_alike(Habit(Way.MOVE_YIELD, part), none)
