@@ -13,7 +13,8 @@ and one instance a model, as eclip's servers ran before 2026-11-18. Without back
 plan is plain streams, too: instances make the difference.
 
 Random mixes have 2 to 6 of all models, buckets 1 and 8 or 1, 8 and 32, and shares of the load that
-differ by up to 4 times. Nothing was chosen by them.
+differ by up to 4 times. Random 1 and 4 were looked at when the rule for instances was chosen; no
+other was.
 """
 
 from __future__ import annotations

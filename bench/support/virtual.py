@@ -141,11 +141,10 @@ class _Front:
 
 
 class VirtualServer(Closing):
-    def __init__(self, config: ServingConfig, seconds: float = 0.0) -> None:
-        """``seconds`` of search for its plan, as if its rates had drifted."""
+    def __init__(self, config: ServingConfig) -> None:
         self._stack = contextlib.ExitStack()
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
-        made = make_deployment(config, {}, generation=1, folder=folder, seconds=seconds)
+        made = make_deployment(config, {}, generation=1, folder=folder)
         sheets = [
             msgspec.structs.replace(sheet, id=place + 1, row=place)
             for place, sheet in enumerate(made.sheets)

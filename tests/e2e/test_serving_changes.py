@@ -128,6 +128,20 @@ def test_a_new_configuration_drops_nothing(driver: Driver, served: Served) -> No
     assert served.core.models["add"].max_batch == 4
 
 
+def test_another_policy_is_taken_and_other_settings_of_the_server_are_not(
+    driver: Driver, served: Served
+) -> None:
+    """A fleet may place a GPU's services anew under another policy."""
+    other = msgspec.structs.replace(CONFIG.server, policy="shared", grace_seconds=7.0)
+    driver(served.supervisor.reload(msgspec.structs.replace(CONFIG, server=other)))
+    assert served.supervisor.services.deployed.policy == "shared"
+    assert served.supervisor.config.server.grace_seconds == CONFIG.server.grace_seconds
+    assert "changes of [server] need a restart" in served.log.getvalue()
+    driver(served.core.infer(add_request(1)))
+    driver(served.supervisor.reload(CONFIG))
+    assert served.supervisor.services.deployed.policy != "shared"
+
+
 def test_a_bad_configuration_changes_nothing(driver: Driver, served: Served) -> None:
     changed = [
         msgspec.structs.replace(one, bound="1us") if one.name == "add" else one

@@ -241,9 +241,11 @@ class Supervisor:
 
     async def reload(self, config: ServingConfig) -> None:
         """The configuration is another now."""
-        if config.server != self.config.server:
-            self._log.write("changes of [server] need a restart; its services are taken")
-            config = msgspec.structs.replace(config, server=self.config.server)
+        # A policy is a matter of plans: a fleet may place a GPU's services anew under another one.
+        server = msgspec.structs.replace(self.config.server, policy=config.server.policy)
+        if config.server != server:
+            self._log.write("changes of [server] need a restart; its policy and services are taken")
+        config = msgspec.structs.replace(config, server=server)
         await self.change(config, {service.name for service in config.services if service.load})
 
     async def _load(self, seat: FrontSeat, asked: LoadAsked) -> None:
