@@ -48,7 +48,7 @@ def test_instances_and_buckets_are_shared_out_evenly(host: ServingHost) -> None:
         resolved = resolve(make_config({"service": list(given)}, "the test"), host, {})
         return [(one.settings.copies, one.batches) for one in resolved]
 
-    assert chosen(*services[:1]) == [(4, (1, 2, 4, 8))]
+    assert chosen(*services[:1]) == [(4, (1, 2, 4, 8, 16))]
     for count in range(2, 9):
         found = chosen(*services[:count])
         instances = [copies for copies, _ in found]

@@ -32,8 +32,9 @@ def save_synthetic(path: Path, seed: int, model: str = "alexnet", batch: int = 8
 
 
 def test_without_files_the_profile_is_modelled(tmp_path: Path) -> None:
-    found = find("alexnet", tmp_path, batch=3)
-    assert found == model_profile(ModelKey("alexnet", 3), H200, CALIBRATION)
+    a100 = store.load_builtin("a100", Topology), store.load_builtin("a100", Calibration)
+    model = ModelKey("alexnet", 3)
+    assert find_profile(model, *a100, [tmp_path]) == model_profile(model, *a100)
 
 
 def test_measured_pack_of_the_h200_covers_all_models_at_batch_8() -> None:

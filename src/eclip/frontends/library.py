@@ -1,8 +1,8 @@
 """The profile library: where the profile of a model and batch comes from.
 
 The first that exists wins: a file in the user's folders, in their order; a measured profile that
-ships with the package; a modelled one. What comes from a file is for this device and this model, or
-refused.
+ships with the package; a modelled one, aligned with measured ones of other batches. What comes from
+a file is for this device and this model, or refused.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from pathlib import Path
 
 from eclip.artefacts import store
 from eclip.artefacts.calibration import Calibration
-from eclip.artefacts.model_key import ModelKey
+from eclip.artefacts.model_key import MAX_BATCH, ModelKey
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.topology import Topology
 from eclip.artefacts.trace import Trace
 from eclip.errors import MismatchError, UsageError, unknown_name
+from eclip.frontends.between import align
 from eclip.frontends.modelled import model_names, model_profile
 
 _SUFFIXES = (".json.gz", ".json")
@@ -51,7 +52,8 @@ def find_profile(
             if name.rpartition(":")[0].partition("~")[0] not in model_names()
         ]
         raise unknown_name("model", model.title, [*model_names(), *dict.fromkeys(names)])
-    return model_profile(model, topology, calibration)
+    measured = _other_batches(model, topology, searched)
+    return align(model_profile(model, topology, calibration), measured)
 
 
 def has_file(model: ModelKey, topology: Topology, folders: Sequence[Path]) -> bool:
@@ -113,6 +115,17 @@ def _file_in(folders: Sequence[Path], model: ModelKey) -> Path | None:
             if path.is_file():
                 return path
     return None
+
+
+def _other_batches(model: ModelKey, topology: Topology, folders: Sequence[Path]) -> list[Profile]:
+    """The model's measured profiles that have all sizes of lanes; of a batch, the first found."""
+    suffix = "|".join(map(re.escape, _SUFFIXES))
+    name = re.compile(rf"{re.escape(model.title)}-([1-9]\d{{0,4}})(?:{suffix})")
+    matches = (name.fullmatch(path.name) for folder in folders for path in folder.iterdir())
+    batches = sorted({int(match[1]) for match in matches if match})
+    keys = [ModelKey(model.name, batch) for batch in batches if batch <= MAX_BATCH]
+    found = [_load(path, key, topology) for key in keys if (path := _file_in(folders, key))]
+    return [one for one in found if not one.modelled and one.sizes == topology.lane_sizes]
 
 
 def _load(path: Path, model: ModelKey, topology: Topology) -> Profile:
