@@ -26,15 +26,17 @@ from eclip.devices.base import Closing
 from eclip.devices.sim import pacing
 from eclip.devices.sim.device import SimDevice, SimSession
 from eclip.lab.case import find_calibration, find_topology
-from eclip.serving import generation, open_service
+from eclip.serving import generation
 from eclip.serving.config import ServingConfig
 from eclip.serving.control import Deployment
-from eclip.serving.counters import WORDS
+from eclip.serving.counters import WORDS, Count
 from eclip.serving.deploying import make_deployment
+from eclip.serving.front_desk import FrontDesk
 from eclip.serving.generation import AttachedFront, Generation
 from eclip.serving.link import Answer, DeviceOrder, Slots
 from eclip.serving.messages import RefusedError
-from eclip.serving.open_service import FrontDesk, OpenRequest, OpenService
+from eclip.serving.open_service import OpenService
+from eclip.serving.waiting_line import OpenRequest
 from served_core import request
 
 HOP_NS = 60_000  # from one process to the other, by time stamps (docs/results/serving.md)
@@ -75,7 +77,7 @@ class VirtualTime:
 
     def call_at(self, when_s: float, call: Callable[..., object], *given: object) -> Timer:
         timer = Timer(call, given)
-        self.at(round(when_s * 1e9), timer.run)
+        self.at(round(when_s * 1e9) + 1, timer.run)
         return timer
 
 
@@ -109,21 +111,19 @@ class VirtualFuture:
         self.error = error
 
 
-class _Desk:
-    """A front's way to the device process."""
-
-    epoch = 1
+class _Desk(FrontDesk):
+    """Orders reach the device process a little later."""
 
     def __init__(self, clock: VirtualTime, send: Callable[[DeviceOrder], None]) -> None:
-        self.loop = clock
-        self._send = send
-        self._numbers = itertools.count(1)
-
-    def number(self) -> int:
-        return next(self._numbers)
+        row = memoryview(bytearray(8 * WORDS)).cast("q")
+        super().__init__(
+            cast(Any, None), cast(Any, clock), row, lambda: row[Count.TAKEN], clock.monotonic_ns
+        )
+        self._clock, self._send = clock, send
+        self.epoch = 1
 
     def order(self, order: DeviceOrder) -> None:
-        self.loop.at(self.loop.now_ns + HOP_NS, lambda: self._send(order))
+        self._clock.at(self._clock.now_ns + HOP_NS, lambda: self._send(order))
 
 
 class _Front:
@@ -170,7 +170,7 @@ class _Run(Closing):
     def __init__(self, deployment: Deployment, device: SimDevice) -> None:
         self._clock = clock = VirtualTime()
         self._stack = contextlib.ExitStack()
-        for module in (device_requests, pacing, generation, open_service):
+        for module in (device_requests, pacing, generation):
             self._stack.enter_context(mock.patch.object(module, "time", clock))
         slots = {
             sheet.id: self._stack.enter_context(Slots.create(sheet.slots))
@@ -189,13 +189,13 @@ class _Run(Closing):
         assert pacer is not None
         self._pacer = pacer
         front = cast(AttachedFront, _Front(clock, slots, self._take_answer))
-        desk = _Desk(clock, lambda order: self._take_order(front, order))
+        self._desk = desk = _Desk(clock, lambda order: self._take_order(front, order))
         self._services = {
             sheet.id: OpenService(
                 sheet,
                 slots[sheet.id],
                 memoryview(bytearray(8 * WORDS)).cast("q"),
-                cast(FrontDesk, desk),
+                desk,
             )
             for sheet in deployment.sheets
         }
@@ -207,9 +207,8 @@ class _Run(Closing):
         self._generation.take(front, order)
 
     def _take_answer(self, answer: Answer) -> None:
-        service = self._services[answer.service]
-        service.take(answer)
-        service.advance()
+        self._services[answer.service].take(answer)
+        self._desk.advance()
 
     def serve(self, services: Sequence[Service], load: float, seconds: float) -> dict[str, Any]:
         by_name = {one.sheet.name: one for one in self._services.values()}
@@ -229,6 +228,8 @@ class _Run(Closing):
         for at_s, service in arrivals_of(services, load, seconds):
             self._clock.at(round(at_s * 1e9), lambda service=service: arrive(service))  # type: ignore[misc]
         self._run_out()
+        if any(pending is not None and pending.waits for _, pending in asked):
+            raise AssertionError("an accepted request was never answered")
         tally = Tally(services)
         tally.late_s = [0.0]
         for service, pending in asked:
@@ -245,7 +246,8 @@ class _Run(Closing):
         """Until nothing is left to do."""
         clock, pacer = self._clock, self._pacer
         while True:
-            due_ns, next_ns = pacer.look_ahead(), clock.next_ns
+            next_ns = clock.next_ns
+            due_ns = pacer.look_ahead(next_ns)
             if due_ns is None and next_ns is None:
                 return
             if next_ns is not None and (due_ns is None or next_ns <= due_ns):

@@ -59,13 +59,26 @@ def test_instances_and_buckets_are_shared_out_evenly(host: ServingHost) -> None:
     assert chosen(services[0] | {"bound": "2ms", "instances": 1}) == [(1, (1, 2, 4, 8))]
 
 
-def test_a_long_bound_asks_for_batches_and_a_short_one_for_instances(host: ServingHost) -> None:
-    """Where requests may wait for the batch before theirs, one instance makes batches of them."""
-    bert = {"name": "a", "rate": 600.0, "batches": [1, 8]}
-    found = [instances_of(host, bert | {"bound": bound}) for bound in ("3ms", "5x", "20ms", "20x")]
-    assert found == [[4], [4], [1], [1]]
-    others = [{"name": name, "bound": "20ms"} for name in "bcdefg"]
-    assert instances_of(host, bert | {"bound": "20ms"}, *others)[0] == 4  # each takes longer
+def test_services_wait_for_room_on_the_device_and_background_does_not(tmp_path: Path) -> None:
+    service = {"name": "a", "model": "bert", "rate": 300.0, "batches": [1, 8], "bound": "20ms"}
+    job = {"name": "job", "model": "vgg19", "batches": [1], "tier": "background"}
+    config = make_config({"service": [service, job]}, "the test")
+    ours, background = make_deployment(config, {}, generation=1, folder=tmp_path).sheets
+    assert 0 < ours.parts[0] < ours.parts[1] <= 1  # a larger batch keeps more of it busy
+    assert background.parts == (0.0,)
+
+
+@pytest.mark.parametrize("policy", ["shared", "yield"])
+def test_what_is_compared_with_has_one_instance_and_no_turns(policy: str, tmp_path: Path) -> None:
+    service = {"name": "a", "model": "bert", "rate": 600.0, "batches": [1, 8], "bound": "20ms"}
+    copies, parts = [], []
+    for server in ({}, {"policy": policy}):
+        config = make_config({"server": server, "service": [service]}, "the test")
+        (sheet,) = make_deployment(config, {}, generation=1, folder=tmp_path).sheets
+        copies.append(sheet.settings.copies)
+        parts.append(any(sheet.parts))
+    assert copies == [4, 1]
+    assert parts == [True, False]
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.01])
@@ -143,7 +156,7 @@ def test_buckets_that_were_never_measured_do_not_keep_a_server_from_planning(
         return known(self, model)
 
     monkeypatch.setattr(ServingHost, "profile", profile)
-    wanted = _wanted(ServiceSettings(name="a", model="bert", bound="1s"), 300.0, 1, host)
+    wanted = _wanted(ServiceSettings(name="a", model="bert", bound="1s"), 300.0, host)
     assert wanted == 2
 
 

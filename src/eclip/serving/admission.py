@@ -22,6 +22,7 @@ class Backlog(msgspec.Struct, frozen=True):
     waiting: int  # requests in the queue, whatever their order
     rows_before: int  # of requests that go before it
     running_ns: float  # what is left of the batches on the device, per instance
+    room_in_ns: float  # until other services leave it room on the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +32,21 @@ class Refusal:
 
 
 def expected_ns(rows: int, backlog: Backlog, buckets: Buckets, instances: int) -> float:
-    """Until the answer: what runs, then full batches of those before it, then its own batch."""
-    full, rest = divmod(backlog.rows_before + rows, buckets.largest)
-    if rest == 0:
-        full, rest = full - 1, buckets.largest
-    queued_ns = full * buckets.times_ns[-1] / instances
-    return backlog.running_ns + queued_ns + buckets.time_of(rest)
+    """Until the answer: what runs, then those before it and itself; or until the device has room,
+    then itself, where this is later."""
+    in_turn_ns = _served_ns(backlog.rows_before + rows, rows, buckets, instances)
+    own_ns = _served_ns(rows, rows, buckets, instances)
+    return max(backlog.running_ns + in_turn_ns, backlog.room_in_ns + own_ns)
+
+
+def _served_ns(rows: int, least: int, buckets: Buckets, instances: int) -> float:
+    """What so many rows take on all instances, in the bucket that suits them best. One request has
+    ``least`` rows, and no batch takes less than its own time."""
+    return min(
+        max(rows / (size * instances), 1.0) * time_ns
+        for size, time_ns in zip(buckets.sizes, buckets.times_ns, strict=True)
+        if size >= min(least, buckets.largest)
+    )
 
 
 def refuse(

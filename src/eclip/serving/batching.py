@@ -14,6 +14,8 @@ from collections.abc import Sequence
 import msgspec
 
 NEVER = math.inf  # due, of a request without a bound
+_NO_PRIORITY = 1 << 31
+LATE = 1 << 32  # behind all priorities
 
 
 class Buckets(msgspec.Struct, frozen=True):
@@ -42,19 +44,22 @@ class Batch(msgspec.Struct, frozen=True):
     bucket: int  # rows that the bucket holds
 
 
-def urgency(priority: int, due_ns: float, sequence: int) -> tuple[int, float, int]:
+def urgency(priority: int, due_ns: float, sequence: int) -> tuple[int, float, float]:
     """Who goes first: the higher priority (1 is the highest, 0 is none given), then who is due
     first, then who came first."""
-    return (priority or 1 << 31, due_ns, sequence)
+    return (priority or _NO_PRIORITY, due_ns, sequence)
 
 
-def form_batch(rows: Sequence[int], due_ns: float, buckets: Buckets, now_ns: float) -> Batch:
-    """The best beginning of a queue: ``rows`` of every request, the most urgent first, which is
-    due at ``due_ns``.
+def form_batch(
+    rows: Sequence[int], dues_ns: Sequence[float], buckets: Buckets, now_ns: float
+) -> Batch:
+    """The best beginning of a queue: ``rows`` of every request and when it is due, the most urgent
+    first.
 
-    Of the buckets in which the most urgent request is in time, the one that serves most rows for
-    its cost; if it cannot be in time, the one that serves most. A request that no bucket holds is
-    the caller's to refuse.
+    Of the buckets in which somebody is in time, the one that serves most rows for its cost. The
+    most urgent request may be late in it: under load, every first request would be in time in a
+    small bucket only, and small batches would make all others late, too. A request that no bucket
+    holds is the caller's to refuse.
     """
     best: tuple[bool, float, int] | None = None
     chosen = Batch(0, 0, 0)
@@ -64,7 +69,7 @@ def form_batch(rows: Sequence[int], due_ns: float, buckets: Buckets, now_ns: flo
         requests, total = _beginning(rows, size)
         if not requests:
             continue
-        value = (now_ns + time_ns <= due_ns, total / cost_ns, total)
+        value = (now_ns + time_ns <= max(dues_ns[:requests]), total / cost_ns, total)
         if best is None or value > best:
             best, chosen = value, Batch(requests, total, size)
     return chosen
@@ -81,6 +86,13 @@ def wait_until(
     if batch.rows >= buckets.largest:
         return -math.inf
     return min(oldest_ns + wait_ns, due_ns - buckets.time_of(batch.rows + 1))
+
+
+def work_of(rows: int, sizes: Sequence[int], works_ns: Sequence[float]) -> float:
+    """What the device needs for so many rows, in batches that are as large as can be."""
+    full, rest = divmod(rows, sizes[-1])
+    in_rest_ns = works_ns[bisect.bisect_left(sizes, rest)] if rest else 0.0
+    return full * works_ns[-1] + in_rest_ns
 
 
 def _beginning(rows: Sequence[int], size: int) -> tuple[int, int]:

@@ -32,6 +32,7 @@ class ServiceSheet(msgspec.Struct, frozen=True, kw_only=True):
     buckets: tuple[int, ...]
     times_ns: tuple[int, ...]  # per bucket, with the device to itself
     costs_ns: tuple[int, ...]  # per bucket, while all instances on the device are busy
+    parts: tuple[float, ...]  # per bucket, of the device, that it fills; 0: it waits for no room
     bound_ns: int | None
     slots: SlotLayout
     function: str | None = None  # module:function, where a CPU gives the answers

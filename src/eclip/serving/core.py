@@ -27,6 +27,7 @@ from eclip.serving.control import (
     Welcome,
 )
 from eclip.serving.counters import Count, CounterPages, count_refused
+from eclip.serving.front_desk import FrontDesk
 from eclip.serving.link import Answer, Link, Slots
 from eclip.serving.messages import (
     Counters,
@@ -38,7 +39,7 @@ from eclip.serving.messages import (
     ServerState,
     Statistics,
 )
-from eclip.serving.open_service import RETRY_S, FrontDesk, OpenService
+from eclip.serving.open_service import RETRY_S, OpenService
 from eclip.serving.showing import Showing
 
 _GIVE_UP_S = 15.0  # without a device process, accepted requests are answered with an error
@@ -122,15 +123,12 @@ class FrontServices(Closing):
 
     def _take_answers(self) -> None:
         self.desk.link.answered.clear()
-        touched: dict[int, OpenService] = {}
         for words in self.desk.link.answers.take():
             answer = Answer(*words[: len(Answer._fields)])
             service = self._by_id.get(answer.service)
             if service is not None:
                 service.take(answer)
-                touched[answer.service] = service
-        for service in touched.values():
-            service.advance()
+        self.desk.advance()
         self._look_around()
 
     def _listen(self) -> None:
@@ -205,8 +203,7 @@ class FrontServices(Closing):
             self._give_up.cancel()
             self._give_up = None
         self.started = True
-        for service in list(self._by_id.values()):
-            service.advance()
+        self.desk.advance()
 
     def _device_down(self) -> None:
         self._take_answers()  # those that it still gave
@@ -227,9 +224,9 @@ class FrontServices(Closing):
 class FrontCore(Closing):
     """``Core`` of messages.py."""
 
-    def __init__(self, front: int, services: FrontServices) -> None:
+    def __init__(self, services: FrontServices) -> None:
         self.behind = services
-        self._nobody = services.counters.row(front, 0)
+        self._nobody = services.desk.row
         self._showing = Showing(services.counters)
         self._showing.keep_sampling(services.desk.loop, lambda: services.offer)
 
@@ -331,7 +328,8 @@ async def open_core(channel: Channel) -> tuple[FrontCore, Welcome]:
     if not isinstance(message, Welcome):
         raise EclipError(f"a front is welcomed first, not told {message}")
     memory, orders, answers, counters = descriptors
-    desk = FrontDesk(Link((memory, orders, answers)))
     rows = CounterPages(counters, message.seats)
+    own = rows.row(message.front, 0)
+    desk = FrontDesk(Link((memory, orders, answers)), loop, own, lambda: rows.total(0, Count.TAKEN))
     services = FrontServices(message.front, desk, rows, channel)
-    return FrontCore(message.front, services), message
+    return FrontCore(services), message

@@ -41,6 +41,7 @@ class Count(enum.IntEnum):
     DUE_NS = 20  # now: when the most urgent request is due; 0: none
     BUSY_NS = 21  # of the device process: how long something of it ran
     YIELDS = 22  # of the device process: how often it gave way
+    TAKEN = 23  # now, in row 0: parts of the device that batches keep busy, in thousandths
     REFUSED = 24  # and a word for each reason
     ENERGY_MJ = 38  # of the device process, in row 0: what the device has drawn
     METERED_NS = 39  # of the device process, in row 0: until when
@@ -79,6 +80,13 @@ class CounterPages(Closing):
 
     def totals(self, service: int, first: int, count: int) -> list[int]:
         return [self.total(service, word) for word in range(first, first + count)]
+
+    def forget(self, front: int) -> None:
+        """What is there now, of a front that is gone."""
+        for service in range(ROWS):
+            row = self.row(front, service)
+            row[Count.WAITING] = row[Count.RUNNING] = row[Count.DUE_NS] = row[Count.TAKEN] = 0
+            row.release()
 
     def statistics(self, service: int) -> Statistics:
         def phase(count: Count) -> Phase:

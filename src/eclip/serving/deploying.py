@@ -46,7 +46,6 @@ _EASY_LOAD = 0.6  # the smallest bucket that is busy no more than this is what a
 # Of one instance, by what its smallest bucket takes alone. Beside others that is two to three times
 # as long, and rates may grow by half before there is another plan: so it is half busy at most.
 _EASY_ALONE = 0.15
-_BATCHES = 3  # at their cost, that a bound must hold: the one before, its own, and a margin
 _STOPS_NS = 2_000_000  # after which a request that was given up stops at the latest
 _MOST_INSTANCES = 4  # of one model on one GPU, chosen by ourselves
 _MOST_LOAD = 0.9  # beyond it queues grow for ever, also in a simulation
@@ -93,13 +92,16 @@ class Resolved:
         )
 
 
-def _cost_ns(profile: Profile, instances: int) -> int:
-    """What a batch takes while so many instances are busy on the device. Its work is what it keeps
-    from others: on the size of lane that suits it best, its time there times that part of the
-    device."""
+def _work_ns(profile: Profile) -> float:
+    """What a batch keeps from others: on the size of lane that suits it best, its time there times
+    that part of the device."""
     lanes = zip(profile.sizes, profile.request_ns, strict=True)
-    work_ns = min(units * took_ns for units, took_ns in lanes) / profile.sizes[-1]
-    return max(profile.request_ns[-1], round(instances * work_ns))
+    return min(units * took_ns for units, took_ns in lanes) / profile.sizes[-1]
+
+
+def _cost_ns(profile: Profile, instances: int) -> int:
+    """What a batch takes while so many instances are busy on the device."""
+    return max(profile.request_ns[-1], round(instances * _work_ns(profile)))
 
 
 def make_deployment(
@@ -130,7 +132,7 @@ def make_deployment(
         generation=generation,
         server=config.server,
         sheets=tuple(
-            _sheet(service, bound_ns, host, instances)
+            _sheet(service, bound_ns, host, instances, config.server.policy)
             for service, bound_ns in zip(resolved, bounds_ns, strict=True)
         ),
         plan=str(path),
@@ -215,20 +217,20 @@ def _instances(
     config: ServingConfig, host: ServingHost, rates_rps: Mapping[str, float]
 ) -> list[ServiceSettings]:
     """The services with their numbers of instances. Where these are ours to choose: as many as the
-    rate asks for, as far as memory and the number of workers allow; one, if no rate is known.
+    rate asks for, as far as memory and the number of workers allow; one, if no rate is known, or
+    where a policy is to be compared with.
 
-    Requests of one instance wait for each other. Where the bound allows that, they make large
-    batches, which cost the least. Where it does not, instances run beside each other: most models
-    leave most of the device idle at small batches.
+    Requests of one instance wait for each other. Most models leave most of the device idle at small
+    batches, so instances run beside each other, as long as the device has room (front_desk.py).
     """
     wanted = []
-    services = sum(settings.tier == "service" for settings in config.services)
     for settings in config.services:
         _check(settings, host)
         rate = _rate(settings, rates_rps)
         copies = settings.copies
-        if settings.instances is None and settings.tier == "service" and rate is not None:
-            copies = _wanted(settings, rate, services, host)
+        ours = settings.instances is None and config.server.policy is None
+        if ours and settings.tier == "service" and rate is not None:
+            copies = _wanted(settings, rate, host)
         wanted.append(msgspec.structs.replace(settings, instances=copies))
     asked = [settings.instances for settings in config.services]
     for count in range(_MOST_INSTANCES, 1, -1):  # who has most gives up first
@@ -238,26 +240,11 @@ def _instances(
     return wanted
 
 
-def _wanted(settings: ServiceSettings, rate: float, services: int, host: ServingHost) -> int:
-    """Instances for a rate, with so many services on the device."""
-    smallest, *larger = sorted(settings.batches or _few(settings))
-    profiles = [_profile(settings, smallest, host)]
-    for batch in larger:
-        try:
-            profile = _profile(settings, batch, host)
-        except UsageError:  # not measured, and it may not be now
-            break
-        if _is_late(settings, profile):
-            break
-        profiles.append(profile)
-    bound = settings.promised
-    bound_ns = math.inf if bound is None or bound.ms is None else 1e6 * bound.ms
-    if bound is not None and bound.times_alone is not None:
-        bound_ns = bound.times_alone * profiles[0].request_ns[-1]
-    patient = [one for one in profiles[1:] if _BATCHES * _cost_ns(one, services) <= bound_ns]
-    one, easy = (patient[-1], _EASY_LOAD) if patient else (profiles[0], _EASY_ALONE)
-    load = rate / one.model.batch * one.request_ns[-1] / 1e9
-    return min(max(1, math.ceil(load / easy)), _MOST_INSTANCES)
+def _wanted(settings: ServiceSettings, rate: float, host: ServingHost) -> int:
+    """Instances for a rate."""
+    smallest = _profile(settings, min(settings.batches or (1,)), host)
+    load = rate / smallest.model.batch * smallest.request_ns[-1] / 1e9
+    return min(max(1, math.ceil(load / _EASY_ALONE)), _MOST_INSTANCES)
 
 
 def _few(settings: ServiceSettings) -> tuple[int, ...]:
@@ -322,7 +309,7 @@ def _fit(host: ServingHost, profiles: Sequence[Profile]) -> bool:
 
 
 def _sheet(
-    service: Resolved, bound_ns: int | None, host: ServingHost, instances: int
+    service: Resolved, bound_ns: int | None, host: ServingHost, instances: int, policy: str | None
 ) -> ServiceSheet:
     """``instances`` of all services share the device."""
     settings = service.settings
@@ -330,6 +317,8 @@ def _sheet(
     computed = host.computes or function is not None
     inputs, outputs = tensors_of(settings, computed=computed)
     largest = service.batches[-1]
+    # Background gives way on the device. Other policies are there to compare with.
+    waits = settings.tier == "service" and policy is None
     return ServiceSheet(
         id=0,
         row=0,
@@ -338,6 +327,10 @@ def _sheet(
         buckets=service.batches,
         times_ns=service.times_ns,
         costs_ns=tuple(_cost_ns(profile, instances) for profile in service.profiles),
+        parts=tuple(
+            _work_ns(profile) / profile.request_ns[-1] if waits else 0.0
+            for profile in service.profiles
+        ),
         bound_ns=bound_ns,
         slots=slots_of(settings, inputs, outputs, largest),
         function=function,

@@ -10,16 +10,16 @@ import asyncio
 import bisect
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from eclip.serving import link
 from eclip.serving.admission import Backlog, expected_ns, refuse
-from eclip.serving.batching import NEVER, Buckets, form_batch, urgency, wait_until
+from eclip.serving.batching import LATE, NEVER, form_batch, urgency, wait_until
 from eclip.serving.control import ServiceSheet
 from eclip.serving.counters import Count, add, count, count_in, count_refused
-from eclip.serving.link import IN_FLIGHT, Answer, DeviceOrder, Link, Slots
+from eclip.serving.front_desk import FrontDesk, left_ns
+from eclip.serving.link import IN_FLIGHT, Answer, DeviceOrder, Slots
 from eclip.serving.messages import (
     Array,
     InferRequest,
@@ -29,78 +29,20 @@ from eclip.serving.messages import (
     Tensor,
 )
 from eclip.serving.tensors import DATATYPES, from_raw, to_raw
+from eclip.serving.waiting_line import OpenBatch, OpenRequest, WaitingLine, order_of
 
 RETRY_S = 1.0  # after which a client may ask again while something starts or ends
-_LEARNING = 0.2  # how much of an expectation a new measurement is
 
 
-class FrontDesk:
-    """What the services of a front share: the way to the device process, and numbers."""
-
-    def __init__(self, link: Link) -> None:
-        self.link = link
-        self.loop = asyncio.get_running_loop()
-        self.epoch = 0  # of the device process; 0: there is none
-        self._number = 0
-
-    def number(self) -> int:
-        """Another one than ever before."""
-        self._number += 1
-        return self._number
-
-    def order(self, order: DeviceOrder) -> None:
-        self.link.orders.push(order)
-        self.link.ordered.raise_()
-
-
-@dataclass(slots=True, eq=False)
-class OpenRequest:
-    """Accepted, not answered."""
-
-    asked: InferRequest
-    arrays: list[Array]  # in the order of the model's inputs
-    rows: int
-    shapes: tuple[tuple[int, ...], ...]  # of a row; only equal ones are joined
-    order: tuple[int, float, int]
-    due_ns: float  # by its bound
-    expires_ns: float  # by its timeout
-    future: asyncio.Future[InferResponse]
-    timer: asyncio.TimerHandle | None = None
-    batch: OpenBatch | None = None
-    tried: bool = False  # a device process died with it
-
-    @property
-    def waits(self) -> bool:
-        return not self.future.done()
-
-
-@dataclass(slots=True, eq=False)
-class OpenBatch:
-    """On the device."""
-
-    ticket: int
-    slot: int
-    bucket: int
-    requests: list[OpenRequest]
-    sent_ns: int
-    expected_ns: float
-    input_ns: int
-    cancelled: bool = False
-
-
-class OpenService:
+class OpenService(WaitingLine):
     """A deployed service. ``row`` is this front's of the counters."""
 
     def __init__(self, sheet: ServiceSheet, slots: Slots, row: memoryview, desk: FrontDesk) -> None:
-        self.sheet = sheet
+        super().__init__(sheet, desk)
         self.slots = slots
         self.row = row
-        self.queue: list[OpenRequest] = []  # the most urgent first
-        self._desk = desk
         self._batches: dict[int, OpenBatch] = {}  # by ticket, in order
         self._free = list(range(sheet.slots.count))
-        self._expected_ns = [float(time_ns) for time_ns in sheet.times_ns]  # as measured lately
-        self._buckets = Buckets(sheet.buckets, tuple(self._expected_ns), sheet.costs_ns)
         self._timer: asyncio.TimerHandle | None = None
         row[Count.WAITING] = row[Count.RUNNING] = row[Count.DUE_NS] = 0
 
@@ -120,23 +62,25 @@ class OpenService:
         add(self.row, Count.ARRIVED)
         due_ns = NEVER if sheet.bound_ns is None else asked.arrival_ns + sheet.bound_ns
         expires_ns = NEVER if asked.timeout_ns is None else asked.arrival_ns + asked.timeout_ns
-        now_ns = time.monotonic_ns()
+        now_ns = self.desk.now_ns()
         if now_ns >= expires_ns:
             count_refused(self.row, Reason.EXPIRED)
             raise RefusedError(Reason.EXPIRED, "its timeout is over")
-        order = urgency(asked.priority, min(due_ns, expires_ns), self._desk.number())
-        place = bisect.bisect(self.queue, order, key=_order)
+        order = urgency(asked.priority, min(due_ns, expires_ns), self.desk.number())
+        place = bisect.bisect(self.queue, order, key=order_of)
+        gives_place = bool(self.queue) and self.queue[-1].order[0] == LATE
         backlog = Backlog(
-            waiting=len(self.queue),
+            waiting=len(self.queue) - gives_place,
             rows_before=sum(one.rows for one in self.queue[:place]) + rows_elsewhere,
             running_ns=_left_ns(self._batches.values(), sheet.settings.copies, now_ns),
+            room_in_ns=self.room_in_ns(order),
         )
         refusal = refuse(
             rows,
             min(due_ns, expires_ns) - now_ns,
             backlog,
             sheet.settings.queue,
-            self._buckets,
+            self.buckets,
             sheet.settings.copies,
         )
         if refusal is not None:
@@ -151,12 +95,18 @@ class OpenService:
             order=order,
             due_ns=due_ns,
             expires_ns=expires_ns,
-            future=self._desk.loop.create_future(),
+            future=self.desk.loop.create_future(),
         )
         if asked.timeout_ns is not None:
-            pending.timer = self._desk.loop.call_at(expires_ns / 1e9, self._expire, pending)
+            pending.timer = self.desk.loop.call_at(expires_ns / 1e9, self._expire, pending)
         self.queue.insert(place, pending)
         add(self.row, Count.WAITING, rows)
+        if len(self.queue) > sheet.settings.queue:  # the last one is late anyway
+            last = self.queue.pop()
+            add(self.row, Count.WAITING, -last.rows)
+            line = f"{sheet.name} is overloaded: its answer would be late"
+            retry_s = self.buckets.times_ns[-1] / 1e9
+            self._refuse(last, RefusedError(Reason.OVERLOADED, line, retry_s))
         return pending
 
     def withdraw(self, pending: OpenRequest) -> None:
@@ -172,7 +122,7 @@ class OpenService:
                 self.advance()
         elif not batch.cancelled and not any(one.waits for one in batch.requests):
             batch.cancelled = True
-            self._order(link.CANCEL, batch)
+            self.desk.order(_order_of(self, link.CANCEL, batch))
 
     def _expire(self, pending: OpenRequest) -> None:
         if pending.waits:
@@ -184,7 +134,7 @@ class OpenService:
             pending.timer.cancel()
         pending.future.set_exception(error)
         count_refused(self.row, error.reason)
-        count(self.row, Count.FAIL, time.monotonic_ns() - pending.asked.arrival_ns)
+        count(self.row, Count.FAIL, self.desk.now_ns() - pending.asked.arrival_ns)
 
     def refuse_all(self, error: RefusedError) -> None:
         """Answer everybody with this; what is on the device may end there."""
@@ -200,34 +150,41 @@ class OpenService:
     # --- Batches ---------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Order from the device what may go now, and come back when more may."""
+        """Something has changed: order from the device what may go now."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if not self._desk.epoch:
-            return
+        self.desk.advance(self)
+
+    def send(self) -> bool:
         settings = self.sheet.settings
-        while self.queue and self._free:
-            now_ns = time.monotonic_ns()
+        if not self._free:
+            return False
+        now_ns = self.desk.now_ns()
+        buckets = self.buckets
+        while True:
             first = self.queue[0]
             alike = [one for one in self.queue if one.shapes == first.shapes]
-            buckets = self._buckets
+            rows, dues_ns = [one.rows for one in alike], [one.due_ns for one in alike]
+            batch = form_batch(rows, dues_ns, buckets, now_ns)
+            if not self.put_late_last(buckets.time_of(batch.bucket)):
+                break
+        if len(self._batches) >= settings.copies:  # only full ones go behind others
+            full = batch.rows >= buckets.largest
+            if not full or len(self._batches) >= IN_FLIGHT * settings.copies:
+                return False
+        elif settings.wait_ns:
+            oldest_ns = min(one.asked.arrival_ns for one in alike[: batch.requests])
             due_ns = min(first.due_ns, first.expires_ns)
-            batch = form_batch([one.rows for one in alike], due_ns, buckets, now_ns)
-            if len(self._batches) >= settings.copies:  # only full ones go behind others
-                full = batch.rows >= buckets.largest
-                if not full or len(self._batches) >= IN_FLIGHT * settings.copies:
-                    return
-            elif settings.wait_ns:
-                oldest_ns = min(one.asked.arrival_ns for one in alike[: batch.requests])
-                until_ns = wait_until(batch, due_ns, oldest_ns, settings.wait_ns, buckets)
-                if until_ns > now_ns:
-                    self._timer = self._desk.loop.call_at(until_ns / 1e9, self.advance)
-                    return
-            self._send(alike[: batch.requests], batch.rows, batch.bucket)
+            until_ns = wait_until(batch, due_ns, oldest_ns, settings.wait_ns, buckets)
+            if until_ns > now_ns:
+                self._timer = self.desk.loop.call_at(until_ns / 1e9, self.advance)
+                return False
+        self._send(alike[: batch.requests], batch.rows, batch.bucket)
+        return True
 
     def _send(self, requests: list[OpenRequest], rows: int, bucket: int) -> None:
-        begin_ns = time.monotonic_ns()
+        begin_ns = self.desk.now_ns()
         slot = self._free.pop()
         if len(requests) == len(self.queue):
             self.queue.clear()
@@ -236,51 +193,33 @@ class OpenService:
             self.queue = [one for one in self.queue if id(one) not in taken]
         add(self.row, Count.WAITING, -rows)
         _fill(self.sheet, self.slots, slot, requests, rows)
-        now_ns = time.monotonic_ns()
+        now_ns = self.desk.now_ns()
+        place = self.sheet.buckets.index(bucket)
         batch = OpenBatch(
-            ticket=self._desk.number(),
+            ticket=self.desk.number(),
             slot=slot,
             bucket=bucket,
             requests=requests,
             sent_ns=now_ns,
-            expected_ns=self._expected_ns[self.sheet.buckets.index(bucket)],
+            expected_ns=self.expected_ns[place],
             input_ns=now_ns - begin_ns,
+            part=self.sheet.parts[place],
         )
         for one in requests:
             one.batch = batch
         self._batches[batch.ticket] = batch
+        self.desk.begun(batch)
         self.row[Count.RUNNING] = len(self._batches)
-        self._order(link.RUN, batch, rows)
-
-    def _order(self, kind: int, batch: OpenBatch, rows: int = 0) -> None:
-        last_ns = max(one.expires_ns for one in batch.requests)
-        self._desk.order(
-            DeviceOrder(
-                kind,
-                batch.ticket,
-                self.sheet.id,
-                batch.slot,
-                rows,
-                batch.bucket,
-                0 if last_ns == NEVER else int(last_ns),
-                self._desk.epoch,
-            )
-        )
+        self.desk.order(_order_of(self, link.RUN, batch, rows))
 
     def take(self, answer: Answer) -> None:
         """A batch has ended: answer everybody in it who still waits."""
         batch = self._batches.pop(answer.ticket, None)
         if batch is None:  # of a device process that has died since
             return
+        self.desk.ended(batch)
         if answer.status == link.OK:
-            place, took_ns = (
-                self.sheet.buckets.index(batch.bucket),
-                answer.ended_ns - answer.started_ns,
-            )
-            self._expected_ns[place] += _LEARNING * (took_ns - self._expected_ns[place])
-            self._buckets = Buckets(
-                self.sheet.buckets, tuple(self._expected_ns), self.sheet.costs_ns
-            )
+            self.learn(batch.bucket, answer.ended_ns - answer.started_ns)
             add(self.row, Count.EXECUTIONS)
             self._answer(batch, answer)
         else:
@@ -293,7 +232,7 @@ class OpenService:
 
     def _answer(self, batch: OpenBatch, answer: Answer) -> None:
         row, info = self.row, self.sheet.info
-        begin_ns = time.monotonic_ns()
+        begin_ns = self.desk.now_ns()
         for one in batch.requests:
             if one.waits and begin_ns >= one.expires_ns:  # before its timer came to it
                 self._refuse(one, RefusedError(Reason.EXPIRED, "its timeout is over"))
@@ -317,7 +256,7 @@ class OpenService:
                 one.future.set_result(InferResponse(info.name, tensors, one.asked.id))
                 answered.append(one)
             first = last
-        now_ns = time.monotonic_ns()
+        now_ns = self.desk.now_ns()
         for one in answered:
             took_ns = now_ns - one.asked.arrival_ns
             queued_ns = max(answer.started_ns - one.asked.arrival_ns, 0)
@@ -336,13 +275,15 @@ class OpenService:
     def slack_ns(self, rows_elsewhere: int, batches_elsewhere: int) -> float:
         """What a row that came now would have left of its bound; other fronts have so much."""
         instances = self.sheet.settings.copies
-        running_ns = _left_ns(self._batches.values(), instances, time.monotonic_ns())
+        now_ns = self.desk.now_ns()
+        running_ns = _left_ns(self._batches.values(), instances, now_ns)
         backlog = Backlog(
             waiting=len(self.queue),
             rows_before=self.row[Count.WAITING] + rows_elsewhere,
-            running_ns=running_ns + batches_elsewhere * self._expected_ns[0] / instances,
+            running_ns=running_ns + batches_elsewhere * self.expected_ns[0] / instances,
+            room_in_ns=self.room_in_ns(urgency(0, now_ns + (self.sheet.bound_ns or NEVER), 0)),
         )
-        return (self.sheet.bound_ns or 0) - expected_ns(1, backlog, self._buckets, instances)
+        return (self.sheet.bound_ns or 0) - expected_ns(1, backlog, self.buckets, instances)
 
     def note_due(self) -> None:
         """Count when the most urgent request is due."""
@@ -357,7 +298,9 @@ class OpenService:
         twice = RefusedError(Reason.FAILED, "the device process died twice while it ran")
         batches, self._batches = list(self._batches.values()), {}
         self.row[Count.RUNNING] = 0
+        self.desk.advance(self)  # when there is another
         for batch in batches:
+            self.desk.ended(batch)
             self._free.append(batch.slot)
             for one in batch.requests:
                 if not one.waits:
@@ -366,17 +309,30 @@ class OpenService:
                     self._refuse(one, twice)
                     continue
                 one.tried, one.batch = True, None
-                bisect.insort(self.queue, one, key=_order)
+                bisect.insort(self.queue, one, key=order_of)
                 add(self.row, Count.WAITING, one.rows)
                 add(self.row, Count.AGAIN)
+
+
+def _order_of(service: OpenService, kind: int, batch: OpenBatch, rows: int = 0) -> DeviceOrder:
+    last_ns = max(one.expires_ns for one in batch.requests)
+    return DeviceOrder(
+        kind,
+        batch.ticket,
+        service.sheet.id,
+        batch.slot,
+        rows,
+        batch.bucket,
+        0 if last_ns == NEVER else int(last_ns),
+        service.desk.epoch,
+    )
 
 
 def _left_ns(batches: Iterable[OpenBatch], instances: int, now_ns: int) -> float:
     """What is left of batches on the device, per instance; those behind have not begun."""
     left = 0.0
     for place, batch in enumerate(batches):
-        ran_ns = now_ns - batch.sent_ns if place < instances else 0
-        left += max(batch.expected_ns - ran_ns, 0.1 * batch.expected_ns)
+        left += left_ns(batch, now_ns) if place < instances else batch.expected_ns
     return left / instances
 
 
@@ -400,10 +356,6 @@ def _check_room(sheet: ServiceSheet, inputs: Sequence[Tensor], rows: int) -> Non
                 f"input {tensor.name!r} has {size} bytes, and a row of it at most "
                 f"{room // largest}; the server's configuration may give it more room",
             )
-
-
-def _order(pending: OpenRequest) -> tuple[int, float, int]:
-    return pending.order
 
 
 def _fill(

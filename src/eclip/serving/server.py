@@ -182,6 +182,7 @@ class Supervisor:
 
     async def _clear(self, seat: FrontSeat) -> None:
         await self.device.detach(seat)
+        self.counters.forget(seat.number)
         seat.link.reset()
         self.device.attach(seat)
 

@@ -212,9 +212,12 @@ class Pacer(threading.Thread):
         self._advance_to(self._now)
         self._timeline.keep()
 
-    def look_ahead(self) -> int | None:
-        """Simulate what comes next if nothing happens; when to look at the clock again."""
+    def look_ahead(self, at_most: int | None = None) -> int | None:
+        """Simulate what comes next if nothing happens, up to there at most; when to look at the
+        clock again."""
         horizon = self._now + _AHEAD_NS
+        if at_most is not None:
+            horizon = min(horizon, at_most)
         if self._deadlines:
             horizon = min(horizon, self._deadlines[0][0])
         elif not any(queue.busy for queue in self._queues):
