@@ -47,7 +47,8 @@ enum { ECLIP_NOBODY = 0, ECLIP_SERVICE = 1, ECLIP_BACKGROUND = 2 }; /* tiers */
 struct eclip_board_row {
     int64_t tier;       /* written last by who claims the row, cleared first by who leaves it */
     int64_t busy_since; /* when its oldest request was accepted, or ECLIP_IDLE */
-    int64_t deadline;   /* of its most urgent request */
+    int64_t deadline;   /* of its most urgent request; of background of a session: from when on it
+                           is owed its floor. libeclip's background does not say */
     int64_t left_ns;    /* that this request should still need, with those before it */
     int64_t heartbeat;  /* when its owner was last seen to run: at least every 20 ms */
     int64_t bound_ns;   /* of a service's requests; 0 for background */

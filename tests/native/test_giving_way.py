@@ -24,12 +24,14 @@ from eclip.devices.requests import END as ENDED
 from eclip.errors import DeviceError
 from eclip.runtime.reactions import (
     BACKGROUND,
+    BANKED_NS,
     BOUND,
     BUSY_SINCE,
     DEADLINE,
     IDLE,
     LEFT,
     NONE,
+    OWED,
     SERVICE,
     SOME,
     TIER,
@@ -57,6 +59,7 @@ MS = 1_000_000
 SECOND = 1000 * MS
 STILL_S = 0.2  # so long no launch: a worker that may launch gets to it sooner on any machine
 YIELDS_TO_FIRST = rules((1, 2, YIELD))
+YIELDS_TO_OWED = rules((1, OWED, YIELD))
 
 
 class Scene:
@@ -207,11 +210,47 @@ def test_only_services_are_given_way_to(gpu: StandinGpu, tier: int) -> None:
 # --- Floors -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_beside_a_service_that_is_always_busy_a_worker_gets_its_floor(
-    gpu: StandinGpu, depth: int
+def test_background_that_is_owed_its_floor_is_yielded_to_while_it_has_work(
+    gpu: StandinGpu,
 ) -> None:
-    scene = Scene(gpu, floor=0.3, micros=2000, depth=depth)
+    scene = Scene(gpu, rules=YIELDS_TO_OWED)
+    scene.board[0, TIER] = BACKGROUND
+    with serving(scene.worker.runner()):
+        raise_busy(scene.board, 0, slack_ns=900 * SECOND)
+        assert scene.goes_on()
+        owed = raise_busy(scene.board, 0, slack_ns=-1)
+        time.sleep(STILL_S)
+        assert len(scene.since(owed)) <= 1  # decided before
+        scene.board[0, DEADLINE] += 900 * SECOND  # it was paid
+        assert scene.goes_on()
+        scene.board[0, DEADLINE] -= 900 * SECOND
+        scene.still()
+        set_idle(scene.board, 0)
+        assert scene.goes_on()
+
+
+def test_a_worker_says_until_when_its_floor_is_paid(gpu: StandinGpu) -> None:
+    scene = Scene(gpu, floor=0.3)
+    due = scene.board[1]
+
+    def paid_ns() -> int:
+        return int(due[DEADLINE]) - time.monotonic_ns()
+
+    with serving(scene.worker.runner()):
+        assert until(lambda: paid_ns() > BANKED_NS / 2)
+        raise_busy(scene.board, 0)
+        assert until(lambda: paid_ns() < BANKED_NS / 4)
+        assert paid_ns() <= BANKED_NS
+
+
+@pytest.mark.parametrize("beside", [SERVICE, BACKGROUND])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_beside_somebody_who_is_always_in_need_a_worker_gets_its_floor(
+    gpu: StandinGpu, depth: int, beside: int
+) -> None:
+    given = YIELDS_TO_FIRST if beside == SERVICE else YIELDS_TO_OWED
+    scene = Scene(gpu, floor=0.3, micros=2000, depth=depth, rules=given)
+    scene.board[0, TIER] = beside
     raise_busy(scene.board, 0)
     shares: list[float] = []
 

@@ -33,6 +33,10 @@ class Owner:
         hung = self.bound > 0 and now > self.busy_since + 10 * self.bound
         return not stopped and not hung
 
+    def is_owed(self, now: int) -> bool:
+        """Its floor, as background."""
+        return not self.service and now > self.must_act_at
+
     def slack(self, now: int) -> str:
         left = self.must_act_at - now
         if left < self.none:
@@ -43,7 +47,7 @@ class Owner:
 @dataclass(frozen=True)
 class Rule:
     to: frozenset[int]
-    slack: str  # or less
+    slack: str  # or less; "owed": of background
     choice: str | int  # "yield", "go on", or the number of a move
 
 
@@ -57,10 +61,11 @@ _LESS_OR_EQUAL = {
 def choice_of(
     owners: Mapping[int, Owner], mine: int, rules: Sequence[Rule], overtaken: int, now: int
 ) -> str | int:
-    """The first rule that applies to any service that is busy."""
+    """The first rule that applies to anybody who is busy. Who is owed its floor does not yield."""
     for rule in rules:
         if any(_applies(rule, owners, mine, other, overtaken, now) for other in rule.to):
-            return rule.choice
+            yields = rule.choice == "yield"
+            return "go on" if yields and owners[mine].is_owed(now) else rule.choice
     return "go on"
 
 
@@ -68,7 +73,11 @@ def _applies(
     rule: Rule, owners: Mapping[int, Owner], mine: int, other: int, overtaken: int, now: int
 ) -> bool:
     they, we = owners.get(other), owners[mine]
-    if they is None or not they.service or not they.counts_as_busy(now):
+    if they is None or not they.counts_as_busy(now):
+        return False
+    if rule.slack == "owed":
+        return they.is_owed(now) and not we.is_owed(now)
+    if not they.service:
         return False
     if not we.service:
         return they.slack(now) in _LESS_OR_EQUAL[rule.slack]
@@ -77,7 +86,7 @@ def _applies(
 
 def owed(floor: Fraction, happened: Sequence[tuple[int, int]]) -> Fraction:
     """After stretches of (time passed, work done): what is due, less what was done. More than a
-    tenth of a second's part is never in the bank."""
+    tenth of a second's part is never in the bank. This is in work, deadlines are in time."""
     behind = Fraction(0)
     for elapsed, done in happened:
         behind = max(behind + floor * elapsed - done, -floor * TENTH_OF_A_SECOND)

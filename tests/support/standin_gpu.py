@@ -23,11 +23,13 @@ from eclip.devices.gpu.steps import ANYBODY, Steps, Ways, chained
 from eclip.devices.gpu.worker_loop import Behaviour, Place, Runner, WorkerLoop
 from eclip.runtime.reactions import (
     ALWAYS,
+    BACKGROUND,
     BUSY_SINCE,
     DEADLINE,
     HEARTBEAT,
     IDLE,
     LEFT,
+    NEVER,
     TIER,
     WORDS,
     Ints,
@@ -268,6 +270,7 @@ def make_board(*tiers: int) -> Ints:
     board[:, TIER] = tiers
     board[:, BUSY_SINCE] = IDLE
     board[:, HEARTBEAT] = ALWAYS
+    board[board[:, TIER] == BACKGROUND, DEADLINE] = NEVER
     return board
 
 

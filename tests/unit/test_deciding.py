@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
@@ -13,16 +12,18 @@ from hypothesis import strategies as st
 
 import deciding as oracle
 from deciding import Owner, Rule, choice_of
-from eclip.devices.deciding import counts_as_busy, decide, owed_after
+from eclip.devices.deciding import counts_as_busy, decide, due_after
 from eclip.runtime.reactions import (
     ALWAYS,
     BACKGROUND,
+    BANKED_NS,
     BUSY_SINCE,
     FOREIGN_BIT,
     GO_ON,
     HEARTBEAT,
     IDLE,
     MOST_ROWS,
+    OWED,
     SERVICE,
     STOPPED_NS,
     WORDS,
@@ -31,6 +32,7 @@ from eclip.runtime.reactions import (
 )
 
 LEVELS = {"none": 0, "some": 1, "plenty": 2}
+WHEN = LEVELS | {"owed": OWED}
 CHOICES = {"go on": GO_ON, "yield": YIELD}
 ROWS = 5
 NAMED = 8  # words of a row that are decided by
@@ -53,7 +55,7 @@ owner = st.builds(
 rule = st.builds(
     Rule,
     to=st.frozensets(st.integers(0, ROWS - 1), min_size=1),
-    slack=st.sampled_from(sorted(LEVELS)),
+    slack=st.sampled_from(sorted(WHEN)),
     choice=st.sampled_from(["yield", "go on", 1, 2]),
 )
 owners = st.dictionaries(st.integers(0, ROWS - 1), owner, min_size=1)
@@ -89,7 +91,7 @@ def decided(
         mine,
         np.array(peers, dtype=np.int64),
         np.array([sum(1 << peers.index(row) for row in one.to) for one in wanted], dtype=np.int64),
-        np.array([LEVELS[one.slack] for one in wanted], dtype=np.int64),
+        np.array([WHEN[one.slack] for one in wanted], dtype=np.int64),
         np.array([CHOICES.get(str(one.choice), one.choice) for one in wanted], dtype=np.int64),
         overtaken,
         now,
@@ -114,14 +116,16 @@ def test_both_see_who_is_busy(one: Owner, now: int) -> None:
 
 
 @given(
-    st.fractions(0, 1, max_denominator=10),
+    st.fractions(Fraction(1, 10), 1, max_denominator=10),
     st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**9)), max_size=20),
 )
 def test_both_owe_the_same(floor: Fraction, happened: list[tuple[int, int]]) -> None:
-    owed = 0.0
+    """Here as a time, there as work. Every stretch is rounded to half a nanosecond."""
+    now = due = 0
     for elapsed, done in happened:
-        owed = owed_after(owed, float(floor), elapsed, done)
-    assert owed == pytest.approx(float(oracle.owed(floor, happened)), abs=1.0)
+        now += elapsed
+        due = due_after(due, float(floor), done, now)
+    assert abs(floor * (now - due) - oracle.owed(floor, happened)) <= 1 + len(happened) / 2
 
 
 # --- What both promise ------------------------------------------------------------------------
@@ -158,13 +162,28 @@ def test_levels_of_slack_begin_at_their_limits(slack: int, least: str) -> None:
 
 
 @given(owners, st.data(), st.lists(rule, max_size=3), times)
-def test_nobody_gives_way_to_background_or_to_the_idle(
+def test_nobody_gives_way_to_the_idle_or_to_background_that_is_owed_nothing(
     rows: dict[int, Owner], data: st.DataObject, wanted: list[Rule], now: int
 ) -> None:
     mine = data.draw(st.sampled_from(sorted(rows)))
-    others = [one for row, one in rows.items() if row != mine]
-    if not any(one.service and one.counts_as_busy(now) for one in others):
+    others = [one for row, one in rows.items() if row != mine and one.counts_as_busy(now)]
+    if not any(one.service or one.is_owed(now) for one in others):
         assert decided(board_of(rows), mine, wanted, 0, now) == GO_ON
+
+
+@given(st.lists(owner, min_size=ROWS, max_size=ROWS), st.lists(rule, max_size=3), times)
+def test_whoever_is_owed_goes_on_and_so_never_do_all_of_background_wait(
+    rows: list[Owner], wanted: list[Rule], now: int
+) -> None:
+    """Whatever their rules: who waits for a floor waits for somebody who does not wait."""
+    known = dict(enumerate(rows))
+    board = board_of(known)
+    everybody = Rule(frozenset(range(ROWS)), "owed", "yield")
+    for row, one in known.items():
+        if one.is_owed(now):
+            assert decided(board, row, [everybody, *wanted], 0, now) != YIELD
+        elif decided(board, row, [everybody], 0, now) == YIELD:
+            assert any(two.is_owed(now) and two.counts_as_busy(now) for two in rows)
 
 
 @given(owners, st.data(), st.lists(rule, max_size=3), times)
@@ -193,25 +212,22 @@ def test_a_service_that_no_plan_names_is_foreign(row: int) -> None:
     assert choice([0], 1) == GO_ON  # of its own session only
     assert choice([0, row], 1 << FOREIGN_BIT) == GO_ON  # it is no stranger there
     assert choice([0, row], 1 << 1) == YIELD
+    board[row, 0] = BACKGROUND  # whose floor is nobody's business there
+    assert choice([0], 1 << FOREIGN_BIT) == GO_ON
 
 
-def test_a_floor_is_kept_by_whoever_goes_on_while_it_owes() -> None:
+def test_a_floor_is_kept_by_whoever_goes_on_while_it_is_owed() -> None:
     """Steps of a millisecond, in which it may work or not, beside a service that is always busy."""
-    owed, worked = 0.0, 0
-    for _ in range(10_000):
-        owed = owed_after(owed, 0.25, 1e6, 0.0)
-        if owed > 0.0:
-            owed = owed_after(owed, 0.25, 0.0, 1e6)
+    due, worked = 0, 0
+    for now in range(10**6, 10_001 * 10**6, 10**6):
+        if due < now:
+            due = due_after(due, 0.25, 1e6, now)
             worked += 1
     assert worked == pytest.approx(2500, abs=2)
 
 
 def test_what_is_banked_is_used_up_in_a_tenth_of_a_second() -> None:
-    owed = 0.0
-    for _ in range(10_000):  # ten seconds at full speed
-        owed = owed_after(owed, 0.25, 1e6, 1e6)
-    steps = itertools.count()
-    while owed <= 0.0:
-        owed = owed_after(owed, 0.25, 1e6, 0.0)
-        next(steps)
-    assert next(steps) == STOPPED_NS // 10**6 + 1
+    due = 0
+    for now in range(10**6, 10_001 * 10**6, 10**6):  # ten seconds at full speed
+        due = due_after(due, 0.25, 1e6, now)
+    assert due == now + BANKED_NS == now + STOPPED_NS

@@ -70,7 +70,7 @@ class Bound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 class Background(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Work that nobody waits for. It gives way to services, but keeps its floor."""
+    """Work that nobody waits for. It gives way to services, and keeps its floor."""
 
     weight: float = 1.0  # what a part of its rate alone is worth against other background's
     floor: float = 0.0  # the least part of its rate alone that it is promised
@@ -126,6 +126,11 @@ class Mix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def services(self) -> tuple[int, ...]:
         """The workers that have a bound to keep; the others give way to them."""
         return tuple(i for i, worker in enumerate(self.workers) if worker.bound is not None)
+
+    @property
+    def floors(self) -> tuple[float, ...]:
+        """Of every worker; 0: it has none."""
+        return tuple(one.background.floor if one.background else 0.0 for one in self.workers)
 
     def is_background(self, index: int) -> bool:
         """It runs whenever it may: it was called so, or has neither a bound nor a rate beside

@@ -101,6 +101,7 @@ class Joints(
     # The longest that runs in one piece, where stretches have copies that are cut into parts; None:
     # none has.
     piece_ns: int | None = None
+    floors_first: tuple[int, ...] = ()  # background that it yields to while their floor is owed
 
     @property
     def longest_ns(self) -> int:
@@ -301,6 +302,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def _check_joints(self, index: int) -> None:
         worker = self.workers[index]
+        for other in worker.joints.floors_first if worker.joints else ():
+            if worker.promise is not None:
+                raise ValueError(f"{worker.name} is a service, and yields to services only")
+            if other == index or not 0 <= other < len(self.workers):
+                raise ValueError(f"{worker.name} yields to worker {other}; name another one")
+            if not self.workers[other].floor:
+                raise ValueError(
+                    f"{worker.name} yields to {self.workers[other].name}, who has no floor"
+                )
         for reaction in worker.joints.reactions if worker.joints else ():
             if not reaction.to:
                 raise ValueError(f"{worker.name} has a reaction to nobody")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from eclip.jit import inlined
 from eclip.runtime.reactions import (
+    BACKGROUND,
     BANKED_NS,
     BOUND,
     BUSY_SINCE,
@@ -22,10 +23,12 @@ from eclip.runtime.reactions import (
     MOST_QUEUED,
     NOBODY,
     NONE,
+    OWED,
     SERVICE,
     SOME,
     STOPPED_NS,
     TIER,
+    YIELD,
     Ints,
 )
 
@@ -60,9 +63,11 @@ def decide(
     """
     service = board[mine, TIER] == SERVICE
     own_limit = board[mine, DEADLINE] - board[mine, LEFT]
+    owed = board[mine, TIER] == BACKGROUND and own_limit < now
     for rule in range(choice.shape[0]):
+        tier = BACKGROUND if level[rule] == OWED else SERVICE
         for row in range(board.shape[0]):
-            if board[row, TIER] != SERVICE or not counts_as_busy(board, row, now):
+            if board[row, TIER] != tier or not counts_as_busy(board, row, now):
                 continue
             worker = FOREIGN_BIT
             for peer in range(peers.shape[0]):
@@ -71,7 +76,9 @@ def decide(
             if not (who[rule] >> worker) & 1:
                 continue
             limit = board[row, DEADLINE] - board[row, LEFT]  # when its slack is used up
-            if service:
+            if tier == BACKGROUND:
+                applies = limit < now and not owed
+            elif service:
                 first = limit < own_limit or (limit == own_limit and row < mine)
                 applies = first and overtaken < MOST_OVERTAKEN
             else:
@@ -82,6 +89,8 @@ def decide(
                 elif slack < board[row, SOME]:
                     has = 1
                 applies = has <= level[rule]
+            if applies and owed and choice[rule] == YIELD:
+                return GO_ON
             if applies:
                 return int(choice[rule])
     return GO_ON
@@ -114,10 +123,11 @@ def publish(
 
 
 @inlined
-def owed_after(owed_ns: float, floor: float, elapsed_ns: float, done_ns: float) -> float:
-    """What a worker is behind its floor, in time of its requests alone: above 0 it does not yield.
+def due_after(due: int, floor: float, done_ns: float, now: int) -> int:
+    """When a worker's floor is owed, after so much work of its requests alone. That is its
+    DEADLINE; once it has passed, the floor is owed.
 
     Work done beyond the floor counts for a while only, so that a busy hour is no excuse for a
     starved second.
     """
-    return max(owed_ns + floor * elapsed_ns - done_ns, -floor * BANKED_NS)
+    return int(due + round(min(done_ns / floor, float(now + BANKED_NS - due))))

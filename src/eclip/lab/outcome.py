@@ -177,8 +177,7 @@ def _weights(mix: Mix) -> tuple[float, ...]:
 
 
 def _floors(mix: Mix) -> tuple[float, ...]:
-    floors = tuple((worker.background or Background()).floor for worker in mix.workers)
-    return floors if mix.services and any(floors) else ()
+    return mix.floors if mix.services and any(mix.floors) else ()
 
 
 def observations_of(contest: Contest) -> Observations:

@@ -102,15 +102,17 @@ def give_way(
     """The plan with these services' promises, and workers that give way to them, by index."""
     lanes = list(plan.lanes)
     workers = list(plan.workers)
-    for index, (asked, worker) in enumerate(zip(plan.mix.workers, plan.workers, strict=True)):
+    floors = plan.mix.floors
+    # What a worker without joints has done is known only at the end of its request.
+    with_floors = [index for index, floor in enumerate(floors) if floor and index in manners]
+    for index, (worker, floor) in enumerate(zip(plan.workers, floors, strict=True)):
         joints = None
         if index in manners:
-            joints = _joints(plan, index, profiles[index], promises, manners[index], lanes)
+            joints = _joints(
+                plan, index, profiles[index], promises, manners[index], with_floors, lanes
+            )
         workers[index] = msgspec.structs.replace(
-            worker,
-            joints=joints,
-            promise=promises.get(index),
-            floor=asked.background.floor if asked.background else 0.0,
+            worker, joints=joints, promise=promises.get(index), floor=floor
         )
     return msgspec.structs.replace(plan, workers=tuple(workers), lanes=tuple(lanes))
 
@@ -121,6 +123,7 @@ def _joints(
     profile: Profile,
     promises: Mapping[int, Promise],
     manner: Manner,
+    with_floors: Sequence[int],
     lanes: list[Lane],
 ) -> Joints:
     units = min(plan.units(group.lane) for group in plan.main.assignments[index].groups)
@@ -129,6 +132,9 @@ def _joints(
     else:
         at = tuple(range(manner.kernels, len(profile.trace.kernels), manner.kernels))
     to = (FOREIGN, *(service for service in sorted(promises) if service != index))
+    floors_first: tuple[int, ...] = ()
+    if index not in promises and manner.ways:
+        floors_first = tuple(other for other in with_floors if other != index)
     reactions = []
     for slack, mask in manner.ways:
         lane = None
@@ -144,4 +150,5 @@ def _joints(
         reactions=tuple(reactions),
         stretch_ns=stretch_times_ns(profile, at),
         piece_ns=longest_piece_ns(profile, at) if profile.steps.apart.any() else None,
+        floors_first=floors_first,
     )

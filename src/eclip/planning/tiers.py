@@ -137,7 +137,7 @@ def expected_excess_ns(plan: Plan) -> int | None:
 def excess_in_words(plan: Plan) -> str:
     """One sentence about what services wait for; empty where nobody has to let them pass."""
     drain_ns = _drain_ns(plan)
-    if drain_ns is None:
+    if drain_ns is None or not plan.mix.services:
         return ""
     most = (
         f"at most about {drain_ns / 1e6:.2f} ms for background (depth times longest stretch, "
@@ -178,8 +178,11 @@ def joints_in_words(plan: Plan, index: int) -> str:
 
 def reactions_in_words(plan: Plan, index: int) -> str:
     """What is done most of the time first: the plan has the most urgent first."""
-    reactions = _joints(plan, index).reactions[::-1]
-    ways = [_reaction_in_words(plan, reaction) for reaction in reactions]
+    joints = _joints(plan, index)
+    ways = [_reaction_in_words(plan, reaction) for reaction in joints.reactions[::-1]]
+    if joints.floors_first:
+        names = " or ".join(plan.workers[other].name for other in joints.floors_first)
+        ways.append(f"yields while {names} is owed its floor")
     if plan.workers[index].promise is not None and ways:
         ways = ["lets the service with less slack go first"]
     return ", ".join(dict.fromkeys(ways)) or "gives way to nobody"

@@ -272,7 +272,7 @@ def _of_plan(named: Named) -> Chapter:
             0.0 if bound is not None else (worker.background or Background()).weight
             for worker, bound in zip(asked.workers, bounds, strict=True)
         ),
-        floors=tuple((worker.background or Background()).floor for worker in asked.workers),
+        floors=asked.floors,
         ways=(
             SharingWay(
                 label=plan.policy,

@@ -117,7 +117,7 @@ def _conduct(plan: Plan, index: int) -> Conduct:
         begins=np.array([0, *joints.at], dtype=np.int64),
         done_ns=np.cumsum(joints.stretch_ns, dtype=np.int64),
         moves=moves,
-        rules=rules_of(joints.reactions, moves),
+        rules=rules_of(joints, moves),
         depth=joints.depth,
     )
 

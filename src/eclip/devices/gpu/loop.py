@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eclip.devices import deciding, requests
-from eclip.devices.deciding import counts_as_busy, decide, owed_after, publish
+from eclip.devices.deciding import counts_as_busy, decide, due_after, publish
 from eclip.devices.gpu import steps
 from eclip.devices.gpu.steps import LAUNCH, RECORD, WAIT, Ints, Words
 from eclip.devices.requests import (
@@ -55,6 +55,7 @@ from eclip.runtime.reactions import (
     BANKED_NS,
     BUSY_SINCE,
     CROSSED,
+    DEADLINE,
     GO_ON,
     HEARTBEAT,
     IDLE,
@@ -142,10 +143,12 @@ def _now_ns(calls: Words, scratch: Ints) -> int:
 
 
 @inlined
-def _reckon(owed: float, floor: float, elapsed_ns: int, done_ns: int) -> float:
-    """Between two joints passes less than this, unless the process was stopped: then nobody
-    owes it anything."""
-    return float(owed_after(owed, floor, min(elapsed_ns, BANKED_NS), done_ns))
+def _reckon(board: Ints, row: int, floor: float, elapsed_ns: int, done_ns: int, now: int) -> None:
+    """Say when the floor is owed. Between two looks passes less than BANKED_NS, unless the process
+    was stopped: then nobody owes it anything."""
+    if floor > 0.0:
+        due = board[row, DEADLINE] + max(elapsed_ns - BANKED_NS, 0)
+        board[row, DEADLINE] = due_after(due, floor, done_ns, now)
 
 
 @inlined
@@ -263,8 +266,9 @@ def drive(
     depth = max(events.shape[0], 1)
     request_ns = done_ns[stretches - 1]
     service = board[row, TIER] == SERVICE and bound_ns > 0
-    owed = 0.0  # against the floor, and when it was last reckoned
     reckoned = _now_ns(calls, scratch)
+    if floor > 0.0:
+        board[row, DEADLINE] = reckoned
     done = 0
     while done < own.shape[0]:
         now = _now_ns(calls, scratch)
@@ -288,7 +292,9 @@ def drive(
             break
         if due_ns > 0:
             board[row, BUSY_SINCE] = IDLE
-            reckoned = now  # a floor promises nothing for time without requests
+            if floor > 0.0:  # it promises nothing for time without requests
+                board[row, DEADLINE] += now - reckoned
+            reckoned = now
             _rest(calls, marks[BELL], due_ns, scratch)
             continue
         request[START] = now
@@ -320,7 +326,7 @@ def drive(
                 now = _now_ns(calls, scratch)
                 before = done_ns[launched - depth - 1] if launched > depth else 0
                 done_since = done_ns[launched - depth] - before
-                owed = _reckon(owed, floor, now - reckoned, done_since)
+                _reckon(board, row, floor, now - reckoned, done_since, now)
                 reckoned = now
                 if service:
                     board[row, LEFT] = left - done_ns[launched - depth]
@@ -330,13 +336,13 @@ def drive(
                 now = _now_ns(calls, scratch)
                 if beats:
                     board[row, HEARTBEAT] = now
+                _reckon(board, row, floor, now - reckoned, 0, now)
+                reckoned = now
                 overtaken = request[YIELDS]
                 choice = decide(board, row, peers, who, level, choices, overtaken, now)
                 if choice != YIELD or _outcome(request, now) != WITH_RESULT:
                     break
-                owed = _reckon(owed, floor, now - reckoned, 0)
-                reckoned = now
-                if owed > 0.0 or stop[0] or now >= stop_at:
+                if stop[0] or now >= stop_at:
                     choice = GO_ON
                     break
                 if held_at == 0:
@@ -386,7 +392,7 @@ def drive(
             now = _now_ns(calls, scratch)
             in_flight = min(depth, launched)
             before = done_ns[launched - in_flight - 1] if launched > in_flight else 0
-            owed = _reckon(owed, floor, now - reckoned, done_ns[launched - 1] - before)
+            _reckon(board, row, floor, now - reckoned, done_ns[launched - 1] - before, now)
             reckoned = now
         else:
             request[START] = now

@@ -24,6 +24,8 @@ from eclip.runtime.reactions import (
     IDLE,
     LEFT,
     NO_RULES,
+    SERVICE,
+    TIER,
     WORDS,
     Rules,
 )
@@ -49,8 +51,9 @@ class Place:
         """A request was accepted: others give way from now on, not when the loop has woken up."""
         row = self.board[self.row]
         if row[BUSY_SINCE] == IDLE:
-            row[DEADLINE] = arrival_ns + bound_ns
-            row[LEFT] = request_ns
+            if row[TIER] == SERVICE:
+                row[DEADLINE] = arrival_ns + bound_ns
+                row[LEFT] = request_ns
             row[BUSY_SINCE] = arrival_ns
 
 

@@ -3,7 +3,7 @@
 A worker with joints has at most ``depth`` stretches in flight. The next one is decided about when
 it would be launched: as soon as the one ``depth`` before it is done. What was launched is not
 reconsidered. A worker that yields is held until ``decide`` says otherwise. That is a function of
-the board, of what its floor owes and of time, so held workers are looked at after every change of
+the board and of time, so held workers are looked at after every change of
 the board, and at the next time at which time alone may change the answer.
 
 A stretch starts when the one before is done, after the cost of a joint and of a barrier where the
@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from eclip.devices import deciding
-from eclip.devices.deciding import counts_as_busy, decide, owed_after, publish
+from eclip.devices.deciding import counts_as_busy, decide, due_after, publish
 from eclip.devices.sim.contention import Floats, Ints, Records
 from eclip.jit import compiled_with, inlined
 from eclip.runtime import reactions
@@ -28,9 +28,9 @@ from eclip.runtime.reactions import (
     BOUND,
     BUSY_SINCE,
     DEADLINE,
-    GO_ON,
     HUNG_BOUNDS,
     LEFT,
+    NEVER,
     NONE,
     SERVICE,
     SOME,
@@ -78,8 +78,6 @@ PROGRESS = np.dtype(
         ("held", np.int64),  # 1 while it yields
         ("held_since", np.float64),
         ("overtaken", np.int64),  # times that this request has yielded
-        ("owed_ns", np.float64),  # by its floor
-        ("owed_at", np.float64),  # when that was reckoned
         ("barriers", np.int64),  # counters, as the following
         ("yields", np.int64),
         ("moves", np.int64),
@@ -130,9 +128,10 @@ def accept_request(
         publish(j.board, index, arrival, queued, given["bound_ns"], given["request_ns"], at)
     if given["jointed"]:
         mine = j.progress[index]
-        # A floor promises nothing for the time without requests.
-        if now > mine["free_at"]:
-            mine["owed_at"] = now
+        if given["floor"] > 0.0:
+            # A floor promises nothing for the time without requests.
+            due = j.board[index, DEADLINE]
+            j.board[index, DEADLINE] = at if due == NEVER else due + at - round(mine["free_at"])
         mine["ways"] = ways
         mine["done"] = mine["launched"] = mine["overtaken"] = 0
         mine["went"] = NO_LANE
@@ -148,10 +147,9 @@ def end_stretch(c: Conducts, j: Joined, workers: Records, index: int, now: float
     if not given["jointed"]:
         return
     stretch = c.stretches[mine["ways"] + mine["done"]]
-    mine["owed_ns"] = owed_after(
-        mine["owed_ns"], given["floor"], now - mine["owed_at"], stretch["alone_ns"]
-    )
-    mine["owed_at"] = now
+    if given["floor"] > 0.0:
+        due = j.board[index, DEADLINE]
+        j.board[index, DEADLINE] = due_after(due, given["floor"], stretch["alone_ns"], round(now))
     j.board[index, LEFT] -= stretch["left_ns"]
     j.unsettled[0] = 1
     mine["done"] += 1
@@ -216,7 +214,7 @@ def settle(c: Conducts, j: Joined, workers: Records, kernels: Records, now: floa
 def _decide(c: Conducts, j: Joined, index: int, now: float) -> int:
     given, mine = c.given[index], j.progress[index]
     first, end = given["rules_first"], given["rules_end"]
-    choice = decide(
+    return decide(
         j.board,
         index,
         c.peers,
@@ -226,12 +224,6 @@ def _decide(c: Conducts, j: Joined, index: int, now: float) -> int:
         mine["overtaken"],
         round(now),
     )
-    if choice == YIELD and given["floor"] > 0.0:
-        mine["owed_ns"] = owed_after(mine["owed_ns"], given["floor"], now - mine["owed_at"], 0.0)
-        mine["owed_at"] = now
-        if mine["owed_ns"] > 0.0:
-            choice = GO_ON
-    return int(choice)
 
 
 @inlined
@@ -283,12 +275,11 @@ def _start(
 def _next_look(c: Conducts, j: Joined, index: int, now: float) -> float:
     """When the decision to yield may change although nothing else does: a slack crosses a level,
     a service has been busy for too long, or the floor is owed."""
-    given, mine = c.given[index], j.progress[index]
+    given = c.given[index]
     at = round(now)
     soonest = np.inf
     if given["floor"] > 0.0:
-        # A nanosecond more, since it must be owed more than nothing.
-        soonest = now + 1.0 - min(mine["owed_ns"], 0.0) / given["floor"]
+        soonest = float(j.board[index, DEADLINE] + 1)
     looked_at = 0
     for rule in range(given["rules_first"], given["rules_end"]):
         looked_at |= c.who[rule]

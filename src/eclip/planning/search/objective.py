@@ -112,7 +112,7 @@ class Objective:
                 promises[index].bound_ns / 1e6 if index in promises else None
                 for index in range(len(mix.workers))
             ),
-            floors=tuple(0.0 if one is None else one.floor for one in background),
+            floors=mix.floors,
         )
 
     def check(self, workers: int) -> None:
