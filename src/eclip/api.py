@@ -76,14 +76,15 @@ def plan(
     """Decide which lane every kernel of a mix takes.
 
     ``policy`` is one of shared, priority, timeslice, mps, mps-model, model, kernel, eclip, search;
-    for mixes with services also yield, move, priority-segments, launches-16-8, launches-4-2 and
-    launches-1-1. ``objective``, ``seconds`` (20 unless given), ``batches`` and ``seed`` are for
-    search. Without an objective it is throughput, or slo where the mix has services. ``options``
-    has what is not given here. What cannot be promised is refused::
+    for mixes with services also yield (also where only floors are promised), move,
+    priority-segments, launches-16-8, launches-4-2 and launches-1-1. ``objective``, ``seconds`` (20
+    unless given), ``batches`` and ``seed`` are for search. Without an objective it is throughput,
+    or slo where the mix has services. ``options`` has what is not given here. What cannot be
+    promised is refused::
 
         plan = eclip.plan("albert:8,vgg19:8", policy="search", objective="energy", seconds=10)
     """
-    from eclip.lab.plans import check_kept, make_plan, policy_options
+    from eclip.lab.plans import make_kept_plan, policy_options
 
     asked = _case(mix)
     chosen = policy_options(
@@ -95,7 +96,7 @@ def plan(
         base=options,
         progress=progress,
     )
-    return check_kept(make_plan(asked, policy, chosen), progress)
+    return make_kept_plan(asked, policy, chosen)
 
 
 def search(

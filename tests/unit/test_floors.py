@@ -24,11 +24,12 @@ from eclip.artefacts.plan import Plan, Promise, unpartitioned
 from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import RunLog
 from eclip.devices.load import CLOSED_LOOP
+from eclip.errors import UsageError
 from eclip.frontends.synthetic import synthetic_profile
 from eclip.planning.joints import Manner, give_way
 from eclip.planning.tiers import reactions_in_words
 from eclip.runtime.reactions import BANKED_NS
-from simulations import CALIBRATIONS, H200, MI50, arrivals, flat_profile, free, run
+from simulations import CALIBRATIONS, H200, MI50, arrivals, case_of, flat_profile, free, run
 
 US, MS = 1_000, 1_000_000
 WARMUP_S = 0.2
@@ -87,10 +88,12 @@ class Crowd:
         ]
         known = [measured()[i] for i in rng.permutation(len(measured()))]
         profiles = [pair[int(rng.random() < 0.3)] for pair in zip(made, known, strict=False)]
-        loads = rng.uniform(0.1, 1.2) * rng.dirichlet(np.ones(services)) if services else []
+        loads = np.empty(0)
+        if services:
+            loads = rng.uniform(0.1, 1.2) * rng.dirichlet(np.ones(services))
         times = []
-        for load, profile in zip(loads, profiles, strict=False):
-            expected = load * (WARMUP_S + seconds) * 1e9 / profile.request_ns[-1]
+        for part, profile in zip(loads.tolist(), profiles, strict=False):
+            expected = part * (WARMUP_S + seconds) * 1e9 / profile.request_ns[-1]
             within = int(-WARMUP_S * 1e9), int(seconds * 1e9)
             times.append(np.sort(rng.integers(*within, rng.poisson(expected))).tolist())
         parts = fill * rng.dirichlet(np.ones(background))
@@ -120,12 +123,12 @@ class Crowd:
         self, plan: Plan, background: Sequence[int], *, services: bool = True, trace_ms: float = 0
     ) -> RunLog:
         """With these of the background, and with the services or not."""
-        times = [list(mine) if services else [] for mine in self.times]
+        times: list[list[int] | None] = [list(mine) if services else [] for mine in self.times]
         times += [CLOSED_LOOP if worker in background else [] for worker in self.background]
         window = {"seconds": self.seconds, "warmup_seconds": WARMUP_S, "trace_ms": trace_ms}
         return run(plan, self.profiles, arrivals(*times), CALIBRATIONS["h200"], **window)
 
-    def feasible_floors(self) -> tuple[list[float], list[float]]:
+    def feasible_floors(self) -> tuple[list[float], list[int]]:
         """And what each of the background has alone, in requests."""
         always = self.plan([0.999] * len(self.background))  # owed all the time: it never yields
         alone, floors = [], []
@@ -135,7 +138,7 @@ class Crowd:
             floors.append(min(part * beside, 0.99))
         return floors, alone
 
-    def broken(self, log: RunLog, floors: Sequence[float], alone: Sequence[float]) -> list[int]:
+    def broken(self, log: RunLog, floors: Sequence[float], alone: Sequence[int]) -> list[int]:
         """Whose floor is. Work that was done up to 0.1 s before it was due counts, also when that
         was in the warm-up; and so does the request that is under way at the end, as in measures.
         """
@@ -243,6 +246,17 @@ def test_where_all_are_owed_for_good_all_go_on() -> None:
     assert share(log, 1, 50 * US) == pytest.approx(0.2, abs=0.03)
 
 
+def test_debts_of_all_are_paid_side_by_side() -> None:
+    """Each leaves room for the other. A service stops both for 20 ms, so both are owed; one after
+    the other they would never have 80% each again."""
+    whole = flat_profile("whole", [20 * MS])
+    small = [flat_profile(name, [100 * US] * 10, blocks=1) for name in ("a", "b")]
+    profiles = (whole, *small)
+    plan = side_by_side([0.0, 0.8, 0.8], profiles, promises=[0])
+    log = run(plan, profiles, arrivals([0], None, None), free(), seconds=0.2)
+    assert min(share(log, worker, 100 * US) for worker in (1, 2)) >= 0.8
+
+
 def test_floors_beside_a_service_that_is_always_busy() -> None:
     """Both do without services and without each other while they are owed."""
     service = flat_profile("service", [50 * US] * 20)
@@ -294,3 +308,43 @@ def test_plan_stored_earlier_is_read_and_does_what_it_did(tmp_path: Path) -> Non
     plan = store.load(tmp_path / "plan.json", Plan)
     log = run(plan, PAIR, arrivals(None, None), free(), seconds=0.2)
     assert log.counters[0].yields == 0
+
+
+# --- What cannot be kept ----------------------------------------------------------------------
+
+
+def planned(first: str, second: str, policy: str = "yield") -> Plan:
+    profiles = [flat_profile(name, [50 * US] * 20, H200) for name in ("a", "b")]
+    mix = eclip.parse_mix(f"a:1@{first},b:1@{second}")
+    return eclip.plan(case_of(profiles, mix=mix), policy)
+
+
+def test_floors_that_cannot_be_kept_are_refused_with_the_most_that_can() -> None:
+    with pytest.raises(UsageError) as refused:
+        planned("background/floor=0.7", "background/floor=0.7")
+    words = str(refused.value)
+    assert "the policy yield cannot keep every floor of a:1@background/floor=0.7," in words
+    assert "of its rate alone, at least 70.0% wanted" in words and "\n" not in words
+
+
+def test_floor_that_a_busy_service_leaves_no_room_for_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"b: \d.*% of its rate alone, at least 90\.0% wanted"):
+        planned("600rps/50ms", "background/floor=0.9")
+    assert planned("600rps/50ms", "background/floor=0.3").workers[1].floor == 0.3
+
+
+def test_floors_need_no_service() -> None:
+    plan = planned("background/floor=0.6", "background/floor=0.3")
+    assert [worker.floor for worker in plan.workers] == [0.6, 0.3]
+    assert "a service's request waits" not in plan.why
+
+
+def test_plan_whose_background_yields_to_nobody_has_floors_too() -> None:
+    """So that a run can say which of them it misses."""
+    plan = planned("background/floor=0.9", "background", policy="shared")
+    assert [worker.floor for worker in plan.workers] == [0.9, 0.0]
+
+
+def test_yielding_without_a_service_or_a_floor_has_no_meaning() -> None:
+    with pytest.raises(UsageError, match="the policy yield needs a service"):
+        planned("background", "background")

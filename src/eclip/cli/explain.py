@@ -258,7 +258,7 @@ def _tier(plan: Plan, index: int) -> str:
         relative = asked.bound is not None and asked.bound.times_alone is not None
         wanted = f", {asked.bound} of its p99 alone" if relative else ""
         return f", a service: p99 at most {worker.promise.bound_ns / 1e6:.2f} ms{wanted}"
-    if not plan.mix.services:
+    if not plan.mix.services and not worker.floor:
         return ""
     floor = f", at least {worker.floor:.0%} of its rate alone" if worker.floor else ""
     weight = asked.background.weight if asked.background else 1.0

@@ -62,7 +62,7 @@ def plan(
             "--policy",
             help="shared, priority, timeslice, mps, mps-model, model, kernel, eclip or search; for "
             "mixes with services also yield, move, priority-segments, launches-16-8, launches-4-2, "
-            "launches-1-1.",
+            "launches-1-1; for mixes with floors also yield.",
         ),
     ] = "eclip",
     out: Annotated[Path, typer.Option("-o", "--out", help="Where to write the plan.")] = Path(

@@ -26,7 +26,7 @@ from eclip.frontends.library import find_measured
 from eclip.frontends.profiler import measure_profile
 from eclip.frontends.torch import CapturedModule, capture
 from eclip.lab.case import Case, find_calibration
-from eclip.lab.plans import check_kept, make_plan, policy_options
+from eclip.lab.plans import make_kept_plan, policy_options
 from eclip.planning.policies import PolicyOptions
 from eclip.runtime.program import lower
 
@@ -125,7 +125,7 @@ def _plan(
         profiles.append(profile)
     mix = with_tiers(mix_of(profile.model for profile in profiles), tiers)
     case = Case(mix, device.topology, calibration, tuple(profiles), usual_kernels=True)
-    return check_kept(make_plan(case, policy, policy_options(mix=mix, base=options)))
+    return make_kept_plan(case, policy, policy_options(mix=mix, base=options))
 
 
 def _checked(plan: Plan, captured: Sequence[CapturedModule]) -> Plan:

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import msgspec
 
-from eclip.artefacts.measures import bounds_missed, falls_behind, overload_sentence
+from eclip.artefacts.measures import (
+    bounds_missed,
+    falls_behind,
+    floor_over_served,
+    overload_sentence,
+)
 from eclip.artefacts.mix import Mix
 from eclip.artefacts.plan import Plan, Promise, unpartitioned
 from eclip.errors import StoppedError, UsageError
@@ -133,6 +138,36 @@ def with_missed(plan: Plan, mix: Mix, alone_rps: Sequence[float], seconds: float
         words += bounds_missed(plan.workers, chosen.p99_ms)
     evidence = msgspec.structs.replace(evidence, missed=(*words, *evidence.missed))
     return msgspec.structs.replace(plan, evidence=evidence)
+
+
+def make_kept_plan(case: Case, policy: str, options: PolicyOptions) -> Plan:
+    """A policy's plan, unless it cannot keep what it promises."""
+    plan = make_plan(case, policy, options)
+    _check_floors(case, plan)
+    return check_kept(plan, options.progress)
+
+
+def _check_floors(case: Case, plan: Plan) -> None:
+    """Refuse floors that a plan cannot keep although background yields for them, by simulation and
+    as a run would say it. A search has looked for a plan that keeps them, and says so itself."""
+    yields = any(worker.joints and worker.joints.reactions for worker in plan.workers)
+    if plan.evidence is not None or not any(case.mix.floors) or not yields:
+        return
+    evaluator = SimEvaluator.of(case)
+    (score,) = evaluator([plan])
+    seconds = evaluator.seconds
+    missed = [
+        f"{worker.name}: {ratio:.1%} of its rate alone, at least {worker.floor:.1%} wanted"
+        for worker, ratio, alone in zip(
+            plan.workers, score.ratios, evaluator.alone_rps, strict=True
+        )
+        if floor_over_served(worker.floor, round(ratio * alone * seconds), alone, seconds, None) > 1
+    ]
+    if missed:
+        raise UsageError(
+            f"the policy {plan.policy} cannot keep every floor of {plan.mix.name}; the most it "
+            f"can, simulated: {'; '.join(missed)}; ask for lower rates or lower floors"
+        )
 
 
 def check_kept(plan: Plan, progress: Progress | None = None) -> Plan:

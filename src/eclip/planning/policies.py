@@ -90,7 +90,8 @@ def make_plan(policy: str, problem: Problem, options: PolicyOptions | None = Non
         promises = make_promises(problem.mix, problem.profiles)
         options = dataclasses.replace(options, promises=promises)
     plan = POLICIES[policy](problem, options)
-    if options.promises and not plan.gives_way:  # otherwise it has them, with limits of slack
+    promised = options.promises or any(problem.mix.floors)
+    if promised and not plan.gives_way:  # otherwise it has them, with limits of slack
         plan = promising(plan, options.promises)
     check_memory(memory_of_plan(plan), f"the {policy} plan of {plan.mix.name}")
     return plan
@@ -152,10 +153,13 @@ def _priority_segments(problem: Problem, options: PolicyOptions) -> Plan:
 
 
 def _yield(problem: Problem, options: PolicyOptions) -> Plan:
-    """Plain streams; background launches nothing while a service is busy."""
-    check_services(problem.mix, "the policy yield")
+    """Plain streams; background launches nothing while a service is busy or a floor is owed."""
+    if not any(problem.mix.floors):
+        check_services(problem.mix, "the policy yield")
     plain = _shared(problem, options)
     why = "plain streams; background yields while a service is busy"
+    if not problem.mix.services:
+        why = "plain streams; whoever is owed nothing yields while a floor is owed"
     return _with_manner(plain, problem, options, Manner(), "yield", why)
 
 
