@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import tempfile
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from starlette.routing import Route
 from eclip.errors import UsageError
 from eclip.serving import rpc
 from eclip.serving.access import Tls, Token
+from eclip.serving.folder import own_folder
 from eclip.serving.http import HttpServer, make_app
 from eclip.serving.limits import Limits
 from eclip.serving.messages import Core
@@ -49,7 +49,7 @@ async def open_front(
     async with contextlib.AsyncExitStack() as stack:
         folder = settings.regions
         if folder is None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eclip-")))
+            folder = stack.enter_context(own_folder())
         limits = settings.limits
         regions = Regions(folder, limits)
         stack.callback(regions.close)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,6 +42,7 @@ from eclip.serving.control import (
 from eclip.serving.counters import ROWS, Count, CounterPages
 from eclip.serving.device_keeper import DeviceKeeper
 from eclip.serving.drift import DriftWatch
+from eclip.serving.folder import own_folder
 from eclip.serving.log import ServerLog
 from eclip.serving.messages import ModelInfo
 from eclip.serving.models import info_of, tensors_of
@@ -84,8 +84,7 @@ class Supervisor:
         self._log = log
         self._own_fronts = own_fronts
         self._stack = contextlib.ExitStack()
-        folder = tempfile.TemporaryDirectory(prefix="eclip-serve-")
-        self._folder = Path(self._stack.enter_context(folder))
+        self._folder = self._stack.enter_context(own_folder())
         self._regions = self._folder / "regions"  # of shared memory: clients name its files
         self._regions.mkdir()
         self.door: Path | None = self._folder / "door" if guests else None
