@@ -178,7 +178,7 @@ def run(
     if arrivals is None or shape is not None:
         load = load_of_mix(plan.mix, window.seconds, window.warmup_seconds, seed, shape)
     else:
-        load = load_of_csv(Path(arrivals), plan.mix, seed)
+        load = load_of_csv(Path(arrivals), plan.mix, seconds, seed)
     profiles = asked.profiles_of(plan.mix)  # before a device is opened, which would stay open
     opened = open_device(device, plan.topology, asked.calibration, progress)
     with Stand(asked, opened, extra=profiles) as stand:

@@ -151,7 +151,7 @@ def test_load_for_another_number_of_workers_is_refused() -> None:
 def test_csv_arrivals_are_sorted_and_workers_not_named_stay_idle(tmp_path: Path) -> None:
     path = tmp_path / "arrivals.csv"
     path.write_text("time_s, worker\r\n0.5,b\r\n0,a\r\n0.25, b\r\n")
-    load = load_of_csv(path, parse_mix("a,b,c"), seed=0)
+    load = load_of_csv(path, parse_mix("a,b,c"), 1.0, seed=0)
     found = [times.tolist() for times in load.arrivals if times is not None]
     assert found == [[0], [250_000_000, 500_000_000], []]
     assert load.label == "arrivals from arrivals.csv"
@@ -160,12 +160,36 @@ def test_csv_arrivals_are_sorted_and_workers_not_named_stay_idle(tmp_path: Path)
 def test_background_that_a_csv_does_not_name_runs_on(tmp_path: Path) -> None:
     path = tmp_path / "arrivals.csv"
     path.write_text("time_s,worker\n0.5,a\n")
-    mix = parse_mix("a@9rps/5ms,b@background,c,d@9rps,e@9rps/5ms")
-    lengths = [None if one is None else len(one) for one in load_of_csv(path, mix, 0).arrivals]
-    assert lengths == [1, CLOSED_LOOP, CLOSED_LOOP, 0, 0]
-    path.write_text("time_s,worker\n0.5,b\n")
-    lengths = [None if one is None else len(one) for one in load_of_csv(path, mix, 0).arrivals]
-    assert lengths == [0, 1, CLOSED_LOOP, 0, 0]
+    mix = parse_mix("a@9rps/5ms,b@background,c,d@9rps")
+
+    def lengths() -> list[int | None]:
+        load = load_of_csv(path, mix, 1.0, seed=0)
+        return [None if times is None else len(times) for times in load.arrivals]
+
+    assert lengths() == [1, CLOSED_LOOP, CLOSED_LOOP, 0]
+    path.write_text("time_s,worker\n0.5,b\n0.5,a\n")
+    assert lengths() == [1, 1, CLOSED_LOOP, 0]
+
+
+def test_a_csv_whose_arrivals_come_after_the_run_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "arrivals.csv"
+    path.write_text("time_s,worker\n7,b\n5,a\n")
+    with pytest.raises(UsageError, match=r"within a run of 2 s: the first comes after 5 s; run"):
+        load_of_csv(path, parse_mix("a,b"), 2.0, seed=0)
+    with pytest.raises(UsageError, match="within a run of 2 s"):
+        load_of_csv(path, parse_mix("a@9rps,b@9rps,c@background"), 2.0, seed=0)
+    assert load_of_csv(path, parse_mix("a,b"), 6.0, seed=0).label.endswith(": the first 1 of 2")
+
+
+def test_a_service_without_arrivals_is_refused_since_no_bound_is_kept_or_missed(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "arrivals.csv"
+    path.write_text("time_s,worker\n0.5,a\n3,b\n")
+    for mix in ("a@9rps/5ms,b@9rps/5ms", "a,b@9rps/1.5x"):
+        with pytest.raises(UsageError, match=r"no arrival of the service b within .* 1 s; run"):
+            load_of_csv(path, parse_mix(mix), 1.0, seed=0)
+    load_of_csv(path, parse_mix("a@9rps/5ms,b@9rps/5ms"), 4.0, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +222,7 @@ def test_bad_csv_is_refused_with_the_file_and_the_fault(
     path = tmp_path / "arrivals.csv"
     path.write_bytes(content)
     with pytest.raises(ArtefactError) as refusal:
-        load_of_csv(path, parse_mix("a,b"), seed=0)
+        load_of_csv(path, parse_mix("a,b"), 1.0, seed=0)
     assert str(path) in str(refusal.value)
     assert fault in str(refusal.value)
 
@@ -206,7 +230,7 @@ def test_bad_csv_is_refused_with_the_file_and_the_fault(
 def test_missing_csv_and_folder_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "none.csv", tmp_path):
         with pytest.raises(ArtefactError, match="cannot read"):
-            load_of_csv(path, parse_mix("a"), seed=0)
+            load_of_csv(path, parse_mix("a"), 1.0, seed=0)
 
 
 # --- Shapes -----------------------------------------------------------------------------------
@@ -321,7 +345,7 @@ def test_what_names_no_shape_is_a_file(tmp_path: Path) -> None:
     assert parts_of_load("a.csv") == (None, None, Path("a.csv"))
     assert parts_of_load("bursts") == (None, Bursts(0.1, 0.2), None)
     with pytest.raises(ArtefactError, match=r"poisson, bursts, azure-code, azure-conv"):
-        load_of_csv(Path("azure"), parse_mix("a"), seed=0)
+        load_of_csv(Path("azure"), parse_mix("a"), 1.0, seed=0)
 
 
 def test_shape_of_arrivals_that_nobody_has_is_refused() -> None:

@@ -105,9 +105,10 @@ def check_shape(mix: Mix, shape: Shape | None) -> None:
         )
 
 
-def load_of_csv(path: Path, mix: Mix, seed: int) -> Load:
-    """Arrivals from a CSV with the columns ``time_s,worker``. Of the workers not named there,
-    background runs back to back, as it always does, and the others stay idle."""
+def load_of_csv(path: Path, mix: Mix, seconds: float, seed: int) -> Load:
+    """Arrivals from a CSV with the columns ``time_s,worker``, for a run of so many seconds. Of the
+    workers not named there, background runs back to back, as it always does, and the others stay
+    idle. A service must not: nobody could say whether its bound is kept."""
     times: dict[str, list[float]] = {worker.name: [] for worker in mix.workers}
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -125,7 +126,7 @@ def load_of_csv(path: Path, mix: Mix, seed: int) -> Load:
         raise ArtefactError(f"{path} is not a CSV text file: {error}") from None
     if not any(times.values()):
         raise ArtefactError(f"{path} has no arrivals in it")
-    return Load(
+    load = Load(
         label=f"arrivals from {path.name}",
         seed=seed,
         arrivals=tuple(
@@ -135,6 +136,23 @@ def load_of_csv(path: Path, mix: Mix, seed: int) -> Load:
             for worker, found in enumerate(times.values())
         ),
     )
+    offered = load.offered(round(seconds * 1e9))
+    for worker, count in zip(mix.workers, offered, strict=True):
+        if worker.bound is not None and count == 0:
+            raise UsageError(
+                f"{path} has no arrival of the service {worker.name} within a run of {seconds:g} s;"
+                f" run for longer, or leave {worker.name} out of the mix"
+            )
+    within, all_of_them = sum(filter(None, offered)), sum(map(len, times.values()))
+    if within == 0:
+        first = min(min(found) for found in times.values() if found)
+        raise UsageError(
+            f"{path} has no arrival within a run of {seconds:g} s: the first comes after "
+            f"{first:g} s; run for longer"
+        )
+    if within == all_of_them:
+        return load
+    return replace(load, label=f"{load.label}: the first {within} of {all_of_them}")
 
 
 def _read_row(row: list[str], where: str, times: dict[str, list[float]]) -> None:

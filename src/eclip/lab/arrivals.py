@@ -57,7 +57,7 @@ class Arrivals:
         self._seed = seed
         self._requests = requests
         self._shape = shape
-        self._replayed = None if file is None else load_of_csv(file, mix, seed)
+        self._replayed = None if file is None else load_of_csv(file, mix, window.seconds, seed)
         self._rates: list[float] | None = None
 
     def window(self, stand: Stand) -> Window:
