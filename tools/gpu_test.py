@@ -5,13 +5,14 @@ Part 1 runs several files beside each other. Tests with the mark ``alone`` time 
 device's memory or look for other processes: parts 2 and 3 run them, one file at a time. PART may
 also be a file: ``transparent`` is all of tests/gpu/test_transparent.py, alone. Each file has a
 pytest process of its own, so that one which is aborted does not hide the others; what it said is
-printed when it ends. No virtual environment and no network: the host's own Python, with what
-.gpu-deps brings along.
+printed when it ends. A process that hangs is stopped at its time limit; it prints where it was.
+No virtual environment and no network: the host's own Python, with what .gpu-deps brings along.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,8 @@ PIECES = {
 }
 # Part 2; part 3 has all other tests that run alone. Each should end within eight minutes.
 SECOND = ("test_api.py", "test_processes.py", "test_compare.py", "test_execution.py")
+LIMIT_S = 300.0  # of a pytest process; the longest one took 179 s on an H200
+LEAVE_S = 10.0  # for a process that is interrupted to say where it was, and to end what it started
 NOTHING_TO_RUN = 5  # pytest's exit status where all tests were left out
 
 Job = list[str]  # pytest's arguments
@@ -58,6 +61,25 @@ def jobs_of(part: str) -> list[Job]:
     return jobs if part == "2" else [*jobs, [str(ROOT / "tests" / "conformance")]]
 
 
+def limit_of(job: Job) -> float:
+    """Seconds that it may take: a file as a whole as long as all its pieces."""
+    return LIMIT_S * (1 if "--piece" in job else PIECES.get(Path(job[0]).name, 1))
+
+
+def ends_in_time(process: subprocess.Popen[bytes], limit_s: float) -> bool:
+    """Wait for its end. At the limit it is interrupted, as by Ctrl-C; a process that waits for the
+    driver does not hear that and is aborted, whereupon pytest prints where its threads were."""
+    for patience_s, number in ((limit_s, signal.SIGINT), (LEAVE_S, signal.SIGABRT)):
+        try:
+            process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            process.send_signal(number)
+        else:
+            return number == signal.SIGINT
+    process.wait()
+    return False
+
+
 def run(job: Job) -> tuple[bool, str]:
     """Whether all went well, and a line that says so; the output is printed at the end."""
     path = [str(ROOT / folder) for folder in ("src", "tests/support", "tests/oracles", ".gpu-deps")]
@@ -74,14 +96,17 @@ def run(job: Job) -> tuple[bool, str]:
     print(f"begins: {name}", flush=True)
     began = time.monotonic()
     with tempfile.TemporaryFile("w+", errors="replace") as output:
-        status = subprocess.run(
+        process = subprocess.Popen(
             [*command, *job], cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
-        ).returncode
+        )
+        in_time = ends_in_time(process, limit_of(job))
         output.seek(0)
         said = output.read()
-    well = status in (0, NOTHING_TO_RUN)
-    how = "ends" if well else f"FAILED with status {status}"
+    well = in_time and process.returncode in (0, NOTHING_TO_RUN)
+    how = "ends" if well else f"FAILED with status {process.returncode}"
     last = (said.strip().splitlines() or ["it said nothing"])[-1].strip("= ")
+    if not in_time:
+        how, last = f"STOPPED at its limit of {limit_of(job):.0f} s", "it prints above where it was"
     line = f"{how}: {name}, {time.monotonic() - began:.0f} s: {last}"
     print(f"\n{said}\n{line}\n", flush=True)
     return well, line

@@ -41,3 +41,38 @@ def test_a_part_that_does_not_exist_is_refused(tool: ModuleType) -> None:
     for words in (["4"], ["nosuch"], ["1", "2"]):
         with pytest.raises(SystemExit, match="name a part"):
             tool.main(words)
+
+
+# It waits in Python, or like one that waits for the driver: it hears no interrupt.
+_IN_PYTHON = "time.sleep(600)"
+_IN_A_DRIVER = "signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(600)"
+
+
+@pytest.mark.parametrize("waits", [_IN_PYTHON, _IN_A_DRIVER])
+def test_a_file_that_hangs_is_stopped_and_named_in_one_line(
+    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: str
+) -> None:
+    monkeypatch.setattr(tool, "LIMIT_S", 2.0)
+    monkeypatch.setattr(tool, "LEAVE_S", 1.0)
+    hangs = tmp_path / "test_hangs.py"
+    hangs.write_text(f"import signal, time\n\ndef test_it():\n    {waits}\n")
+    well, line = tool.run([str(hangs)])
+    assert not well
+    assert line.startswith("STOPPED at its limit of 2 s: test_hangs.py, ")
+    assert "\n" not in line
+
+
+def test_a_file_that_ends_is_not_stopped(tool: ModuleType, tmp_path: Path) -> None:
+    for body, wanted in (("pass", True), ("assert 0", False)):
+        file = tmp_path / "test_ends.py"
+        file.write_text(f"def test_it():\n    {body}\n")
+        well, line = tool.run([str(file)])
+        assert well == wanted
+        assert line.startswith("ends: " if wanted else "FAILED with status 1: ")
+
+
+def test_a_whole_file_may_take_as_long_as_its_pieces(tool: ModuleType) -> None:
+    piece = tool.jobs_of("1")[0]
+    (whole,) = tool.jobs_of("closing")
+    assert Path(piece[0]) == Path(whole[0])
+    assert tool.limit_of(whole) == 4 * tool.limit_of(piece) == 4 * tool.LIMIT_S
