@@ -9,11 +9,16 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from eclip.fleet import ray_cluster
+from eclip.fleet.config import load_fleet_file
+from eclip.progress import Progress
 from eclip.serving.folder import own_folder
 
+ROOT = Path(__file__).parents[2]
 # Holds a folder with a file in it until it is killed, beside a child as a server has them.
 _SERVER = """
 import subprocess, sys
@@ -124,3 +129,23 @@ def test_servers_that_start_at_once_keep_their_folders() -> None:
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_ray_on_this_machine_removes_what_a_killed_one_left(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Cluster:
+        def add_node(self, **_: object) -> None: ...
+
+        def shutdown(self) -> None: ...
+
+    monkeypatch.setattr(ray_cluster, "import_ray", lambda _: None)
+    monkeypatch.setitem(sys.modules, "ray.cluster_utils", SimpleNamespace(Cluster=Cluster))
+    left = temporary / "eclip-ray-left"
+    left.mkdir()
+    (left / ".lock").touch()
+    file = load_fleet_file(ROOT / "examples" / "fleet-local.toml")
+    with own_folder() as of_a_server, ray_cluster.LocalRay(file, Progress()):
+        (ours,) = set(temporary.iterdir()) - {of_a_server}
+        assert ours.name.startswith("eclip-ray-") and ours != left
+    assert not list(temporary.iterdir())

@@ -14,11 +14,9 @@ import importlib.metadata
 import logging
 import os
 import re
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -31,6 +29,7 @@ from eclip.fleet.config import FleetFile, RaySettings
 from eclip.fleet.placement import Placement
 from eclip.fleet.planning import Planned
 from eclip.progress import Progress
+from eclip.serving.folder import own_folder
 
 CONTROLLER = "controller"  # the actor's name
 MACHINE = "machine"  # the label of a Ray node that says which of the file's machines it is
@@ -162,7 +161,8 @@ class LocalRay(Closing):
         import_ray(file.ray)
         logging.getLogger("ray").setLevel(logging.ERROR)
         cluster_utils = importlib.import_module("ray.cluster_utils")
-        self._folder = tempfile.mkdtemp(prefix="eclip-ray-")
+        self._stack = contextlib.ExitStack()
+        self._folder = str(self._stack.enter_context(own_folder("eclip-ray-")))
         self._cluster = cluster_utils.Cluster()
         self.nodes: dict[str, Any] = {}  # by machine
         machines: dict[str, dict[str, float]] = {}
@@ -199,7 +199,7 @@ class LocalRay(Closing):
     def close(self) -> None:
         with contextlib.suppress(Exception), _notes_in(self._folder):  # the dead cannot be ended
             self._cluster.shutdown()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._stack.close()
 
 
 @contextlib.contextmanager

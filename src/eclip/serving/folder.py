@@ -15,22 +15,21 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-_PREFIX = "eclip-server-"
 _LOCK = ".lock"  # no region is called so
 
 
 @contextlib.contextmanager
-def own_folder() -> Iterator[Path]:
-    """A new folder while the block lasts. Folders of the dead are removed first."""
-    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+def own_folder(prefix: str = "eclip-server-") -> Iterator[Path]:
+    """A new folder while the block lasts. Those of the dead with this prefix are removed first."""
+    for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         _remove_if_dead(path)
     with contextlib.ExitStack() as stack:
-        yield _locked(stack)
+        yield _locked(prefix, stack)
 
 
-def _locked(stack: contextlib.ExitStack) -> Path:
+def _locked(prefix: str, stack: contextlib.ExitStack) -> Path:
     while True:
-        path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        path = Path(tempfile.mkdtemp(prefix=prefix))
         lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         with contextlib.suppress(OSError):  # no locks here: then nobody removes it either
             fcntl.flock(lock, fcntl.LOCK_EX)
