@@ -214,21 +214,38 @@ def test_what_cannot_be_served_is_one_line(
     assert words in done.stderr
 
 
-def test_a_server_of_which_nothing_can_be_loaded_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("body", "code", "words"),
+    [
+        ("", 2, "service 'add': cannot find the function mine:add: "),
+        ("def add(_): raise ValueError('one\\ntwo')", 2, "mine:add failed: ValueError: one two"),
+        (
+            "import os\ndef add(_): os._exit(3)",
+            1,
+            "eclip: the device process ended with status 3 while it loaded add; what it said",
+        ),
+    ],
+)
+def test_a_server_of_which_nothing_can_be_loaded_ends(
+    tmp_path: Path, body: str, code: int, words: str
+) -> None:
+    (tmp_path / "mine.py").write_text(body)
     file = tmp_path / "models.toml"
-    file.write_text(CONFIG.format(bound="5s", fronts=1).replace("models:add", "models:subtract"))
+    config = CONFIG.format(bound="5s", fronts=1)
+    file.write_text(config.replace("eclip.serving.demo_models:add", "mine:add"))
     done = subprocess.run(
         [sys.executable, "-m", "eclip", "serve", str(file)],
         capture_output=True,
         text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
         timeout=PATIENCE_S,
         check=False,
     )
-    assert done.returncode == 2
+    assert done.returncode == code
     assert "Serving" not in done.stdout
     last = done.stderr.splitlines()[-1]
-    assert "service 'add': cannot find the function eclip.serving.demo_models:subtract" in last
+    assert last.startswith("eclip: ") and words in last
+    assert r"\n" not in done.stderr  # reasons in the log, which clients are told, are lines, too
 
 
 def test_a_server_whose_front_never_listens_ends(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from eclip.artefacts import store
 from eclip.artefacts.calibration import Calibration
 from eclip.serving.demo_models import classify
+from eclip.serving.descriptions import describe_repository
 from eclip.serving.messages import InferRequest, InferResponse, Reason, RefusedError, Tensor
 from served_core import (
     ADD,
@@ -205,6 +206,9 @@ def test_a_model_that_cannot_be_loaded_leaves_the_others(driver: Driver, served:
     assert not served.core.ready  # one that should be loaded is not
     state = served.core.state()  # and the live page says so
     assert not state.ready and "wrong is not loaded: wrong gave 'sum' as float32" in state.note
+    index = {model["name"]: model for model in describe_repository(served.core, ready_only=False)}
+    assert index["add"] == {"name": "add", "version": "1", "state": "READY"}
+    assert index["wrong"]["reason"].startswith("wrong gave 'sum' as float32")
     with pytest.raises(
         RefusedError, match=r"wrong is not loaded: wrong gave 'sum' as float32"
     ) as no:

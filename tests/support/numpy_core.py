@@ -81,6 +81,9 @@ class NumpyCore:
     def model_ready(self, name: str) -> bool:
         return name in self._loaded
 
+    def why_unavailable(self, name: str) -> str:
+        return "it is not loaded"
+
     def statistics(self, name: str) -> Statistics:
         return self._statistics[name]
 

@@ -61,6 +61,9 @@ class RouterCore:
     def model_ready(self, name: str) -> bool:
         return bool(self._replicas.candidates(name)) and not self.leaving
 
+    def why_unavailable(self, name: str) -> str:
+        return "the router stops" if self.leaving else "no GPU has it ready"
+
     def slack_ns(self, name: str) -> float | None:
         candidates = self._replicas.candidates(name)
         known = (one.slack_ns(name)[0] for one in candidates)

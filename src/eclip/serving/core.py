@@ -252,6 +252,12 @@ class FrontCore(Closing):
         behind = self.behind
         return name in behind.services and behind.desk.epoch > 0 and not behind.not_ready
 
+    def why_unavailable(self, name: str) -> str:
+        behind = self.behind
+        if name not in behind.services:
+            return behind.offer.idle.get(name) or "it is not loaded"
+        return "the server stops" if behind.not_ready else "the device process starts"
+
     def statistics(self, name: str) -> Statistics:
         service = self.behind.services.get(name)
         if service is None:

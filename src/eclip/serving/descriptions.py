@@ -111,7 +111,7 @@ def describe_repository(core: Core, ready_only: bool) -> list[Description]:
         if core.model_ready(model.name):
             state = {"state": "READY"}
         elif not ready_only:
-            state = {"state": "UNAVAILABLE", "reason": "unloaded or not ready yet"}
+            state = {"state": "UNAVAILABLE", "reason": core.why_unavailable(model.name)}
         else:
             continue
         index.append({"name": model.name, "version": model.version, **state})

@@ -124,8 +124,14 @@ class DeviceKeeper:
                 await self._bell.until(lambda: generation in self._answers or child.ended.is_set())
         except TimeoutError:
             return NotDeployed(generation, f"not ready after {_DEPLOY_S:.0f} s")
-        died = NotDeployed(generation, "the device process died while it opened it")
-        return self._answers.pop(generation, died)
+        if generation in self._answers:
+            return self._answers.pop(generation)
+        names = ", ".join(sheet.name for sheet in deployment.sheets)
+        return NotDeployed(
+            generation,
+            f"the device process ended with status {child.process.returncode} while it loaded "
+            f"{names}; what it said is in the log, and load = false leaves a service out",
+        )
 
     async def retire(self, before: int) -> None:
         """End older generations; returns when they have ended."""

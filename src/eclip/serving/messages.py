@@ -238,6 +238,10 @@ class Core(Protocol):
         """Loaded, and every batch bucket is warm."""
         ...
 
+    def why_unavailable(self, name: str) -> str:
+        """Why a model that is not ready is not."""
+        ...
+
     def statistics(self, name: str) -> Statistics: ...
 
     def slack_ns(self, name: str) -> float | None:

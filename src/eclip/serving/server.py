@@ -370,7 +370,10 @@ class Services:
 
     def note_failed(self, answer: Deployed, log: ServerLog) -> None:
         names = {sheet.id: sheet.name for sheet in self.deployed.sheets}
-        self.failed = {names[key]: reason for key, reason in answer.failed.items()}
+        # A model's own error may have several lines; whoever is told gets one.
+        self.failed = {
+            names[key]: " ".join(reason.splitlines()) for key, reason in answer.failed.items()
+        }
         for name, reason in self.failed.items():
             log.write("service not loaded", service=name, reason=reason)
 
