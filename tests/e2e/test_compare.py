@@ -148,6 +148,11 @@ def test_files_that_hold_no_results_are_refused_before_anything_runs(
     assert opened  # so it would have been seen
     assert Path("thesis.txt").read_text() == "years of work"
     assert_refused(cli("results", "thesis.txt"), "thesis.txt line 1")
+    new = Path("new.jsonl").read_bytes()
+    Path("cut.jsonl").write_bytes(new + new[:-20])
+    drawn = cli("report", "cut.jsonl")
+    assert drawn.code == 0
+    assert "cut.jsonl line 2 is not an eclip file, or is damaged" in drawn.err
     Path("empty.jsonl").write_text("")
     assert_refused(cli("results", "empty.jsonl"), "no comparisons")
     assert_refused(cli("results", "nowhere.jsonl"), "nowhere.jsonl")

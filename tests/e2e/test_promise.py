@@ -288,6 +288,12 @@ def test_help_is_what_it_was(cli: Cli) -> None:
     assert cli("--version").out.startswith("eclip ")
 
 
+@pytest.mark.parametrize("group", [(), ("fleet",), ("varout",)])
+def test_a_list_of_commands_says_in_full_what_each_does(cli: Cli, group: tuple[str, ...]) -> None:
+    listed = cli(*group, "--help").out.partition("Commands:")[2]
+    assert listed and "..." not in listed
+
+
 # --- Numbers ----------------------------------------------------------------------------------
 
 

@@ -43,7 +43,7 @@ def test_all_boards_of_the_user_are_shown(cli: Cli, boards: tuple[Board, Board])
 
 def test_bad_input_is_one_line(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path))
-    assert_refused(cli("top"), "there is no board", "ECLIP_BOARD")
+    assert_refused(cli("top"), "there is no board", "eclip exec --service", "ECLIP_BOARD")
     assert_refused(cli("top", "--board", "nowhere"), "cannot read the board nowhere")
     assert_refused(cli("top", "--seconds", 0), "at most every 0.1 s")
     Path("text").write_text("no board")

@@ -56,7 +56,7 @@ def test_workers_are_seen_with_what_they_say(path: Path) -> None:
         assert (first.requests, first.yields, first.p99_ms, first.bound_ms) == (7, 3, 4.0, 5.0)
         assert first.slack_ms == pytest.approx((ahead + 2 * MS - seen.seen_ns) / 1e6)
         assert (second.name, second.tier, second.state) == ("vgg19", "background", "idle")
-        assert (second.bound_ms, second.slack_ms) == (None, None)
+        assert (second.bound_ms, second.slack_ms, second.p99_ms) == (None, None, None)
     assert look(path).workers == ()
 
 

@@ -104,6 +104,7 @@ def _run(arguments: list[str]) -> int:
     named = arguments[0] if arguments else ""
     try:
         command = typer.main.get_command(make_app([named] if named in COMMANDS else COMMANDS))
+        _say_in_full(command)
         with command.make_context("eclip", arguments) as context:
             command.invoke(context)
         sys.stdout.flush()
@@ -125,6 +126,13 @@ def _run(arguments: list[str]) -> int:
     except _CLICK_ERROR as error:
         return _refuse(error)
     return 0
+
+
+def _say_in_full(command: Any) -> None:
+    """What each of its commands does, where they are listed: typer would cut it off."""
+    for one in getattr(command, "commands", {}).values():
+        one.short_help = " ".join((one.help or "").partition("\n\n")[0].split())
+        _say_in_full(one)
 
 
 def _refuse(error: Any) -> int:

@@ -166,6 +166,9 @@ def _print_placement(made: Placement) -> None:
 
 
 def _print_moves(moves: Moves) -> None:
+    if not moves.changes:
+        screen.out.print("Nothing has to be loaded or unloaded.")
+        return
     rows = [
         [
             str(change.gpu),

@@ -41,6 +41,10 @@ def report(
     outputs.check_output(out, REPORT_MARK)
     if trace is not None:
         outputs.check_output(trace, TRACE_MARK)
+    for file in files:
+        if store.holds_results(file):
+            for warning in store.load_results(file).warnings:
+                screen.warn(warning)
     with screen.progress_bar("drawing the report"):
         eclip.report(files, out, trace=trace, case=_case(files, calibration, profiles))
     screen.out.print(f"Report: {out}")

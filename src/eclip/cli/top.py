@@ -36,8 +36,8 @@ def top(
 ) -> None:
     """Show who shares the GPU right now, in all processes that have a board in common.
 
-    Sessions share a board where ECLIP_BOARD is set. Looking changes nothing for them. Ctrl-C ends
-    it.
+    Programs under `eclip exec --service` or `--background` have a board; so has everything of eclip
+    that runs with ECLIP_BOARD set. Looking changes nothing for them. Ctrl-C ends it.
     """
     if seconds < _LEAST_SECONDS:
         raise UsageError(f"look at most every {_LEAST_SECONDS:g} s, not {seconds:g}")
@@ -78,7 +78,7 @@ def _table(seen: SeenBoard, before: SeenBoard | None = None) -> Group:
         rows.append(
             [
                 *(worker.name or "unnamed", worker.tier, worker.state),
-                *(_number(rate, 1), _number(worker.p99_ms or None, 2)),
+                *(_number(rate, 1), _number(worker.p99_ms, 2)),
                 *(_number(worker.bound_ms, 2), _number(worker.slack_ms, 2), str(worker.yields)),
                 *(str(worker.moves), str(worker.barriers), _number(worker.longest_pause_ms, 1)),
                 *(str(worker.requests), str(worker.stretches), str(worker.pid)),

@@ -50,7 +50,7 @@ class SeenWorker(msgspec.Struct, frozen=True, kw_only=True):
     state: str  # busy, idle, stopped (no heartbeat), or hung (busy for ten bounds)
     bound_ms: float | None  # of a service; None also where it has none in time
     slack_ms: float | None  # of a busy service: what is left before its bound breaks
-    p99_ms: float  # about
+    p99_ms: float | None  # about; None: no request has ended
     requests: int
     stretches: int
     yields: int
@@ -91,8 +91,9 @@ def look_around(path: Path | None = None) -> list[SeenBoard]:
     paths = boards_here() if path is None else [path]
     if not paths:
         raise UsageError(
-            "there is no board: start a service or background with ECLIP_BOARD set, or name the "
-            "board's file with --board"
+            "there is no board, so nobody shares a GPU: start a program with eclip exec --service "
+            "or --background, or anything of eclip with ECLIP_BOARD set; --board names the file of "
+            "a board"
         )
     return [look(one) for one in paths]
 
@@ -108,7 +109,7 @@ def _worker(row: Ints, now: int) -> SeenWorker:
         state=state,
         bound_ms=int(row[BOUND]) / 1e6 if service and row[BOUND] > 0 else None,
         slack_ms=slack_ns / 1e6 if service and state == "busy" else None,
-        p99_ms=int(row[TAIL]) / 1e6,
+        p99_ms=int(row[TAIL]) / 1e6 or None,
         requests=int(row[SERVED]),
         stretches=int(row[LAUNCHED]),
         yields=int(row[YIELDED]),
