@@ -202,7 +202,7 @@ def test_a_function_that_raises_fails_its_request_only(driver: Driver, served: S
 
 
 def test_a_model_that_cannot_be_loaded_leaves_the_others(driver: Driver, served: Served) -> None:
-    assert not served.core.model_ready("wrong")
+    assert served.core.why_not_ready("wrong") is not None
     assert not served.core.ready  # one that should be loaded is not
     state = served.core.state()  # and the live page says so
     assert not state.ready and "wrong is not loaded: wrong gave 'sum' as float32" in state.note

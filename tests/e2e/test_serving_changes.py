@@ -96,10 +96,10 @@ def test_models_are_loaded_and_unloaded_while_others_serve(driver: Driver, serve
             with pytest.raises(RefusedError, match="later is not loaded: load it first"):
                 await served.core.infer(named(add_request(1), "later"))
             await served.core.load("later")
-            assert served.core.model_ready("later")
+            assert served.core.why_not_ready("later") is None
             await served.core.infer(named(add_request(1), "later"))
             await served.core.unload("later")
-            assert not served.core.model_ready("later")
+            assert served.core.why_not_ready("later") == "it is not loaded"
             with pytest.raises(RefusedError, match="there is no model 'nobody'"):
                 await served.core.load("nobody")
         return load.seen

@@ -78,11 +78,8 @@ class NumpyCore:
     def models(self) -> Mapping[str, ModelInfo]:
         return self._infos
 
-    def model_ready(self, name: str) -> bool:
-        return name in self._loaded
-
-    def why_unavailable(self, name: str) -> str:
-        return "it is not loaded"
+    def why_not_ready(self, name: str) -> str | None:
+        return None if name in self._loaded else "it is not loaded"
 
     def statistics(self, name: str) -> Statistics:
         return self._statistics[name]
@@ -172,7 +169,7 @@ class NumpyCore:
             return ServiceState(
                 name=name,
                 tier="background" if bound_ms is None else "service",
-                ready=self.model_ready(name),
+                ready=name in self._loaded,
                 rate_rps=100.0 + first,
                 goodput_rps=99.0,
                 p50_ms=None if bound_ms is None else 1.25,

@@ -76,7 +76,7 @@ class NearReplica:
 
     def info(self, model: str) -> ModelInfo | None:
         core = self._core
-        if core is None or not core.model_ready(model):
+        if core is None or core.why_not_ready(model) is not None:
             return None
         return core.behind.services[model].sheet.info
 

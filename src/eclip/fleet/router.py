@@ -54,15 +54,14 @@ class RouterCore:
     @property
     def ready(self) -> bool:
         shares = self._replicas.shares
-        ready = bool(shares) and all(map(self.model_ready, shares))
+        ready = bool(shares) and all(self.why_not_ready(name) is None for name in shares)
         self.started = self.started or ready
         return ready and not self.leaving
 
-    def model_ready(self, name: str) -> bool:
-        return bool(self._replicas.candidates(name)) and not self.leaving
-
-    def why_unavailable(self, name: str) -> str:
-        return "the router stops" if self.leaving else "no GPU has it ready"
+    def why_not_ready(self, name: str) -> str | None:
+        if self.leaving:
+            return "the router stops"
+        return None if self._replicas.candidates(name) else "no GPU has it ready"
 
     def slack_ns(self, name: str) -> float | None:
         candidates = self._replicas.candidates(name)

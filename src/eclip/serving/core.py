@@ -248,15 +248,13 @@ class FrontCore(Closing):
         loaded = bool(behind.services) and not any(behind.offer.idle.values())
         return loaded and behind.desk.epoch > 0 and not behind.not_ready
 
-    def model_ready(self, name: str) -> bool:
-        behind = self.behind
-        return name in behind.services and behind.desk.epoch > 0 and not behind.not_ready
-
-    def why_unavailable(self, name: str) -> str:
+    def why_not_ready(self, name: str) -> str | None:
         behind = self.behind
         if name not in behind.services:
             return behind.offer.idle.get(name) or "it is not loaded"
-        return "the server stops" if behind.not_ready else "the device process starts"
+        if behind.not_ready:
+            return "the server stops"
+        return None if behind.desk.epoch else "the device process starts"
 
     def statistics(self, name: str) -> Statistics:
         service = self.behind.services.get(name)
@@ -271,7 +269,7 @@ class FrontCore(Closing):
 
     def state(self) -> ServerState:
         offer = self.behind.offer
-        services = [name for name in self.behind.services if self.model_ready(name)]
+        services = [name for name in self.behind.services if self.why_not_ready(name) is None]
         note = "; ".join(f"{name} is not loaded: {why}" for name, why in offer.idle.items() if why)
         if self.behind.not_ready:
             note = "stopping"
@@ -295,7 +293,7 @@ class FrontCore(Closing):
             raise
 
     def slack_ns(self, name: str) -> float | None:
-        if not self.model_ready(name):
+        if self.why_not_ready(name) is not None:
             return None
         service = self.behind.services[name]
         return service.slack_ns(

@@ -38,7 +38,7 @@ def find_model(core: Core, name: str, version: str = "") -> ModelInfo:
 
 def is_ready(core: Core, name: str, version: str = "") -> bool:
     model = core.models.get(name)
-    return model is not None and version in ("", model.version) and core.model_ready(name)
+    return model is not None and version in ("", model.version) and core.why_not_ready(name) is None
 
 
 def describe_server() -> Description:
@@ -108,10 +108,11 @@ def _statistics(core: Core, model: ModelInfo) -> Description:
 def describe_repository(core: Core, ready_only: bool) -> list[Description]:
     index = []
     for model in core.models.values():
-        if core.model_ready(model.name):
+        why = core.why_not_ready(model.name)
+        if why is None:
             state = {"state": "READY"}
         elif not ready_only:
-            state = {"state": "UNAVAILABLE", "reason": core.why_unavailable(model.name)}
+            state = {"state": "UNAVAILABLE", "reason": why}
         else:
             continue
         index.append({"name": model.name, "version": model.version, **state})

@@ -234,12 +234,8 @@ class Core(Protocol):
         """Every model that should be loaded is ready, and nobody asked the server to stop."""
         ...
 
-    def model_ready(self, name: str) -> bool:
-        """Loaded, and every batch bucket is warm."""
-        ...
-
-    def why_unavailable(self, name: str) -> str:
-        """Why a model that is not ready is not."""
+    def why_not_ready(self, name: str) -> str | None:
+        """None: the model is loaded, and every batch bucket is warm."""
         ...
 
     def statistics(self, name: str) -> Statistics: ...
