@@ -6,7 +6,8 @@
 
 #include "../cuda_abi.h"
 
-#define API extern "C" __attribute__((visibility("default"))) CUresult
+// Weak: clocked.cpp has some of them itself.
+#define API extern "C" __attribute__((visibility("default"), weak)) CUresult
 
 namespace {
 
