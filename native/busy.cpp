@@ -14,7 +14,6 @@
 namespace eclip::giving {
 namespace {
 
-constexpr int64_t kLingerNs = 100'000;
 constexpr int64_t kLookNs = 1'000'000;        // how long nothing was launched before streams are asked
 constexpr int64_t kLongestLookNs = 5'000'000;
 constexpr int64_t kRestNs = 20'000'000;       // between looks while nothing is under way

@@ -9,6 +9,9 @@
 
 namespace eclip::giving {
 
+// How long it lingers after what was launched is done.
+constexpr int64_t kLingerNs = 100'000;
+
 void begin_service(int64_t bound_ns);  // once the process has its row; 0: no bound in time
 void raise_busy(Line& line);
 void clear_busy(Line& line, uint64_t launches);  // what was launched by then is done

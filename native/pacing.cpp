@@ -6,20 +6,21 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <optional>
+#include <utility>
 
+#include "busy.h"
 #include "device.h"
 #include "giving.h"
 #include "lines.h"
 #include "python_lock.h"
 #include "seat.h"
+#include "services.h"
 
 namespace eclip::giving {
 namespace {
 
 constexpr int64_t kSpinNs = 50'000, kNapNs = 20'000;
 constexpr int64_t kGrainNs = 150'000;
-constexpr int64_t kQuietNs = 5'000'000, kLongestQuietNs = 100'000'000;
 constexpr int64_t kPatienceNs = 20'000'000, kLongestPatienceNs = 1'000'000'000;
 constexpr int64_t kAfterInterruptNs = 1'000'000'000;
 constexpr int64_t kBankedNs = 100'000'000;  // as in runtime/reactions.py
@@ -69,53 +70,6 @@ bool interrupted(int64_t now) {
     return now - interrupted_ns.load(std::memory_order_relaxed) < kAfterInterruptNs;
 }
 
-// --------------------------------------------------------------------------------------- board
-
-// What a row of a service last showed, and since when it shows that.
-struct Shown {
-    std::atomic<int64_t> launched{-1}, since{0}, changed_ns{0};
-};
-Shown shown[ECLIP_BOARD_ROWS];
-
-// A service that launches nothing may be waiting for us. One whose requests are long may not.
-bool is_quiet(int index, const eclip_board_row& row, int64_t now) {
-    Shown& last = shown[index];
-    int64_t launched = read_word(row.launched), since = read_word(row.busy_since);
-    if (launched != last.launched.load() || since != last.since.load()) {
-        last.launched.store(launched);
-        last.since.store(since);
-        last.changed_ns.store(now);
-        return false;
-    }
-    int64_t limit = std::clamp(2 * read_word(row.tail_ns), kQuietNs, kLongestQuietNs);
-    return now - last.changed_ns.load() > limit;
-}
-
-// As devices/deciding.py has it, for background that yields at any slack.
-bool counts_as_busy(const eclip_board_row& row, int64_t now) {
-    int64_t since = read_word(row.busy_since), bound = read_word(row.bound_ns);
-    if (read_word(row.tier) != ECLIP_SERVICE || since == ECLIP_IDLE) return false;
-    if (now - read_word(row.heartbeat) > ECLIP_STOPPED_NS) return false;
-    return bound == 0 || now - since <= ECLIP_HUNG_BOUNDS * bound;
-}
-
-bool a_service_is_busy(int64_t now) {
-    const Seat& seat = Seat::get();
-    for (int index = 0, count = seat.services(); index < count; ++index) {
-        int row = seat.service(index);
-        if (counts_as_busy(seat.row(row), now) && !is_quiet(row, seat.row(row), now)) return true;
-    }
-    return false;
-}
-
-// The usual answer, without asking for the time: nobody is.
-bool a_service_may_be_busy() {
-    const Seat& seat = Seat::get();
-    for (int index = 0, count = seat.services(); index < count; ++index)
-        if (read_word(seat.row(seat.service(index)).busy_since) != ECLIP_IDLE) return true;
-    return false;
-}
-
 // --------------------------------------------------------------------------------------- floor
 
 // What the process is behind its floor, in time of its launches alone: above 0 it does not yield.
@@ -151,7 +105,7 @@ bool must_hold(int64_t now) {
 
 // ------------------------------------------------------------------------------------- waiting
 
-// The calling thread is kept, and looks every 20 us. It spins at first or, where it is known when that
+// The calling thread is kept, and looks every 20 us. It spins at first or, once it is known when that
 // should be, around the end of what it waits for. It sleeps no longer than it asks for, which is put
 // back as it was.
 class Kept {
@@ -160,6 +114,7 @@ public:
     ~Kept() {
         if (slack_ > 0) prctl(PR_SET_TIMERSLACK, slack_);
     }
+    void expect_end(int64_t ends_ns) { ends_ns_ = ends_ns; }
     void look_later(int64_t now) {
         if (std::abs(ends_ns_ - now) < kSpinNs) {
             sched_yield();
@@ -178,18 +133,31 @@ private:
     LetPythonRun others_;
 };
 
-void hold(int64_t now) {
+bool is_done(CUevent event) { return driver().cuEventQuery(event) != CUDA_ERROR_NOT_READY; }
+
+// Returns how long what is in flight, up to that event, may have waited for services on the device: until
+// the last request that ended before it did.
+int64_t hold(int64_t now, CUevent newest) {
     eclip_board_row& row = Seat::get().mine();
     add_to_word(row.yielded, 1);
-    int64_t began = now;
+    int64_t began = now, others_ns = 0;
     {
+        Relaxed relaxed;
         Kept kept(now);
-        for (; must_hold(now); now = monotonic_ns()) kept.look_later(now);
+        Requests requests;
+        for (bool in_flight = newest != nullptr;; now = monotonic_ns()) {
+            if (requests.one_ended()) {
+                kept.expect_end(now + kLingerNs);
+                if (in_flight) others_ns = now - began;
+            }
+            if (!must_hold(now)) break;
+            in_flight = in_flight && !is_done(newest);
+            kept.look_later(now);
+        }
     }
     if (now - began > read_word(row.longest_pause_ns)) write_word(row.longest_pause_ns, now - began);
+    return others_ns;
 }
-
-bool is_done(CUevent event) { return driver().cuEventQuery(event) != CUDA_ERROR_NOT_READY; }
 
 // ----------------------------------------------------------------------------------- stretches
 
@@ -204,13 +172,6 @@ bool is_full(uint64_t open, Weight next) {
     return weight_in(open) + next.ns > grain_ns || launches_in(open) >= kMostLaunches;
 }
 
-// Part of the time the device may have waited for the program: between the two nobody knows better.
-void learn(const Stretch& stretch, double ns) {
-    const auto weighed = static_cast<double>(stretch.expected_ns);
-    const double took = std::clamp(weighed, ns - static_cast<double>(stretch.idle_ns), ns);
-    if (took != weighed) correct(*stretch.weights, stretch.launches, took - weighed);
-}
-
 void retire(Pace& pace, uint64_t number) {
     Stretch& stretch = pace.ring[number % kRing];
     float ms = 0;
@@ -219,11 +180,15 @@ void retire(Pace& pace, uint64_t number) {
         Stretch& before = pace.ring[(number - 1) % kRing];
         measured = driver().cuEventElapsedTime(&ms, before.event, stretch.event) == CUDA_SUCCESS;
     }
-    if (!measured) return debt.done(static_cast<double>(stretch.expected_ns));
+    const auto weighed = static_cast<double>(stretch.expected_ns);
+    if (!measured) return debt.done(weighed);
+    // Part of the time the device may have waited for the program, or worked for a service: between the
+    // two nobody knows better.
     const double ns = static_cast<double>(ms) * 1e6;
-    learn(stretch, ns);
-    pace.stretch_ns.store(static_cast<int64_t>(ns));
-    debt.done(ns);
+    const double took = std::clamp(weighed, ns - static_cast<double>(stretch.idle_ns), ns);
+    if (took != weighed) correct(*stretch.weights, stretch.launches, took - weighed);
+    pace.stretch_ns.store(static_cast<int64_t>(took));
+    debt.done(took);
 }
 
 bool make_events(Pace& pace) {
@@ -307,48 +272,69 @@ Awaited find_awaited(Pace& pace) {
     return {awaited.event, number, newest, awaited.expected_ns, ends_ns};
 }
 
-enum class Found { done, ended, nothing };  // at once; after a wait; not while we were patient
+struct Wait {
+    enum { done, ended, nothing } found = done;  // at once; after a wait; not while we were patient
+    int64_t others_ns = 0;                       // of it, for requests that ended meanwhile
+};
 
-Found wait_for(Pace& pace, const Awaited& awaited) {
+Wait wait_for(Pace& pace, const Awaited& awaited) {
     Relaxed relaxed;
-    Found found = Found::done;
+    Wait wait;
     if (!is_done(awaited.event)) {
-        found = Found::ended;
+        wait.found = Wait::ended;
         int64_t longest_ns = std::max(pace.stretch_ns.load(), awaited.expected_ns);
         int64_t patience = std::clamp(8 * longest_ns, patience_ns, kLongestPatienceNs);
-        int64_t began = monotonic_ns(), now = began;
+        int64_t began = monotonic_ns(), now = began, undisturbed_ns = began;
         Kept kept(began, awaited.ends_ns);
+        Requests requests;
         while (!is_done(awaited.event)) {
             pace.at_work_ns.store(now);
             bool enough = now - began > patience;
             if (enough) pace.given_up.fetch_add(1);
-            if (enough || capture_count.load() != 0 || interrupted(now)) return Found::nothing;
+            if (enough || capture_count.load() != 0 || interrupted(now)) return {Wait::nothing};
             kept.look_later(now);
             now = monotonic_ns();
+            if (requests.one_ended()) wait.others_ns += now - std::exchange(undisturbed_ns, now);
+            if (!a_service_may_be_busy()) undisturbed_ns = now;
         }
     }
     pace.given_up.store(0);
-    return found;
+    return wait;
 }
 
 // All up to the awaited one are done: they ended in order.
-void retire_until(Pace& pace, const Awaited& awaited, Found found) {
+void retire_until(Pace& pace, const Awaited& awaited, const Wait& wait) {
     std::lock_guard hold(pace.lock);
     if (pace.epoch != epoch.load()) return;
     Relaxed relaxed;
-    const bool ended = found == Found::ended;
+    const bool ended = wait.found == Wait::ended;
     // When the newest had been launched the device was still at work on one before.
     if (ended && awaited.number < awaited.newest) pace.ring[awaited.newest % kRing].idle_ns = 0;
-    for (; pace.retired <= awaited.number && pace.retired < pace.recorded; ++pace.retired)
+    for (; pace.retired <= awaited.number && pace.retired < pace.recorded; ++pace.retired) {
+        pace.ring[pace.retired % kRing].idle_ns += wait.others_ns;
         retire(pace, pace.retired);
+    }
     pace.retired_ns = ended ? monotonic_ns() : 0;
 }
 
 void wait_for_depth(Pace& pace) {
     Awaited awaited = find_awaited(pace);
     if (awaited.event == nullptr) return;
-    Found found = wait_for(pace, awaited);
-    if (found != Found::nothing) retire_until(pace, awaited, found);
+    const Wait wait = wait_for(pace, awaited);
+    if (wait.found != Wait::nothing) retire_until(pace, awaited, wait);
+}
+
+CUevent newest_event(Pace& pace) {
+    std::lock_guard hold(pace.lock);
+    if (pace.epoch != epoch.load() || pace.recorded == 0) return nullptr;
+    return pace.ring[(pace.recorded - 1) % kRing].event;
+}
+
+// The open stretch is behind a hold, in which those in flight have waited for others.
+void set_apart(Pace& pace, int64_t others_ns) {
+    std::lock_guard hold(pace.lock);
+    for (Stretch& stretch : pace.ring) stretch.idle_ns += others_ns;
+    pace.apart = true;
 }
 
 // Several waits in a row were for nothing: the device waits for what the program does next. Until it
@@ -398,10 +384,7 @@ void pace(Line& line, CUstream stream, Default meaning, const Work& work) {
         wait_for_depth(pace);
     }
     int64_t now = monotonic_ns();
-    if (!must_hold(now)) return;
-    hold(now);
-    std::lock_guard again(pace.lock);
-    pace.apart = true;
+    if (must_hold(now)) set_apart(pace, hold(now, newest_event(pace)));
 }
 
 void forget_events() { epoch.fetch_add(1); }

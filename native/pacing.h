@@ -29,7 +29,7 @@ struct Stretch {
     Weights* weights = nullptr;  // kept for good, as its line is
     uint32_t launches = 0;
     int64_t expected_ns = 0;  // on the device: what its launches weigh together
-    int64_t idle_ns = 0;      // of its time, at most: for so long nobody has seen the device at work
+    int64_t idle_ns = 0;      // of its time, at most: so long nobody has seen the device at work for us
     bool apart = false;       // says nothing about how long launches take: after a hold, or a new graph
 };
 
