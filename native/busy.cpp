@@ -1,6 +1,7 @@
 #include "busy.h"
 
 #include <linux/futex.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -34,8 +35,8 @@ void publish(int64_t now) {
     write_word(row().busy_since, now);
 }
 
-void sleep_until_woken(int64_t ns) {
-    uint32_t seen = wake_up.load();
+// Unless it was woken since `seen` was read, which is before it looked for something to do.
+void sleep_until_woken(uint32_t seen, int64_t ns) {
     asleep.store(true);
     timespec span = {ns / 1'000'000'000, ns % 1'000'000'000};
     syscall(SYS_futex, &wake_up, FUTEX_WAIT_PRIVATE, seen, &span, nullptr, 0);
@@ -43,8 +44,8 @@ void sleep_until_woken(int64_t ns) {
 }
 
 void wake_poller() {
-    if (!asleep.load()) return;
     wake_up.fetch_add(1);
+    if (!asleep.load()) return;
     syscall(SYS_futex, &wake_up, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
 }
 
@@ -111,16 +112,18 @@ void ask_lines() {
 
 void* poll(void*) {
     int64_t launched = 0, look = kLookNs;
+    prctl(PR_SET_TIMERSLACK, kSlackNs);  // or background waits for 150 us where 100 are meant
     while (!ended.load()) {
+        const uint32_t seen = wake_up.load();
         if (outstanding.load() != 0) {
-            sleep_until_woken(look);
+            sleep_until_woken(seen, look);
             int64_t now_launched = read_word(row().launched);
             bool quiet = now_launched == launched;
             launched = now_launched;
             look = quiet ? kLookNs : std::min(2 * look, kLongestLookNs);
             if (quiet && outstanding.load() != 0) ask_lines();
         } else if (read_word(row().busy_since) == ECLIP_IDLE) {
-            sleep_until_woken(kRestNs);
+            sleep_until_woken(seen, kRestNs);
         } else {
             int64_t left = idle_at.load() + kLingerNs - monotonic_ns();
             if (left > 0) nap(left);

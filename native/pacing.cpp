@@ -122,7 +122,7 @@ public:
         }
         if (slack_ == 0) {
             slack_ = std::max(prctl(PR_GET_TIMERSLACK), 1);
-            prctl(PR_SET_TIMERSLACK, 1000);
+            prctl(PR_SET_TIMERSLACK, kSlackNs);
         }
         nap(kNapNs);
     }

@@ -24,6 +24,7 @@ inline void add_to_word(int64_t& word, int64_t more) {
 
 int64_t monotonic_ns();
 void nap(int64_t ns);
+constexpr int kSlackNs = 1000;  // by which timers of threads that others wait for may be late; usual: 50 us
 
 // A thread of ours: no signal of the program is handled there. False if it could not be started.
 bool start_thread(void* (*run)(void*));
