@@ -11,10 +11,10 @@ refused (*stolen*). Gaps without either are the host's.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import os
 import resource
-import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,4 +127,8 @@ def main(seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]) if sys.argv[1:] else SECONDS)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument(
+        "seconds", type=float, nargs="?", default=SECONDS, help=f"of each row (default {SECONDS:g})"
+    )
+    main(parser.parse_args().seconds)
