@@ -75,11 +75,11 @@ def main() -> int:
     if not given.library.is_file():
         parser.error(f"there is no {given.library}: make native-tests")
     common = ("--seconds", str(given.seconds), "--host-ns", str(round(1000 * given.host_us)))
-    common += ("--linger-ns", str(round(1000 * given.linger_us)))
+    linger = ("--linger-ns", str(round(1000 * given.linger_us)))
     lines = []
     for model in MODELS:
         for way, words in WAYS.items():
-            row = measure(given.library, (*common, *words, *kernels_ns(model)))
+            row = measure(given.library, (*common, *linger, *words, *kernels_ns(model)))
             shown = (row["busy"], row["worked"], row["worked"] / (1 - row["busy"]))
             means = (row["stretch_us"], row["queued_us"], row["resumed_us"])
             lines.append([model, way, *(f"{n:.3f}" for n in shown), *(f"{n:.0f}" for n in means)])
