@@ -6,17 +6,20 @@ import itertools
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from eclip.artefacts.model_key import ModelKey, parse_model
 from eclip.devices.load import load_of_mix
 from eclip.devices.sim.device import glimpse
 from eclip.errors import ArtefactError, StoppedError, UsageError
 from eclip.fleet import exact, packing
-from eclip.fleet.coarse import tail_coarsely
+from eclip.fleet.coarse import tail_coarsely, value_at
 from eclip.fleet.config import find_kinds, load_fleet_file
 from eclip.fleet.filling import Filler
 from eclip.fleet.moves import moves_between
@@ -180,6 +183,12 @@ def test_coarse_simulation_is_near_the_simulator(
     )
     seen = simulate_set(kind, members, policy, KERNELS).worst
     assert dict(scorer.coarse_tails("h200", members))[policy] == pytest.approx(seen, rel=0.35)
+
+
+@given(st.lists(st.sampled_from([0.0, 1.0, np.inf]) | st.floats(0, 9), min_size=1), st.data())
+def test_the_value_at_a_rank_is_that_of_the_sorted_values(values: list[float], data: Any) -> None:
+    rank = data.draw(st.integers(0, len(values) - 1))
+    assert value_at(np.array(values), rank) == sorted(values)[rank]
 
 
 def test_a_coarse_run_that_ends_early_gives_the_same_verdict() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,6 +22,7 @@ from eclip.artefacts.profile import Profile
 from eclip.artefacts.runlog import RunLog
 from eclip.artefacts.topology import Mask, Topology
 from eclip.devices.base import Window
+from eclip.devices.sim import core
 from eclip.devices.sim import device as sim
 from eclip.devices.sim.contention import LIMITS, RUNNING_KERNEL, contend, draw_w
 from eclip.devices.sim.tables import KernelTables
@@ -268,6 +270,16 @@ def test_log_does_not_depend_on_the_chunks(monkeypatch: pytest.MonkeyPatch) -> N
     whole = run(plan, profiles, closed(plan))
     monkeypatch.setattr(sim, "_CHUNK_NS", 1234.5)
     assert run(plan, profiles, closed(plan)) == whole
+
+
+def test_the_simulator_is_compiled_for_one_type_of_time() -> None:
+    """Numba takes three seconds for every other one."""
+    profile = flat_profile("a", [1000])
+    plan = pinned([profile], ["0"])
+    run(plan, [profile], closed(plan), seconds=0.01, trace_ms=0)
+    sim.glimpse(plan, KernelTables([profile], CALIBRATIONS["mi50"]), closed(plan), 1_000_000)
+    compiled: Any = core.advance
+    assert {str(kinds[2]) for kinds in compiled.signatures} == {"float64"}
 
 
 def test_progress_rises_to_the_end() -> None:

@@ -128,13 +128,40 @@ def run_coarsely(
 
 
 @compiled
+def value_at(values: Floats, rank: int) -> float:
+    """What would be at this index if the values were sorted; changes their order.
+
+    Hoare's selection. Numba takes four seconds to compile ``np.partition``.
+    """
+    low, high = 0, len(values) - 1
+    while low < high:
+        pivot = values[(low + high) // 2]
+        left, right = low, high
+        while left <= right:
+            while values[left] < pivot:
+                left += 1
+            while values[right] > pivot:
+                right -= 1
+            if left <= right:
+                values[left], values[right] = values[right], values[left]
+                left += 1
+                right -= 1
+        if rank <= right:
+            high = right
+        elif rank >= left:
+            low = left
+        else:
+            break
+    return float(values[rank])
+
+
+@compiled
 def p99(took_ns: Floats) -> float:
     """Without interpolation: of a few requests, the slowest one counts. As NumPy's percentile with
     the method "higher", in a fifth of its time."""
     if len(took_ns) == 0:
         return 0.0
-    rank = len(took_ns) - 1 - most_late(len(took_ns))
-    return float(np.partition(took_ns, rank)[rank])
+    return value_at(took_ns.copy(), len(took_ns) - 1 - most_late(len(took_ns)))
 
 
 @compiled

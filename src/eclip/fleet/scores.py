@@ -298,10 +298,10 @@ class Scorer:
         """What members have in flight when they yield, and how much longer each pair takes."""
         device = self.kinds[kind]
         models = [device.number[member.model] for member in members]
-        slower = self._slower[kind][models][:, models]
+        slower = self._slower[kind][np.ix_(models, models)]
         if np.isnan(slower).any():
             self.measure_pairs(kind, {member.model for member in members})
-            slower = self._slower[kind][models][:, models]
+            slower = self._slower[kind][np.ix_(models, models)]
         return device.drain_ns[models], slower
 
     def measure_pairs(self, kind: str, models: Iterable[ModelKey]) -> None:

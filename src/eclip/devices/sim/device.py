@@ -183,7 +183,7 @@ class SimSession(Submitting):
                     raise StoppedError("stopped before the run began to be measured")
                 duration_ns = round(until)
                 break
-            until = min(until + _CHUNK_NS, duration_ns)
+            until = min(until + _CHUNK_NS, float(duration_ns))
             while core.advance(machine, state, until, until == duration_ns) == core.BUFFER_FULL:
                 _empty_buffers(state, requests, kernels)
             self._progress.part((until - begin_ns) / (duration_ns - begin_ns))
@@ -251,7 +251,7 @@ def glimpse(
     pieces = _GLIMPSE_PIECES if is_decided is not None else 1
     for piece in range(1, pieces + 1):
         last = piece == pieces
-        until_ns = window_ns if last else window_ns * piece / pieces
+        until_ns = float(window_ns) if last else window_ns * piece / pieces
         while core.advance(machine, state, until_ns, last) == core.BUFFER_FULL:
             _empty_buffers(state, rows, [])
         _empty_buffers(state, rows, [])

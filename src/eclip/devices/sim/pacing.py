@@ -57,7 +57,8 @@ def _run_ahead(m: core.Setup, s: core.State, until: float, own: Ints) -> int:
     """Simulate up to there, or until a request ends that is nobody's own: how many rows tell of
     such. Those that workers run for themselves are counted."""
     clock = s.clock[0]
-    while core.advance(m, s, until, False) == core.BUFFER_FULL:
+    finish = bool(0)  # for the literal False numba would compile another ``advance``: three seconds
+    while core.advance(m, s, until, finish) == core.BUFFER_FULL:
         kept = 0
         for row in range(clock["requests"]):
             worker = s.request_rows[row, 0]
