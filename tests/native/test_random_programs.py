@@ -8,9 +8,7 @@ from native_build import Native
 
 
 def assert_same(native: Native, program: str, *arguments: object, preload: bool = False) -> None:
-    # Every batch is a process of its own, at whose end ThreadSanitizer would sleep for a second.
-    quick = "atexit_sleep_ms=0"
-    done = native.run(program, *arguments, preload=preload, TSAN_OPTIONS=quick)
+    done = native.run(program, *arguments, preload=preload)
     if "unexpected memory mapping" in done.stderr:
         pytest.skip("ThreadSanitizer of this compiler does not know this kernel's address layout")
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
