@@ -54,12 +54,13 @@ def test_search_says_why_it_won_and_can_be_repeated(tmp_path: Path) -> None:
 
 
 def test_worker_that_nobody_asks_anything_does_not_stop_a_search(tmp_path: Path) -> None:
-    mix = "vgg19:8@30rps,squeezenet:8@0.01rps"
-    arguments = ("--policy", "search", "--batches", "2", "--verify", "2")
+    mix = "alexnet:8@1000rps,squeezenet:8@0.01rps"
+    arguments = ("--policy", "search", "--batches", "1", "--verify", "2")
     done = eclip(tmp_path, "plan", mix, *arguments, "-o", "plan.json")
     assert done.returncode == 0, done.stderr
     shown = eclip(tmp_path, "explain", "plan.json")
     assert shown.returncode == 0, shown.stderr
+    assert "search 1" in shown.stdout  # a plan that was found has run, too
 
 
 def test_verify_tries_baselines_and_finalists_and_keeps_the_best(tmp_path: Path) -> None:
