@@ -21,6 +21,7 @@ import pytest
 import tritonclient.http
 
 import eclip
+from eclip.serving.config import read_config, with_settings
 from waiting import PATIENCE_S, until
 
 CONFIG = """
@@ -41,6 +42,9 @@ outputs = [{{ name = "sum", datatype = "INT32", shape = [4] }}]
 batches = [1, 8]
 bound = "{bound}"
 """
+
+# A server that is told to stop serves on for five seconds by default.
+AT_ONCE = with_settings(read_config("alexnet:1"), {"grace_seconds": 0.0})
 
 
 class ServeProcess:
@@ -269,7 +273,7 @@ def test_a_server_whose_front_never_listens_ends(tmp_path: Path) -> None:
 
 
 def test_shared_memory_of_a_server_holds_regions_and_nothing_else() -> None:
-    with eclip.serve("alexnet:1", http_port=0, grpc_port=0) as server:
+    with eclip.serve(AT_ONCE, http_port=0, grpc_port=0) as server:
         client = tritonclient.http.InferenceServerClient(server.url.removeprefix("http://"))
         with contextlib.closing(client):
             assert client.get_system_shared_memory_status() == []
@@ -278,7 +282,7 @@ def test_shared_memory_of_a_server_holds_regions_and_nothing_else() -> None:
 
 
 def test_the_api_serves_until_its_block_ends() -> None:
-    with eclip.serve("alexnet:1", http_port=0, grpc_port=0) as server:
+    with eclip.serve(AT_ONCE, http_port=0, grpc_port=0) as server:
         host, _, port = server.url.removeprefix("http://").partition(":")
         connection = http.client.HTTPConnection(host, int(port), timeout=60)
         with contextlib.closing(connection):
