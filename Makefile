@@ -7,6 +7,8 @@ READY := $(VENV)/.ready
 READY_DEV := $(VENV)/.ready-dev
 READY_DOCS := $(VENV)/.ready-docs
 WORKERS ?= 2
+# The environment and libeclip are made at once: packages come from a network, the other from a compiler.
+MAKEFLAGS += -j$(WORKERS)
 PYTEST := $(BIN)/pytest -q -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
@@ -34,14 +36,14 @@ test-long: check native-tests ## Run what `make test` leaves out: more seeds, lo
 # Only `eclip exec` and `eclip record` need it.
 native: ## Build libeclip, the library that `eclip exec` preloads
 	@command -v $(CXX) >/dev/null || { echo "libeclip needs a C++20 compiler: install g++ and make again"; exit 1; }
-	@$(MAKE) --no-print-directory -C native -j$(WORKERS) library
+	@$(MAKE) --no-print-directory -C native library
 
-NATIVE_TESTS := $(MAKE) --no-print-directory -s -C native -j$(WORKERS) STRICT=1 tests library
+NATIVE_TESTS := $(MAKE) --no-print-directory -s -C native STRICT=1 tests library
 native-tests: ## Build libeclip and the programs that test it; `make test` does
-	@if ! command -v g++ >/dev/null || ! command -v strip >/dev/null; then \
+	@+if ! command -v g++ >/dev/null || ! command -v strip >/dev/null; then \
 		echo "g++ or strip is missing: libeclip is not built, and its tests are skipped"; \
 	elif ! $(NATIVE_TESTS) -q; then \
-		echo "building libeclip and its tests (once, about two minutes)"; \
+		echo "building libeclip and its tests (once, about a minute and a half)"; \
 		$(NATIVE_TESTS); \
 	fi
 
