@@ -9,6 +9,8 @@ READY_DOCS := $(VENV)/.ready-docs
 WORKERS ?= 2
 # The environment and libeclip are made at once: packages come from a network, the other from a compiler.
 MAKEFLAGS += -j$(WORKERS)
+# Some containers forbid it. Then each of a thousand processes of the tests compiles eclip anew.
+export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/pytest -q -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
