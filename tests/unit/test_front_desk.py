@@ -216,6 +216,19 @@ def test_what_cannot_be_in_time_makes_nobody_else_late(front: Front) -> None:
     assert order.rows == 2  # there was room for both
 
 
+def test_what_is_late_is_not_put_off_for_ever(front: Front) -> None:
+    late, others = front.open("a", 6.0), front.open("o", 5_000.0, (2.0, 2.0))
+    front.ask(others)
+    front.ask(late)
+    front.loop.now_ns = 5_900_000
+    late.urgency()
+    for now_ms, first in ((100, others), (4_500, late)):
+        front.loop.now_ns = now_ms * MS
+        newer = front.open("newer", 50.0)
+        front.ask(newer)
+        assert (late.urgency() < newer.urgency()) == (first is late)
+
+
 def test_a_full_queue_gives_up_what_is_late_for_what_can_be_in_time(front: Front) -> None:
     service = front.open("a", 6.0, queue=2)
     others = front.open("o", 100.0, (2.0, 2.0))

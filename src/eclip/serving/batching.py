@@ -14,8 +14,6 @@ from collections.abc import Sequence
 import msgspec
 
 NEVER = math.inf  # due, of a request without a bound
-_NO_PRIORITY = 1 << 31
-LATE = 1 << 32  # behind all priorities
 
 
 class Buckets(msgspec.Struct, frozen=True):
@@ -47,7 +45,7 @@ class Batch(msgspec.Struct, frozen=True):
 def urgency(priority: int, due_ns: float, sequence: int) -> tuple[int, float, float]:
     """Who goes first: the higher priority (1 is the highest, 0 is none given), then who is due
     first, then who came first."""
-    return (priority or _NO_PRIORITY, due_ns, sequence)
+    return (priority or 1 << 31, due_ns, sequence)
 
 
 def form_batch(

@@ -3,8 +3,8 @@
 As many batches run at once as fill the device, those of other fronts counted. The others wait in
 their queues and grow there: a row of a large batch keeps less of the device busy than one of a
 small batch. Of those that wait, the one goes first that must start first to be in time. What cannot
-be in time any more goes last, so that it makes nobody else late. A short batch that would be late
-may go although there is no room, if it ends before there is: it keeps nobody waiting.
+be in time any more waits behind what can, so that it makes nobody else late. A short batch that
+would be late may go although there is no room, if it ends before there is: it keeps nobody waiting.
 
 A front of which nothing runs may always order a batch: it would not hear that another front's has
 ended.

@@ -15,7 +15,7 @@ import numpy as np
 
 from eclip.serving import link
 from eclip.serving.admission import Backlog, expected_ns, refuse
-from eclip.serving.batching import LATE, NEVER, form_batch, urgency, wait_until
+from eclip.serving.batching import NEVER, form_batch, urgency, wait_until
 from eclip.serving.control import ServiceSheet
 from eclip.serving.counters import Count, add, count, count_in, count_refused
 from eclip.serving.front_desk import FrontDesk, left_ns
@@ -68,7 +68,7 @@ class OpenService(WaitingLine):
             raise RefusedError(Reason.EXPIRED, "its timeout is over")
         order = urgency(asked.priority, min(due_ns, expires_ns), self.desk.number())
         place = bisect.bisect(self.queue, order, key=order_of)
-        gives_place = bool(self.queue) and self.queue[-1].order[0] == LATE
+        gives_place = bool(self.queue) and self.queue[-1].late
         backlog = Backlog(
             waiting=len(self.queue) - gives_place,
             rows_before=sum(one.rows for one in self.queue[:place]) + rows_elsewhere,

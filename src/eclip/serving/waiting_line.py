@@ -10,13 +10,15 @@ import bisect
 import math
 from dataclasses import dataclass
 
-from eclip.serving.batching import LATE, NEVER, Buckets, work_of
+from eclip.serving.batching import NEVER, Buckets, work_of
 from eclip.serving.control import ServiceSheet
 from eclip.serving.front_desk import FrontDesk, Urgency
 from eclip.serving.messages import Array, InferRequest, InferResponse
 
 _LEARNING = 0.2  # how much of an expectation a new measurement is
-_PATIENCE_NS = 1_000_000_000  # of requests without a bound, beside others that have one
+# Of requests without a bound, and of late ones: they wait so long behind those that can be in time,
+# and not for ever.
+_PATIENCE_NS = 1_000_000_000
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +36,7 @@ class OpenRequest:
     timer: asyncio.TimerHandle | None = None
     batch: OpenBatch | None = None
     tried: bool = False  # a device process died with it
+    late: bool = False  # it was put behind others, because it cannot be in time any more
 
     @property
     def waits(self) -> bool:
@@ -101,11 +104,12 @@ class WaitingLine:
         return priority, due_ns - self.expected_ns[0]
 
     def put_late_last(self, needs_ns: float) -> bool:
-        """The first request, if it cannot be in time any more: behind all that can."""
+        """The first request, if it cannot be in time any more: behind those that can."""
         first = self.queue[0]
-        if first.due_ns >= self.desk.now_ns() + needs_ns or first.order[0] == LATE:
+        if first.due_ns >= self.desk.now_ns() + needs_ns or first.late:
             return False
-        first.order = (LATE, *first.order[1:])
+        priority, due_ns, number = first.order
+        first.late, first.order = True, (priority, due_ns + _PATIENCE_NS, number)
         del self.queue[0]
         bisect.insort(self.queue, first, key=order_of)
         return True
