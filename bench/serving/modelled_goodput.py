@@ -10,11 +10,11 @@ table, on any machine. Everything is modelled.
 eclip: the server as it plans by itself. streams: plain streams, one instance a model, as servers
 have it unless told otherwise. in turn: one service after another, the one with less slack first,
 and one instance a model, as eclip's servers ran before 2026-11-18. Without background work eclip's
-plan is plain streams, too: instances make the difference.
+plan is plain streams, too: instances and turns make the difference.
 
 Random mixes have 2 to 6 of all models, buckets 1 and 8 or 1, 8 and 32, and shares of the load that
-differ by up to 4 times. Random 1 and 4 were looked at when the rule for instances was chosen; no
-other was.
+differ by up to 4 times. Random 1 and 4 were looked at while the rules were made. To try a change,
+take other seeds than these.
 """
 
 from __future__ import annotations
