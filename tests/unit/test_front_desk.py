@@ -28,6 +28,9 @@ class Loop:
 
     now_ns = 0
 
+    def __init__(self) -> None:
+        self.timers: set[object] = set()
+
     def create_future(self) -> Any:
         future = SimpleNamespace(error=None, result=None)
         future.done = lambda: future.error is not None or future.result is not None
@@ -36,7 +39,10 @@ class Loop:
         return future
 
     def call_at(self, when_s: float, call: object, *given: object) -> Any:
-        return SimpleNamespace(cancel=lambda: None)
+        timer = SimpleNamespace()
+        timer.cancel = lambda: self.timers.discard(id(timer))
+        self.timers.add(id(timer))
+        return timer
 
 
 class Front:
@@ -170,6 +176,16 @@ def test_what_has_no_bound_is_not_put_off_for_ever(front: Front) -> None:
     front.ask(bound)
     front.end(others)
     assert front.ran == [unbound.sheet.id, bound.sheet.id]
+
+
+def test_a_batch_that_waits_for_more_has_one_timer_whoever_else_is_busy(front: Front) -> None:
+    waiting, others = front.open("w", 100.0, wait="10ms"), front.open("o", 100.0)
+    front.ask(waiting)
+    for _ in range(3):
+        front.ask(others)
+        front.end(others)
+    assert len(front.loop.timers) == 1
+    assert waiting.sheet.id not in front.ran
 
 
 def test_background_waits_for_no_room(front: Front) -> None:

@@ -151,13 +151,13 @@ class OpenService(WaitingLine):
 
     def advance(self) -> None:
         """Something has changed: order from the device what may go now."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         self.desk.advance(self)
 
     def send(self) -> bool:
         settings = self.sheet.settings
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if not self._free:
             return False
         now_ns = self.desk.now_ns()
