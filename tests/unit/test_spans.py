@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from eclip.artefacts.copies import Copy, taken_of_gaps
 from eclip.errors import DeviceError
-from eclip.frontends.spans import close_spans, fit_copies
+from eclip.frontends.spans import close_spans, fit_copies, refuse_slow_tracing
 
 
 def spans_of(kernels: list[tuple[int, int]], repeats: int = 3) -> npt.NDArray[np.int64]:
@@ -46,7 +46,8 @@ def test_spread_is_between_the_10th_and_90th_percentile_of_the_repeats() -> None
 
 def test_tracing_that_stretched_kernels_is_refused() -> None:
     with pytest.raises(DeviceError, match="traced"):
-        close_spans(spans_of([(0, 1000)]), np.array([800.0]))
+        refuse_slow_tracing(spans_of([(0, 1000)]), np.array([800.0]))
+    refuse_slow_tracing(spans_of([(0, 1000)]), np.array([900.0]))
 
 
 @settings(max_examples=200, deadline=None)

@@ -55,7 +55,13 @@ from eclip.frontends import rocm
 from eclip.frontends.library import file_of
 from eclip.frontends.models import build
 from eclip.frontends.request_energy import request_energy_uj
-from eclip.frontends.spans import close_spans, even_shares, fit_copies, rows_of
+from eclip.frontends.spans import (
+    close_spans,
+    even_shares,
+    fit_copies,
+    refuse_slow_tracing,
+    rows_of,
+)
 from eclip.frontends.torch import CapturedModule, capture, on_rocm
 
 _WARMUPS = 3
@@ -125,6 +131,7 @@ def _measure_on_cuda(
         copies: tuple[Copy, ...] = ()
         busy, gap, spread = even_shares(request_ns, graph.kernel_count)
     else:
+        refuse_slow_tracing(spans, np.array(request_ns))
         copies = fit_copies(alone, spans, np.array(request_ns))
         busy, gap, spread = close_spans(spans, np.array(request_ns), copies)
     trace = captured.capture.trace

@@ -34,7 +34,7 @@ from eclip.devices.hip.graphs import HipGraph
 from eclip.errors import DeviceError
 from eclip.frontends.capture_memory import CaptureMemory
 from eclip.frontends.request_energy import request_energy_uj
-from eclip.frontends.spans import close_spans, even_shares, rows_of
+from eclip.frontends.spans import close_spans, even_shares, refuse_slow_tracing, rows_of
 from eclip.runtime.program import on_one_lane
 
 _WARMUPS = 3
@@ -157,6 +157,7 @@ def measure_profile(
         else:
             spans = spans_of(record(replay), kernels, len(runs) * _TRACED)
             spans = spans.reshape(len(runs), _TRACED, len(kernels), 2)
+            refuse_slow_tracing(spans, np.array(request_ns))
             busy, gap, spread = close_spans(spans, np.array(request_ns))
     return Profile(
         trace=trace,

@@ -30,18 +30,24 @@ def close_spans(
     low, high = np.percentile(exclusive, [10, 90], axis=1)
     spread = (high - low).T
     left_over = request_ns - busy.sum(axis=0)
-    if (busy.sum(axis=0) > _MOST_OVERLAP * request_ns).any():
-        raise DeviceError(
-            "kernels took much longer traced than untraced, so their times would mean nothing; "
-            "profile again on an idle GPU"
-        )
-    # Where gaps cannot give enough, kernels overlap more untraced than traced: they shrink as one.
+    # Where gaps cannot give enough, kernels shrink as one: they overlap more untraced than traced,
+    # or each was slow in other repeats, and the sum of medians is more than the median of sums.
     busy = np.maximum(np.rint(busy * np.minimum(1.0, request_ns / busy.sum(axis=0))), 1)
     copied = taken_of_gaps(copies, len(gap))[:, None]
     weight = np.maximum(gap - copied, 0) + 1.0
     spare = np.maximum(left_over - copied.sum(), 0)
     gap = copied + np.maximum(np.floor(weight / weight.sum(axis=0) * spare), 0)
     return busy, gap, np.rint(spread)
+
+
+def refuse_slow_tracing(spans: npt.NDArray[np.int64], request_ns: npt.NDArray[np.float64]) -> None:
+    """For requests that were measured untraced, in runs of their own."""
+    exclusive, _ = _exclusive_and_idle(spans)
+    if (np.median(exclusive, axis=1).sum(axis=1) > _MOST_OVERLAP * request_ns).any():
+        raise DeviceError(
+            "kernels took much longer traced than untraced, so their times would mean nothing; "
+            "profile again on an idle GPU"
+        )
 
 
 def fit_copies(
