@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from eclip.serving.control import Channel, Retire, Retired
+from eclip.serving.control import Channel, Deployed, Retire, Retired, Stop
+from eclip.serving.counters import Count, CounterPages
 from eclip.serving.device_process import DeviceProcess
 from eclip.serving.generation import Generation
+from waiting import until
 
 
 class KeptSlots:
@@ -56,3 +60,60 @@ def test_a_process_that_starts_anew_keeps_the_slots_of_what_it_opens(
     process._finish()
     assert not kept.closed and gone.closed
     assert heard(channel) == [Retired(before=7)]
+
+
+class SlowMeter:
+    """A device that says what it has drawn when it may."""
+
+    def __init__(self) -> None:
+        self.asked, self.may = threading.Event(), threading.Event()
+        self._mj = 0
+
+    def energy_mj(self) -> int:
+        self.asked.set()
+        self.may.wait()
+        self._mj += 7
+        return self._mj
+
+    def close(self) -> None:
+        pass
+
+
+def test_batches_end_while_a_device_takes_long_to_tell_its_energy(
+    server: tuple[DeviceProcess, Channel],
+) -> None:
+    process, channel = server
+    device, collected = SlowMeter(), threading.Event()
+    bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def collect() -> None:
+        os.eventfd_read(bell)
+        collected.set()
+
+    generation = SimpleNamespace(
+        number=1,
+        open=0,
+        failed={},
+        stages={},
+        collect=collect,
+        close=lambda: None,
+        busy_rows=list,
+        oldest_ns=lambda: None,
+        new_yields=dict,
+        session=SimpleNamespace(wakeup=bell),
+    )
+    deploy = SimpleNamespace(deployment=SimpleNamespace(generation=1), epoch=1)
+    with CounterPages.create(1) as counters:
+        process._device, process._counters = cast(Any, device), counters
+        process._begin(cast(Any, deploy), cast(Any, generation), 0.1)
+        loop = threading.Thread(target=process.run, daemon=True)
+        loop.start()
+        assert device.asked.wait(60)
+        os.eventfd_write(bell, 1)
+        assert collected.wait(60)
+        device.may.set()
+        assert until(lambda: counters.of_device(0)[Count.ENERGY_MJ] == 7)
+        channel.send(Stop())
+        loop.join()
+    assert heard(channel) == [Deployed(1, 0.1, {})]
+    os.close(bell)
