@@ -237,6 +237,26 @@ def test_rates_that_drift_get_a_plan_of_their_own(monkeypatch: pytest.MonkeyPatc
         driver.close()
 
 
+def test_rates_that_fall_open_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs has instances enough, and opening it anew would disturb whoever is served."""
+    monkeypatch.setattr(drift, "WINDOW_S", 2.0)
+    monkeypatch.setattr(drift, "LASTING_S", 0.5)
+    with Driver(config_of({**ADD, "bound": "2s", "rate": 4000.0}, replan=True)) as driver:
+        served = driver.served
+        services = served.supervisor.services
+
+        async def load_until_planned() -> collections.Counter[str]:
+            async with Load(served) as load:
+                while services.deployed.rates_rps["add"] == 4000.0:
+                    await asyncio.sleep(0.05)
+            return load.seen
+
+        assert set(driver(load_until_planned())) == {"right"}
+        assert services.deployed.rates_rps["add"] < 4000.0 / 1.5
+        assert services.deployed.generation == 1
+        assert "what runs suits the new rates" in served.log.getvalue()
+
+
 def test_a_search_for_new_rates_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is given up for a change that somebody asked for."""
     monkeypatch.setattr(drift, "WINDOW_S", 2.0)

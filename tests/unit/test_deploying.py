@@ -13,7 +13,8 @@ from eclip.artefacts.model_key import ModelKey
 from eclip.artefacts.plan import Plan
 from eclip.artefacts.profile import Profile
 from eclip.errors import UsageError
-from eclip.serving.config import ServiceSettings, make_config
+from eclip.serving.config import ServiceSettings, ServingConfig, make_config
+from eclip.serving.control import Deployment
 from eclip.serving.deploying import _wanted, make_deployment, resolve
 from eclip.serving.host import ServingHost, find_host
 
@@ -57,6 +58,21 @@ def test_instances_and_buckets_are_shared_out_evenly(host: ServingHost) -> None:
         assert sum(copies * len(batches) for copies, batches in found) <= 32
     assert chosen(*(one | {"batches": [1, 8]} for one in services)) == [(2, (1, 8))] * 8
     assert chosen(services[0] | {"bound": "2ms", "instances": 1}) == [(1, (1, 2, 4, 8))]
+
+
+def test_a_deployment_stays_where_other_rates_need_no_more_of_it(tmp_path: Path) -> None:
+    services = [{"name": name, "model": "bert", "batches": [1, 8], "rate": 300.0} for name in "ab"]
+    job = {"name": "job", "model": "vgg19", "batches": [1], "tier": "background"}
+    alone = make_config({"service": services}, "the test")
+    beside = make_config({"service": [*services, job]}, "the test")
+
+    def made(config: ServingConfig, a: float, b: float) -> Deployment:
+        return make_deployment(config, {"a": a, "b": b}, generation=1, folder=tmp_path)
+
+    runs = made(alone, 300.0, 300.0)
+    assert runs.does_all_of(made(alone, 300.0, 10.0))
+    assert not runs.does_all_of(made(alone, 500.0, 10.0))  # more instances of one
+    assert not made(beside, 300.0, 300.0).does_all_of(made(beside, 100.0, 100.0))
 
 
 def test_services_wait_for_room_on_the_device_and_background_does_not(tmp_path: Path) -> None:

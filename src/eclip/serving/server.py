@@ -285,7 +285,8 @@ class Supervisor:
                 self._log.write("the old plan stays", reason=str(error))
 
     async def _replan(self, deployment: Deployment, rates_rps: dict[str, float]) -> None:
-        """Another plan for what is deployed, unless something else is by the time it is found."""
+        """Another plan, unless what runs suits the new rates, too, or something else runs by the
+        time that it is found."""
         loaded = {sheet.name for sheet in deployment.sheets}
         seconds = self.server.replan_seconds
         search = asyncio.create_task(self._plan(self.config, loaded, rates_rps, seconds))
@@ -299,7 +300,15 @@ class Supervisor:
         async with self._changing:
             if search.cancelled() or self.services.deployed is not deployment:
                 raise UsageError("the configuration has changed meanwhile")
-            await self._deploy(self.config, search.result())
+            planned = search.result()
+            if deployment.does_all_of(planned):
+                kept = msgspec.structs.replace(
+                    deployment, rates_rps=planned.rates_rps, assumed=planned.assumed
+                )
+                self.services.take(self.config, kept)
+                self._log.write("what runs suits the new rates, too")
+                return
+            await self._deploy(self.config, planned)
 
     async def _plan(
         self, config: ServingConfig, wanted: set[str], rates_rps: dict[str, float], seconds: float
