@@ -80,14 +80,26 @@ def ends_in_time(process: subprocess.Popen[bytes], limit_s: float) -> bool:
     return False
 
 
-def run(job: Job) -> tuple[bool, str]:
-    """Whether all went well, and a line that says so; the output is printed at the end."""
+def environment() -> dict[str, str]:
     path = [str(ROOT / folder) for folder in ("src", "tests/support", "tests/oracles", ".gpu-deps")]
-    environment = {
+    return {
         **os.environ,
         "CUDA_DEVICE_MAX_CONNECTIONS": "32",
         "PYTHONPATH": os.pathsep.join(filter(None, [*path, os.environ.get("PYTHONPATH")])),
     }
+
+
+def missing() -> str:
+    """What this host lacks: without it, pytest would leave every test out and be content."""
+    ask = [sys.executable, "-c", "from gpu_host import missing; print(missing() or '')"]
+    asked = subprocess.run(ask, env=environment(), capture_output=True, text=True, check=False)
+    if asked.returncode == 0:
+        return asked.stdout.strip()
+    return (asked.stderr.strip().splitlines() or ["the host's Python does not start"])[-1]
+
+
+def run(job: Job) -> tuple[bool, str]:
+    """Whether all went well, and a line that says so; the output is printed at the end."""
     command = [
         *(sys.executable, "-m", "pytest", "-q", "-ra", "--durations=5", "-p", "no:cacheprovider"),
         *("-o", "addopts=--import-mode=importlib", "-o", "filterwarnings=default"),
@@ -97,7 +109,7 @@ def run(job: Job) -> tuple[bool, str]:
     began = time.monotonic()
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         process = subprocess.Popen(
-            [*command, *job], cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
+            [*command, *job], cwd=ROOT, env=environment(), stdout=output, stderr=subprocess.STDOUT
         )
         in_time = ends_in_time(process, limit_of(job))
         output.seek(0)
@@ -116,6 +128,9 @@ def main(words: list[str]) -> int:
     named = [path.stem.removeprefix("test_") for path in GPU.glob("test_*.py")]
     if len(words) > 1 or not set(words) <= {*PARTS, *named}:
         sys.exit(f"gpu-test: name a part (1, 2, 3), a file ({', '.join(sorted(named))}), or none")
+    if lacks := missing():
+        print(f"gpu-test: {lacks}; put missing packages into .gpu-deps", file=sys.stderr)
+        return 2
     results: list[tuple[bool, str]] = []
     for part in words or PARTS:
         began = time.monotonic()

@@ -43,6 +43,15 @@ def test_a_part_that_does_not_exist_is_refused(tool: ModuleType) -> None:
             tool.main(words)
 
 
+def test_a_host_that_lacks_something_is_refused_before_anything_is_left_out(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tool, "run", None)
+    monkeypatch.setattr(tool, "environment", lambda: {"PYTHONPATH": ""})
+    assert tool.main(["lanes"]) == 2
+    assert capfd.readouterr().err.startswith("gpu-test: ModuleNotFoundError")
+
+
 # It waits in Python, or like one that waits for the driver: it hears no interrupt.
 _IN_PYTHON = "time.sleep(600)"
 _IN_A_DRIVER = "signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(600)"
