@@ -139,6 +139,34 @@ def test_a_way_that_fails_leaves_an_error_and_only_that_is_measured_again(
     assert table.split()[3] == "1.26"  # eclip ÷ streams, of knees found to 2.6%
 
 
+class Stalled(Steady):
+    """The first try of every load finds the generator late, and so everybody."""
+
+    def __init__(self, knee: float, services: object) -> None:
+        super().__init__(knee, services)
+        self._tried: set[float] = set()
+
+    def run(self, load: float, seconds: float) -> dict[str, Any]:
+        if load in self._tried:
+            return super().run(load, seconds)
+        self._tried.add(load)
+        return {"load": load, "attained": 0.9, "generator_late_ms": 2.0}
+
+
+def test_a_load_that_the_generator_missed_is_measured_once_more(
+    rehearse: Callable[[Mapping[str, float]], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(goodput, "Front", Stalled)
+    rehearse({"eclip": 2.0, "streams": 2.0, "priorities": 2.0})
+    row = read_rows(tmp_path / "goodput-sim.jsonl")[0]
+    assert 2.0 / RESOLUTION <= row["goodput"] <= 2.0
+    loads = [run["load"] for run in row["runs"]]
+    assert loads[::2] == loads[1::2]  # each twice
+    assert all(run["attained"] == 0.9 for run in row["runs"][::2])
+
+
 def test_a_row_is_kept_as_soon_as_it_is_there(tmp_path: Path) -> None:
     results = Results(tmp_path / "x.jsonl")
     found = {"goodput": 1.0, "start_s": 0.0, "sweep_s": 0.0}
