@@ -29,6 +29,11 @@ import eclip
 SAMPLES = 1024  # different inputs
 OFFLINE_IN_FLIGHT = 24  # more could not be answered within the bound, and would be refused
 _PAUSE_S = 0.01
+# Of LoadGen's summary: the verdict with its reasons, and the numbers.
+_TOLD = (
+    r"Result is|  \w.* satisfied|Early| \* |Scheduled|Completed|Samples per|"
+    r"\d+.*percentile|target_"
+)
 DTYPES = {"FP32": np.float32, "FP16": np.float16, "INT32": np.int32, "INT64": np.int64}
 
 
@@ -117,7 +122,7 @@ def drive(address: str, scenario: str, arguments: argparse.Namespace, folder: Pa
     summary = (folder / "mlperf_log_summary.txt").read_text()
     print(f"--- {scenario} ---")
     for line in summary.splitlines():
-        if re.match(r"(Result is|Scheduled|Completed|Samples per|\d+.*percentile|target_)", line):
+        if re.match(_TOLD, line):
             print(re.sub(r"\s+", " ", line))
     print("answers:", ", ".join(f"{count} {what}" for what, count in system.answers.items()))
     print(flush=True)
