@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from bench.serving import goodput
+from bench.serving import goodput, hops
 from bench.serving.goodput import MPS, measure_beside, started
 from bench.support.mps import client_pids, under_mps
-from bench.support.offered import Front, services_of
+from bench.support.offered import MIXES, Front, services_of
 
 from eclip.devices.cuda.mps import PIPES, SHARE
 from eclip.devices.gpu.board import VARIABLE
@@ -85,3 +86,24 @@ def test_background_runs_beside_services_and_all_of_it_is_counted() -> None:
     assert 0 < row["busy_share"] < 1
     assert row["alone_rps"] > 0
     assert row["beside_rps"] > 0
+
+
+def test_hops_of_batches_add_up_to_the_latency(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Everybody is late with a bound of nothing, so every batch has a line."""
+    monkeypatch.setattr(hops, "WARM_S", 0.1)
+    printed: list[hops.Hops] = []
+    print_load = hops.print_load
+
+    def noted(load: float, found: Sequence[hops.Hops], bounds_ms: dict[str, float]) -> None:
+        printed.extend(found)
+        print_load(load, found, dict.fromkeys(bounds_ms, 0.0))
+
+    monkeypatch.setattr(hops, "print_load", noted)
+    monkeypatch.setattr("sys.argv", ["hops.py", "three", "--loads", "0.1", "--seconds", "0.5"])
+    hops.main()
+    said = capsys.readouterr().out
+    assert f"{len(printed)} late batches" in said
+    assert {one.service for one in printed} == set(MIXES["three"])
+    assert all(min(one.each_ns) >= 0 and len(one.each_ns) == len(hops.HOPS) for one in printed)
