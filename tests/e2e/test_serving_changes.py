@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from eclip.errors import DeviceError, UsageError
-from eclip.serving import drift
+from eclip.serving import device_keeper, drift
 from eclip.serving.control import Deployment
 from eclip.serving.counters import Count
 from eclip.serving.messages import RefusedError
@@ -209,6 +209,27 @@ def test_a_killed_device_process_loses_no_request(driver: Driver, served: Served
     seen = driver(kill())
     assert set(seen) <= {"right", "not ready"}  # refused while it started, never lost or wrong
     assert seen["right"] > 20
+
+
+def test_a_stopped_device_process_is_replaced_and_loses_no_request(
+    driver: Driver, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped, it neither ends nor answers: SIGSTOP, or a driver that never returns."""
+    monkeypatch.setattr(device_keeper, "_SILENT_LOOKS", 4)
+    device = served.supervisor.device
+
+    async def stop() -> str:
+        await served.core.infer(add_request(1))
+        restarts, pid = device.restarts, served.device_pid
+        os.kill(pid, signal.SIGSTOP)
+        open_ = asyncio.ensure_future(served.core.infer(add_request(2)))
+        while not (device.up and device.restarts > restarts):
+            await asyncio.sleep(0.01)
+        assert output(await open_, "sum").tolist() == [[5, 5, 5, 5]]
+        return f'does not go on; it is ended","pid":{pid}'
+
+    words = driver(stop(), patience_s=120.0)
+    assert words in served.log.getvalue()
 
 
 def test_rates_that_drift_get_a_plan_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

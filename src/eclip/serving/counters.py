@@ -47,6 +47,7 @@ class Count(enum.IntEnum):
     METERED_NS = 39  # of the device process, in row 0: until when
     LATENCIES = 40  # a histogram
     QUEUED = 64  # a histogram
+    HEARTBEAT_NS = 88  # of the device process, in row 0: when its loop went round last
 
 
 WORDS = 96  # of a row

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable
 
 from eclip.serving.children import BackOff, Bell, Child, start_child
@@ -22,11 +23,15 @@ from eclip.serving.control import (
     Said,
     Stop,
 )
-from eclip.serving.counters import CounterPages
+from eclip.serving.counters import Count, CounterPages
 from eclip.serving.log import ServerLog
 from eclip.serving.seats import FrontSeat
 
 _DEPLOY_S = 600.0  # models are loaded and warmed
+_LOOK_S = 1.0
+# In which its loop does not go round, which it does once a second. Looks are counted and not
+# seconds: where everything was stopped, the server was, too.
+_SILENT_LOOKS = 30
 
 
 class DeviceKeeper:
@@ -78,7 +83,7 @@ class DeviceKeeper:
                 self._changed(answer)
                 self._bell.ring()
                 self._spare = await start_child("device_process")
-                await child.ended.wait()
+                await self._until_ended(child, counters)
             else:
                 self._log.write("device process is not ready", reason=answer.reason)
                 if not self.restarts:
@@ -96,6 +101,19 @@ class DeviceKeeper:
             status = child.process.returncode
             self._log.write("device process ended", status=status, again_in_s=pause_s)
             await asyncio.sleep(pause_s)
+
+    async def _until_ended(self, child: Child, counters: CounterPages) -> None:
+        """One that does not go on, stopped or stuck in a driver, is ended here."""
+        beat_ns, silent = 0, 0
+        while not child.ended.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await child.ended.wait()
+            before_ns, beat_ns = beat_ns, counters.of_device(0)[Count.HEARTBEAT_NS]
+            silent = 0 if beat_ns != before_ns else silent + 1
+            if silent == _SILENT_LOOKS:
+                self._log.write("device process does not go on; it is ended", pid=child.pid)
+                await child.end(0.0)
 
     def attach(self, seat: FrontSeat) -> None:
         self._send(Attach(seat.number), seat.link.descriptors)

@@ -107,6 +107,7 @@ class DeviceProcess:
             for key, _ in ready:
                 key.data()
             if time.monotonic() > look_s:
+                self._beat()
                 self._look_for_hanging()
                 self._count_yields()
                 look_s = time.monotonic() + _LOOK_S
@@ -127,6 +128,10 @@ class DeviceProcess:
         rows = {row for one in self._generations for row in one.busy_rows()}
         for row in {0, *rows} if rows else ():
             self._counters.of_device(row)[Count.BUSY_NS] += now_ns - before_ns
+
+    def _beat(self) -> None:
+        if self._counters is not None:
+            self._counters.of_device(0)[Count.HEARTBEAT_NS] = time.monotonic_ns()
 
     def _count_yields(self) -> None:
         if self._counters is None:
