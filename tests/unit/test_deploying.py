@@ -60,6 +60,17 @@ def test_instances_and_buckets_are_shared_out_evenly(host: ServingHost) -> None:
     assert chosen(services[0] | {"bound": "2ms", "instances": 1}) == [(1, (1, 2, 4, 8))]
 
 
+def test_rates_beyond_the_device_are_said(tmp_path: Path) -> None:
+    def notes(rate: float) -> tuple[str, ...]:
+        service = {"name": "a", "model": "bert", "rate": rate, "batches": [1, 8], "bound": "20ms"}
+        config = make_config({"service": [service]}, "the test")
+        return make_deployment(config, {}, generation=1, folder=tmp_path).notes
+
+    assert notes(300.0) == ()
+    (line,) = notes(1e6)
+    assert "times what the device can do with full batches: requests will be refused" in line
+
+
 def test_a_deployment_stays_where_other_rates_need_no_more_of_it(tmp_path: Path) -> None:
     services = [{"name": name, "model": "bert", "batches": [1, 8], "rate": 300.0} for name in "ab"]
     job = {"name": "job", "model": "vgg19", "batches": [1], "tier": "background"}

@@ -92,6 +92,21 @@ class Resolved:
         )
 
 
+def _warnings(resolved: Sequence[Resolved]) -> tuple[str, ...]:
+    """Rates that cannot be served, even in the batches that keep least of the device busy."""
+    asked = sum(
+        service.rate_rps * min(_work_ns(one) / one.model.batch for one in service.profiles) / 1e9
+        for service in resolved
+        if service.settings.tier == "service"
+    )
+    if asked <= 1.0:
+        return ()
+    return (
+        f"the rates ask for {asked:.1f} times what the device can do with full batches: requests "
+        f"will be refused; lower the rates, or use more GPUs",
+    )
+
+
 def _work_ns(profile: Profile) -> float:
     """What a batch keeps from others: on the size of lane that suits it best, its time there times
     that part of the device."""
@@ -143,7 +158,7 @@ def make_deployment(
         slices=len(host.topology.slice_units),
         homes=_homes(plan, resolved),
         policy=plan.policy,
-        notes=notes,
+        notes=(*notes, *_warnings(resolved)),
     )
 
 

@@ -135,6 +135,7 @@ class Supervisor:
             http=self.server.http_port,
             grpc=self.server.grpc_port,
             services=self.services.deployed.in_words,
+            notes=list(self.services.deployed.notes),
         )
 
     @property
