@@ -86,10 +86,6 @@ _TIMER_SLACK = (
 # looks sooner whether it is to stop. It wakes up a little before a request is due, and spins.
 _MOST_REST_MS, _MOST_REST_WITHOUT_BELL_MS = 100, 10
 _WAKE_UP_NS, _SPIN_BEFORE_NS = 200_000, 150_000
-# A driver spins while it waits for the device. On busy cores a thread that spins uses up its turn,
-# and then waits for milliseconds when it wakes up for the next request. So it sleeps for three
-# fifths of what such a wait took at least, if that is worth a wake-up.
-_WORTH_SLEEP_NS = 200_000
 _READABLE = 1 << 32  # POLLIN, in the word that is a ``struct pollfd``
 
 
@@ -205,23 +201,6 @@ def _rest(calls: Words, bell: int, due_ns: int, scratch: Ints) -> None:
 
 
 @inlined
-def _sleep_through(calls: Words, least_ns: int, since_ns: int, scratch: Ints) -> None:
-    """The first part of a wait for the device, which has been at it since then."""
-    away_ns = least_ns * 3 // 5
-    if away_ns > _WORTH_SLEEP_NS:
-        away_ns += since_ns - _now_ns(calls, scratch)
-        if away_ns > _WORTH_SLEEP_NS:
-            call_c(calls[_SLEEP], np.uint64(away_ns // 1000), _NOTHING, _NOTHING)
-
-
-@inlined
-def _least(least_ns: int, took_ns: int) -> int:
-    """Falls at once and rises slowly: what data make shorter today may be so again."""
-    risen_ns = least_ns + least_ns // 64
-    return took_ns if least_ns == 0 else min(risen_ns, took_ns)
-
-
-@inlined
 def _answer(calls: Words, marks: Ints, scratch: Ints) -> None:
     """The first open request has ended, as its row says. The calls keep what was written before
     them before what is written after."""
@@ -290,7 +269,6 @@ def drive(
     reckoned = _now_ns(calls, scratch)
     if floor > 0.0:
         board[row, DEADLINE] = reckoned
-    least_ns = np.zeros(stretches, dtype=np.int64)  # that a wait for each stretch took
     done = 0
     while done < own.shape[0]:
         now = _now_ns(calls, scratch)
@@ -338,19 +316,14 @@ def drive(
             while active & ~variant_active[variant]:
                 variant += 1
             request[START] = now = _now_ns(calls, scratch)
-        since = now  # the device has been at the stretch that is waited for next
         last = np.uint64(0)
         slot = request[SLOT]
         while outcome == WITH_RESULT and launched < stretches:
             if launched >= depth:
-                awaited = launched - depth
-                _sleep_through(calls, least_ns[awaited], since, scratch)
                 status = call_c(calls[_EVENT_HOLD], events[launched % depth], _NOTHING, _NOTHING)
                 if status:
                     return done, status
                 now = _now_ns(calls, scratch)
-                least_ns[awaited] = _least(least_ns[awaited], now - since)
-                since = now
                 before = done_ns[launched - depth - 1] if launched > depth else 0
                 done_since = done_ns[launched - depth] - before
                 _reckon(board, row, floor, now - reckoned, done_since, now)
@@ -377,7 +350,6 @@ def drive(
                 if now - held_at > _SPIN_NS:
                     call_c(calls[_SLEEP], _LOOK_US, _NOTHING, _NOTHING)
             if held_at:
-                since = now
                 request[YIELDS] += 1
                 request[PAUSE_NS] = max(request[PAUSE_NS], now - held_at)
             outcome = _outcome(request, now)
@@ -414,14 +386,10 @@ def drive(
             if status:
                 return done, status
         if launched > 0:
-            if launched == stretches:
-                _sleep_through(calls, least_ns[launched - 1], since, scratch)
             status = call_c(calls[_SYNCHRONISE], last, _NOTHING, _NOTHING)
             if status:
                 return done, status
             now = _now_ns(calls, scratch)
-            if launched == stretches:
-                least_ns[launched - 1] = _least(least_ns[launched - 1], now - since)
             in_flight = min(depth, launched)
             before = done_ns[launched - in_flight - 1] if launched > in_flight else 0
             _reckon(board, row, floor, now - reckoned, done_ns[launched - 1] - before, now)
