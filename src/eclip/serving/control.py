@@ -75,8 +75,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
 
     def does_all_of(self, planned: Deployment) -> bool:
         """Whether it serves other rates, of the same services, as well as what was planned for
-        them. Opening a generation disturbs whoever is served, and instances that are not needed
-        cost memory only. How background gives way was searched for, for these rates."""
+        them. Opening a generation may disturb whoever is served, and instances that are not
+        needed cost memory only. How background gives way was searched for, for these rates."""
         runs = {sheet.name: sheet for sheet in self.sheets}
         return all(
             sheet.settings.tier == "service"
