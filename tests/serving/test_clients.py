@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import socket
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -21,6 +22,8 @@ import tritonclient.http
 import tritonclient.http.aio
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
+from eclip.serving.messages import InferRequest
+from eclip.serving.rpc import within_deadline
 from numpy_server import NumpyServer
 from waiting import until
 
@@ -348,6 +351,26 @@ def test_timeout_and_priority_reach_the_core(
     with pytest.raises(InferenceServerException, match="time is over") as refused:
         client.infer("slow", [slow_input(module, 60)], timeout=20_000)
     assert status_of(refused.value) in ("504", "DEADLINE_EXCEEDED")
+
+
+@pytest.mark.parametrize("timeout", [2**53, 2**62, 2**63 - 1])
+def test_a_timeout_that_never_ends_is_none(
+    client: Any, module: ModuleType, server: NumpyServer, timeout: int
+) -> None:
+    request_id = uuid.uuid4().hex
+    client.infer("slow", [slow_input(module, 0)], request_id=request_id, timeout=timeout)
+    entry = entry_of(server, "told", request_id)
+    assert entry is not None and entry["timeout_ns"] is None
+
+
+@pytest.mark.parametrize("left_s", [2562047 * 3600.0, math.inf])
+def test_a_deadline_in_centuries_is_none(left_s: float) -> None:
+    """Clients in Java, Go and C++ send it for "none"; grpc's client in Python cannot."""
+    asked = InferRequest("slow", [], 1, timeout_ns=7)
+    context: Any = SimpleNamespace(time_remaining=lambda: left_s)
+    assert within_deadline(asked, context) is asked
+    unlimited = InferRequest("slow", [], 1)
+    assert within_deadline(unlimited, context) is unlimited
 
 
 def test_a_deadline_is_a_timeout(server: NumpyServer) -> None:

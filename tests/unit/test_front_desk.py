@@ -14,7 +14,7 @@ from eclip.serving.config import ServiceSettings
 from eclip.serving.control import ServiceSheet
 from eclip.serving.counters import WORDS, Count
 from eclip.serving.front_desk import FrontDesk
-from eclip.serving.link import OK, Answer, DeviceOrder, Slots
+from eclip.serving.link import OK, Answer, DeviceOrder, Link, Slots
 from eclip.serving.messages import InferRequest, Reason, RefusedError, Tensor
 from eclip.serving.models import info_of, slots_of, tensors_of
 from eclip.serving.open_service import OpenService
@@ -93,7 +93,7 @@ class Front:
         counted = memoryview(bytearray(8 * WORDS)).cast("q")
         return OpenService(sheet, slots, counted, self.desk)
 
-    def ask(self, service: OpenService, priority: int = 0) -> Any:
+    def ask(self, service: OpenService, priority: int = 0, timeout_ns: int | None = None) -> Any:
         """Its future."""
         info = service.sheet.info
         tensors = [
@@ -105,6 +105,7 @@ class Front:
             inputs=tensors,
             arrival_ns=self.loop.now_ns,
             priority=priority,
+            timeout_ns=timeout_ns,
         )
         pending = service.accept(asked, 0)
         service.advance()
@@ -292,3 +293,20 @@ def test_a_device_process_that_died_leaves_no_room_taken(front: Front) -> None:
     front.desk.epoch = 2
     front.desk.advance()
     assert len(front.ran) == 1  # all four in one batch
+
+
+def test_a_batch_that_cannot_be_ordered_ends_and_the_next_one_runs(front: Front) -> None:
+    """So many nanoseconds fit into no ring: before, the service never ran again."""
+    ring, link = Link.create(), front.desk.link
+    front.desk.link = ring
+    service = front.open("a", None)
+    futures = [front.ask(service, timeout_ns=1 << 63) for _ in range(service.sheet.slots.count + 1)]
+    reasons = [future.error.reason for future in futures]
+    assert reasons == [Reason.FAILED] * len(futures)
+    assert service.idle and service.row[Count.WAITING] == service.row[Count.RUNNING] == 0
+    assert list(ring.orders.take()) == []
+    ring.close()
+    front.desk.link = link
+    future = front.ask(service)
+    front.end(service)
+    assert future.result is not None

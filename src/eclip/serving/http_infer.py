@@ -12,7 +12,13 @@ import msgspec
 
 from eclip.serving.bodies import Headers
 from eclip.serving.limits import Limits
-from eclip.serving.messages import InferRequest, InferResponse, ModelInfo, Tensor
+from eclip.serving.messages import (
+    InferRequest,
+    InferResponse,
+    ModelInfo,
+    Tensor,
+    bounded_timeout,
+)
 from eclip.serving.shared_memory import MemoryPlace, Regions
 from eclip.serving.tensors import (
     DATATYPES,
@@ -107,7 +113,7 @@ def read_request(
         arrival_ns,
         asked.id,
         names,
-        parameters.timeout * 1000 or None,
+        bounded_timeout(parameters.timeout * 1000),
         parameters.priority,
     )
     return request, Wishes(parameters.binary_data_output, _read_outputs(asked.outputs, regions))

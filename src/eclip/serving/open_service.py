@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import logging
 import time
 from collections.abc import Iterable, Sequence
 
@@ -30,6 +31,8 @@ from eclip.serving.messages import (
 )
 from eclip.serving.tensors import DATATYPES, from_raw, to_raw
 from eclip.serving.waiting_line import OpenBatch, OpenRequest, WaitingLine, order_of
+
+_log = logging.getLogger(__name__)
 
 RETRY_S = 1.0  # after which a client may ask again while something starts or ends
 
@@ -192,6 +195,25 @@ class OpenService(WaitingLine):
             taken = set(map(id, requests))
             self.queue = [one for one in self.queue if id(one) not in taken]
         add(self.row, Count.WAITING, -rows)
+        try:
+            batch = self._order(slot, requests, rows, bucket, begin_ns)
+        except Exception as error:  # nothing of this batch has begun: it ends here, and no other
+            self._free.append(slot)
+            line = f"the request could not be handed to the device: {type(error).__name__}"
+            _log.exception("a batch of %s could not be ordered", self.sheet.name)
+            for one in requests:
+                self._refuse(one, RefusedError(Reason.FAILED, line))
+            return
+        for one in requests:
+            one.batch = batch
+        self._batches[batch.ticket] = batch
+        self.desk.begun(batch)
+        self.row[Count.RUNNING] = len(self._batches)
+
+    def _order(
+        self, slot: int, requests: list[OpenRequest], rows: int, bucket: int, begin_ns: int
+    ) -> OpenBatch:
+        """Fill a slot and order its batch from the device, the last step that can fail."""
         _fill(self.sheet, self.slots, slot, requests, rows)
         now_ns = self.desk.now_ns()
         place = self.sheet.buckets.index(bucket)
@@ -205,12 +227,8 @@ class OpenService(WaitingLine):
             input_ns=now_ns - begin_ns,
             part=self.sheet.parts[place],
         )
-        for one in requests:
-            one.batch = batch
-        self._batches[batch.ticket] = batch
-        self.desk.begun(batch)
-        self.row[Count.RUNNING] = len(self._batches)
         self.desk.order(_order_of(self, link.RUN, batch, rows))
+        return batch
 
     def take(self, answer: Answer) -> None:
         """A batch has ended: answer everybody in it who still waits."""

@@ -18,7 +18,7 @@ from eclip.serving import descriptions
 from eclip.serving import inference_pb2 as pb
 from eclip.serving.access import Tls, Token
 from eclip.serving.limits import Limits
-from eclip.serving.messages import Core, InferRequest, Reason, RefusedError
+from eclip.serving.messages import Core, InferRequest, Reason, RefusedError, bounded_timeout
 from eclip.serving.rpc_infer import read_request, write_response
 from eclip.serving.shared_memory import Region, Regions
 from eclip.serving.tensors import bad_request
@@ -68,7 +68,7 @@ class _Inference:
             model = descriptions.find_model(self._core, name, asked.model_version)
             request = read_request(model, asked, self._regions, self._limits)
             in_core = True
-            response = await self._core.infer(_within_deadline(request, context))
+            response = await self._core.infer(within_deadline(request, context))
             in_core = False
             return write_response(response, asked, self._regions)
         except RefusedError as error:
@@ -77,13 +77,13 @@ class _Inference:
             raise
 
 
-def _within_deadline(request: InferRequest, context: Context) -> InferRequest:
+def within_deadline(request: InferRequest, context: Context) -> InferRequest:
     """A client's deadline is a timeout, too."""
     left_s = context.time_remaining()
     if left_s is None:
         return request
-    left_ns = max(1, int(left_s * 1e9))
-    if request.timeout_ns is not None and request.timeout_ns <= left_ns:
+    left_ns = bounded_timeout(max(1, left_s * 1e9))
+    if left_ns is None or (request.timeout_ns is not None and request.timeout_ns <= left_ns):
         return request
     return msgspec.structs.replace(request, timeout_ns=left_ns)
 

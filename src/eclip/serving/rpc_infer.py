@@ -7,7 +7,13 @@ from collections.abc import Mapping
 
 from eclip.serving import inference_pb2 as pb
 from eclip.serving.limits import Limits
-from eclip.serving.messages import InferRequest, InferResponse, ModelInfo, Tensor
+from eclip.serving.messages import (
+    InferRequest,
+    InferResponse,
+    ModelInfo,
+    Tensor,
+    bounded_timeout,
+)
 from eclip.serving.shared_memory import MemoryPlace, Regions
 from eclip.serving.tensors import (
     Datatype,
@@ -60,7 +66,7 @@ def read_request(
         arrival_ns,
         asked.id,
         check_outputs(model, _read_outputs(asked, regions)),
-        _number(asked.parameters, "timeout") * 1000 or None,
+        bounded_timeout(_number(asked.parameters, "timeout") * 1000),
         _number(asked.parameters, "priority"),
     )
 
