@@ -64,7 +64,7 @@ amd-test: ## On a host with an AMD GPU: the conformance suite, and that lanes ke
 	@PYTHONPATH=src:$$PYTHONPATH $(PYTHON) tools/amd_test.py
 
 gpu-transparent: native ## On a host with a GPU: what libeclip costs, and unmodified programs under it
-	@PYTHONPATH=src:.gpu-deps:$$PYTHONPATH $(PYTHON) bench/gpu/transparent.py
+	@PYTHONPATH=src:.gpu-deps:$$PYTHONPATH $(PYTHON) lab/gpu/transparent.py
 	@$(PYTHON) tools/gpu_test.py transparent
 
 check: $(READY_DEV) ## Lint, format check, strict types, import directions
@@ -77,8 +77,8 @@ format: $(READY_DEV) ## Format the code
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: $(READY_DEV) ## Run all scripts in bench/: speeds here, stored runs against the simulator
-	@for script in bench/*.py; do $(BIN)/python $$script || exit 1; done
+bench: $(READY_DEV) ## Run all scripts in lab/: speeds here, stored runs against the simulator
+	@for script in lab/*.py; do $(BIN)/python $$script || exit 1; done
 
 # Not --quiet: it hides warnings from --strict, too.
 docs: $(READY_DOCS) ## Build the documents as a site that works from disk, into site/
@@ -87,14 +87,14 @@ docs: $(READY_DOCS) ## Build the documents as a site that works from disk, into 
 
 # After a change of inference.proto; a test holds that what is checked in is fresh.
 proto: $(READY_DEV) ## Generate the code of gRPC's messages
-	@$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src src/eclip/serving/inference.proto
+	@$(BIN)/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src src/eclip/server/protocol/inference.proto
 
 lock: ## Pin the newest versions that pyproject.toml allows into constraints.txt
 	@tools/lock $(PYTHON)
 
 clean: ## Remove the environment and all caches
 	rm -rf $(VENV) site native/build src/eclip/lib .mypy_cache .ruff_cache .pytest_cache .hypothesis eclip-demo
-	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests lab -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt tools/setup
 	@tools/setup $(PYTHON) $(VENV)

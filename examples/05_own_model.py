@@ -10,7 +10,7 @@ inputs, and let eclip measure it:
 from pathlib import Path
 
 import eclip
-from eclip.artefacts.trace import Kernel, with_traces
+from eclip.core.trace import Kernel, with_traces
 
 # Microseconds of every kernel on 32, 64 and 132 SMs, its thread blocks, and blocks per SM.
 TABLE = [

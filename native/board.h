@@ -1,8 +1,8 @@
 /* The board: a small mapped file on which workers of all processes say how they are.
  *
- * Plain C, for the driving loop and libeclip alike. src/eclip/devices/gpu/board.py makes and opens
- * the file, src/eclip/runtime/reactions.py has the words and devices/deciding.py the rules;
- * tests/unit/test_board.py compares both with this file, word by word.
+ * Plain C, for the driving loop and libeclip alike. src/eclip/gpu/board.py makes and opens
+ * the file, src/eclip/core/rules.py has the words and core/decide.py the rules;
+ * tests/unit/gpu/test_board.py compares both with this file, word by word.
  *
  * The file is one header and ECLIP_BOARD_ROWS rows. Of a row, what others decide by is the first
  * cache line; the others are for people. Integers are the machine's

@@ -2,7 +2,7 @@
 //
 // Only the open nodes are kept: the last barrier, and the nodes since. A command depends on the last
 // barrier. A barrier with one open node is that node; with several it is one empty node that joins
-// them; with none it changes nothing. runtime/commands.py is its twin.
+// them; with none it changes nothing. gpu/commands.py is its twin.
 #pragma once
 
 #include <vector>

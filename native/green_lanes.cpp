@@ -1,6 +1,6 @@
 // Lanes of NVIDIA GPUs: green contexts of the plan's masks and a stream in each.
 //
-// The split is that of devices/cuda/lanes.py: the groups of one call and the remainder after them.
+// The split is that of cuda/lanes.py: the groups of one call and the remainder after them.
 // Contexts live until the process ends, because destroying one leaves device memory taken.
 #include <algorithm>
 #include <cstdio>

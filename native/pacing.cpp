@@ -23,7 +23,7 @@ constexpr int64_t kSpinNs = 50'000, kNapNs = 20'000;
 constexpr int64_t kGrainNs = 150'000;
 constexpr int64_t kPatienceNs = 20'000'000, kLongestPatienceNs = 1'000'000'000;
 constexpr int64_t kAfterInterruptNs = 1'000'000'000;
-constexpr int64_t kBankedNs = 100'000'000;  // as in runtime/reactions.py
+constexpr int64_t kBankedNs = 100'000'000;  // as in core/rules.py
 constexpr int kMostGivenUp = 3;
 constexpr uint32_t kMostLaunches = 512;
 constexpr int64_t kUnmeasured = 8;   // launches of which nobody knows anything fill a stretch

@@ -1,6 +1,6 @@
 // The board in C++: a process's own row on it, its heartbeat, and everybody else's rows to read.
 //
-// native/board.h has the layout and what every owner keeps to; src/eclip/devices/gpu/board.py makes,
+// native/board.h has the layout and what every owner keeps to; src/eclip/gpu/board.py makes,
 // checks and sweeps the same file. A forked child has no seat: memory of its own takes the place of
 // the board, so that nothing it does can be seen there.
 #pragma once

@@ -28,7 +28,7 @@ bool is_quiet(int index, const eclip_board_row& row, int64_t now) {
     return now - last.changed_ns.load() > limit;
 }
 
-// As devices/deciding.py has it, for background that yields at any slack.
+// As core/decide.py has it, for background that yields at any slack.
 bool counts_as_busy(const eclip_board_row& row, int64_t now) {
     int64_t since = read_word(row.busy_since), bound = read_word(row.bound_ns);
     if (read_word(row.tier) != ECLIP_SERVICE || since == ECLIP_IDLE) return false;

@@ -8,7 +8,7 @@
 
 namespace eclip {
 
-// runtime/table.py reads the names in this order.
+// programs/table.py reads the names in this order.
 #define ECLIP_COUNTERS(COUNTER)                                       \
     COUNTER(launches)    /* kernels, not counting those of graphs */  \
     COUNTER(planned)     /* found in the table */                     \

@@ -1,6 +1,6 @@
 // The flat table: a plan as the dispatcher reads it, (worker, position) → identity and lane.
 //
-// runtime/table.py writes it; all integers are little endian. A file that is cut, changed or of
+// programs/table.py writes it; all integers are little endian. A file that is cut, changed or of
 // another version is refused as a whole.
 #pragma once
 

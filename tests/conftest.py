@@ -9,12 +9,12 @@ from collections.abc import Callable
 import pytest
 from hypothesis import HealthCheck, settings
 
-from eclip.artefacts import store
-from eclip.artefacts.calibration import Calibration
-from eclip.artefacts.mix import mix_of
-from eclip.artefacts.topology import Topology
-from eclip.frontends.synthetic import synthetic_profile
-from eclip.planning.problem import Problem
+from eclip.core.calibration import Calibration
+from eclip.core.mix import mix_of
+from eclip.core.topology import Topology
+from eclip.files import store
+from eclip.models.synthetic import synthetic_profile
+from eclip.planner.problem import Problem
 
 # Ray reads this when it is imported: clusters of tests are on this machine only.
 os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")

@@ -20,9 +20,9 @@ import msgspec
 import typer.main
 
 import eclip
-from eclip.artefacts import store
 from eclip.cli import make_app
 from eclip.errors import EclipError
+from eclip.files import store
 
 _LONG_WORD = re.compile(r"\S{25,}")
 _EXAMPLE = re.compile(r"::\n\n((?:    .*(?:\n|$)|\n)+)")

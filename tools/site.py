@@ -2,7 +2,7 @@
 
 mkdocs loads this file as a hook. Everything that the reference says is read from the code when the
 site is built: commands and options from the command line itself, functions and classes from
-`eclip.__all__`, file formats from the structs of `eclip.artefacts`.
+`eclip.__all__`, file formats from the structs of `eclip.core` and `eclip.files`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 // Lanes of AMD GPUs: streams with CU masks. The slices, and the bits that each has, are those of
-// devices/hip/lanes.py; how many shader engines there are the kernel driver tells, HIP does not.
+// hip/lanes.py; how many shader engines there are the kernel driver tells, HIP does not.
 #include "../lanes.h"
 
 #include <dirent.h>

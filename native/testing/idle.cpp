@@ -35,7 +35,7 @@ CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsi
 
 namespace {
 
-constexpr int kInFlight = 8;          // rounds, as in bench/gpu/apps/loops.py
+constexpr int kInFlight = 8;          // rounds, as in lab/gpu/apps/loops.py
 constexpr double kWarmUpSeconds = 0.2;  // until weights are known
 
 struct Options {

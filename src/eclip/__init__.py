@@ -23,22 +23,19 @@ if TYPE_CHECKING:
     from eclip.api import run as run
     from eclip.api import search as search
     from eclip.api import serve as serve
-    from eclip.artefacts.calibration import Calibration as Calibration
-    from eclip.artefacts.comparison import Comparison as Comparison
-    from eclip.artefacts.measures import Measures as Measures
-    from eclip.artefacts.measures import measure as measure
-    from eclip.artefacts.mix import Mix as Mix
-    from eclip.artefacts.mix import parse_mix as parse_mix
-    from eclip.artefacts.model_key import ModelKey as ModelKey
-    from eclip.artefacts.observations import Observations as Observations
-    from eclip.artefacts.plan import Plan as Plan
-    from eclip.artefacts.profile import Profile as Profile
-    from eclip.artefacts.runlog import RunLog as RunLog
-    from eclip.artefacts.store import load as load
-    from eclip.artefacts.store import load_builtin as load_builtin
-    from eclip.artefacts.store import save as save
-    from eclip.artefacts.topology import Topology as Topology
-    from eclip.artefacts.trace import Trace as Trace
+    from eclip.contest.compare import CompareOptions as CompareOptions
+    from eclip.contest.outcome import Outcome as Outcome
+    from eclip.core.calibration import Calibration as Calibration
+    from eclip.core.measures import Measures as Measures
+    from eclip.core.measures import measure as measure
+    from eclip.core.mix import Mix as Mix
+    from eclip.core.mix import parse_mix as parse_mix
+    from eclip.core.model_key import ModelKey as ModelKey
+    from eclip.core.plan import Plan as Plan
+    from eclip.core.profile import Profile as Profile
+    from eclip.core.runlog import RunLog as RunLog
+    from eclip.core.topology import Topology as Topology
+    from eclip.core.trace import Trace as Trace
     from eclip.errors import ArtefactError as ArtefactError
     from eclip.errors import DeviceError as DeviceError
     from eclip.errors import EclipError as EclipError
@@ -46,27 +43,30 @@ if TYPE_CHECKING:
     from eclip.errors import PlanningError as PlanningError
     from eclip.errors import StoppedError as StoppedError
     from eclip.errors import UsageError as UsageError
-    from eclip.lab.case import Case as Case
-    from eclip.lab.compare import CompareOptions as CompareOptions
-    from eclip.lab.outcome import Outcome as Outcome
-    from eclip.planning.policies import PolicyOptions as PolicyOptions
-    from eclip.planning.search.objective import Objective as Objective
+    from eclip.files.comparison import Comparison as Comparison
+    from eclip.files.observations import Observations as Observations
+    from eclip.files.store import load as load
+    from eclip.files.store import load_builtin as load_builtin
+    from eclip.files.store import save as save
+    from eclip.planner.case import Case as Case
+    from eclip.planner.policies import PolicyOptions as PolicyOptions
+    from eclip.planner.search.objective import Objective as Objective
     from eclip.progress import Progress as Progress
 
 _ROOMS = {
     "api": ("case", "colocate", "compare", "plan", "report", "request", "run", "search", "serve"),
-    "artefacts.calibration": ("Calibration",),
-    "artefacts.comparison": ("Comparison",),
-    "artefacts.measures": ("Measures", "measure"),
-    "artefacts.mix": ("Mix", "parse_mix"),
-    "artefacts.model_key": ("ModelKey",),
-    "artefacts.observations": ("Observations",),
-    "artefacts.plan": ("Plan",),
-    "artefacts.profile": ("Profile",),
-    "artefacts.runlog": ("RunLog",),
-    "artefacts.store": ("load", "load_builtin", "save"),
-    "artefacts.topology": ("Topology",),
-    "artefacts.trace": ("Trace",),
+    "core.calibration": ("Calibration",),
+    "files.comparison": ("Comparison",),
+    "core.measures": ("Measures", "measure"),
+    "core.mix": ("Mix", "parse_mix"),
+    "core.model_key": ("ModelKey",),
+    "files.observations": ("Observations",),
+    "core.plan": ("Plan",),
+    "core.profile": ("Profile",),
+    "core.runlog": ("RunLog",),
+    "files.store": ("load", "load_builtin", "save"),
+    "core.topology": ("Topology",),
+    "core.trace": ("Trace",),
     "errors": (
         "ArtefactError",
         "DeviceError",
@@ -76,11 +76,11 @@ _ROOMS = {
         "StoppedError",
         "UsageError",
     ),
-    "lab.case": ("Case",),
-    "lab.compare": ("CompareOptions",),
-    "lab.outcome": ("Outcome",),
-    "planning.policies": ("PolicyOptions",),
-    "planning.search.objective": ("Objective",),
+    "planner.case": ("Case",),
+    "contest.compare": ("CompareOptions",),
+    "contest.outcome": ("Outcome",),
+    "planner.policies": ("PolicyOptions",),
+    "planner.search.objective": ("Objective",),
     "progress": ("Progress",),
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
@@ -89,7 +89,7 @@ __all__ = sorted(_ROOM_OF)
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return import_module("eclip.artefacts.made").version()
+        return import_module("eclip.core.made").version()
     if name not in _ROOM_OF:
         raise AttributeError(f"module 'eclip' has no attribute {name!r}")
     value = getattr(import_module(f"eclip.{_ROOM_OF[name]}"), name)

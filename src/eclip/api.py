@@ -12,26 +12,26 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from eclip.artefacts import store
-from eclip.artefacts.made import made_now
-from eclip.artefacts.mix import Mix
-from eclip.artefacts.plan import Plan
-from eclip.artefacts.runlog import RunLog
+from eclip.core.made import made_now
+from eclip.core.mix import Mix
+from eclip.core.plan import Plan
+from eclip.core.runlog import RunLog
 from eclip.errors import DeviceError
+from eclip.files import store
 from eclip.progress import Progress
 
 if TYPE_CHECKING:
-    from eclip.artefacts.calibration import Calibration
-    from eclip.artefacts.topology import Topology
-    from eclip.lab.case import Case
-    from eclip.lab.colocate import Colocation
-    from eclip.lab.compare import CompareOptions
-    from eclip.lab.outcome import Outcome
-    from eclip.planning.policies import PolicyOptions
-    from eclip.planning.search.objective import Objective
+    from eclip.contest.colocate import Colocation
+    from eclip.contest.compare import CompareOptions
+    from eclip.contest.outcome import Outcome
+    from eclip.core.calibration import Calibration
+    from eclip.core.topology import Topology
+    from eclip.planner.case import Case
+    from eclip.planner.policies import PolicyOptions
+    from eclip.planner.search.objective import Objective
     from eclip.reports.write import Reportable
-    from eclip.serving.config import ServingConfig
-    from eclip.serving.running import RunningServer
+    from eclip.server.config import ServingConfig
+    from eclip.server.supervisor.running import RunningServer
 
 DEFAULT_SEARCH_SECONDS = 20.0
 DEFAULT_RUN_SECONDS = 2.0
@@ -56,7 +56,7 @@ def case(
         served = eclip.case("bert:8,my.package:factory:4", profiles="mine")
         plan = eclip.plan(served, policy="search")
     """
-    from eclip.lab.case import make_case
+    from eclip.planner.case import make_case
 
     folders = [profiles] if isinstance(profiles, str | Path) else profiles
     return make_case(mix, topology, calibration, folders, tail=tail, usual_kernels=usual_kernels)
@@ -84,7 +84,7 @@ def plan(
 
         plan = eclip.plan("albert:8,vgg19:8", policy="search", objective="energy", seconds=10)
     """
-    from eclip.lab.plans import make_kept_plan, policy_options
+    from eclip.contest.confirm.plans import make_kept_plan, policy_options
 
     asked = _case(mix)
     chosen = policy_options(
@@ -119,12 +119,12 @@ def search(
 
         plan = eclip.search("paper/3", "energy", seconds=10, device="cuda", verify=3, refine=12)
     """
+    from eclip.contest.confirm.bounds import search_services
+    from eclip.contest.confirm.explore import check_refinement
+    from eclip.contest.confirm.finals import search_and_confirm
+    from eclip.contest.confirm.plans import check_kept, make_verification, policy_options
     from eclip.devices import open_device
-    from eclip.lab.explore import check_refinement
-    from eclip.lab.finals import search_and_confirm
-    from eclip.lab.keeping import search_services
-    from eclip.lab.plans import check_kept, make_verification, policy_options
-    from eclip.lab.stand import Stand
+    from eclip.rig.rig import Stand
 
     asked, progress = _case(mix), progress or Progress()
     options = policy_options(objective, mix=asked.mix, seconds=seconds, batches=batches, seed=seed)
@@ -160,12 +160,12 @@ def run(
         log = eclip.run(plan, device="cuda", seconds=3)
         print(eclip.measure(log).stp)
     """
+    from eclip.core.device import Window
+    from eclip.core.load import load_of_csv, load_of_mix
+    from eclip.core.shapes import shape_of
     from eclip.devices import open_device
-    from eclip.devices.base import Window
-    from eclip.devices.load import load_of_csv, load_of_mix
-    from eclip.devices.shapes import shape_of
-    from eclip.lab.case import case_of
-    from eclip.lab.stand import Stand
+    from eclip.planner.case import case_of
+    from eclip.rig.rig import Stand
 
     plan = plan if isinstance(plan, Plan) else store.load(plan, Plan)
     asked, progress = case or case_of(plan), progress or Progress()
@@ -214,7 +214,7 @@ def compare(
         outcome = eclip.compare("paper/3", ["shared", "masks", "search"], repeats=3)
         eclip.report(outcome, "report.html")
     """
-    from eclip.lab.compare import compare_policies
+    from eclip.contest.compare import compare_policies
 
     return compare_policies(
         _case(mix),
@@ -254,11 +254,11 @@ def colocate(
         with eclip.colocate(models, policy="yield", tiers=tiers) as gpu:
             hidden = gpu["bert"](tokens)  # from other threads at once, too
     """
+    from eclip.contest.confirm.plans import policy_options
     from eclip.devices import open_device
-    from eclip.lab.plans import policy_options
 
     try:
-        from eclip.lab.colocate import Colocation
+        from eclip.contest.colocate import Colocation
     except ModuleNotFoundError as error:
         raise DeviceError(f"the package {error.name} is missing; see `eclip doctor`") from None
     options = policy_options(objective, seconds=seconds, progress=progress)
@@ -289,8 +289,8 @@ def serve(
         with eclip.serve("paper/3", http_port=0, grpc_port=0) as server:
             print(server.url)
     """
-    from eclip.serving.config import ServingConfig, make_config, read_config, with_settings
-    from eclip.serving.running import RunningServer
+    from eclip.server.config import ServingConfig, make_config, read_config, with_settings
+    from eclip.server.supervisor.running import RunningServer
 
     if isinstance(source, ServingConfig):
         config = source
@@ -332,12 +332,12 @@ def request(worker: int = -1) -> None:
         eclip.request()
         outputs = model(inputs)
     """
-    from eclip.frontends.transparent import mark_request
+    from eclip.programs.transparent import mark_request
 
     mark_request(worker)
 
 
 def _case(mix: str | Mix | Case) -> Case:
-    from eclip.lab.case import Case, make_case
+    from eclip.planner.case import Case, make_case
 
     return mix if isinstance(mix, Case) else make_case(mix)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 import hip_chains
-from eclip.artefacts.topology import Mask
-from eclip.devices.hip.device import HipDevice
-from eclip.devices.hip.lanes import MaskedStreams
+from eclip.core.topology import Mask
+from eclip.hip.device import HipDevice
+from eclip.hip.lanes import MaskedStreams
 
 pytestmark = pytest.mark.skipif(hip_chains.missing() is not None, reason=hip_chains.missing() or "")
 

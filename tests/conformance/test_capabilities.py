@@ -21,11 +21,7 @@ from benches import (
     closed_loop,
     with_needs,
 )
-from eclip.artefacts import store
-from eclip.artefacts.plan import Lane, Plan, Processes, Promise, Slack
-from eclip.artefacts.runlog import RunLog
-from eclip.artefacts.topology import Mask
-from eclip.devices.base import (
+from eclip.core.device import (
     CANCELLED,
     CLOSED,
     EXPIRED,
@@ -35,14 +31,18 @@ from eclip.devices.base import (
     Slot,
     Window,
 )
-from eclip.devices.cuda.device import CudaDevice
-from eclip.devices.load import CLOSED_LOOP, Load
-from eclip.devices.sim.device import SimDevice
+from eclip.core.load import CLOSED_LOOP, Load
+from eclip.core.plan import Lane, Plan, Processes, Promise, Slack
+from eclip.core.program import lower
+from eclip.core.runlog import RunLog
+from eclip.core.topology import Mask
+from eclip.cuda.device import CudaDevice
 from eclip.errors import EclipError, FullError, MismatchError, UsageError
-from eclip.lab.stand import alone_rates
-from eclip.planning.joints import Manner, give_way
-from eclip.planning.policies import make_plan, with_shares
-from eclip.runtime.program import lower
+from eclip.files import store
+from eclip.planner.alone import alone_rates
+from eclip.planner.joints import Manner, give_way
+from eclip.planner.policies import make_plan, with_shares
+from eclip.sim.device import SimDevice
 from waiting import until
 
 

@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 
 from benches import WAYS, WORKERS, Bench, closed_loop, spaced_arrivals, with_needs
-from eclip.artefacts import store
-from eclip.artefacts.model_key import ModelKey
-from eclip.artefacts.plan import Lanes
-from eclip.artefacts.runlog import RunLog
-from eclip.artefacts.topology import Topology
-from eclip.artefacts.trace import with_traces
-from eclip.devices.base import Window
-from eclip.devices.load import CLOSED_LOOP, Load
+from eclip.core.device import Window
+from eclip.core.load import CLOSED_LOOP, Load
+from eclip.core.model_key import ModelKey
+from eclip.core.plan import Lanes
+from eclip.core.program import lower
+from eclip.core.runlog import RunLog
+from eclip.core.topology import Topology
+from eclip.core.trace import with_traces
 from eclip.errors import MismatchError, UsageError
-from eclip.lab.stand import alone_rates
-from eclip.planning.policies import POLICIES, make_plan
-from eclip.planning.problem import Problem
-from eclip.planning.tiers import FOR_SERVICES
-from eclip.runtime.program import lower
+from eclip.files import store
+from eclip.planner.alone import alone_rates
+from eclip.planner.policies import POLICIES, make_plan
+from eclip.planner.problem import Problem
+from eclip.planner.tiers import FOR_SERVICES
 
 MakeProblem = Callable[..., Problem]
 PLAIN = [policy for policy in POLICIES if policy not in FOR_SERVICES]

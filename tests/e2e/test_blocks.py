@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from eclip.serving.config import read_config
+from eclip.server.config import read_config
 from waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]

@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 from commands import Cli, assert_refused
-from eclip.artefacts import store
-from eclip.artefacts.model_key import parse_model
-from eclip.artefacts.observations import Observations
-from eclip.artefacts.plan import Plan
-from eclip.artefacts.profile import Profile
-from eclip.artefacts.runlog import RunLog
-from eclip.artefacts.trace import with_traces
+from eclip.core.model_key import parse_model
+from eclip.core.plan import Plan
+from eclip.core.profile import Profile
+from eclip.core.runlog import RunLog
+from eclip.core.trace import with_traces
+from eclip.files import store
+from eclip.files.observations import Observations
 
 MIX = "gpt2:8,vit_b_16:8"
 CHOSEN = ["gpt2~66:8", "vit_b_16~66:8"]

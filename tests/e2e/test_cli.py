@@ -17,11 +17,11 @@ import msgspec
 import pytest
 
 from commands import Cli, assert_refused, started
-from eclip.artefacts import store
-from eclip.artefacts.calibration import Calibration
-from eclip.artefacts.observations import Observations
-from eclip.artefacts.runlog import RunLog
-from eclip.lab import fit
+from eclip.core.calibration import Calibration
+from eclip.core.runlog import RunLog
+from eclip.files import store
+from eclip.files.observations import Observations
+from eclip.tune import fit
 from waiting import PATIENCE_S
 
 # The main paths
@@ -132,10 +132,10 @@ def test_arrivals_from_a_csv_are_all_served(cli: Cli) -> None:
 
 
 def test_a_model_of_ones_own_is_planned_from_its_profile(cli: Cli) -> None:
-    from eclip.artefacts import store
-    from eclip.artefacts.topology import Topology
-    from eclip.frontends.library import file_of
-    from eclip.frontends.synthetic import synthetic_profile
+    from eclip.core.topology import Topology
+    from eclip.files import store
+    from eclip.models.library import file_of
+    from eclip.models.synthetic import synthetic_profile
 
     h200 = store.load_builtin("h200", Topology)
     mine = synthetic_profile(1, 30, h200, "my.package:factory", 4)
@@ -300,17 +300,17 @@ def test_a_damaged_or_foreign_file_is_named(cli: Cli, command: str, content: byt
 
 
 def test_a_file_of_the_wrong_kind_is_named(cli: Cli) -> None:
-    from eclip.artefacts import store
-    from eclip.artefacts.topology import Topology
+    from eclip.core.topology import Topology
+    from eclip.files import store
 
     store.save(store.load_builtin("h200", Topology), Path("h200.json"))
     assert_refused(cli("report", "h200.json"), "h200.json", "run")
 
 
 def test_a_plan_for_other_kernels_is_refused(cli: Cli) -> None:
-    from eclip.artefacts import store
-    from eclip.artefacts.topology import Topology
-    from eclip.frontends.synthetic import synthetic_profile
+    from eclip.core.topology import Topology
+    from eclip.files import store
+    from eclip.models.synthetic import synthetic_profile
 
     cli("plan", "alexnet:8", "-o", "plan.json")
     other = synthetic_profile(1, 50, store.load_builtin("h200", Topology), "alexnet", 8)
@@ -341,7 +341,7 @@ def test_an_interrupt_leaves_one_line_and_no_part_of_a_file(
     cli("plan", "alexnet", "-o", "plan.json")
     mark = tmp_path_factory.mktemp("mark") / "runs"
     command = ("run", "plan.json", "--seconds", 80000, "-o", "run.json")
-    place = "eclip.devices.sim.device:SimSession.run"
+    place = "eclip.sim.device:SimSession.run"
     with started(*command, folder=tmp_path, mark=mark, place=place, times=2) as process:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=PATIENCE_S)

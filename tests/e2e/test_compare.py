@@ -13,16 +13,16 @@ import pytest
 
 import eclip
 from commands import Cli, assert_refused, started
-from eclip.artefacts import store
-from eclip.artefacts.comparison import Comparison
-from eclip.artefacts.measures import LEVELS
-from eclip.artefacts.runlog import RunLog
 from eclip.cli import demo
-from eclip.devices.base import Window
-from eclip.devices.load import Load
-from eclip.devices.sim.device import SimDevice, SimSession
+from eclip.core.device import Window
+from eclip.core.load import Load
+from eclip.core.measures import LEVELS
+from eclip.core.runlog import RunLog
 from eclip.errors import DeviceError
+from eclip.files import store
+from eclip.files.comparison import Comparison
 from eclip.reports.results import BEGIN, END
+from eclip.sim.device import SimDevice, SimSession
 from waiting import PATIENCE_S
 
 SETTINGS = ("--set", "trials=4", "--set", "trial-seconds=0.05", "--set", "batches=0")
@@ -180,7 +180,7 @@ def test_interrupt_between_rounds_keeps_what_was_measured(tmp_path: Path, cli: C
         "compare", "alexnet:8", "--policies", "shared,model", "--seconds", 0.2,
         "--repeats", 1000000, "--results", "r.jsonl", "--json",
     )  # fmt: skip
-    place, mark = "eclip.devices.sim.device:SimSession.run", tmp_path / "mark"
+    place, mark = "eclip.sim.device:SimSession.run", tmp_path / "mark"
     with started(*command, folder=tmp_path, mark=mark, place=place, times=20) as process:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=PATIENCE_S)

@@ -86,8 +86,8 @@ def test_site_loads_nothing_from_elsewhere(site: Path) -> None:
 @pytest.mark.slow
 def test_reference_has_every_command_name_and_kind_of_file(site: Path) -> None:
     import eclip
-    from eclip.artefacts.store import _KINDS
     from eclip.cli import COMMANDS
+    from eclip.files.store import _KINDS
 
     options, names, files = (
         (site / "reference" / f"{page}.html").read_text() for page in ("options", "python", "files")

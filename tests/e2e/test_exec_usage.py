@@ -10,7 +10,7 @@ import pytest
 
 from eclip.cli import main
 from eclip.errors import DeviceError
-from eclip.frontends import transparent
+from eclip.programs import transparent
 
 Run = Callable[..., tuple[int, str]]
 
@@ -81,7 +81,7 @@ def test_processes_are_refused(run: Run) -> None:
 def test_a_library_that_is_not_built_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("eclip.frontends.transparent.resources.files", lambda _: tmp_path)
+    monkeypatch.setattr("eclip.programs.transparent.resources.files", lambda _: tmp_path)
     with pytest.raises(DeviceError, match="make native"):
         transparent.library()
 

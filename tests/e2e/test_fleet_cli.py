@@ -20,8 +20,9 @@ import yaml
 
 from commands import Cli, assert_refused, started
 from eclip.errors import DeviceError
-from eclip.fleet import keeping, ray_cluster
+from eclip.fleet import keeping
 from eclip.fleet.config import load_fleet_file
+from eclip.fleet.ray import cluster
 from running_fleet import free_ports
 
 FLEET = """
@@ -79,7 +80,7 @@ def test_plan_is_printed_and_written_and_then_nothing_moves(cli: Cli, fleet: Pat
 
 def test_a_day_that_is_interrupted_leaves_the_placement(fleet: Path, tmp_path: Path) -> None:
     text = ["fleet", "plan", fleet, "--steps", "0", "--simulate", "--picture", "day.svg"]
-    place = "eclip.fleet.simulate:cells_of"
+    place = "eclip.fleet.place.simulate:cells_of"
     with started(*text, folder=Path.cwd(), mark=tmp_path / "mark", place=place) as process:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
@@ -175,7 +176,7 @@ def test_two_that_start_a_fleet_at_one_port_are_told_apart(cli: Cli, fleet: Path
     text = fleet.read_text()
     (port,) = free_ports(1)
     fleet.write_text(f"[ray]\nport = {port}\n{text}")
-    with ray_cluster.claim_port(load_fleet_file(fleet).ray):
+    with cluster.claim_port(load_fleet_file(fleet).ray):
         assert_refused(cli("fleet", "up", fleet), "another eclip fleet up is starting", str(port))
 
 
@@ -187,12 +188,12 @@ def test_a_fleet_that_another_command_has_changed_meanwhile_is_left_alone(
     done = []
 
     def bring_up(*_: object) -> None:
-        raise ray_cluster.GoneError("another eclip fleet up or down was given at the same time")
+        raise cluster.GoneError("another eclip fleet up or down was given at the same time")
 
     for name in ("connect", "running_placement", "check_nodes"):
-        monkeypatch.setattr(ray_cluster, name, lambda *_: None)
-    monkeypatch.setattr(ray_cluster, "take_down", lambda: done.append("down"))
-    monkeypatch.setattr(ray_cluster, "bring_up", bring_up)
+        monkeypatch.setattr(cluster, name, lambda *_: None)
+    monkeypatch.setattr(cluster, "take_down", lambda: done.append("down"))
+    monkeypatch.setattr(cluster, "bring_up", bring_up)
     assert_refused(cli("fleet", "up", fleet, "--seconds", "0.1"), "at the same time", code=1)
     assert not done
 
@@ -202,10 +203,10 @@ def test_a_change_is_not_taken_for_the_end_of_the_fleet(
 ) -> None:
     """While one controller replaces another there is none. A keeper that saw this ended Ray."""
     monkeypatch.setattr(keeping, "_LOOK_S", 0.0)
-    monkeypatch.setattr(ray_cluster, "answers", lambda *_: True)
+    monkeypatch.setattr(cluster, "answers", lambda *_: True)
     looks = iter([*"+--+-----+", *"------"])
     monkeypatch.setattr(
-        ray_cluster, "find_controller", lambda: None if next(looks) == "-" else "a controller"
+        cluster, "find_controller", lambda: None if next(looks) == "-" else "a controller"
     )
     said: list[str] = []
     with keeping.FleetKeeper(fleet) as keeper:
@@ -225,9 +226,9 @@ def test_an_actor_that_was_ended_for_good_is_told_from_one_that_restarts(
     for error in (ray.exceptions.ActorDiedError(), ray.exceptions.ActorUnavailableError("", None)):
         method = types.SimpleNamespace(remote=lambda error=error: error)
         with pytest.raises(DeviceError) as seen:
-            ray_cluster.ask(method)
+            cluster.ask(method)
         ended = isinstance(error, ray.exceptions.ActorDiedError)
-        assert isinstance(seen.value, ray_cluster.GoneError) == ended
+        assert isinstance(seen.value, cluster.GoneError) == ended
 
 
 @contextlib.contextmanager

@@ -24,8 +24,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 
-from eclip.fleet import ray_cluster
 from eclip.fleet.config import load_fleet_file
+from eclip.fleet.ray import cluster as ray_cluster
 from fleet_functions import JOURNAL
 from running_fleet import PATH, PATIENCE_S, Load, RunningFleet, fleet, free_ports, write_fleet
 

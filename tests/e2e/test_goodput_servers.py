@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from bench.serving import goodput, hops
-from bench.serving.goodput import MPS, measure_beside, started
-from bench.support.mps import client_pids, under_mps
-from bench.support.offered import MIXES, Front, services_of
+from lab.serving import goodput, hops
+from lab.serving.goodput import MPS, measure_beside, started
+from lab.support.mps import client_pids, under_mps
+from lab.support.offered import MIXES, Front, services_of
 
-from eclip.devices.cuda.mps import PIPES, SHARE
-from eclip.devices.gpu.board import VARIABLE
-from eclip.serving.claim import claimed
+from eclip.cuda.processes.mps import PIPES, SHARE
+from eclip.gpu.board import VARIABLE
+from eclip.server.device.claim import claimed
 from standins import install_control
 
 UUID = "GPU-12345678"

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from commands import Cli, assert_refused
-from eclip.artefacts import store
-from eclip.artefacts.plan import Plan
-from eclip.artefacts.topology import Topology
+from eclip.core.plan import Plan
+from eclip.core.topology import Topology
+from eclip.files import store
 
 
 @pytest.mark.parametrize("policy", ["eclip", "shared", "timeslice", "model", "kernel", "search"])

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from commands import Cli, assert_refused
-from eclip.artefacts import store
-from eclip.artefacts.plan import Plan, Processes, Turns
-from eclip.artefacts.runlog import RunLog
+from eclip.core.plan import Plan, Processes, Turns
+from eclip.core.runlog import RunLog
+from eclip.files import store
 
 TOO_MUCH = "alexnet:8@100000rps"
 

@@ -18,11 +18,11 @@ import typer.main
 
 from commands import Cli, assert_refused
 from comparisons import comparison
-from eclip.artefacts import store
 from eclip.cli import make_app, screen
-from eclip.devices.base import Window
+from eclip.core.device import Window
 from eclip.errors import UsageError
-from eclip.planning.search.objective import Objective
+from eclip.files import store
+from eclip.planner.search.objective import Objective
 from eclip.progress import Progress
 from waiting import PATIENCE_S, until
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from bench.support.pages import large_report, measure_opening
+from lab.support.pages import large_report, measure_opening
 from playwright.sync_api import Browser
 
 import eclip

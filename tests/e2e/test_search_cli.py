@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from commands import Cli, Outcome, assert_refused, started
-from eclip.artefacts import store
-from eclip.artefacts.observations import Observations, ObservedRun
-from eclip.artefacts.plan import Plan
+from eclip.core.plan import Plan
 from eclip.errors import UsageError
-from eclip.lab.case import find_earlier, make_case
+from eclip.files import store
+from eclip.files.observations import Observations, ObservedRun
+from eclip.planner.case import find_earlier, make_case
 from waiting import PATIENCE_S
 
 MIX = "vgg19:8,squeezenet:8"
@@ -104,7 +104,7 @@ def test_verify_without_search_is_refused(cli: Cli) -> None:
 
 
 HUNT = ("plan", MIX, "--policy", "search", "--seconds", "600", "-o", "plan.json")
-BATCH = "eclip.planning.search.candidates:Hunt.try_all"
+BATCH = "eclip.planner.search.candidates:Hunt.try_all"
 
 
 def test_interrupted_search_keeps_the_best_plan_until_then(

@@ -21,7 +21,7 @@ import pytest
 import tritonclient.http
 
 import eclip
-from eclip.serving.config import read_config, with_settings
+from eclip.server.config import read_config, with_settings
 from waiting import PATIENCE_S, until
 
 CONFIG = """
@@ -33,7 +33,7 @@ grace_seconds = 1.0
 
 [[service]]
 name = "add"
-model = "numpy:eclip.serving.demo_models:add"
+model = "numpy:eclip.server.demo_models:add"
 inputs = [
     {{ name = "a", datatype = "INT32", shape = [4] }},
     {{ name = "b", datatype = "INT32", shape = [4] }},
@@ -86,7 +86,7 @@ class ServeProcess:
             with contextlib.suppress(OSError):
                 if int(stat.read_text().rpartition(")")[2].split()[1]) == self.process.pid:
                     line = (stat.parent / "cmdline").read_text()
-                    part = re.search(r"eclip\.serving\.(\w+)", line)
+                    part = re.search(r"eclip\.server\.([\w.]+)", line)
                     found[int(stat.parent.name)] = part[1] if part else line
         return found
 
@@ -162,7 +162,7 @@ def test_a_server_lives_through_its_signals_and_the_death_of_its_parts(
     state = json.loads(server.get("/eclip/state")[1])
     assert state["devices"][0]["services"][0]["bound_ms"] == 4000
 
-    front, _ = (pid for pid, part in server.children().items() if part == "front_process")
+    front, _ = (pid for pid, part in server.children().items() if part == "front.process")
     os.kill(front, signal.SIGKILL)
     assert until(lambda: "front ended" in server.said)
     before = [client.seen["right"] for client in clients]
@@ -236,7 +236,7 @@ def test_a_server_of_which_nothing_can_be_loaded_ends(
     (tmp_path / "mine.py").write_text(body)
     file = tmp_path / "models.toml"
     config = CONFIG.format(bound="5s", fronts=1)
-    file.write_text(config.replace("eclip.serving.demo_models:add", "mine:add"))
+    file.write_text(config.replace("eclip.server.demo_models:add", "mine:add"))
     done = subprocess.run(
         [sys.executable, "-m", "eclip", "serve", str(file)],
         capture_output=True,

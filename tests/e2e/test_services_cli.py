@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from commands import Cli, assert_refused
-from eclip.artefacts import store
-from eclip.artefacts.comparison import background_of, worst_tail_of
-from eclip.artefacts.plan import Plan
 from eclip.cli import screen
+from eclip.core.plan import Plan
+from eclip.files import store
+from eclip.files.comparison import background_of, worst_tail_of
 
 MIX = "bert:1@300rps/1.5x,vgg19:32@background"
 SEARCH = ("--policy", "search", "--batches", 0)

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eclip.artefacts import store
-from eclip.artefacts.calibration import Calibration
-from eclip.serving.demo_models import classify
-from eclip.serving.descriptions import describe_repository
-from eclip.serving.messages import InferRequest, InferResponse, Reason, RefusedError, Tensor
+from eclip.core.calibration import Calibration
+from eclip.files import store
+from eclip.server.demo_models import classify
+from eclip.server.descriptions import describe_repository
+from eclip.server.messages import InferRequest, InferResponse, Reason, RefusedError, Tensor
 from served_core import (
     ADD,
     DIGITS,

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from eclip.errors import DeviceError, UsageError
-from eclip.serving import device_keeper, drift
-from eclip.serving.control import Deployment
-from eclip.serving.counters import Count
-from eclip.serving.messages import RefusedError
-from eclip.serving.planner_process import PlanRequest
+from eclip.server.control import Deployment
+from eclip.server.counters import Count
+from eclip.server.messages import RefusedError
+from eclip.server.supervisor import device_keeper, drift
+from eclip.server.supervisor.planner_process import PlanRequest
 from served_core import (
     ADD,
     DIGITS,

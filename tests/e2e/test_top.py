@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from commands import Cli, assert_refused
-from eclip.artefacts.plan import Promise
-from eclip.devices.gpu.board import VARIABLE, Board, board_path, open_board
+from eclip.core.plan import Promise
+from eclip.gpu.board import VARIABLE, Board, board_path, open_board
 from waiting import until
 
 PROMISE = Promise(bound_ns=5_000_000, request_ns=1_000_000, some_ns=0, none_ns=0)

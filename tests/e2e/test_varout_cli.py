@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from eclip.artefacts import store
-from eclip.artefacts.lengths import Lengths
-from eclip.artefacts.machine import Machine
 from eclip.cli import main, screen
+from eclip.core.lengths import Lengths
+from eclip.files import store
+from eclip.files.machine import Machine
 
 
 class Cli:
@@ -154,9 +154,9 @@ def test_new_artefacts_are_inspected(cli: Cli, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_annotate_writes_expected_and_tail_times(cli: Cli) -> None:
-    from eclip.artefacts.profile import Profile
-    from eclip.artefacts.topology import Topology
-    from eclip.frontends.synthetic import synthetic_profile
+    from eclip.core.profile import Profile
+    from eclip.core.topology import Topology
+    from eclip.models.synthetic import synthetic_profile
 
     store.save(synthetic_profile(0, 6, store.load_builtin("h200", Topology)), Path("p.json"))
     Path("l.txt").write_text("100 " * 50 + "90000")

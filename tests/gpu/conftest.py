@@ -11,22 +11,22 @@ import msgspec
 import numpy as np
 import pytest
 
-from eclip.artefacts.mix import mix_of
-from eclip.artefacts.plan import Assignment, Group, Lane, Plan, PlannedWorker, Variant
-from eclip.artefacts.runlog import RunLog
-from eclip.artefacts.topology import Mask, Topology
-from eclip.artefacts.trace import Trace, with_traces
-from eclip.devices.base import Window
-from eclip.devices.cuda.device import CudaDevice
-from eclip.devices.cuda.driver import call, cu
-from eclip.devices.cuda.graphs import CudaGraph, fits
-from eclip.devices.cuda.lanes import LanePool
-from eclip.devices.cuda.stressors import Stressors
-from eclip.devices.gpu.executables import Capture
-from eclip.devices.gpu.session import Execution, GpuSession
-from eclip.devices.gpu.steps import LAUNCH, RECORD, WAIT, Steps
-from eclip.devices.load import closed_loop
-from eclip.runtime.program import lower
+from eclip.core.device import Window
+from eclip.core.load import closed_loop
+from eclip.core.mix import mix_of
+from eclip.core.plan import Assignment, Group, Lane, Plan, PlannedWorker, Variant
+from eclip.core.program import lower
+from eclip.core.runlog import RunLog
+from eclip.core.topology import Mask, Topology
+from eclip.core.trace import Trace, with_traces
+from eclip.cuda.device import CudaDevice
+from eclip.cuda.driver import call, cu
+from eclip.cuda.graphs import CudaGraph, fits
+from eclip.cuda.lanes import LanePool
+from eclip.cuda.stressors import Stressors
+from eclip.gpu.executables import Capture
+from eclip.gpu.session import Execution, GpuSession
+from eclip.gpu.steps import LAUNCH, RECORD, WAIT, Steps
 from gpu_host import captured_from, missing
 from own_process import MARKER, failure_of, is_inside
 

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 import eclip
-from eclip.artefacts import store
-from eclip.artefacts.plan import Lanes, Processes, Turns
-from eclip.devices.cuda.device import CudaDevice
-from eclip.frontends.library import file_of
+from eclip.core.plan import Lanes, Processes, Turns
+from eclip.cuda.device import CudaDevice
+from eclip.files import store
+from eclip.models.library import file_of
 
 torch = pytest.importorskip("torch", reason="tests on a GPU need the Python package torch")
 
@@ -61,9 +61,9 @@ def modules() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def folder(device: CudaDevice, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Profiles of the four models, as `eclip profile -o` keeps them."""
-    from eclip.frontends.models import build
-    from eclip.frontends.profiler import measure_profile
-    from eclip.frontends.torch import capture
+    from eclip.capture.named import build
+    from eclip.capture.profiler import measure_profile
+    from eclip.capture.torch import capture
 
     made = tmp_path_factory.mktemp("profiles")
     zoo = eclip.parse_mix(MIX).models
@@ -209,7 +209,7 @@ def test_colocate_by_profiles_of_a_folder_and_by_a_plan(
     folder: Path, device: CudaDevice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With what is given nothing is measured."""
-    from eclip.lab import colocate as room
+    from eclip.contest import colocate as room
 
     def measure_nothing(*arguments: Any, **options: Any) -> None:
         raise AssertionError("a model was profiled although its profile is there")

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from eclip.artefacts.model_key import ModelKey
-from eclip.artefacts.plan import Plan
-from eclip.artefacts.topology import Mask
-from eclip.devices.cuda.device import CudaDevice
-from eclip.devices.gpu.session import Execution, GpuSession
+from eclip.core.model_key import ModelKey
+from eclip.core.plan import Plan
+from eclip.core.topology import Mask
+from eclip.cuda.device import CudaDevice
 from eclip.errors import DeviceError
+from eclip.gpu.session import Execution, GpuSession
 
 if TYPE_CHECKING:
-    from eclip.frontends.torch import CapturedModule
+    from eclip.capture.torch import CapturedModule
 
 torch = pytest.importorskip("torch", reason="tests on a GPU need the Python package torch")
 
@@ -38,8 +38,8 @@ Captures = dict[str, "CapturedModule"]  # own, tuned, and own once more
 @pytest.fixture(scope="module", params=MODELS)
 def captures(request: pytest.FixtureRequest, device: CudaDevice) -> Iterator[tuple[Any, Captures]]:
     """A module with its inputs, and its captures in the order they were made."""
-    from eclip.frontends import models
-    from eclip.frontends.torch import capture
+    from eclip.capture import named as models
+    from eclip.capture.torch import capture
 
     name = request.param
     module, inputs = models.build(ModelKey(name, BATCH, UNITS))
@@ -165,7 +165,7 @@ def test_plans_give_the_outputs_of_the_captures_own_replay_bit_by_bit(
 def test_kernels_for_all_sms_or_more_are_refused_with_the_number(
     more: int, device: CudaDevice
 ) -> None:
-    from eclip.frontends.torch import capture
+    from eclip.capture.torch import capture
 
     units = sms() + more
     module, seen = watched()
@@ -175,7 +175,7 @@ def test_kernels_for_all_sms_or_more_are_refused_with_the_number(
 
 
 def test_libraries_are_told_during_warm_up_and_capture_only(device: CudaDevice) -> None:
-    from eclip.frontends.torch import capture
+    from eclip.capture.torch import capture
 
     module, seen = watched()
     given = [torch.randn(8, 64, device="cuda")]
@@ -189,7 +189,7 @@ def test_libraries_are_told_during_warm_up_and_capture_only(device: CudaDevice) 
 def test_what_libraries_were_told_before_holds_again_even_after_a_capture_that_failed(
     device: CudaDevice,
 ) -> None:
-    from eclip.frontends.torch import capture
+    from eclip.capture.torch import capture
 
     given = [torch.randn(8, 64, device="cuda")]
     for before in (None, 12):

@@ -19,14 +19,14 @@ from typing import Any
 
 import pytest
 
-from eclip.artefacts.model_key import ModelKey
-from eclip.artefacts.plan import Plan
-from eclip.artefacts.runlog import RunLog
-from eclip.artefacts.topology import Mask
-from eclip.devices.cuda.device import CudaDevice
-from eclip.devices.gpu.session import Execution, GpuSession
+from eclip.core.model_key import ModelKey
+from eclip.core.plan import Plan
+from eclip.core.program import lower
+from eclip.core.runlog import RunLog
+from eclip.core.topology import Mask
+from eclip.cuda.device import CudaDevice
 from eclip.errors import DeviceError
-from eclip.runtime.program import lower
+from eclip.gpu.session import Execution, GpuSession
 
 torch = pytest.importorskip("torch", reason="tests/gpu needs the Python package torch")
 
@@ -42,7 +42,7 @@ RunClosed = Callable[..., RunLog]
 
 
 def capture_both() -> list[Any]:
-    from eclip.frontends.torch import capture
+    from eclip.capture.torch import capture
     from eclip.varout.cuda.models import MoeBlock
 
     torch.manual_seed(0)
@@ -219,7 +219,7 @@ def test_an_error_in_the_block_stays_the_error(plan_of: PlanOf) -> None:
 def test_after_another_session_could_not_be_opened(
     device: CudaDevice, plan_of: PlanOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from eclip.devices.cuda.placing import CudaPlacer
+    from eclip.cuda.placing import CudaPlacer
 
     models = capture_both()
     session = open_session(device, plan_of, models=models)
@@ -240,7 +240,7 @@ def test_after_another_session_could_not_be_opened(
 def test_after_a_capture_that_failed(device: CudaDevice, plan_of: PlanOf) -> None:
     """What made test_varout abort after test_errors: torch 2.11 leaves it on the allocator's list
     of captures under way, which torch.cuda.MemPool's destructor wants to be empty."""
-    from eclip.frontends.torch import capture
+    from eclip.capture.torch import capture
 
     with pytest.raises(DeviceError, match="picky:1 cannot be captured"):
         capture(lambda x: (x * 2)[x > 0], [torch.randn(1000, device="cuda")], ModelKey("picky", 1))
@@ -262,7 +262,7 @@ def test_after_a_capture_that_failed_outside_of_eclip(device: CudaDevice, plan_o
 
 def test_after_a_loop_whose_body_could_not_be_captured(device: CudaDevice, plan_of: PlanOf) -> None:
     from eclip import varout
-    from eclip.frontends.torch import capture
+    from eclip.capture.torch import capture
 
     turns = 0
 
@@ -330,7 +330,7 @@ def test_collected_without_being_closed(device: CudaDevice, plan_of: PlanOf, hel
 
 def test_collected_by_another_thread_during_a_capture(device: CudaDevice, plan_of: PlanOf) -> None:
     """Which neither fails the capture nor is failed by it."""
-    from eclip.frontends.torch import capture
+    from eclip.capture.torch import capture
 
     holder = [open_session(device, plan_of)]
 

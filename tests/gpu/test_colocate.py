@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import eclip
-from eclip.devices.cuda.device import CudaDevice
+from eclip.cuda.device import CudaDevice
 from eclip.errors import DeviceError, UsageError
 
 torch = pytest.importorskip("torch", reason="tests on a GPU need the Python package torch")

@@ -8,15 +8,15 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from eclip.artefacts.measures import Measures, measure
-from eclip.artefacts.model_key import ModelKey
-from eclip.artefacts.plan import Plan
-from eclip.artefacts.topology import Mask
-from eclip.devices.base import Window
-from eclip.devices.cuda.device import CudaDevice
-from eclip.devices.gpu.executables import Capture
-from eclip.devices.load import CLOSED_LOOP, Load
-from eclip.runtime.program import lower
+from eclip.core.device import Window
+from eclip.core.load import CLOSED_LOOP, Load
+from eclip.core.measures import Measures, measure
+from eclip.core.model_key import ModelKey
+from eclip.core.plan import Plan
+from eclip.core.program import lower
+from eclip.core.topology import Mask
+from eclip.cuda.device import CudaDevice
+from eclip.gpu.executables import Capture
 
 torch = pytest.importorskip("torch", reason="tests/gpu needs the Python package torch")
 
@@ -32,8 +32,8 @@ PlanOf = Callable[..., Plan]
 
 @pytest.fixture(scope="module")
 def captures(device: CudaDevice) -> list[Capture]:
-    from eclip.frontends.models import build
-    from eclip.frontends.torch import capture
+    from eclip.capture.named import build
+    from eclip.capture.torch import capture
 
     return [capture(*build(key), key).capture for key in KEYS]
 

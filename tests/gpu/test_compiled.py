@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from eclip.artefacts.model_key import ModelKey
-from eclip.artefacts.plan import Plan
-from eclip.artefacts.topology import Mask
-from eclip.devices.cuda.device import CudaDevice
-from eclip.devices.gpu.session import Execution, GpuSession
+from eclip.core.model_key import ModelKey
+from eclip.core.plan import Plan
+from eclip.core.topology import Mask
+from eclip.cuda.device import CudaDevice
+from eclip.gpu.session import Execution, GpuSession
 
 torch = pytest.importorskip("torch", reason="tests on a GPU need the Python package torch")
 pytest.importorskip("triton", reason="compiled modules need the Python package triton")
@@ -48,7 +48,7 @@ def test_triton_kernels_give_their_outputs_on_the_lanes_of_a_plan(
     opened: Opened,
     sms_of: Callable[[Mask], frozenset[int]],
 ) -> None:
-    from eclip.frontends.torch import capture
+    from eclip.capture.torch import capture
 
     given = torch.randn(512, 256, device="cuda")
     module = sighting

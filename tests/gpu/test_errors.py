@@ -18,21 +18,21 @@ import pytest
 
 import eclip
 from chains import enqueue_cluster
-from eclip.artefacts import store
-from eclip.artefacts.model_key import ModelKey
-from eclip.artefacts.plan import Plan
-from eclip.artefacts.runlog import RunLog
-from eclip.artefacts.topology import Mask, Topology
-from eclip.artefacts.trace import Kernel, Trace
-from eclip.devices.cuda import device as device_module
-from eclip.devices.cuda import graphs, lanes, placing
-from eclip.devices.cuda.device import CudaDevice
-from eclip.devices.cuda.lanes import LanePool, Slices
-from eclip.devices.cuda.stressors import Stressors
-from eclip.devices.gpu.executables import Capture
-from eclip.devices.gpu.session import Execution, GpuSession
+from eclip.core.model_key import ModelKey
+from eclip.core.plan import Plan
+from eclip.core.program import lower
+from eclip.core.runlog import RunLog
+from eclip.core.topology import Mask, Topology
+from eclip.core.trace import Kernel, Trace
+from eclip.cuda import device as device_module
+from eclip.cuda import graphs, lanes, placing
+from eclip.cuda.device import CudaDevice
+from eclip.cuda.lanes import LanePool, Slices
+from eclip.cuda.stressors import Stressors
 from eclip.errors import DeviceError, MismatchError
-from eclip.runtime.program import lower
+from eclip.files import store
+from eclip.gpu.executables import Capture
+from eclip.gpu.session import Execution, GpuSession
 
 torch = pytest.importorskip("torch", reason="tests/gpu needs the Python package torch")
 
@@ -54,7 +54,7 @@ RunClosed = Callable[..., RunLog]
 
 def small_capture() -> Any:
     """Six kernels and more; the last gives something else for every input."""
-    from eclip.frontends.torch import capture
+    from eclip.capture.torch import capture
 
     layers = [torch.nn.Linear(256, 256) for _ in range(3)]
     module = torch.nn.Sequential(*(part for layer in layers for part in (layer, torch.nn.GELU())))
@@ -81,7 +81,7 @@ def assert_gpu_works(device: CudaDevice) -> None:
 
 
 def test_a_model_that_does_not_fit_into_memory_is_named(device: CudaDevice) -> None:
-    from eclip.frontends.torch import capture
+    from eclip.capture.torch import capture
 
     def hungry(x: Any) -> Any:
         return x.expand(1 << 20, 1 << 20).contiguous() + 1  # 4 TB
@@ -93,7 +93,7 @@ def test_a_model_that_does_not_fit_into_memory_is_named(device: CudaDevice) -> N
 
 def test_an_input_that_does_not_fit_twice_is_an_error_of_ours(device: CudaDevice) -> None:
     """The static buffers are copies: the example fits and its copy does not."""
-    from eclip.frontends.torch import capture
+    from eclip.capture.torch import capture
 
     free, _ = torch.cuda.mem_get_info()
     example = torch.empty(int(free * 0.6), dtype=torch.uint8, device="cuda")
@@ -107,7 +107,7 @@ def test_an_input_that_does_not_fit_twice_is_an_error_of_ours(device: CudaDevice
 
 
 def test_a_model_that_cannot_be_captured_is_told_by_its_operation(device: CudaDevice) -> None:
-    from eclip.frontends.torch import capture
+    from eclip.capture.torch import capture
 
     def keep_positive(x: Any) -> Any:
         return (x * 2)[x > 0]
@@ -292,13 +292,13 @@ SCRIPT = """
 import runpy, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 import torch
-from eclip.devices.cuda.device import CudaDevice
-from eclip.devices.gpu.session import Execution
-from eclip.artefacts.model_key import ModelKey
-from eclip.artefacts.topology import Mask
+from eclip.cuda.device import CudaDevice
+from eclip.gpu.session import Execution
+from eclip.core.model_key import ModelKey
+from eclip.core.topology import Mask
 tools = runpy.run_path(sys.argv[1])
 device = CudaDevice()
-from eclip.frontends.torch import capture
+from eclip.capture.torch import capture
 module = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(8))).cuda()
 source = capture(module, [torch.randn(64, 1024, device="cuda")], ModelKey("linear", 64)).capture
 masks = [Mask([0, 1]), Mask([1, 2])]
@@ -373,7 +373,7 @@ def test_an_interrupt_in_mid_run_releases_everything_and_the_next_run_works() ->
 
 
 OPEN = """
-from eclip.devices.cuda.device import CudaDevice
+from eclip.cuda.device import CudaDevice
 from eclip.errors import DeviceError
 try:
     CudaDevice()

@@ -16,23 +16,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from eclip.artefacts.measures import measure
-from eclip.artefacts.model_key import ModelKey
-from eclip.artefacts.plan import Plan
-from eclip.artefacts.profile import Profile
-from eclip.artefacts.runlog import RunLog
-from eclip.artefacts.topology import Mask
-from eclip.artefacts.trace import Trace
-from eclip.devices.base import Window
-from eclip.devices.cuda.device import CudaDevice
-from eclip.devices.cuda.graphs import CudaGraph
-from eclip.devices.cuda.stressors import Stressors
-from eclip.devices.gpu.executables import Capture
-from eclip.devices.gpu.session import Execution, GpuSession
-from eclip.devices.load import Load
+from eclip.core.device import Window
+from eclip.core.load import Load
+from eclip.core.measures import measure
+from eclip.core.model_key import ModelKey
+from eclip.core.plan import Plan
+from eclip.core.profile import Profile
+from eclip.core.runlog import RunLog
+from eclip.core.topology import Mask
+from eclip.core.trace import Trace
+from eclip.cuda.device import CudaDevice
+from eclip.cuda.graphs import CudaGraph
+from eclip.cuda.stressors import Stressors
+from eclip.gpu.executables import Capture
+from eclip.gpu.session import Execution, GpuSession
 
 if TYPE_CHECKING:
-    from eclip.frontends.torch import CapturedModule
+    from eclip.capture.torch import CapturedModule
 
 torch = pytest.importorskip("torch", reason="tests/gpu needs the Python package torch")
 
@@ -60,8 +60,8 @@ Zoo = Callable[[str], "CapturedModule"]
 @pytest.fixture(scope="module")
 def zoo(device: CudaDevice) -> Iterator[Zoo]:
     """The captured model of a name; each is built once and kept until the last test here."""
-    from eclip.frontends import models
-    from eclip.frontends.torch import capture
+    from eclip.capture import named as models
+    from eclip.capture.torch import capture
 
     made: dict[str, CapturedModule] = {}
 
@@ -81,7 +81,7 @@ def zoo(device: CudaDevice) -> Iterator[Zoo]:
 
 @pytest.fixture(scope="module")
 def profile_of(device: CudaDevice, zoo: Zoo) -> Callable[[str], Profile]:
-    from eclip.frontends.profiler import measure_profile
+    from eclip.capture.profiler import measure_profile
 
     made: dict[str, Profile] = {}
 

@@ -6,16 +6,16 @@ import gc
 
 import pytest
 
-from eclip.artefacts import store
-from eclip.artefacts.calibration import Calibration
-from eclip.artefacts.memory import memory_of_plan
-from eclip.artefacts.mix import mix_of
-from eclip.artefacts.model_key import ModelKey
-from eclip.artefacts.topology import Topology
-from eclip.devices.cuda.device import CudaDevice
-from eclip.frontends.modelled import model_profile
-from eclip.planning.policies import make_plan
-from eclip.planning.problem import Problem
+from eclip.core.calibration import Calibration
+from eclip.core.memory import memory_of_plan
+from eclip.core.mix import mix_of
+from eclip.core.model_key import ModelKey
+from eclip.core.topology import Topology
+from eclip.cuda.device import CudaDevice
+from eclip.files import store
+from eclip.models.modelled import model_profile
+from eclip.planner.policies import make_plan
+from eclip.planner.problem import Problem
 
 pytestmark = pytest.mark.alone
 
@@ -26,10 +26,10 @@ MIB = 1 << 20
 def test_footprint_is_plausible(device: CudaDevice, name: str) -> None:
     import torch
 
-    from eclip.devices.cuda.driver import free_memory
-    from eclip.frontends.models import build
-    from eclip.frontends.profiler import measure_profile
-    from eclip.frontends.torch import capture
+    from eclip.capture.named import build
+    from eclip.capture.profiler import measure_profile
+    from eclip.capture.torch import capture
+    from eclip.cuda.driver import free_memory
 
     gc.collect()
     torch.cuda.empty_cache()

@@ -8,25 +8,25 @@ import msgspec
 import numpy as np
 import pytest
 
-from eclip.artefacts.measures import steady_rates
-from eclip.artefacts.mix import parse_mix
-from eclip.artefacts.plan import Plan, Turns, unpartitioned
-from eclip.artefacts.profile import Profile
-from eclip.artefacts.runlog import RunLog
-from eclip.devices.base import Window
-from eclip.devices.cuda.device import CudaDevice
-from eclip.devices.load import closed_loop, load_of_mix
-from eclip.devices.remote import ProcessSets
-from eclip.devices.remote_child import Job
-from eclip.planning.joints import Manner, give_way, promise_of
-from eclip.planning.policies import with_shares
+from eclip.core.device import Window
+from eclip.core.load import closed_loop, load_of_mix
+from eclip.core.measures import steady_rates
+from eclip.core.mix import parse_mix
+from eclip.core.plan import Plan, Turns, unpartitioned
+from eclip.core.profile import Profile
+from eclip.core.runlog import RunLog
+from eclip.cuda.device import CudaDevice
+from eclip.cuda.processes.child import Job
+from eclip.cuda.processes.session import ProcessSets
+from eclip.planner.joints import Manner, give_way, promise_of
+from eclip.planner.policies import with_shares
 
 torch = pytest.importorskip("torch", reason="tests/gpu needs the Python package torch")
 
 pytestmark = pytest.mark.alone
 
 MIX = parse_mix("bert:1@300rps/50ms,vgg19:32@background")
-ENTRY = "eclip.frontends.served:open_model"
+ENTRY = "eclip.capture.served:open_model"
 WINDOW = Window(seconds=3.0, warmup_seconds=0.3, trace_ms=0.0)
 SERVICE, BACKGROUND = 0, 1
 MOST_RATIO = 1.5  # of the p99 to that alone; docs/results/services.md has more requests
@@ -34,9 +34,9 @@ TURNS, MPS, PLAIN = "time-sliced, gives way", "MPS, gives way", "time-sliced"
 
 
 def profile_of(device: CudaDevice, worker: int) -> Profile:
-    from eclip.frontends.models import build
-    from eclip.frontends.profiler import measure_profile
-    from eclip.frontends.torch import capture
+    from eclip.capture.named import build
+    from eclip.capture.profiler import measure_profile
+    from eclip.capture.torch import capture
 
     model = MIX.models[worker]
     captured = capture(*build(model), model)

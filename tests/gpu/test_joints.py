@@ -16,23 +16,23 @@ import msgspec
 import numpy as np
 import pytest
 
-from eclip.artefacts.copies import PART_BYTES
-from eclip.artefacts.measures import steady_rates
-from eclip.artefacts.mix import parse_mix
-from eclip.artefacts.model_key import ModelKey
-from eclip.artefacts.plan import Joints, Plan, Promise, Reaction, Slack, unpartitioned
-from eclip.artefacts.profile import Profile
-from eclip.artefacts.topology import Mask
-from eclip.devices.base import Window
-from eclip.devices.cuda.device import CudaDevice
-from eclip.devices.gpu.session import Execution, GpuSession
-from eclip.devices.load import closed_loop
-from eclip.planning.joints import Manner, give_way, promise_of
-from eclip.runtime.program import lower
-from eclip.runtime.reactions import BUSY_SINCE, DEADLINE, IDLE, LEFT, Ints
+from eclip.core.copies import PART_BYTES
+from eclip.core.device import Window
+from eclip.core.load import closed_loop
+from eclip.core.measures import steady_rates
+from eclip.core.mix import parse_mix
+from eclip.core.model_key import ModelKey
+from eclip.core.plan import Joints, Plan, Promise, Reaction, Slack, unpartitioned
+from eclip.core.profile import Profile
+from eclip.core.program import lower
+from eclip.core.rules import BUSY_SINCE, DEADLINE, IDLE, LEFT, Ints
+from eclip.core.topology import Mask
+from eclip.cuda.device import CudaDevice
+from eclip.gpu.session import Execution, GpuSession
+from eclip.planner.joints import Manner, give_way, promise_of
 
 if TYPE_CHECKING:
-    from eclip.frontends.torch import CapturedModule
+    from eclip.capture.torch import CapturedModule
 
 torch = pytest.importorskip("torch", reason="tests/gpu needs the Python package torch")
 
@@ -60,8 +60,8 @@ Capturing = Callable[[ModelKey], "CapturedModule"]
 @pytest.fixture
 def captured(device: CudaDevice) -> Iterator[Capturing]:
     """Captures a model, once a test."""
-    from eclip.frontends import models
-    from eclip.frontends.torch import capture
+    from eclip.capture import named as models
+    from eclip.capture.torch import capture
 
     made: dict[ModelKey, CapturedModule] = {}
 
@@ -187,7 +187,7 @@ def test_random_yields_and_moves_give_the_outputs_of_the_model(
 
 
 def profile_of(device: CudaDevice, captured: CapturedModule) -> Profile:
-    from eclip.frontends.profiler import measure_profile
+    from eclip.capture.profiler import measure_profile
 
     sizes = (device.topology.units,)
     return measure_profile(device, captured, sizes=sizes, energy_seconds=0.0, stress=False)
@@ -247,7 +247,7 @@ class Copying(torch.nn.Module):  # type: ignore[misc, name-defined]
 
 
 def test_profile_has_the_copies_of_a_graph(device: CudaDevice) -> None:
-    from eclip.frontends.torch import capture
+    from eclip.capture.torch import capture
 
     model = capture(Copying(), (torch.ones(1, device="cuda"),), ModelKey("copying", 1))
     inward, outward = profile_of(device, model).copies
@@ -262,7 +262,7 @@ def test_profile_has_the_copies_of_a_graph(device: CudaDevice) -> None:
 def test_long_copies_are_cut_and_lose_nothing(
     depth: int, device: CudaDevice, captured: Capturing, plan_of: PlanOf, opened: Opened
 ) -> None:
-    from eclip.frontends.torch import capture
+    from eclip.capture.torch import capture
 
     module = Copying()
     model = capture(module, (torch.ones(1, device="cuda"),), ModelKey("copying", 1))

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eclip.artefacts import store
-from eclip.artefacts.topology import Mask, Topology
-from eclip.devices.cuda.device import CudaDevice
-from eclip.devices.cuda.driver import call, cu
-from eclip.devices.cuda.graphs import CudaGraph, place_segment, place_whole
-from eclip.devices.cuda.lanes import GpuLane, LanePool, Slices
-from eclip.devices.cuda.stressors import Stressors
+from eclip.core.topology import Mask, Topology
+from eclip.cuda.device import CudaDevice
+from eclip.cuda.driver import call, cu
+from eclip.cuda.graphs import CudaGraph, place_segment, place_whole
+from eclip.cuda.lanes import GpuLane, LanePool, Slices
+from eclip.cuda.stressors import Stressors
 from eclip.errors import DeviceError
+from eclip.files import store
 
 MASKS = 50
 AT_ONCE = 25  # lanes in one pool

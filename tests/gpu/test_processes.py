@@ -13,27 +13,27 @@ import msgspec
 import numpy as np
 import pytest
 
-from eclip.artefacts import store
-from eclip.artefacts.measures import measure
-from eclip.artefacts.model_key import ModelKey
-from eclip.artefacts.plan import Plan, Processes, Turns
-from eclip.artefacts.runlog import RunLog
-from eclip.devices.base import Window
-from eclip.devices.cuda.device import CudaDevice
-from eclip.devices.gpu.executables import Capture
-from eclip.devices.load import Load, closed_loop
-from eclip.devices.remote import ProcessSets
-from eclip.devices.remote_child import Job
+from eclip.core.device import Window
+from eclip.core.load import Load, closed_loop
+from eclip.core.measures import measure
+from eclip.core.model_key import ModelKey
+from eclip.core.plan import Plan, Processes, Turns
+from eclip.core.program import lower, program_of
+from eclip.core.runlog import RunLog
+from eclip.cuda.device import CudaDevice
+from eclip.cuda.processes.child import Job
+from eclip.cuda.processes.session import ProcessSets
 from eclip.errors import DeviceError, UsageError
-from eclip.planning.policies import with_shares
-from eclip.runtime.program import lower, program_of
+from eclip.files import store
+from eclip.gpu.executables import Capture
+from eclip.planner.policies import with_shares
 
 torch = pytest.importorskip("torch", reason="tests/gpu needs the Python package torch")
 
 pytestmark = pytest.mark.alone
 
 MODELS = (ModelKey("vgg19", 8), ModelKey("shufflenet", 8))
-ENTRY = "eclip.frontends.served:open_model"
+ENTRY = "eclip.capture.served:open_model"
 HALF = 50
 WINDOW = Window(seconds=1.5, warmup_seconds=0.2, trace_ms=0.0)
 CLOSED = closed_loop(len(MODELS))
@@ -42,8 +42,8 @@ PlanOf = Callable[..., Plan]
 
 @pytest.fixture(scope="module")
 def captures(device: CudaDevice) -> list[Capture]:
-    from eclip.frontends.models import build
-    from eclip.frontends.torch import capture
+    from eclip.capture.named import build
+    from eclip.capture.torch import capture
 
     return [capture(*build(model), model).capture for model in MODELS]
 

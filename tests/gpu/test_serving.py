@@ -17,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from eclip.artefacts.model_key import ModelKey
-from eclip.devices.gpu.board import VARIABLE
+from eclip.core.model_key import ModelKey
 from eclip.errors import DeviceError
-from eclip.serving import demo_models
-from eclip.serving.counters import Count
-from eclip.serving.messages import InferResponse, RefusedError
+from eclip.gpu.board import VARIABLE
+from eclip.server import demo_models
+from eclip.server.counters import Count
+from eclip.server.messages import InferResponse, RefusedError
 from served_core import ADD, Driver, Served, config_of, request
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -143,8 +143,8 @@ class Captured:
             return [made.cpu().numpy()[: len(given)] for made in model.tensors()]
 
     def _capture(self, batch: int) -> Any:
-        from eclip.frontends.models import build
-        from eclip.frontends.torch import capture
+        from eclip.capture.named import build
+        from eclip.capture.torch import capture
 
         key = ModelKey(self._name, batch)
         model = capture(*build(key), key)

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from eclip.artefacts.model_key import ModelKey
-from eclip.artefacts.plan import Plan
-from eclip.artefacts.topology import Mask
-from eclip.devices.base import Completion, Slot
-from eclip.devices.cuda.device import CudaDevice
-from eclip.devices.gpu.session import Execution, GpuSession
+from eclip.core.device import Completion, Slot
+from eclip.core.model_key import ModelKey
+from eclip.core.plan import Plan
+from eclip.core.topology import Mask
+from eclip.cuda.device import CudaDevice
+from eclip.gpu.session import Execution, GpuSession
 from waiting import until
 
 if TYPE_CHECKING:
-    from eclip.frontends.torch import CapturedModule
+    from eclip.capture.torch import CapturedModule
 
 torch = pytest.importorskip("torch", reason="tests/gpu needs the Python package torch")
 
@@ -81,8 +81,8 @@ def shared_slots(models: Sequence[CapturedModule]) -> Iterator[list[list[Slot]]]
 def test_slots_have_the_outputs_of_their_inputs(
     device: CudaDevice, plan_of: PlanOf, opened: Opened, execution: Execution, shared: bool
 ) -> None:
-    from eclip.frontends import models as zoo
-    from eclip.frontends.torch import capture
+    from eclip.capture import named as zoo
+    from eclip.capture.torch import capture
 
     keys = [ModelKey(name, 1) for name in MODELS]
     models = [capture(*zoo.build(key), key) for key in keys]

@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eclip.artefacts.model_key import ModelKey
-from eclip.artefacts.plan import Plan
-from eclip.artefacts.topology import Mask
-from eclip.artefacts.trace import Trace
-from eclip.devices.base import Window
-from eclip.devices.cuda.device import CudaDevice
-from eclip.devices.cuda.driver import call, cu
-from eclip.devices.cuda.graphs import CudaGraph, place_whole
-from eclip.devices.cuda.lanes import LanePool
-from eclip.devices.cuda.stressors import Stressors
-from eclip.devices.cuda.tracer import Tracer
-from eclip.devices.gpu.executables import Capture
-from eclip.devices.gpu.session import Execution, GpuSession
-from eclip.devices.load import CLOSED_LOOP, Load
+from eclip.core.device import Window
+from eclip.core.load import CLOSED_LOOP, Load
+from eclip.core.model_key import ModelKey
+from eclip.core.plan import Plan
+from eclip.core.topology import Mask
+from eclip.core.trace import Trace
+from eclip.cuda.device import CudaDevice
+from eclip.cuda.driver import call, cu
+from eclip.cuda.graphs import CudaGraph, place_whole
+from eclip.cuda.lanes import LanePool
+from eclip.cuda.stressors import Stressors
+from eclip.cuda.tracer import Tracer
+from eclip.gpu.executables import Capture
+from eclip.gpu.session import Execution, GpuSession
 
 pytestmark = pytest.mark.alone
 
@@ -170,8 +170,8 @@ def test_kernels_of_a_run_are_told_by_worker_position_and_lane(
 
 
 def test_a_profile_after_a_profile_is_the_same(device: CudaDevice, chain: CudaGraph) -> None:
-    from eclip.frontends.profiler import measure_profile
-    from eclip.frontends.torch import CapturedModule
+    from eclip.capture.profiler import measure_profile
+    from eclip.capture.torch import CapturedModule
 
     trace = Trace(model=ModelKey("chain", 1), kernels=chain.kernels())
     captured = CapturedModule(Capture(chain, trace, None), None, (), None)

@@ -22,15 +22,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eclip.artefacts import store
-from eclip.artefacts.plan import Plan
-from eclip.artefacts.profile import Profile
-from eclip.artefacts.topology import Mask, Topology
-from eclip.artefacts.trace import Trace
-from eclip.devices.cuda.device import CudaDevice
-from eclip.devices.cuda.driver import call, cu
-from eclip.devices.cuda.lanes import LanePool
-from eclip.devices.cuda.stressors import Stressors
+from eclip.core.plan import Plan
+from eclip.core.profile import Profile
+from eclip.core.topology import Mask, Topology
+from eclip.core.trace import Trace
+from eclip.cuda.device import CudaDevice
+from eclip.cuda.driver import call, cu
+from eclip.cuda.lanes import LanePool
+from eclip.cuda.stressors import Stressors
+from eclip.files import store
 
 ROOT = Path(__file__).parents[2]
 APPS = Path(__file__).parent / "apps"

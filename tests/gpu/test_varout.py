@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from eclip.artefacts.model_key import ModelKey
-from eclip.artefacts.plan import Plan
-from eclip.artefacts.topology import Mask
-from eclip.devices.cuda.device import CudaDevice
-from eclip.devices.cuda.driver import call, cu
-from eclip.devices.cuda.lanes import GpuLane, LanePool
-from eclip.devices.gpu.executables import Capture
-from eclip.devices.gpu.session import Execution, GpuSession
-from eclip.devices.gpu.steps import LAUNCH
+from eclip.core.model_key import ModelKey
+from eclip.core.plan import Plan
+from eclip.core.topology import Mask
+from eclip.cuda.device import CudaDevice
+from eclip.cuda.driver import call, cu
+from eclip.cuda.lanes import GpuLane, LanePool
 from eclip.errors import ArenaError, DeviceError
+from eclip.gpu.executables import Capture
+from eclip.gpu.session import Execution, GpuSession
+from eclip.gpu.steps import LAUNCH
 from eclip.varout.mechanisms import Mechanism
 from varout_data import data
 
@@ -163,9 +163,9 @@ def test_a_stage_built_and_closed_many_times_leaks_nothing(
 
 
 def test_a_drift_builds_another_stage_while_requests_go_on(device: CudaDevice) -> None:
-    from eclip.artefacts import store
-    from eclip.artefacts.lengths import lengths_of
-    from eclip.artefacts.machine import Machine
+    from eclip.core.lengths import lengths_of
+    from eclip.files import store
+    from eclip.files.machine import Machine
     from eclip.varout.cuda.adaptive import AdaptiveCompaction
 
     machine = store.load_builtin("h200", Machine)
@@ -249,7 +249,7 @@ def test_two_workers_under_a_plan_give_what_eager_gives(
     """Both at once, each against PyTorch's own operators. The host waits for nothing inside a
     request: what waits cannot be captured, and all of a request is the launch of one graph, though
     both models produce more than fits their first window."""
-    from eclip.frontends.torch import capture
+    from eclip.capture.torch import capture
 
     chosen = models()
     captured = {
@@ -300,7 +300,7 @@ def test_a_model_with_a_loop_is_refused_where_a_plan_would_cut_it(
     plan_of: Callable[..., Plan],
     opened: Callable[..., AbstractContextManager[GpuSession]],
 ) -> None:
-    from eclip.frontends.torch import capture
+    from eclip.capture.torch import capture
 
     module, inputs = models()["moe"]
     source = capture(module, inputs(0), ModelKey("moe", 1)).capture

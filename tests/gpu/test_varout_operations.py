@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from eclip.devices.cuda.device import CudaDevice
-from eclip.devices.cuda.driver import call, cu
+from eclip.cuda.device import CudaDevice
+from eclip.cuda.driver import call, cu
 from eclip.errors import ArenaError, UsageError
 from varout_data import data
 
@@ -82,8 +82,8 @@ def test_nms_is_torchvisions(device: CudaDevice, count: int) -> None:
 @contextlib.contextmanager
 def captured(work: Callable[[], None]) -> Iterator[Callable[[], None]]:
     """The work as one graph; the call replays it and waits."""
-    from eclip.devices.cuda.conditional import keeping
-    from eclip.devices.cuda.graphs import Executable
+    from eclip.cuda.conditional import keeping
+    from eclip.cuda.graphs import Executable
 
     stream = torch.cuda.Stream()
     graph = torch.cuda.CUDAGraph(keep_graph=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from eclip.devices.gpu.board import Board, open_board
+from eclip.gpu.board import Board, open_board
 from hip_bench import StandIn, standing_in
 from native_build import Native
 from standin_gpu import StandinGpu

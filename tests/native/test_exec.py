@@ -13,9 +13,8 @@ import msgspec
 import pytest
 
 from commands import started
-from eclip.artefacts import store
-from eclip.artefacts.mix import mix_of
-from eclip.artefacts.plan import (
+from eclip.core.mix import mix_of
+from eclip.core.plan import (
     Assignment,
     Group,
     Joints,
@@ -25,8 +24,9 @@ from eclip.artefacts.plan import (
     Variant,
     fingerprint_of,
 )
-from eclip.artefacts.profile import Profile
-from eclip.artefacts.topology import Mask, Topology
+from eclip.core.profile import Profile
+from eclip.core.topology import Mask, Topology
+from eclip.files import store
 from native_build import Native
 from waiting import PATIENCE_S
 

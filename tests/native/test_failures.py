@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from eclip.artefacts.topology import Topology
-from eclip.runtime.table import WorkersBy, record_table
+from eclip.core.topology import Topology
+from eclip.programs.table import WorkersBy, record_table
 from native_build import Native
 
 FULL = "ffff"

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from bench.gpu import foreign
-from bench.gpu.foreign import Runner, counts_in, kept_rows, main
+from lab.gpu import foreign
+from lab.gpu.foreign import Runner, counts_in, kept_rows, main
 
 from native_build import Native
 from unmodified import PRELUDE

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from eclip.devices.requests import (
+from eclip.core.requests import (
     ARRIVAL,
     BARRIERS,
     MOVES,
@@ -20,9 +20,8 @@ from eclip.devices.requests import (
     START,
     YIELDS,
 )
-from eclip.devices.requests import END as ENDED
-from eclip.errors import DeviceError
-from eclip.runtime.reactions import (
+from eclip.core.requests import END as ENDED
+from eclip.core.rules import (
     BACKGROUND,
     BANKED_NS,
     BOUND,
@@ -38,6 +37,7 @@ from eclip.runtime.reactions import (
     YIELD,
     Ints,
 )
+from eclip.errors import DeviceError
 from standin_gpu import (
     BEGIN,
     WHERE,

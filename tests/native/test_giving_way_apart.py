@@ -16,10 +16,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from eclip.artefacts import store
-from eclip.artefacts.mix import mix_of
-from eclip.artefacts.model_key import ModelKey
-from eclip.artefacts.plan import (
+from eclip.core.device import Window
+from eclip.core.load import CLOSED_LOOP, Load, closed_loop
+from eclip.core.mix import mix_of
+from eclip.core.model_key import ModelKey
+from eclip.core.plan import (
     Assignment,
     Group,
     Joints,
@@ -31,13 +32,12 @@ from eclip.artefacts.plan import (
     Turns,
     Variant,
 )
-from eclip.artefacts.runlog import RunLog
-from eclip.artefacts.topology import Topology
-from eclip.artefacts.trace import with_traces
-from eclip.devices.base import Window
-from eclip.devices.load import CLOSED_LOOP, Load, closed_loop
-from eclip.devices.remote import Host, ProcessSession, ProcessSets
-from eclip.devices.remote_child import Job, now_ns
+from eclip.core.runlog import RunLog
+from eclip.core.topology import Topology
+from eclip.core.trace import with_traces
+from eclip.cuda.processes.child import Job, now_ns
+from eclip.cuda.processes.session import Host, ProcessSession, ProcessSets
+from eclip.files import store
 from native_build import Native
 from punctual import run_in_time
 from standin_children import ENTRY, LIBRARY

@@ -16,21 +16,21 @@ import numpy.typing as npt
 import pytest
 
 import hip_bench
-from eclip.artefacts.plan import Lane, Plan, Promise, Slack
-from eclip.artefacts.topology import Mask
-from eclip.devices.base import Window
-from eclip.devices.gpu.executables import Capture
-from eclip.devices.hip import doctor
-from eclip.devices.hip.device import HipDevice
-from eclip.devices.hip.driver import QUEUES_VARIABLE, Build, HipGpu
-from eclip.devices.hip.graphs import HipGraph, instantiate, instantiate_piece
-from eclip.devices.hip.lanes import MaskedLanes, MaskedStreams, mask_words, slice_bits
-from eclip.devices.load import CLOSED_LOOP, Load
+from eclip.core.device import Window
+from eclip.core.load import CLOSED_LOOP, Load
+from eclip.core.plan import Lane, Plan, Promise, Slack
+from eclip.core.program import lower
+from eclip.core.topology import Mask
 from eclip.errors import DeviceError, EclipError
-from eclip.planning.joints import Manner, give_way
-from eclip.planning.policies import make_plan
-from eclip.planning.problem import Problem
-from eclip.runtime.program import lower
+from eclip.gpu.executables import Capture
+from eclip.hip import doctor
+from eclip.hip.device import HipDevice
+from eclip.hip.driver import QUEUES_VARIABLE, Build, HipGpu
+from eclip.hip.graphs import HipGraph, instantiate, instantiate_piece
+from eclip.hip.lanes import MaskedLanes, MaskedStreams, mask_words, slice_bits
+from eclip.planner.joints import Manner, give_way
+from eclip.planner.policies import make_plan
+from eclip.planner.problem import Problem
 from hip_bench import BEGIN, END, ENGINES, STREAM, UNITS, WHO, StandIn, launch
 
 WORKERS = 2

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from eclip.artefacts import store
-from eclip.devices.hip.api import (
+from eclip.errors import DeviceError
+from eclip.files import store
+from eclip.hip.api import (
     ENTRY_POINTS,
     ENUMERATORS,
     LEAST,
@@ -28,7 +29,6 @@ from eclip.devices.hip.api import (
     EntryPoint,
     Hip,
 )
-from eclip.errors import DeviceError
 from hip_list import read_hooks, read_known
 from logs import make_mix, make_plan
 from native_build import Native

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from eclip.devices.gpu.board import Board
-from eclip.runtime.reactions import BUSY_SINCE, IDLE
+from eclip.core.rules import BUSY_SINCE, IDLE
+from eclip.gpu.board import Board
 from native_build import Native
 from unmodified import running
 from waiting import until

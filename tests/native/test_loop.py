@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eclip.devices.gpu.worker_loop import Runner
-from eclip.devices.requests import BARRIERS, MOVES, PAUSE_NS, YIELDS
+from eclip.core.requests import BARRIERS, MOVES, PAUSE_NS, YIELDS
+from eclip.core.rules import BACKGROUND, BOUND, NONE, SERVICE, SOME, YIELD, Ints, Rules
 from eclip.errors import DeviceError
-from eclip.runtime.reactions import BACKGROUND, BOUND, NONE, SERVICE, SOME, YIELD, Ints, Rules
+from eclip.gpu.worker_loop import Runner
 from standin_gpu import (
     BEGIN,
     END,

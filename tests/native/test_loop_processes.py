@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 import loop_owner
-from eclip.devices.gpu.board import Board, open_board
-from eclip.devices.gpu.worker_loop import Place
-from eclip.devices.requests import PAUSE_NS
-from eclip.runtime.reactions import BUSY_SINCE, FOREIGN_BIT, IDLE, TIER, YIELD
+from eclip.core.requests import PAUSE_NS
+from eclip.core.rules import BUSY_SINCE, FOREIGN_BIT, IDLE, TIER, YIELD
+from eclip.gpu.board import Board, open_board
+from eclip.gpu.worker_loop import Place
 from native_build import Native
 from standin_gpu import BEGIN, Log, StandinGpu, Worker, make_worker, rules, serving
 from waiting import until

@@ -18,22 +18,22 @@ import numpy as np
 import pytest
 
 import hip_bench
-from eclip.artefacts.mix import mix_of
-from eclip.artefacts.model_key import ModelKey
-from eclip.artefacts.profile import Profile
-from eclip.artefacts.topology import Topology
-from eclip.artefacts.trace import Kernel
-from eclip.devices.base import Window
-from eclip.devices.hip.api import Hip
-from eclip.devices.hip.device import HipDevice
-from eclip.devices.load import CLOSED_LOOP, Load
+from eclip.capture import rocm
+from eclip.capture.rocm import KernelRecord, measure_profile, read_records, spans_of
+from eclip.core.device import Window
+from eclip.core.load import CLOSED_LOOP, Load
+from eclip.core.mix import mix_of
+from eclip.core.model_key import ModelKey
+from eclip.core.profile import Profile
+from eclip.core.program import lower
+from eclip.core.topology import Topology
+from eclip.core.trace import Kernel
 from eclip.errors import DeviceError
-from eclip.frontends import rocm
-from eclip.frontends.rocm import KernelRecord, measure_profile, read_records, spans_of
-from eclip.frontends.synthetic import synthetic_profile
-from eclip.planning.policies import make_plan
-from eclip.planning.problem import Problem
-from eclip.runtime.program import lower
+from eclip.hip.api import Hip
+from eclip.hip.device import HipDevice
+from eclip.models.synthetic import synthetic_profile
+from eclip.planner.policies import make_plan
+from eclip.planner.problem import Problem
 from hip_bench import BEGIN, END, WHO, StandIn, standing_in
 from native_build import Native
 
@@ -302,8 +302,8 @@ def torch(hip: StandIn, monkeypatch: pytest.MonkeyPatch) -> RocmTorch:
 
 @pytest.fixture
 def frontend(torch: RocmTorch, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """``eclip.frontends.torch``, imported for the stand-in alone."""
-    names = ("eclip.frontends.capturing", "eclip.frontends.torch")
+    """``eclip.capture.torch``, imported for the stand-in alone."""
+    names = ("eclip.capture.capturing", "eclip.capture.torch")
     for name in names:
         monkeypatch.delitem(sys.modules, name, raising=False)
     found = importlib.import_module(names[-1])
@@ -348,11 +348,11 @@ def test_torch_without_a_gpu_is_named(
     frontend: Any, torch: RocmTorch, hip: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.cuda.is_available = lambda: False
-    monkeypatch.setitem(sys.modules, "eclip.frontends.torch", frontend)
-    zoo = types.ModuleType("eclip.frontends.torch_zoo")
-    monkeypatch.setitem(sys.modules, "eclip.frontends.torch_zoo", zoo)
-    monkeypatch.delitem(sys.modules, "eclip.frontends.models", raising=False)
-    models = importlib.import_module("eclip.frontends.models")
-    monkeypatch.delitem(sys.modules, "eclip.frontends.models")
+    monkeypatch.setitem(sys.modules, "eclip.capture.torch", frontend)
+    zoo = types.ModuleType("eclip.capture.torch_zoo")
+    monkeypatch.setitem(sys.modules, "eclip.capture.torch_zoo", zoo)
+    monkeypatch.delitem(sys.modules, "eclip.capture.named", raising=False)
+    models = importlib.import_module("eclip.capture.named")
+    monkeypatch.delitem(sys.modules, "eclip.capture.named")
     with hip.device() as device, pytest.raises(DeviceError, match="finds no GPU here"):
         models.capture_worker(made_up(device.topology), 0)

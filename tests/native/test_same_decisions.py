@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from eclip.runtime.commands import Recorder
+from eclip.gpu.commands import Recorder
 from frontier import FOLLOW, HOME, Frontier
 from native_build import Native
 

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
-from bench.gpu import shots
-from bench.gpu.shots import RESULTS, drawn, print_rows, run
-from bench.support.kept import read_rows
+from lab.gpu import shots
+from lab.gpu.shots import RESULTS, drawn, print_rows, run
+from lab.support.kept import read_rows
 
 from native_build import Native
 from unmodified import PRELUDE

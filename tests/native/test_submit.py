@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eclip.devices.base import CANCELLED, CLOSED, EXPIRED, Completion
+from eclip.core.device import CANCELLED, CLOSED, EXPIRED, Completion
+from eclip.core.rules import BACKGROUND, BUSY_SINCE, DEADLINE, IDLE, LEFT, SERVICE, YIELD
 from eclip.errors import DeviceError, FullError, UsageError
-from eclip.runtime.reactions import BACKGROUND, BUSY_SINCE, DEADLINE, IDLE, LEFT, SERVICE, YIELD
 from standin_desk import StandinDesk, served
 from standin_gpu import (
     LAUNCHED,

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from eclip.devices.gpu.board import Board, open_board
-from eclip.runtime.reactions import (
+from eclip.core.rules import (
     BACKGROUND,
     BUSY_SINCE,
     HEARTBEAT,
@@ -22,6 +21,7 @@ from eclip.runtime.reactions import (
     SERVICE,
     YIELDED,
 )
+from eclip.gpu.board import Board, open_board
 from native_build import Native
 from two_programs import BUSY_MS, STEADY, Service, goes_on, rows_of
 from unmodified import Running, running, version_of

@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eclip.devices.gpu.board import Board, open_board
-from eclip.runtime.reactions import (
+from eclip.core.rules import (
     BACKGROUND,
     YIELDED,
 )
+from eclip.gpu.board import Board, open_board
 from native_build import Native
 from two_programs import BUSY_MS, STEADY, Service, goes_on, now_ns, rows_of
 from unmodified import FIRST, Running, running
@@ -43,7 +43,7 @@ while True:
 WATCHING = """
 import sys
 from pathlib import Path
-from eclip.devices.gpu.board_view import look
+from eclip.gpu.board_view import look
 print("looking", flush=True)
 while True: look(Path(sys.argv[1]))
 """

@@ -1,4 +1,4 @@
-"""Deciding at a joint a second time, from the rules that runtime/reactions.py states in words."""
+"""Deciding at a joint a second time, from the rules that core/rules.py states in words."""
 
 from __future__ import annotations
 

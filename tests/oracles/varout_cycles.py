@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from eclip.artefacts.machine import StreamProcessor
+from eclip.files.machine import StreamProcessor
 from eclip.jit import compiled, inlined
 from eclip.varout.mechanisms import Mechanism
 

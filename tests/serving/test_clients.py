@@ -22,8 +22,8 @@ import tritonclient.http
 import tritonclient.http.aio
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from eclip.serving.messages import InferRequest
-from eclip.serving.rpc import within_deadline
+from eclip.server.messages import InferRequest
+from eclip.server.protocol.rpc import within_deadline
 from numpy_server import NumpyServer
 from waiting import until
 

@@ -12,14 +12,14 @@ import pytest
 
 from eclip.errors import DeviceError
 from eclip.fleet.orders import GpuPlace, RoutingTable
+from eclip.fleet.place.spec import GpuId
 from eclip.fleet.replicas import ASK_NS, Replicas
-from eclip.fleet.spec import GpuId
-from eclip.serving.config import ServingConfig
-from eclip.serving.core import FrontCore
-from eclip.serving.guests import enter
-from eclip.serving.http_client import RemoteFront
-from eclip.serving.messages import Reason, RefusedError
-from eclip.serving.running import RunningServer
+from eclip.server.config import ServingConfig
+from eclip.server.front.core import FrontCore
+from eclip.server.front.guests import enter
+from eclip.server.messages import Reason, RefusedError
+from eclip.server.protocol.http_client import RemoteFront
+from eclip.server.supervisor.running import RunningServer
 from served_core import ADD, add_request, config_of, output
 from waiting import PATIENCE_S
 

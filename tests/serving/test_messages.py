@@ -10,10 +10,10 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 import eclip
-from eclip.serving import inference_pb2
+from eclip.server.protocol import inference_pb2
 
 _SOURCES = Path(eclip.__file__).parents[1]
-_PROTO = "eclip/serving/inference.proto"
+_PROTO = "eclip/server/protocol/inference.proto"
 
 
 def test_generated_code_is_fresh(tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_generated_code_is_fresh(tmp_path: Path) -> None:
         check=True,
     )  # fmt: skip
     for suffix in ("py", "pyi"):
-        name = f"eclip/serving/inference_pb2.{suffix}"
+        name = f"eclip/server/protocol/inference_pb2.{suffix}"
         assert (tmp_path / name).read_text() == (_SOURCES / name).read_text(), "run: make proto"
 
 
@@ -37,7 +37,7 @@ def describe(field: FieldDescriptor) -> tuple[object, ...]:
 def all_fields(messages: list[Descriptor]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for message in messages:
-        name = message.full_name.removeprefix("eclip.serving.").removeprefix("inference.")
+        name = message.full_name.removeprefix("eclip.server.").removeprefix("inference.")
         found[name] = {repr(describe(one)) for one in message.fields}
         found |= all_fields(list(message.nested_types))
     return found

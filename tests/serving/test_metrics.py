@@ -8,7 +8,7 @@ import numpy as np
 import tritonclient.http
 from prometheus_client.parser import text_string_to_metric_families
 
-from eclip.serving.messages import (
+from eclip.server.messages import (
     BUCKETS_S,
     Counters,
     DeviceCounters,
@@ -18,7 +18,7 @@ from eclip.serving.messages import (
     ServiceCounters,
     Statistics,
 )
-from eclip.serving.metrics import Metrics
+from eclip.server.protocol.metrics import Metrics
 from numpy_core import NumpyCore
 from numpy_server import NumpyServer
 

@@ -18,7 +18,7 @@ from numpy_server import NumpyServer
 from waiting import PATIENCE_S
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-_PAGE = resources.files("eclip.serving").joinpath("page/index.html")
+_PAGE = resources.files("eclip.server.protocol").joinpath("page/index.html")
 
 
 def visit(server: NumpyServer, folder: Path) -> tuple[str, list[str]]:

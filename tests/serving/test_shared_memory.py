@@ -15,9 +15,9 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor, shared_memory
 
-from eclip.serving.limits import Limits
-from eclip.serving.messages import RefusedError
-from eclip.serving.shared_memory import MemoryPlace, Region, Regions
+from eclip.server.limits import Limits
+from eclip.server.messages import RefusedError
+from eclip.server.shared_memory import MemoryPlace, Region, Regions
 from numpy_server import NumpyServer
 
 

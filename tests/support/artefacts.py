@@ -10,20 +10,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from eclip.artefacts import store
-from eclip.artefacts.calibration import Calibration
-from eclip.artefacts.footprint import Footprint
-from eclip.artefacts.mix import mix_of
-from eclip.artefacts.model_key import ModelKey
-from eclip.artefacts.observations import Observations, ObservedHome, ObservedRun
-from eclip.artefacts.profile import Profile
-from eclip.artefacts.runlog import KernelRecords, Requests, RunLog, WorkerCounters
-from eclip.artefacts.store import Artefact
-from eclip.artefacts.topology import Topology
-from eclip.artefacts.trace import Kernel, Trace, with_traces
+from eclip.core.calibration import Calibration
+from eclip.core.footprint import Footprint
+from eclip.core.mix import mix_of
+from eclip.core.model_key import ModelKey
+from eclip.core.profile import Profile
+from eclip.core.runlog import KernelRecords, Requests, RunLog, WorkerCounters
+from eclip.core.topology import Topology
+from eclip.core.trace import Kernel, Trace, with_traces
 from eclip.errors import ArtefactError
-from eclip.planning.policies import make_plan
-from eclip.planning.problem import Problem
+from eclip.files import store
+from eclip.files.observations import Observations, ObservedHome, ObservedRun
+from eclip.files.store import Artefact
+from eclip.planner.policies import make_plan
+from eclip.planner.problem import Problem
 
 TOPOLOGY = Topology(
     name="toy",

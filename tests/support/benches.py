@@ -17,23 +17,23 @@ import pytest
 import gpu_host
 import hip_bench
 import hip_chains
-from eclip.artefacts import store
-from eclip.artefacts.calibration import Calibration
-from eclip.artefacts.mix import mix_of
-from eclip.artefacts.model_key import ModelKey
-from eclip.artefacts.plan import Lanes, Plan
-from eclip.artefacts.profile import Profile
-from eclip.artefacts.runlog import RunLog
-from eclip.artefacts.topology import Topology
-from eclip.devices.base import Capability, Device, SourceKind, Window
-from eclip.devices.gpu.executables import Capture
-from eclip.devices.hip.device import HipDevice
-from eclip.devices.load import CLOSED_LOOP, Load
-from eclip.devices.sim.device import SimDevice
-from eclip.frontends.synthetic import synthetic_profile
-from eclip.planning.policies import make_plan
-from eclip.planning.problem import Problem
-from eclip.runtime.program import Program, lower
+from eclip.core.calibration import Calibration
+from eclip.core.device import Capability, Device, SourceKind, Window
+from eclip.core.load import CLOSED_LOOP, Load
+from eclip.core.mix import mix_of
+from eclip.core.model_key import ModelKey
+from eclip.core.plan import Lanes, Plan
+from eclip.core.profile import Profile
+from eclip.core.program import Program, lower
+from eclip.core.runlog import RunLog
+from eclip.core.topology import Topology
+from eclip.files import store
+from eclip.gpu.executables import Capture
+from eclip.hip.device import HipDevice
+from eclip.models.synthetic import synthetic_profile
+from eclip.planner.policies import make_plan
+from eclip.planner.problem import Problem
+from eclip.sim.device import SimDevice
 from simulations import options_for
 
 WORKERS = 3
@@ -141,9 +141,9 @@ def sim_bench(kind: type[SimDevice] = SimDevice) -> Iterator[Bench]:
 def cuda_bench() -> Iterator[Bench]:
     """Chains of our own kernels, captured and profiled on the GPU at hand."""
     from chains import CLUSTERED, Chains, job_of
-    from eclip.devices.cuda.device import CudaDevice
-    from eclip.frontends.profiler import measure_profile
-    from eclip.frontends.torch import CapturedModule
+    from eclip.capture.profiler import measure_profile
+    from eclip.capture.torch import CapturedModule
+    from eclip.cuda.device import CudaDevice
 
     with ExitStack() as stack:
         device = stack.enter_context(CudaDevice())

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from eclip.artefacts.plan import Promise
-from eclip.devices.cuda.mps import python_path
-from eclip.devices.gpu import board as boards
+from eclip.core import rules as reactions
+from eclip.core.plan import Promise
+from eclip.cuda.processes.mps import python_path
 from eclip.errors import EclipError
-from eclip.runtime import reactions
+from eclip.gpu import board as boards
 from waiting import PATIENCE_S, state_of, until
 
 PROMISE = Promise(bound_ns=3_600_000_000_000, request_ns=1_000_000, some_ns=3_000, none_ns=2_000)

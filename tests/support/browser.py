@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.support.pages import BROWSERS, started
+from lab.support.pages import BROWSERS, started
 from playwright.sync_api import Browser, Page
 
 from waiting import PATIENCE_S

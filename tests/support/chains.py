@@ -7,14 +7,14 @@ import ctypes
 from collections.abc import Iterator
 from typing import Any
 
-from eclip.artefacts.model_key import ModelKey
-from eclip.artefacts.trace import Trace
-from eclip.devices.base import Closing
-from eclip.devices.cuda.driver import Gpu, call, cu
-from eclip.devices.cuda.own_process import ServedCapture, open_capture
-from eclip.devices.cuda.stressors import Stressors
-from eclip.devices.gpu.executables import Capture
-from eclip.devices.remote_child import Job, Seated
+from eclip.core.device import Closing
+from eclip.core.model_key import ModelKey
+from eclip.core.trace import Trace
+from eclip.cuda.driver import Gpu, call, cu
+from eclip.cuda.processes.alone import ServedCapture, open_capture
+from eclip.cuda.processes.child import Job, Seated
+from eclip.cuda.stressors import Stressors
+from eclip.gpu.executables import Capture
 from gpu_host import captured_from
 
 CLUSTERED = ModelKey("clustered", 1)

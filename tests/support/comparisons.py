@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eclip.artefacts.comparison import Comparison, Entry, Summary
-from eclip.artefacts.model_key import ModelKey
+from eclip.core.model_key import ModelKey
+from eclip.files.comparison import Comparison, Entry, Summary
 
 WORKERS = ("a", "b")
 

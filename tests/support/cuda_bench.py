@@ -17,20 +17,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eclip.devices.base import Closing
-from eclip.devices.cuda import driver, graphs, lanes, placing, slots
-from eclip.devices.cuda.device import CudaDevice
-from eclip.devices.cuda.driver import Gpu
-from eclip.devices.cuda.lanes import Slices
-from eclip.devices.gpu import closing, worker_loop
-from eclip.devices.gpu.closing import Releases
-from eclip.devices.gpu.executables import Buffer, Capture, Staging
-from eclip.devices.gpu.pieces import CapturedGraph
-from eclip.devices.gpu.session import Execution, GpuSession
-from eclip.devices.requests import WITH_RESULT, Ring
+from eclip.core.device import Closing
+from eclip.core.program import Route, program_of
+from eclip.core.requests import WITH_RESULT, Ring
+from eclip.cuda import driver, graphs, lanes, placing, slots
+from eclip.cuda.device import CudaDevice
+from eclip.cuda.driver import Gpu
+from eclip.cuda.lanes import Slices
 from eclip.errors import DeviceError
+from eclip.gpu import closing, worker_loop
+from eclip.gpu.closing import Releases
+from eclip.gpu.executables import Buffer, Capture, Staging
+from eclip.gpu.pieces import CapturedGraph
+from eclip.gpu.session import Execution, GpuSession
 from eclip.progress import Progress
-from eclip.runtime.program import Route, program_of
 from logs import KERNELS, make_mix, make_plan, make_profile
 from waiting import PATIENCE_S
 

@@ -6,20 +6,20 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from eclip.artefacts.mix import Mix, mix_of
-from eclip.artefacts.plan import Plan
-from eclip.artefacts.profile import Profile
-from eclip.devices.base import Capability, Window
-from eclip.devices.sim.device import SimDevice
+from eclip.contest.confirm.explore import Explorer, Verification
+from eclip.core.device import Capability, Window
+from eclip.core.mix import Mix, mix_of
+from eclip.core.plan import Plan
+from eclip.core.profile import Profile
 from eclip.errors import DeviceError
-from eclip.lab.evaluate import SimEvaluator
-from eclip.lab.explore import Explorer, Verification
-from eclip.lab.stand import Stand
-from eclip.lab.trials import Trials
-from eclip.planning.policies import PolicyOptions
-from eclip.planning.problem import Problem
-from eclip.planning.search.placement import Home, Placer
+from eclip.planner.evaluate import SimEvaluator
+from eclip.planner.policies import PolicyOptions
+from eclip.planner.problem import Problem
+from eclip.planner.search.placement import Home, Placer
 from eclip.progress import Progress
+from eclip.rig.rig import Stand
+from eclip.rig.trials import Trials
+from eclip.sim.device import SimDevice
 from simulations import CALIBRATIONS, H200, case_of, flat_profile
 
 PROFILES = (flat_profile("a", [400_000] * 4, H200), flat_profile("b", [150_000] * 6, H200))

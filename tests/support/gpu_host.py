@@ -8,8 +8,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from eclip.devices.cuda.driver import call, cu
-from eclip.devices.cuda.graphs import CudaGraph
+from eclip.cuda.driver import call, cu
+from eclip.cuda.graphs import CudaGraph
 
 _PACKAGES = ("cuda.bindings", "pynvml", "cupti", "torch")
 

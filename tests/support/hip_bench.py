@@ -19,19 +19,19 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from eclip.artefacts.mix import mix_of
-from eclip.artefacts.profile import Profile
-from eclip.artefacts.topology import Topology
-from eclip.devices.gpu import closing, energy, loop, session, worker_loop
-from eclip.devices.gpu.executables import Capture
-from eclip.devices.gpu.steps import Words
-from eclip.devices.gpu.worker_loop import Runner
-from eclip.devices.hip.api import CAPTURE_THREAD_LOCAL, STREAM_NON_BLOCKING
-from eclip.devices.hip.device import HipDevice
-from eclip.devices.hip.driver import QUEUES_VARIABLE, HipGpu
-from eclip.devices.hip.graphs import HipGraph
-from eclip.frontends.synthetic import synthetic_profile
-from eclip.planning.problem import Problem
+from eclip.core.mix import mix_of
+from eclip.core.profile import Profile
+from eclip.core.topology import Topology
+from eclip.gpu import closing, energy, loop, session, worker_loop
+from eclip.gpu.executables import Capture
+from eclip.gpu.steps import Words
+from eclip.gpu.worker_loop import Runner
+from eclip.hip.api import CAPTURE_THREAD_LOCAL, STREAM_NON_BLOCKING
+from eclip.hip.device import HipDevice
+from eclip.hip.driver import QUEUES_VARIABLE, HipGpu
+from eclip.hip.graphs import HipGraph
+from eclip.models.synthetic import synthetic_profile
+from eclip.planner.problem import Problem
 
 LIBRARY = Path(__file__).parents[2] / "native" / "build" / "hip" / "libamdhip64.so.5"
 WHO, STREAM, BEGIN, END, UNITS, ENGINES = range(6)

@@ -14,15 +14,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from eclip.artefacts.mix import mix_of
-from eclip.artefacts.profile import Profile
-from eclip.artefacts.trace import Trace, with_traces
-from eclip.devices.gpu.executables import Capture
-from eclip.devices.hip.device import HipDevice
-from eclip.devices.hip.driver import HipGpu
-from eclip.devices.hip.graphs import HipGraph
-from eclip.frontends.synthetic import synthetic_profile
-from eclip.planning.problem import Problem
+from eclip.core.mix import mix_of
+from eclip.core.profile import Profile
+from eclip.core.trace import Trace, with_traces
+from eclip.gpu.executables import Capture
+from eclip.hip.device import HipDevice
+from eclip.hip.driver import HipGpu
+from eclip.hip.graphs import HipGraph
+from eclip.models.synthetic import synthetic_profile
+from eclip.planner.problem import Problem
 from hip_bench import captured_from, slower
 
 _ROUNDS = 20_000

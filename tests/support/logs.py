@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from eclip.artefacts import store
-from eclip.artefacts.mix import Mix, MixWorker
-from eclip.artefacts.model_key import ModelKey
-from eclip.artefacts.plan import Assignment, Group, Lane, Plan, PlannedWorker, Variant
-from eclip.artefacts.profile import Profile
-from eclip.artefacts.runlog import KernelRecords, Requests, RunLog, WorkerCounters
-from eclip.artefacts.topology import Topology
-from eclip.artefacts.trace import Kernel, Trace, with_traces
+from eclip.core.mix import Mix, MixWorker
+from eclip.core.model_key import ModelKey
+from eclip.core.plan import Assignment, Group, Lane, Plan, PlannedWorker, Variant
+from eclip.core.profile import Profile
+from eclip.core.runlog import KernelRecords, Requests, RunLog, WorkerCounters
+from eclip.core.topology import Topology
+from eclip.core.trace import Kernel, Trace, with_traces
+from eclip.files import store
 
 H200 = store.load_builtin("h200", Topology)
 KERNELS = 60

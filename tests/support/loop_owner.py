@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from eclip.artefacts.plan import Promise
-from eclip.devices.gpu.board import open_board
-from eclip.devices.gpu.steps import LAUNCH, whole_request
-from eclip.devices.gpu.worker_loop import Place, WorkerLoop
+from eclip.core.plan import Promise
+from eclip.gpu.board import open_board
+from eclip.gpu.steps import LAUNCH, whole_request
+from eclip.gpu.worker_loop import Place, WorkerLoop
 from standin_desk import StandinDesk, served
 from standin_gpu import StandinGpu, make_worker
 

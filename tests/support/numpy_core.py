@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from eclip.serving.messages import (
+from eclip.server.messages import (
     Counters,
     DeviceCounters,
     DeviceState,

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import uvloop
 
-from eclip.serving.front import FrontSettings, Ports, open_front
+from eclip.server.front.front import FrontSettings, Ports, open_front
 from numpy_core import NumpyCore
 
 

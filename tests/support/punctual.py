@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from eclip.artefacts.runlog import RunLog
-from eclip.devices import remote
-from eclip.devices.base import Window
-from eclip.devices.load import Load
-from eclip.devices.remote import ProcessSession
+from eclip.core.device import Window
+from eclip.core.load import Load
+from eclip.core.runlog import RunLog
+from eclip.cuda.processes import session as remote
+from eclip.cuda.processes.session import ProcessSession
 
 _run = ProcessSession.run  # tests may put ``run_in_time`` in its place
 

@@ -8,11 +8,11 @@ import json
 from html.parser import HTMLParser
 from typing import Any
 
-from eclip.artefacts.comparison import Comparison
-from eclip.artefacts.model_key import ModelKey
-from eclip.artefacts.plan import Plan
-from eclip.artefacts.profile import Profile
-from eclip.artefacts.runlog import RunLog
+from eclip.core.model_key import ModelKey
+from eclip.core.plan import Plan
+from eclip.core.profile import Profile
+from eclip.core.runlog import RunLog
+from eclip.files.comparison import Comparison
 from eclip.reports import page
 from eclip.reports.chapters import Chapter, Named, SharingWay, chapters_of
 

@@ -22,8 +22,8 @@ import numpy as np
 import tritonclient.http.aio
 from tritonclient.utils import InferenceServerException
 
-from eclip.fleet import ray_cluster
 from eclip.fleet.config import load_fleet_file
+from eclip.fleet.ray import cluster
 from fleet_functions import JOURNAL
 
 SUPPORT = Path(__file__).parent
@@ -128,8 +128,8 @@ class RunningFleet:
         self.file.write_text(self.file.read_text().replace(old, new))
 
     def status(self) -> Any:
-        controller = ray_cluster.find_controller()
-        return None if controller is None else ray_cluster.ask(controller.status)
+        controller = cluster.find_controller()
+        return None if controller is None else cluster.ask(controller.status)
 
     def children(self, words: str) -> list[int]:
         """Processes of Ray that the command has started."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from eclip.devices.requests import COLUMNS, Ints
+from eclip.core.requests import COLUMNS, Ints
 
 
 def served_rows(times: Sequence[Sequence[int]]) -> Ints:

@@ -19,21 +19,21 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from eclip.devices.base import Closing
-from eclip.serving.children import Child
-from eclip.serving.config import ServingConfig, make_config
-from eclip.serving.control import Channel
-from eclip.serving.core import FrontCore, open_core
-from eclip.serving.log import ServerLog
-from eclip.serving.messages import InferRequest, InferResponse, Tensor
-from eclip.serving.server import Supervisor
+from eclip.core.device import Closing
+from eclip.server.config import ServingConfig, make_config
+from eclip.server.control import Channel
+from eclip.server.front.core import FrontCore, open_core
+from eclip.server.log import ServerLog
+from eclip.server.messages import InferRequest, InferResponse, Tensor
+from eclip.server.supervisor.children import Child
+from eclip.server.supervisor.server import Supervisor
 from waiting import PATIENCE_S
 
 T = TypeVar("T")
 
 DIGITS: dict[str, Any] = {
     "name": "digits",
-    "model": "numpy:eclip.serving.demo_models:classify",
+    "model": "numpy:eclip.server.demo_models:classify",
     "inputs": [{"name": "image", "datatype": "FP32", "shape": [64]}],
     "outputs": [
         {"name": "scores", "datatype": "FP32", "shape": [10]},
@@ -43,7 +43,7 @@ DIGITS: dict[str, Any] = {
 }
 ADD: dict[str, Any] = {
     "name": "add",
-    "model": "numpy:eclip.serving.demo_models:add",
+    "model": "numpy:eclip.server.demo_models:add",
     "inputs": [
         {"name": "a", "datatype": "INT32", "shape": [4]},
         {"name": "b", "datatype": "INT32", "shape": [4]},
@@ -53,7 +53,7 @@ ADD: dict[str, Any] = {
 }
 SHOUT: dict[str, Any] = {
     "name": "shout",
-    "model": "numpy:eclip.serving.demo_models:shout",
+    "model": "numpy:eclip.server.demo_models:shout",
     "inputs": [{"name": "text", "datatype": "BYTES", "shape": [1]}],
     "outputs": [{"name": "text", "datatype": "BYTES", "shape": [1]}],
     "batches": [1, 4],

@@ -10,24 +10,24 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from eclip.artefacts import store
-from eclip.artefacts.calibration import Calibration, Interference
-from eclip.artefacts.mix import Mix, mix_of
-from eclip.artefacts.model_key import parse_model
-from eclip.artefacts.plan import ALL_WORKERS, Lane, Plan
-from eclip.artefacts.profile import Profile
-from eclip.artefacts.runlog import RunLog
-from eclip.artefacts.topology import Mask, Topology
-from eclip.artefacts.trace import Kernel, Trace, with_traces
-from eclip.devices.base import Window
-from eclip.devices.load import CLOSED_LOOP, Load
-from eclip.devices.sim import device as sim
-from eclip.frontends.synthetic import synthetic_profile
-from eclip.lab.case import Case
-from eclip.lab.evaluate import SimEvaluator
-from eclip.planning.policies import PolicyOptions
-from eclip.planning.problem import Problem
-from eclip.runtime.program import lower
+from eclip.core.calibration import Calibration, Interference
+from eclip.core.device import Window
+from eclip.core.load import CLOSED_LOOP, Load
+from eclip.core.mix import Mix, mix_of
+from eclip.core.model_key import parse_model
+from eclip.core.plan import ALL_WORKERS, Lane, Plan
+from eclip.core.profile import Profile
+from eclip.core.program import lower
+from eclip.core.runlog import RunLog
+from eclip.core.topology import Mask, Topology
+from eclip.core.trace import Kernel, Trace, with_traces
+from eclip.files import store
+from eclip.models.synthetic import synthetic_profile
+from eclip.planner.case import Case
+from eclip.planner.evaluate import SimEvaluator
+from eclip.planner.policies import PolicyOptions
+from eclip.planner.problem import Problem
+from eclip.sim import device as sim
 
 H200 = store.load_builtin("h200", Topology)
 MI50 = store.load_builtin("mi50", Topology)

@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from eclip.artefacts.model_key import ModelKey
-from eclip.devices.gpu.steps import Ints
-from eclip.devices.remote_child import Facts, Seated
+from eclip.core.model_key import ModelKey
+from eclip.cuda.processes.child import Facts, Seated
+from eclip.gpu.steps import Ints
 from standin_gpu import StandinGpu, Worker, make_worker
 from standins import KERNELS, UNITS, trace_of
 

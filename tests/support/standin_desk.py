@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from eclip.devices.base import Completion, Slot
-from eclip.devices.gpu.serving import LoopServer
-from eclip.devices.gpu.steps import Words
-from eclip.devices.requests import Desk
+from eclip.core.device import Completion, Slot
+from eclip.core.requests import Desk
+from eclip.gpu.serving import LoopServer
+from eclip.gpu.steps import Words
 from standin_gpu import Worker
 from waiting import until
 

@@ -18,10 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from eclip.devices.gpu.loop import EntryPoints, drive
-from eclip.devices.gpu.steps import ANYBODY, Steps, Ways, chained
-from eclip.devices.gpu.worker_loop import Behaviour, Place, Runner, WorkerLoop
-from eclip.runtime.reactions import (
+from eclip.core.rules import (
     ALWAYS,
     BACKGROUND,
     BUSY_SINCE,
@@ -35,6 +32,9 @@ from eclip.runtime.reactions import (
     Ints,
     Rules,
 )
+from eclip.gpu.loop import EntryPoints, drive
+from eclip.gpu.steps import ANYBODY, Steps, Ways, chained
+from eclip.gpu.worker_loop import Behaviour, Place, Runner, WorkerLoop
 from waiting import until
 
 LAUNCHED, RAN = 1, 2

@@ -15,14 +15,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from eclip.artefacts.model_key import ModelKey, parse_model
-from eclip.artefacts.trace import Kernel, Trace
-from eclip.devices.deciding import decide
-from eclip.devices.gpu.energy import Tick
-from eclip.devices.remote_child import Facts, Seated, now_ns
-from eclip.devices.requests import YIELDS, Ints
+from eclip.core.decide import decide
+from eclip.core.model_key import ModelKey, parse_model
+from eclip.core.requests import YIELDS, Ints
+from eclip.core.rules import BUSY_SINCE, IDLE, YIELD
+from eclip.core.trace import Kernel, Trace
+from eclip.cuda.processes.child import Facts, Seated, now_ns
 from eclip.errors import DeviceError
-from eclip.runtime.reactions import BUSY_SINCE, IDLE, YIELD
+from eclip.gpu.energy import Tick
 from served import served_rows
 
 ENTRY = f"{__name__}:open_standin"

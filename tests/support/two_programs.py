@@ -8,15 +8,15 @@ import time
 
 import numpy as np
 
-from eclip.artefacts.plan import Promise
-from eclip.devices.gpu.board import Board
-from eclip.runtime.reactions import (
+from eclip.core.plan import Promise
+from eclip.core.rules import (
     BUSY_SINCE,
     IDLE,
     LAUNCHED,
     TAIL,
     TIER,
 )
+from eclip.gpu.board import Board
 from unmodified import Running
 from waiting import until
 

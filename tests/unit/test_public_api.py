@@ -18,10 +18,10 @@ import pytest
 
 import eclip
 from comparisons import comparison
-from eclip.frontends.library import file_of
-from eclip.frontends.synthetic import synthetic_profile
-from eclip.lab import compare as lab_compare
-from eclip.lab.contest import known_policies
+from eclip.contest import compare as lab_compare
+from eclip.contest.contest import known_policies
+from eclip.models.library import file_of
+from eclip.models.synthetic import synthetic_profile
 from logs import make_log, make_mix
 from waiting import PATIENCE_S
 

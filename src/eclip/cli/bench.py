@@ -8,9 +8,9 @@ import typer
 
 from eclip.cli import screen
 from eclip.cli.options import JsonOption, given_options
-from eclip.devices.cuda.characterise import characterise
+from eclip.cuda.characterise import characterise
 from eclip.errors import UsageError, unknown_name
-from eclip.lab.speed import BENCHES, REPEATS
+from eclip.tune.speed import BENCHES, REPEATS
 
 
 def bench(

@@ -11,14 +11,14 @@ import typer
 from msgspec.structs import asdict
 
 import eclip
-from eclip.artefacts import outputs
 from eclip.cli import screen
 from eclip.cli.options import CalibrationOption, JsonOption, ProfilesOption, given_options
 from eclip.devices import open_device
 from eclip.errors import DeviceError, StoppedError, UsageError
-from eclip.lab.calibrate import MIXES, cases_on, fit_observations, measure, pairs_on
-from eclip.lab.case import find_calibration, find_observations, find_topology
-from eclip.lab.fit import Errors, Fit
+from eclip.files import outputs
+from eclip.planner.case import find_calibration, find_observations, find_topology
+from eclip.tune.calibrate import MIXES, cases_on, fit_observations, measure, pairs_on
+from eclip.tune.fit import Errors, Fit
 
 _MEASURING = ("--device", "--mixes", "--runs", "--budget", "--observations")
 

@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 
 import eclip
-from eclip.artefacts import outputs, store
 from eclip.cli import screen
 from eclip.cli.options import (
     CalibrationOption,
@@ -32,6 +31,7 @@ from eclip.cli.options import (
 )
 from eclip.cli.screen import comparisons
 from eclip.errors import EclipError, UsageError
+from eclip.files import outputs, store
 from eclip.reports.marks import REPORT_MARK
 
 

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 import eclip
-from eclip.artefacts import outputs
 from eclip.cli import compare, screen
 from eclip.cli.options import DeviceOption, JsonOption, SeedOption, TopologyOption
 from eclip.cli.screen import comparisons
+from eclip.files import outputs
 from eclip.reports.chapters import Named, chapters_of
 from eclip.reports.marks import REPORT_MARK
 from eclip.reports.verdict import judge

@@ -9,8 +9,6 @@ from typing import Annotated
 
 import typer
 
-from eclip.artefacts import store
-from eclip.artefacts.plan import Plan
 from eclip.cli import screen
 from eclip.cli.options import (
     CalibrationOption,
@@ -18,8 +16,13 @@ from eclip.cli.options import (
     ProfilesOption,
     WorkersOption,
 )
+from eclip.core.plan import Plan
+from eclip.core.program import lower
 from eclip.errors import UsageError
-from eclip.frontends.transparent import (
+from eclip.files import store
+from eclip.planner.case import case_of
+from eclip.programs.table import plan_table, workers_by
+from eclip.programs.transparent import (
     Tier,
     Vendor,
     background_tier,
@@ -28,9 +31,6 @@ from eclip.frontends.transparent import (
     vendor_here,
     vendor_of,
 )
-from eclip.lab.case import case_of
-from eclip.runtime.program import lower
-from eclip.runtime.table import plan_table, workers_by
 
 
 def exec(

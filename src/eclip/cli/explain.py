@@ -8,13 +8,13 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from eclip.artefacts import store
-from eclip.artefacts.plan import Assignment, Evidence, Plan, PlannedWorker, Trial
 from eclip.cli import screen
 from eclip.cli.options import JsonOption
-from eclip.planning.search.decision import MARGIN_IN_WORDS
-from eclip.planning.search.objective import Score
-from eclip.planning.tiers import expected_excess_ns, joints_in_words
+from eclip.core.plan import Assignment, Evidence, Plan, PlannedWorker, Trial
+from eclip.files import store
+from eclip.planner.search.decision import MARGIN_IN_WORDS
+from eclip.planner.search.objective import Score
+from eclip.planner.tiers import expected_excess_ns, joints_in_words
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 54  # with the words beside it: 80 columns

@@ -10,20 +10,21 @@ from typing import Annotated, Any
 
 import typer
 
-from eclip.artefacts import outputs, store
 from eclip.cli import screen
 from eclip.cli.options import JsonOption, ProfilesOption, between, finite_numbers
 from eclip.cli.screen import interrupt
 from eclip.errors import StoppedError, UsageError
-from eclip.fleet import kubernetes, ray_cluster
-from eclip.fleet import placement as placing
+from eclip.files import outputs, store
+from eclip.fleet import kubernetes
 from eclip.fleet.config import FleetFile, find_kinds, load_fleet_file
 from eclip.fleet.keeping import FleetKeeper
-from eclip.fleet.moves import Moves, moves_between
-from eclip.fleet.placement import Placement
+from eclip.fleet.place import placement as placing
+from eclip.fleet.place.moves import Moves, moves_between
+from eclip.fleet.place.placement import Placement
+from eclip.fleet.place.scores import MARK, Scorer
+from eclip.fleet.place.simulate import Day, simulate_day
 from eclip.fleet.planning import plan_fleet
-from eclip.fleet.scores import MARK, Scorer
-from eclip.fleet.simulate import Day, simulate_day
+from eclip.fleet.ray import cluster
 from eclip.reports import fleet_day
 
 app = typer.Typer(
@@ -260,7 +261,7 @@ def up(
 def status(file: FileArgument, as_json: JsonOption = False) -> None:
     """Show GPUs, routers and rates of a fleet that is up. Exit code 1 if it is not ready."""
     with _fleet_that_is_up(load_fleet_file(file)) as controller:
-        now = ray_cluster.ask(controller.status)
+        now = cluster.ask(controller.status)
     if as_json:
         screen.print_json(now)
     else:
@@ -301,7 +302,7 @@ def status(file: FileArgument, as_json: JsonOption = False) -> None:
 def down(file: FileArgument) -> None:
     """Take the fleet down: open requests are answered first."""
     with _fleet_that_is_up(load_fleet_file(file)):
-        ray_cluster.take_down()
+        cluster.take_down()
     screen.out.print(f"The fleet of {file.name} is down.")
 
 
@@ -341,13 +342,13 @@ def render(
 
 @contextlib.contextmanager
 def _fleet_that_is_up(file: FleetFile) -> Iterator[Any]:
-    ray_cluster.connect(file.ray)
+    cluster.connect(file.ray)
     try:
-        controller = ray_cluster.find_controller()
+        controller = cluster.find_controller()
         if controller is None:
             raise UsageError(
-                f"no fleet is up at {ray_cluster.address_of(file.ray)}; run eclip fleet up"
+                f"no fleet is up at {cluster.address_of(file.ray)}; run eclip fleet up"
             )
         yield controller
     finally:
-        ray_cluster.disconnect()
+        cluster.disconnect()

@@ -8,23 +8,23 @@ from typing import Annotated
 import msgspec
 import typer
 
-from eclip.artefacts import store
-from eclip.artefacts.calibration import Calibration
-from eclip.artefacts.comparison import Comparison
-from eclip.artefacts.fingerprint import Fingerprint
-from eclip.artefacts.footprint import Footprint
-from eclip.artefacts.lengths import Lengths
-from eclip.artefacts.machine import Machine
-from eclip.artefacts.measures import measure
-from eclip.artefacts.observations import Observations
-from eclip.artefacts.plan import Plan
-from eclip.artefacts.profile import Profile
-from eclip.artefacts.runlog import RunLog
-from eclip.artefacts.store import Artefact
-from eclip.artefacts.topology import Topology
-from eclip.artefacts.trace import Kernel, Trace
 from eclip.cli import explain, results, screen
 from eclip.cli.options import JsonOption
+from eclip.core.calibration import Calibration
+from eclip.core.fingerprint import Fingerprint
+from eclip.core.footprint import Footprint
+from eclip.core.lengths import Lengths
+from eclip.core.measures import measure
+from eclip.core.plan import Plan
+from eclip.core.profile import Profile
+from eclip.core.runlog import RunLog
+from eclip.core.topology import Topology
+from eclip.core.trace import Kernel, Trace
+from eclip.files import store
+from eclip.files.comparison import Comparison
+from eclip.files.machine import Machine
+from eclip.files.observations import Observations
+from eclip.files.store import Artefact
 
 _ROWS = 12  # of the longest kernels
 

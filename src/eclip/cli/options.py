@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from eclip.devices.base import MIN_SECONDS
-from eclip.devices.load import MAX_SECONDS
+from eclip.core.device import MIN_SECONDS
+from eclip.core.load import MAX_SECONDS
 from eclip.errors import UsageError, unknown_name
 
 

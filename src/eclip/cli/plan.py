@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 import eclip
-from eclip.artefacts import outputs
 from eclip.cli import explain, screen
 from eclip.cli.options import (
     BatchesOption,
@@ -38,6 +37,7 @@ from eclip.cli.options import (
     shares_of,
 )
 from eclip.errors import UsageError
+from eclip.files import outputs
 
 # Options that only some policies know; elsewhere they would be ignored, so they are refused.
 _POLICIES_WITH = {

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from eclip.artefacts import outputs, store
-from eclip.artefacts.model_key import parse_model
+from eclip.capture.measuring import measure_profiles
 from eclip.cli import screen
 from eclip.cli.options import GpuOption
+from eclip.core.model_key import parse_model
 from eclip.errors import DeviceError
-from eclip.frontends.measuring import measure_profiles
+from eclip.files import outputs, store
 
 
 def profile(

@@ -8,18 +8,18 @@ from typing import Annotated
 
 import typer
 
-from eclip.artefacts import outputs
-from eclip.artefacts.model_key import parse_model
-from eclip.artefacts.profile import Profile
-from eclip.artefacts.topology import Topology
 from eclip.cli import screen
 from eclip.cli.options import GpuOption, TopologyOption, WorkersOption
 from eclip.cli.screen import interrupt
+from eclip.core.model_key import parse_model
+from eclip.core.profile import Profile
+from eclip.core.topology import Topology
 from eclip.errors import UsageError
-from eclip.frontends.library import file_of
-from eclip.frontends.record import CommandStopped, record_command
-from eclip.lab.case import find_topology
-from eclip.runtime.table import workers_by
+from eclip.files import outputs
+from eclip.models.library import file_of
+from eclip.planner.case import find_topology
+from eclip.programs.record import CommandStopped, record_command
+from eclip.programs.table import workers_by
 
 
 def record(

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 import eclip
-from eclip.artefacts import outputs, store
 from eclip.cli import screen
 from eclip.cli.options import CalibrationOption, ProfilesOption
 from eclip.errors import UsageError
-from eclip.lab.case import case_of
+from eclip.files import outputs, store
+from eclip.planner.case import case_of
 from eclip.reports.marks import REPORT_MARK, TRACE_MARK
 
 

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from eclip.artefacts import store
-from eclip.artefacts.comparison import Comparison
 from eclip.cli import screen
 from eclip.cli.options import JsonOption
 from eclip.errors import ArtefactError, UsageError
+from eclip.files import store
+from eclip.files.comparison import Comparison
 from eclip.reports import results as drawn
 
 # Where the screen is narrow, the first of these goes first.

@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 import eclip
-from eclip.artefacts import outputs
 from eclip.cli import screen
 from eclip.cli.options import (
     ArrivalsOption,
@@ -25,7 +24,8 @@ from eclip.cli.options import (
     TraceOption,
     WarmupOption,
 )
-from eclip.lab.case import case_of
+from eclip.files import outputs
+from eclip.planner.case import case_of
 
 
 def run(

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from eclip.cli import screen
-from eclip.serving.config import ServerSettings, ServingConfig, read_config, with_settings
-from eclip.serving.log import ServerLog
-from eclip.serving.running import run_server
+from eclip.server.config import ServerSettings, ServingConfig, read_config, with_settings
+from eclip.server.log import ServerLog
+from eclip.server.supervisor.running import run_server
 
 
 def serve(

@@ -14,8 +14,8 @@ from rich.console import Group
 from eclip.cli import screen
 from eclip.cli.options import JsonOption
 from eclip.cli.screen import interrupt
-from eclip.devices.gpu.board_view import SeenBoard, SeenWorker, look_around
 from eclip.errors import UsageError
+from eclip.gpu.board_view import SeenBoard, SeenWorker, look_around
 
 _LEAST_SECONDS = 0.1
 _COLUMNS = (

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from eclip.artefacts import store
-from eclip.artefacts.topology import Topology
 from eclip.cli import inspect, screen
 from eclip.cli.options import JsonOption
-from eclip.lab.case import find_topology
+from eclip.core.topology import Topology
+from eclip.files import store
+from eclip.planner.case import find_topology
 
 
 def topology(

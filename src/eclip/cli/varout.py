@@ -10,13 +10,13 @@ from typing import Annotated
 
 import typer
 
-from eclip.artefacts import outputs, store
-from eclip.artefacts.lengths import Lengths, lengths_of
-from eclip.artefacts.machine import Machine
-from eclip.artefacts.profile import Profile
 from eclip.cli import screen
 from eclip.cli.options import GpuOption, JsonOption, between, finite_numbers, numbers
+from eclip.core.lengths import Lengths, lengths_of
+from eclip.core.profile import Profile
 from eclip.errors import DeviceError, PlanningError, UsageError, unknown_name
+from eclip.files import outputs, store
+from eclip.files.machine import Machine
 from eclip.reports import growth as page
 from eclip.varout import growth, profiles
 from eclip.varout.estimate import CHOICES, choose

@@ -41,14 +41,14 @@ from typing import Any
 
 import msgspec
 
-from eclip.artefacts.mix import read_bound
-from eclip.artefacts.model_key import parse_model
+from eclip.core.mix import read_bound
+from eclip.core.model_key import parse_model
 from eclip.errors import ArtefactError, UsageError
-from eclip.fleet.scores import GpuKind
-from eclip.fleet.spec import RESERVE, Fleet, GpuGroup, Service, check_fleet
-from eclip.frontends.library import find_profile
-from eclip.lab.case import find_calibration, find_topology
-from eclip.serving.config import in_words
+from eclip.fleet.place.scores import GpuKind
+from eclip.fleet.place.spec import RESERVE, Fleet, GpuGroup, Service, check_fleet
+from eclip.models.library import find_profile
+from eclip.planner.case import find_calibration, find_topology
+from eclip.server.config import in_words
 
 
 class _ServiceEntry(msgspec.Struct, forbid_unknown_fields=True):

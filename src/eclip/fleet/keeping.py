@@ -14,15 +14,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from eclip.devices.base import Closing
+from eclip.core.device import Closing
 from eclip.errors import EclipError, StoppedError, UsageError
-from eclip.fleet import ray_cluster
 from eclip.fleet.config import FleetFile, load_fleet_file
 from eclip.fleet.orders import orders_of
-from eclip.fleet.placement import Placement
+from eclip.fleet.place.placement import Placement
 from eclip.fleet.planning import AGAIN_S, Planned, plan_fleet
+from eclip.fleet.ray import cluster
 from eclip.progress import Progress
-from eclip.serving.ports import free_port
+from eclip.server.ports import free_port
 
 _LOOK_S = 0.5
 _PAUSE_S = 5.0  # between two tries to come back
@@ -37,62 +37,62 @@ class FleetKeeper(Closing):
         self.adopted = False  # the fleet was up before
         self._folders = folders
         self._seconds = seconds
-        self._local: ray_cluster.LocalRay | None = None
+        self._local: cluster.LocalRay | None = None
         self._claim: socket.socket | None = None  # of the port, where Ray is started here
         self._planned: Planned | None = None
-        ray_cluster.check_version()
+        cluster.check_version()
 
     def up(self, progress: Progress | None = None) -> Any:
         """The fleet's status, when it serves. A fleet that is up is changed into the file's."""
         settings, running = self.file.ray, None
-        if settings.address is not None or ray_cluster.answers(settings, 1.0):
-            ray_cluster.connect(settings)
-            running = ray_cluster.running_placement()
+        if settings.address is not None or cluster.answers(settings, 1.0):
+            cluster.connect(settings)
+            running = cluster.running_placement()
             self.adopted = running is not None
             if running is None and settings.address is None:
                 if self._claim is None:
-                    ray_cluster.claim_port(settings).close()  # refused while another starts one
+                    cluster.claim_port(settings).close()  # refused while another starts one
                 raise UsageError(
                     f"port {settings.port} has a Ray without a fleet; give another port in [ray]"
                 )
-            ray_cluster.check_nodes(self.file)
+            cluster.check_nodes(self.file)
         elif self._claim is None:
-            self._claim = ray_cluster.claim_port(settings)
+            self._claim = cluster.claim_port(settings)
             self._check_ports()
         progress = progress or Progress()
         if self._planned is None or running is not None:
             self._planned = self._plan(running, progress)
         if settings.address is None and running is None:
             progress.phase("starting Ray")
-            self._local = ray_cluster.LocalRay(self.file, progress)
-            ray_cluster.connect(settings)
+            self._local = cluster.LocalRay(self.file, progress)
+            cluster.connect(settings)
         if progress.stopped:
             raise StoppedError("stopped before servers were started")
         progress.phase("starting servers")
         try:
-            return ray_cluster.bring_up(self.file, self._planned, progress)
-        except ray_cluster.GoneError:
+            return cluster.bring_up(self.file, self._planned, progress)
+        except cluster.GoneError:
             raise  # what is up now is somebody else's
         except BaseException:
             if running is None:  # leave nothing half up
                 with contextlib.suppress(EclipError):
-                    ray_cluster.take_down()
+                    cluster.take_down()
             raise
 
     def stay(self, stop: threading.Event, say: Callable[[str], None]) -> None:
         """Until somebody stops it, which takes the fleet down, or takes it down from elsewhere."""
         missed = without = 0
         while not stop.wait(_LOOK_S):
-            missed = 0 if ray_cluster.answers(self.file.ray, 1.0) else missed + 1
+            missed = 0 if cluster.answers(self.file.ray, 1.0) else missed + 1
             if missed >= _LOST:
                 self._come_back(stop, say)
                 missed = without = 0
             elif not missed:
-                without = without + 1 if ray_cluster.find_controller() is None else 0
+                without = without + 1 if cluster.find_controller() is None else 0
                 if without >= _DOWN:
                     say("the fleet was taken down")
                     return
-        ray_cluster.take_down()
+        cluster.take_down()
 
     def close(self) -> None:
         self._end_ray()
@@ -101,7 +101,7 @@ class FleetKeeper(Closing):
             self._claim = None
 
     def _end_ray(self) -> None:
-        ray_cluster.disconnect()
+        cluster.disconnect()
         if self._local is not None:
             self._local.close()
             self._local = None
@@ -110,7 +110,7 @@ class FleetKeeper(Closing):
         """Routers will be on this machine: a port that somebody has is refused before the start."""
         router = self.file.router
         for name in ("http_port", "grpc_port"):
-            free_port(router.host or ray_cluster.HOST, getattr(router, name), name)
+            free_port(router.host or cluster.HOST, getattr(router, name), name)
 
     def _plan(self, running: Placement | None, progress: Progress) -> Planned:
         planned = plan_fleet(
@@ -135,7 +135,7 @@ class FleetKeeper(Closing):
         say(f"Ray's head does not answer; the fleet comes back from {self.path}")
         self._end_ray()
         settings = self.file.ray
-        while settings.address is not None and not ray_cluster.answers(settings):
+        while settings.address is not None and not cluster.answers(settings):
             if stop.wait(_LOOK_S):
                 return
         self._read_again(say)

@@ -16,7 +16,7 @@ import msgspec
 from eclip.errors import UsageError
 from eclip.fleet.config import FleetFile
 from eclip.fleet.orders import GpuOrder, orders_of
-from eclip.fleet.placement import Placement
+from eclip.fleet.place.placement import Placement
 
 Manifest = dict[str, Any]
 MARK = b"# A fleet, one pod per GPU; made by eclip fleet render --k8s"

@@ -11,10 +11,10 @@ import msgspec
 
 from eclip.errors import UsageError
 from eclip.fleet.config import FleetFile
-from eclip.fleet.placement import PlacedGpu, Placement
-from eclip.fleet.spec import GpuId, Service
-from eclip.serving.config import ServingConfig, make_config
-from eclip.serving.messages import ModelInfo
+from eclip.fleet.place.placement import PlacedGpu, Placement
+from eclip.fleet.place.spec import GpuId, Service
+from eclip.server.config import ServingConfig, make_config
+from eclip.server.messages import ModelInfo
 
 # Of a GPU's server, what routers rely on.
 _OURS = ("host", "http_port", "grpc_port", "topology", "token_file", "tls_cert", "tls_key")

@@ -10,10 +10,10 @@ import msgspec
 
 from eclip.errors import UsageError
 from eclip.fleet.config import FleetFile, find_kinds
-from eclip.fleet.moves import Moves, moves_between
-from eclip.fleet.placement import Placement, place
-from eclip.fleet.scores import Scorer
-from eclip.fleet.spec import Fleet
+from eclip.fleet.place.moves import Moves, moves_between
+from eclip.fleet.place.placement import Placement, place
+from eclip.fleet.place.scores import Scorer
+from eclip.fleet.place.spec import Fleet
 from eclip.progress import Progress
 
 AGAIN_S = 5.0  # for a placement while the fleet runs

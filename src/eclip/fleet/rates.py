@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from eclip.fleet.spec import Fleet
-from eclip.serving.drift import DriftWatch
+from eclip.fleet.place.spec import Fleet
+from eclip.server.supervisor.drift import DriftWatch
 
 
 class RouterReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from eclip.errors import EclipError
+from eclip.fleet.place.spec import Fleet, GpuId, gpu_ids
 from eclip.fleet.planning import Planned
-from eclip.fleet.spec import Fleet, GpuId, gpu_ids
 
 AGAIN_AFTER_S = 10.0  # a plan that could not be made
 

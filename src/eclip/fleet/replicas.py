@@ -18,12 +18,11 @@ from typing import Protocol
 
 from eclip.errors import DeviceError
 from eclip.fleet.orders import GpuPlace, RoutingTable
-from eclip.fleet.routing import choose
-from eclip.fleet.spec import GpuId
-from eclip.serving.core import FrontCore
-from eclip.serving.guests import enter
-from eclip.serving.http_client import RemoteFront
-from eclip.serving.messages import (
+from eclip.fleet.place.routing import choose
+from eclip.fleet.place.spec import GpuId
+from eclip.server.front.core import FrontCore
+from eclip.server.front.guests import enter
+from eclip.server.messages import (
     DeviceState,
     InferRequest,
     InferResponse,
@@ -31,6 +30,7 @@ from eclip.serving.messages import (
     Reason,
     RefusedError,
 )
+from eclip.server.protocol.http_client import RemoteFront
 
 TRIES = 3  # deployments that a request is offered to
 _FRESH_NS = 20_000_000  # as old as simulated routers' view

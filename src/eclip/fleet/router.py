@@ -15,9 +15,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from eclip.fleet.replicas import ASK_NS, Replicas
-from eclip.serving.descriptions import describe_server
-from eclip.serving.http import answer_json
-from eclip.serving.messages import (
+from eclip.server.descriptions import describe_server
+from eclip.server.messages import (
     BUCKETS_S,
     Counters,
     DeviceCounters,
@@ -31,6 +30,7 @@ from eclip.serving.messages import (
     ServiceCounters,
     Statistics,
 )
+from eclip.server.protocol.http import answer_json
 
 
 class RouterCore:

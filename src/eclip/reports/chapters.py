@@ -14,7 +14,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from eclip.artefacts.comparison import (
+from eclip.contest.outcome import Outcome
+from eclip.core.excess import Excess
+from eclip.core.made import Made
+from eclip.core.measures import bound_of, measure
+from eclip.core.mix import Background, parse_mix
+from eclip.core.model_key import ModelKey
+from eclip.core.plan import Plan
+from eclip.core.runlog import RunLog
+from eclip.errors import UsageError
+from eclip.files.comparison import (
     Comparison,
     Entry,
     SettingTrial,
@@ -27,15 +36,6 @@ from eclip.artefacts.comparison import (
     value_of,
     worst_tail_of,
 )
-from eclip.artefacts.excess import Excess
-from eclip.artefacts.made import Made
-from eclip.artefacts.measures import bound_of, measure
-from eclip.artefacts.mix import Background, parse_mix
-from eclip.artefacts.model_key import ModelKey
-from eclip.artefacts.plan import Plan
-from eclip.artefacts.runlog import RunLog
-from eclip.errors import UsageError
-from eclip.lab.outcome import Outcome
 
 Given = RunLog | Plan | Comparison | Outcome
 NOT_RUN = "only planned, not run"

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from eclip.artefacts.comparison import SettingTrial, Summary
-from eclip.artefacts.plan import Evidence, Trial
-from eclip.planning.search.objective import Objective, Score
+from eclip.core.plan import Evidence, Trial
+from eclip.files.comparison import SettingTrial, Summary
+from eclip.planner.search.objective import Objective, Score
 from eclip.reports.chapters import Chapter, SharingWay, worst_p99
 from eclip.reports.drawing import Points, Scale, Scatter, scale_of
 from eclip.reports.labels import (

@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
-from eclip.artefacts.model_key import ModelKey
-from eclip.artefacts.runlog import RunLog
-from eclip.artefacts.trace import Trace
+from eclip.core.model_key import ModelKey
+from eclip.core.runlog import RunLog
+from eclip.core.trace import Trace
 from eclip.reports.labels import lane_title
 
 Event = dict[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from html import escape
 
-from eclip.fleet.simulate import Day, DayStep
+from eclip.fleet.place.simulate import Day, DayStep
 
 MARK = b"<svg"
 _COLOURS = ("#d1322f", "#3b7dbd", "#7a8a3a")

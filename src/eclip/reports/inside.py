@@ -18,13 +18,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from eclip.artefacts.model_key import ModelKey
-from eclip.artefacts.plan import Assignment, Plan, Processes, Turns
-from eclip.artefacts.profile import Profile
-from eclip.artefacts.runlog import KernelRecords, RunLog
-from eclip.artefacts.topology import Mask
+from eclip.core.model_key import ModelKey
+from eclip.core.plan import Assignment, Plan, Processes, Turns
+from eclip.core.profile import Profile
+from eclip.core.runlog import KernelRecords, RunLog
+from eclip.core.topology import Mask
 from eclip.errors import MismatchError
-from eclip.planning.tiers import joints_in_words, reactions_in_words
+from eclip.planner.tiers import joints_in_words, reactions_in_words
 from eclip.reports.chapters import Chapter, SharingWay
 from eclip.reports.labels import count, duration, listed, percent, units_title
 from eclip.reports.names import kernel_names

@@ -5,7 +5,7 @@ A worker has one colour in a chapter, everywhere: the CSS variable ``--w0`` is t
 
 from __future__ import annotations
 
-from eclip.artefacts.plan import ALL_WORKERS, Plan
+from eclip.core.plan import ALL_WORKERS, Plan
 
 ABSENT = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"

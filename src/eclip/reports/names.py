@@ -6,7 +6,7 @@ import ctypes
 import functools
 import re
 
-from eclip.artefacts.trace import Trace
+from eclip.core.trace import Trace
 
 _MOST = 90  # a line as wide as the page hides what it explains
 _NOISE = re.compile(r"\(anonymous namespace\)::|^void |\bat::native::|\bstd::")

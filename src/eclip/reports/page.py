@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import jinja2
 from markupsafe import Markup, escape
 
-from eclip.artefacts.made import Made
-from eclip.artefacts.model_key import ModelKey
-from eclip.artefacts.profile import Profile
-from eclip.artefacts.topology import Topology
+from eclip.core.made import Made
+from eclip.core.model_key import ModelKey
+from eclip.core.profile import Profile
+from eclip.core.topology import Topology
 from eclip.reports import choosing, inside, per_model
 from eclip.reports.chapters import Chapter
 from eclip.reports.drawing import Points, Scatter

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from eclip.artefacts.comparison import Summary
-from eclip.artefacts.measures import falls_behind
+from eclip.core.measures import falls_behind
+from eclip.files.comparison import Summary
 from eclip.reports.chapters import Chapter, SharingWay
 from eclip.reports.drawing import Scale, axis, distribution_words, scale_of, strip
 from eclip.reports.labels import ABSENT, number, percent

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from eclip.artefacts.comparison import Comparison, Entry, Summary, background_of
-from eclip.artefacts.measures import worst_off
+from eclip.core.measures import worst_off
+from eclip.files.comparison import Comparison, Entry, Summary, background_of
 from eclip.reports.labels import ABSENT, number
 
 BEGIN = "<!-- begin: drawn by `eclip results`, do not edit -->"

@@ -12,8 +12,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from eclip.artefacts.comparison import Summary, floors_over_served
-from eclip.artefacts.excess import PairedRatio
+from eclip.core.excess import PairedRatio
+from eclip.files.comparison import Summary, floors_over_served
 from eclip.reports.chapters import Chapter, SharingWay
 from eclip.reports.labels import count, is_baseline, listed, number, percent
 

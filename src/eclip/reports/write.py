@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from eclip.artefacts import store
-from eclip.artefacts.comparison import Comparison
-from eclip.artefacts.model_key import ModelKey
-from eclip.artefacts.plan import Plan
-from eclip.artefacts.profile import Profile
-from eclip.artefacts.runlog import RunLog
+from eclip.contest.outcome import Outcome
+from eclip.core.model_key import ModelKey
+from eclip.core.plan import Plan
+from eclip.core.profile import Profile
+from eclip.core.runlog import RunLog
 from eclip.errors import ArtefactError, UsageError
-from eclip.lab.case import Case, case_of
-from eclip.lab.outcome import Outcome
+from eclip.files import store
+from eclip.files.comparison import Comparison
+from eclip.planner.case import Case, case_of
 from eclip.reports import chrome_trace, page
 from eclip.reports.chapters import Given, Named, chapters_of
 from eclip.reports.marks import REPORT_MARK, TRACE_MARK

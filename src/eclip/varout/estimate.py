@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from eclip.artefacts.lengths import Floats, Lengths
-from eclip.artefacts.machine import GpuStage, Machine, StreamProcessor
+from eclip.core.lengths import Floats, Lengths
 from eclip.errors import PlanningError, UsageError
+from eclip.files.machine import GpuStage, Machine, StreamProcessor
 from eclip.varout import gpu_model, model
 from eclip.varout.mechanisms import Mechanism
 

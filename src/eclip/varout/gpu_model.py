@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from eclip.artefacts.machine import GpuStage
 from eclip.errors import UsageError
+from eclip.files.machine import GpuStage
 from eclip.varout.mechanisms import Mechanism
 
 Floats = npt.NDArray[np.float64]

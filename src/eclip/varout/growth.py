@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from eclip.artefacts.machine import Machine
 from eclip.errors import UsageError
+from eclip.files.machine import Machine
 from eclip.varout import gpu_model, model
 from eclip.varout.mechanisms import Mechanism
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from eclip.artefacts.machine import StreamProcessor
 from eclip.errors import UsageError
+from eclip.files.machine import StreamProcessor
 from eclip.varout.mechanisms import Mechanism
 
 _ROUNDING = 1e-9  # relative; lengths are whole words, their ratios are not exact

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from eclip.artefacts.lengths import Lengths
-from eclip.artefacts.machine import Machine
-from eclip.artefacts.profile import Profile
-from eclip.artefacts.trace import KernelLengths, Trace
+from eclip.core.lengths import Lengths
+from eclip.core.profile import Profile
+from eclip.core.trace import KernelLengths, Trace
 from eclip.errors import UsageError
+from eclip.files.machine import Machine
 from eclip.varout import gpu_model
 from eclip.varout.estimate import TAIL
 from eclip.varout.mechanisms import Mechanism

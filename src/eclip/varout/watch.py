@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eclip.artefacts.lengths import Lengths, lengths_of
+from eclip.core.lengths import Lengths, lengths_of
 from eclip.errors import UsageError
 from eclip.varout.estimate import Choice, Decide
 

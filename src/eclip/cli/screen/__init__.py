@@ -27,10 +27,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from eclip.artefacts.measures import Measures
-from eclip.artefacts.model_key import ModelKey
 from eclip.cli.screen import interrupt
 from eclip.cli.screen.tables import fold_header, lay_out
+from eclip.core.measures import Measures
+from eclip.core.model_key import ModelKey
 from eclip.progress import Progress
 
 _PIPE_WIDTH = 160  # a table cut at 80 columns is of no use in a file

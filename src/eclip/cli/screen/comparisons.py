@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import eclip
-from eclip.artefacts.comparison import Comparison, Entry
 from eclip.cli import screen
-from eclip.planning.table_i import TABLE_I
+from eclip.files.comparison import Comparison, Entry
+from eclip.planner.table_i import TABLE_I
 
 
 def show(outcome: eclip.Outcome, as_json: bool) -> None:

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from eclip.artefacts.lengths import Lengths
-from eclip.artefacts.machine import Machine
-from eclip.devices.base import Closing
-from eclip.devices.cuda.conditional import neighbour
-from eclip.devices.cuda.driver import call, cu
-from eclip.devices.cuda.graphs import Executable
+from eclip.core.device import Closing
+from eclip.core.lengths import Lengths
+from eclip.cuda.conditional import neighbour
+from eclip.cuda.driver import call, cu
+from eclip.cuda.graphs import Executable
+from eclip.files.machine import Machine
 from eclip.varout import estimate
 from eclip.varout.cuda.stage import DOUBLED, Compaction, built
 from eclip.varout.estimate import Choice

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
-from eclip.devices.cuda.conditional import units_of
-from eclip.devices.cuda.driver import call, cu
-from eclip.devices.cuda.nvrtc import compile_source
+from eclip.cuda.conditional import units_of
+from eclip.cuda.driver import call, cu
+from eclip.cuda.nvrtc import compile_source
 from eclip.errors import DeviceError
 from eclip.varout.gpu_model import MOST_THREADS
 

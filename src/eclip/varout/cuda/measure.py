@@ -12,17 +12,18 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import torch
 
-from eclip.artefacts.machine import GpuStage, Machine
-from eclip.devices.base import Closing
-from eclip.devices.cuda.device import CudaDevice
-from eclip.devices.cuda.driver import call, cu
+from eclip.capture.torch import libraries
+from eclip.core.device import Closing
+from eclip.cuda.device import CudaDevice
+from eclip.cuda.driver import call, cu
+from eclip.devices import open_device
 from eclip.errors import DeviceError
-from eclip.frontends.torch import libraries
+from eclip.files.machine import GpuStage, Machine
 from eclip.varout import gpu_model
 from eclip.varout.cuda.stage import DOUBLED, Compaction, built
 from eclip.varout.gpu_model import Sample
@@ -167,7 +168,7 @@ def measure_machine(
 ) -> Machine:
     """A machine file for this GPU, from points of every mechanism on all its units."""
     with ExitStack() as stack:
-        device = CudaDevice(gpu)
+        device = cast(CudaDevice, open_device(f"cuda:{gpu}"))
         stack.callback(device.close)
         torch.cuda.set_device(gpu)
         stream = call(cu.cuStreamCreate, cu.CUstream_flags.CU_STREAM_NON_BLOCKING)

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from eclip.devices.cuda.conditional import is_capturing, keep_alive, loop, new_condition
+from eclip.capture.capturing import BodyMemory
+from eclip.cuda.conditional import is_capturing, keep_alive, loop, new_condition
 from eclip.errors import ArenaError, UsageError
-from eclip.frontends.capturing import BodyMemory
 from eclip.varout.cuda.build import (
     ADVANCE,
     CONSUMED,

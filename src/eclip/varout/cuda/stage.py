@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from eclip.devices.cuda.conditional import loop, new_condition, side_by_side
-from eclip.devices.cuda.driver import call, cu
-from eclip.devices.cuda.graphs import Executable
+from eclip.cuda.conditional import loop, new_condition, side_by_side
+from eclip.cuda.driver import call, cu
+from eclip.cuda.graphs import Executable
 from eclip.errors import ArenaError, UsageError
 from eclip.varout.cuda.build import (
     COUNT,

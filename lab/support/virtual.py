@@ -1,0 +1,264 @@
+"""A server in simulated time: its own batching, admission and device process, without a clock.
+
+Everything between a request and its answer is the server's code, in one thread. What waits for the
+clock there is an event here, and the clock jumps to the next one. So a busy machine changes
+nothing, and the same arrivals give the same answers. What processes need to wake each other is a
+constant. There are no protocols, and nothing is computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+from unittest import mock
+
+import msgspec
+from lab.support.offered import Service, Tally, arrivals_of, zeros
+
+from eclip.core import requests as device_requests
+from eclip.core.device import Closing
+from eclip.core.topology import Topology
+from eclip.planner.case import find_calibration, find_topology
+from eclip.server.config import ServingConfig
+from eclip.server.control import Deployment
+from eclip.server.counters import WORDS, Count
+from eclip.server.device import generation
+from eclip.server.device.deploying import make_deployment
+from eclip.server.device.generation import AttachedFront, Generation
+from eclip.server.front.desk import FrontDesk
+from eclip.server.front.open_service import OpenService
+from eclip.server.front.waiting_line import OpenRequest
+from eclip.server.link import Answer, DeviceOrder, Slots
+from eclip.server.messages import RefusedError
+from eclip.sim import pacing
+from eclip.sim.device import SimDevice, SimSession
+from served_core import request
+
+HOP_NS = 60_000  # from one process to the other, by time stamps (docs/results/serving.md)
+
+
+class VirtualTime:
+    """Stands for the module ``time`` and for an event loop."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self._events: list[tuple[int, int, Callable[[], object]]] = []
+        self._number = itertools.count()
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def time_ns(self) -> int:
+        return self.now_ns
+
+    def monotonic(self) -> float:
+        return self.now_ns / 1e9
+
+    def at(self, at_ns: int, call: Callable[[], object]) -> None:
+        heapq.heappush(self._events, (max(at_ns, self.now_ns), next(self._number), call))
+
+    @property
+    def next_ns(self) -> int | None:
+        return self._events[0][0] if self._events else None
+
+    def run_next(self) -> None:
+        self.now_ns, _, call = heapq.heappop(self._events)
+        call()
+
+    # As an event loop:
+
+    def create_future(self) -> VirtualFuture:
+        return VirtualFuture(self)
+
+    def call_at(self, when_s: float, call: Callable[..., object], *given: object) -> Timer:
+        timer = Timer(call, given)
+        self.at(round(when_s * 1e9) + 1, timer.run)
+        return timer
+
+
+class Timer:
+    def __init__(self, call: Callable[..., object], given: Sequence[object]) -> None:
+        self._call, self._given, self._cancelled = call, given, False
+
+    def run(self) -> None:
+        if not self._cancelled:
+            self._call(*self._given)
+
+    def cancel(self) -> None:
+        self._cancelled = True
+
+
+class VirtualFuture:
+    """When it was answered; never, if it failed."""
+
+    def __init__(self, clock: VirtualTime) -> None:
+        self._clock = clock
+        self.error: BaseException | None = None
+        self.answered_ns: int | None = None
+
+    def done(self) -> bool:
+        return self.answered_ns is not None or self.error is not None
+
+    def set_result(self, _: object) -> None:
+        self.answered_ns = self._clock.now_ns
+
+    def set_exception(self, error: BaseException) -> None:
+        self.error = error
+
+
+class _Desk(FrontDesk):
+    """Orders reach the device process a little later."""
+
+    def __init__(self, clock: VirtualTime, send: Callable[[DeviceOrder], None]) -> None:
+        row = memoryview(bytearray(8 * WORDS)).cast("q")
+        super().__init__(
+            cast(Any, None), cast(Any, clock), row, lambda: row[Count.TAKEN], clock.monotonic_ns
+        )
+        self._clock, self._send = clock, send
+        self.epoch = 1
+
+    def order(self, order: DeviceOrder) -> None:
+        self._clock.at(self._clock.now_ns + HOP_NS, lambda: self._send(order))
+
+
+class _Front:
+    """The same front, as the device process sees it."""
+
+    number = 0
+
+    def __init__(
+        self, clock: VirtualTime, slots: dict[int, Slots], take: Callable[[Answer], None]
+    ) -> None:
+        self._clock, self.slots, self._take = clock, slots, take
+
+    def answer(self, answer: Answer) -> None:
+        self._clock.at(self._clock.now_ns + HOP_NS, lambda: self._take(answer))
+
+
+class VirtualServer(Closing):
+    def __init__(self, config: ServingConfig) -> None:
+        self._stack = contextlib.ExitStack()
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+        made = make_deployment(config, {}, generation=1, folder=folder)
+        sheets = [
+            msgspec.structs.replace(sheet, id=place + 1, row=place)
+            for place, sheet in enumerate(made.sheets)
+        ]
+        self.deployment: Deployment = msgspec.structs.replace(made, sheets=tuple(sheets))
+        topology: Topology = find_topology("h200")
+        self._device = self._stack.enter_context(
+            contextlib.closing(SimDevice(topology, find_calibration(None, topology)))
+        )
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def run(self, services: Sequence[Service], load: float, seconds: float) -> dict[str, Any]:
+        """What arrivals of a load are answered in time; as ``offered.Front.run``."""
+        with _Run(self.deployment, self._device) as run:
+            return {"load": load} | run.serve(services, load, seconds)
+
+
+class _Run(Closing):
+    """From an empty server to the last answer."""
+
+    def __init__(self, deployment: Deployment, device: SimDevice) -> None:
+        self._clock = clock = VirtualTime()
+        self._stack = contextlib.ExitStack()
+        for module in (device_requests, pacing, generation):
+            self._stack.enter_context(mock.patch.object(module, "time", clock))
+        slots = {
+            sheet.id: self._stack.enter_context(Slots.create(sheet.slots))
+            for sheet in deployment.sheets
+        }
+        # Nobody waits for the clock in a thread, and the first request is as fast as the others.
+        with (
+            mock.patch.object(pacing.Pacer, "start", lambda self: None),
+            mock.patch.object(generation, "_warm", lambda session, slots: None),
+        ):
+            self._generation = self._stack.enter_context(
+                Generation(deployment, device, {0: slots}, lambda: None)
+            )
+        session = cast(SimSession, self._generation.session)
+        pacer = session._pacer
+        assert pacer is not None
+        self._pacer = pacer
+        front = cast(AttachedFront, _Front(clock, slots, self._take_answer))
+        self._desk = desk = _Desk(clock, lambda order: self._take_order(front, order))
+        self._services = {
+            sheet.id: OpenService(
+                sheet,
+                slots[sheet.id],
+                memoryview(bytearray(8 * WORDS)).cast("q"),
+                desk,
+            )
+            for sheet in deployment.sheets
+        }
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def _take_order(self, front: AttachedFront, order: DeviceOrder) -> None:
+        self._generation.take(front, order)
+
+    def _take_answer(self, answer: Answer) -> None:
+        self._services[answer.service].take(answer)
+        self._desk.advance()
+
+    def serve(self, services: Sequence[Service], load: float, seconds: float) -> dict[str, Any]:
+        by_name = {one.sheet.name: one for one in self._services.values()}
+        inputs = {service.name: zeros(by_name[service.name].sheet.info, 1) for service in services}
+        asked: list[tuple[Service, OpenRequest | None]] = []
+
+        def arrive(service: Service) -> None:
+            open_ = by_name[service.name]
+            wanted = request(service.name, inputs[service.name])
+            wanted = msgspec.structs.replace(wanted, arrival_ns=self._clock.now_ns)
+            try:
+                asked.append((service, open_.accept(wanted, 0)))
+            except RefusedError:
+                asked.append((service, None))
+            open_.advance()
+
+        for at_s, service in arrivals_of(services, load, seconds):
+            self._clock.at(round(at_s * 1e9), lambda service=service: arrive(service))  # type: ignore[misc]
+        self._run_out()
+        if any(pending is not None and pending.waits for _, pending in asked):
+            raise AssertionError("an accepted request was never answered")
+        tally = Tally(services)
+        tally.late_s = [0.0]
+        for service, pending in asked:
+            answered_ns = None if pending is None else _answered_ns(pending)
+            took_ms = (
+                float("inf")
+                if answered_ns is None or pending is None
+                else (answered_ns - pending.asked.arrival_ns) / 1e6
+            )
+            tally.count(service, took_ms <= service.bound_ms)
+        return tally.row()
+
+    def _run_out(self) -> None:
+        """Until nothing is left to do."""
+        clock, pacer = self._clock, self._pacer
+        while True:
+            next_ns = clock.next_ns
+            due_ns = pacer.look_ahead(next_ns)
+            if due_ns is None and next_ns is None:
+                return
+            if next_ns is not None and (due_ns is None or next_ns <= due_ns):
+                clock.run_next()
+            else:
+                assert due_ns is not None
+                clock.now_ns = max(clock.now_ns, due_ns)
+            pacer.catch_up()
+            self._generation.collect()
+            pacer.catch_up()  # of what was submitted behind what has ended
+
+
+def _answered_ns(pending: OpenRequest) -> int | None:
+    return cast(VirtualFuture, pending.future).answered_ns

@@ -1,1 +1,0 @@
-"""The artefacts: frozen structs that are also files, and what they are made of."""

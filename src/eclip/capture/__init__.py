@@ -1,0 +1,1 @@
+"""PyTorch modules to captures and profiles, on NVIDIA and AMD GPUs."""

@@ -1,0 +1,169 @@
+"""Comparing: from what a person asks to a contest and its outcome."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from eclip.contest.confirm.explore import check_refinement
+from eclip.contest.confirm.plans import make_verification, objective_of, policy_options
+from eclip.contest.contest import Contest, ContestOptions, known_policies
+from eclip.contest.outcome import Outcome, outcome_of
+from eclip.core.device import Window
+from eclip.core.mix import Mix
+from eclip.core.plan import Plan
+from eclip.devices import open_device
+from eclip.errors import EclipError, StoppedError, UsageError
+from eclip.files import store
+from eclip.planner.case import Case
+from eclip.planner.policies import PolicyOptions
+from eclip.planner.search.objective import Objective
+from eclip.progress import Progress
+from eclip.rig.arrivals import DEFAULT_REQUESTS, Arrivals, parts_of_load
+from eclip.rig.rig import Stand
+
+_NAME = re.compile(r"[A-Za-z][\w.-]{0,40}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """Settings that few comparisons change."""
+
+    seed: int = 0  # of arrivals, phases, sweeps and searches
+    warmup: float = 0.1  # seconds before a run is measured
+    trace_ms: float = 0.0  # of every policy's last run: kernels are recorded
+    requests: int = DEFAULT_REQUESTS  # of all workers in all repeats, under a part load
+    fairness: float | None = None  # floor of sweeps and searches; None: see Objective
+    search_seconds: float = 20.0
+    batches: int | None = None  # of the search: exactly this many, instead of seconds
+    verify: int = 0  # of the search: try this many of its best plans on the device
+    refine: float = 0.0  # of the search: before that, search on the device for this many seconds
+    earlier: str | Path | None = None  # of the search: observations of an earlier one to start from
+    trials: int = 24  # of static masks, for every objective
+    trial_seconds: float = 0.3
+    processes: int = 30  # at once, at most; thins the sweep of MPS shares
+    reopen: bool = False  # open every session anew for every run
+    switch_max: int = 14  # eclip: lane switches per request and worker
+    tolerance: float = 0.05  # model, kernel: slowdown that still counts as right-sized
+    command: str = "eclip.compare(…)"  # what would repeat it, for a person
+
+
+def compare_policies(
+    case: Case,
+    policies: Sequence[str] | str | None,
+    *,
+    device: str,
+    objective: str | Sequence[str] | None,
+    seconds: float,
+    repeats: int,
+    load: float | str | Path | None,
+    plans: Mapping[str, Plan | str | Path],
+    options: CompareOptions | None,
+    progress: Progress,
+) -> Outcome:
+    """Hold the contest. What was measured before a stop request or a failure is returned.
+
+    Whatever can be refused without a device is refused before one is opened.
+    """
+    options = options or CompareOptions()
+    aims = _objectives(objective, options.fairness, mix=case.mix)
+    named = _plans(plans, case)
+    part, shape, file = parts_of_load(load)
+    window = Window(seconds, options.warmup, min(options.trace_ms, 1000 * seconds))
+    arrivals = Arrivals(
+        case.mix,
+        window,
+        repeats=repeats,
+        seed=options.seed,
+        part=part,
+        requests=options.requests,
+        shape=shape,
+        file=file,
+    )
+    contest_options = ContestOptions(
+        policies=_names(policies),
+        plans=named,
+        objectives=aims,
+        window=window,
+        repeats=repeats,
+        seed=options.seed,
+        policy=policy_options(
+            aims[0],
+            seconds=options.search_seconds,
+            batches=options.batches,
+            seed=options.seed,
+            base=PolicyOptions(switch_max=options.switch_max, tolerance=options.tolerance),
+            progress=Progress(progress),  # it has no phase of its own
+        ),
+        trials=options.trials,
+        trial_seconds=options.trial_seconds,
+        processes=options.processes,
+        reopen=options.reopen,
+    )
+    if not options.verify and (options.refine or options.earlier is not None):
+        raise UsageError("--refine goes with --verify, which decides at the end")
+    if part is None:  # a search for a part load does not go on on the device
+        for aim in aims:
+            check_refinement(options.refine, aim, rates=case.mix.has_rates)
+    extra = [profile for plan in named.values() for profile in case.profiles_of(plan.mix)]
+    opened = open_device(device, case.topology, case.calibration, Progress(progress))
+    with Stand(case, opened, extra) as stand:
+        if options.verify:
+            verification = make_verification(stand, options.verify, options.refine, options.earlier)
+            contest_options = dataclasses.replace(contest_options, verification=verification)
+        contest = Contest(stand, arrivals, contest_options, progress)
+        failure = None
+        try:
+            contest.hold()
+        except EclipError as error:
+            if not contest.measured:
+                raise
+            failure = None if isinstance(error, StoppedError) else error
+        return outcome_of(contest, part, options.command, failure)
+
+
+def _objectives(
+    objective: str | Sequence[str] | None, fairness: float | None, *, mix: Mix
+) -> tuple[Objective, ...]:
+    if objective is None:
+        kinds = [objective_of(None, mix).kind]
+    else:
+        parts = objective.split(",") if isinstance(objective, str) else objective
+        kinds = [kind.strip() for kind in parts]
+    several = len(kinds) > 1  # then the floor is for those that have one
+    return tuple(
+        Objective(kind, fairness=None if several and kind == "slo" else fairness) for kind in kinds
+    )
+
+
+def _names(policies: Sequence[str] | str | None) -> tuple[str, ...] | None:
+    """The policies to run; None: all that can run here."""
+    if policies is None or policies == "all":
+        return None
+    parts = policies.split(",") if isinstance(policies, str) else policies
+    names = tuple(name.strip() for name in parts)
+    if len(set(names)) != len(names):
+        raise UsageError(f"a policy is named twice in {', '.join(names)}; name each once")
+    return names
+
+
+def _plans(plans: Mapping[str, Plan | str | Path], case: Case) -> dict[str, Plan]:
+    loaded: dict[str, Plan] = {}
+    for name, given in plans.items():
+        if not _NAME.fullmatch(name) or name in {*known_policies()} - {"search"}:
+            raise UsageError(
+                f"{name!r} cannot name a plan; choose a name of letters and digits that is no "
+                f"policy's"
+            )
+        plan = given if isinstance(given, Plan) else store.load(given, Plan)
+        planned, asked = (
+            [(worker.name, worker.model.usual) for worker in mix.workers]
+            for mix in (plan.mix, case.mix)
+        )
+        if planned != asked:
+            raise UsageError(f"the plan {name} is for {plan.mix.name}, not {case.mix.name}")
+        loaded[name] = plan
+    return loaded

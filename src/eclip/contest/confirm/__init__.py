@@ -1,0 +1,1 @@
+"""Searches that go on on a device, and plans that a device confirms."""

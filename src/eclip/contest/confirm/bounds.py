@@ -1,0 +1,329 @@
+"""Keeping promises: the finalists of a search for services, run under the mix's load on a device.
+
+In every round a finalist's session serves everybody, and then each service alone, with the same
+arrivals. A service that a plan confines to a part of the units is alone under plain streams
+instead: on its lane it is slower alone, too, which would flatter the plan. 1,000 requests of the
+rarest service decide; what was decided is claimed from 4,000, and if it does not hold there, the
+next best is tried. No finalist takes longer than a minute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from eclip.contest.confirm.explore import priority_levels
+from eclip.contest.confirm.plans import simulated_promises, with_missed
+from eclip.core.device import Window
+from eclip.core.excess import Excess, measure_excess
+from eclip.core.load import Load, load_of_mix
+from eclip.core.measures import measure_together
+from eclip.core.mix import Mix
+from eclip.core.plan import Plan, Promise, ServiceTrial
+from eclip.core.runlog import RunLog
+from eclip.errors import EclipError, StoppedError, UsageError
+from eclip.planner.case import Case
+from eclip.planner.evaluate import SimEvaluator
+from eclip.planner.policies import PolicyOptions
+from eclip.planner.search.decision import Finalist, decide, shortlist_habits
+from eclip.planner.search.giving import FoundHabits, search_habits
+from eclip.planner.search.objective import Objective, Score
+from eclip.planner.tiers import make_promises, needs_alone
+from eclip.progress import Progress
+from eclip.rig.arrivals import Arrivals
+from eclip.rig.rig import Beside, Stand, run_beside_alone
+from eclip.rig.trials import tails
+
+TO_DECIDE = 1_000  # requests of the service with the fewest
+TO_CLAIM = 4_000
+MOST_SECONDS = 60.0  # of one finalist
+_ROUNDS = 2
+_ROOM = 1.1  # so that chance, and requests unfinished at the end, leave as many as asked
+_WARMUP_S = 0.1
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What a search by simulation found for services, and for which promises."""
+
+    found: FoundHabits
+    objective: Objective
+    promises: Mapping[int, Promise]
+
+
+def simulate_services(
+    case: Case, options: PolicyOptions, evaluator: SimEvaluator, progress: Progress
+) -> Searched:
+    """Search by simulation; bounds of so many times the p99 alone are of simulated ones."""
+    promises = simulated_promises(case, evaluator)
+    objective = options.objective.for_mix(case.mix, promises)
+    found = search_habits(
+        case.problem(choosing=True),
+        promises,
+        evaluator,
+        objective,
+        seconds=options.seconds,
+        batches=options.batches,
+        seed=options.seed,
+        progress=progress,
+    )
+    return Searched(found, objective, promises)
+
+
+def search_services(
+    stand: Stand, options: PolicyOptions, finalists: int, progress: Progress
+) -> Plan:
+    """Search by simulation, then try the best on the device; its evidence says what they gave."""
+    case = stand.case
+    evaluator = SimEvaluator.of(case)
+    progress.phase("searching")
+    searched = simulate_services(case, options, evaluator, progress)
+    progress.phase("trying the finalists")
+    return confirm_services(stand, searched, finalists, options.seed, progress)
+
+
+def confirm_services(
+    stand: Stand, searched: Searched, finalists: int, seed: int, progress: Progress
+) -> Plan:
+    """The finalist that does best on the device. If a stop is asked for before each has run, what
+    was simulated decides."""
+    case, found = stand.case, searched.found
+    problem = case.problem(choosing=True)
+    entries = shortlist_habits(found, problem, searched.promises, finalists)
+    if priority_levels(stand) > 1:
+        entries += _with_services_first(entries)
+    try:
+        tried = _Tried(stand, searched, entries, seed, progress)
+    except StoppedError:
+        return decide(
+            entries,
+            [entry.found for entry in entries],
+            found,
+            searched.objective,
+            seed=seed,
+            device="the simulator",
+            modelled=True,
+        )
+    tried.claim()
+    plan = decide(
+        tried.entries,
+        tried.scores,
+        found,
+        tried.objective,
+        seed=seed,
+        device=stand.device.title,
+        modelled=stand.device.modelled,
+        services=tried.services,
+    )
+    return with_missed(plan, case.mix, stand.alone_rps, tried.seconds)
+
+
+class _Tried:
+    """The finalists that the device ran, and what they gave."""
+
+    def __init__(
+        self,
+        stand: Stand,
+        searched: Searched,
+        entries: Sequence[Finalist],
+        seed: int,
+        progress: Progress,
+    ) -> None:
+        self._stand = stand
+        self._seed = seed
+        self._progress = progress
+        self._mix = stand.case.mix
+        self.seconds = seconds_for(self._mix, TO_DECIDE)
+        promises = self._promises(searched)
+        self.objective = searched.objective.for_mix(self._mix, promises)
+        self.entries: list[Finalist] = []
+        self._rounds: list[list[Beside]] = []
+        for number, entry in enumerate(entries):
+            renewed = dataclasses.replace(entry, plan=with_bounds(entry.plan, promises))
+            try:
+                rounds = self._run(renewed.plan, self.seconds, first_seed=seed)
+            except StoppedError:
+                raise
+            except EclipError:  # what the device cannot run is no finalist; plain streams must run
+                if number == 0:
+                    raise
+                continue
+            self.entries.append(renewed)
+            self._rounds.append(rounds)
+            progress.part((number + 1) / len(entries))
+
+    def _promises(self, searched: Searched) -> Mapping[int, Promise]:
+        """With bounds of so many times the p99 alone as the device has it."""
+        if not needs_alone(self._mix):
+            return searched.promises
+        window, loads = self._loads(self.seconds, self._seed)
+        return promises_from(self._stand, [alone_logs(self._stand, load, window) for load in loads])
+
+    def _loads(self, seconds: float, first_seed: int) -> tuple[Window, list[Load]]:
+        """Of the rounds that take so long together."""
+        window = Window(seconds / _ROUNDS, _WARMUP_S, trace_ms=0.0)
+        seeds = range(first_seed, first_seed + _ROUNDS)
+        return window, [load_of_mix(self._mix, window.seconds, _WARMUP_S, seed) for seed in seeds]
+
+    def _run(self, plan: Plan, seconds: float, first_seed: int) -> list[Beside]:
+        window, loads = self._loads(seconds, first_seed)
+        with contextlib.ExitStack() as stack:
+            session = stack.enter_context(self._stand.open(plan))
+            alone_in = None
+            if any(plan.confines(service) for service in self._mix.services):
+                alone_in = stack.enter_context(self._stand.open(self._stand.plain))
+            rounds = run_beside_alone(
+                self._stand, session, plan, loads, window, Progress(self._progress), alone_in
+            )
+        if len(rounds) < _ROUNDS:
+            raise StoppedError("stopped before every finalist had run")
+        return rounds
+
+    def claim(self) -> None:
+        """Run the best again until it has requests enough to claim what it keeps. One that does not
+        hold there has lost, and the next best is tried."""
+        more = seconds_for(self._mix, TO_CLAIM) - self.seconds
+        claimed: set[int] = set()
+        while more > 0 and not self._progress.stopped:
+            scores = self.scores
+            values = [self.objective.value(score, scores[0]) for score in scores]
+            best = values.index(max(values))
+            if best in claimed:
+                return
+            claimed.add(best)
+            with contextlib.suppress(StoppedError):
+                self._rounds[best] += self._run(
+                    self.entries[best].plan, more, first_seed=self._seed + _ROUNDS
+                )
+
+    @property
+    def scores(self) -> list[Score]:
+        return [self._score(rounds) for rounds in self._rounds]
+
+    def _score(self, rounds: Sequence[Beside]) -> Score:
+        """Ratios are of the rates alone on all units: a session's own may be those of its lanes.
+        A tail that is bound to the p99 alone is held against that of the same requests."""
+        alone_rps = self._stand.alone_rps
+        together = measure_together(
+            [msgspec.structs.replace(one.shared, alone_rps=alone_rps) for one in rounds]
+        )
+        p99_ms = list(tails(together))
+        for service, excess in self._excesses(rounds).items():
+            bound, bound_ms = self._mix.workers[service].bound, self.objective.bounds_ms[service]
+            if bound is not None and bound.times_alone is not None and bound_ms is not None:
+                p99_ms[service] = excess.p99_ratio.value * bound_ms / bound.times_alone
+        return Score(
+            ratios=tuple(worker.ratio for worker in together.workers),
+            power_w=together.power_w,
+            p99_ms=tuple(p99_ms),
+        )
+
+    @property
+    def services(self) -> list[tuple[ServiceTrial, ...]]:
+        return [
+            tuple(_service_trial(one) for one in self._excesses(rounds).values())
+            for rounds in self._rounds
+        ]
+
+    def _excesses(self, rounds: Sequence[Beside]) -> dict[int, Excess]:
+        """Of the services of which requests ended both beside others and alone."""
+        found = {}
+        for service in self._mix.services:
+            with contextlib.suppress(UsageError):
+                pairs = [(one.shared, one.alone[service]) for one in rounds]
+                found[service] = measure_excess(pairs, service)
+        return found
+
+
+def promises_on(stand: Stand, arrivals: Arrivals) -> dict[int, Promise]:
+    """Of every service, by its p99 alone on this device, with the arrivals of a first round."""
+    if not needs_alone(stand.case.mix):
+        return make_promises(stand.case.mix, stand.case.profiles)
+    load, window = arrivals.load(stand, 0), arrivals.window(stand)
+    return promises_from(stand, [alone_logs(stand, load, window)])
+
+
+def promises_from(stand: Stand, alone: Sequence[Mapping[int, RunLog]]) -> dict[int, Promise]:
+    """Of every service, by its p99 in these runs alone together."""
+    mix, profiles = stand.case.mix, stand.case.profiles
+    tails_ns = [math.inf] * len(profiles)
+    for service in mix.services:
+        logs = [one[service] for one in alone]
+        tail_ms = tails(measure_together(logs))[service]
+        if math.isinf(tail_ms):
+            raise UsageError(f"{mix.workers[service].name} completed no request alone; run longer")
+        tails_ns[service] = 1e6 * tail_ms
+    return make_promises(mix, profiles, tails_ns)
+
+
+def alone_logs(stand: Stand, load: Load, window: Window) -> dict[int, RunLog]:
+    """Every service with its own arrivals of the load, under plain streams, all others idle."""
+    plain = stand.plain
+    window = dataclasses.replace(window, trace_ms=0.0)
+    with stand.open(plain) as session:
+        return {
+            service: stand.run(session, plain, load.only(service), window)
+            for service in stand.case.mix.services
+        }
+
+
+def seconds_for(mix: Mix, requests: int) -> float:
+    """Until the service with the fewest has had so many, but no longer than a finalist may take,
+    which runs beside others and each of its services alone."""
+    slowest = min(mix.workers[service].rate_rps or math.inf for service in mix.services)
+    return min(_ROOM * requests / slowest, MOST_SECONDS / (1 + len(mix.services)))
+
+
+def with_bounds(plan: Plan, promises: Mapping[int, Promise]) -> Plan:
+    """The plan with these bounds; limits of slack stay. One that was made for a mix without bounds
+    gets promises that nobody acts on."""
+    workers = list(plan.workers)
+    for index, promise in promises.items():
+        made = workers[index].promise or promise
+        kept = msgspec.structs.replace(made, bound_ns=promise.bound_ns)
+        workers[index] = msgspec.structs.replace(workers[index], promise=kept)
+    return msgspec.structs.replace(plan, workers=tuple(workers))
+
+
+def _service_trial(excess: Excess) -> ServiceTrial:
+    return ServiceTrial(
+        name=excess.name,
+        requests=excess.requests,
+        p50_ms=excess.shared_ms.p50,
+        p99_ms=excess.shared_ms.p99,
+        longest_ms=excess.shared_ms.longest,
+        excess_p50_ms=excess.excess_us.p50 / 1e3,
+        excess_p99_ms=excess.excess_us.p99 / 1e3,
+        excess_longest_ms=excess.excess_us.longest / 1e3,
+        p99_ratio=excess.p99_ratio.value,
+        p99_ratio_low=excess.p99_ratio.low,
+        p99_ratio_high=excess.p99_ratio.high,
+        busy=excess.busy,
+    )
+
+
+def _with_services_first(entries: Sequence[Finalist]) -> list[Finalist]:
+    """The best finalists that give way once more, with priority for services: the simulator does
+    not know priorities."""
+    giving = [entry for entry in entries if entry.plan.gives_way][-2:]
+    return [
+        dataclasses.replace(
+            entry,
+            label=f"{entry.label}, services first",
+            plan=msgspec.structs.replace(
+                entry.plan,
+                lanes=tuple(
+                    msgspec.structs.replace(
+                        lane, priority=int(entry.plan.workers[lane.owner].promise is not None)
+                    )
+                    for lane in entry.plan.lanes
+                ),
+            ),
+        )
+        for entry in giving
+    ]

@@ -1,0 +1,276 @@
+"""Exploring: a search by simulation, which may go on on the device.
+
+On the device it begins with the simulator's best plans, masks that were swept, these and plain
+streams with kernels that fit, a few random placements, some with stream priorities, and the best
+that an earlier search has tried. What is tried for one objective is known to all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from eclip.core.device import Capability
+from eclip.core.plan import Plan, unpartitioned
+from eclip.errors import StoppedError, UsageError
+from eclip.files.observations import ObservedHome, ObservedRun
+from eclip.planner.evaluate import SimEvaluator
+from eclip.planner.policies import PolicyOptions
+from eclip.planner.problem import Problem
+from eclip.planner.search.candidates import Candidate, Found, Homes, fitted, search
+from eclip.planner.search.objective import Objective, Score
+from eclip.planner.search.placement import Home, Placer, groups_of
+from eclip.planner.search.refine import refine
+from eclip.progress import Progress
+from eclip.rig.rig import Stand
+from eclip.rig.trials import Trials
+from eclip.tune.fit import plan_of
+from eclip.tune.observe import placements
+
+MOST_REFINE_SECONDS = 3600.0
+# Placements that the device begins with, besides those it is told of:
+_STARTS = 5  # finalists of the simulator
+_STATIC = 1  # static masks of the simulator
+_RANDOM = 5  # at random, which tell how far the simulator can be trusted
+_EARLIER = 4  # the best that an earlier search has tried
+_LEVELS = 3  # of stream priorities that a search uses, where the device has them
+
+
+@dataclass(frozen=True)
+class Verification:
+    """How what a search finds is tried on the device before one plan is taken."""
+
+    finalists: int  # plans that run in turns at the end
+    refine_seconds: float = 0.0  # how long the search goes on on the device before
+    earlier: tuple[ObservedRun, ...] = ()  # what an earlier search of the mix has tried there
+
+    def __post_init__(self) -> None:
+        if self.finalists < 1:
+            raise UsageError("at least one plan must be tried on the device")
+        if not 0 <= self.refine_seconds <= MOST_REFINE_SECONDS:
+            raise UsageError(
+                f"the search goes on on the device for 0 to {MOST_REFINE_SECONDS:.0f} s"
+            )
+
+
+class Explorer:
+    """Searches one mix, for one or several objectives."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        evaluate: SimEvaluator,
+        options: PolicyOptions,
+        how: Verification,
+    ) -> None:
+        self.problem = problem
+        self.evaluate = evaluate
+        self.options = options
+        self.how = how
+        self._placer = Placer(problem, options.switch_ns)
+        self._tried: dict[Homes, None] = {}  # on the device
+        self.observed: list[ObservedRun] = []  # on the device, while the search went on there
+
+    def simulate(self, objective: Objective, progress: Progress) -> Found:
+        check_refinement(self.how.refine_seconds, objective, rates=self.problem.mix.has_rates)
+        return search(
+            self.problem,
+            self.evaluate,
+            objective,
+            seconds=self.options.seconds,
+            batches=self.options.batches,
+            seed=self.options.seed,
+            switch_ns=self.options.switch_ns,
+            progress=progress,
+        )
+
+    def explore(
+        self,
+        found: Found,
+        objective: Objective,
+        stand: Stand,
+        trials: Trials,
+        progress: Progress,
+        known: Sequence[Homes] = (),
+    ) -> None:
+        """Go on with the search on the device, if that is wanted.
+
+        ``known``: further placements to begin with, such as have been tried before, the best first.
+        """
+        if self.how.refine_seconds == 0:
+            return
+        try:
+            plain_score(self.problem, [objective], trials)
+        except StoppedError:  # nothing can be compared yet, and what simulation found stays
+            return
+        starts = dict.fromkeys(self._best_earlier(objective, trials), "earlier")
+        starts |= self._starts(found) | dict.fromkeys(known, "static")
+        starts |= dict.fromkeys(self._fitting(known), "fewer units")
+        if priority_levels(stand) > 1:
+            starts |= dict.fromkeys(self._preferring(found, known), "priorities")
+        tried = self._refine([*starts], objective, stand, trials, progress)
+        new = [one for one in tried.candidates if one.homes not in self._tried]
+        self._tried |= dict.fromkeys(one.homes for one in new)
+        self._note(new, starts, stand, trials)
+
+    def tried(self, objective: Objective, stand: Stand, trials: Trials) -> Found | None:
+        """All that was tried on the device, ranked for the objective; it is known, and takes no
+        time. None: nothing was."""
+        if not self._tried:
+            return None
+        return self._refine([], objective, stand, trials, None)
+
+    def _refine(
+        self,
+        starts: Sequence[Homes],
+        objective: Objective,
+        stand: Stand,
+        trials: Trials,
+        progress: Progress | None,  # None: only what is known
+    ) -> Found:
+        plain_score(self.problem, [objective], trials)
+        return refine(
+            self._placer,
+            self.evaluate,
+            trials,
+            objective,
+            # What was tried for another objective is known and takes no time.
+            starts=list(dict.fromkeys([*starts, *self._tried])),
+            seconds=0.0 if progress is None else self.how.refine_seconds,
+            earlier=[(plan, score) for _, plan, score in self._earlier],
+            seed=self.options.seed,
+            priorities=priority_levels(stand),
+            progress=progress,
+        )
+
+    @functools.cached_property
+    def _earlier(self) -> list[tuple[Homes, Plan, Score]]:
+        """What an earlier search has tried, with the plans as they ran and what they gave."""
+        runs = self.how.earlier
+        placers = {cost: Placer(self.problem, cost) for cost in {run.switch_ns for run in runs}}
+        return [
+            (
+                tuple(Home(**msgspec.structs.asdict(home)) for home in run.homes),
+                plan_of(run.kind, run.homes, placers[run.switch_ns], run.routes),
+                Score(run.ratios, run.power_w, (math.inf,) * len(run.homes)),
+            )
+            for run in runs
+        ]
+
+    def _best_earlier(self, objective: Objective, trials: Trials) -> list[Homes]:
+        """The placements with which an earlier search did best, to be planned anew and tried again:
+        what a plan gives differs between two days by a few percent."""
+        if not self._earlier:
+            return []
+        plain = plain_score(self.problem, [objective], trials)
+        gave = {homes: objective.value(score, plain) for homes, _, score in self._earlier}
+        return sorted(gave, key=lambda homes: -gave[homes])[:_EARLIER]
+
+    def _starts(self, found: Found) -> dict[Homes, str]:
+        """Where the device begins, and why there."""
+        starts = {one.homes: "finalist" for one in found.finalists(_STARTS)}
+        starts |= {one.homes: "static finalist" for one in found.static[:_STATIC]}
+        slices = len(self.problem.topology.slice_units)
+        drawn = placements(len(self.problem.profiles), slices, self.options.seed)
+        for _, homes in itertools.islice((one for one in drawn if one[1]), _RANDOM):
+            starts.setdefault(
+                tuple(Home(**msgspec.structs.asdict(home)) for home in homes), "random"
+            )
+        return starts
+
+    def _preferring(self, found: Found, known: Sequence[Homes]) -> list[Homes]:
+        """Placements in which whoever gets little under plain streams goes first: with all of the
+        device for everybody, and in the best of the known placements."""
+        shares = found.plain.ratios
+        first = [share < statistics.fmean(shares) for share in shares]
+        return [
+            tuple(
+                dataclasses.replace(home, priority=int(preferred))
+                for home, preferred in zip(homes, first, strict=True)
+            )
+            for homes in (self._whole, *known[:1])
+        ]
+
+    def _fitting(self, known: Sequence[Homes]) -> list[Homes]:
+        """All of the device for everybody and the best known placements, with kernels that fit
+        them."""
+        if not self.problem.others:
+            return []
+        return [fitted(homes, self.problem) for homes in (self._whole, *known[:2])]
+
+    @property
+    def _whole(self) -> Homes:
+        """All of the device for everybody."""
+        home = Home(0, 1, len(self.problem.topology.slice_units), 0.0, 0)
+        return (home,) * len(self.problem.profiles)
+
+    def _note(
+        self,
+        candidates: Sequence[Candidate],
+        kinds: Mapping[Homes, str],
+        stand: Stand,
+        trials: Trials,
+    ) -> None:
+        """What the trials themselves gave, which are known and take no time."""
+        alone_rps = stand.alone_rps
+        for one, score in zip(candidates, trials([each.plan for each in candidates]), strict=True):
+            if min(score.ratios) == 0 or score.power_w == 0:
+                continue
+            self.observed.append(
+                ObservedRun(
+                    mix=self.problem.mix.name,
+                    kind=kinds.get(one.homes, "refined"),
+                    homes=tuple(ObservedHome(**dataclasses.asdict(home)) for home in one.homes),
+                    routes=groups_of(one.plan),
+                    alone_rps=alone_rps,
+                    rates_rps=tuple(
+                        ratio * alone for ratio, alone in zip(score.ratios, alone_rps, strict=True)
+                    ),
+                    power_w=score.power_w,
+                    seconds=trials.seconds,
+                    switch_ns=self.options.switch_ns,
+                )
+            )
+
+
+def check_refinement(seconds: float, objective: Objective, *, rates: bool) -> None:
+    """Refuse a search on the device for what its short trials cannot tell."""
+    if seconds > 0 and (objective.kind == "slo" or rates):
+        raise UsageError(
+            "--refine searches on the device for throughput or energy of workers that are always "
+            "busy; leave it out for mixes with rates"
+        )
+
+
+def priority_levels(stand: Stand) -> int:
+    """How many levels of stream priorities a search uses on the device."""
+    return _LEVELS if Capability.PRIORITIES in stand.device.capabilities else 1
+
+
+def plain_score(problem: Problem, objectives: Sequence[Objective], trials: Trials) -> Score:
+    """What plain streams give in a trial, which must be something: everything is compared with it.
+    Once it is known it takes no time."""
+    (score,) = trials([unpartitioned(problem.topology, problem.profiles, problem.mix)])
+    if score.stp == 0 and trials.stopped:
+        raise StoppedError("stopped before plain streams were tried")
+    check_measured(score, objectives, trials.seconds)
+    return score
+
+
+def check_measured(plain: Score, objectives: Sequence[Objective], seconds: float) -> None:
+    energy = any(aim.kind == "energy" for aim in objectives)
+    every = (1.0,) * len(plain.ratios)
+    counted = min(float(np.dot(plain.ratios, aim.weights or every)) for aim in objectives)
+    if counted == 0 or (energy and plain.power_w == 0):
+        raise UsageError(
+            f"a trial of {seconds:g} s measured nothing; give eclip compare a longer one: "
+            f"--set trial-seconds={10 * seconds:g}"
+        )

@@ -1,0 +1,106 @@
+"""Reactions: what a worker does at a joint, decided while it runs.
+
+Workers say on a *board* how they are: one row of 64-bit words each, written by its owner and read
+by everybody. The words need not agree with each other at every instant. ``core/decide.py``
+reads the board and a worker's rules, for the simulator and the driving loop of a GPU alike.
+
+Rules that keep it from waiting for ever:
+
+- A service gives way to services only.
+- Of two services, the one that must act first goes on. While both wait nothing of that changes, so
+  exactly one of them waits. A request is overtaken at most twice.
+- A background worker that is owed its floor yields to nobody. One that is owed nothing yields to
+  those that are. So of two of them at most one waits for the other.
+- An owner that is stopped (no heartbeat) or busy ten times its bound counts as idle.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from eclip.core.plan import FOREIGN, Joints, Plan, Promise, Slack
+
+Ints = npt.NDArray[np.int64]
+
+# The words of a row. A row of zeros belongs to nobody. What others decide by fills one cache line;
+# what a person may want to see is behind it.
+TIER, BUSY_SINCE, DEADLINE, LEFT, HEARTBEAT, BOUND, SOME, NONE = range(8)
+PID, SERVED, LAUNCHED, YIELDED, MOVED, CROSSED, LONGEST_PAUSE, TAIL = range(8, 16)
+NAME = 16  # and the words behind it
+WORDS = 24
+NAME_BYTES = 8 * (WORDS - NAME)
+NOBODY, SERVICE, BACKGROUND = 0, 1, 2  # tiers
+IDLE = -(1 << 62)  # in BUSY_SINCE; times may be negative
+ALWAYS = 1 << 62  # a heartbeat of an owner that cannot stop without its readers
+NEVER = 1 << 62  # in DEADLINE: when background without a floor is owed it
+MOST_ROWS = 256
+FOREIGN_BIT = 62  # in a rule's bit set of workers: services of other sessions
+
+GO_ON, YIELD = 0, -1  # choices; a positive one is a move
+MOST_OVERTAKEN = 2  # times that one request of a service lets another go first
+MOST_QUEUED = 64  # requests behind one that begins, among which the most urgent is looked for
+STOPPED_NS = 100_000_000  # since the last heartbeat
+HUNG_BOUNDS = 10  # that a request may last before its service counts as idle
+BANKED_NS = 100_000_000  # so long before it is due, work counts for a floor
+
+OWED = -1  # in a rule's level: it is about background, and applies while a floor is owed
+_LEVELS = {Slack.NONE: 0, Slack.SOME: 1, Slack.PLENTY: 2}
+
+
+class Rules(NamedTuple):
+    """What a worker does at its joints, in order. ``who`` is a bit set of workers of its session,
+    and of FOREIGN_BIT."""
+
+    who: Ints
+    level: Ints  # the most slack at which it applies, or OWED
+    choice: Ints
+
+
+NO_RULES = Rules(*(np.empty(0, dtype=np.int64) for _ in range(3)))
+
+
+def rules_of(joints: Joints, moves: Sequence[int]) -> Rules:
+    """Floors come first: a worker that only moves for services still yields where one is owed."""
+    rules = [(_bits(joints.floors_first), OWED, YIELD)] if joints.floors_first else []
+    for reaction in joints.reactions:
+        choice = YIELD if reaction.lane is None else 1 + moves.index(reaction.lane)
+        rules.append((_bits(reaction.to), _LEVELS[reaction.slack], choice))
+    return Rules(*np.array(rules, dtype=np.int64).reshape(-1, 3).T.copy())
+
+
+def _bits(workers: Sequence[int]) -> int:
+    return sum(1 << (FOREIGN_BIT if worker == FOREIGN else worker) for worker in workers)
+
+
+def board_of(plan: Plan) -> Ints:
+    """A board in this process's memory, for a session that is alone: worker i has row i."""
+    board = np.zeros((len(plan.workers), WORDS), dtype=np.int64)
+    for row, worker in zip(board, plan.workers, strict=True):
+        enter(row, worker.promise, ALWAYS)
+    return board
+
+
+def enter(row: Ints, promise: Promise | None, heartbeat: int, name: str = "") -> None:
+    """Write a worker that is idle into its row: with a promise a service, else background."""
+    clear(row)
+    row[NAME:] = np.frombuffer(name.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0"), dtype=np.int64)
+    row[PID] = os.getpid()
+    row[BUSY_SINCE] = IDLE
+    row[HEARTBEAT] = heartbeat
+    if promise is None:
+        row[DEADLINE] = NEVER
+    else:
+        row[[BOUND, SOME, NONE]] = promise.bound_ns, promise.some_ns, promise.none_ns
+    # Last: others may read meanwhile.
+    row[TIER] = BACKGROUND if promise is None else SERVICE
+
+
+def clear(row: Ints) -> None:
+    """Leave a row to nobody."""
+    row[TIER] = NOBODY
+    row[:] = 0

@@ -1,0 +1,1 @@
+"""NVIDIA GPUs: lanes of green contexts, graphs, copies, tracing, energy."""

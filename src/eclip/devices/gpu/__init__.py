@@ -1,1 +1,0 @@
-"""What every GPU device shares: the driving loop, its steps, and how runs become logs."""

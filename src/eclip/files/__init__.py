@@ -1,0 +1,1 @@
+"""What is written to disk: the store, results, observations and checked output paths."""

@@ -1,0 +1,1 @@
+"""Which services share which GPU: scores, packing, optimum, moves, simulated days."""

@@ -1,0 +1,1 @@
+"""Ray: the cluster, the controller, and the actors that it keeps running."""

@@ -1,0 +1,1 @@
+"""What every GPU device shares: sessions, the driving loop, boards in files, run logs."""

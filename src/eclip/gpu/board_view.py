@@ -1,0 +1,128 @@
+"""Looking at boards: what the workers of all processes on a GPU are doing, for a person.
+
+Nothing is locked, mapped or written, so looking harms nobody. Words are read while their owners
+write them and need not agree with each other.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from eclip.core.rules import (
+    BOUND,
+    BUSY_SINCE,
+    CROSSED,
+    DEADLINE,
+    HEARTBEAT,
+    HUNG_BOUNDS,
+    IDLE,
+    LAUNCHED,
+    LEFT,
+    LONGEST_PAUSE,
+    MOVED,
+    NAME,
+    NOBODY,
+    PID,
+    SERVED,
+    SERVICE,
+    STOPPED_NS,
+    TAIL,
+    TIER,
+    WORDS,
+    YIELDED,
+    Ints,
+)
+from eclip.errors import ArtefactError, UsageError
+from eclip.gpu.board import FIRST_ROW, SIZE, boards_here, check_board
+
+
+class SeenWorker(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of a board at one moment. Counters are since the worker came."""
+
+    name: str
+    pid: int  # as the worker sees itself: in a container it means nothing outside
+    tier: str  # service or background
+    state: str  # busy, idle, stopped (no heartbeat), or hung (busy for ten bounds)
+    bound_ms: float | None  # of a service; None also where it has none in time
+    slack_ms: float | None  # of a busy service: what is left before its bound breaks
+    p99_ms: float | None  # about; None: no request has ended
+    requests: int
+    stretches: int
+    yields: int
+    moves: int
+    barriers: int
+    longest_pause_ms: float
+
+
+class SeenBoard(msgspec.Struct, frozen=True, kw_only=True):
+    board: str
+    seen_ns: int  # of CLOCK_MONOTONIC
+    workers: tuple[SeenWorker, ...]
+
+
+def look(path: Path) -> SeenBoard:
+    """All workers on the board in this file."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe has no writer
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        raise ArtefactError(f"cannot read the board {path}: {error.strerror}") from None
+    try:
+        check_board(descriptor, str(path))
+        content = os.pread(descriptor, SIZE, 0)
+    finally:
+        os.close(descriptor)
+    now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    rows = np.frombuffer(content[FIRST_ROW:], dtype=np.int64).reshape(-1, WORDS)
+    return SeenBoard(
+        board=str(path),
+        seen_ns=now,
+        workers=tuple(_worker(row, now) for row in rows if row[TIER] != NOBODY),
+    )
+
+
+def look_around(path: Path | None = None) -> list[SeenBoard]:
+    """The board in this file, or all boards of this user; at least one."""
+    paths = boards_here() if path is None else [path]
+    if not paths:
+        raise UsageError(
+            "there is no board, so nobody shares a GPU: start a program with eclip exec --service "
+            "or --background, or anything of eclip with ECLIP_BOARD set; --board names the file of "
+            "a board"
+        )
+    return [look(one) for one in paths]
+
+
+def _worker(row: Ints, now: int) -> SeenWorker:
+    service = bool(row[TIER] == SERVICE)
+    state = _state(row, now)
+    slack_ns = int(row[DEADLINE] - row[LEFT] - now)
+    return SeenWorker(
+        name=row[NAME:].tobytes().rstrip(b"\0").decode(errors="replace"),
+        pid=int(row[PID]),
+        tier="service" if service else "background",
+        state=state,
+        bound_ms=int(row[BOUND]) / 1e6 if service and row[BOUND] > 0 else None,
+        slack_ms=slack_ns / 1e6 if service and state == "busy" else None,
+        p99_ms=int(row[TAIL]) / 1e6 or None,
+        requests=int(row[SERVED]),
+        stretches=int(row[LAUNCHED]),
+        yields=int(row[YIELDED]),
+        moves=int(row[MOVED]),
+        barriers=int(row[CROSSED]),
+        longest_pause_ms=int(row[LONGEST_PAUSE]) / 1e6,
+    )
+
+
+def _state(row: Ints, now: int) -> str:
+    if now - row[HEARTBEAT] > STOPPED_NS:
+        return "stopped"
+    if row[BUSY_SINCE] == IDLE:
+        return "idle"
+    hung = row[BOUND] > 0 and now - row[BUSY_SINCE] > HUNG_BOUNDS * row[BOUND]
+    return "hung" if hung else "busy"

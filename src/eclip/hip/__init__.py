@@ -1,0 +1,1 @@
+"""AMD GPUs: lanes of streams with CU masks, linear graphs, energy."""

@@ -1,1 +1,0 @@
-"""What is done with devices and plans: cases, runs, searches, comparisons, calibration."""

@@ -1,0 +1,210 @@
+"""Tiers: services keep a bound, everybody else gives way to them.
+
+Simple policies for such mixes: plain streams, with workers that look up at joints. What a search
+makes of joints is in search/giving.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from eclip.core.mix import Mix
+from eclip.core.plan import FOREIGN, Joints, Plan, Promise, Reaction, Slack
+from eclip.core.profile import Profile
+from eclip.core.topology import Mask, Topology
+from eclip.errors import UsageError
+from eclip.planner.joints import Manner, give_way, promise_of
+
+# Kernels of a stretch, and stretches in flight: 16-8 is 16 launches in flight, a look every 8.
+LAUNCHES = {"launches-16-8": (8, 2), "launches-4-2": (2, 2), "launches-1-1": (1, 1)}
+FOR_SERVICES = ("priority-segments", *LAUNCHES, "yield", "move")  # policies
+
+
+def make_promises(
+    mix: Mix, profiles: Sequence[Profile], p99_alone_ns: Sequence[float] = ()
+) -> dict[int, Promise]:
+    """Every service's promise in times. What nobody could keep is refused.
+
+    ``p99_alone_ns``: of every worker under its own arrivals. Only bounds that are so many times the
+    p99 alone need it.
+    """
+    check_rates(mix, profiles)
+    promises = {}
+    for index in mix.services:
+        worker, request_ns = mix.workers[index], profiles[index].request_ns[-1]
+        assert worker.bound is not None
+        if worker.bound.times_alone is not None and not p99_alone_ns:
+            raise UsageError(f"{worker.name}'s bound needs its p99 alone, which is not known here")
+        tail_ns = p99_alone_ns[index] if p99_alone_ns else 0.0
+        promise = promise_of(worker, profiles[index], tail_ns)
+        if promise.bound_ns < request_ns:
+            raise UsageError(
+                f"{worker.name} cannot keep a bound of {promise.bound_ns / 1e6:g} ms: one request "
+                f"takes {request_ns / 1e6:.2f} ms with the device to itself"
+            )
+        promises[index] = promise
+    return promises
+
+
+def needs_alone(mix: Mix) -> bool:
+    """Whether a bound is so many times the p99 alone."""
+    bounds = [mix.workers[service].bound for service in mix.services]
+    return any(bound is not None and bound.times_alone is not None for bound in bounds)
+
+
+def check_rates(mix: Mix, profiles: Sequence[Profile]) -> None:
+    """Refuse a service that could not keep up if it had the device to itself."""
+    for index in mix.services:
+        worker, request_ns = mix.workers[index], profiles[index].request_ns[-1]
+        if (worker.rate_rps or 0.0) * request_ns >= 1e9:
+            raise UsageError(
+                f"{worker.name} cannot serve {worker.rate_rps:g} requests/s: one takes "
+                f"{request_ns / 1e6:.2f} ms with the device to itself, so it serves at most "
+                f"{1e9 / request_ns:.0f}/s"
+            )
+
+
+def check_services(mix: Mix, what: str) -> None:
+    """Refuse what has a meaning only where somebody has a bound to keep."""
+    if not mix.services:
+        raise UsageError(
+            f"{what} needs a service, which is a worker with a bound, as in "
+            f"bert:1@300rps/5ms,vgg19:32@background"
+        )
+
+
+def promising(plan: Plan, promises: Mapping[int, Promise]) -> Plan:
+    """The plan with these promises; nobody gives way."""
+    return give_way(plan, (), promises, {})
+
+
+def manners_of(mix: Mix, manner: Manner) -> dict[int, Manner]:
+    """This manner for everybody without a bound. Of several services, the one that must act first
+    goes first: the others yield to it at joints of the same kind."""
+    services = mix.services
+    polite = dataclasses.replace(manner, ways=((Slack.PLENTY, None),) if manner.ways else ())
+    manners = {index: manner for index in range(len(mix.workers)) if index not in services}
+    return manners | (dict.fromkeys(services, polite) if len(services) > 1 else {})
+
+
+def giving_way(
+    plan: Plan,
+    profiles: Sequence[Profile],
+    promises: Mapping[int, Promise],
+    manners: Mapping[int, Manner],
+) -> Plan:
+    """The plan with joints, and with words for what workers do there and what that costs."""
+    made = give_way(plan, profiles, promises, manners)
+    workers = list(made.workers)
+    for index, manner in manners.items():
+        words = joints_in_words(made, index)
+        longest_ns = _joints(made, index).longest_ns
+        if manner.kernels is None and longest_ns > manner.grain_ns:
+            words += (
+                f"; one kernel of {longest_ns / 1e6:.2f} ms exceeds the grain of "
+                f"{manner.grain_ns / 1e3:g} µs"
+            )
+        worker = workers[index]
+        workers[index] = msgspec.structs.replace(worker, why=f"{worker.why}; {words}")
+    return msgspec.structs.replace(made, workers=tuple(workers))
+
+
+def far_mask(topology: Topology, units: int) -> Mask:
+    """A lane of so many units, from the far end of the device."""
+    return topology.take(units, range(len(topology.slice_units) - 1, -1, -1))
+
+
+def half_of(topology: Topology) -> int:
+    """The lane size nearest to half of the device."""
+    return min(topology.lane_sizes, key=lambda size: abs(2 * size - topology.units))
+
+
+def expected_excess_ns(plan: Plan) -> int | None:
+    """What a service's request may wait for background: the stretches in flight when it arrives.
+    None: somebody without a bound does not yield to whoever is busy."""
+    drain_ns = _drain_ns(plan)
+    always = all(
+        worker.joints is None or worker.joints.reactions[0].slack is Slack.PLENTY
+        for worker in plan.workers
+        if worker.promise is None
+    )
+    return drain_ns if always else None
+
+
+def excess_in_words(plan: Plan) -> str:
+    """One sentence about what services wait for; empty where nobody has to let them pass."""
+    drain_ns = _drain_ns(plan)
+    if drain_ns is None or not plan.mix.services:
+        return ""
+    most = (
+        f"at most about {drain_ns / 1e6:.2f} ms for background (depth times longest stretch, "
+        f"summed over background)"
+    )
+    if any(worker.floor for worker in plan.workers):
+        most += "; while a floor is owed, background does not give way"
+    if expected_excess_ns(plan) is None:
+        return (
+            f"a service's request shares the device until its slack is used up, then waits {most}"
+        )
+    return f"a service's request waits {most}"
+
+
+def _drain_ns(plan: Plan) -> int | None:
+    """How long what is in flight takes when background yields; None: some of it never does.
+    Workers share the device, so one after another is the longest that all of theirs takes."""
+    drain_ns = 0
+    for worker in plan.workers:
+        if worker.promise is not None:
+            continue
+        joints = worker.joints
+        if joints is None or all(reaction.lane is not None for reaction in joints.reactions):
+            return None
+        drain_ns += joints.depth * joints.longest_ns
+    return drain_ns
+
+
+def joints_in_words(plan: Plan, index: int) -> str:
+    """``yields to bert while it is busy; 20 stretches of at most 0.15 ms, 2 in flight``"""
+    joints = _joints(plan, index)
+    count = len(joints.at) + 1
+    return (
+        f"{reactions_in_words(plan, index)}; {count} stretch{'es' if count > 1 else ''} of at most "
+        f"{joints.longest_ns / 1e6:.2f} ms, {joints.depth} in flight"
+    )
+
+
+def reactions_in_words(plan: Plan, index: int) -> str:
+    """What is done most of the time first: the plan has the most urgent first."""
+    joints = _joints(plan, index)
+    ways = [_reaction_in_words(plan, reaction) for reaction in joints.reactions[::-1]]
+    if joints.floors_first:
+        names = " or ".join(plan.workers[other].name for other in joints.floors_first)
+        ways.append(f"yields while {names} is owed its floor")
+    if plan.workers[index].promise is not None and ways:
+        ways = ["lets the service with less slack go first"]
+    return ", ".join(dict.fromkeys(ways)) or "gives way to nobody"
+
+
+def _reaction_in_words(plan: Plan, reaction: Reaction) -> str:
+    names = [plan.workers[other].name for other in reaction.to if other != FOREIGN]
+    whom = " or ".join(names) or "a service of another process"
+    if reaction.lane is None:
+        does = "yields"
+    else:
+        lane = plan.lanes[reaction.lane].mask
+        does = f"moves to {plan.units(reaction.lane)} {plan.topology.unit_name}s (slices {lane})"
+    has = {
+        Slack.PLENTY: "is busy",
+        Slack.SOME: "has some slack or none",
+        Slack.NONE: "has no slack left",
+    }
+    return f"{does} while {whom} {has[reaction.slack]}"
+
+
+def _joints(plan: Plan, index: int) -> Joints:
+    joints = plan.workers[index].joints
+    assert joints is not None
+    return joints

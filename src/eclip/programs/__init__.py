@@ -1,0 +1,1 @@
+"""Unmodified programs: recorded, and run under libeclip."""

@@ -1,0 +1,1 @@
+"""An open device with the executables of its plans: runs, rounds, trials and arrivals."""

@@ -1,0 +1,1 @@
+"""The device process, and the deployments that it runs."""

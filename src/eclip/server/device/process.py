@@ -1,0 +1,306 @@
+"""The device process: owns the device and its sessions, runs what fronts order.
+
+One loop sleeps until a front has ordered something, a session has completed something, a function
+has ended, or the server has a word. The next generation is opened in a thread, beside the one that
+runs; from the moment it is there, orders go to it, and the old one ends when what it runs has
+ended. When the server is gone, or something hangs for too long, the process ends at once: fronts
+then run again what was open.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import gc
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+from eclip.core.device import Device
+from eclip.devices import open_device
+from eclip.errors import EclipError
+from eclip.jit import get_ready
+from eclip.planner.case import find_calibration, find_topology
+from eclip.server import link
+from eclip.server.control import (
+    Attach,
+    AttachCounters,
+    AttachSlots,
+    Channel,
+    Deploy,
+    Deployed,
+    Detach,
+    Detached,
+    NotDeployed,
+    Retire,
+    Retired,
+    Said,
+    Stop,
+)
+from eclip.server.counters import Count, CounterPages
+from eclip.server.device.generation import AttachedFront, Generation
+from eclip.server.link import Answer, DeviceOrder, Link, Signal, Slots
+
+_LOOK_S = 1.0  # how often it looks for what hangs
+_HANGS_S = 20.0
+# How long a thread that computes, as one that opens a generation does, may keep Python's lock from
+# the loop: it waits for that whenever it wakes up, twice a batch. 0.5 ms were too long for batches
+# of 1 ms.
+_SWITCH_S = 0.00005
+
+
+class EnergyMeter(threading.Thread):
+    """Counts what the device has drawn, in a thread of its own: beside load, an H200's driver takes
+    3 to 12 ms to say it, and the loop would let every batch wait."""
+
+    def __init__(self, device: Device, counters: CounterPages) -> None:
+        super().__init__(name="energy", daemon=True)
+        self._device, self._counters = device, counters
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        with contextlib.suppress(EclipError):  # then nobody is told the power, and all else goes on
+            self._count()
+
+    def _count(self) -> None:
+        before_mj = self._device.energy_mj()  # the count may have begun anew
+        while before_mj is not None and not self._ended.wait(_LOOK_S):
+            now_mj = self._device.energy_mj()
+            if now_mj is None:
+                return
+            row = self._counters.of_device(0)
+            row[Count.ENERGY_MJ] += now_mj - before_mj
+            row[Count.METERED_NS] = time.monotonic_ns()
+            before_mj = now_mj
+
+    def close(self) -> None:
+        self._ended.set()
+        self.join()
+
+
+class DeviceProcess:
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._selector = selectors.DefaultSelector()
+        self._device: Device | None = None
+        self._counters: CounterPages | None = None
+        self._counted_ns = time.monotonic_ns()
+        self._meter: EnergyMeter | None = None
+        self._epoch = 0
+        self._fronts: dict[int, AttachedFront] = {}
+        # Of every seat, by service: they stay when a front goes, for sessions hold their addresses.
+        self._slots: dict[int, dict[int, Slots]] = {}
+        self._generations: list[Generation] = []  # the newest first
+        self._opened: collections.deque[tuple[Deploy, Generation | str, float]] = (
+            collections.deque()
+        )
+        self._retiring: int | None = None
+        self._stopping = False
+        self._woken = Signal(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        self._selector.register(channel.fileno(), selectors.EVENT_READ, self._listen)
+        self._selector.register(self._woken.descriptor, selectors.EVENT_READ, self._woke)
+
+    def run(self) -> None:
+        look_s = time.monotonic() + _LOOK_S
+        while not (self._stopping and not any(one.open for one in self._generations)):
+            ready = self._selector.select(_LOOK_S)
+            self._count_busy()
+            for key, _ in ready:
+                key.data()
+            if time.monotonic() > look_s:
+                self._beat()
+                self._look_for_hanging()
+                self._count_yields()
+                look_s = time.monotonic() + _LOOK_S
+            self._finish()
+        for generation in self._generations:
+            generation.close()
+        if self._meter is not None:
+            self._meter.close()
+        if self._device is not None:
+            self._device.close()
+
+    def _count_busy(self) -> None:
+        """What ran since the last look counts as busy; nothing changes in between."""
+        now_ns, before_ns = time.monotonic_ns(), self._counted_ns
+        self._counted_ns = now_ns
+        if self._counters is None:
+            return
+        rows = {row for one in self._generations for row in one.busy_rows()}
+        for row in {0, *rows} if rows else ():
+            self._counters.of_device(row)[Count.BUSY_NS] += now_ns - before_ns
+
+    def _beat(self) -> None:
+        if self._counters is not None:
+            self._counters.of_device(0)[Count.HEARTBEAT_NS] = time.monotonic_ns()
+
+    def _count_yields(self) -> None:
+        if self._counters is None:
+            return
+        for generation in self._generations:
+            for row, count in generation.new_yields().items():
+                self._counters.of_device(row)[Count.YIELDS] += count
+
+    def _woke(self) -> None:
+        self._woken.clear()
+        while self._opened:
+            self._begin(*self._opened.popleft())
+        for generation in self._generations:
+            generation.collect()
+
+    # --- Orders ----------------------------------------------------------------------------------
+
+    def _take_orders(self, front: AttachedFront) -> None:
+        front.link.ordered.clear()
+        for words in front.link.orders.take():
+            order = DeviceOrder(*words)
+            if order.epoch != self._epoch:  # for a process that has died
+                continue
+            generation = next(
+                (one for one in self._generations if order.service in one.stages), None
+            )
+            if order.kind == link.CANCEL:
+                for one in self._generations:
+                    one.cancel(front, order)
+                continue
+            front.open += 1
+            if generation is None:
+                now_ns = time.monotonic_ns()
+                front.answer(
+                    Answer(order.ticket, order.service, order.slot, link.GONE, now_ns, now_ns)
+                )
+            else:
+                generation.take(front, order)
+
+    # --- The server's words ----------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        try:
+            while (received := self._channel.receive()) is not None:
+                self._hear(*received)
+        except EOFError:
+            os._exit(1)  # nobody is left to work for
+
+    def _hear(self, message: Any, descriptors: list[int]) -> None:
+        match message:
+            case Attach(front=number):
+                self._forget(number)
+                memory, orders, answers = descriptors
+                slots = self._slots.setdefault(number, {})
+                front = AttachedFront(number, Link((memory, orders, answers)), slots)
+                self._fronts[number] = front
+                self._selector.register(
+                    orders, selectors.EVENT_READ, lambda: self._take_orders(front)
+                )
+            case AttachCounters(fronts=fronts):
+                self._counters = CounterPages(descriptors[0], fronts)
+            case AttachSlots(front=number, service=service, layout=layout):
+                self._slots[number][service] = Slots(descriptors[0], layout)
+            case Detach(front=number):
+                front = self._fronts[number]
+                front.leaving = True
+                self._selector.unregister(front.link.ordered.descriptor)
+                for generation in self._generations:
+                    generation.leave(front)
+            case Deploy():
+                threading.Thread(target=self._open, args=(message,), daemon=True).start()
+            case Retire(before=before):
+                self._retiring = before
+            case Stop():
+                self._stopping = True
+            case _:
+                raise EclipError(f"a device process cannot do {message}")
+
+    def _forget(self, number: int) -> None:
+        """The seat's link as it was, where the server says it once more."""
+        front = self._fronts.pop(number, None)
+        if front is not None:
+            front.leaving = True
+            self._selector.unregister(front.link.ordered.descriptor)
+            front.link.close()
+
+    def _open(self, deploy: Deploy) -> None:
+        """In a thread of its own, beside what runs."""
+        begin = time.monotonic()
+        server = deploy.deployment.server
+        opened: Generation | str
+        try:
+            if self._device is None:
+                topology = find_topology(server.topology)
+                calibration = find_calibration(None, topology)
+                self._device = open_device(server.device, topology, calibration)
+            opened = Generation(deploy.deployment, self._device, self._slots, self._woken.raise_)
+        except EclipError as error:
+            opened = str(error)
+        except Exception as error:  # a model of the user's may raise anything
+            opened = f"{type(error).__name__}: {error}"
+        self._opened.append((deploy, opened, time.monotonic() - begin))
+        self._woken.raise_()
+
+    def _begin(self, deploy: Deploy, opened: Generation | str, seconds: float) -> None:
+        """From here on orders go to the new generation."""
+        number = deploy.deployment.generation
+        if isinstance(opened, str):
+            self._channel.send(NotDeployed(number, opened))
+            return
+        self._epoch = deploy.epoch
+        self._generations.insert(0, opened)
+        self._selector.register(opened.session.wakeup, selectors.EVENT_READ, opened.collect)
+        if self._meter is None and self._device is not None and self._counters is not None:
+            self._meter = EnergyMeter(self._device, self._counters)
+            self._meter.start()
+        gc.freeze()  # what was just made stays: no need to look at it again and again
+        self._channel.send(Deployed(number, seconds, opened.failed))
+
+    def _finish(self) -> None:
+        """Say what has come to its end."""
+        for front in [one for one in self._fronts.values() if one.leaving and not one.open]:
+            del self._fronts[front.number]
+            front.link.close()
+            self._channel.send(Detached(front.number))
+        if self._retiring is None:
+            return
+        before = self._retiring
+        if not any(one.number >= before for one in self._generations):
+            return  # a process that starts anew is told, too, and still opens what is to stay
+        for generation in [one for one in self._generations if one.number < before]:
+            if not generation.open:
+                self._selector.unregister(generation.session.wakeup)
+                generation.close()
+                self._generations.remove(generation)
+        if not any(one.number < before for one in self._generations):
+            self._drop_slots()
+            self._channel.send(Retired(before))
+            self._retiring = None
+
+    def _drop_slots(self) -> None:
+        """Those of services that no generation has any more."""
+        kept = {service for one in self._generations for service in one.stages}
+        kept |= {service for one in self._generations for service in one.failed}
+        for slots in self._slots.values():
+            for service in [one for one in slots if one not in kept]:
+                slots.pop(service).close()
+
+    def _look_for_hanging(self) -> None:
+        for generation in self._generations:
+            oldest = generation.oldest_ns()
+            if oldest is not None and time.monotonic_ns() - oldest[0] > _HANGS_S * 1e9:
+                line = f"{oldest[1]} hangs for {_HANGS_S:.0f} s; the device process starts anew"
+                self._channel.send(Said(line))
+                os._exit(1)
+
+
+def main(descriptor: int) -> None:
+    """The whole life of the process, which hears from the server through this descriptor."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when to end
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.setswitchinterval(_SWITCH_S)
+    get_ready()  # a spare process waits long enough
+    with Channel(socket.socket(fileno=descriptor)) as channel:
+        DeviceProcess(channel).run()
+    os._exit(0)  # a function that hangs in its thread may not keep us

@@ -1,0 +1,146 @@
+"""The front desk: what the services of a front share, and whose batch goes to the device next.
+
+As many batches run at once as fill the device, those of other fronts counted. The others wait in
+their queues and grow there: a row of a large batch keeps less of the device busy than one of a
+small batch. Of those that wait, the one goes first that must start first to be in time. What cannot
+be in time any more waits behind what can, so that it makes nobody else late. A short batch that
+would be late may go although there is no room, if it ends before there is: it keeps nobody waiting.
+
+A front of which nothing runs may always order a batch: it would not hear that another front's has
+ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from eclip.server.counters import Count
+from eclip.server.link import DeviceOrder, Link
+
+# Parts of the device. A batch leaves gaps that others fill, so a little more than one.
+_FULL = 1.25
+_LEAST_LEFT = 0.1  # of a batch that takes longer than expected
+_PARTS = 1000  # in a whole, as counted for other fronts
+
+Urgency = tuple[int, float]  # priority, and when it must start: the least goes first
+
+
+class RunningBatch(Protocol):
+    ticket: int
+    part: float  # of the device, that it keeps busy; 0: nobody waits for it
+    sent_ns: int
+    expected_ns: float
+
+
+class WaitingService(Protocol):
+    @property
+    def queued(self) -> bool: ...
+
+    def needs_no_room(self, room_in_ns: float) -> bool:
+        """Its next batch need not wait until there is room on the device."""
+        ...
+
+    def urgency(self) -> Urgency:
+        """Of what goes first in its queue."""
+        ...
+
+    def work_before_ns(self, urgency: Urgency) -> float:
+        """What the device needs for those in its queue that are more urgent."""
+        ...
+
+    def send(self) -> bool:
+        """Order the next batch; False: it has to wait for something else than room."""
+        ...
+
+
+class FrontDesk:
+    """``row`` is the front's own of the counters, that of no service; ``taken`` adds up what all
+    fronts have counted there."""
+
+    def __init__(
+        self,
+        link: Link,
+        loop: asyncio.AbstractEventLoop,
+        row: memoryview,
+        taken: Callable[[], int],
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.link = link
+        self.loop = loop
+        self.epoch = 0  # of the device process; 0: there is none
+        self.now_ns = now_ns
+        self.row = row
+        self._taken = taken
+        self._number = 0
+        self._running: dict[int, RunningBatch] = {}  # by ticket
+        self._waiting: dict[WaitingService, None] = {}  # and some that do not any more
+        self._count()
+
+    def number(self) -> int:
+        """Another one than ever before."""
+        self._number += 1
+        return self._number
+
+    def order(self, order: DeviceOrder) -> None:
+        self.link.orders.push(order)
+        self.link.ordered.raise_()
+
+    def begun(self, batch: RunningBatch) -> None:
+        if batch.part:
+            self._running[batch.ticket] = batch
+            self._count()
+
+    def ended(self, batch: RunningBatch) -> None:
+        if self._running.pop(batch.ticket, None) is not None:
+            self._count()
+
+    def _count(self) -> None:
+        self.row[Count.TAKEN] = round(_PARTS * sum(one.part for one in self._running.values()))
+
+    @property
+    def full(self) -> bool:
+        return bool(self._running) and self._taken() >= _FULL * _PARTS
+
+    def room_in_ns(self, urgency: Urgency) -> float:
+        """Until there is room on the device for a batch of this urgency: until the first one ends
+        there, and as long as those that go before keep it full."""
+        if not self.full:
+            return 0.0
+        work_ns = sum(one.work_before_ns(urgency) for one in self._waiting if one.queued)
+        return self._first_end_ns() + work_ns / _FULL
+
+    def _first_end_ns(self) -> float:
+        """Until one of those that run has ended."""
+        now_ns = self.now_ns()
+        return min(left_ns(one, now_ns) for one in self._running.values())
+
+    def advance(self, service: WaitingService | None = None) -> None:
+        """Order from the device what may go now. ``service`` has something new in its queue."""
+        if service is not None:
+            self._waiting[service] = None
+        if not self.epoch or not self._waiting:
+            return
+        ready = [one for one in self._waiting if one.queued]
+        self._waiting = dict.fromkeys(ready)
+        while ready:
+            if self.full:
+                room_ns = self._first_end_ns()
+                ready = [one for one in ready if one.needs_no_room(room_ns)]
+                if not ready:
+                    return
+            first = min(ready, key=_urgency) if len(ready) > 1 else ready[0]
+            if not first.send() or not first.queued:
+                ready.remove(first)
+
+
+def left_ns(batch: RunningBatch, now_ns: int) -> float:
+    """Of a batch that runs."""
+    left = batch.expected_ns - (now_ns - batch.sent_ns)
+    return max(left, _LEAST_LEFT * batch.expected_ns)
+
+
+def _urgency(service: WaitingService) -> Urgency:
+    return service.urgency()

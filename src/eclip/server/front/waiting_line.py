@@ -1,0 +1,136 @@
+"""A waiting line: requests of a service in a front, the most urgent first, and what they take.
+
+It is a ``WaitingService`` of front_desk.py, but for ``send``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import math
+from dataclasses import dataclass
+
+from eclip.server.control import ServiceSheet
+from eclip.server.front.desk import FrontDesk, Urgency
+from eclip.server.messages import Array, InferRequest, InferResponse
+from eclip.server.queue.batching import NEVER, Buckets, work_of
+
+_LEARNING = 0.2  # how much of an expectation a new measurement is
+# Of requests without a bound, and of late ones: they wait so long behind those that can be in time,
+# and not for ever.
+_PATIENCE_NS = 1_000_000_000
+
+
+@dataclass(slots=True, eq=False)
+class OpenRequest:
+    """Accepted, not answered."""
+
+    asked: InferRequest
+    arrays: list[Array]  # in the order of the model's inputs
+    rows: int
+    shapes: tuple[tuple[int, ...], ...]  # of a row; only equal ones are joined
+    order: tuple[int, float, float]
+    due_ns: float  # by its bound
+    expires_ns: float  # by its timeout
+    future: asyncio.Future[InferResponse]
+    timer: asyncio.TimerHandle | None = None
+    batch: OpenBatch | None = None
+    tried: bool = False  # a device process died with it
+    late: bool = False  # it was put behind others, because it cannot be in time any more
+
+    @property
+    def waits(self) -> bool:
+        return not self.future.done()
+
+
+@dataclass(slots=True, eq=False)
+class OpenBatch:
+    """On the device."""
+
+    ticket: int
+    slot: int
+    bucket: int
+    requests: list[OpenRequest]
+    sent_ns: int
+    expected_ns: float
+    input_ns: int
+    part: float  # of the device, that it keeps busy
+    cancelled: bool = False
+
+
+class WaitingLine:
+    def __init__(self, sheet: ServiceSheet, desk: FrontDesk) -> None:
+        self.sheet = sheet
+        self.desk = desk
+        self.queue: list[OpenRequest] = []
+        self.expected_ns = [float(time_ns) for time_ns in sheet.times_ns]  # as measured lately
+        self.buckets = Buckets(sheet.buckets, tuple(self.expected_ns), sheet.costs_ns)
+
+    @property
+    def queued(self) -> bool:
+        return bool(self.queue)
+
+    @property
+    def _takes_room(self) -> bool:
+        return any(self.sheet.parts)
+
+    def needs_no_room(self, room_in_ns: float) -> bool:
+        if not self._takes_room:
+            return True
+        _, start_ns = self.urgency()
+        takes_ns = self.expected_ns[0]
+        # Its own time is the margin: half of those that start at the last moment are late.
+        may_be_late = start_ns - self.desk.now_ns() < room_in_ns + takes_ns
+        return may_be_late and takes_ns <= room_in_ns
+
+    def urgency(self) -> Urgency:
+        while self.put_late_last(self.expected_ns[0]):
+            pass
+        first = self.queue[0]
+        return self._must_start(first.order, first.asked.arrival_ns)
+
+    def work_before_ns(self, urgency: Urgency) -> float:
+        priority, start_ns = urgency
+        due_ns = start_ns + self.expected_ns[0]
+        place = bisect.bisect(self.queue, (priority, due_ns, math.inf), key=order_of)
+        rows = sum(one.rows for one in self.queue[:place])
+        buckets = zip(self.sheet.parts, self.sheet.times_ns, strict=True)
+        return work_of(rows, self.sheet.buckets, [part * time_ns for part, time_ns in buckets])
+
+    def _must_start(self, order: tuple[int, float, float], arrival_ns: int) -> Urgency:
+        priority, due_ns, _ = order
+        if due_ns == NEVER:
+            due_ns = arrival_ns + _PATIENCE_NS
+        return priority, due_ns - self.expected_ns[0]
+
+    def put_late_last(self, needs_ns: float) -> bool:
+        """The first request, if it cannot be in time any more: behind those that can."""
+        first = self.queue[0]
+        if first.due_ns >= self.desk.now_ns() + needs_ns or first.late:
+            return False
+        priority, due_ns, number = first.order
+        first.late, first.order = True, (priority, due_ns + _PATIENCE_NS, number)
+        del self.queue[0]
+        bisect.insort(self.queue, first, key=order_of)
+        return True
+
+    def learn(self, bucket: int, took_ns: int) -> None:
+        """What makes one bucket slower, mostly others on the device, makes all of them slower. None
+        is faster than alone."""
+        sheet = self.sheet
+        factor = 1 + _LEARNING * (took_ns / self.expected_ns[sheet.buckets.index(bucket)] - 1)
+        self.expected_ns = [
+            max(factor * expected_ns, alone_ns)
+            for expected_ns, alone_ns in zip(self.expected_ns, sheet.times_ns, strict=True)
+        ]
+        self.buckets = Buckets(sheet.buckets, tuple(self.expected_ns), sheet.costs_ns)
+
+    def room_in_ns(self, order: tuple[int, float, float]) -> float:
+        """For a batch of one that comes now."""
+        if not self._takes_room:
+            return 0.0
+        return self.desk.room_in_ns(self._must_start(order, self.desk.now_ns()))
+
+
+def order_of(pending: OpenRequest) -> tuple[int, float, float]:
+    return pending.order

@@ -1,0 +1,1 @@
+"""HTTP and gRPC: bytes to requests and responses to bytes."""

@@ -1,0 +1,404 @@
+"""The Open Inference Protocol v2 over HTTP, as Triton's clients speak it, and what people look at:
+``/metrics`` and the live page at ``/``.
+
+Every error is one line: ``{"error": "..."}``. A request whose client has gone is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import math
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from importlib import resources
+from typing import Any, cast
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from eclip.server import descriptions
+from eclip.server.access import Tls, Token
+from eclip.server.limits import Limits
+from eclip.server.messages import Core, InferRequest, InferResponse, Reason, RefusedError
+from eclip.server.protocol.bodies import Bodies, ClientGoneError, Headers, choose_coding, compress
+from eclip.server.protocol.connections import CONNECTION, GuardedConnection
+from eclip.server.protocol.http_infer import read_request, write_response
+from eclip.server.protocol.metrics import Metrics
+from eclip.server.shared_memory import Region, Regions
+from eclip.server.tensors import parse_json
+
+_log = logging.getLogger(__name__)
+
+STATUSES = {
+    Reason.BAD_REQUEST: 400,
+    Reason.UNKNOWN_MODEL: 404,
+    Reason.UNKNOWN_REGION: 404,
+    Reason.ALREADY_EXISTS: 400,
+    Reason.OVERLOADED: 429,
+    Reason.NOT_READY: 503,
+    Reason.EXPIRED: 504,
+    Reason.CANCELLED: 499,
+    Reason.UNSUPPORTED: 501,
+    Reason.FAILED: 500,
+    Reason.LOST: 503,
+}
+# In a request: its sender, a router, wants to know what the next one would have left of its bound.
+SLACK = b"eclip-slack-ns"
+# What needs no token: probes of an orchestrator, and a page without anything of this server on it.
+_OPEN_PATHS = frozenset({"/", "/v2/health/live", "/v2/health/ready", "/v2/health/startup"})
+
+
+class _IndexQuestion(msgspec.Struct):
+    ready: bool = False
+
+
+class _RegisterQuestion(msgspec.Struct):
+    key: str
+    byte_size: int
+    offset: int = 0
+
+
+_index_questions = msgspec.json.Decoder(_IndexQuestion)
+_register_questions = msgspec.json.Decoder(_RegisterQuestion)
+
+
+# --- Answers ----------------------------------------------------------------------------------
+
+
+def answer_json(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(body), status, headers, "application/json")
+
+
+def answer_nothing(good: bool = True, line: str = "") -> Response:
+    if good:
+        return Response(media_type="text/plain")
+    return answer_json({"error": line}, 400) if line else Response(status_code=400)
+
+
+def answer_refused(_: Request, error: Exception) -> Response:
+    if not isinstance(error, RefusedError):
+        raise error
+    headers = {}
+    if error.reason in (Reason.OVERLOADED, Reason.NOT_READY):
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s or 1.0)))
+    return answer_json({"error": str(error)}, STATUSES[error.reason], headers)
+
+
+def answer_http_error(_: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise error
+    return answer_json({"error": error.detail}, error.status_code, dict(error.headers or {}))
+
+
+def answer_failure(_: Request, error: Exception) -> Response:
+    """A fault of ours; Starlette raises the error again, and it is logged there."""
+    return answer_json({"error": f"the server failed: {type(error).__name__}; see its log"}, 500)
+
+
+class _TokenDoor:
+    def __init__(self, app: ASGIApp, token: Token) -> None:
+        self._app = app
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        shown = dict(scope["headers"]).get(b"authorization")
+        if scope["path"] in _OPEN_PATHS or self._token.is_shown(shown):
+            await self._app(scope, receive, send)
+            return
+        line = "this server wants the header 'Authorization: Bearer TOKEN'"
+        response = answer_json({"error": line}, 401, {"www-authenticate": "Bearer"})
+        await response(scope, receive, send)
+
+
+# --- Inference --------------------------------------------------------------------------------
+
+
+class InferEndpoint:
+    """An ASGI application of its own: Starlette's request objects cost as much as the rest."""
+
+    def __init__(self, core: Core, regions: Regions, limits: Limits, bodies: Bodies) -> None:
+        self._core = core
+        self._regions = regions
+        self._limits = limits
+        self._bodies = bodies
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers: Headers = dict(scope["headers"])
+        try:
+            answer_headers, body = await self._answer(scope, headers, receive)
+        except ClientGoneError:
+            return
+        coding = choose_coding(headers.get(b"accept-encoding", b""))
+        if coding != b"identity":
+            body = await compress(body, coding)
+            answer_headers.append((b"content-encoding", coding))
+        answer_headers.append((b"content-length", b"%d" % len(body)))
+        if SLACK in headers:
+            slack_ns = self._core.slack_ns(scope["path_params"]["model"])
+            if slack_ns is not None:
+                answer_headers.append((SLACK, b"%d" % slack_ns))
+        await send({"type": "http.response.start", "status": 200, "headers": answer_headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _answer(
+        self, scope: Scope, headers: Headers, receive: Receive
+    ) -> tuple[list[tuple[bytes, bytes]], bytes]:
+        in_core = False
+        names = scope["path_params"]
+        name = names["model"]
+        try:
+            model = descriptions.find_model(self._core, name, names.get("version", ""))
+            async with self._bodies.read(headers, receive) as body:
+                request, wishes = read_request(model, headers, body, self._regions, self._limits)
+                in_core = True
+                response = await infer_while_connected(self._core, request, scope[CONNECTION])
+                in_core = False
+                return write_response(response, wishes, self._regions)
+        except RefusedError as error:
+            if not in_core:
+                self._core.refuse(name if name in self._core.models else "", error.reason)
+            raise
+
+
+async def infer_while_connected(
+    core: Core, request: InferRequest, connection: GuardedConnection
+) -> InferResponse:
+    """The result; a client that goes away cancels the request."""
+    if connection.lost:
+        raise ClientGoneError
+    task = cast("asyncio.Task[Any]", asyncio.current_task())
+    connection.watch(task)
+    try:
+        return await core.infer(request)
+    except asyncio.CancelledError:
+        if connection.lost:
+            raise ClientGoneError from None
+        raise
+    finally:
+        connection.unwatch(task)
+
+
+# --- Everything else --------------------------------------------------------------------------
+
+
+class _Endpoints:
+    """Small questions: health, metadata, statistics, repository."""
+
+    def __init__(self, core: Core, bodies: Bodies) -> None:
+        self._core = core
+        self._bodies = bodies
+
+    async def server(self, _: Request) -> Response:
+        return answer_json(descriptions.describe_server())
+
+    async def live(self, _: Request) -> Response:
+        return answer_nothing(self._core.live)
+
+    async def ready(self, _: Request) -> Response:
+        return answer_nothing(self._core.ready)
+
+    async def startup(self, _: Request) -> Response:
+        return answer_nothing(self._core.started)
+
+    async def model(self, request: Request) -> Response:
+        model = descriptions.find_model(self._core, **_model_and_version(request))
+        return answer_json(descriptions.describe_model(model))
+
+    async def model_ready(self, request: Request) -> Response:
+        ready = descriptions.is_ready(self._core, **_model_and_version(request))
+        return answer_nothing(ready, "the model is not ready")
+
+    async def model_config(self, request: Request) -> Response:
+        model = descriptions.find_model(self._core, **_model_and_version(request))
+        return answer_json(descriptions.describe_configuration(model))
+
+    async def model_statistics(self, request: Request) -> Response:
+        model = descriptions.find_model(self._core, **_model_and_version(request))
+        return answer_json(descriptions.describe_statistics(self._core, [model]))
+
+    async def statistics(self, _: Request) -> Response:
+        models = list(self._core.models.values())
+        return answer_json(descriptions.describe_statistics(self._core, models))
+
+    async def index(self, request: Request) -> Response:
+        async with self._bodies.read(dict(request.scope["headers"]), request.receive) as body:
+            asked = parse_json(body, _index_questions) if body else _IndexQuestion()
+        return answer_json(descriptions.describe_repository(self._core, asked.ready))
+
+    async def load(self, request: Request) -> Response:
+        await self._core.load(request.path_params["model"])
+        return answer_nothing()
+
+    async def unload(self, request: Request) -> Response:
+        await self._core.unload(request.path_params["model"])
+        return answer_nothing()
+
+
+class _Views:
+    """What machines and people look at."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._metrics = Metrics(core)
+        self._page = resources.files(__package__).joinpath("page/index.html").read_bytes()
+
+    async def metrics(self, _: Request) -> Response:
+        return Response(self._metrics.text(), media_type=Metrics.MEDIA_TYPE)
+
+    async def state(self, _: Request) -> Response:
+        return answer_json(self._core.state(), headers={"cache-control": "no-store"})
+
+    async def page(self, _: Request) -> Response:
+        # The page's own script and style are inside it; it asks this server and nobody else.
+        policy = (
+            "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+            "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+            "frame-ancestors 'none'"
+        )
+        return Response(
+            self._page, media_type="text/html", headers={"content-security-policy": policy}
+        )
+
+
+class _RegionEndpoints:
+    def __init__(self, regions: Regions, bodies: Bodies) -> None:
+        self._regions = regions
+        self._bodies = bodies
+
+    async def status(self, request: Request) -> Response:
+        name = request.path_params.get("region")
+        regions = self._regions.all() if name is None else [self._regions.get(name)]
+        return answer_json(regions)
+
+    async def register(self, request: Request) -> Response:
+        async with self._bodies.read(dict(request.scope["headers"]), request.receive) as body:
+            asked: _RegisterQuestion = parse_json(body, _register_questions)
+        name = request.path_params["region"]
+        self._regions.register(Region(name, asked.key, asked.offset, asked.byte_size))
+        return answer_nothing()
+
+    async def unregister(self, request: Request) -> Response:
+        if "region" in request.path_params:
+            self._regions.unregister(request.path_params["region"])
+        else:
+            self._regions.unregister_all()
+        return answer_nothing()
+
+
+def _model_and_version(request: Request) -> dict[str, str]:
+    names = request.path_params
+    return {"name": names["model"], "version": names.get("version", "")}
+
+
+def make_app(
+    core: Core,
+    regions: Regions,
+    limits: Limits,
+    token: Token | None = None,
+    more: Sequence[Route] = (),
+) -> Starlette:
+    """The application. The routes of inferences stand first: routes are tried in their order.
+    ``more`` are those that only this core has."""
+    bodies = Bodies(limits)  # of all: they share its limit
+    infer = InferEndpoint(core, regions, limits, bodies)
+    small = _Endpoints(core, bodies)
+    memory = _RegionEndpoints(regions, bodies)
+    views = _Views(core)
+
+    def of_model(suffix: str, endpoint: Any, method: str = "GET") -> list[Route]:
+        places = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
+        return [Route(place + suffix, endpoint, methods=[method]) for place in places]
+
+    def route(path: str, endpoint: Callable[..., Awaitable[Response]], method: str) -> Route:
+        return Route(path, endpoint, methods=[method])
+
+    region = "/v2/systemsharedmemory/region/{region}"
+    routes = [
+        *of_model("/infer", infer, "POST"),
+        route("/v2/models/stats", small.statistics, "GET"),
+        *of_model("", small.model),
+        *of_model("/ready", small.model_ready),
+        *of_model("/config", small.model_config),
+        *of_model("/stats", small.model_statistics),
+        route("/v2", small.server, "GET"),
+        route("/v2/health/live", small.live, "GET"),
+        route("/v2/health/ready", small.ready, "GET"),
+        route("/v2/health/startup", small.startup, "GET"),
+        route("/v2/repository/index", small.index, "POST"),
+        route("/v2/repository/models/{model}/load", small.load, "POST"),
+        route("/v2/repository/models/{model}/unload", small.unload, "POST"),
+        route("/v2/systemsharedmemory/status", memory.status, "GET"),
+        route("/v2/systemsharedmemory/unregister", memory.unregister, "POST"),
+        route(f"{region}/status", memory.status, "GET"),
+        route(f"{region}/register", memory.register, "POST"),
+        route(f"{region}/unregister", memory.unregister, "POST"),
+        route("/metrics", views.metrics, "GET"),
+        route("/eclip/state", views.state, "GET"),
+        route("/", views.page, "GET"),
+        *more,
+    ]
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(_TokenDoor, token)] if token is not None else [],
+        exception_handlers={
+            RefusedError: answer_refused,
+            HTTPException: answer_http_error,
+            Exception: answer_failure,
+        },
+    )
+
+
+class _Uvicorn(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the whole server's business, not this protocol's."""
+        yield
+
+
+class HttpServer:
+    """Serves an application on a bound socket until it is stopped."""
+
+    def __init__(self, app: Starlette, listener: socket.socket, limits: Limits, tls: Tls | None):
+        self._listener = listener
+        self._server = _Uvicorn(
+            uvicorn.Config(
+                app,
+                http=functools.partial(GuardedConnection, limits),  # type: ignore[arg-type]
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=int(limits.idle_s),
+                limit_concurrency=limits.connections,
+                ssl_certfile=None if tls is None else tls.certificate,
+                ssl_keyfile=None if tls is None else tls.key,
+            )
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._task = asyncio.create_task(self._server.serve([self._listener]))
+        while not self._server.started:
+            if self._task.done():
+                await self._task
+            await asyncio.sleep(0.001)
+
+    async def stop(self, grace_s: float) -> None:
+        """Requests under way have so long to end."""
+        self._server.config.timeout_graceful_shutdown = math.ceil(grace_s)
+        self._server.should_exit = True
+        if self._task is not None:
+            await self._task

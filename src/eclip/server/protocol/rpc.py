@@ -1,0 +1,305 @@
+"""The Open Inference Protocol v2 over gRPC, as Triton's clients speak it.
+
+grpc cancels a call's task when its client cancels it, goes away, or its deadline passes; that
+cancels the request in the core.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import grpc
+import msgspec
+from google.protobuf.message import DecodeError, Message
+
+from eclip.server import descriptions
+from eclip.server.access import Tls, Token
+from eclip.server.limits import Limits
+from eclip.server.messages import Core, InferRequest, Reason, RefusedError, bounded_timeout
+from eclip.server.protocol import inference_pb2 as pb
+from eclip.server.protocol.rpc_infer import read_request, write_response
+from eclip.server.shared_memory import Region, Regions
+from eclip.server.tensors import bad_request
+
+_log = logging.getLogger(__name__)
+
+SERVICE = "inference.GRPCInferenceService"  # the name that clients call
+CODES = {
+    Reason.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.UNKNOWN_MODEL: grpc.StatusCode.NOT_FOUND,
+    Reason.UNKNOWN_REGION: grpc.StatusCode.NOT_FOUND,
+    Reason.ALREADY_EXISTS: grpc.StatusCode.ALREADY_EXISTS,
+    Reason.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.NOT_READY: grpc.StatusCode.UNAVAILABLE,
+    Reason.EXPIRED: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Reason.CANCELLED: grpc.StatusCode.CANCELLED,
+    Reason.UNSUPPORTED: grpc.StatusCode.UNIMPLEMENTED,
+    Reason.FAILED: grpc.StatusCode.INTERNAL,
+    Reason.LOST: grpc.StatusCode.UNAVAILABLE,
+}
+_LEFT_OUT = {
+    "ModelStreamInfer": "streaming",
+    "CudaSharedMemoryStatus": "CUDA shared memory",
+    "CudaSharedMemoryRegister": "CUDA shared memory",
+    "CudaSharedMemoryUnregister": "CUDA shared memory",
+    "TraceSetting": "trace settings",
+    "LogSettings": "log settings",
+}
+_OPEN_METHODS = frozenset(f"/{SERVICE}/{name}" for name in ("ServerLive", "ServerReady"))
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+# --- Methods ----------------------------------------------------------------------------------
+
+
+class _Inference:
+    def __init__(self, core: Core, regions: Regions, limits: Limits) -> None:
+        self._core = core
+        self._regions = regions
+        self._limits = limits
+
+    async def infer(self, asked: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+        in_core = False
+        name = asked.model_name
+        try:
+            model = descriptions.find_model(self._core, name, asked.model_version)
+            request = read_request(model, asked, self._regions, self._limits)
+            in_core = True
+            response = await self._core.infer(within_deadline(request, context))
+            in_core = False
+            return write_response(response, asked, self._regions)
+        except RefusedError as error:
+            if not in_core:
+                self._core.refuse(name if name in self._core.models else "", error.reason)
+            raise
+
+
+def within_deadline(request: InferRequest, context: Context) -> InferRequest:
+    """A client's deadline is a timeout, too."""
+    left_s = context.time_remaining()
+    if left_s is None:
+        return request
+    left_ns = bounded_timeout(max(1, left_s * 1e9))
+    if left_ns is None or (request.timeout_ns is not None and request.timeout_ns <= left_ns):
+        return request
+    return msgspec.structs.replace(request, timeout_ns=left_ns)
+
+
+class _Questions:
+    """Small questions: health, metadata, statistics, repository."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    async def live(self, _: pb.ServerLiveRequest, __: Context) -> pb.ServerLiveResponse:
+        return pb.ServerLiveResponse(live=self._core.live)
+
+    async def ready(self, _: pb.ServerReadyRequest, __: Context) -> pb.ServerReadyResponse:
+        return pb.ServerReadyResponse(ready=self._core.ready)
+
+    async def model_ready(self, asked: pb.ModelReadyRequest, _: Context) -> pb.ModelReadyResponse:
+        ready = descriptions.is_ready(self._core, asked.name, asked.version)
+        return pb.ModelReadyResponse(ready=ready)
+
+    async def server(self, _: pb.ServerMetadataRequest, __: Context) -> pb.ServerMetadataResponse:
+        return pb.ServerMetadataResponse(**descriptions.describe_server())
+
+    async def model(self, asked: pb.ModelMetadataRequest, _: Context) -> pb.ModelMetadataResponse:
+        model = descriptions.find_model(self._core, asked.name, asked.version)
+        return pb.ModelMetadataResponse(**descriptions.describe_model(model))
+
+    async def config(self, asked: pb.ModelConfigRequest, _: Context) -> pb.ModelConfigResponse:
+        model = descriptions.find_model(self._core, asked.name, asked.version)
+        configuration = pb.ModelConfig(**descriptions.describe_configuration(model))
+        return pb.ModelConfigResponse(config=configuration)
+
+    async def statistics(
+        self, asked: pb.ModelStatisticsRequest, _: Context
+    ) -> pb.ModelStatisticsResponse:
+        models = list(self._core.models.values())
+        if asked.name:
+            models = [descriptions.find_model(self._core, asked.name, asked.version)]
+        return pb.ModelStatisticsResponse(**descriptions.describe_statistics(self._core, models))
+
+    async def index(
+        self, asked: pb.RepositoryIndexRequest, _: Context
+    ) -> pb.RepositoryIndexResponse:
+        models = descriptions.describe_repository(self._core, asked.ready)
+        return pb.RepositoryIndexResponse(models=models)
+
+    async def load(
+        self, asked: pb.RepositoryModelLoadRequest, _: Context
+    ) -> pb.RepositoryModelLoadResponse:
+        await self._core.load(asked.model_name)
+        return pb.RepositoryModelLoadResponse()
+
+    async def unload(
+        self, asked: pb.RepositoryModelUnloadRequest, _: Context
+    ) -> pb.RepositoryModelUnloadResponse:
+        await self._core.unload(asked.model_name)
+        return pb.RepositoryModelUnloadResponse()
+
+
+class _RegionQuestions:
+    def __init__(self, regions: Regions) -> None:
+        self._regions = regions
+
+    async def status(
+        self, asked: pb.SystemSharedMemoryStatusRequest, _: Context
+    ) -> pb.SystemSharedMemoryStatusResponse:
+        answer = pb.SystemSharedMemoryStatusResponse()
+        for region in [self._regions.get(asked.name)] if asked.name else self._regions.all():
+            status = answer.regions[region.name]
+            status.name, status.key = region.name, region.key
+            status.offset, status.byte_size = region.offset, region.byte_size
+        return answer
+
+    async def register(
+        self, asked: pb.SystemSharedMemoryRegisterRequest, _: Context
+    ) -> pb.SystemSharedMemoryRegisterResponse:
+        self._regions.register(Region(asked.name, asked.key, asked.offset, asked.byte_size))
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    async def unregister(
+        self, asked: pb.SystemSharedMemoryUnregisterRequest, _: Context
+    ) -> pb.SystemSharedMemoryUnregisterResponse:
+        if asked.name:
+            self._regions.unregister(asked.name)
+        else:
+            self._regions.unregister_all()
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+
+# --- The server -------------------------------------------------------------------------------
+
+Method = Callable[[Any, Context], Awaitable[Message]]
+
+
+def _answering(method: Method) -> Method:
+    """A method that turns errors into gRPC's statuses."""
+
+    async def answer(asked: Any, context: Context) -> Message:
+        try:
+            if asked is None:
+                raise bad_request("the message is not what this method takes")
+            return await method(asked, context)
+        except RefusedError as error:
+            metadata: Sequence[tuple[str, str]] = ()
+            if error.reason in (Reason.OVERLOADED, Reason.NOT_READY):
+                metadata = (("retry-after", f"{error.retry_after_s or 1.0:g}"),)
+            await context.abort(CODES[error.reason], str(error), metadata)
+        except Exception as error:
+            _log.exception("a call failed")
+            line = f"the server failed: {type(error).__name__}; see its log"
+            await context.abort(grpc.StatusCode.INTERNAL, line)
+        raise AssertionError("abort raises")
+
+    return answer
+
+
+def _reading(kind: type[Message]) -> Callable[[bytes], Message | None]:
+    """A reader that gives nothing for bytes that are no message; grpc would call them our fault."""
+
+    def read(raw: bytes) -> Message | None:
+        try:
+            return kind.FromString(raw)
+        except DecodeError:
+            return None
+
+    return read
+
+
+def _left_out(what: str) -> grpc.RpcMethodHandler[bytes, bytes]:
+    async def refuse(_: Any, context: Context) -> bytes:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"eclip has no {what}")
+        raise AssertionError("abort raises")
+
+    if what == "streaming":
+        return grpc.stream_unary_rpc_method_handler(refuse)
+    return grpc.unary_unary_rpc_method_handler(refuse)
+
+
+def _methods(core: Core, regions: Regions, limits: Limits) -> dict[str, tuple[Method, Any]]:
+    inference = _Inference(core, regions, limits)
+    small = _Questions(core)
+    memory = _RegionQuestions(regions)
+    return {
+        "ModelInfer": (inference.infer, pb.ModelInferRequest),
+        "ServerLive": (small.live, pb.ServerLiveRequest),
+        "ServerReady": (small.ready, pb.ServerReadyRequest),
+        "ModelReady": (small.model_ready, pb.ModelReadyRequest),
+        "ServerMetadata": (small.server, pb.ServerMetadataRequest),
+        "ModelMetadata": (small.model, pb.ModelMetadataRequest),
+        "ModelConfig": (small.config, pb.ModelConfigRequest),
+        "ModelStatistics": (small.statistics, pb.ModelStatisticsRequest),
+        "RepositoryIndex": (small.index, pb.RepositoryIndexRequest),
+        "RepositoryModelLoad": (small.load, pb.RepositoryModelLoadRequest),
+        "RepositoryModelUnload": (small.unload, pb.RepositoryModelUnloadRequest),
+        "SystemSharedMemoryStatus": (memory.status, pb.SystemSharedMemoryStatusRequest),
+        "SystemSharedMemoryRegister": (memory.register, pb.SystemSharedMemoryRegisterRequest),
+        "SystemSharedMemoryUnregister": (memory.unregister, pb.SystemSharedMemoryUnregisterRequest),
+    }
+
+
+class _TokenInterceptor(grpc.aio.ServerInterceptor):
+    def __init__(self, token: Token) -> None:
+        self._token = token
+
+    async def intercept_service(
+        self,
+        continuation: Callable[
+            [grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]
+        ],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        shown = dict(handler_call_details.invocation_metadata).get("authorization", "")
+        text = shown if isinstance(shown, bytes) else shown.encode()
+        if handler_call_details.method in _OPEN_METHODS or self._token.is_shown(text):
+            return await continuation(handler_call_details)
+        return grpc.unary_unary_rpc_method_handler(_refuse_stranger)
+
+
+async def _refuse_stranger(_: Any, context: Context) -> bytes:
+    line = "this server wants the metadata 'authorization: Bearer TOKEN'"
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, line)
+    raise AssertionError("abort raises")
+
+
+def make_server(
+    core: Core, regions: Regions, limits: Limits, token: Token | None, reuse_port: bool
+) -> grpc.aio.Server:
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        name: grpc.unary_unary_rpc_method_handler(
+            _answering(method),
+            request_deserializer=_reading(request),
+            response_serializer=lambda answer: answer.SerializeToString(),
+        )
+        for name, (method, request) in _methods(core, regions, limits).items()
+    }
+    handlers |= {name: _left_out(what) for name, what in _LEFT_OUT.items()}
+    server = grpc.aio.server(
+        interceptors=[_TokenInterceptor(token)] if token is not None else [],
+        options=[
+            ("grpc.so_reuseport", int(reuse_port)),
+            ("grpc.max_receive_message_length", limits.body_bytes),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.max_metadata_size", limits.header_bytes),
+            ("grpc.absolute_max_metadata_size", limits.header_bytes),
+            ("grpc.max_concurrent_streams", limits.connections),
+            ("grpc.max_connection_idle_ms", int(limits.idle_s * 1000)),
+        ],
+        maximum_concurrent_rpcs=limits.connections,
+    )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    return server
+
+
+def add_port(server: grpc.aio.Server, address: str, tls: Tls | None) -> int:
+    """The port it listens on; with port 0 in the address, a free one."""
+    if tls is None:
+        return server.add_insecure_port(address)
+    pair = (tls.key.read_bytes(), tls.certificate.read_bytes())
+    return server.add_secure_port(address, grpc.ssl_server_credentials([pair]))

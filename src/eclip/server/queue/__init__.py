@@ -1,0 +1,1 @@
+"""Pure functions of a queue: whether a request is accepted, and which run together."""

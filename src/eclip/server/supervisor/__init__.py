@@ -1,0 +1,1 @@
+"""The server: its processes, and changes of what they serve."""

@@ -1,0 +1,188 @@
+"""Keeps a device process running: starts it, hands it what is deployed, starts it anew."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+
+from eclip.server.bell import Bell
+from eclip.server.control import (
+    Attach,
+    AttachCounters,
+    AttachSlots,
+    Deploy,
+    Deployed,
+    Deployment,
+    Detach,
+    Detached,
+    Message,
+    NotDeployed,
+    Retire,
+    Retired,
+    Said,
+    Stop,
+)
+from eclip.server.counters import Count, CounterPages
+from eclip.server.log import ServerLog
+from eclip.server.supervisor.children import BackOff, Child, start_child
+from eclip.server.supervisor.seats import FrontSeat
+
+_DEPLOY_S = 600.0  # models are loaded and warmed
+_LOOK_S = 1.0
+# In which its loop does not go round, which it does once a second. Looks are counted and not
+# seconds: where everything was stopped, the server was, too.
+_SILENT_LOOKS = 30
+
+
+class DeviceKeeper:
+    """``changed`` is called when the process is up (with its answer) or down (with None)."""
+
+    def __init__(
+        self, log: ServerLog, bell: Bell, changed: Callable[[Deployed | None], None]
+    ) -> None:
+        self.child: Child | None = None
+        self.epoch = 0  # of the process; each has its own
+        self.up = False  # it runs what is deployed
+        self.restarts = 0
+        self.refusal: str | None = None  # why it could not open what it never ran before
+        self._log = log
+        self._bell = bell
+        self._changed = changed
+        self._answers: dict[int, Deployed | NotDeployed] = {}  # by generation
+        self._retired = 0
+        self._detached: set[int] = set()
+        self.leaving = False
+        # The next process, started ahead: it has imported what it needs, which takes seconds.
+        self._spare: Child | None = None
+
+    async def keep(
+        self,
+        seats: Iterable[FrontSeat],
+        deployment: Callable[[], Deployment],
+        counters: CounterPages,
+    ) -> None:
+        """Run the process with the deployment of the moment, again and again."""
+        back_off = BackOff()
+        while not self.leaving:
+            back_off.begin()
+            child = self.child = self._spare or await start_child("device.process")
+            self._spare = None
+            child.listen(self._hear, self._bell)
+            self.epoch += 1
+            self._send(AttachCounters(counters.fronts), (counters.descriptor,))
+            for seat in seats:
+                self.attach(seat)
+                for service in seat.slots:
+                    self.attach_slots(seat, service)
+            answer = await self.deploy(deployment())
+            if isinstance(answer, Deployed):
+                self.up = True
+                self._log.write(
+                    "device process is ready", pid=child.pid, seconds=round(answer.seconds, 2)
+                )
+                self._changed(answer)
+                self._bell.ring()
+                self._spare = await start_child("device.process")
+                await self._until_ended(child, counters)
+            else:
+                self._log.write("device process is not ready", reason=answer.reason)
+                if not self.restarts:
+                    self.refusal = answer.reason
+                await child.end(0.0)
+            self.up, self.child = False, None
+            child.close()
+            self._answers.clear()
+            self._changed(None)
+            self._bell.ring()
+            if self.leaving:
+                return
+            self.restarts += 1
+            pause_s = back_off.pause_s()
+            status = child.process.returncode
+            self._log.write("device process ended", status=status, again_in_s=pause_s)
+            await asyncio.sleep(pause_s)
+
+    async def _until_ended(self, child: Child, counters: CounterPages) -> None:
+        """One that does not go on, stopped or stuck in a driver, is ended here."""
+        beat_ns, silent = 0, 0
+        while not child.ended.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await child.ended.wait()
+            before_ns, beat_ns = beat_ns, counters.of_device(0)[Count.HEARTBEAT_NS]
+            silent = 0 if beat_ns != before_ns else silent + 1
+            if silent == _SILENT_LOOKS:
+                self._log.write("device process does not go on; it is ended", pid=child.pid)
+                await child.end(0.0)
+
+    def attach(self, seat: FrontSeat) -> None:
+        self._send(Attach(seat.number), seat.link.descriptors)
+
+    def attach_slots(self, seat: FrontSeat, service: int) -> None:
+        slots = seat.slots[service]
+        self._send(AttachSlots(seat.number, service, slots.layout), (slots.descriptor,))
+
+    async def detach(self, seat: FrontSeat) -> None:
+        """Returns when nothing uses the seat's link any more."""
+        child, number = self.child, seat.number
+        if child is None:
+            return
+        self._detached.discard(number)
+        self._send(Detach(number))
+        await self._bell.until(lambda: number in self._detached or child.ended.is_set())
+
+    async def deploy(self, deployment: Deployment) -> Deployed | NotDeployed:
+        """The process's answer; its death is one, too."""
+        child, generation = self.child, deployment.generation
+        if child is None:
+            return NotDeployed(generation, "there is no device process")
+        self._send(Deploy(deployment, self.epoch))
+        try:
+            async with asyncio.timeout(_DEPLOY_S):
+                await self._bell.until(lambda: generation in self._answers or child.ended.is_set())
+        except TimeoutError:
+            return NotDeployed(generation, f"not ready after {_DEPLOY_S:.0f} s")
+        if generation in self._answers:
+            return self._answers.pop(generation)
+        names = ", ".join(sheet.name for sheet in deployment.sheets)
+        return NotDeployed(
+            generation,
+            f"the device process ended with status {child.process.returncode} while it loaded "
+            f"{names}; what it said is in the log, and load = false leaves a service out",
+        )
+
+    async def retire(self, before: int) -> None:
+        """End older generations; returns when they have ended."""
+        child = self.child
+        if child is not None:
+            self._send(Retire(before))
+            await self._bell.until(lambda: self._retired >= before or child.ended.is_set())
+
+    async def stop(self) -> None:
+        """When what runs has ended."""
+        self.leaving = True
+        if self.child is not None:
+            self._send(Stop())
+            await self.child.end()
+
+    async def close(self) -> None:
+        """At once."""
+        for child in (self.child, self._spare):
+            if child is not None:
+                await child.kill()
+
+    def _send(self, message: Message, descriptors: tuple[int, ...] = ()) -> None:
+        if self.child is not None:
+            self.child.channel.send(message, descriptors)
+
+    def _hear(self, message: Message) -> None:
+        match message:
+            case Deployed(generation=number) | NotDeployed(generation=number):
+                self._answers[number] = message
+            case Retired(before=before):
+                self._retired = before
+            case Detached(front=front):
+                self._detached.add(front)
+            case Said(line=line):
+                self._log.write("device process says", line=line)

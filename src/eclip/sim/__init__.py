@@ -1,0 +1,1 @@
+"""The simulator: a device whose time and energy are modelled from profiles."""

@@ -1,0 +1,1 @@
+"""Constants from measurements: placements to run, fits, calibrations, speeds."""

@@ -1,0 +1,323 @@
+"""The search for services: what candidates make workers do, and which of them it finds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+
+import eclip
+from eclip.contest.confirm.plans import check_kept, make_plan, simulated_promises
+from eclip.core.mix import parse_mix
+from eclip.core.plan import Plan, Promise, Slack
+from eclip.core.topology import Mask
+from eclip.errors import StoppedError, UsageError
+from eclip.planner.evaluate import SimEvaluator
+from eclip.planner.policies import PolicyOptions
+from eclip.planner.problem import Problem
+from eclip.planner.search.decision import MARGIN_IN_WORDS, PLAIN, STATIC, shortlist_habits
+from eclip.planner.search.giving import (
+    LANES_MARGIN,
+    FoundHabits,
+    Habit,
+    Habits,
+    Maker,
+    Way,
+    in_words,
+    search_habits,
+    shares_by_lanes,
+)
+from eclip.planner.search.objective import Objective, Score
+from eclip.planner.tiers import expected_excess_ns, far_mask
+from eclip.progress import Progress
+from heard import Heard
+from simulations import H200, case_of, flat_profile, scaling_profile
+
+US = 1000
+SERVICE = scaling_profile("s", [50 * US] * 20)
+OTHER = flat_profile("t", [100 * US] * 5, H200, blocks=66)
+JOB = scaling_profile("b", [100 * US] * 20)
+PROMISE = Promise(bound_ns=4_000_000, request_ns=1_000_000, some_ns=0, none_ns=0)
+MIX = parse_mix("s:1@300rps/4ms,b:1@background")
+PROBLEM = Problem(MIX, H200, (SERVICE, JOB))
+SLO = Objective("slo").for_mix(MIX, {0: PROMISE})
+
+
+def plan_of(habit: Habit, none: float = 1.0, some: float = 2.0) -> Plan:
+    return Maker(PROBLEM, {0: PROMISE}).plan(Habits((Habit(), habit), none, some))
+
+
+def reactions(plan: Plan) -> list[tuple[Slack, Mask | None]]:
+    joints = plan.workers[1].joints
+    assert joints is not None
+    return [
+        (one.slack, None if one.lane is None else plan.lanes[one.lane].mask)
+        for one in joints.reactions
+    ]
+
+
+def test_ways_are_reactions_from_the_most_urgent_level_on() -> None:
+    room = far_mask(H200, 64)
+    wanted = {
+        Way.YIELD: [(Slack.PLENTY, None)],
+        Way.PATIENT: [(Slack.NONE, None)],
+        Way.MOVE: [(Slack.PLENTY, room)],
+        Way.MOVE_YIELD: [(Slack.NONE, None), (Slack.PLENTY, room)],
+        Way.STEPWISE: [(Slack.NONE, None), (Slack.SOME, room)],
+    }
+    assert {way: reactions(plan_of(Habit(way, 64))) for way in wanted} == wanted
+    assert not plan_of(Habit(units=64)).gives_way
+
+
+def test_slack_is_used_up_before_what_is_in_flight_could_be_too_late() -> None:
+    for depth in (1, 2):
+        promise = plan_of(Habit(Way.STEPWISE, 64, depth=depth), 0.5, 2.0).workers[0].promise
+        assert promise is not None
+        assert promise.none_ns == depth * 100 * US + 500 * US
+        assert promise.some_ns == promise.none_ns + 2_000 * US
+        assert promise.bound_ns == PROMISE.bound_ns
+
+
+def test_only_who_yields_to_the_busy_bounds_what_they_wait() -> None:
+    assert expected_excess_ns(plan_of(Habit(Way.YIELD))) == 200 * US
+    for way in (Way.PATIENT, Way.MOVE, Way.MOVE_YIELD, Way.STAY):
+        assert expected_excess_ns(plan_of(Habit(way, 64))) is None
+
+
+def test_static_masks_leave_the_rest_to_services() -> None:
+    maker = Maker(PROBLEM, {0: PROMISE})
+    plan = maker.plan(maker.apart(64))
+    assert not plan.gives_way
+    assert [plan.units(lane) for lane in range(2)] == [68, 64]
+    assert not plan.lanes[0].mask & plan.lanes[1].mask
+
+
+def test_what_a_way_does_not_ask_for_makes_no_other_candidate() -> None:
+    one = Habits((Habit(), Habit(Way.YIELD, 64)), 0.5, 4.0)
+    other = Habits((Habit(), Habit(Way.YIELD, 32)), 2.0, 1.0)
+    assert one.plainly == other.plainly
+    asks = Habits((Habit(), Habit(Way.MOVE_YIELD, 64)), 0.5)
+    assert asks.plainly != Habits((Habit(), Habit(Way.MOVE_YIELD, 64)), 2.0).plainly
+
+
+def likes(way: Way, *, late: float = 2.0) -> object:
+    """An evaluation that gives most to background which does this; plain streams are late."""
+
+    def evaluate(plans: Sequence[Plan]) -> list[Score]:
+        scores = []
+        for plan in plans:
+            mine = reactions(plan) if plan.gives_way else []
+            wanted = plan_of(Habit(way, 64))
+            match = bool(mine) and [slack for slack, _ in mine] == [
+                slack for slack, _ in reactions(wanted)
+            ]
+            tail = 3.0 if plan.gives_way else 4.0 * late
+            scores.append(Score((0.3, 0.8 if match else 0.6), 300.0, (tail, 9.0)))
+        return scores
+
+    return evaluate
+
+
+def found_by(evaluate: object, batches: int = 2, seed: int = 0) -> FoundHabits:
+    return search_habits(
+        PROBLEM,
+        {0: PROMISE},
+        evaluate,  # type: ignore[arg-type]
+        SLO,
+        seconds=99.0,
+        batches=batches,
+        seed=seed,
+    )
+
+
+@pytest.mark.parametrize("way", [Way.YIELD, Way.PATIENT, Way.STEPWISE])
+def test_search_finds_what_evaluation_likes(way: Way) -> None:
+    best = found_by(likes(way)).candidates[0]
+    assert [slack for slack, _ in reactions(best.plan)] == [
+        slack for slack, _ in reactions(plan_of(Habit(way, 64)))
+    ]
+
+
+def test_search_repeats_itself_and_looks_elsewhere_with_another_seed() -> None:
+    first, again, other = (found_by(likes(Way.PATIENT), 3, seed) for seed in (1, 1, 2))
+    tried = [{one.habits for one in found.candidates} for found in (first, again, other)]
+    assert first.candidates == again.candidates
+    assert tried[0] != tried[2]
+    assert first.batches == 3
+
+
+def test_search_that_is_stopped_has_what_it_tried() -> None:
+    progress = Progress()
+    progress.stop()
+    found = search_habits(
+        PROBLEM,
+        {0: PROMISE},
+        likes(Way.YIELD),  # type: ignore[arg-type]
+        SLO,
+        seconds=99.0,
+        progress=progress,
+    )
+    assert found.batches == 0
+    assert found.candidates and found.evaluated == len(found.candidates)
+
+
+def test_tails_of_services_that_only_lanes_protect_have_a_margin() -> None:
+    def evaluate(plans: Sequence[Plan]) -> list[Score]:
+        return [Score((0.3, 0.6 if plan.gives_way else 0.9), 300.0, (3.0, 9.0)) for plan in plans]
+
+    found = found_by(evaluate)
+    assert found.plain.p99_ms == (3.0, 9.0)
+    tails = {one.plan.gives_way: (one.tail, *one.score.p99_ms) for one in found.candidates}
+    assert tails == {
+        True: (0.75, 3.0, 9.0),
+        False: (0.75 * LANES_MARGIN, 3.0 * LANES_MARGIN, 9.0),
+    }
+    # 3 ms of at most 4 would do, and masks give background more: but not by that margin.
+    assert found.candidates[0].plan.gives_way
+
+
+def test_services_among_themselves_have_no_margin() -> None:
+    mix = parse_mix("s:1@100rps/9ms,t:1@100rps/9ms")
+    problem = Problem(mix, H200, (SERVICE, OTHER))
+    promises = {0: PROMISE, 1: PROMISE}
+    apart = Maker(problem, promises).plan(Habits((Habit(units=64), Habit(units=64))))
+    assert not shares_by_lanes(apart)
+    assert shares_by_lanes(plan_of(Habit(units=64)))
+    assert not shares_by_lanes(plan_of(Habit()))  # plain streams
+    assert not shares_by_lanes(plan_of(Habit(Way.MOVE, 64)))
+
+
+def test_several_services_are_tried_in_turn_and_side_by_side() -> None:
+    mix = parse_mix("s:1@100rps/9ms,t:1@100rps/9ms,b:1@background")
+    problem, promises = Problem(mix, H200, (SERVICE, OTHER, JOB)), {0: PROMISE, 1: PROMISE}
+
+    def first(services: Habit | None) -> list[tuple[Way, Way, Way]]:
+        starts = Maker(problem, promises, services).starts()[:4]
+        return [(one.each[0].way, one.each[1].way, one.each[2].way) for one in starts]
+
+    in_turn, beside = (Way.YIELD,) * 3, (Way.STAY, Way.STAY, Way.YIELD)
+    assert first(None) == [in_turn, in_turn, beside, beside]
+    told = first(Habit(Way.GO_ON))  # what services do is not for the search to choose
+    assert told[:2] == [(Way.GO_ON, Way.GO_ON, Way.YIELD)] * 2 and beside not in told
+
+
+def test_shortlist_always_has_the_baselines() -> None:
+    found = found_by(likes(Way.PATIENT))
+    entries = shortlist_habits(found, PROBLEM, {0: PROMISE}, 2)
+    labels = [entry.label for entry in entries]
+    assert labels[:4] == [PLAIN, STATIC, "yield, depth 2", "yield, depth 1"]
+    assert labels[4].startswith("yields when slack is below")
+    assert all(entry.plan.workers[0].promise is not None for entry in entries)
+
+
+def test_finalists_use_less_and_less_of_the_bounds_and_one_more() -> None:
+    def evaluate(plans: Sequence[Plan]) -> list[Score]:
+        """The longer the slack that is left, the shorter the tail and the less for background."""
+        scores = []
+        for plan in plans:
+            promise = plan.workers[0].promise
+            assert promise is not None
+            tail = max(0.5, 1.2 - promise.none_ns / 4e6) if plan.gives_way else 9.0
+            scores.append(Score((0.3, 0.5 * tail), 300.0, (4.0 * tail, 9.0)))
+        return scores
+
+    found = found_by(evaluate, batches=4)
+    tails = [one.tail for one in found.finalists(4)]
+    assert 0.9 < tails[0] <= 1.0 and tails[1] <= 0.9 and tails[2] <= 0.8
+    assert 1.0 < tails[3] <= 1.15
+    assert len(found.finalists(1)) == 1
+
+
+def test_frontier_has_nothing_that_another_beats() -> None:
+    found = found_by(likes(Way.PATIENT))
+    plain, *frontier = found.tradeoffs
+    assert plain.label == "plain streams"
+    pairs = [(one.background, one.worst_tail) for one in frontier]
+    assert pairs == [(0.8, 0.75)]
+
+
+def test_words_say_what_background_does() -> None:
+    habits = Habits((Habit(), Habit(Way.MOVE_YIELD, 64)), 0.5)
+    words = in_words(habits, Maker(PROBLEM, {0: PROMISE}).plan(habits))
+    assert words == "yields when slack is below 0.5 requests, else moves to 64 SMs, 150 µs, depth 2"
+    apart = Habits((Habit(units=64), Habit(units=48)))
+    assert in_words(apart, Maker(PROBLEM, {0: PROMISE}).plan(apart)) == "64+48 SMs"
+
+
+def test_services_alone_take_turns_by_slack_or_not() -> None:
+    mix = parse_mix("s:1@100rps/9ms,t:1@100rps/9ms")
+    case = case_of([SERVICE, OTHER], mix=mix)
+    plan = make_plan(case, "search", PolicyOptions(objective=Objective("slo"), batches=50))
+    assert plan.evidence is not None and plan.evidence.missed == ()
+    assert plan.evidence.evaluated < 50  # there is little to choose
+
+
+# --- By simulation ------------------------------------------------------------------------------
+
+
+def planned(bound: str, background: str = "background") -> Plan:
+    mix = parse_mix(f"s:1@300rps/{bound},b:1@{background}")
+    case = case_of([SERVICE, JOB], mix=mix)
+    options = PolicyOptions(objective=Objective("slo"), batches=1)
+    return make_plan(case, "search", options)
+
+
+def chosen(plan: Plan) -> tuple[float, float]:
+    assert plan.evidence is not None
+    (trial,) = (trial for trial in plan.evidence.trials if trial.chosen)
+    assert trial.p99_ms[0] is not None
+    return trial.ratios[1], trial.p99_ms[0]
+
+
+def test_tighter_bounds_are_kept_for_less_background() -> None:
+    gave = []
+    for bound in ("1.2x", "2.5x"):
+        plan = planned(bound)
+        background, p99_ms = chosen(plan)
+        promise = plan.workers[0].promise
+        assert promise is not None and p99_ms <= promise.bound_ns / 1e6
+        assert check_kept(plan) is plan
+        assert MARGIN_IN_WORDS not in plan.why  # background gives way
+        gave.append(background)
+    assert 0.95 * (1 - 0.3) < gave[0] < gave[1]
+
+
+def test_bound_that_no_plan_keeps_is_refused_with_the_best_that_can() -> None:
+    plan = planned("1x")
+    _, p99_ms = chosen(plan)
+    with pytest.raises(UsageError, match=f"p99 {p99_ms:.2f} ms, at most") as refused:
+        check_kept(plan)
+    assert "\n" not in str(refused.value)
+
+
+def test_search_that_was_stopped_has_not_shown_that_no_plan_keeps_a_bound() -> None:
+    mix = parse_mix("s:1@300rps/1x,b:1@background")
+    progress = Progress()
+    progress.stop()
+    with pytest.raises(StoppedError, match="stopped before a plan was found that keeps every"):
+        eclip.plan(case_of([SERVICE, JOB], mix=mix), "search", progress=progress)
+
+
+def test_floor_that_cannot_be_kept_is_refused_too() -> None:
+    with pytest.raises(UsageError, match=r"at least 95\.0% wanted"):
+        check_kept(planned("1.2x", "background/floor=0.95"))
+
+
+def test_alone_and_candidates_have_the_same_arrivals_and_enough_of_them() -> None:
+    mix = parse_mix("s:1@20rps/2x,b:1@background")
+    case = case_of([SERVICE, JOB], mix=mix)
+    evaluator = SimEvaluator.of(case)
+    assert evaluator.seconds * 20 >= 500
+    first, again = (simulated_promises(case, evaluator) for _ in range(2))
+    assert first == again
+    (alone,) = (one.bound_ns / 2e6 for one in first.values())
+    assert math.isclose(alone, 1.0, rel_tol=0.3)  # hardly ever does it queue
+
+
+def test_stop_while_searching_still_decides() -> None:
+    progress = Heard(stop_at=0.0)
+    mix = parse_mix("s:1@300rps/3x,b:1@background")
+    options = PolicyOptions(objective=Objective("slo"), batches=400, progress=progress)
+    plan = make_plan(case_of([SERVICE, JOB], mix=mix), "search", options)
+    assert plan.evidence is not None and plan.evidence.batches < 400

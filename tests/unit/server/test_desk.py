@@ -1,0 +1,312 @@
+"""Whose batch goes to the device next, and what a service does with those that come too late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from eclip.server.config import ServiceSettings
+from eclip.server.control import ServiceSheet
+from eclip.server.counters import WORDS, Count
+from eclip.server.device.models import info_of, slots_of, tensors_of
+from eclip.server.front.desk import FrontDesk
+from eclip.server.front.open_service import OpenService
+from eclip.server.link import OK, Answer, DeviceOrder, Link, Slots
+from eclip.server.messages import InferRequest, Reason, RefusedError, Tensor
+from eclip.server.tensors import DATATYPES
+
+MS = 1_000_000
+
+
+class Loop:
+    """A clock that the test moves, and what an event loop has for a service."""
+
+    now_ns = 0
+
+    def __init__(self) -> None:
+        self.timers: set[object] = set()
+
+    def create_future(self) -> Any:
+        future = SimpleNamespace(error=None, result=None)
+        future.done = lambda: future.error is not None or future.result is not None
+        future.set_exception = lambda error: setattr(future, "error", error)
+        future.set_result = lambda result: setattr(future, "result", result)
+        return future
+
+    def call_at(self, when_s: float, call: object, *given: object) -> Any:
+        timer = SimpleNamespace()
+        timer.cancel = lambda: self.timers.discard(id(timer))
+        self.timers.add(id(timer))
+        return timer
+
+
+class Front:
+    """Services of 1 ms in a batch of 1, and 2 ms in one of 8."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.loop = Loop()
+        self.orders: list[DeviceOrder] = []
+        self.elsewhere = 0
+        row = memoryview(bytearray(8 * WORDS)).cast("q")
+        link = SimpleNamespace(
+            orders=SimpleNamespace(push=self.orders.append),
+            ordered=SimpleNamespace(raise_=lambda: None),
+        )
+        self.desk = FrontDesk(
+            cast(Any, link),
+            cast(Any, self.loop),
+            row,
+            lambda: row[Count.TAKEN] + self.elsewhere,
+            lambda: self.loop.now_ns,
+        )
+        self.desk.epoch = 1
+        self._stack = stack
+
+    def open(
+        self,
+        name: str,
+        bound_ms: float | None,
+        parts: tuple[float, ...] = (0.4, 0.8),
+        **settings: Any,
+    ) -> OpenService:
+        made = ServiceSettings(name=name, model="bert", instances=4, **settings)
+        inputs, outputs = tensors_of(made, computed=False)
+        sheet = ServiceSheet(
+            id=len(name) + ord(name[0]),
+            row=0,
+            settings=made,
+            info=info_of(made, inputs, outputs, 8),
+            buckets=(1, 8),
+            times_ns=(1 * MS, 2 * MS),
+            costs_ns=(1 * MS, 2 * MS),
+            parts=parts,
+            bound_ns=None if bound_ms is None else round(bound_ms * MS),
+            slots=slots_of(made, inputs, outputs, 8),
+            timing_only=True,
+        )
+        slots = self._stack.enter_context(Slots.create(sheet.slots))
+        counted = memoryview(bytearray(8 * WORDS)).cast("q")
+        return OpenService(sheet, slots, counted, self.desk)
+
+    def ask(self, service: OpenService, priority: int = 0, timeout_ns: int | None = None) -> Any:
+        """Its future."""
+        info = service.sheet.info
+        tensors = [
+            Tensor(one.name, one.datatype, np.zeros((1, *one.shape), DATATYPES[one.datatype].dtype))
+            for one in info.inputs
+        ]
+        asked = InferRequest(
+            model=service.sheet.name,
+            inputs=tensors,
+            arrival_ns=self.loop.now_ns,
+            priority=priority,
+            timeout_ns=timeout_ns,
+        )
+        pending = service.accept(asked, 0)
+        service.advance()
+        return pending.future
+
+    def end(self, service: OpenService, took_ns: int = 1 * MS) -> None:
+        """The batch of it that was ordered first."""
+        batch = next(iter(service._batches.values()))
+        sheet, now_ns = service.sheet, self.loop.now_ns
+        for index, tensor in enumerate(sheet.info.outputs, len(sheet.info.inputs)):
+            shape = (len(batch.requests), *tensor.shape)
+            service.slots.array(batch.slot, index, shape, DATATYPES[tensor.datatype].dtype)
+        words = (batch.ticket, sheet.id, batch.slot, OK, now_ns - took_ns, now_ns)
+        service.take(Answer(*words))
+        self.desk.advance()
+
+    @property
+    def ran(self) -> list[int]:
+        """The services whose batches were ordered."""
+        return [order.service for order in self.orders]
+
+
+@pytest.fixture
+def front() -> Iterator[Front]:
+    with ExitStack() as stack:
+        yield Front(stack)
+
+
+def test_as_many_batches_run_as_fill_the_device(front: Front) -> None:
+    service = front.open("a", 100.0)
+    for _ in range(6):
+        front.ask(service)
+    assert len(front.ran) == 4  # the fourth found three, which keep 1.2 busy
+    front.end(service)
+    assert [(order.bucket, order.rows) for order in front.orders[4:]] == [(8, 2)]  # it has grown
+
+
+def test_the_one_that_must_start_first_goes_first(front: Front) -> None:
+    patient, urgent = front.open("patient", 50.0), front.open("urgent", 10.0)
+    others = front.open("o", 100.0, (2.0, 2.0))
+    front.ask(others)  # the device is full
+    front.orders.clear()
+    for service in (patient, urgent):
+        front.ask(service)
+    assert front.ran == []
+    front.loop.now_ns = 2 * MS
+    front.end(others)
+    assert front.ran == [urgent.sheet.id, patient.sheet.id]
+
+
+def test_a_priority_goes_before_what_must_start_earlier(front: Front) -> None:
+    patient, urgent = front.open("patient", 50.0), front.open("urgent", 10.0)
+    others = front.open("o", 100.0, (2.0, 2.0))
+    front.ask(others)
+    front.orders.clear()
+    front.ask(urgent)
+    front.ask(patient, priority=1)
+    front.end(others)
+    assert front.ran == [patient.sheet.id, urgent.sheet.id]
+
+
+def test_what_has_no_bound_is_not_put_off_for_ever(front: Front) -> None:
+    unbound, bound = front.open("u", None), front.open("bound", 10.0)
+    others = front.open("o", 10_000.0, (2.0, 2.0))
+    front.ask(others)
+    front.ask(unbound)
+    front.orders.clear()
+    front.loop.now_ns = 2_000 * MS  # a long time
+    front.ask(bound)
+    front.end(others)
+    assert front.ran == [unbound.sheet.id, bound.sheet.id]
+
+
+def test_a_batch_that_waits_for_more_has_one_timer_whoever_else_is_busy(front: Front) -> None:
+    waiting, others = front.open("w", 100.0, wait="10ms"), front.open("o", 100.0)
+    front.ask(waiting)
+    for _ in range(3):
+        front.ask(others)
+        front.end(others)
+    assert len(front.loop.timers) == 1
+    assert waiting.sheet.id not in front.ran
+
+
+def test_background_waits_for_no_room(front: Front) -> None:
+    service, background = front.open("a", 100.0, (2.0, 2.0)), front.open("b", None, (0.0, 0.0))
+    front.ask(service)
+    front.ask(background)
+    assert front.ran == [service.sheet.id, background.sheet.id]
+
+
+def test_what_other_fronts_run_counts_unless_nothing_of_ours_runs(front: Front) -> None:
+    service = front.open("a", 100.0)
+    front.elsewhere = 2_000
+    front.ask(service)
+    assert len(front.ran) == 1
+    front.ask(service)
+    assert len(front.ran) == 1
+    front.elsewhere = 0
+    front.end(service)
+    assert len(front.ran) == 2
+
+
+def test_a_short_batch_that_would_be_late_slips_in(front: Front) -> None:
+    """It ends before there is room, so nobody waits longer for it."""
+    long = front.open("long", 100.0, (2.0, 2.0))
+    long.expected_ns = [5.0 * MS, 5.0 * MS]
+    front.ask(long)
+    patient, urgent = front.open("patient", 50.0), front.open("urgent", 3.0)
+    front.ask(patient)
+    assert front.ran == [long.sheet.id]
+    front.ask(urgent)
+    assert front.ran == [long.sheet.id, urgent.sheet.id]
+
+
+def test_what_cannot_be_in_time_makes_nobody_else_late(front: Front) -> None:
+    service, others = front.open("a", 6.0), front.open("o", 100.0, (2.0, 2.0))
+    front.ask(others)
+    first = front.ask(service)
+    front.loop.now_ns = 5_900_000  # 0.1 ms are left, and it takes 1
+    second = front.ask(service)
+    front.orders.clear()
+    assert [one.future for one in service.queue] == [second, first]
+    front.end(others)
+    (order,) = front.orders
+    assert order.rows == 2  # there was room for both
+
+
+def test_what_is_late_is_not_put_off_for_ever(front: Front) -> None:
+    late, others = front.open("a", 6.0), front.open("o", 5_000.0, (2.0, 2.0))
+    front.ask(others)
+    front.ask(late)
+    front.loop.now_ns = 5_900_000
+    late.urgency()
+    for now_ms, first in ((100, others), (4_500, late)):
+        front.loop.now_ns = now_ms * MS
+        newer = front.open("newer", 50.0)
+        front.ask(newer)
+        assert (late.urgency() < newer.urgency()) == (first is late)
+
+
+def test_a_full_queue_gives_up_what_is_late_for_what_can_be_in_time(front: Front) -> None:
+    service = front.open("a", 6.0, queue=2)
+    others = front.open("o", 100.0, (2.0, 2.0))
+    front.ask(others)
+    late, later = front.ask(service), front.ask(service)
+    with pytest.raises(RefusedError, match="2 requests wait already"):
+        front.ask(service)
+    front.loop.now_ns = 5_900_000
+    service.urgency()
+    front.ask(service)
+    assert not late.done()
+    assert isinstance(later.error, RefusedError) and later.error.reason is Reason.OVERLOADED
+    assert len(service.queue) == 2
+    assert service.row[Count.WAITING] == 2
+
+
+def test_a_request_that_would_wait_too_long_for_room_is_refused(front: Front) -> None:
+    service, others = front.open("a", 6.0), front.open("o", 100.0, (2.0, 2.0), queue=1_000)
+    front.ask(others)
+    for _ in range(80):  # ten batches of 2 ms on the whole device and more
+        front.ask(others, priority=1)
+    front.ask(service)  # nothing of it waits: it is the one by which we learn
+    with pytest.raises(RefusedError, match="its answer would take about"):
+        front.ask(service)
+
+
+def test_buckets_get_slower_together_and_none_is_faster_than_alone(front: Front) -> None:
+    """Those that do not run have no measurement of their own."""
+    service = front.open("a", 100.0)
+    for took_ns, expected_ms in ((2 * MS, (1.2, 2.4)), (0, (1.0, 2.0))):
+        front.ask(service)
+        front.end(service, took_ns=took_ns)
+        assert service.expected_ns == pytest.approx([one * MS for one in expected_ms])
+
+
+def test_a_device_process_that_died_leaves_no_room_taken(front: Front) -> None:
+    service = front.open("a", 100.0)
+    for _ in range(4):
+        front.ask(service)
+    assert front.desk.full
+    front.desk.epoch = 0
+    service.run_again()
+    assert not front.desk.full
+    front.orders.clear()
+    front.desk.epoch = 2
+    front.desk.advance()
+    assert len(front.ran) == 1  # all four in one batch
+
+
+def test_a_batch_that_cannot_be_ordered_ends_and_the_next_one_runs(front: Front) -> None:
+    """So many nanoseconds fit into no ring: before, the service never ran again."""
+    ring, link = Link.create(), front.desk.link
+    front.desk.link = ring
+    service = front.open("a", None)
+    futures = [front.ask(service, timeout_ns=1 << 63) for _ in range(service.sheet.slots.count + 1)]
+    reasons = [future.error.reason for future in futures]
+    assert reasons == [Reason.FAILED] * len(futures)
+    assert service.idle and service.row[Count.WAITING] == service.row[Count.RUNNING] == 0
+    assert list(ring.orders.take()) == []
+    ring.close()
+    front.desk.link = link
+    future = front.ask(service)
+    front.end(service)
+    assert future.result is not None
