@@ -43,7 +43,7 @@ def _faults() -> str:
 
 
 def _visit(path: str, heading: str, ending: str = "") -> str:
-    """The tables of one visit to a GPU, as `lab/gpu/visit.py --finish` wrote them."""
+    """The tables of one visit to a GPU, a line each."""
     parts: list[str] = []
     for line in (ROOT / path).read_text().splitlines():
         table = json.loads(line)

@@ -1,4 +1,4 @@
-"""How many processes with lanes fit on a GPU at once (docs/design/cuda.md).
+"""How many processes with lanes fit on a GPU at once (docs/design.md).
 
     CUDA_DEVICE_MAX_CONNECTIONS=32 PYTHONPATH=.:src:.gpu-deps python3 lab/gpu/channels.py [LANES]
 

@@ -11,15 +11,12 @@ next call goes on. Before a visit, without a GPU:
     --device sim --scale 0.1    a rehearsal of everything
 
 and after it ``--finish`` adds intervals and what the simulator says of the same arrivals, and
-writes tables.jsonl, a table for every promise, and points.jsonl, which docs/services.jsonl is a
-copy of.
+writes the tables, one for every promise, and points.jsonl, which docs/services.jsonl is a copy of.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 import os
 import sys
 import time
@@ -219,13 +216,12 @@ def visit(options: argparse.Namespace) -> int:
 def write_tables(options: argparse.Namespace) -> None:
     rows = with_replays(finish(options.folder), shelf_of(options))
     write_rows(options.folder, rows)
-    tables = tables_of(rows)
-    lines = [json.dumps(dataclasses.asdict(table), ensure_ascii=False) for table in tables]
-    (options.folder / "tables.jsonl").write_text("".join(line + "\n" for line in lines))
+    text = "\n".join(table.markdown() for table in tables_of(rows))
+    (options.folder / "tables.md").write_text(text)
     points = options.folder / "points.jsonl"
     points.unlink(missing_ok=True)
     add_rows(points, points_of(rows))
-    print("\n".join(table.markdown() for table in tables))
+    print(text)
     for row in rows:
         if "error" in row:
             print(f"failed: {row}")
