@@ -1,4 +1,5 @@
-"""What `make docs` adds to docs/: pages made from the code, and CONTRIBUTING.md.
+"""What `make docs` adds to docs/: pages made from the code, tables made from data (tables.py), and
+CONTRIBUTING.md.
 
 mkdocs loads this file as a hook. Everything that the reference says is read from the code when the
 site is built: commands and options from the command line itself, functions and classes from
@@ -10,7 +11,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import reference  # beside this file
+import reference  # beside this file, as tables
+import tables
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -46,6 +48,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """The documents are written for GitHub's Markdown; some things differ in Python's."""
     if page.parent is None:  # alone under its tab: the list beside it would have one entry
         page.meta["hide"] = ["navigation"]
+    markdown = tables.filled(markdown)
     markdown = _MARK.sub(lambda fence: fence[1] + _NEEDS[fence[2]], markdown)
     parts = _FENCED.split(markdown)
     parts[::2] = [_suit(part, page.file.src_uri.count("/")) for part in parts[::2]]

@@ -21,7 +21,7 @@ _FINE_UNITS = 2
 # CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING, whose enum was renamed between bindings.
 _IGNORE_COSCHEDULING = 1
 _SIZES = 8  # how many lane sizes a device gets unless told otherwise
-# Measured on an H200 with driver 580.159.04 (docs/design.md); taken for every GPU.
+# Measured on an H200 with driver 580.159.04 (docs/design/cuda.md); taken for every GPU.
 _CONTEXT_BYTES = 530 << 20
 _LANE_BYTES = 4 << 20
 

@@ -19,7 +19,7 @@ from eclip.hip.api import STREAM_NON_BLOCKING
 from eclip.hip.driver import QUEUES, Build, HipGpu
 
 _WORD_BITS = 32
-# Not measured on any AMD GPU: as much as on an H200 (docs/design.md).
+# Not measured on any AMD GPU: as much as on an H200 (docs/design/cuda.md).
 _CONTEXT_BYTES = 530 << 20
 _LANE_BYTES = 4 << 20
 

@@ -25,7 +25,6 @@ from eclip.reports.labels import ABSENT
 from simulations import H200, flat_profile, problem_of
 from waiting import PATIENCE_S
 
-ROOT = Path(__file__).parents[3]
 MIXES = ("m/1", "m/2", "m/3")
 
 _WRITER = """
@@ -335,11 +334,3 @@ def test_section_between_the_marks_is_replaced_and_nothing_else() -> None:
 def test_text_of_others_cannot_break_a_table() -> None:
     text = drawn.markdown([comparison({"shared": 1.0}, mix="a|b<script>")])
     assert "a\\|b&lt;script>" in text
-
-
-def test_results_page_shows_what_the_results_file_holds() -> None:
-    document = (ROOT / "docs/results/comparisons.md").read_text(encoding="utf-8")
-    found = store.load_results(ROOT / "docs/results.jsonl").comparisons
-    assert drawn.replace_section(document, drawn.markdown(found)) == document, (
-        "draw it again: eclip results docs/results.jsonl --into docs/results/comparisons.md"
-    )
