@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/pytest -q -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve-demo test test-fast test-long native native-tests mutants wheel gpu-test amd-test gpu-transparent check format bench docs proto lock clean
+.PHONY: help demo serve-demo test test-fast test-long native native-tests mutants wheel gpu-test amd-test gpu-transparent check format docs proto lock clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -76,9 +76,6 @@ check: $(READY_DEV) ## Lint, format check, strict types, import directions
 format: $(READY_DEV) ## Format the code
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
-
-bench: $(READY_DEV) ## Run all scripts in lab/: speeds here, stored runs against the simulator
-	@for script in lab/*.py; do $(BIN)/python $$script || exit 1; done
 
 # Not --quiet: it hides warnings from --strict, too.
 docs: $(READY_DOCS) ## Build the documents as a site that works from disk, into site/

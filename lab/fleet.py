@@ -1,19 +1,16 @@
 """Claims of docs/results/many-gpus.md about placement. All modelled; times are CPU seconds.
 
 PYTHONPATH=src python lab/fleet.py optimum        # against the exact optimum, 200 instances
-PYTHONPATH=src python lab/fleet.py rules 10 100   # against others' rules, by family
-PYTHONPATH=src python lab/fleet.py reserve 10     # what a reserve costs, and what it keeps
-PYTHONPATH=src python lab/fleet.py growth 100 1000
+PYTHONPATH=src python lab/fleet.py day 1000 400   # a day with failures, and its picture
 PYTHONPATH=src python lab/fleet.py coarse         # the coarse simulation against the simulator
 """
 
 from __future__ import annotations
 
-import itertools
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,14 +18,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from lab.support import placers
-from lab.support.fleets import FAMILIES, all_kinds, random_fleet
+from lab.support.fleets import all_kinds, random_fleet
 from lab.support.tables import print_table
 
-from eclip.errors import PlanningError
+from eclip.errors import unknown_name
 from eclip.fleet.place import exact
 from eclip.fleet.place.packing import pack
-from eclip.fleet.place.placement import name_gpus
 from eclip.fleet.place.scores import CLEARLY, POLICIES, Member, Scorer, rounded_up, simulate_set
 from eclip.fleet.place.shop import Packing, Shop
 from eclip.fleet.place.simulate import DayOptions, simulate_day
@@ -37,7 +32,6 @@ from eclip.progress import Progress
 from eclip.reports.fleet_day import draw_days
 
 KERNELS = 4e5  # of a simulation here: a tenth of a second
-RESERVES = (0.0, 0.05, 0.1, 0.2)
 POOL = 8  # services from which small instances are drawn, so that sets meet again
 INSTANCES = 25  # of a pool
 POOLS = [(family, seed) for seed in range(2) for family in ("small", "batched", "mixed", "hot")]
@@ -133,124 +127,6 @@ def _goodput(shop: Shop, packing: Packing) -> float:
     return sum(shop.value(one.held) for one in packing.bins)
 
 
-def rules(sizes: Sequence[int], families: Sequence[str], steps_a_gpu: float = 6.0) -> None:
-    """GPUs of every rule; ``sizes`` are numbers of GPUs, roughly."""
-    rows = []
-    for size in sizes:
-        for family in families:
-            fleet = random_fleet(family, 5 * size, 4 * size, seed=0)
-            kind = fleet.kinds[0]
-            scorer = Scorer(all_kinds(fleet.kinds), KERNELS)
-            begun = time.process_time()
-            shop = Shop(fleet, scorer, "fewest")
-            packing = _searched(shop, 0, steps=round(steps_a_gpu * size))
-            took = time.process_time() - begun
-            placement = name_gpus(packing, shop)
-            ours = len(placement.gpus)
-            ffd, cap = placers.first_fit(shop, kind)
-            others = [
-                ffd,
-                placers.gpulet(shop, kind),
-                placers.igniter(shop, kind),
-                placers.parvagpu(shop, kind),
-            ]
-            within, kept, unused = _seen_again(shop, packing)
-            rows.append(
-                [
-                    f"{family} {len(fleet.services)}",
-                    str(ours),
-                    f"{ffd} ({cap:g})",
-                    *map(str, others[1:]),
-                    f"{1 - ours / min(others):+.0%}",
-                    f"{within:.2%}",
-                    f"{kept:.0%}",
-                    f"{unused:.0%}",
-                    f"{took:.0f}",
-                ]
-            )
-            print("  ".join(rows[-1]), file=sys.stderr, flush=True)
-    print_table(
-        "GPUs that each rule takes (modelled)",
-        ["services", "ours", "first-fit (cap)", "gpulet", "iGniter", "ParvaGPU", "fewer than best",
-         "within bound", "p99s kept", "unused SM-time", "CPU s"],
-        rows,
-    )  # fmt: skip
-
-
-def _seen_again(shop: Shop, packing: Packing, most: int = 40) -> tuple[float, float, float]:
-    """With other arrivals at the services' rates, ten times as long, on some of the GPUs: the part
-    of the requests within their bounds, of the instances whose p99 is, and of the SM-time that
-    nobody uses."""
-    random = np.random.default_rng(1)
-    chosen = random.choice(len(packing.bins), min(most, len(packing.bins)), replace=False)
-    within = requests = 0.0
-    kept: list[bool] = []
-    unused: list[float] = []
-    for index in chosen:
-        one = packing.bins[index]
-        kind, members = shop.scorer.kinds[one.kind], shop.offered(one.held)
-        policy = shop.score(one).policy
-        score = simulate_set(kind, members, policy, 10 * KERNELS, seed=7, whole=True)
-        rates = [member.rate_rps for member in members]
-        within += float(np.dot(score.within, rates))
-        requests += sum(rates)
-        kept += [
-            p99_ms <= member.bound_ms for p99_ms, member in zip(score.p99_ms, members, strict=True)
-        ]
-        used = sum(
-            kind.unit_time_ns[member.model] * rate / 1e9
-            for member, rate in zip(members, rates, strict=True)
-        )
-        unused.append(1 - used)
-    return within / requests, float(np.mean(kept)), float(np.mean(unused))
-
-
-def reserve(sizes: Sequence[int], families: Sequence[str], steps_a_gpu: float = 6.0) -> None:
-    """GPUs with reserves from none to a fifth, and what is within bounds with other arrivals."""
-    rows = []
-    for size, family in itertools.product(sizes, families):
-        drawn = random_fleet(family, 5 * size, 4 * size, seed=0)
-        scorer = Scorer(all_kinds(drawn.kinds), KERNELS)
-        row = [f"{family} {len(drawn.services)}"]
-        for part in RESERVES:
-            shop = Shop(msgspec.structs.replace(drawn, reserve=part), scorer, "fewest")
-            packing = _searched(shop, 0, steps=round(steps_a_gpu * size))
-            within, kept, _ = _seen_again(shop, packing)
-            row.append(f"{len(packing.bins)}, {within:.2%}, {kept:.0%}")
-        rows.append(row)
-        print("  ".join(row), file=sys.stderr, flush=True)
-    print_table(
-        "GPUs, requests within their bounds and p99s kept, by reserve (modelled)",
-        ["services", *(f"{part:g}" for part in RESERVES)],
-        rows,
-    )
-
-
-def growth(sizes: Sequence[int]) -> None:
-    rows = []
-    for size in sizes:
-        fleet = random_fleet("mixed", size, size, seed=1)
-        scorer = Scorer(all_kinds(fleet.kinds), KERNELS)
-        begun, wall = time.process_time(), time.monotonic()
-        shop = Shop(fleet, scorer, "fewest")
-        packing = _searched(shop, 0, steps=size // 2)
-        rows.append(
-            [
-                str(size),
-                str(len(packing.bins)),
-                f"{time.process_time() - begun:.0f}",
-                f"{time.monotonic() - wall:.0f}",
-                str(scorer.simulated),
-            ]
-        )
-        print("  ".join(rows[-1]), file=sys.stderr, flush=True)
-    print_table(
-        "Growth (modelled)",
-        ["services", "GPUs", "CPU s", "s, on shared cores", "simulations"],
-        rows,
-    )
-
-
 def day(services: int = 200, gpus: int = 160) -> None:
     """A day of a random fleet, following and static; the picture is that of the documents."""
     fleet = random_fleet("mixed", services, gpus, seed=2)
@@ -332,25 +208,11 @@ def coarse(sets: int = 40) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    what, *rest = arguments or ["rules"]
-    numbers = [int(word) for word in rest if word.isdigit()]
-    families = [word for word in rest if word in FAMILIES] or list(FAMILIES)
-    if what == "optimum":
-        optimum(*numbers)
-    elif what == "rules":
-        rules(numbers or [10], families)
-    elif what == "reserve":
-        reserve(numbers or [10], families)
-    elif what == "growth":
-        growth(numbers or [100, 1000])
-    elif what == "day":
-        day(*numbers)
-    elif what == "coarse":
-        coarse(*numbers)
-    else:
-        raise PlanningError(
-            f"lab/fleet.py knows optimum, rules, reserve, growth, day, coarse, not {what}"
-        )
+    scripts: dict[str, Callable[..., None]] = {"optimum": optimum, "day": day, "coarse": coarse}
+    what, *numbers = arguments or ["optimum"]
+    if what not in scripts:
+        raise unknown_name("script", what, scripts)
+    scripts[what](*map(int, numbers))
 
 
 if __name__ == "__main__":

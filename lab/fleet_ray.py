@@ -1,33 +1,23 @@
-"""A fleet on a local Ray with simulated GPUs: what failures cost, and what the router adds.
+"""What the router of a fleet adds, on a local Ray with simulated GPUs.
 
-    PYTHONPATH=src python lab/fleet_ray.py [failures] [latency]
+    PYTHONPATH=src python lab/fleet_ray.py [--requests N]
 
-``failures``: 4 GPUs on two machines, two routers, Triton's client under load. Then kill -9 of a
-GPU's actor, of a router, of a machine (a Ray node with all its actors), a rolling change of the
-model, and kill -9 of Ray's head. Every request is accounted for, and the model itself writes down
-what it ran. ``latency``: the round trip through a router, near (shared memory) and far (TCP),
-against the same GPU asked directly, and the routers' time on a CPU.
+The round trip through a router, near (shared memory) and far (TCP), against the same GPU asked
+directly, and the routers' time on a CPU. What is lost when parts of a fleet die is held by
+tests/e2e/test_fleet_on_ray.py.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import collections
-import contextlib
-import os
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import tritonclient.grpc
 import tritonclient.http
-import tritonclient.http.aio
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
@@ -36,138 +26,7 @@ from lab.support.processes import cpu_s
 from lab.support.tables import print_table
 
 from eclip.fleet.ray import cluster
-from running_fleet import CLIENTS, PATIENCE_S, Load, RunningFleet, fleet
-
-
-class Trial:
-    """What happened to requests between two moments."""
-
-    def __init__(self, load: Load) -> None:
-        self.began_s = time.monotonic()
-        self._load = load
-        self._first = len(load.outcomes)
-
-    def row(self, name: str, recovery: str) -> list[str]:
-        outcomes = self._load.outcomes[self._first :]
-        counts = collections.Counter(how for _, how, _ in outcomes)
-        answered = [when for when, how, _ in outcomes if how == "answered"]
-        gap_s = max(np.diff([self.began_s, *answered]), default=0.0)
-        hows = ("answered", "wrong", "refused", "lost", "connection broken", "nobody there")
-        return [name, *(str(counts[how]) for how in hows), f"{gap_s:.2f}", recovery]
-
-
-async def break_things(running: RunningFleet) -> None:
-    ask = asyncio.to_thread
-    load = Load(f"127.0.0.1:{running.http_port}")
-    working = asyncio.create_task(load.run())
-    rows = []
-    await asyncio.sleep(2.0)
-    trial = Trial(load)
-    await asyncio.sleep(5.0)
-    rows.append(trial.row("nothing, 5 s", "-"))
-
-    async def seen(condition: Any, what: str) -> float:
-        began_s = time.monotonic()
-        while not condition(await ask(running.status)):
-            if time.monotonic() > began_s + PATIENCE_S:
-                raise SystemExit(f"waited {PATIENCE_S:.0f} s for {what}")
-            await asyncio.sleep(0.05)
-        return time.monotonic() - began_s
-
-    def gpus(status: Any) -> set[int]:
-        return {gpu.pid for gpu in status.gpus if gpu.state == "ready"}
-
-    before = await ask(running.status)
-    victim = before.gpus[0].pid
-    trial = Trial(load)
-    os.kill(victim, signal.SIGKILL)
-    took_s = await seen(
-        lambda now: victim not in gpus(now) and len(gpus(now)) == len(gpus(before)), "the actor"
-    )
-    await asyncio.sleep(1.0)
-    rows.append(trial.row("kill -9 of a GPU's actor", f"{took_s:.1f} s, by Ray"))
-
-    victim = before.routers[0].pid
-    trial = Trial(load)
-    os.kill(victim, signal.SIGKILL)
-    took_s = await seen(
-        lambda now: (
-            len(now.routers) == len(before.routers)
-            and all(one.ready and one.pid != victim for one in now.routers)
-        ),
-        "the router",
-    )
-    await asyncio.sleep(1.0)
-    rows.append(trial.row("kill -9 of a router", f"{took_s:.1f} s, by Ray"))
-
-    trial = Trial(load)
-    text = running.file.read_text().replace(
-        "fleet_functions:double", "fleet_functions:double_again"
-    )
-    running.file.write_text(text)
-    changed = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "eclip", "fleet", "up", str(running.file), "--seconds", "1",
-        stdout=subprocess.DEVNULL,
-    )  # fmt: skip
-    await changed.wait()
-    took_s = time.monotonic() - trial.began_s
-    await asyncio.sleep(1.0)
-    rows.append(trial.row("rolling change of the model", f"{took_s:.1f} s, the whole command"))
-
-    trial = Trial(load)
-    (raylet,) = [pid for pid in running.children("raylet/raylet") if not is_head(pid)]
-    os.kill(raylet, signal.SIGKILL)
-    noticed_s = await seen(lambda now: any(gpu.state == "gone" for gpu in now.gpus), "the node")
-    took_s = noticed_s + await seen(lambda now: now.ready and now.placements > 1, "placing again")
-    await asyncio.sleep(1.0)
-    text = f"noticed by Ray {noticed_s:.1f} s, placed again {took_s:.1f} s"
-    rows.append(trial.row("kill -9 of a machine's Ray node", text))
-
-    await ask(cluster.disconnect)
-    trial = Trial(load)
-    for words in ("gcs_server", "raylet/raylet"):
-        for pid in running.children(words):
-            os.kill(pid, signal.SIGKILL)
-    took_s = await asyncio.to_thread(running.wait_for, "is back after")
-    await asyncio.sleep(2.0)
-    rows.append(trial.row("kill -9 of Ray's head", f"{took_s:.1f} s, all from fleet.toml"))
-
-    load.stopped = True
-    await working
-    columns = ["what", "answered", "wrong", "refused", "lost", "broken", "nobody", "gap s",
-               "recovery"]  # fmt: skip
-    print_table(f"{len(load.outcomes)} requests, {CLIENTS} connections", columns, rows)
-    ran = collections.Counter(int(line) for line in running.journal.read_text().split())
-    del ran[0]  # warm-ups
-    answered = {number for _, how, number in load.outcomes if how == "answered"}
-    print(f"Ran twice: {sum(times > 1 for times in ran.values())}. "
-          f"Answered without having run: {len(answered - ran.keys())}.")  # fmt: skip
-    for line, times in load.lines.most_common(12):
-        print(f"  {times} × {line}")
-
-
-def is_head(raylet: int) -> bool:
-    return b"--head" in Path(f"/proc/{raylet}/cmdline").read_bytes()
-
-
-def memory_gib(pid: int) -> float:
-    """Of a process and all that it started; pages that several have in common count once."""
-    parents = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            parents[int(entry.name)] = int(
-                (entry / "stat").read_text().rpartition(")")[2].split()[1]
-            )
-    family, found = [pid], 0
-    for one in family:
-        family += [child for child, parent in parents.items() if parent == one]
-        with contextlib.suppress(OSError):
-            lines = Path(f"/proc/{one}/smaps_rollup").read_text().splitlines()
-            found += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    return found / 2**20
-
-
-# --- Latency ----------------------------------------------------------------------------------
+from running_fleet import fleet
 
 
 def ask_in_turns(
@@ -251,18 +110,8 @@ def measure_latency(count: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", default=["failures", "latency"])
     parser.add_argument("--requests", type=int, default=1000)
-    given = parser.parse_args()
-    if "failures" in given.parts:
-        began_s = time.monotonic()
-        with fleet({"node-1": 2, "node-2": 2}, 2, True) as running:
-            print(f"From fleet.toml to a fleet that serves: {time.monotonic() - began_s:.1f} s, "
-                  f"{memory_gib(running.process.pid):.1f} GiB")  # fmt: skip
-            cluster.connect(running.settings)
-            asyncio.run(break_things(running))
-    if "latency" in given.parts:
-        measure_latency(given.requests)
+    measure_latency(parser.parse_args().requests)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Models of our own for lab/gpu/services.py: training steps, long kernels, copies, a large model.
+"""Models of our own for lab/gpu/visit.py: training steps, long kernels, copies, a large model.
 
 From the checkout's root a mix names them ``lab.gpu.workloads:train_gpt:4``; what follows the last
 colon is the batch, or the size that a factory's text says. Weights and data are random, shapes are

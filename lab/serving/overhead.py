@@ -7,8 +7,7 @@ the model's (by the server's own statistics, asked after every request), and the
 model's, for a socket and for Triton's clients. Then as many requests as the server takes, with one
 front and with two: requests a second, and the CPU time that each part has for a request. What a
 front could take on a core of its own follows from its CPU time; requests a second follow from it
-only where client, fronts and device process have a core each. ``lab/front.py`` has the protocols
-alone, with few and many models.
+only where client, fronts and device process have a core each.
 
 ``--beside``: instead, this checkout's server and another's are asked in turns, so that whatever
 else the machine does disturbs both alike. Medians over the turns.

@@ -1,403 +1,167 @@
-"""One pair: the service alone, the background alone, and both together in several ways.
+"""A part of a visit: eclip's own contest of a pair under several ways of sharing, and its rows.
 
-Every way has a session of its own (entrants.py). All are open at once and measured in turns with
-the same arrivals.
+Captures are shared by all parts, and the plans are kept, so that the same arrivals can be simulated
+afterwards (``replayed``). A background's part is of its rate alone under plain streams.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import itertools
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
-from lab.support import bounded, sharing
-from lab.support.contenders import AGAIN, BOUNDED, CLAIMED, OURS_APART, Scene
-from lab.support.cores import busy_cores
-from lab.support.effort import CAPACITY_S, Task, background_window
-from lab.support.entrants import Entrant, Opening
+from lab.support.contenders import PLANS
+from lab.support.kept import Row
 from lab.support.pairs import PAIRS
-from lab.support.results_of_services import array_name
-from lab.support.workshop import Bench, KeptStand
+from lab.support.stages import LEAST_TRIAL_S, MASKS, PROCESS_SETS, SEARCH_S, WARMUP_S, Part
+from lab.support.workshop import Bench, KeptStand, Shelf
 
+from eclip.contest.confirm.plans import make_verification, policy_options
+from eclip.contest.contest import Contest, ContestOptions
+from eclip.contest.outcome import Outcome, outcome_of
 from eclip.core.device import Window
-from eclip.core.load import Load, closed_loop, load_of_mix
-from eclip.core.measures import busy_share
-from eclip.core.mix import Mix, parse_mix
-from eclip.core.model_key import ModelKey
-from eclip.core.plan import Plan
-from eclip.core.profile import Profile
-from eclip.core.runlog import RunLog
+from eclip.core.plan import Lanes, Plan
 from eclip.core.shapes import shape_of
-from eclip.errors import UsageError
+from eclip.errors import EclipError
+from eclip.files import store
 from eclip.planner.case import Case
-from eclip.rig.rounds import rotation
-
-BOUND = 10.0  # times a request alone: wide, where nothing depends on slack
-REFERENCES = ("yield d2", "yield d1", "streams")
-ALONE_APART = ("time-sliced", "MPS 100", *OURS_APART)  # also measure their services alone
-
-
-def mix_of_pair(models: Sequence[ModelKey], profiles: Sequence[Profile], floor: float) -> Mix:
-    services = [
-        f"{model}@1rps/{(index + 1) * BOUND * profile.request_ns[-1] / 1e6:.6f}ms"
-        for index, (model, profile) in enumerate(zip(models[:-1], profiles[:-1], strict=True))
-    ]
-    return parse_mix(",".join([*services, f"{models[-1]}@background/floor={floor:g}"]))
+from eclip.planner.search.objective import Objective
+from eclip.progress import Progress
+from eclip.rig.arrivals import Arrivals
+from eclip.rig.rig import Stand
+from eclip.sim.device import SimDevice
 
 
-def at_rates(mix: Mix, rates: Sequence[float]) -> Mix:
-    workers = [
-        msgspec.structs.replace(worker, rate_rps=rate)
-        for worker, rate in zip(mix.workers, rates, strict=False)
-    ]
-    return msgspec.structs.replace(mix, workers=(*workers, mix.workers[-1]))
-
-
-def run_task(bench: Bench, task: Task) -> None:
-    """Measure the pair; every result is kept as soon as its load is done."""
-    begin = time.monotonic()
-    models = PAIRS[task.pair].models
-    with contextlib.ExitStack() as stack:
-        profiles = tuple(bench.profile(model, index) for index, model in enumerate(models))
-        mix = mix_of_pair([one.model for one in profiles], profiles, task.floor)
-        case = Case(mix, bench.shelf.topology, bench.shelf.calibration, profiles)
-        stand = KeptStand(case, bench.device, bench.made)
-        scene = Scene(mix, bench.shelf.topology, profiles, bench.grain_ns)
-        opening = Opening(bench, task, scene, stand, stack)
-        entrants = opening.all()
-        bench.say(f"{task.name}: {len(entrants)} open after {time.monotonic() - begin:.1f} s")
-        if not entrants:
-            return
-        stack.enter_context(busy_cores(task.busy_cores))
-        reference = reference_of(entrants)
-        capacity = [_capacity(reference, index, profiles) for index in range(len(models) - 1)]
-        known: dict[tuple[Any, ...], float] = {}  # background alone, by loop
-        for load in task.loads:
-            rates = [load * rps / len(capacity) for rps in capacity]
-            now = [one for one in entrants if one.name in task.ways_at(load) or one is reference]
-            measured = Measured(bench, task, load, now, scene, capacity, known)
-            with contextlib.ExitStack() as of_load:
-                measured.begin(at_rates(mix, rates))
-                if task.bounded_at(load):
-                    p99_alone_ns = measured.p99_alone_ns
-                    opened = opening.bounded(load, measured.mix, p99_alone_ns, of_load)
-                    measured.entrants += opened
-                measured.run()
-                measured.keep()
-            bench.say(f"{task.name} at {load:g} done")
-
-
-def reference_of(entrants: Sequence[Entrant]) -> Entrant:
-    """Whose session services are measured alone in: one with joints, if there is one."""
-    for name in REFERENCES:
-        for one in entrants:
-            if one.name == name:
-                return one
-    return entrants[0]
-
-
-def _capacity(reference: Entrant, worker: int, profiles: Sequence[Profile]) -> float:
-    """Requests per second of a service back to back, all others present but idle."""
-    request_s = profiles[worker].request_ns[-1] / 1e9
-    window = Window(max(CAPACITY_S, 30 * request_s), max(0.1, 3 * request_s), trace_ms=0.0)
-    log = reference.session.run(closed_loop(len(profiles), only=worker), window)
-    return sharing.rate_of([log], worker)
-
-
-@dataclass(frozen=True)
-class Job:
-    """A run of every round, or of the first ones."""
-
-    kind: str  # shared, alone, again, background
-    entrant: Entrant
-    worker: int  # who is alone
-    rounds: int
-    brief: bool = False
-
-    @property
-    def key(self) -> tuple[str, str]:
-        return f"{self.kind} {self.worker}", self.entrant.name
-
-
-@dataclass
-class Measured:
-    """One pair at one load: runs in turns, then a line for every way."""
-
-    bench: Bench
-    task: Task
-    load: float
-    entrants: list[Entrant]
-    scene: Scene
-    capacity: Sequence[float]
-    known: dict[tuple[Any, ...], float]  # background alone at loads before this, by loop
-    loads: list[Load] = field(default_factory=list)  # of every round
-    logs: dict[tuple[str, str], list[RunLog]] = field(default_factory=dict)
-    mix: Mix = field(init=False)
-    window: Window = field(init=False)
-    brief: Window = field(init=False)
-
-    @property
-    def services(self) -> range:
-        return range(len(self.capacity))
-
-    @functools.cached_property
-    def reference(self) -> Entrant:
-        return reference_of(self.entrants)
-
-    def begin(self, mix: Mix) -> None:
-        """Draw the arrivals, and run services alone once: bounds are of their p99 there."""
-        self.mix = mix
-        effort = self.task.effort
-        slowest = min(mix.workers[service].rate_rps or 1.0 for service in self.services)
-        self.window = effort.window(slowest)
-        brief = effort.brief_window(slowest)
-        self.brief = min(self.window, brief, key=lambda window: window.seconds)
-        self.loads = [
-            load_of_mix(
-                mix,
-                self.window.seconds,
-                self.window.warmup_seconds,
-                number,
-                shape_of(self.task.shape),
-            )
-            for number in range(effort.rounds)
-        ]
-        for service in self.services:
-            self._run(Job("alone", self.reference, service, effort.rounds), 0)
-
-    @property
-    def p99_alone_ns(self) -> list[float]:
-        """Of every worker by what has run; background has none."""
-        tails = [
-            float(np.percentile(self._latencies(f"alone {service}", service).ns, 99))
-            for service in self.services
-        ]
-        return [*tails, 0.0]
-
-    def _latencies(self, key: str, service: int, session: str = "") -> sharing.Latencies:
-        logs = self.logs[key, session or self.reference.name]
-        return sharing.Latencies.of(logs, self.loads, service)
-
-    def run(self) -> None:
-        jobs = self._jobs()
-        for number in range(self.task.effort.rounds):
-            mine = [job for job in jobs if number < job.rounds]
-            for round_of, index in rotation(len(mine), number + 1):
-                job = mine[index]
-                if round_of == number and len(self.logs.get(job.key, [])) <= number:
-                    self._run(job, number)
-
-    def _run(self, job: Job, number: int) -> None:
-        if job.kind == "background":
-            load = closed_loop(len(self.mix.workers), only=job.worker)
-            window = background_window(self.scene.profiles[-1].request_ns[-1] / 1e9)
-        else:
-            whole = self.loads[number]
-            load = whole if job.kind == "shared" else whole.only(job.worker)
-            window = self.brief if job.brief else self.window
-        self.logs.setdefault(job.key, []).append(job.entrant.session.run(load, window))
-
-    def _jobs(self) -> list[Job]:
-        """What is claimed runs in every round; what is only told from it, briefly in the first."""
-        last, rounds = self.scene.background, self.task.effort.rounds
-        jobs = [Job("alone", self.reference, service, rounds) for service in self.services]
-        if self.task.again:  # how much two runs alone differ
-            jobs += [Job("again", self.entrants[0], one, rounds) for one in self.services]
-        for one in self.entrants:
-            claimed = one.name in CLAIMED
-            jobs.append(Job("shared", one, last, rounds if claimed else 1, not claimed))
-            if one.name in ALONE_APART and one is not self.reference:
-                jobs += [
-                    Job("alone", one, service, rounds if claimed else 1, not claimed)
-                    for service in self.services
-                ]
-        return [*jobs, *self._background_jobs()]
-
-    def _background_jobs(self) -> Iterator[Job]:
-        """Alone in every loop; in those of baselines once, for all loads."""
-        last, rounds = self.scene.background, self.task.effort.rounds
-        loops: dict[tuple[Any, ...], list[Entrant]] = {}
-        for one in self.entrants:
-            if not one.apart or one.name in OURS_APART:
-                loops.setdefault(one.loop, []).append(one)
-        for loop, entrants in loops.items():
-            entrants.sort(key=lambda one: one.name.startswith("masks"))  # not on a part, if it can
-            claimed = loop == () or any(one.name in CLAIMED for one in entrants)
-            if claimed or loop not in self.known:
-                yield Job("background", entrants[0], last, rounds if claimed else 1)
-
-    def keep(self) -> None:
-        alone = {service: self._latencies(f"alone {service}", service) for service in self.services}
-        busy = [
-            busy_share(self.logs[f"alone {service}", self.reference.name], service)
-            for service in self.services
-        ]
-        arrays: dict[str, Any] = {}
-        for service, base in alone.items():
-            arrays |= {f"alone {service}": base.ns, f"ended {service}": base.ended}
-        self._keep_alone(arrays)
-        if self.task.again:
-            self._keep_way(AGAIN, "again", self.entrants[0], alone, busy, arrays)
-        for one in self.entrants:
-            try:
-                self._keep_way(one.name, "shared", one, alone, busy, arrays)
-            except UsageError as error:
-                self.bench.keep(self._row(one.name) | {"error": str(error)})
-        self._save(arrays)
-
-    def _row(self, way: str) -> dict[str, Any]:
-        task = self.task
-        return {
-            "stage": task.stage,
-            "pair": task.pair,
-            "models": [str(one.model) for one in self.scene.profiles],
-            "device": self.bench.device.title,
-            "load": self.load,
-            "rates": [self.mix.workers[service].rate_rps for service in self.services],
-            "way": way,
-            "rounds": len(self.loads),
-            "seconds": self.window.seconds,
-            "warmup": self.window.warmup_seconds,
-            "shape": task.shape,
-            "floor": task.floor,
-            "grain_us": self.bench.grain_ns / 1e3,
-            "busy_cores": task.busy_cores,
-            "latencies": self.file.name,
-        }
-
-    def _keep_alone(self, arrays: dict[str, Any]) -> None:
-        """Services alone, in the reference and in processes: where their time goes."""
-        for one in self.entrants:
-            if one is not self.reference and one.name not in ALONE_APART:
-                continue
-            row = self._row(f"alone in {one.name}") | {"alone": []}
-            for service in self.services:
-                logs = self.logs[f"alone {service}", one.name]
-                found = self._latencies(f"alone {service}", service, one.name)
-                arrays[f"alone in {one.name} {service}"] = found.ns
-                row["alone"].append(
-                    {
-                        "requests": len(found.ns),
-                        "latency": sharing.percentiles_ms(found.ns),
-                        "busy_share": busy_share(logs, service),
-                        **sharing.where_time_went(logs, service),
-                    }
-                )
-            self.bench.keep(row)
-
-    def _keep_way(
-        self,
-        way: str,
-        kind: str,
-        entrant: Entrant,
-        alone: dict[int, sharing.Latencies],
-        busy: Sequence[float],
-        arrays: dict[str, Any],
-    ) -> None:
-        row = self._row(way) | {"busy_share": sum(busy), "services": []}
-        asked = BOUNDED.get(way)
-        limits = bounded.factors(asked[0], len(self.services)) if asked else ()
-        for service in self.services:
-            worker = self.scene.background if kind == "shared" else service
-            ours = self._latencies(f"{kind} {worker}", service, entrant.name)
-            if not len(ours.ns):
-                raise UsageError(f"{way}: no request arrived in its run; run longer")
-            arrays[f"{way} {service}"] = ours.ns
-            found = sharing.service_figures(ours, alone[service])
-            found |= {"capacity_rps": self.capacity[service], "busy_share": busy[service]}
-            if limits:
-                found["bound"] = limits[service]
-            if entrant.name in OURS_APART:
-                base = self._latencies(f"alone {service}", service, entrant.name)
-                found["against_alone_apart"] = sharing.service_figures(ours, base)
-            if len(self.services) == 1 and _only_yields(entrant.plan) and not entrant.apart:
-                found["waits_us"] = _waits_ns(entrant.plan) / 1e3
-                found["checks"] = sharing.checks(
-                    found, _waits_ns(entrant.plan), 1e9 / self.capacity[service]
-                )
-            row["services"].append(found)
-        if kind == "shared":
-            row |= self._background(entrant, sum(busy)) | {"opened_s": entrant.opened_s}
-        self.bench.keep(row)
-
-    def _background_rps(self, loop: tuple[Any, ...]) -> float | None:
-        """Background alone in a loop like this."""
-        last = self.scene.background
-        for one in self.entrants:
-            if one.loop == loop and (logs := self.logs.get((f"background {last}", one.name))):
-                self.known[loop] = sharing.rate_of(logs, last)
-        return self.known.get(loop)
-
-    def _background(self, entrant: Entrant, busy: float) -> dict[str, Any]:
-        last = self.scene.background
-        logs = self.logs[f"shared {last}", entrant.name]
-        rate, whole = sharing.rate_of(logs, last), self._background_rps(())
-        alone = self._background_rps(entrant.loop) or whole
-        assert alone is not None
-        counters = [log.counters[last] for log in logs]
-        joints = entrant.plan.workers[last].joints
-        share = rate / alone
-        return {
-            "background_rps": rate,
-            "background_alone_rps": alone,
-            "background": share,
-            "background_over_rest": share / max(1 - busy, 1e-9),
-            "background_gain_u": (share - (1 - busy)) / max(busy, 1e-9),
-            # What joints cost while no service is busy: against the whole graph.
-            "idle_cost": 1 - alone / whole if whole and joints and not entrant.apart else None,
-            "stretches": len(joints.stretch_ns) if joints else 1,
-            "depth": joints.depth if joints else None,
-            "longest_stretch_us": joints.longest_ns / 1e3 if joints else None,
-            "why": entrant.plan.why,
-            "runs": len(logs),
-            "run_seconds": logs[0].duration_ns / 1e9,
-            "bounds_ns": [
-                one.promise.bound_ns for one in entrant.plan.workers if one.promise is not None
-            ],
-            "yields": sum(one.yields for one in counters),
-            "moves": sum(one.moves for one in counters),
-            "longest_pause_ms": max(one.longest_pause_ns for one in counters) / 1e6,
-            "prepared": msgspec.to_builtins(logs[0].prepared),
-            "lagged": any(log.lagged for log in logs),
-            "warnings": sorted({text for log in logs for text in log.warnings}),
-        }
-
-    def _save(self, arrays: dict[str, Any]) -> None:
-        """Latencies in ns by arrival, so that other questions need no other run."""
-        for service in self.services:
-            every = [load.arrivals[service] for load in self.loads]
-            due = [one[one >= 0] for one in every if one is not None]
-            arrays[f"arrivals {service}"] = np.concatenate(due)
-        np.savez_compressed(self.file, **{array_name(key): one for key, one in arrays.items()})
-
-    @functools.cached_property
-    def file(self) -> Path:
-        """Of latencies; its own, whatever was measured into this folder before."""
-        folder = self.bench.folder / "latencies"
-        folder.mkdir(exist_ok=True)
-        shape = self.task.shape.partition(":")[0]
-        stem = f"{self.task.pair}-{self.load:g}-{shape}".replace("+", "-")
-        names = (f"{stem}-{number}.npz" for number in itertools.count(1))
-        return next(folder / name for name in names if not (folder / name).exists())
-
-
-def _only_yields(plan: Plan) -> bool:
-    """Where background moves or goes on, a service waits for more than what was in flight."""
-    joints = plan.workers[-1].joints
-    reactions = joints.reactions if joints else ()
-    return bool(reactions) and all(
-        reaction.lane is None and reaction.slack.name == "PLENTY" for reaction in reactions
+def run_part(bench: Bench, part: Part) -> None:
+    profiles = tuple(bench.profile(model, index) for index, model in enumerate(part.models))
+    case = Case(
+        part.mix(bench.shelf),
+        bench.shelf.topology,
+        bench.shelf.calibration,
+        profiles,
+        usual_kernels=part.pair in PAIRS,  # what else there is would have to be captured first
     )
+    stand = KeptStand(case, bench.device, bench.made)
+    plans = {name: PLANS[name](case) for name in part.contenders if name in PLANS}
+    policies = tuple(name for name in part.contenders if name not in PLANS)
+    if part.contenders and not policies:
+        policies = ("shared",)
+    outcome = hold(stand, part, bench.shelf, policies or None, plans)
+    store.append(outcome.comparison, bench.folder / "results.jsonl")
+    for way, plan in outcome.plans.items():
+        file = plan_file(bench.folder, part, way)
+        file.parent.mkdir(exist_ok=True)
+        store.save(plan, file)
+    if outcome.observations is not None:
+        store.save(outcome.observations, bench.folder / f"{part.slug}.observations.json.gz")
+    for row in rows_of(part, outcome):
+        bench.keep(row)
+    if outcome.failure is not None:
+        raise outcome.failure
 
 
-def _waits_ns(plan: Plan) -> float:
-    """What all workers that give way may have in flight when a request arrives."""
-    joints = [worker.joints for worker in plan.workers if worker.joints is not None]
-    return max(one.depth * one.longest_ns for one in joints)
+def hold(
+    stand: Stand,
+    part: Part,
+    shelf: Shelf,
+    policies: tuple[str, ...] | None,
+    plans: Mapping[str, Plan],
+) -> Outcome:
+    """What was measured before a failure is an outcome, too."""
+    mix, window = stand.case.mix, Window(part.seconds(shelf), WARMUP_S, trace_ms=0.0)
+    shape = shape_of(part.shape) if mix.services else None
+    arrivals = Arrivals(mix, window, repeats=part.rounds, shape=shape)
+    aims = tuple(Objective(kind) for kind in part.objectives)
+    options = ContestOptions(
+        policies=policies,
+        plans=plans,
+        objectives=aims,
+        window=window,
+        repeats=part.rounds,
+        policy=policy_options(aims[0], seconds=SEARCH_S),
+        trials=MASKS,
+        trial_seconds=LEAST_TRIAL_S,
+        processes=2 * PROCESS_SETS,
+        verification=make_verification(stand, part.verify, part.refine_s, None)
+        if part.verify
+        else None,
+    )
+    contest = Contest(stand, arrivals, options, Progress())
+    failure = None
+    try:
+        contest.hold()
+    except EclipError as error:
+        if not contest.measured:
+            raise
+        failure = error
+    return outcome_of(contest, None, f"lab/gpu/visit.py: {part.name}", failure)
+
+
+def rows_of(part: Part, outcome: Outcome) -> list[Row]:
+    """A line for every way, as msgspec has it: services against the same requests alone."""
+    comparison = outcome.comparison
+    alone_rps = comparison.alone_rps[-1]
+    rows = []
+    for entry in comparison.entries:
+        busy = sum(one.busy for one in entry.services)
+        background = entry.together.rate_rps[-1] / alone_rps
+        plan = outcome.plans[entry.policy]
+        rows.append(
+            {
+                "part": part.name,
+                "stage": part.stage,
+                "pair": part.pair,
+                "models": [str(model) for model in comparison.models],
+                "device": comparison.device,
+                "load": part.load,
+                "shape": part.shape,
+                "floor": part.floor,
+                "bound": part.bound,
+                "way": entry.policy,
+                "setting": entry.setting,
+                "why": plan.why,
+                "stp": entry.together.stp,
+                "watts": entry.together.power_w,
+                "services": [_without_curves(msgspec.to_builtins(one)) for one in entry.services],
+                "busy_share": busy,
+                "background_rps": entry.together.rate_rps[-1],
+                "background": background,
+                "background_over_rest": background / max(1 - busy, 1e-9),
+                "yields": sum(entry.together.yields),
+                "moves": sum(entry.together.moves),
+            }
+        )
+    left_out = [
+        {"part": part.name, "stage": part.stage, "error": why} for why in comparison.left_out
+    ]
+    return [*rows, *left_out]
+
+
+def _without_curves(service: dict[str, Any]) -> dict[str, Any]:
+    for found in service.values():
+        if isinstance(found, dict):
+            found.pop("curve", None)
+    return service
+
+
+def plan_file(folder: Path, part: Part, way: str) -> Path:
+    return folder / "plans" / f"{part.slug}--{way.replace(' ', '-')}.json.gz"
+
+
+def replayed(part: Part, shelf: Shelf, ways: list[str]) -> dict[str, Row]:
+    """By way: what the simulator says of plans that ran, given the arrivals that were measured.
+    It knows neither processes nor priorities."""
+    plans = {}
+    for way in ways:
+        if (file := plan_file(shelf.folder, part, way)).is_file():
+            plan = store.load(file, Plan)
+            if isinstance(plan.sharing, Lanes) and not any(lane.priority for lane in plan.lanes):
+                plans[way] = plan
+    profiles = tuple(one for name in part.models if (one := shelf.find(name)) is not None)
+    if not plans or len(profiles) < len(part.models):
+        return {}
+    case = Case(part.mix(shelf), shelf.topology, shelf.calibration, profiles, usual_kernels=True)
+    with Stand(case, SimDevice(shelf.topology, shelf.calibration)) as stand:
+        outcome = hold(stand, part, shelf, ("shared",), {"shared": stand.plain, **plans})
+    return {row["way"]: row for row in rows_of(part, outcome) if "way" in row}

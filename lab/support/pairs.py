@@ -1,4 +1,4 @@
-"""Services and the background work beside them: what lab/gpu/services.py measures."""
+"""Services and the background work beside them, as data: what lab/gpu/visit.py measures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ class Pair:
         return (*self.services, self.background)
 
 
-# The most telling first: time may end before the list does.
 PAIRS: dict[str, Pair] = {
     "bert+vgg": Pair(("bert:1",), "vgg19:32"),
     "resnet+train-gpt": Pair(("resnet50:1",), f"{OWN}:train_gpt:4"),
@@ -37,27 +36,16 @@ PAIRS: dict[str, Pair] = {
     "decode+prefill": Pair((f"{OWN}:llama_decode:8",), f"{OWN}:llama_prefill:1"),
     "three+vgg": Pair(("alexnet:1", "bert:1", "densenet201:1"), "vgg19:32"),
 }
-# On the simulator, what is nearest in the zoo.
-STAND_INS = {
-    f"{OWN}:train_resnet50:32": "resnet152:32",
-    f"{OWN}:train_bert:8": "bert:32",
-    f"{OWN}:train_gpt:4": "gpt2:32",
-    f"{OWN}:products:12": "vgg19:32",
-    f"{OWN}:products:8": "vgg19:32",
-    f"{OWN}:copies:24": "alexnet:8",
-    f"{OWN}:copies:64": "alexnet:32",
-    f"{OWN}:llama_decode:8": "densenet201:8",
-    f"{OWN}:llama_prefill:1": "vit_b_16:32",
-}
-# Of one request, in ms, until somebody has measured it: to reckon how long a visit takes.
-GUESSES_MS = {
-    f"{OWN}:train_resnet50:32": 17.0,
-    f"{OWN}:train_bert:8": 9.0,
-    f"{OWN}:train_gpt:4": 16.0,
-    f"{OWN}:products:12": 20.0,
-    f"{OWN}:products:8": 6.5,
-    f"{OWN}:copies:24": 1.2,
-    f"{OWN}:copies:64": 3.0,
-    f"{OWN}:llama_decode:8": 5.0,
-    f"{OWN}:llama_prefill:1": 16.0,
+# Of workloads that no profile ships for: what is nearest in the zoo, which stands for one on the
+# simulator, and the ms that a request takes about, until the device has told.
+STAND_INS: dict[str, tuple[str, float]] = {
+    f"{OWN}:train_resnet50:32": ("resnet152:32", 17.0),
+    f"{OWN}:train_bert:8": ("bert:32", 9.0),
+    f"{OWN}:train_gpt:4": ("gpt2:32", 16.0),
+    f"{OWN}:products:12": ("vgg19:32", 20.0),
+    f"{OWN}:products:8": ("vgg19:32", 6.5),
+    f"{OWN}:copies:24": ("alexnet:8", 1.2),
+    f"{OWN}:copies:64": ("alexnet:32", 3.0),
+    f"{OWN}:llama_decode:8": ("densenet201:8", 5.0),
+    f"{OWN}:llama_prefill:1": ("vit_b_16:32", 16.0),
 }

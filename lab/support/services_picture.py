@@ -6,7 +6,7 @@ the service leaves. Down: the service's p99 is nearer to its p99 alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,29 +36,6 @@ LEFT, TOP, WIDTH, HEIGHT = 50.0, 178.0, 530.0, 360.0
 LEAST_OVER_REST, MOST_OVER_REST = 0.4, 1.6  # of the axis: background, over the time that is left
 GOOD = 2.0  # times the p99 alone: the ground where both do well
 TICKS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
-
-
-def points_of(rows: Iterable[Mapping[str, Any]]) -> list[Point]:
-    """What the picture needs of a visit's rows: the worst service of each."""
-    found = []
-    for row in rows:
-        if "background" not in row or not row.get("services"):
-            continue
-        worst = max(row["services"], key=lambda one: one["p99_ratio"]["value"])
-        found.append(
-            {
-                "device": row["device"],
-                "pair": row["pair"],
-                "load": row["load"],
-                "shape": row["shape"],
-                "way": row["way"],
-                "requests": worst["requests"],
-                "p99_ratio": round(worst["p99_ratio"]["value"], 3),
-                "background": round(row["background"], 4),
-                "over_rest": round(row["background_over_rest"], 4),
-            }
-        )
-    return found
 
 
 def draw_services(points: Sequence[Point]) -> Picture:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from eclip.tune.speed import BENCHES, REPEATS
-
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """The first column holds names, to the left; the others numbers, to the right."""
@@ -21,22 +19,3 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
         if line == 0:
             print("-" * (sum(widths) + 2 * len(widths) - 2))
     print(flush=True)
-
-
-def print_claims(bench: str) -> None:
-    """One of ``eclip bench``, its claims beside their targets."""
-    print_table(
-        f"This machine, one core, median of {REPEATS}",
-        ["claim", "median", "range", "unit", "target", "met"],
-        (
-            [
-                claim.what,
-                f"{claim.median:.3g}",
-                f"{claim.lowest:.3g} to {claim.highest:.3g}",
-                claim.unit,
-                claim.target,
-                "yes" if claim.met else "NO",
-            ]
-            for claim in BENCHES[bench]()
-        ),
-    )

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import tarfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lab.support.kept import add_rows
-from lab.support.pairs import GUESSES_MS, STAND_INS
+from lab.support.kept import Row, add_rows
+from lab.support.pairs import STAND_INS
 
 from eclip.capture.sources import make_source
 from eclip.core.calibration import Calibration
@@ -22,10 +23,11 @@ from eclip.core.model_key import ModelKey, parse_model
 from eclip.core.plan import Lanes
 from eclip.core.profile import Profile
 from eclip.core.topology import Topology
+from eclip.devices import open_device
 from eclip.errors import MismatchError, UsageError
 from eclip.files import store
 from eclip.models.library import file_of, find_profile
-from eclip.planner.case import Case
+from eclip.planner.case import Case, find_calibration, find_topology
 from eclip.rig.rig import Stand
 
 RESULTS = "services.jsonl"
@@ -50,12 +52,18 @@ class Shelf:
     rehearsal: bool  # zoo models stand for the workloads that only a GPU has
     found: dict[str, Profile] = field(default_factory=dict)
 
+    @classmethod
+    def at(cls, folder: Path, others: Sequence[Path] = (), *, rehearsal: bool) -> Shelf:
+        topology = find_topology("h200")
+        return cls(folder, tuple(others), topology, find_calibration(None, topology), rehearsal)
+
     @property
     def own(self) -> Path:
         return self.folder / "profiles"
 
     def model(self, name: str) -> ModelKey:
-        return parse_model(STAND_INS.get(name, name) if self.rehearsal else name)
+        stand_in = STAND_INS.get(name) if self.rehearsal else None
+        return parse_model(stand_in[0] if stand_in else name)
 
     def find(self, name: str) -> Profile | None:
         """None: nobody has measured it."""
@@ -74,7 +82,7 @@ class Shelf:
     def request_ms(self, name: str) -> float:
         """What a request takes, or a guess."""
         found = self.find(name)
-        return GUESSES_MS[name] if found is None else found.request_ns[-1] / 1e6
+        return STAND_INS[name][1] if found is None else found.request_ns[-1] / 1e6
 
 
 @dataclass
@@ -83,12 +91,16 @@ class Bench:
 
     device: Device
     shelf: Shelf
-    grain_ns: int = 150_000
-    search_s: float = 3.0
     made: dict[Any, Any] = field(default_factory=dict)
     profiles: dict[ModelKey, Profile] = field(default_factory=dict)
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def at(cls, folder: Path, device: str, others: Sequence[Path] = ()) -> Bench:
+        shelf = Shelf.at(folder, others, rehearsal=device == "sim")
+        shelf.own.mkdir(parents=True, exist_ok=True)
+        return cls(open_device(device, shelf.topology, shelf.calibration), shelf)
 
     @property
     def folder(self) -> Path:
@@ -143,6 +155,6 @@ class Bench:
     def say(self, text: str) -> None:
         print(f"[{time.monotonic() - self.began:6.1f} s] {text}", flush=True)
 
-    def keep(self, row: dict[str, Any]) -> None:
+    def keep(self, row: Row) -> None:
         self.rows.append(row)
         add_rows(self.folder / RESULTS, [row])

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from lab.support.pages import large_report, measure_opening
 from playwright.sync_api import Browser
 
 import eclip
-from browser import Visit, started_browser
+from browser import Visit, large_report, measure_opening, started_browser
 from eclip.reports import page
 from eclip.reports.chapters import Named, chapters_of
 from logs import make_log, make_mix, make_profile

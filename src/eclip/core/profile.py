@@ -167,7 +167,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Its last wave may leave units idle and takes nearly as long as a full one: 66 blocks that
         fill a unit each take on 64 units twice what they take on 80, and need one wave from 66 on.
         It counts as three quarters whole, which predicts profiled sizes from others best
-        (lab/profiles.py).
+        (docs/results/simulator.md).
         """
         waves = self.waves_at(units)
         mixed: Times = _WHOLE * np.ceil(waves) + (1 - _WHOLE) * waves

@@ -3,7 +3,7 @@
 Busy time, L2 traffic and energy of a request lie on straight lines in the batch, through the two
 measured batches. The model only divides them among its kernels. A line predicts a measured batch
 that was left out better than the model does, also if the model is scaled to the measured batches
-(lab/profiles.py). A larger batch takes no less time, if that holds for the two measured ones.
+(docs/results/simulator.md). A larger batch takes no less time, if that holds for the two measured.
 """
 
 from __future__ import annotations

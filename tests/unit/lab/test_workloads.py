@@ -1,4 +1,4 @@
-"""The workloads of lab/gpu/services.py in small, on a CPU, where torch is installed."""
+"""The workloads of lab/gpu/visit.py in small, on a CPU, where torch is installed."""
 
 from __future__ import annotations
 

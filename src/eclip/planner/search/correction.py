@@ -19,7 +19,7 @@ from eclip.planner.search.objective import Score
 Floats = npt.NDArray[np.float64]
 
 # The error of the simulation on two plans is alike as far as the plans are. That these constants
-# serve is seen by predicting every run of docs/runs from the others (lab/agreement.py).
+# serve is seen by predicting every run of docs/runs from the others (docs/results/simulator.md).
 _SPREAD = 0.08  # of the error over all plans, as a part of the rate
 _RATE_NOISE = 0.008  # of a trial
 EARLIER_NOISE = 0.03  # of another day's, which may have been faster or slower as a whole
