@@ -20,7 +20,7 @@ from eclip.files import store
 from eclip.planner.case import Case
 from eclip.planner.evaluate import SimEvaluator
 from eclip.planner.policies import PolicyOptions
-from eclip.planner.search.giving import FoundHabits, TriedHabits, in_words
+from eclip.planner.search.giving import FoundProposals, TriedProposal, in_words
 from eclip.planner.search.objective import Objective
 from eclip.progress import Progress
 
@@ -63,7 +63,7 @@ def kept_plan(path: Path, profiles: Sequence[Profile]) -> Plan | None:
 
 def search_plans(case: Case, ways: Sequence[str], seconds: float) -> dict[str, Plan]:
     """A plan for each of these ways, from one search for every bound. ``case`` has the rates."""
-    found: dict[float, FoundHabits] = {}
+    found: dict[float, FoundProposals] = {}
     plans = {}
     for way in ways:
         factor, share = BOUNDED[way]
@@ -73,7 +73,7 @@ def search_plans(case: Case, ways: Sequence[str], seconds: float) -> dict[str, P
     return plans
 
 
-def _search(case: Case, factor: float, seconds: float) -> FoundHabits:
+def _search(case: Case, factor: float, seconds: float) -> FoundProposals:
     asked = Case(
         with_factors(case.mix, factor),
         case.topology,
@@ -85,12 +85,12 @@ def _search(case: Case, factor: float, seconds: float) -> FoundHabits:
     return simulate_services(asked, options, SimEvaluator.of(asked), Progress()).found
 
 
-def pick(candidates: Sequence[TriedHabits], share: float) -> TriedHabits:
+def pick(candidates: Sequence[TriedProposal], share: float) -> TriedProposal:
     """The most background of those that use at most this part of the bounds, else the least late.
     ``candidates``: the best first."""
     fitting = [one for one in candidates if one.tail <= share]
     return fitting[0] if fitting else min(candidates, key=lambda one: one.tail)
 
 
-def _named(tried: TriedHabits) -> Plan:
-    return msgspec.structs.replace(tried.plan, why=in_words(tried.habits, tried.plan))
+def _named(tried: TriedProposal) -> Plan:
+    return msgspec.structs.replace(tried.plan, why=in_words(tried.proposal, tried.plan))

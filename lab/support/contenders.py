@@ -17,7 +17,7 @@ from eclip.core.mix import Mix
 from eclip.core.plan import Lane, Plan, Promise, Slack, Turns, unpartitioned
 from eclip.core.profile import Profile
 from eclip.core.topology import Mask, Topology
-from eclip.planner.joints import Manner, give_way, promise_of
+from eclip.planner.joints import JointRules, give_way, promise_of
 from eclip.planner.policies import with_shares
 
 
@@ -48,15 +48,15 @@ class Scene:
         size = min(self.topology.lane_sizes, key=lambda units: abs(units - wanted))
         return self.topology.take(size, range(len(self.topology.slice_units))[::-1])
 
-    def giving_way(self, base: Plan, manner: Manner, policy: str) -> Plan:
-        """Background in this manner. Several services yield to each other, least slack first."""
-        manners = {self.background: manner}
-        if len(self.mix.services) > 1 and manner.ways:
-            manners |= {
-                index: Manner(grain_ns=self.grain_ns, depth=manner.depth)
+    def giving_way(self, base: Plan, given: JointRules, policy: str) -> Plan:
+        """Background with these rules. Several services yield to each other, least slack first."""
+        rules = {self.background: given}
+        if len(self.mix.services) > 1 and given.by_slack:
+            rules |= {
+                index: JointRules(grain_ns=self.grain_ns, depth=given.depth)
                 for index in self.mix.services
             }
-        made = give_way(base, self.profiles, self.promises, manners)
+        made = give_way(base, self.profiles, self.promises, rules)
         return msgspec.structs.replace(made, policy=policy)
 
 
@@ -91,8 +91,8 @@ def _masks(share: float) -> Callable[[Scene], Plan]:
 
 def _segments(scene: Scene) -> Plan:
     """Priorities and our stretches, but nobody looks whether a service is busy."""
-    manner = Manner(ways=(), grain_ns=scene.grain_ns)
-    return scene.giving_way(priorities(scene), manner, "segments")
+    rules = JointRules(yields=None, grain_ns=scene.grain_ns)
+    return scene.giving_way(priorities(scene), rules, "segments")
 
 
 def _yields(depth: int, *, first: bool = False, part: float = 1.0) -> Callable[[Scene], Plan]:
@@ -100,25 +100,25 @@ def _yields(depth: int, *, first: bool = False, part: float = 1.0) -> Callable[[
 
     def make(scene: Scene) -> Plan:
         base = priorities(scene) if first else streams(scene)
-        manner = Manner(grain_ns=round(part * scene.grain_ns), depth=depth)
-        return scene.giving_way(base, manner, "yield")
+        rules = JointRules(grain_ns=round(part * scene.grain_ns), depth=depth)
+        return scene.giving_way(base, rules, "yield")
 
     return make
 
 
 def _moves(share: float, depth: int = 2) -> Callable[[Scene], Plan]:
     def make(scene: Scene) -> Plan:
-        ways = ((Slack.PLENTY, scene.part(share)),)
-        manner = Manner(ways=ways, grain_ns=scene.grain_ns, depth=depth)
-        return scene.giving_way(streams(scene), manner, "move")
+        grain_ns, lane = scene.grain_ns, scene.part(share)
+        rules = JointRules(None, Slack.PLENTY, lane, grain_ns, depth)
+        return scene.giving_way(streams(scene), rules, "move")
 
     return make
 
 
 def _launches(kernels: int, depth: int) -> Callable[[Scene], Plan]:
     def make(scene: Scene) -> Plan:
-        manner = Manner(kernels=kernels, depth=depth)
-        return scene.giving_way(streams(scene), manner, "launches")
+        rules = JointRules(kernels=kernels, depth=depth)
+        return scene.giving_way(streams(scene), rules, "launches")
 
     return make
 

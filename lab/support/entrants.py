@@ -123,7 +123,7 @@ class Opening:
             yield Entrant(way, made, session, time.monotonic() - begin)
 
     def bounded(
-        self, load: float, mix: Mix, p99_alone_ns: Sequence[float], stack: contextlib.ExitStack
+        self, load: float, mix: Mix, p99_alone_ms: Sequence[float], stack: contextlib.ExitStack
     ) -> list[Entrant]:
         """Their bounds are of the p99 alone that was measured a moment ago."""
         plans = self._plans(load, mix)
@@ -133,7 +133,7 @@ class Opening:
                 continue
             asked = bounded.with_factors(mix, BOUNDED[way][0])
             with self._told(way):
-                promises = make_promises(asked, self._scene.profiles, p99_alone_ns)
+                promises = make_promises(asked, self._scene.profiles, lambda: p99_alone_ms)
                 plan = with_bounds(plans[way], promises)
                 found += self._open(way, plan, stack)
                 self._bench.say(f"{self._task.name} at {load:g}, {way}: {plan.why}")

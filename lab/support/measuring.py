@@ -86,8 +86,8 @@ def run_task(bench: Bench, task: Task) -> None:
             with contextlib.ExitStack() as of_load:
                 measured.begin(at_rates(mix, rates))
                 if task.bounded_at(load):
-                    p99_alone_ns = measured.p99_alone_ns
-                    opened = opening.bounded(load, measured.mix, p99_alone_ns, of_load)
+                    p99_alone_ms = measured.p99_alone_ms
+                    opened = opening.bounded(load, measured.mix, p99_alone_ms, of_load)
                     measured.entrants += opened
                 measured.run()
                 measured.keep()
@@ -173,10 +173,10 @@ class Measured:
             self._run(Job("alone", self.reference, service, effort.rounds), 0)
 
     @property
-    def p99_alone_ns(self) -> list[float]:
+    def p99_alone_ms(self) -> list[float]:
         """Of every worker by what has run; background has none."""
         tails = [
-            float(np.percentile(self._latencies(f"alone {service}", service).ns, 99))
+            float(np.percentile(self._latencies(f"alone {service}", service).ns, 99)) / 1e6
             for service in self.services
         ]
         return [*tails, 0.0]
@@ -391,10 +391,8 @@ class Measured:
 def _only_yields(plan: Plan) -> bool:
     """Where background moves or goes on, a service waits for more than what was in flight."""
     joints = plan.workers[-1].joints
-    reactions = joints.reactions if joints else ()
-    return bool(reactions) and all(
-        reaction.lane is None and reaction.slack.name == "PLENTY" for reaction in reactions
-    )
+    rules = joints.rules if joints else ()
+    return bool(rules) and all(rule.lane is None and rule.slack.name == "PLENTY" for rule in rules)
 
 
 def _waits_ns(plan: Plan) -> float:

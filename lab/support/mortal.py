@@ -26,11 +26,10 @@ from eclip.core.decide import decide
 from eclip.core.mix import parse_mix
 from eclip.core.plan import Plan, unpartitioned
 from eclip.core.profile import Profile
-from eclip.core.program import program_of
-from eclip.core.rules import BUSY_SINCE, IDLE, YIELD
+from eclip.core.rules import BUSY_SINCE, IDLE, YIELD, rules_of
 from eclip.gpu.board import open_board
 from eclip.planner.case import Case, find_calibration, find_profiles, find_topology
-from eclip.planner.joints import Manner, give_way, promise_of
+from eclip.planner.joints import JointRules, give_way, promise_of
 
 BOUND_MS = 1000.0
 PART_S = 0.0002  # of an imitated request
@@ -48,7 +47,7 @@ def plan_for(role: str, case: Case) -> Plan:
     if role == "service":
         promise = promise_of(case.mix.workers[0], profiles[0], 0.0)
         return give_way(plain, profiles, {0: promise}, {})
-    return give_way(plain, profiles, {}, {0: Manner(depth=2)})
+    return give_way(plain, profiles, {}, {0: JointRules(depth=2)})
 
 
 def case_for(role: str, model: str, profiles: tuple[Profile, ...] | None = None) -> Case:
@@ -80,13 +79,15 @@ def imitated(role: str, model: str) -> Callable[[], None]:
     plan = plan_for(role, case_for(role, model))
     board = open_board(Path(os.environ["ECLIP_BOARD"]))
     (row,) = board.claim_all(plan.workers)
-    rules = program_of(plan).conducts[0].rules
+    columns = rules_of(plan, 0)[:3]
     peers = np.array([row], dtype=np.int64)
 
     def request() -> None:
         board.words[row, BUSY_SINCE] = now_ns()
         for _ in range(PARTS):
-            while len(rules.who) and decide(board.words, row, peers, *rules, 0, now_ns()) == YIELD:
+            while (
+                columns[0].size and decide(board.words, row, peers, *columns, 0, now_ns()) == YIELD
+            ):
                 time.sleep(2e-5)
             time.sleep(PART_S)
         board.words[row, BUSY_SINCE] = IDLE

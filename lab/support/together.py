@@ -20,7 +20,7 @@ from eclip.core.mix import parse_mix
 from eclip.core.plan import Plan
 from eclip.core.runlog import RunLog
 from eclip.planner.case import Case
-from eclip.planner.joints import Manner, give_way
+from eclip.planner.joints import JointRules, give_way
 from eclip.planner.policies import PolicyOptions
 from eclip.rig.rounds import rotation
 
@@ -56,8 +56,8 @@ def _plans(case: Case, seconds: float) -> dict[tuple[str, bool], Plan]:
     plans: dict[tuple[str, bool], Plan] = {}
     for policy in POLICIES:
         plain = make_plan(case, policy, PolicyOptions(seconds=seconds))
-        manners = {worker: Manner() for worker in plain.everyone}
-        joined = give_way(plain, case.profiles, {}, manners)
+        rules = {worker: JointRules() for worker in plain.everyone}
+        joined = give_way(plain, case.profiles, {}, rules)
         plans |= {(policy, False): plain, (policy, True): joined}
     return plans
 

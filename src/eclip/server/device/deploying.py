@@ -27,9 +27,9 @@ from eclip.files import store
 from eclip.models.files import name_of
 from eclip.planner.case import Case
 from eclip.planner.evaluate import SimEvaluator
-from eclip.planner.joints import promise_of
+from eclip.planner.joints import JointRules, promise_of
 from eclip.planner.policies import make_plan
-from eclip.planner.search.giving import Habit, Maker, Way, search_habits
+from eclip.planner.search.giving import Proposer, search_rules
 from eclip.planner.search.objective import Objective
 from eclip.server.config import MOST_BATCH, YIELD, ServiceSettings, ServingConfig
 from eclip.server.control import Deployment, ServiceSheet
@@ -423,14 +423,14 @@ def _plan(
     promises = _promises(full)
     if not promises and not shares_gpu():  # nobody to give way to
         return unpartitioned(full.topology, full.profiles, full.mix), ()
-    services = None if in_turn else Habit(Way.GO_ON, grain_ns=_STOPS_NS)
-    maker = Maker(full.problem(), promises, services)
+    services = None if in_turn else JointRules(yields=None, grain_ns=_STOPS_NS)
+    proposer = Proposer(full.problem(), promises, services)
     background = any(service.settings.tier == "background" for service in resolved)
     if not (seconds and promises and background):
-        return maker.plan(maker.all_alike(Habit(Way.YIELD))), ()
+        return proposer.plan(proposer.all_alike(JointRules())), ()
     case = _case(resolved, bounds_ns, host, every_bucket=False)
     kept = _promises(case)
-    found = search_habits(
+    found = search_rules(
         case.problem(),
         kept,
         SimEvaluator.of(case),
@@ -445,11 +445,11 @@ def _plan(
     )
     instances = [service for service in resolved for _ in range(service.settings.copies)]
     each = [
-        habit
-        for habit, service in zip(best.habits.each, instances, strict=True)
+        rules
+        for rules, service in zip(best.proposal.each, instances, strict=True)
         for _ in service.profiles
     ]
-    return maker.plan(replace(best.habits, each=tuple(each))), (note,)
+    return proposer.plan(replace(best.proposal, each=tuple(each))), (note,)
 
 
 def _homes(plan: Plan, resolved: Sequence[Resolved]) -> dict[str, tuple[int, ...]]:
