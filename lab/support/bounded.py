@@ -20,8 +20,9 @@ from eclip.files import store
 from eclip.planner.case import Case
 from eclip.planner.evaluate import SimEvaluator
 from eclip.planner.policies import PolicyOptions
-from eclip.planner.search.giving import FoundProposals, TriedProposal, in_words
+from eclip.planner.search.giving import FoundProposals, TriedProposal
 from eclip.planner.search.objective import Objective
+from eclip.planner.search.proposals import in_words
 from eclip.progress import Progress
 
 STEP = 0.5  # several services have different bounds: the second one's is so much looser, and so on

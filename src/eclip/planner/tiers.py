@@ -1,7 +1,7 @@
 """Tiers: services keep a bound, everybody else gives way to them.
 
 Simple policies for such mixes: plain streams, with workers that look up at joints. What a search
-makes of joints is in search/giving.py.
+makes of joints is in search/proposals.py.
 """
 
 from __future__ import annotations

@@ -21,15 +21,12 @@ from eclip.planner.problem import Problem
 from eclip.planner.search.decision import MARGIN_IN_WORDS, PLAIN, STATIC, shortlist_rules
 from eclip.planner.search.giving import (
     LANES_MARGIN,
-    STAYS,
     FoundProposals,
-    Proposal,
-    Proposer,
-    in_words,
     search_rules,
     shares_by_lanes,
 )
 from eclip.planner.search.objective import Objective, Score
+from eclip.planner.search.proposals import STAYS, Proposal, Proposer, in_words
 from eclip.planner.tiers import expected_excess_ns
 from eclip.progress import Progress
 from heard import Heard

@@ -45,9 +45,6 @@ class Seat:
     def planned(self) -> PlannedWorker:
         return self.plan.workers[self.worker]
 
-    def rules(self) -> Rules:
-        return rules_of(self.plan, self.worker)
-
 
 @dataclass(frozen=True)
 class Seated:
@@ -146,7 +143,7 @@ def _open(job: Job) -> Iterator[Workload]:
 def _take(seat: Seat) -> Iterator[Seated]:
     with LentRow(seat.board, seat.rows[seat.worker]) as row:
         place = Place(row.words, row.row, np.array(seat.rows, dtype=np.int64))
-        yield Seated(seat.planned, seat.rules(), place)
+        yield Seated(seat.planned, rules_of(seat.plan, seat.worker), place)
 
 
 def _load(entry: str) -> Any:

@@ -19,15 +19,10 @@ from eclip.core.plan import Evidence, Plan, Promise, ServiceTrial, Trial, unpart
 from eclip.planner.joints import JointRules
 from eclip.planner.problem import Problem
 from eclip.planner.search.candidates import Found
-from eclip.planner.search.giving import (
-    LANES_MARGIN,
-    STAYS,
-    FoundProposals,
-    in_words,
-    shares_by_lanes,
-)
+from eclip.planner.search.giving import LANES_MARGIN, FoundProposals, shares_by_lanes
 from eclip.planner.search.objective import Objective, Score
 from eclip.planner.search.placement import groups_of
+from eclip.planner.search.proposals import STAYS, in_words
 from eclip.planner.tiers import excess_in_words, promising
 
 PLAIN = "plain streams"

@@ -2,7 +2,7 @@
 
 Every instance of a service has a worker per bucket in the plan. All buckets of an instance behave
 alike at joints, so a search looks at one worker an instance, at the bucket that its rate asks for,
-and the habits that it finds go for all of them.
+and the rules that it finds go for all of them.
 
 A bound goes from a request's last byte to its answer. What a bucket takes with the device to itself
 must be within it; a bucket that is not is left out, or refused where it was asked for.
@@ -29,8 +29,9 @@ from eclip.planner.case import Case
 from eclip.planner.evaluate import SimEvaluator
 from eclip.planner.joints import JointRules, promise_of
 from eclip.planner.policies import make_plan
-from eclip.planner.search.giving import Proposer, search_rules
+from eclip.planner.search.giving import search_rules
 from eclip.planner.search.objective import Objective
+from eclip.planner.search.proposals import Proposer
 from eclip.server.config import MOST_BATCH, YIELD, ServiceSettings, ServingConfig
 from eclip.server.control import Deployment, ServiceSheet
 from eclip.server.device.claim import shares_gpu
@@ -136,7 +137,7 @@ def make_deployment(
     log: ServerLog | None = None,
 ) -> Deployment:
     """What to deploy for these services. ``rates_rps``: as measured, by name; the configuration's
-    for the others. ``seconds`` of search; without, everybody gives way in the usual manner. With a
+    for the others. ``seconds`` of search; without, background yields to services. With a
     ``log`` models that have no profile are measured."""
     host = find_host(config.server, log)
     resolved = resolve(config, host, rates_rps)
