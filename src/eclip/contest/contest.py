@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -187,7 +187,7 @@ class Contest:
                     processes.sets.wait()
             self.stand.measure_alone()
             self._progress.phase("measuring services alone")
-            promises = promises_on(self.stand, lambda: [self._services_alone(0)])
+            promises = promises_on(self.stand, lambda: _services_alone(self, self._arrivals, 0))
             self.options = _promising(self.options, self.stand.case.mix, promises)
             for name in [*names, *self.options.plans]:
                 if not self._progress.stopped and name not in self.left_out:
@@ -364,16 +364,6 @@ class Contest:
             policy = dataclasses.replace(policy, promises={})
         return with_bounds(make_plan(case, "search", policy, self.stand.evaluator), promises)
 
-    def _services_alone(self, repeat: int) -> dict[int, RunLog]:
-        """Every service alone under plain streams, with the arrivals of this round."""
-        if not self.stand.case.mix.services:
-            return {}
-        load = self._arrivals.load(self.stand, repeat)
-        if load.seed not in self.alone or not self.stand.device.modelled:  # which repeats itself
-            window = self._arrivals.window(self.stand)
-            self.alone[load.seed] = alone_logs(self.stand, load, window)
-        return self.alone[load.seed]
-
     def _run_rounds(self) -> None:
         """Run every entrant once a round. On a GPU one lap before is not counted: the first to run
         finds the GPU colder than the others do."""
@@ -390,7 +380,7 @@ class Contest:
                     with contextlib.suppress(StoppedError):
                         if done:
                             self.stand.measure_alone()
-                        self._services_alone(repeat)
+                        _services_alone(self, self._arrivals, repeat)
                 if self._progress.stopped:
                     break
                 entrant = self.entrants[index]
@@ -452,6 +442,19 @@ def _process_plans(case: Case, options: ContestOptions, name: str, others: int) 
             for share in _BACKGROUND_SHARES
         ]
     return [with_shares(shared, shares) for shares in list(dict.fromkeys(wanted))[:sets]]
+
+
+def _services_alone(
+    contest: Contest, arrivals: Arrivals, repeat: int
+) -> Iterable[Mapping[int, RunLog]]:
+    """Every service alone under plain streams, with the arrivals of this round, and what is known
+    of others. A modelled device would repeat itself, so it runs no arrivals twice."""
+    stand = contest.stand
+    if stand.case.mix.services:
+        load = arrivals.load(stand, repeat)
+        if load.seed not in contest.alone or not stand.device.modelled:
+            contest.alone[load.seed] = alone_logs(stand, load, arrivals.window(stand))
+    return contest.alone.values()
 
 
 def _kept_open(session: Session) -> Callable[[], contextlib.AbstractContextManager[Session]]:
