@@ -133,7 +133,7 @@ def configs_of(services: Sequence[Service], way: str, device: str) -> list[Servi
 
 def measure_beside(mix: str, times: float, *, device: str, seconds: float, goodput: float) -> Row:
     """Background alone, services alone, and both, at one server. Its plan is that of its start:
-    everybody gives way in the usual manner."""
+    background yields to services."""
     if not goodput:
         raise RuntimeError("eclip has no goodput to take a part of")
     services = services_of(mix, times)

@@ -12,8 +12,8 @@ import msgspec
 from eclip.contest.confirm.plans import make_plan, policy_options
 from eclip.core.plan import Lane, Plan, unpartitioned
 from eclip.planner.case import Case
+from eclip.planner.joints import far_mask
 from eclip.planner.policies import with_shares
-from eclip.planner.tiers import far_mask
 
 # What eclip recommends: what it promises is held against the other ways.
 OURS = ("search", "yield")

@@ -40,7 +40,7 @@ from eclip.cuda.device import CudaDevice
 from eclip.errors import EclipError, FullError, MismatchError, UsageError
 from eclip.files import store
 from eclip.planner.alone import alone_rates
-from eclip.planner.joints import Manner, give_way
+from eclip.planner.joints import JointRules, give_way
 from eclip.planner.policies import make_plan, with_shares
 from eclip.sim.device import SimDevice
 from waiting import until
@@ -192,16 +192,16 @@ def test_kernels_with_clusters_run_on_all_units(bench: Bench) -> None:
 # --- Joints: worker 0 is a service, the others give way to it ---------------------------------
 
 
-def giving_way(bench: Bench, floor: float = 0.0, **manner: Any) -> Plan:
+def giving_way(bench: Bench, floor: float = 0.0, **given: Any) -> Plan:
     """Background that may give way every other kernel."""
     alone_ns = bench.problem.profiles[0].request_ns[-1]
     promise = Promise(bound_ns=20 * alone_ns, request_ns=alone_ns, some_ns=0, none_ns=0)
-    way = Manner(kernels=2, **manner)
+    rules = JointRules(kernels=2, **given)
     plan = give_way(
         bench.plan("shared"),
         bench.problem.profiles,
         {0: promise},
-        dict.fromkeys(range(1, WORKERS), way),
+        dict.fromkeys(range(1, WORKERS), rules),
     )
     workers = [
         msgspec.structs.replace(worker, floor=floor if index else 0.0)
@@ -241,7 +241,7 @@ def test_background_yields_to_a_service_and_comes_back(bench: Bench, depth: int)
 @pytest.mark.needs(Capability.JOINTS)
 def test_background_that_moves_is_recorded_where_it_ran(bench: Bench) -> None:
     corner = Mask([0])
-    plan = giving_way(bench, ways=((Slack.PLENTY, corner),))
+    plan = giving_way(bench, yields=None, moves=Slack.PLENTY, lane=corner)
     log = bench.run_plan(plan, bursts_for_the_service())
     seen = set(zip(log.kernels.worker, log.kernels.lane, strict=True))
     for worker in range(1, WORKERS):
@@ -257,8 +257,8 @@ def test_background_that_moves_is_recorded_where_it_ran(bench: Bench) -> None:
 @pytest.mark.needs(Capability.TRACE)
 @pytest.mark.needs(Capability.JOINTS)
 def test_kernels_keep_their_order_over_yields_and_moves(bench: Bench) -> None:
-    ways = ((Slack.NONE, None), (Slack.PLENTY, Mask([0])))
-    log = bench.run_plan(giving_way(bench, ways=ways), bursts_for_the_service())
+    plan = giving_way(bench, yields=Slack.NONE, moves=Slack.PLENTY, lane=Mask([0]))
+    log = bench.run_plan(plan, bursts_for_the_service())
     last = dict.fromkeys(range(WORKERS), (-1, 0))
     columns = log.kernels
     for worker, position, start, end in zip(

@@ -253,7 +253,7 @@ def test_rates_that_drift_get_a_plan_of_their_own(monkeypatch: pytest.MonkeyPatc
         assert served.supervisor.services.deployed.rates_rps["add"] > 1.5 * 20.0
         said = served.log.getvalue()
         assert "rates have drifted" in said
-        assert "best of" in said  # a search, not the usual manner
+        assert "best of" in said  # a search
     finally:
         driver.close()
 

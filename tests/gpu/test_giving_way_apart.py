@@ -18,7 +18,7 @@ from eclip.core.runlog import RunLog
 from eclip.cuda.device import CudaDevice
 from eclip.cuda.processes.child import Job
 from eclip.cuda.processes.session import ProcessSets
-from eclip.planner.joints import Manner, give_way, promise_of
+from eclip.planner.joints import JointRules, give_way, promise_of
 from eclip.planner.policies import with_shares
 
 torch = pytest.importorskip("torch", reason="tests/gpu needs the Python package torch")
@@ -48,7 +48,7 @@ def plans_on(device: CudaDevice) -> dict[str, Plan]:
     profiles = [profile_of(device, worker) for worker in (SERVICE, BACKGROUND)]
     plain = unpartitioned(device.topology, profiles, MIX)
     promises = {SERVICE: promise_of(MIX.workers[SERVICE], profiles[SERVICE], 0.0)}
-    giving = give_way(plain, profiles, promises, {BACKGROUND: Manner(depth=1)})
+    giving = give_way(plain, profiles, promises, {BACKGROUND: JointRules(depth=1)})
     return {
         TURNS: msgspec.structs.replace(giving, sharing=Turns()),
         MPS: with_shares(giving, (100, 100)),

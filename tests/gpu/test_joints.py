@@ -22,14 +22,14 @@ from eclip.core.load import closed_loop
 from eclip.core.measures import steady_rates
 from eclip.core.mix import parse_mix
 from eclip.core.model_key import ModelKey
-from eclip.core.plan import Joints, Plan, Promise, Reaction, Slack, unpartitioned
+from eclip.core.plan import Joints, Plan, Promise, Rule, Slack, unpartitioned
 from eclip.core.profile import Profile
 from eclip.core.program import lower
 from eclip.core.rules import BUSY_SINCE, DEADLINE, IDLE, LEFT, Ints
 from eclip.core.topology import Mask
 from eclip.cuda.device import CudaDevice
 from eclip.gpu.session import Execution, GpuSession
-from eclip.planner.joints import Manner, give_way, promise_of
+from eclip.planner.joints import JointRules, give_way, promise_of
 
 if TYPE_CHECKING:
     from eclip.capture.torch import CapturedModule
@@ -101,10 +101,10 @@ def restless(plan: Plan, kernels: int, depth: int, random: np.random.Generator) 
     joints = Joints(
         at=at,
         depth=depth,
-        reactions=(
-            Reaction(to=(0,), slack=Slack.NONE, lane=2),
-            Reaction(to=(0,), slack=Slack.SOME, lane=3),
-            Reaction(to=(0,), slack=Slack.PLENTY, lane=None),
+        rules=(
+            Rule(to=(0,), slack=Slack.NONE, lane=2),
+            Rule(to=(0,), slack=Slack.SOME, lane=3),
+            Rule(to=(0,), slack=Slack.PLENTY, lane=None),
         ),
         stretch_ns=(1,) * (len(at) + 1),
     )
@@ -203,7 +203,7 @@ def test_joints_cost_nothing_while_no_service_is_busy(
     mix = parse_mix(f"{SERVICE}@100rps/100ms,{name}:{BATCH}@background")
     plain = unpartitioned(device.topology, profiles, mix)
     promises = {0: promise_of(mix.workers[0], profiles[0], 0.0)}
-    plans = [plain, give_way(plain, profiles, promises, {1: Manner(depth=2)})]
+    plans = [plain, give_way(plain, profiles, promises, {1: JointRules(depth=2)})]
     window = Window(seconds=0.4, warmup_seconds=0.1, trace_ms=0.0)
     rates: list[list[float]] = [[], []]
     with contextlib.ExitStack() as stack:

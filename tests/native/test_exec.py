@@ -231,7 +231,7 @@ def test_a_graph_of_background_is_cut_at_the_plans_joints(
     planned: tuple[Path, Path], native: Native, tmp_path: Path, child: int
 ) -> None:
     plan = store.load(planned[0], Plan)
-    joints = Joints(at=(5, 6, 18), depth=1, reactions=(), stretch_ns=(1, 1, 1, 1))
+    joints = Joints(at=(5, 6, 18), depth=1, rules=(), stretch_ns=(1, 1, 1, 1))
     workers = (msgspec.structs.replace(plan.workers[0], joints=joints), plan.workers[1])
     store.save(msgspec.structs.replace(plan, workers=workers), tmp_path / "plan.json")
     # After two launches a graph may be cut elsewhere, by what its kernels took: on a busy machine.

@@ -28,7 +28,7 @@ from eclip.core.plan import (
     Plan,
     PlannedWorker,
     Promise,
-    Reaction,
+    Rule,
     Turns,
     Variant,
 )
@@ -59,7 +59,7 @@ def plan_of_two() -> Plan:
     )
     # So large a bound that no request hangs, and yet nobody has slack in a closed loop.
     promise = Promise(bound_ns=10**12, request_ns=600_000, some_ns=0, none_ns=0)
-    joints = Joints(at=(1, 2), depth=1, reactions=(Reaction(to=(0,)),), stretch_ns=(1, 1, 1))
+    joints = Joints(at=(1, 2), depth=1, rules=(Rule(to=(0,)),), stretch_ns=(1, 1, 1))
     return Plan(
         mix=mix,
         policy="timeslice",

@@ -28,7 +28,7 @@ from eclip.hip.device import HipDevice
 from eclip.hip.driver import QUEUES_VARIABLE, Build, HipGpu
 from eclip.hip.graphs import HipGraph, instantiate, instantiate_piece
 from eclip.hip.lanes import MaskedLanes, MaskedStreams, mask_words, slice_bits
-from eclip.planner.joints import Manner, give_way
+from eclip.planner.joints import JointRules, give_way
 from eclip.planner.policies import make_plan
 from eclip.planner.problem import Problem
 from hip_bench import BEGIN, END, ENGINES, STREAM, UNITS, WHO, StandIn, launch
@@ -58,9 +58,9 @@ class Stage:
         """Worker 1 moves into a corner while worker 0, a service, is busy."""
         alone_ns = self.problem.profiles[0].request_ns[-1]
         promise = Promise(bound_ns=20 * alone_ns, request_ns=alone_ns, some_ns=0, none_ns=0)
-        manner = Manner(kernels=2, ways=((Slack.PLENTY, Mask([0])),))
+        rules = JointRules(None, Slack.PLENTY, Mask([0]), kernels=2)
         plan = make_plan("shared", self.problem)
-        return give_way(plan, self.problem.profiles, {0: promise}, {1: manner})
+        return give_way(plan, self.problem.profiles, {0: promise}, {1: rules})
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The driving loop on the stand-in driver: order, depth and counters under random reactions.
+"""The driving loop on the stand-in driver: order, depth and counters under random rules.
 
 The stand-in's kernels run on real threads, in any order that streams and events allow.
 """
@@ -194,7 +194,7 @@ def random_arrivals(random: np.random.Generator, count: int) -> Ints:
 def test_no_set_of_workers_waits_for_ever(
     gpu: StandinGpu, seed: int, services: int, background: int
 ) -> None:
-    """All react to all services in some way, and all requests are served."""
+    """All have rules about all services, and all requests are served."""
     random = np.random.default_rng(seed)
     board = make_board(*[SERVICE] * services, *[BACKGROUND] * background)
     board[:services, BOUND] = random.integers(MS, 1000 * MS, services)
@@ -220,7 +220,7 @@ def test_no_set_of_workers_waits_for_ever(
 
 
 def test_ways_of_other_lengths_are_refused(gpu: StandinGpu) -> None:
-    """The loop would take stretches of one way for those of the next."""
+    """The loop would take stretches of one variant for those of the next."""
     two: Stretches = [[(0, [0])], [(0, [0])]]
-    with pytest.raises(DeviceError, match="other numbers of stretches"):
+    with pytest.raises(DeviceError, match="other stretches than its plan"):
         make_worker(gpu, 0, [two], [two[:1]], streams=[gpu.stream()])

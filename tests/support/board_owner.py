@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from eclip.core import rules as reactions
+from eclip.core import rules
 from eclip.core.plan import Promise
 from eclip.cuda.processes.mps import python_path
 from eclip.errors import EclipError
@@ -104,7 +104,7 @@ class _Owning:
         return self.claim()
 
     def busy(self) -> object:
-        self.board.words[self.row, reactions.BUSY_SINCE] = time.monotonic_ns()
+        self.board.words[self.row, rules.BUSY_SINCE] = time.monotonic_ns()
         return "busy"
 
     def release(self) -> object:

@@ -32,16 +32,13 @@ class ServedOnStandin:
 def open_on_standin(model: ModelKey, seated: Seated) -> Iterator[ServedOnStandin]:
     gpu = StandinGpu(Path(os.environ[LIBRARY]))
     gpu.behave(0, lazy=False)
-    promise = seated.worker.promise
     worker = make_worker(
         gpu,
         0,
-        [[[(0, [_MICROS] * len(part))] for part in seated.conduct.stretches(KERNELS)]],
+        [[[(0, [_MICROS] * len(part))] for part in seated.rules.stretches(KERNELS)]],
         streams=[gpu.stream()],
         place=seated.place,
-        depth=seated.conduct.depth,
-        rules=seated.conduct.rules,
-        bound_ns=promise.bound_ns if promise else 0,
-        floor=seated.worker.floor,
+        depth=seated.rules.depth,
+        rules=seated.rules,
     )
     yield ServedOnStandin(model, worker)

@@ -27,14 +27,15 @@ from eclip.core.rules import (
     IDLE,
     LEFT,
     NEVER,
+    NO_RULES,
     TIER,
     WORDS,
     Ints,
     Rules,
 )
 from eclip.gpu.loop import EntryPoints, drive
-from eclip.gpu.steps import ANYBODY, Steps, Ways, chained
-from eclip.gpu.worker_loop import Behaviour, Place, Runner, WorkerLoop
+from eclip.gpu.steps import ANYBODY, Steps, Stretches, chained
+from eclip.gpu.worker_loop import Place, Runner, WorkerLoop
 from waiting import until
 
 LAUNCHED, RAN = 1, 2
@@ -210,7 +211,9 @@ def make_worker(
     place: Place | None = None,
     depth: int = 1,
     active: Sequence[int] = (),  # of the variants; by default everybody in the one there is
-    **behaviour: object,  # the others of Behaviour
+    rules: Rules = NO_RULES,
+    bound_ns: int = 0,
+    floor: float = 0.0,
 ) -> Worker:
     parts: dict[int, Launched] = {}
 
@@ -234,26 +237,24 @@ def make_worker(
     count = len(variants[0])
     worker = WorkerLoop(
         gpu,
-        Ways(
+        Stretches(
             variants=[
-                (mask, whole(way, stretches))
-                for way, (mask, stretches) in enumerate(zip(masks, variants, strict=True))
+                (mask, whole(index, stretches))
+                for index, (mask, stretches) in enumerate(zip(masks, variants, strict=True))
             ],
             moves=[
                 whole(len(variants) + index, stretches) for index, stretches in enumerate(moves)
             ],
-        ),
-        place,
-        Behaviour(
-            events=tuple(gpu.event() for _ in range(depth if count > 1 else 0)),
-            done_ns=tuple(
+            events=[gpu.event() for _ in range(depth if count > 1 else 0)],
+            done_ns=[
                 1000 * total
                 for total in itertools.accumulate(
                     sum(sum(micros) for _, micros in taken) for taken in variants[0]
                 )
-            ),
-            **behaviour,  # type: ignore[arg-type]
+            ],
         ),
+        place,
+        rules._replace(bound_ns=bound_ns or rules.bound_ns, floor=floor or rules.floor),
     )
     kernels = sum(len(micros) for taken in variants[0] for _, micros in taken)
     return Worker(number, worker, kernels, count, depth, len(variants), parts)
@@ -262,7 +263,8 @@ def make_worker(
 def rules(*each: tuple[int, int, int]) -> Rules:
     """Who (a bit set), the most slack, and the choice."""
     columns = np.array(each, dtype=np.int64).reshape(-1, 3)
-    return Rules(*(np.ascontiguousarray(columns[:, column]) for column in range(3)))
+    who, level, choice = columns.T.copy()
+    return Rules(who, level, choice)
 
 
 def make_board(*tiers: int) -> Ints:

@@ -77,7 +77,7 @@ class Standin:
         return served_rows(rows)
 
 
-class MannerlyStandin(Standin):
+class GivingStandin(Standin):
     """A service that is busy for as long as it serves, if it has requests, or a worker that looks
     at the board as often as it can and counts in its one request how often it would yield."""
 
@@ -88,8 +88,8 @@ class MannerlyStandin(Standin):
 
     def _choice(self) -> int:
         place = self._seated.place
-        rules = self._seated.conduct.rules
-        return decide(place.board, place.row, place.peers, *rules, 0, now_ns())
+        rules = self._seated.rules
+        return decide(place.board, place.row, place.peers, *rules[:3], 0, now_ns())
 
     def serve(self, arrivals: Ints | None, stop_at_ns: int, stop: Ints) -> Ints:
         seated, place = self._seated, self._seated.place
@@ -109,7 +109,7 @@ class MannerlyStandin(Standin):
 def open_standin(key: ModelKey, seated: Seated | None = None) -> Iterator[Standin]:
     model = key.name
     if seated is not None:
-        yield MannerlyStandin(key, seated)
+        yield GivingStandin(key, seated)
         return
     if model == "refuses":
         raise DeviceError("refuses does not fit into the GPU's memory")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -20,7 +20,6 @@ import msgspec
 
 from eclip.contest.confirm.bounds import (
     alone_logs,
-    promises_from,
     promises_on,
     search_services,
     with_bounds,
@@ -37,7 +36,6 @@ from eclip.errors import EclipError, StoppedError, UsageError, unknown_name
 from eclip.files.comparison import SettingTrial
 from eclip.files.observations import ObservedRun
 from eclip.planner.case import Case
-from eclip.planner.evaluate import SimEvaluator
 from eclip.planner.policies import POLICIES, PolicyOptions, with_shares
 from eclip.planner.search.candidates import Found
 from eclip.planner.search.objective import Objective
@@ -189,7 +187,7 @@ class Contest:
                     processes.sets.wait()
             self.stand.measure_alone()
             self._progress.phase("measuring services alone")
-            promises = promises_on(self.stand, self._arrivals)
+            promises = promises_on(self.stand, lambda: _services_alone(self, self._arrivals, 0))
             self.options = _promising(self.options, self.stand.case.mix, promises)
             for name in [*names, *self.options.plans]:
                 if not self._progress.stopped and name not in self.left_out:
@@ -325,7 +323,7 @@ class Contest:
         case = self.stand.case
         return Explorer(
             case.problem(choosing=True),
-            SimEvaluator.of(case),
+            self.stand.evaluator,
             search_options(case, self.options.policy),
             how,
         )
@@ -364,7 +362,7 @@ class Contest:
             # A search simulates arrivals of its own. Held against the p99 alone of other ones, all
             # its plans would be late, or too careful.
             policy = dataclasses.replace(policy, promises={})
-        return with_bounds(make_plan(case, "search", policy), promises)
+        return with_bounds(make_plan(case, "search", policy, self.stand.evaluator), promises)
 
     def _run_rounds(self) -> None:
         """Run every entrant once a round. On a GPU one lap before is not counted: the first to run
@@ -382,7 +380,7 @@ class Contest:
                     with contextlib.suppress(StoppedError):
                         if done:
                             self.stand.measure_alone()
-                        self.alone |= _alone_of_round(self.stand, self._arrivals, repeat)
+                        _services_alone(self, self._arrivals, repeat)
                 if self._progress.stopped:
                     break
                 entrant = self.entrants[index]
@@ -400,7 +398,7 @@ class Contest:
         finally:  # a log of an early round gets the rates alone of all rounds, also after a failure
             promises: Mapping[int, Promise] = {}
             if self.alone and needs_alone(self.stand.case.mix):  # all rounds' arrivals count
-                promises = promises_from(self.stand, list(self.alone.values()))
+                promises = promises_on(self.stand, self.alone.values)
             for entrant in self.measured:
                 entrant.plan = with_bounds(entrant.plan, promises)
                 known = {"plan": entrant.plan, "alone_rps": self.stand.alone_rps}
@@ -446,12 +444,17 @@ def _process_plans(case: Case, options: ContestOptions, name: str, others: int) 
     return [with_shares(shared, shares) for shares in list(dict.fromkeys(wanted))[:sets]]
 
 
-def _alone_of_round(stand: Stand, arrivals: Arrivals, repeat: int) -> dict[int, dict[int, RunLog]]:
-    """Every service alone under plain streams, with the arrivals of this round, by their seed."""
-    if not stand.case.mix.services:
-        return {}
-    load = arrivals.load(stand, repeat)
-    return {load.seed: alone_logs(stand, load, arrivals.window(stand))}
+def _services_alone(
+    contest: Contest, arrivals: Arrivals, repeat: int
+) -> Iterable[Mapping[int, RunLog]]:
+    """Every service alone under plain streams, with the arrivals of this round, and what is known
+    of others. A modelled device would repeat itself, so it runs no arrivals twice."""
+    stand = contest.stand
+    if stand.case.mix.services:
+        load = arrivals.load(stand, repeat)
+        if load.seed not in contest.alone or not stand.device.modelled:
+            contest.alone[load.seed] = alone_logs(stand, load, arrivals.window(stand))
+    return contest.alone.values()
 
 
 def _kept_open(session: Session) -> Callable[[], contextlib.AbstractContextManager[Session]]:

@@ -27,7 +27,7 @@ from eclip.core.topology import Mask, Topology
 from eclip.errors import MismatchError
 
 ALL_WORKERS = -1
-FOREIGN = -1  # in a reaction: services of other sessions on the same device
+FOREIGN = -1  # in a rule: services of other sessions on the same device
 MOST_DEPTH = 2
 EVERYTHING = 100  # percent
 MOST_VARIANTS = 16  # of one worker: a device keeps an executable for each
@@ -75,7 +75,7 @@ class Slack(enum.Enum):
     NONE = "none"
 
 
-class Reaction(
+class Rule(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
     """What a worker does at a joint while one of these services is busy.
@@ -90,13 +90,18 @@ class Reaction(
 
 
 class Joints(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    rename={"rules": "reactions"},  # as files of version 0.1 have it
 ):
     """Where a worker may give way, and to whom. The head of a request is always a joint."""
 
     at: tuple[int, ...]  # kernels at which a stretch begins, rising, without 0
     depth: int  # stretches in flight, the running one included
-    reactions: tuple[Reaction, ...]  # the first that applies counts; if none does it goes on
+    rules: tuple[Rule, ...]  # the first that applies counts; if none does it goes on
     stretch_ns: tuple[int, ...]  # what each takes, undisturbed on the whole device
     # The longest that runs in one piece, where stretches have copies that are cut into parts; None:
     # none has.
@@ -311,23 +316,23 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 raise ValueError(
                     f"{worker.name} yields to {self.workers[other].name}, who has no floor"
                 )
-        for reaction in worker.joints.reactions if worker.joints else ():
-            if not reaction.to:
-                raise ValueError(f"{worker.name} has a reaction to nobody")
-            for other in reaction.to:
+        for rule in worker.joints.rules if worker.joints else ():
+            if not rule.to:
+                raise ValueError(f"{worker.name} has a rule that names no service")
+            for other in rule.to:
                 if other == index or not FOREIGN <= other < len(self.workers):
-                    raise ValueError(f"{worker.name} reacts to worker {other}; name another one")
+                    raise ValueError(f"{worker.name} gives way to worker {other}; name another one")
                 if other != FOREIGN and self.workers[other].promise is None:
                     raise ValueError(
                         f"{worker.name} gives way to {self.workers[other].name}, who has no "
                         f"promise to keep"
                     )
-            if reaction.lane is None:
+            if rule.lane is None:
                 continue
-            if not 0 <= reaction.lane < len(self.lanes):
-                raise ValueError(f"{worker.name} moves to lane {reaction.lane}; it does not exist")
-            if self.lanes[reaction.lane].owner not in (index, ALL_WORKERS):
-                raise ValueError(f"{worker.name} moves to lane {reaction.lane} of another worker")
+            if not 0 <= rule.lane < len(self.lanes):
+                raise ValueError(f"{worker.name} moves to lane {rule.lane}; it does not exist")
+            if self.lanes[rule.lane].owner not in (index, ALL_WORKERS):
+                raise ValueError(f"{worker.name} moves to lane {rule.lane} of another worker")
 
     def _check_variant(self, variant: Variant) -> None:
         if list(variant.active) != sorted(set(variant.active) & set(self.everyone)):

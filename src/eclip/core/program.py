@@ -5,8 +5,7 @@ the predecessor is on the same lane, whose own order suffices, and at the head o
 the worker's user stream orders. Graph builders, the simulator's core and dispatch tables read
 these arrays.
 
-A worker with joints has a conduct: its stretches, the lanes it may move to, and its rules. Where it
-moves, the barrier is set while running, from where the last stretch went.
+Where a worker moves at a joint, the barrier is set while running, from where the last stretch went.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eclip.core.plan import Assignment, Plan
-from eclip.core.rules import NO_RULES, Rules, rules_of
+from eclip.core.rules import Rules, rules_of
 from eclip.core.trace import Trace
 from eclip.errors import MismatchError
 
@@ -48,32 +47,18 @@ class Route:
 
 
 @dataclass(frozen=True)
-class Conduct:
-    """What one worker does at its joints. Choice 0 is its route; choice i is ``moves[i - 1]``."""
-
-    begins: LaneColumn  # where every stretch begins; the first at 0
-    done_ns: LaneColumn  # how far a request alone is at the end of every stretch
-    moves: tuple[int, ...]  # lanes
-    rules: Rules
-    depth: int
-
-    def stretches(self, kernels: int) -> list[range]:
-        return [range(start, end) for start, end in pairwise([*self.begins.tolist(), kernels])]
-
-
-@dataclass(frozen=True)
 class Program:
     plan: Plan
     routes: tuple[tuple[Route, ...], ...]  # per variant of the plan, per active worker
-    conducts: tuple[Conduct, ...]  # per worker
+    rules: tuple[Rules, ...]  # per worker
 
     def moves_of(self, worker: int) -> list[Route]:
-        """Where a worker's reactions may take it, in the order of its choices."""
+        """Where a worker's rules may take it, in the order of its choices."""
         kernels = self.plan.workers[worker].kernels
-        return [on_one_lane(worker, kernels, lane) for lane in self.conducts[worker].moves]
+        return [on_one_lane(worker, kernels, lane) for lane in self.rules[worker].moves]
 
     def all_routes(self) -> Iterator[Route]:
-        """Every way that some kernel may take."""
+        """Every route that some kernel may take."""
         for routes in self.routes:
             yield from routes
         for worker in self.plan.everyone:
@@ -97,33 +82,11 @@ def lower(plan: Plan, traces: Sequence[Trace]) -> Program:
 def program_of(plan: Plan) -> Program:
     """For a plan that was made from its workers' traces a moment ago."""
     routes = tuple(tuple(_route(part) for part in variant.assignments) for variant in plan.variants)
-    return Program(plan, routes, tuple(_conduct(plan, index) for index in plan.everyone))
-
-
-def _conduct(plan: Plan, index: int) -> Conduct:
-    joints = plan.workers[index].joints
-    if joints is None:
-        request_ns = sum(group.predicted_ns for group in plan.main.assignments[index].groups)
-        return Conduct(
-            begins=np.zeros(1, dtype=np.int64),
-            done_ns=np.array([request_ns], dtype=np.int64),
-            moves=(),
-            rules=NO_RULES,
-            depth=1,
-        )
-    lanes = [reaction.lane for reaction in joints.reactions if reaction.lane is not None]
-    moves = tuple(dict.fromkeys(lanes))
-    return Conduct(
-        begins=np.array([0, *joints.at], dtype=np.int64),
-        done_ns=np.cumsum(joints.stretch_ns, dtype=np.int64),
-        moves=moves,
-        rules=rules_of(joints, moves),
-        depth=joints.depth,
-    )
+    return Program(plan, routes, tuple(rules_of(plan, index) for index in plan.everyone))
 
 
 def on_one_lane(worker: int, kernels: int, lane: int) -> Route:
-    """All kernels of a worker there, as a reaction may ask for."""
+    """All kernels of a worker there, as a rule may ask for."""
     return Route(
         worker=worker,
         lane=np.full(kernels, lane, dtype=np.int64),

@@ -1,4 +1,4 @@
-"""Reactions: what a worker does at a joint, decided while it runs.
+"""Rules: what a worker does at a joint, decided while it runs.
 
 Workers say on a *board* how they are: one row of 64-bit words each, written by its owner and read
 by everybody. The words need not agree with each other at every instant. ``core/decide.py``
@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from eclip.core.plan import FOREIGN, Joints, Plan, Promise, Slack
+from eclip.core.plan import FOREIGN, Plan, Promise, Slack
 
 Ints = npt.NDArray[np.int64]
 
@@ -53,24 +54,56 @@ _LEVELS = {Slack.NONE: 0, Slack.SOME: 1, Slack.PLENTY: 2}
 
 
 class Rules(NamedTuple):
-    """What a worker does at its joints, in order. ``who`` is a bit set of workers of its session,
-    and of FOREIGN_BIT."""
+    """A worker's joints and rules in columns, as compiled loops read them.
 
-    who: Ints
-    level: Ints  # the most slack at which it applies, or OWED
-    choice: Ints
+    The first rule that applies counts. Choice 0 is the worker's route, choice i is a move to
+    ``moves[i - 1]``.
+    """
+
+    who: Ints = np.empty(0, dtype=np.int64)  # a bit set of its session's workers, and FOREIGN_BIT
+    level: Ints = np.empty(0, dtype=np.int64)  # the most slack at which a rule applies, or OWED
+    choice: Ints = np.empty(0, dtype=np.int64)
+    begins: Ints = np.zeros(1, dtype=np.int64)  # the first kernel of every stretch
+    done_ns: Ints = np.zeros(1, dtype=np.int64)  # how far a request alone is at the end of each
+    moves: tuple[int, ...] = ()  # lanes
+    depth: int = 1
+    bound_ns: int = 0  # of a service
+    request_ns: int = 0  # 0: no service
+    floor: float = 0.0
+
+    def stretches(self, kernels: int) -> list[range]:
+        return [range(start, end) for start, end in pairwise([*self.begins.tolist(), kernels])]
 
 
-NO_RULES = Rules(*(np.empty(0, dtype=np.int64) for _ in range(3)))
+NO_RULES = Rules()
 
 
-def rules_of(joints: Joints, moves: Sequence[int]) -> Rules:
+def rules_of(plan: Plan, index: int) -> Rules:
     """Floors come first: a worker that only moves for services still yields where one is owed."""
-    rules = [(_bits(joints.floors_first), OWED, YIELD)] if joints.floors_first else []
-    for reaction in joints.reactions:
-        choice = YIELD if reaction.lane is None else 1 + moves.index(reaction.lane)
-        rules.append((_bits(reaction.to), _LEVELS[reaction.slack], choice))
-    return Rules(*np.array(rules, dtype=np.int64).reshape(-1, 3).T.copy())
+    worker = plan.workers[index]
+    rules = NO_RULES._replace(floor=worker.floor)
+    if worker.promise is not None:
+        bound_ns, request_ns = worker.promise.bound_ns, worker.promise.request_ns
+        rules = rules._replace(bound_ns=bound_ns, request_ns=request_ns)
+    joints = worker.joints
+    if joints is None:
+        alone_ns = sum(group.predicted_ns for group in plan.main.assignments[index].groups)
+        return rules._replace(done_ns=np.array([alone_ns], dtype=np.int64))
+    moves = tuple(dict.fromkeys(rule.lane for rule in joints.rules if rule.lane is not None))
+    rows = [(_bits(joints.floors_first), OWED, YIELD)] if joints.floors_first else []
+    for rule in joints.rules:
+        choice = YIELD if rule.lane is None else 1 + moves.index(rule.lane)
+        rows.append((_bits(rule.to), _LEVELS[rule.slack], choice))
+    who, level, choices = np.array(rows, dtype=np.int64).reshape(-1, 3).T.copy()
+    return rules._replace(
+        who=who,
+        level=level,
+        choice=choices,
+        begins=np.array([0, *joints.at], dtype=np.int64),
+        done_ns=np.cumsum(joints.stretch_ns, dtype=np.int64),
+        moves=moves,
+        depth=joints.depth,
+    )
 
 
 def _bits(workers: Sequence[int]) -> int:

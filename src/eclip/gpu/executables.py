@@ -14,14 +14,14 @@ from typing import Any, Protocol
 
 from eclip.core.device import Closing
 from eclip.core.plan import PlannedWorker
-from eclip.core.program import Conduct, Program, Route
+from eclip.core.program import Program, Route
+from eclip.core.rules import Rules
 from eclip.core.trace import Trace
 from eclip.errors import DeviceError, UsageError
 from eclip.gpu.closing import Releases
 from eclip.gpu.pieces import CapturedGraph, Piece
 from eclip.gpu.recording import Placed
 from eclip.gpu.steps import LAUNCH, Steps, chained, steps_of
-from eclip.gpu.worker_loop import Behaviour
 
 
 @dataclass(frozen=True)
@@ -158,32 +158,21 @@ class Executables:
         owner.callback(self._placer.destroy_event, event)
         return event
 
-    def behaviour(
-        self, worker: int, planned: PlannedWorker, conduct: Conduct, owner: Releases
-    ) -> Behaviour:
-        done_ns = self._done_ns(worker, conduct, planned)
-        in_flight = conduct.depth if len(done_ns) > 1 else 0
-        return Behaviour(
-            rules=conduct.rules,
-            events=tuple(int(self.event(owner)) for _ in range(in_flight)),
-            done_ns=tuple(done_ns),
-            bound_ns=planned.promise.bound_ns if planned.promise else 0,
-            floor=planned.floor,
-        )
-
-    def _done_ns(self, worker: int, conduct: Conduct, planned: PlannedWorker) -> list[int]:
-        """How far a request alone is at the end of every stretch, parts of copies included: they
-        count with what follows them."""
+    def progress(
+        self, worker: int, planned: PlannedWorker, rules: Rules, owner: Releases
+    ) -> tuple[list[Any], list[int]]:
+        """Events, one for each stretch in flight where there are several; and how far a request
+        alone is at the end of every stretch, parts of copies included: they count with what follows
+        them."""
         graph = self._captures[worker].graph
-        if planned.joints is None or graph.atomic:
-            return [int(done_ns) for done_ns in conduct.done_ns]
-        done: list[int] = []
-        for within, after_ns in zip(
-            conduct.stretches(planned.kernels), conduct.done_ns.tolist(), strict=True
-        ):
-            before_ns = done[-1] if done else 0
-            done += [before_ns] * (len(graph.pieces(within)) - 1) + [after_ns]
-        return done
+        done_ns: list[int] = rules.done_ns.tolist()
+        if planned.joints is not None and not graph.atomic:
+            ends, done_ns = done_ns, []
+            for within, after_ns in zip(rules.stretches(planned.kernels), ends, strict=True):
+                before_ns = done_ns[-1] if done_ns else 0
+                done_ns += [before_ns] * (len(graph.pieces(within)) - 1) + [after_ns]
+        in_flight = rules.depth if len(done_ns) > 1 else 0
+        return [self.event(owner) for _ in range(in_flight)], done_ns
 
     def _place(self, route: Route, pieces: Sequence[Piece], owner: Releases) -> None:
         """Instantiate what nobody has asked for before."""

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eclip.core import decide as deciding
-from eclip.core import requests
-from eclip.core import rules as reactions
+import eclip.core.decide
+from eclip.core import requests, rules
 from eclip.core.decide import counts_as_busy, decide, due_after, publish
 from eclip.core.requests import (
     ANSWERED,
@@ -230,16 +229,16 @@ def _take(calls: Words, kind: Ints, first: Words, second: Words, begin: int, end
     return 0
 
 
-@compiled_with(deciding.__file__, reactions.__file__, requests.__file__, steps.__file__)
+@compiled_with(eclip.core.decide.__file__, rules.__file__, requests.__file__, steps.__file__)
 def drive(
     calls: Words,  # addresses_of the GPU's driver
     kind: Ints,
     first: Words,
     second: Words,
-    begins: Ints,  # way × stretch: where its steps begin; one more entry at the end
-    entry: Words,  # way × stretch: the stream that it begins on
-    stream: Words,  # way × stretch: the stream that completes last
-    inner: Ints,  # way × stretch: barriers inside
+    begins: Ints,  # variant or move × stretch: where its steps begin; one more entry at the end
+    entry: Words,  # likewise: the stream that it begins on
+    stream: Words,  # likewise: the stream that completes last
+    inner: Ints,  # likewise: barriers inside
     variant_active: Ints,  # per variant a bit set of workers; the smallest sets first
     board: Ints,  # shared by all threads
     row: int,
@@ -356,11 +355,11 @@ def drive(
             outcome = _outcome(request, now)
             if outcome != WITH_RESULT:
                 break
-            way = variant
+            taken = variant
             if choice > 0:
-                way = variant_active.shape[0] + choice - 1
+                taken = variant_active.shape[0] + choice - 1
                 request[MOVES] += 1
-            at = way * stretches + launched
+            at = taken * stretches + launched
             if launched > 0 and entry[at] != last:
                 event = events[(launched - 1) % depth]
                 status = call_c(calls[_STREAM_WAIT], entry[at], event, _NOTHING)

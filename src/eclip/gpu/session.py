@@ -42,7 +42,7 @@ from eclip.gpu.recording import (
     window_warnings,
 )
 from eclip.gpu.serving import LoopServer
-from eclip.gpu.steps import Ints, Steps, Ways
+from eclip.gpu.steps import Ints, Steps, Stretches
 
 _TRIAL_SECONDS = 0.15  # to decide between one graph and segments
 _TRIAL_REQUESTS = 8
@@ -164,23 +164,19 @@ class GpuSession(Owner, Submitting):
         return [
             worker_loop.WorkerLoop(
                 self._device.gpu,
-                self._ways(worker, way, owner),
+                self._stretches(worker, way, owner),
                 worker_loop.Place(self.board, self._rows[worker], rows),
-                self._executables.behaviour(
-                    worker,
-                    self._program.plan.workers[worker],
-                    self._program.conducts[worker],
-                    owner,
-                ),
+                self._program.rules[worker],
             )
             for worker in self._program.plan.everyone
         ]
 
-    def _ways(self, worker: int, way: Execution, owner: Releases) -> Ways:
-        """A worker's requests in every variant, and wherever its reactions may take it."""
+    def _stretches(self, worker: int, way: Execution, owner: Releases) -> Stretches:
+        """A worker's requests in every variant, and wherever its rules may take it."""
         plan = self._program.plan
         planned = plan.workers[worker]
-        stretches = self._program.conducts[worker].stretches(planned.kernels)
+        rules = self._program.rules[worker]
+        stretches = rules.stretches(planned.kernels)
 
         def prepare(route: Route) -> list[Steps]:
             if planned.joints is not None:
@@ -189,14 +185,15 @@ class GpuSession(Owner, Submitting):
                 return [self._executables.segments(route, owner)]
             return [self._executables.whole(route, owner)]
 
-        return Ways(
-            variants=[
-                (sum(1 << other for other in variant.active), prepare(route))
-                for variant, routes in zip(plan.variants, self._program.routes, strict=True)
-                for route in routes
-                if route.worker == worker
-            ],
-            moves=[prepare(route) for route in self._program.moves_of(worker)],
+        variants = [
+            (sum(1 << other for other in variant.active), prepare(route))
+            for variant, routes in zip(plan.variants, self._program.routes, strict=True)
+            for route in routes
+            if route.worker == worker
+        ]
+        moves = [prepare(route) for route in self._program.moves_of(worker)]
+        return Stretches(
+            variants, moves, *self._executables.progress(worker, planned, rules, owner)
         )
 
     def _try_rates(self, loops: Sequence[worker_loop.WorkerLoop]) -> npt.NDArray[np.float64]:

@@ -37,16 +37,18 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Ways:
+class Stretches:
     """What requests of a worker take: one entry for every stretch, in each variant or moved."""
 
     variants: Sequence[tuple[int, Sequence[Steps]]]  # with the bit set of the active workers
     moves: Sequence[Sequence[Steps]] = ()
+    events: Sequence[Any] = ()  # one for each stretch in flight, where there are several
+    done_ns: Sequence[int] = (0,)  # per stretch: how far a request alone is at its end
 
 
-def whole_request(launch: tuple[int, Any, Any]) -> Ways:
+def whole_request(launch: tuple[int, Any, Any]) -> Stretches:
     """A request that is one launch, whoever else is active."""
-    return Ways([(ANYBODY, [steps_of([launch])])])
+    return Stretches([(ANYBODY, [steps_of([launch])])])
 
 
 def chained(parts: Sequence[tuple[Any, Any, tuple[Any, Any] | None]]) -> Steps:

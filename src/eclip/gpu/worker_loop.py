@@ -28,7 +28,7 @@ from eclip.core.rules import (
 )
 from eclip.errors import DeviceError
 from eclip.gpu.loop import EntryPoints, addresses_of, drive
-from eclip.gpu.steps import LAUNCH, Ints, Ways, Words, whole_request
+from eclip.gpu.steps import LAUNCH, Ints, Stretches, Words, whole_request
 
 _CHUNK = 1 << 15  # requests of its own between two returns to Python
 NO_COPIES = np.zeros((0, 2), dtype=np.uint64)
@@ -55,20 +55,6 @@ class Place:
                 row[DEADLINE] = arrival_ns + bound_ns
                 row[LEFT] = request_ns
             row[BUSY_SINCE] = arrival_ns
-
-
-@dataclass(frozen=True)
-class Behaviour:
-    """What a worker does at its joints."""
-
-    rules: Rules = NO_RULES
-    events: tuple[int, ...] = ()  # one for each stretch in flight, where there are several
-    done_ns: tuple[int, ...] = (0,)  # per stretch: how far a request alone is at its end
-    bound_ns: int = 0  # of a service
-    floor: float = 0.0
-
-
-NO_BEHAVIOUR = Behaviour()
 
 
 class LoopGpu(Protocol):
@@ -101,13 +87,13 @@ def alone_place() -> Place:
     return Place(board, 0, np.zeros(1, dtype=np.int64))
 
 
-def _program(ways: Ways, place: Place, behaviour: Behaviour) -> tuple[Any, ...]:
+def _program(stretches: Stretches, place: Place, rules: Rules) -> tuple[Any, ...]:
     """What ``drive`` reads of a worker, in its order."""
-    ordered = sorted(ways.variants, key=lambda pair: pair[0].bit_count())
-    taken = (*(stretches for _, stretches in ordered), *ways.moves)
-    if any(len(stretches) != len(behaviour.done_ns) for stretches in taken):
-        raise DeviceError("a worker's ways have other numbers of stretches than its plan")
-    every = [steps for stretches in taken for steps in stretches]
+    ordered = sorted(stretches.variants, key=lambda pair: pair[0].bit_count())
+    taken = (*(steps for _, steps in ordered), *stretches.moves)
+    if any(len(steps) != len(stretches.done_ns) for steps in taken):
+        raise DeviceError("a worker's variants or moves have other stretches than its plan")
+    every = [steps for stretch in taken for steps in stretch]
     return (
         np.concatenate([steps.kind for steps in every]),
         np.concatenate([steps.first for steps in every]),
@@ -121,29 +107,31 @@ def _program(ways: Ways, place: Place, behaviour: Behaviour) -> tuple[Any, ...]:
         place.row,
         place.peers,
         place.beats,
-        *behaviour.rules,
-        np.array(behaviour.events, dtype=np.uint64),
-        np.array(behaviour.done_ns, dtype=np.int64),
-        behaviour.bound_ns,
-        float(behaviour.floor),
+        rules.who,
+        rules.level,
+        rules.choice,
+        np.array([int(event) for event in stretches.events], dtype=np.uint64),
+        np.array(stretches.done_ns, dtype=np.int64),
+        rules.bound_ns,
+        float(rules.floor),
     )
 
 
 class WorkerLoop:
-    """One worker's ways, its place on the board, and what it does at joints."""
+    """One worker's stretches, its place on the board, and its rules."""
 
     def __init__(
         self,
         gpu: LoopGpu,
-        ways: Ways,
+        stretches: Stretches,
         place: Place | None = None,  # None: nobody else looks at it
-        behaviour: Behaviour = NO_BEHAVIOUR,
+        rules: Rules = NO_RULES,
     ) -> None:
-        self.stretches = max(ways.variants, key=lambda pair: pair[0].bit_count())[1]
+        self.stretches = max(stretches.variants, key=lambda pair: pair[0].bit_count())[1]
         self._gpu = gpu
         self._place = place or alone_place()
-        self._bound_ns, self._request_ns = behaviour.bound_ns, behaviour.done_ns[-1]
-        self._program = (addresses_of(gpu.entry_points), *_program(ways, self._place, behaviour))
+        self._bound_ns, self._request_ns = rules.bound_ns, stretches.done_ns[-1]
+        self._program = (addresses_of(gpu.entry_points), *_program(stretches, self._place, rules))
         _compile(self._program)
 
     def drive(

@@ -16,26 +16,47 @@ import msgspec
 import numpy as np
 
 from eclip.core.mix import LONGEST_BOUND_MS, MixWorker
-from eclip.core.plan import FOREIGN, Joints, Lane, Plan, Promise, Reaction, Slack
+from eclip.core.plan import FOREIGN, Joints, Lane, Plan, Promise, Rule, Slack
 from eclip.core.profile import Profile
-from eclip.core.topology import Mask
+from eclip.core.topology import Mask, Topology
 from eclip.errors import UsageError
 
 GRAIN_NS = 150_000
 
 
-@dataclass(frozen=True)
-class Manner:
-    """How one worker gives way: its joints, and what it does at each level of slack.
+_MOST_URGENT_FIRST = (Slack.NONE, Slack.SOME, Slack.PLENTY)
 
-    ``ways`` goes from the most urgent level to the least; each holds for its level and below, and
-    the first that applies counts. A mask is where the worker moves, None means that it yields.
+
+@dataclass(frozen=True)
+class JointRules:
+    """How one worker gives way: where its joints are, and its rules there by slack.
+
+    A level holds for less slack, too. With more slack than both levels the worker goes on.
     """
 
-    ways: tuple[tuple[Slack, Mask | None], ...] = ((Slack.PLENTY, None),)
+    yields: Slack | None = Slack.PLENTY  # the most slack at which it launches nothing; None: never
+    moves: Slack | None = None  # ... at which it moves
+    lane: Mask | None = None  # where it moves or, without joints, stays; None: all units
     grain_ns: int = GRAIN_NS
     depth: int = 2
     kernels: int | None = None  # a stretch is so many kernels, whatever time they take
+    kernels_for: int = 0  # so many units its kernels are chosen; 0: its own
+    joints: bool = True
+
+    @property
+    def by_slack(self) -> list[tuple[Slack, bool]]:
+        """Its rules, the most urgent level first; True: it moves."""
+        rules = [
+            (slack, moves)
+            for slack, moves in ((self.yields, False), (self.moves, True))
+            if self.joints and slack is not None
+        ]
+        return sorted(rules, key=lambda rule: _MOST_URGENT_FIRST.index(rule[0]))
+
+
+def far_mask(topology: Topology, units: int) -> Mask:
+    """A lane of so many units, from the far end of the device."""
+    return topology.take(units, range(len(topology.slice_units) - 1, -1, -1))
 
 
 def cut_by_time(profile: Profile, units: int, grain_ns: int) -> tuple[int, ...]:
@@ -75,7 +96,7 @@ def longest_piece_ns(profile: Profile, at: Sequence[int]) -> int:
 def promise_of(
     worker: MixWorker, profile: Profile, p99_alone_ns: float, *, some_ns: int = 0, none_ns: int = 0
 ) -> Promise:
-    """A service's promise in times. Limits of slack matter only to reactions that ask for them."""
+    """A service's promise in times. Limits of slack matter only to rules that ask for them."""
     if worker.bound is None:
         raise UsageError(f"{worker.name} has no bound, so it is no service")
     if worker.bound.ms is not None:
@@ -97,19 +118,20 @@ def give_way(
     plan: Plan,
     profiles: Sequence[Profile],
     promises: Mapping[int, Promise],
-    manners: Mapping[int, Manner],
+    rules: Mapping[int, JointRules],
 ) -> Plan:
     """The plan with these services' promises, and workers that give way to them, by index."""
+    rules = {index: one for index, one in rules.items() if one.joints}
     lanes = list(plan.lanes)
     workers = list(plan.workers)
     floors = plan.mix.floors
     # What a worker without joints has done is known only at the end of its request.
-    with_floors = [index for index, floor in enumerate(floors) if floor and index in manners]
+    with_floors = [index for index, floor in enumerate(floors) if floor and index in rules]
     for index, (worker, floor) in enumerate(zip(plan.workers, floors, strict=True)):
         joints = None
-        if index in manners:
+        if index in rules:
             joints = _joints(
-                plan, index, profiles[index], promises, manners[index], with_floors, lanes
+                plan, index, profiles[index], promises, rules[index], with_floors, lanes
             )
         workers[index] = msgspec.structs.replace(
             worker, joints=joints, promise=promises.get(index), floor=floor
@@ -122,32 +144,32 @@ def _joints(
     index: int,
     profile: Profile,
     promises: Mapping[int, Promise],
-    manner: Manner,
+    given: JointRules,
     with_floors: Sequence[int],
     lanes: list[Lane],
 ) -> Joints:
     units = min(plan.units(group.lane) for group in plan.main.assignments[index].groups)
-    if manner.kernels is None:
-        at = cut_by_time(profile, units, manner.grain_ns)
+    if given.kernels is None:
+        at = cut_by_time(profile, units, given.grain_ns)
     else:
-        at = tuple(range(manner.kernels, len(profile.trace.kernels), manner.kernels))
+        at = tuple(range(given.kernels, len(profile.trace.kernels), given.kernels))
     to = (FOREIGN, *(service for service in sorted(promises) if service != index))
     floors_first: tuple[int, ...] = ()
-    if index not in promises and manner.ways:
+    if index not in promises and given.by_slack:
         floors_first = tuple(other for other in with_floors if other != index)
-    reactions = []
-    for slack, mask in manner.ways:
+    rules = []
+    for slack, moves in given.by_slack:
         lane = None
-        if mask is not None:
-            wanted = Lane(index, mask)
+        if moves:
+            wanted = Lane(index, given.lane or plan.topology.full)
             if wanted not in lanes:
                 lanes.append(wanted)
             lane = lanes.index(wanted)
-        reactions.append(Reaction(to=to, slack=slack, lane=lane))
+        rules.append(Rule(to=to, slack=slack, lane=lane))
     return Joints(
         at=at,
-        depth=manner.depth,
-        reactions=tuple(reactions),
+        depth=given.depth,
+        rules=tuple(rules),
         stretch_ns=stretch_times_ns(profile, at),
         piece_ns=longest_piece_ns(profile, at) if profile.steps.apart.any() else None,
         floors_first=floors_first,

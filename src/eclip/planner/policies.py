@@ -18,13 +18,13 @@ from eclip.core.memory import check_memory, memory_of_plan
 from eclip.core.plan import Lane, Plan, Processes, Promise, Slack, Turns, unpartitioned
 from eclip.core.topology import Mask
 from eclip.errors import PlanningError, UsageError, unknown_name
-from eclip.planner.joints import Manner
+from eclip.planner.joints import JointRules, far_mask
 from eclip.planner.paper import DEFAULT_SWITCH_MAX, plan_as_the_paper
 from eclip.planner.pool import build_pool
 from eclip.planner.problem import Problem
 from eclip.planner.search.candidates import DEFAULT_SECONDS, MOST_SECONDS, search
-from eclip.planner.search.decision import decide, shortlist, shortlist_habits
-from eclip.planner.search.giving import search_habits
+from eclip.planner.search.decision import decide, shortlist, shortlist_rules
+from eclip.planner.search.giving import search_rules
 from eclip.planner.search.objective import THROUGHPUT, Evaluator, Objective
 from eclip.planner.search.variants import with_variants
 from eclip.planner.tiers import (
@@ -32,13 +32,12 @@ from eclip.planner.tiers import (
     LAUNCHES,
     check_services,
     excess_in_words,
-    far_mask,
     giving_way,
     half_of,
     make_promises,
-    manners_of,
     needs_alone,
     promising,
+    rules_for,
 )
 from eclip.progress import Progress
 
@@ -149,7 +148,7 @@ def _priority_segments(problem: Problem, options: PolicyOptions) -> Plan:
     check_services(problem.mix, "the policy priority-segments")
     first = _priority(problem, options)
     why = f"{first.why}; background in stretches, few in flight, but it gives way to nobody"
-    return _with_manner(first, problem, options, Manner(ways=()), "priority-segments", why)
+    return _with_rules(first, problem, options, JointRules(yields=None), "priority-segments", why)
 
 
 def _yield(problem: Problem, options: PolicyOptions) -> Plan:
@@ -160,7 +159,7 @@ def _yield(problem: Problem, options: PolicyOptions) -> Plan:
     why = "plain streams; background yields while a service is busy"
     if not problem.mix.services:
         why = "plain streams; whoever is owed nothing yields while a floor is owed"
-    return _with_manner(plain, problem, options, Manner(), "yield", why)
+    return _with_rules(plain, problem, options, JointRules(), "yield", why)
 
 
 def _move(problem: Problem, options: PolicyOptions) -> Plan:
@@ -168,10 +167,10 @@ def _move(problem: Problem, options: PolicyOptions) -> Plan:
     check_services(problem.mix, "the policy move")
     plain = _shared(problem, options)
     units = half_of(problem.topology)
-    manner = Manner(ways=((Slack.PLENTY, far_mask(problem.topology, units)),))
+    rules = JointRules(None, Slack.PLENTY, far_mask(problem.topology, units))
     unit = problem.topology.unit_name
     why = f"plain streams; background moves to {units} {unit}s while a service is busy"
-    return _with_manner(plain, problem, options, manner, "move", why)
+    return _with_rules(plain, problem, options, rules, "move", why)
 
 
 def _counting_launches(name: str) -> Policy:
@@ -181,21 +180,21 @@ def _counting_launches(name: str) -> Policy:
         """As yield, but background counts launches, not time, between two looks."""
         check_services(problem.mix, f"the policy {name}")
         plain = _shared(problem, options)
-        manner = Manner(kernels=kernels, depth=depth)
+        rules = JointRules(kernels=kernels, depth=depth)
         why = (
             f"plain streams; background yields while a service is busy, with at most "
             f"{kernels * depth} launches in flight and a look after every {kernels}"
         )
-        return _with_manner(plain, problem, options, manner, name, why)
+        return _with_rules(plain, problem, options, rules, name, why)
 
     return policy
 
 
-def _with_manner(
-    plan: Plan, problem: Problem, options: PolicyOptions, manner: Manner, policy: str, why: str
+def _with_rules(
+    plan: Plan, problem: Problem, options: PolicyOptions, rules: JointRules, policy: str, why: str
 ) -> Plan:
-    manners = manners_of(problem.mix, manner)
-    made = giving_way(plan, problem.profiles, options.promises, manners)
+    by_worker = rules_for(problem.mix, rules)
+    made = giving_way(plan, problem.profiles, options.promises, by_worker)
     words = excess_in_words(made)
     why = f"{why}; {words}" if words else why
     return msgspec.structs.replace(made, policy=policy, why=why)
@@ -322,7 +321,7 @@ def _search(problem: Problem, options: PolicyOptions) -> Plan:
         raise UsageError("the policy search needs something that evaluates plans")
     objective = options.objective.for_mix(problem.mix, options.promises)
     if objective.kind == "slo":
-        return _search_habits(problem, options, options.evaluator, objective)
+        return _search_rules(problem, options, options.evaluator, objective)
     found = search(
         problem,
         options.evaluator,
@@ -346,10 +345,10 @@ def _search(problem: Problem, options: PolicyOptions) -> Plan:
     return with_variants(plan, problem, options.evaluator, objective)
 
 
-def _search_habits(
+def _search_rules(
     problem: Problem, options: PolicyOptions, evaluate: Evaluator, objective: Objective
 ) -> Plan:
-    found = search_habits(
+    found = search_rules(
         problem,
         options.promises,
         evaluate,
@@ -359,7 +358,7 @@ def _search_habits(
         seed=options.seed,
         progress=options.progress,
     )
-    entries = shortlist_habits(found, problem, options.promises, 1)
+    entries = shortlist_rules(found, problem, options.promises, 1)
     return decide(
         entries,
         [entry.found for entry in entries],

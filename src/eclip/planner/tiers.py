@@ -1,22 +1,22 @@
 """Tiers: services keep a bound, everybody else gives way to them.
 
 Simple policies for such mixes: plain streams, with workers that look up at joints. What a search
-makes of joints is in search/giving.py.
+makes of joints is in search/proposals.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from eclip.core.mix import Mix
-from eclip.core.plan import FOREIGN, Joints, Plan, Promise, Reaction, Slack
+from eclip.core.plan import FOREIGN, Joints, Plan, Promise, Rule, Slack
 from eclip.core.profile import Profile
-from eclip.core.topology import Mask, Topology
+from eclip.core.topology import Topology
 from eclip.errors import UsageError
-from eclip.planner.joints import Manner, give_way, promise_of
+from eclip.planner.joints import JointRules, give_way, promise_of
 
 # Kernels of a stretch, and stretches in flight: 16-8 is 16 launches in flight, a look every 8.
 LAUNCHES = {"launches-16-8": (8, 2), "launches-4-2": (2, 2), "launches-1-1": (1, 1)}
@@ -24,22 +24,27 @@ FOR_SERVICES = ("priority-segments", *LAUNCHES, "yield", "move")  # policies
 
 
 def make_promises(
-    mix: Mix, profiles: Sequence[Profile], p99_alone_ns: Sequence[float] = ()
+    mix: Mix,
+    profiles: Sequence[Profile],
+    p99_alone_ms: Callable[[], Sequence[float]] | None = None,
 ) -> dict[int, Promise]:
     """Every service's promise in times. What nobody could keep is refused.
 
-    ``p99_alone_ns``: of every worker under its own arrivals. Only bounds that are so many times the
-    p99 alone need it.
+    ``p99_alone_ms``: of every worker under its own arrivals, on a device or simulated. Only bounds
+    that are so many times the p99 alone need it.
     """
     check_rates(mix, profiles)
     promises = {}
+    tails_ms: Sequence[float] = ()
+    if needs_alone(mix) and p99_alone_ms is not None:
+        tails_ms = p99_alone_ms()
     for index in mix.services:
         worker, request_ns = mix.workers[index], profiles[index].request_ns[-1]
         assert worker.bound is not None
-        if worker.bound.times_alone is not None and not p99_alone_ns:
+        if worker.bound.times_alone is not None and not tails_ms:
             raise UsageError(f"{worker.name}'s bound needs its p99 alone, which is not known here")
-        tail_ns = p99_alone_ns[index] if p99_alone_ns else 0.0
-        promise = promise_of(worker, profiles[index], tail_ns)
+        tail_ms = tails_ms[index] if tails_ms else 0.0
+        promise = promise_of(worker, profiles[index], 1e6 * tail_ms)
         if promise.bound_ns < request_ns:
             raise UsageError(
                 f"{worker.name} cannot keep a bound of {promise.bound_ns / 1e6:g} ms: one request "
@@ -81,40 +86,38 @@ def promising(plan: Plan, promises: Mapping[int, Promise]) -> Plan:
     return give_way(plan, (), promises, {})
 
 
-def manners_of(mix: Mix, manner: Manner) -> dict[int, Manner]:
-    """This manner for everybody without a bound. Of several services, the one that must act first
+def rules_for(mix: Mix, background: JointRules) -> dict[int, JointRules]:
+    """These rules for all workers without a bound. Of several services, the one that must act first
     goes first: the others yield to it at joints of the same kind."""
     services = mix.services
-    polite = dataclasses.replace(manner, ways=((Slack.PLENTY, None),) if manner.ways else ())
-    manners = {index: manner for index in range(len(mix.workers)) if index not in services}
-    return manners | (dict.fromkeys(services, polite) if len(services) > 1 else {})
+    yields = Slack.PLENTY if background.by_slack else None
+    polite = dataclasses.replace(background, yields=yields, moves=None)
+    rules = {index: background for index in range(len(mix.workers)) if index not in services}
+    return rules | (dict.fromkeys(services, polite) if len(services) > 1 else {})
 
 
 def giving_way(
     plan: Plan,
     profiles: Sequence[Profile],
     promises: Mapping[int, Promise],
-    manners: Mapping[int, Manner],
+    rules: Mapping[int, JointRules],
 ) -> Plan:
     """The plan with joints, and with words for what workers do there and what that costs."""
-    made = give_way(plan, profiles, promises, manners)
+    made = give_way(plan, profiles, promises, rules)
     workers = list(made.workers)
-    for index, manner in manners.items():
+    for index, given in rules.items():
+        if not given.joints:
+            continue
         words = joints_in_words(made, index)
         longest_ns = _joints(made, index).longest_ns
-        if manner.kernels is None and longest_ns > manner.grain_ns:
+        if given.kernels is None and longest_ns > given.grain_ns:
             words += (
                 f"; one kernel of {longest_ns / 1e6:.2f} ms exceeds the grain of "
-                f"{manner.grain_ns / 1e3:g} µs"
+                f"{given.grain_ns / 1e3:g} µs"
             )
         worker = workers[index]
         workers[index] = msgspec.structs.replace(worker, why=f"{worker.why}; {words}")
     return msgspec.structs.replace(made, workers=tuple(workers))
-
-
-def far_mask(topology: Topology, units: int) -> Mask:
-    """A lane of so many units, from the far end of the device."""
-    return topology.take(units, range(len(topology.slice_units) - 1, -1, -1))
 
 
 def half_of(topology: Topology) -> int:
@@ -127,7 +130,7 @@ def expected_excess_ns(plan: Plan) -> int | None:
     None: somebody without a bound does not yield to whoever is busy."""
     drain_ns = _drain_ns(plan)
     always = all(
-        worker.joints is None or worker.joints.reactions[0].slack is Slack.PLENTY
+        worker.joints is None or worker.joints.rules[0].slack is Slack.PLENTY
         for worker in plan.workers
         if worker.promise is None
     )
@@ -160,7 +163,7 @@ def _drain_ns(plan: Plan) -> int | None:
         if worker.promise is not None:
             continue
         joints = worker.joints
-        if joints is None or all(reaction.lane is not None for reaction in joints.reactions):
+        if joints is None or all(rule.lane is not None for rule in joints.rules):
             return None
         drain_ns += joints.depth * joints.longest_ns
     return drain_ns
@@ -171,37 +174,37 @@ def joints_in_words(plan: Plan, index: int) -> str:
     joints = _joints(plan, index)
     count = len(joints.at) + 1
     return (
-        f"{reactions_in_words(plan, index)}; {count} stretch{'es' if count > 1 else ''} of at most "
+        f"{rules_in_words(plan, index)}; {count} stretch{'es' if count > 1 else ''} of at most "
         f"{joints.longest_ns / 1e6:.2f} ms, {joints.depth} in flight"
     )
 
 
-def reactions_in_words(plan: Plan, index: int) -> str:
+def rules_in_words(plan: Plan, index: int) -> str:
     """What is done most of the time first: the plan has the most urgent first."""
     joints = _joints(plan, index)
-    ways = [_reaction_in_words(plan, reaction) for reaction in joints.reactions[::-1]]
+    words = [_rule_in_words(plan, rule) for rule in joints.rules[::-1]]
     if joints.floors_first:
         names = " or ".join(plan.workers[other].name for other in joints.floors_first)
-        ways.append(f"yields while {names} is owed its floor")
-    if plan.workers[index].promise is not None and ways:
-        ways = ["lets the service with less slack go first"]
-    return ", ".join(dict.fromkeys(ways)) or "gives way to nobody"
+        words.append(f"yields while {names} is owed its floor")
+    if plan.workers[index].promise is not None and words:
+        words = ["lets the service with less slack go first"]
+    return ", ".join(dict.fromkeys(words)) or "gives way to nobody"
 
 
-def _reaction_in_words(plan: Plan, reaction: Reaction) -> str:
-    names = [plan.workers[other].name for other in reaction.to if other != FOREIGN]
+def _rule_in_words(plan: Plan, rule: Rule) -> str:
+    names = [plan.workers[other].name for other in rule.to if other != FOREIGN]
     whom = " or ".join(names) or "a service of another process"
-    if reaction.lane is None:
+    if rule.lane is None:
         does = "yields"
     else:
-        lane = plan.lanes[reaction.lane].mask
-        does = f"moves to {plan.units(reaction.lane)} {plan.topology.unit_name}s (slices {lane})"
+        lane = plan.lanes[rule.lane].mask
+        does = f"moves to {plan.units(rule.lane)} {plan.topology.unit_name}s (slices {lane})"
     has = {
         Slack.PLENTY: "is busy",
         Slack.SOME: "has some slack or none",
         Slack.NONE: "has no slack left",
     }
-    return f"{does} while {whom} {has[reaction.slack]}"
+    return f"{does} while {whom} {has[rule.slack]}"
 
 
 def _joints(plan: Plan, index: int) -> Joints:

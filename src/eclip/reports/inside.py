@@ -24,7 +24,7 @@ from eclip.core.profile import Profile
 from eclip.core.runlog import KernelRecords, RunLog
 from eclip.core.topology import Mask
 from eclip.errors import MismatchError
-from eclip.planner.tiers import joints_in_words, reactions_in_words
+from eclip.planner.tiers import joints_in_words, rules_in_words
 from eclip.reports.chapters import Chapter, SharingWay
 from eclip.reports.labels import count, duration, listed, percent, units_title
 from eclip.reports.names import kernel_names
@@ -109,8 +109,8 @@ def _gist(plan: Plan) -> str:
         return f"Every model has a process of its own, under MPS with {plan.sharing.label}."
     sentences = [_places(plan)]
     for index, worker in enumerate(plan.workers):
-        if worker.joints is not None and worker.joints.reactions:
-            sentences.append(f"{worker.name} {reactions_in_words(plan, index)}.")
+        if worker.joints is not None and worker.joints.rules:
+            sentences.append(f"{worker.name} {rules_in_words(plan, index)}.")
     return " ".join(sentences)
 
 
@@ -293,7 +293,7 @@ def _worker_records(plan: Plan, index: int, columns: Mapping[str, Integers]) -> 
     start = columns["start_ns"][own] // _TICK_NS
     end = columns["end_ns"][own] // _TICK_NS
     worker = plan.workers[index]
-    reactions = worker.joints.reactions if worker.joints else ()
+    rules = worker.joints.rules if worker.joints else ()
     return {
         "name": worker.name,
         "model": str(worker.model),
@@ -302,7 +302,7 @@ def _worker_records(plan: Plan, index: int, columns: Mapping[str, Integers]) -> 
         "at": np.diff(columns["position"][own], prepend=0).tolist(),
         "lane": columns["lane"][own].tolist(),
         "joints": list(worker.joints.at) if worker.joints else [],
-        "aside": sorted({one.lane for one in reactions if one.lane is not None}),
+        "aside": sorted({one.lane for one in rules if one.lane is not None}),
     }
 
 

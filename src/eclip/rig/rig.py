@@ -12,6 +12,7 @@ very session that they share (``run_beside_alone``): its loop has costs that pla
 from __future__ import annotations
 
 import contextlib
+import functools
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ from eclip.core.runlog import RunLog
 from eclip.errors import StoppedError, UsageError
 from eclip.planner.alone import alone_rate, alone_rates
 from eclip.planner.case import Case
+from eclip.planner.evaluate import SimEvaluator
 from eclip.progress import Progress
 from eclip.rig.rounds import rotation
 
@@ -56,6 +58,11 @@ class Stand(Closing):
         self._profiles = {profile.model: profile for profile in (*extra, *case.profiles)}
         self._made: dict[tuple[SourceKind, int, ModelKey], Any] = {}
         self._alone: list[tuple[float, ...]] = []  # every time they were measured
+
+    @functools.cached_property
+    def evaluator(self) -> SimEvaluator:
+        """Simulates plans of the case; what it finds out of its workers is kept."""
+        return SimEvaluator.of(self.case)
 
     @property
     def alone_rps(self) -> tuple[float, ...]:

@@ -52,8 +52,8 @@ class Trials:
 
     def _score(self, plan: Plan) -> Score:
         # Not their words: placements that differ in price or direction may come to the same plan.
-        conducts = tuple((one.joints, one.promise, one.floor) for one in plan.workers)
-        key = (plan.models, plan.lanes, plan.variants, conducts)
+        rules = tuple((one.joints, one.promise, one.floor) for one in plan.workers)
+        key = (plan.models, plan.lanes, plan.variants, rules)
         if key not in self._known:
             score = nothing(len(plan.workers)) if self.stopped else self._try(plan)
             if self.stopped:  # it may have been cut short

@@ -284,15 +284,16 @@ def build_machine(
         for route in program.routes[index]:
             rows = kernels_of(plan, route, tables)
             launch_ns = costs.launch_ns + route.barriers * costs.launch_switch_ns
-            ways = joints.add(route.worker, rows, filled)
-            routes[row, route.worker] = (filled, filled + len(rows), launch_ns, ways)
+            first = joints.add(route.worker, rows, filled)
+            routes[row, route.worker] = (filled, filled + len(rows), launch_ns, first)
             kernels.append(rows)
             filled += len(rows)
-    for route in joints.moves():
-        rows = kernels_of(plan, route, tables)
-        joints.add_move(route.worker, rows, filled)
-        kernels.append(rows)
-        filled += len(rows)
+    for worker in plan.everyone:
+        for route in program.moves_of(worker):
+            rows = kernels_of(plan, route, tables)
+            joints.add_move(worker, rows, filled)
+            kernels.append(rows)
+            filled += len(rows)
     slice_units = np.array(plan.topology.slice_units, dtype=np.float64)
     lane_units = np.zeros((len(plan.lanes), len(slice_units)))
     for number, lane in enumerate(plan.lanes):
@@ -334,7 +335,7 @@ def build_machine(
         turn_switch_ns=float(costs.turn_switch_ns),
         trace_until=float(trace_ns),
         gives_way=int(plan.gives_way),
-        conducts=joints.conducts(),
+        stretches=joints.columns(),
     )
 
 

@@ -19,8 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eclip.core import decide as deciding
-from eclip.core import rules as reactions
+from eclip.core import decide, rules
 from eclip.core.copies import NO_LINK
 from eclip.jit import compiled_with, inlined
 from eclip.sim import contention, stretches
@@ -39,8 +38,8 @@ from eclip.sim.stretches import (
     IDLE,
     QUEUED,
     RUNNING,
-    Conducts,
     Joined,
+    Stretches,
     accept_request,
     end_stretch,
     keeps_link,
@@ -80,7 +79,7 @@ ROUTE = np.dtype(
         ("first", np.int64),
         ("end", np.int64),
         ("launch_ns", np.float64),
-        ("ways", np.int64),  # the first of its stretches, in Conducts.stretches
+        ("stretch", np.int64),  # its first, in Stretches.rows
     ]
 )
 WORKER = np.dtype(
@@ -135,7 +134,7 @@ class Setup(NamedTuple):
     turn_switch_ns: float
     trace_until: float
     gives_way: int  # 1: some worker has joints
-    conducts: Conducts
+    stretches: Stretches
 
 
 class State(NamedTuple):
@@ -149,7 +148,7 @@ class State(NamedTuple):
     joined: Joined
 
 
-@compiled_with(contention.__file__, stretches.__file__, deciding.__file__, reactions.__file__)
+@compiled_with(contention.__file__, stretches.__file__, decide.__file__, rules.__file__)
 def advance(m: Setup, s: State, until: float, finish: bool) -> int:
     """Handle all events before ``until``; with ``finish`` let the time up to it pass as well.
 
@@ -163,7 +162,7 @@ def advance(m: Setup, s: State, until: float, finish: bool) -> int:
     workers, queue_holder = s.workers, s.queue_holder
     active, held, crowd = s.active, s.scratch[0], s.scratch[1]
     request_rows, kernel_rows = s.request_rows, s.kernel_rows
-    gives_way, conducts, joined = m.gives_way, m.conducts, s.joined
+    gives_way, fixed, joined = m.gives_way, m.stretches, s.joined
     clock = s.clock[0]
     count = workers.shape[0]
     while True:
@@ -194,7 +193,7 @@ def advance(m: Setup, s: State, until: float, finish: bool) -> int:
                     served = kernels[worker["kernel"]]["queue"]
                     _finish_kernel(worker, index, clock, kernels, kernel_rows, m.trace_until)
                     if gives_way and worker["kernel"] == worker["route_end"]:
-                        end_stretch(conducts, joined, workers, index, now)
+                        end_stretch(fixed, joined, workers, index, now)
                     _serve_queue(workers, clock, kernels, queue_holder, served)
                 elif worker["remaining"] <= worker["tail_ns"] + instant:
                     worker["tail_ns"] = np.inf  # from here on it is in its last wave
@@ -209,13 +208,15 @@ def advance(m: Setup, s: State, until: float, finish: bool) -> int:
                 # Not else: the next request may be there already.
                 if worker["phase"] == IDLE:
                     if worker["due"] <= now + instant:
-                        ways = _begin_request(workers, index, now, arrivals, routes, variant_active)
+                        first = _begin_request(
+                            workers, index, now, arrivals, routes, variant_active
+                        )
                         if gives_way:
-                            accept_request(conducts, joined, workers, index, arrivals, now, ways)
+                            accept_request(fixed, joined, workers, index, arrivals, now, first)
                     elif gives_way:
                         rest(joined, index)
         if gives_way and (joined.unsettled[0] or joined.wake[0] <= now + instant):
-            settle(conducts, joined, workers, kernels, now)
+            settle(fixed, joined, workers, kernels, now)
 
 
 @inlined
@@ -312,7 +313,7 @@ def _begin_request(
     worker["route_end"] = route["end"]
     worker["kernel"] = route["first"]
     worker["due"] = now + route["launch_ns"]
-    return int(route["ways"])
+    return int(route["stretch"])
 
 
 @inlined
@@ -443,13 +444,13 @@ def _finish_request(
         worker["due"] = np.inf
 
 
-@compiled_with(stretches.__file__, deciding.__file__, reactions.__file__)
+@compiled_with(stretches.__file__, decide.__file__, rules.__file__)
 def _finish_copy(m: Setup, s: State, index: int) -> None:
     """Not inlined: it is rare, and a longer loop is slower for everybody."""
     worker, clock = s.workers[index], s.clock[0]
     link = m.kernels[worker["kernel"]]["queue"]
     _go_on(worker, m.kernels, clock["now"])
     if m.gives_way and worker["kernel"] == worker["route_end"]:
-        end_stretch(m.conducts, s.joined, s.workers, index, clock["now"])
-    if not keeps_link(m.conducts, s.joined, s.workers, m.kernels, index, link):
+        end_stretch(m.stretches, s.joined, s.workers, index, clock["now"])
+    if not keeps_link(m.stretches, s.joined, s.workers, m.kernels, index, link):
         _serve_queue(s.workers, clock, m.kernels, s.queue_holder, link)

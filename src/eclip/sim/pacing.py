@@ -19,8 +19,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from eclip.core import decide as deciding
-from eclip.core import rules as reactions
+from eclip.core import decide, rules
 from eclip.core.device import CLOSED
 from eclip.core.requests import (
     ARRIVAL,
@@ -51,7 +50,7 @@ Change = tuple[
 
 @compiled_with(
     *(events.__file__, contention.__file__, stretches.__file__),
-    *(deciding.__file__, reactions.__file__),
+    *(decide.__file__, rules.__file__),
 )
 def _run_ahead(m: events.Setup, s: events.State, until: float, own: Ints) -> int:
     """Simulate up to there, or until a request ends that is nobody's own: how many rows tell of

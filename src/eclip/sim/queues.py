@@ -30,7 +30,7 @@ class WorkerQueue:
         self._stopping = WITH_RESULT  # how the one that runs will end
         self._first, self._end = first, first + len(ring.rows)
         self._arrivals = machine.arrivals
-        self._given = machine.conducts.given[worker]
+        self._given = machine.stretches.joints[worker]
         self._stretches = int(self._given["stretches"])
         self._clock = state.clock[0]
         self._row = state.workers[worker]

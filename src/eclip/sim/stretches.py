@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eclip.core import decide as deciding
-from eclip.core import rules as reactions
+import eclip.core.decide
+from eclip.core import rules
 from eclip.core.decide import counts_as_busy, decide, due_after, publish
 from eclip.core.rules import (
     BOUND,
@@ -43,7 +43,7 @@ from eclip.sim.contention import Floats, Ints, Records
 IDLE, DELAY, COPYING, QUEUED, RUNNING, AT_JOINT = range(6)
 NO_LANE = -1
 
-# One way to take a stretch: on a route of a variant, or on a lane that its worker moves to.
+# A stretch on a route of a variant, or on a lane that its worker moves to.
 STRETCH = np.dtype(
     [
         ("first", np.int64),  # of its steps, in Setup.kernels
@@ -53,12 +53,13 @@ STRETCH = np.dtype(
         ("left_ns", np.int64),  # of the time promised for a request
     ]
 )
-CONDUCT = np.dtype(
+# A worker's joints and rules: core.rules.Rules as a row.
+JOINTS = np.dtype(
     [
         ("jointed", np.int64),  # 0: it never gives way
         ("depth", np.int64),
         ("stretches", np.int64),
-        ("rules_first", np.int64),  # in Conducts.who, level and choice
+        ("rules_first", np.int64),  # in Stretches.who, level and choice
         ("rules_end", np.int64),
         ("floor", np.float64),
         ("bound_ns", np.int64),  # of a service
@@ -68,7 +69,7 @@ CONDUCT = np.dtype(
 # How far a worker with joints is with its request.
 PROGRESS = np.dtype(
     [
-        ("ways", np.int64),  # the first of its route's stretches, in Conducts.stretches
+        ("route", np.int64),  # the first of its route's stretches, in Stretches.rows
         ("done", np.int64),  # stretches
         ("launched", np.int64),
         ("choice", np.int64, (2,)),  # of the stretches in flight, by turns
@@ -86,11 +87,11 @@ PROGRESS = np.dtype(
 )
 
 
-class Conducts(NamedTuple):
+class Stretches(NamedTuple):
     """What does not change during a run."""
 
-    given: Records  # CONDUCT, per worker
-    stretches: Records  # STRETCH, the ways one after another
+    joints: Records  # JOINTS, per worker
+    rows: Records  # STRETCH, routes and moves one after another
     moves: Ints  # worker × move: the first of its stretches
     peers: Ints  # the board's row of every worker: its index
     who: Ints  # all workers' rules one after another
@@ -113,10 +114,10 @@ class Joined(NamedTuple):
 
 @inlined
 def accept_request(
-    c: Conducts, j: Joined, workers: Records, index: int, arrivals: Ints, now: float, ways: int
+    c: Stretches, j: Joined, workers: Records, index: int, arrivals: Ints, now: float, route: int
 ) -> None:
     """A request begins: it is on the board, and its head is a joint."""
-    given = c.given[index]
+    given = c.joints[index]
     worker = workers[index]
     at = round(now)
     j.board[index, BUSY_SINCE] = at
@@ -132,7 +133,7 @@ def accept_request(
             # A floor promises nothing for the time without requests.
             due = j.board[index, DEADLINE]
             j.board[index, DEADLINE] = at if due == NEVER else due + at - round(mine["free_at"])
-        mine["ways"] = ways
+        mine["route"] = route
         mine["done"] = mine["launched"] = mine["overtaken"] = 0
         mine["went"] = NO_LANE
         mine["free_at"] = now
@@ -141,12 +142,12 @@ def accept_request(
 
 
 @inlined
-def end_stretch(c: Conducts, j: Joined, workers: Records, index: int, now: float) -> None:
+def end_stretch(c: Stretches, j: Joined, workers: Records, index: int, now: float) -> None:
     """The last kernel of a stretch is done. The next one is started by ``settle``."""
-    given, mine, worker = c.given[index], j.progress[index], workers[index]
+    given, mine, worker = c.joints[index], j.progress[index], workers[index]
     if not given["jointed"]:
         return
-    stretch = c.stretches[mine["ways"] + mine["done"]]
+    stretch = c.rows[mine["route"] + mine["done"]]
     if given["floor"] > 0.0:
         due = j.board[index, DEADLINE]
         j.board[index, DEADLINE] = due_after(due, given["floor"], stretch["alone_ns"], round(now))
@@ -161,7 +162,7 @@ def end_stretch(c: Conducts, j: Joined, workers: Records, index: int, now: float
 
 @inlined
 def keeps_link(
-    c: Conducts, j: Joined, workers: Records, kernels: Records, index: int, link: int
+    c: Stretches, j: Joined, workers: Records, kernels: Records, index: int, link: int
 ) -> bool:
     """A copy is done, and the next one in its direction is queued right behind it."""
     worker = workers[index]
@@ -170,7 +171,7 @@ def keeps_link(
         mine = j.progress[index]
         if mine["launched"] == mine["done"]:
             return False
-        following = c.stretches[mine["ways"] + mine["done"]]["first"]
+        following = c.rows[mine["route"] + mine["done"]]["first"]
     elif following == worker["route_end"]:
         return False
     return bool(kernels[following]["queue"] == link)
@@ -179,16 +180,16 @@ def keeps_link(
 @inlined
 def rest(j: Joined, index: int) -> None:
     """No request is left."""
-    j.board[index, BUSY_SINCE] = reactions.IDLE
+    j.board[index, BUSY_SINCE] = rules.IDLE
     j.unsettled[0] = 1
 
 
-@compiled_with(deciding.__file__, reactions.__file__)
-def settle(c: Conducts, j: Joined, workers: Records, kernels: Records, now: float) -> None:
+@compiled_with(eclip.core.decide.__file__, rules.__file__)
+def settle(c: Stretches, j: Joined, workers: Records, kernels: Records, now: float) -> None:
     """Launch what may be launched, start what may start, and say when to look again."""
     wake = np.inf
     for index in range(workers.shape[0]):
-        given, mine, worker = c.given[index], j.progress[index], workers[index]
+        given, mine, worker = c.joints[index], j.progress[index], workers[index]
         if not given["jointed"] or worker["phase"] == IDLE:
             continue
         while (
@@ -211,8 +212,8 @@ def settle(c: Conducts, j: Joined, workers: Records, kernels: Records, now: floa
 
 
 @inlined
-def _decide(c: Conducts, j: Joined, index: int, now: float) -> int:
-    given, mine = c.given[index], j.progress[index]
+def _decide(c: Stretches, j: Joined, index: int, now: float) -> int:
+    given, mine = c.joints[index], j.progress[index]
     first, end = given["rules_first"], given["rules_end"]
     return decide(
         j.board,
@@ -228,11 +229,11 @@ def _decide(c: Conducts, j: Joined, index: int, now: float) -> int:
 
 @inlined
 def _launch(
-    c: Conducts, given: np.void, mine: np.void, choice: int, moved: int, now: float
+    c: Stretches, given: np.void, mine: np.void, choice: int, moved: int, now: float
 ) -> None:
     number = mine["launched"]
-    ways = moved if choice > 0 else mine["ways"]
-    ready = now + c.stretches[ways + number]["launch_ns"]
+    route = moved if choice > 0 else mine["route"]
+    ready = now + c.rows[route + number]["launch_ns"]
     if mine["held"]:
         ready += c.hold_ns
         mine["held"] = 0
@@ -249,13 +250,13 @@ def _launch(
 
 @inlined
 def _start(
-    c: Conducts, mine: np.void, worker: np.void, moves: Ints, kernels: Records, now: float
+    c: Stretches, mine: np.void, worker: np.void, moves: Ints, kernels: Records, now: float
 ) -> None:
     """The stretch whose turn it is begins, as soon as it may."""
     number = mine["done"]
     choice = mine["choice"][number % 2]
-    ways = moves[choice - 1] if choice > 0 else mine["ways"]
-    stretch = c.stretches[ways + number]
+    route = moves[choice - 1] if choice > 0 else mine["route"]
+    stretch = c.rows[route + number]
     due = mine["free_at"]
     if number > 0:
         due += c.joint_ns
@@ -272,10 +273,10 @@ def _start(
 
 
 @inlined
-def _next_look(c: Conducts, j: Joined, index: int, now: float) -> float:
+def _next_look(c: Stretches, j: Joined, index: int, now: float) -> float:
     """When the decision to yield may change although nothing else does: a slack crosses a level,
     a service has been busy for too long, or the floor is owed."""
-    given = c.given[index]
+    given = c.joints[index]
     at = round(now)
     soonest = np.inf
     if given["floor"] > 0.0:

@@ -6,7 +6,7 @@ Kernels come from profiles, what they cost besides from the calibration.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,8 @@ from eclip.core.calibration import Bandwidth, Calibration, Costs
 from eclip.core.copies import NO_LINK
 from eclip.core.plan import Plan
 from eclip.core.profile import Profile
-from eclip.core.program import NO_WAIT, Conduct, Program, Route
+from eclip.core.program import NO_WAIT, Program, Route
+from eclip.core.rules import Rules
 from eclip.core.topology import Mask, Topology
 from eclip.sim import events, stretches
 from eclip.sim.contention import Floats, Ints, Records
@@ -132,27 +133,20 @@ class JointTables:
 
     def __init__(self, program: Program, tables: KernelTables) -> None:
         self._plan = program.plan
-        self._conducts = program.conducts
+        self._rules = program.rules
         self._costs = tables.calibration.costs
         self._cuts = {
-            worker: _Cuts.of(conduct, tables.profiles[worker])
-            for worker, conduct in enumerate(program.conducts)
+            worker: _Cuts.of(rules, tables.profiles[worker])
+            for worker, rules in enumerate(program.rules)
             if program.plan.workers[worker].joints is not None
         }
         self._rows: list[Records] = []
         self._filled = 0
-        self._moves: list[list[int]] = [[] for _ in program.conducts]
-        self._lanes: list[set[int]] = [set(conduct.moves) for conduct in program.conducts]
-
-    def moves(self) -> Iterator[Route]:
-        for worker, (planned, conduct) in enumerate(
-            zip(self._plan.workers, self._conducts, strict=True)
-        ):
-            for lane in conduct.moves:
-                yield _moved(worker, planned.kernels, lane)
+        self._moves: list[list[int]] = [[] for _ in program.rules]
+        self._lanes: list[set[int]] = [set(rules.moves) for rules in program.rules]
 
     def add(self, worker: int, kernels: Records, first: int) -> int:
-        """A way of the worker, whose kernels begin there; gives the number of its first stretch.
+        """The worker's kernels on a route or where it moves; gives the number of its first stretch.
 
         The barrier at a joint is decided while running, so the kernels lose theirs, and its cost:
         where copies come before a kernel, the first of them pays."""
@@ -179,32 +173,28 @@ class JointTables:
     def add_move(self, worker: int, kernels: Records, first: int) -> None:
         self._moves[worker].append(self.add(worker, kernels, first))
 
-    def conducts(self) -> stretches.Conducts:
-        workers = self._plan.workers
-        given = np.zeros(len(workers), dtype=stretches.CONDUCT)
-        moves = np.zeros((len(workers), max(1, *map(len, self._moves))), dtype=np.int64)
-        rules = [conduct.rules for conduct in self._conducts]
-        ends = np.cumsum([len(rule.choice) for rule in rules])
-        for index, (worker, conduct) in enumerate(zip(workers, self._conducts, strict=True)):
+    def columns(self) -> stretches.Stretches:
+        every = self._rules
+        joints = np.zeros(len(every), dtype=stretches.JOINTS)
+        moves = np.zeros((len(every), max(1, *map(len, self._moves))), dtype=np.int64)
+        ends = np.cumsum([len(rules.choice) for rules in every])
+        for index, rules in enumerate(every):
             moves[index, : len(self._moves[index])] = self._moves[index]
-            row = given[index]
-            row["jointed"] = worker.joints is not None
-            row["depth"] = conduct.depth
+            row = joints[index]
+            row["jointed"] = index in self._cuts
             row["stretches"] = len(self._cuts[index].pieces) if index in self._cuts else 1
-            row["rules_first"] = ends[index] - len(rules[index].choice)
+            row["rules_first"] = ends[index] - len(rules.choice)
             row["rules_end"] = ends[index]
-            row["floor"] = worker.floor
-            if worker.promise is not None:
-                row["bound_ns"] = worker.promise.bound_ns
-                row["request_ns"] = worker.promise.request_ns
-        return stretches.Conducts(
-            given=given,
-            stretches=np.concatenate([np.zeros(0, dtype=stretches.STRETCH), *self._rows]),
+            for name in ("depth", "floor", "bound_ns", "request_ns"):
+                row[name] = getattr(rules, name)
+        return stretches.Stretches(
+            joints=joints,
+            rows=np.concatenate([np.zeros(0, dtype=stretches.STRETCH), *self._rows]),
             moves=moves,
-            peers=np.arange(len(rules), dtype=np.int64),
-            who=np.concatenate([rule.who for rule in rules]),
-            level=np.concatenate([rule.level for rule in rules]),
-            choice=np.concatenate([rule.choice for rule in rules]),
+            peers=np.arange(len(every), dtype=np.int64),
+            who=np.concatenate([rules.who for rules in every]),
+            level=np.concatenate([rules.level for rules in every]),
+            choice=np.concatenate([rules.choice for rules in every]),
             switch_ns=self._switch_ns(),
             joint_ns=float(self._costs.joint_ns),
             notice_ns=float(self._costs.notice_ns),
@@ -236,9 +226,9 @@ class _Cuts:
     alone_ns: Floats  # what every stretch takes on all units, undisturbed
 
     @classmethod
-    def of(cls, conduct: Conduct, profile: Profile) -> _Cuts:
+    def of(cls, rules: Rules, profile: Profile) -> _Cuts:
         steps = profile.steps
-        firsts, pieces = steps.firsts(conduct.begins), steps.pieces(conduct.begins)
+        firsts, pieces = steps.firsts(rules.begins), steps.pieces(rules.begins)
         kernels = np.flatnonzero(steps.link == NO_LINK)
         following = np.searchsorted(kernels, pieces)
         return cls(
@@ -247,9 +237,3 @@ class _Cuts:
             last=np.append(np.searchsorted(pieces, firsts[1:]), len(pieces)) - 1,
             alone_ns=np.add.reduceat(profile.step_ns_at(profile.sizes[-1]), firsts),
         )
-
-
-def _moved(worker: int, kernels: int, lane: int) -> Route:
-    """All kernels of a worker on one lane, as a reaction may ask for."""
-    lanes = np.full(kernels, lane, dtype=np.int64)
-    return Route(worker, lanes, np.full_like(lanes, NO_WAIT))

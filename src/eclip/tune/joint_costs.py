@@ -20,14 +20,14 @@ from eclip.core.calibration import Costs
 from eclip.core.device import Window
 from eclip.core.load import CLOSED_LOOP, Load
 from eclip.core.mix import Mix, parse_mix
-from eclip.core.plan import Plan, Slack, unpartitioned
+from eclip.core.plan import Plan, unpartitioned
 from eclip.core.profile import Profile
 from eclip.core.runlog import RunLog
 from eclip.errors import DeviceError
 from eclip.files.observations import ObservedJoints
 from eclip.planner.alone import alone_rate
 from eclip.planner.case import Case
-from eclip.planner.joints import Manner, give_way, promise_of
+from eclip.planner.joints import JointRules, give_way, promise_of
 from eclip.rig.rig import Stand
 from eclip.rig.rounds import rotation
 
@@ -48,14 +48,16 @@ def observe_joints(stand: Stand) -> ObservedJoints:
     """Measure what the joints of the pair's background cost it."""
     profiles = stand.case.profiles
     plain = unpartitioned(stand.case.topology, profiles, stand.case.mix)
-    yielding = _with_joints(plain, profiles, Manner(ways=((Slack.PLENTY, None),), depth=1))
+    yielding = _with_joints(plain, profiles, JointRules(depth=1))
     joints = yielding.workers[BACKGROUND].joints
     if joints is None or not joints.at:
         raise DeviceError(
             f"a request of {profiles[BACKGROUND].model} is shorter than a stretch, so it has no "
             f"joints; measure a mix with a longer one"
         )
-    ignoring = [_with_joints(plain, profiles, Manner(ways=(), depth=depth)) for depth in (2, 1)]
+    ignoring = [
+        _with_joints(plain, profiles, JointRules(yields=None, depth=depth)) for depth in (2, 1)
+    ]
     plain_ns, deep_ns, shallow_ns = _requests_ns(stand, [plain, *ignoring])
     return ObservedJoints(
         mix=stand.case.mix.name,
@@ -89,10 +91,10 @@ def _at_least_0(cost_ns: float) -> int:
     return max(0, round(cost_ns))
 
 
-def _with_joints(plain: Plan, profiles: Sequence[Profile], manner: Manner) -> Plan:
+def _with_joints(plain: Plan, profiles: Sequence[Profile], rules: JointRules) -> Plan:
     service = profiles[SERVICE]
     promise = promise_of(plain.mix.workers[SERVICE], service, service.request_ns[-1])
-    return give_way(plain, profiles, {SERVICE: promise}, {BACKGROUND: manner})
+    return give_way(plain, profiles, {SERVICE: promise}, {BACKGROUND: rules})
 
 
 def _requests_ns(stand: Stand, plans: Sequence[Plan]) -> list[float]:

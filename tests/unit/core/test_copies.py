@@ -19,7 +19,7 @@ from eclip.core.program import program_of
 from eclip.core.runlog import RunLog
 from eclip.core.topology import Mask
 from eclip.cuda import driver, graphs
-from eclip.planner.joints import Manner, cut_by_time, give_way, stretch_times_ns
+from eclip.planner.joints import JointRules, cut_by_time, give_way, stretch_times_ns
 from eclip.sim.device import build_machine
 from eclip.sim.tables import KernelTables
 from simulations import MI50, arrivals, closed, flat_profile, free, pinned, problem_of, run
@@ -113,8 +113,8 @@ def giving_way(profiles: Sequence[Profile], depth: int, plan: Plan | None = None
     promise = Promise(
         bound_ns=100 * MS, request_ns=profiles[0].request_ns[-1], some_ns=0, none_ns=0
     )
-    manner = Manner(grain_ns=100 * US, depth=depth)
-    return give_way(plan or pinned(profiles, [ALL] * 2), profiles, {0: promise}, {1: manner})
+    rules = JointRules(grain_ns=100 * US, depth=depth)
+    return give_way(plan or pinned(profiles, [ALL] * 2), profiles, {0: promise}, {1: rules})
 
 
 def test_copies_that_a_gap_has_no_room_for_are_refused() -> None:
@@ -205,7 +205,7 @@ def test_worker_keeps_the_link_while_its_next_part_is_in_flight(depth: int, wait
     joints = plan.workers[1].joints
     assert joints is not None
     deaf = msgspec.structs.replace(
-        plan.workers[1], joints=msgspec.structs.replace(joints, reactions=())
+        plan.workers[1], joints=msgspec.structs.replace(joints, rules=())
     )
     plan = msgspec.structs.replace(plan, workers=(plan.workers[0], deaf))
     log = run(plan, profiles, arrivals([80 * US], [0]), free())
@@ -217,7 +217,7 @@ def test_parts_of_a_copy_count_as_done_at_the_end_of_their_stretch() -> None:
     profiles = [SERVICE, BACKGROUND]
     plan = giving_way(profiles, 2)
     machine = build_machine(program_of(plan), KernelTables(profiles, free()), closed(plan), 0)
-    alone_ns = machine.conducts.stretches["alone_ns"].tolist()
+    alone_ns = machine.stretches.rows["alone_ns"].tolist()
     assert alone_ns == [0] * 9 + [BACKGROUND.request_ns[-1]]
 
 

@@ -30,7 +30,7 @@ from eclip.core.plan import (
     Plan,
     PlannedWorker,
     Promise,
-    Reaction,
+    Rule,
     Turns,
     Variant,
 )
@@ -390,8 +390,8 @@ def giving_way(plan: Plan, lane: int | None = None) -> Plan:
     """The second worker gives way to the first, a service."""
     service, background = plan.workers
     promise = Promise(bound_ns=10**12, request_ns=1_000_000, some_ns=0, none_ns=0)
-    reaction = Reaction(to=(FOREIGN, 0), lane=lane)
-    joints = Joints(at=(1,), depth=1, reactions=(reaction,), stretch_ns=(1, 2))
+    rule = Rule(to=(FOREIGN, 0), lane=lane)
+    joints = Joints(at=(1,), depth=1, rules=(rule,), stretch_ns=(1, 2))
     workers = (
         msgspec.structs.replace(service, promise=promise),
         msgspec.structs.replace(background, joints=joints),

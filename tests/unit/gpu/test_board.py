@@ -20,7 +20,7 @@ import pytest
 
 from board_owner import PROMISE, Owner
 from eclip.core import decide as deciding
-from eclip.core import rules as reactions
+from eclip.core import rules
 from eclip.core.model_key import ModelKey
 from eclip.core.plan import PlannedWorker, Promise
 from eclip.core.rules import (
@@ -288,15 +288,15 @@ CONSTANTS = {
     "ECLIP_BOARD_VERSION": boards.VERSION,
     "ECLIP_BOARD_ROWS": MOST_ROWS,
     "ECLIP_BOARD_WORDS": WORDS,
-    "ECLIP_BOARD_NAME_BYTES": reactions.NAME_BYTES,
-    "ECLIP_NOBODY": reactions.NOBODY,
+    "ECLIP_BOARD_NAME_BYTES": rules.NAME_BYTES,
+    "ECLIP_NOBODY": rules.NOBODY,
     "ECLIP_SERVICE": SERVICE,
     "ECLIP_BACKGROUND": BACKGROUND,
     "ECLIP_IDLE": IDLE,
     "ECLIP_ALWAYS": ALWAYS,
     "ECLIP_STOPPED_NS": STOPPED_NS,
-    "ECLIP_HUNG_BOUNDS": reactions.HUNG_BOUNDS,
-    "ECLIP_MOST_OVERTAKEN": reactions.MOST_OVERTAKEN,
+    "ECLIP_HUNG_BOUNDS": rules.HUNG_BOUNDS,
+    "ECLIP_MOST_OVERTAKEN": rules.MOST_OVERTAKEN,
     "sizeof(struct eclip_board_row)": boards.ROW_BYTES,
     "sizeof(struct eclip_board)": boards.SIZE,
     "offsetof(struct eclip_board, magic)": 0,
@@ -306,21 +306,21 @@ CONSTANTS = {
     "offsetof(struct eclip_board, row)": boards.FIRST_ROW,
     "offsetof(struct eclip_board_row, tier)": 8 * TIER,
     "offsetof(struct eclip_board_row, busy_since)": 8 * BUSY_SINCE,
-    "offsetof(struct eclip_board_row, deadline)": 8 * reactions.DEADLINE,
-    "offsetof(struct eclip_board_row, left_ns)": 8 * reactions.LEFT,
+    "offsetof(struct eclip_board_row, deadline)": 8 * rules.DEADLINE,
+    "offsetof(struct eclip_board_row, left_ns)": 8 * rules.LEFT,
     "offsetof(struct eclip_board_row, heartbeat)": 8 * HEARTBEAT,
     "offsetof(struct eclip_board_row, bound_ns)": 8 * BOUND,
     "offsetof(struct eclip_board_row, some_ns)": 8 * SOME,
     "offsetof(struct eclip_board_row, none_ns)": 8 * NONE,
-    "offsetof(struct eclip_board_row, pid)": 8 * reactions.PID,
-    "offsetof(struct eclip_board_row, served)": 8 * reactions.SERVED,
-    "offsetof(struct eclip_board_row, launched)": 8 * reactions.LAUNCHED,
-    "offsetof(struct eclip_board_row, yielded)": 8 * reactions.YIELDED,
-    "offsetof(struct eclip_board_row, moved)": 8 * reactions.MOVED,
-    "offsetof(struct eclip_board_row, crossed)": 8 * reactions.CROSSED,
-    "offsetof(struct eclip_board_row, longest_pause_ns)": 8 * reactions.LONGEST_PAUSE,
-    "offsetof(struct eclip_board_row, tail_ns)": 8 * reactions.TAIL,
-    "offsetof(struct eclip_board_row, name)": 8 * reactions.NAME,
+    "offsetof(struct eclip_board_row, pid)": 8 * rules.PID,
+    "offsetof(struct eclip_board_row, served)": 8 * rules.SERVED,
+    "offsetof(struct eclip_board_row, launched)": 8 * rules.LAUNCHED,
+    "offsetof(struct eclip_board_row, yielded)": 8 * rules.YIELDED,
+    "offsetof(struct eclip_board_row, moved)": 8 * rules.MOVED,
+    "offsetof(struct eclip_board_row, crossed)": 8 * rules.CROSSED,
+    "offsetof(struct eclip_board_row, longest_pause_ns)": 8 * rules.LONGEST_PAUSE,
+    "offsetof(struct eclip_board_row, tail_ns)": 8 * rules.TAIL,
+    "offsetof(struct eclip_board_row, name)": 8 * rules.NAME,
 }
 
 
@@ -425,7 +425,7 @@ def test_owners_beat_while_they_have_a_row(path: Path) -> None:
 def test_words_from_before_a_restart_of_the_machine_are_cleared(path: Path) -> None:
     with open_board(path) as board:
         left = np.zeros_like(board.words)
-        reactions.enter(left[4], PROMISE, now_ns() + 10**15)
+        rules.enter(left[4], PROMISE, now_ns() + 10**15)
         left[4, BUSY_SINCE] = now_ns()
         assert counts_as_busy(left, 4, now_ns())
         board.words[4] = left[4]  # nobody's: a sweep may clear it at any time

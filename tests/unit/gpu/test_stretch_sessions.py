@@ -26,12 +26,12 @@ from eclip.core.plan import (
     Joints,
     Plan,
     Promise,
-    Reaction,
+    Rule,
     Slack,
     Variant,
 )
 from eclip.core.program import program_of
-from eclip.core.rules import TIER
+from eclip.core.rules import TIER, Rules
 from eclip.cuda import placing
 from eclip.cuda.placing import CudaPlacer
 from eclip.errors import DeviceError, EclipError, UsageError
@@ -40,8 +40,8 @@ from eclip.gpu import worker_loop
 from eclip.gpu.executables import Capture
 from eclip.gpu.pieces import CapturedGraph, Node
 from eclip.gpu.session import Execution, GpuSession
-from eclip.gpu.steps import LAUNCH, Steps, Ways
-from eclip.gpu.worker_loop import Behaviour, Place
+from eclip.gpu.steps import LAUNCH, Steps, Stretches
+from eclip.gpu.worker_loop import Place
 from logs import KERNELS, make_mix, make_plan, make_profile
 
 JOINTS = (15, 30, 45)
@@ -174,8 +174,8 @@ class GraphDriver(RecordingDriver):
 class RecordedLoop:
     """What a session makes a loop of."""
 
-    def __init__(self, gpu: object, ways: Ways, place: Place, behaviour: Behaviour) -> None:
-        self.ways, self.place, self.behaviour = ways, place, behaviour
+    def __init__(self, gpu: object, stretches: Stretches, place: Place, rules: Rules) -> None:
+        self.stretches, self.place, self.rules = stretches, place, rules
 
 
 class Stage:
@@ -250,10 +250,10 @@ def make_giving(depth: int = 2) -> Plan:
     joints = Joints(
         at=JOINTS,
         depth=depth,
-        reactions=(
-            Reaction(to=(0,), slack=Slack.NONE),
-            Reaction(to=(0,), slack=Slack.SOME, lane=2),
-            Reaction(to=(0,), lane=3),
+        rules=(
+            Rule(to=(0,), slack=Slack.NONE),
+            Rule(to=(0,), slack=Slack.SOME, lane=2),
+            Rule(to=(0,), lane=3),
         ),
         stretch_ns=(400, 300, 200, 100),
     )
@@ -285,17 +285,17 @@ def test_loops_get_their_stretches_in_every_variant_and_move(stage: Stage) -> No
     session = stage.open(make_giving())
     service, background = cast(list[RecordedLoop], session._loops)
     streams = [int(lane.stream) for lane in cast(Any, session._placer).lanes]
-    assert [active for active, _ in service.ways.variants] == [0b11]
-    assert [active for active, _ in background.ways.variants] == [0b11, 0b10]
-    ((_, whole),) = service.ways.variants
+    assert [active for active, _ in service.stretches.variants] == [0b11]
+    assert [active for active, _ in background.stretches.variants] == [0b11, 0b10]
+    ((_, whole),) = service.stretches.variants
     assert [len(parts) for parts in handles(whole)] == [6]
     assert whole[0].barriers == 5
-    (_, together), (_, alone) = background.ways.variants
+    (_, together), (_, alone) = background.stretches.variants
     assert [len(parts) for parts in handles(together)] == [2, 2, 2, 2]
     assert [steps.entry for steps in together] == [streams[lane] for lane in (2, 3, 3, 2)]
     assert [steps.stream for steps in together] == [streams[lane] for lane in (3, 2, 2, 3)]
     assert [steps.barriers for steps in together] == [1, 1, 1, 1]
-    first, second = background.ways.moves
+    first, second = background.stretches.moves
     assert handles(alone) == handles(second)  # the same graphs on the same lane
     for moved, lane in (first, 2), (second, 3):
         assert {(steps.entry, steps.stream, steps.barriers) for steps in moved} == {
@@ -304,13 +304,13 @@ def test_loops_get_their_stretches_in_every_variant_and_move(stage: Stage) -> No
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_loops_get_their_habits(stage: Stage, depth: int) -> None:
+def test_loops_get_their_rules(stage: Stage, depth: int) -> None:
     session = stage.open(make_giving(depth))
-    service, background = (one.behaviour for one in cast(list[RecordedLoop], session._loops))
-    assert service.events == () and service.bound_ns == 5_000_000
-    assert len(set(background.events)) == depth
-    assert background.done_ns == (400, 700, 900, 1000)
-    assert background.floor == 0.25
+    service, background = cast(list[RecordedLoop], session._loops)
+    assert not service.stretches.events and service.rules.bound_ns == 5_000_000
+    assert len(set(background.stretches.events)) == depth
+    assert background.stretches.done_ns == [400, 700, 900, 1000]
+    assert background.rules.floor == 0.25
     assert background.rules.choice.tolist() == [-1, 1, 2]
     assert all(one.place.board is session.board for one in cast(Any, session._loops))
 
@@ -350,11 +350,14 @@ def test_every_node_is_launched_once_and_in_order_with_long_copies_in_parts(stag
         whole.append((place, (0, COPIED) if copy else None))
         cut += [(place, part) for part in itertools.pairwise(ends)] if copy else [(place, None)]
     for worker, expected in (service, whole), (background, cut):
-        for stretches in (*(taken for _, taken in worker.ways.variants), *worker.ways.moves):
+        for stretches in (
+            *(taken for _, taken in worker.stretches.variants),
+            *worker.stretches.moves,
+        ):
             assert stage.launched(stretches) == expected
-            assert len(stretches) == len(worker.behaviour.done_ns)
-    assert len(background.behaviour.done_ns) == len(STRETCHES) + 3 * 3 + 1
-    assert background.behaviour.done_ns[-1] == 1000
+            assert len(stretches) == len(worker.stretches.done_ns)
+    assert len(background.stretches.done_ns) == len(STRETCHES) + 3 * 3 + 1
+    assert background.stretches.done_ns[-1] == 1000
     session.close()
     assert stage.left() == {}
 

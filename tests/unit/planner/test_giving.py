@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -14,22 +15,19 @@ from eclip.core.plan import Plan, Promise, Slack
 from eclip.core.topology import Mask
 from eclip.errors import StoppedError, UsageError
 from eclip.planner.evaluate import SimEvaluator
+from eclip.planner.joints import JointRules, far_mask
 from eclip.planner.policies import PolicyOptions
 from eclip.planner.problem import Problem
-from eclip.planner.search.decision import MARGIN_IN_WORDS, PLAIN, STATIC, shortlist_habits
+from eclip.planner.search.decision import MARGIN_IN_WORDS, PLAIN, STATIC, shortlist_rules
 from eclip.planner.search.giving import (
     LANES_MARGIN,
-    FoundHabits,
-    Habit,
-    Habits,
-    Maker,
-    Way,
-    in_words,
-    search_habits,
+    FoundProposals,
+    search_rules,
     shares_by_lanes,
 )
 from eclip.planner.search.objective import Objective, Score
-from eclip.planner.tiers import expected_excess_ns, far_mask
+from eclip.planner.search.proposals import STAYS, Proposal, Proposer, in_words
+from eclip.planner.tiers import expected_excess_ns
 from eclip.progress import Progress
 from heard import Heard
 from simulations import H200, case_of, flat_profile, scaling_profile
@@ -44,35 +42,42 @@ PROBLEM = Problem(MIX, H200, (SERVICE, JOB))
 SLO = Objective("slo").for_mix(MIX, {0: PROMISE})
 
 
-def plan_of(habit: Habit, none: float = 1.0, some: float = 2.0) -> Plan:
-    return Maker(PROBLEM, {0: PROMISE}).plan(Habits((Habit(), habit), none, some))
+ROOM = far_mask(H200, 64)
+YIELD = JointRules()
+PATIENT = JointRules(Slack.NONE)
+MOVE = JointRules(None, Slack.PLENTY, ROOM)
+MOVE_YIELD = JointRules(Slack.NONE, Slack.PLENTY, ROOM)
+STEPWISE = JointRules(Slack.NONE, Slack.SOME, ROOM)
+MASKED = replace(STAYS, lane=ROOM)
 
 
-def reactions(plan: Plan) -> list[tuple[Slack, Mask | None]]:
+def plan_of(rules: JointRules, none: float = 1.0, some: float = 2.0) -> Plan:
+    return Proposer(PROBLEM, {0: PROMISE}).plan(Proposal((STAYS, rules), none, some))
+
+
+def rules_in(plan: Plan) -> list[tuple[Slack, Mask | None]]:
     joints = plan.workers[1].joints
     assert joints is not None
     return [
-        (one.slack, None if one.lane is None else plan.lanes[one.lane].mask)
-        for one in joints.reactions
+        (one.slack, None if one.lane is None else plan.lanes[one.lane].mask) for one in joints.rules
     ]
 
 
-def test_ways_are_reactions_from_the_most_urgent_level_on() -> None:
-    room = far_mask(H200, 64)
+def test_rules_go_from_the_most_urgent_level_on() -> None:
     wanted = {
-        Way.YIELD: [(Slack.PLENTY, None)],
-        Way.PATIENT: [(Slack.NONE, None)],
-        Way.MOVE: [(Slack.PLENTY, room)],
-        Way.MOVE_YIELD: [(Slack.NONE, None), (Slack.PLENTY, room)],
-        Way.STEPWISE: [(Slack.NONE, None), (Slack.SOME, room)],
+        YIELD: [(Slack.PLENTY, None)],
+        PATIENT: [(Slack.NONE, None)],
+        MOVE: [(Slack.PLENTY, ROOM)],
+        MOVE_YIELD: [(Slack.NONE, None), (Slack.PLENTY, ROOM)],
+        STEPWISE: [(Slack.NONE, None), (Slack.SOME, ROOM)],
     }
-    assert {way: reactions(plan_of(Habit(way, 64))) for way in wanted} == wanted
-    assert not plan_of(Habit(units=64)).gives_way
+    assert {rules: rules_in(plan_of(rules)) for rules in wanted} == wanted
+    assert not plan_of(MASKED).gives_way
 
 
 def test_slack_is_used_up_before_what_is_in_flight_could_be_too_late() -> None:
     for depth in (1, 2):
-        promise = plan_of(Habit(Way.STEPWISE, 64, depth=depth), 0.5, 2.0).workers[0].promise
+        promise = plan_of(replace(STEPWISE, depth=depth), 0.5, 2.0).workers[0].promise
         assert promise is not None
         assert promise.none_ns == depth * 100 * US + 500 * US
         assert promise.some_ns == promise.none_ns + 2_000 * US
@@ -80,37 +85,37 @@ def test_slack_is_used_up_before_what_is_in_flight_could_be_too_late() -> None:
 
 
 def test_only_who_yields_to_the_busy_bounds_what_they_wait() -> None:
-    assert expected_excess_ns(plan_of(Habit(Way.YIELD))) == 200 * US
-    for way in (Way.PATIENT, Way.MOVE, Way.MOVE_YIELD, Way.STAY):
-        assert expected_excess_ns(plan_of(Habit(way, 64))) is None
+    assert expected_excess_ns(plan_of(YIELD)) == 200 * US
+    for rules in (PATIENT, MOVE, MOVE_YIELD, MASKED):
+        assert expected_excess_ns(plan_of(rules)) is None
 
 
 def test_static_masks_leave_the_rest_to_services() -> None:
-    maker = Maker(PROBLEM, {0: PROMISE})
-    plan = maker.plan(maker.apart(64))
+    proposer = Proposer(PROBLEM, {0: PROMISE})
+    plan = proposer.plan(proposer.apart(64))
     assert not plan.gives_way
     assert [plan.units(lane) for lane in range(2)] == [68, 64]
     assert not plan.lanes[0].mask & plan.lanes[1].mask
 
 
-def test_what_a_way_does_not_ask_for_makes_no_other_candidate() -> None:
-    one = Habits((Habit(), Habit(Way.YIELD, 64)), 0.5, 4.0)
-    other = Habits((Habit(), Habit(Way.YIELD, 32)), 2.0, 1.0)
+def test_what_rules_do_not_ask_for_makes_no_other_candidate() -> None:
+    one = Proposal((STAYS, replace(YIELD, lane=ROOM)), 0.5, 4.0)
+    other = Proposal((STAYS, replace(YIELD, lane=far_mask(H200, 32))), 2.0, 1.0)
     assert one.plainly == other.plainly
-    asks = Habits((Habit(), Habit(Way.MOVE_YIELD, 64)), 0.5)
-    assert asks.plainly != Habits((Habit(), Habit(Way.MOVE_YIELD, 64)), 2.0).plainly
+    asks = Proposal((STAYS, MOVE_YIELD), 0.5)
+    assert asks.plainly != Proposal((STAYS, MOVE_YIELD), 2.0).plainly
 
 
-def likes(way: Way, *, late: float = 2.0) -> object:
+def likes(rules: JointRules, *, late: float = 2.0) -> object:
     """An evaluation that gives most to background which does this; plain streams are late."""
 
     def evaluate(plans: Sequence[Plan]) -> list[Score]:
         scores = []
         for plan in plans:
-            mine = reactions(plan) if plan.gives_way else []
-            wanted = plan_of(Habit(way, 64))
+            mine = rules_in(plan) if plan.gives_way else []
+            wanted = plan_of(rules)
             match = bool(mine) and [slack for slack, _ in mine] == [
-                slack for slack, _ in reactions(wanted)
+                slack for slack, _ in rules_in(wanted)
             ]
             tail = 3.0 if plan.gives_way else 4.0 * late
             scores.append(Score((0.3, 0.8 if match else 0.6), 300.0, (tail, 9.0)))
@@ -119,8 +124,8 @@ def likes(way: Way, *, late: float = 2.0) -> object:
     return evaluate
 
 
-def found_by(evaluate: object, batches: int = 2, seed: int = 0) -> FoundHabits:
-    return search_habits(
+def found_by(evaluate: object, batches: int = 2, seed: int = 0) -> FoundProposals:
+    return search_rules(
         PROBLEM,
         {0: PROMISE},
         evaluate,  # type: ignore[arg-type]
@@ -131,17 +136,17 @@ def found_by(evaluate: object, batches: int = 2, seed: int = 0) -> FoundHabits:
     )
 
 
-@pytest.mark.parametrize("way", [Way.YIELD, Way.PATIENT, Way.STEPWISE])
-def test_search_finds_what_evaluation_likes(way: Way) -> None:
-    best = found_by(likes(way)).candidates[0]
-    assert [slack for slack, _ in reactions(best.plan)] == [
-        slack for slack, _ in reactions(plan_of(Habit(way, 64)))
+@pytest.mark.parametrize("rules", [YIELD, PATIENT, STEPWISE])
+def test_search_finds_what_evaluation_likes(rules: JointRules) -> None:
+    best = found_by(likes(rules)).candidates[0]
+    assert [slack for slack, _ in rules_in(best.plan)] == [
+        slack for slack, _ in rules_in(plan_of(rules))
     ]
 
 
 def test_search_repeats_itself_and_looks_elsewhere_with_another_seed() -> None:
-    first, again, other = (found_by(likes(Way.PATIENT), 3, seed) for seed in (1, 1, 2))
-    tried = [{one.habits for one in found.candidates} for found in (first, again, other)]
+    first, again, other = (found_by(likes(PATIENT), 3, seed) for seed in (1, 1, 2))
+    tried = [{one.proposal for one in found.candidates} for found in (first, again, other)]
     assert first.candidates == again.candidates
     assert tried[0] != tried[2]
     assert first.batches == 3
@@ -150,10 +155,10 @@ def test_search_repeats_itself_and_looks_elsewhere_with_another_seed() -> None:
 def test_search_that_is_stopped_has_what_it_tried() -> None:
     progress = Progress()
     progress.stop()
-    found = search_habits(
+    found = search_rules(
         PROBLEM,
         {0: PROMISE},
-        likes(Way.YIELD),  # type: ignore[arg-type]
+        likes(YIELD),  # type: ignore[arg-type]
         SLO,
         seconds=99.0,
         progress=progress,
@@ -181,30 +186,33 @@ def test_services_among_themselves_have_no_margin() -> None:
     mix = parse_mix("s:1@100rps/9ms,t:1@100rps/9ms")
     problem = Problem(mix, H200, (SERVICE, OTHER))
     promises = {0: PROMISE, 1: PROMISE}
-    apart = Maker(problem, promises).plan(Habits((Habit(units=64), Habit(units=64))))
+    apart = Proposer(problem, promises).plan(Proposal((MASKED, MASKED)))
     assert not shares_by_lanes(apart)
-    assert shares_by_lanes(plan_of(Habit(units=64)))
-    assert not shares_by_lanes(plan_of(Habit()))  # plain streams
-    assert not shares_by_lanes(plan_of(Habit(Way.MOVE, 64)))
+    assert shares_by_lanes(plan_of(MASKED))
+    assert not shares_by_lanes(plan_of(STAYS))  # plain streams
+    assert not shares_by_lanes(plan_of(MOVE))
 
 
 def test_several_services_are_tried_in_turn_and_side_by_side() -> None:
     mix = parse_mix("s:1@100rps/9ms,t:1@100rps/9ms,b:1@background")
     problem, promises = Problem(mix, H200, (SERVICE, OTHER, JOB)), {0: PROMISE, 1: PROMISE}
 
-    def first(services: Habit | None) -> list[tuple[Way, Way, Way]]:
-        starts = Maker(problem, promises, services).starts()[:4]
-        return [(one.each[0].way, one.each[1].way, one.each[2].way) for one in starts]
+    def first(services: JointRules | None) -> list[tuple[str, ...]]:
+        starts = Proposer(problem, promises, services).starts()[:4]
+        return [tuple(does(rules) for rules in one.each) for one in starts]
 
-    in_turn, beside = (Way.YIELD,) * 3, (Way.STAY, Way.STAY, Way.YIELD)
+    def does(rules: JointRules) -> str:
+        return "stays" if not rules.joints else "goes on" if not rules.by_slack else "yields"
+
+    in_turn, beside = ("yields",) * 3, ("stays", "stays", "yields")
     assert first(None) == [in_turn, in_turn, beside, beside]
-    told = first(Habit(Way.GO_ON))  # what services do is not for the search to choose
-    assert told[:2] == [(Way.GO_ON, Way.GO_ON, Way.YIELD)] * 2 and beside not in told
+    told = first(JointRules(yields=None))  # what services do is not for the search to choose
+    assert told[:2] == [("goes on", "goes on", "yields")] * 2 and beside not in told
 
 
 def test_shortlist_always_has_the_baselines() -> None:
-    found = found_by(likes(Way.PATIENT))
-    entries = shortlist_habits(found, PROBLEM, {0: PROMISE}, 2)
+    found = found_by(likes(PATIENT))
+    entries = shortlist_rules(found, PROBLEM, {0: PROMISE}, 2)
     labels = [entry.label for entry in entries]
     assert labels[:4] == [PLAIN, STATIC, "yield, depth 2", "yield, depth 1"]
     assert labels[4].startswith("yields when slack is below")
@@ -230,19 +238,29 @@ def test_finalists_use_less_and_less_of_the_bounds_and_one_more() -> None:
 
 
 def test_frontier_has_nothing_that_another_beats() -> None:
-    found = found_by(likes(Way.PATIENT))
+    found = found_by(likes(PATIENT))
     plain, *frontier = found.tradeoffs
     assert plain.label == "plain streams"
     pairs = [(one.background, one.worst_tail) for one in frontier]
     assert pairs == [(0.8, 0.75)]
 
 
+def words_of(*each: JointRules) -> str:
+    proposal = Proposal(each, 0.5)
+    return in_words(proposal, Proposer(PROBLEM, {0: PROMISE}).plan(proposal))
+
+
 def test_words_say_what_background_does() -> None:
-    habits = Habits((Habit(), Habit(Way.MOVE_YIELD, 64)), 0.5)
-    words = in_words(habits, Maker(PROBLEM, {0: PROMISE}).plan(habits))
-    assert words == "yields when slack is below 0.5 requests, else moves to 64 SMs, 150 µs, depth 2"
-    apart = Habits((Habit(units=64), Habit(units=48)))
-    assert in_words(apart, Maker(PROBLEM, {0: PROMISE}).plan(apart)) == "64+48 SMs"
+    none, grain = "slack is below 0.5 requests", "150 µs, depth 2"
+    said = {
+        YIELD: f"yields, {grain}",
+        PATIENT: f"yields when {none}, else goes on, {grain}",
+        MOVE: f"moves to 64 SMs, {grain}",
+        MOVE_YIELD: f"yields when {none}, else moves to 64 SMs, {grain}",
+        STEPWISE: f"yields when {none}, moves to 64 SMs when there is some, else goes on, {grain}",
+    }
+    assert {rules: words_of(STAYS, rules) for rules in said} == said
+    assert words_of(MASKED, replace(STAYS, lane=far_mask(H200, 48))) == "64+48 SMs"
 
 
 def test_services_alone_take_turns_by_slack_or_not() -> None:

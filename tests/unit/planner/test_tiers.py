@@ -10,14 +10,13 @@ from eclip.core.plan import FOREIGN, Plan, Slack
 from eclip.core.profile import Profile
 from eclip.core.program import lower
 from eclip.errors import UsageError
-from eclip.planner.joints import GRAIN_NS
+from eclip.planner.joints import GRAIN_NS, far_mask
 from eclip.planner.policies import POLICIES, PolicyOptions, make_plan
 from eclip.planner.problem import Problem
 from eclip.planner.tiers import (
     FOR_SERVICES,
     LAUNCHES,
     expected_excess_ns,
-    far_mask,
     make_promises,
 )
 from simulations import H200, case_of, flat_profile
@@ -56,8 +55,8 @@ def test_background_yields_at_joints_of_the_grain() -> None:
     assert joints is not None
     assert (joints.depth, joints.longest_ns) == (2, 120 * US)  # two kernels of 60 µs fit 150
     assert joints.longest_ns <= GRAIN_NS
-    (reaction,) = joints.reactions
-    assert (reaction.lane, reaction.slack, set(reaction.to)) == (None, Slack.PLENTY, {0, FOREIGN})
+    (rule,) = joints.rules
+    assert (rule.lane, rule.slack, set(rule.to)) == (None, Slack.PLENTY, {0, FOREIGN})
 
 
 def test_plan_says_what_a_request_waits_and_which_kernel_exceeds_the_grain() -> None:
@@ -96,8 +95,8 @@ def test_launches_are_counted_whatever_time_they_take(policy: str, counts: tuple
 def test_move_goes_to_half_of_the_device_at_its_far_end() -> None:
     plan = plan_of("move")
     joints = plan.workers[1].joints
-    assert joints is not None and joints.reactions[0].lane is not None
-    lane = plan.lanes[joints.reactions[0].lane]
+    assert joints is not None and joints.rules[0].lane is not None
+    lane = plan.lanes[joints.rules[0].lane]
     assert (lane.owner, lane.mask, H200.units_of(lane.mask)) == (1, far_mask(H200, 64), 64)
     assert expected_excess_ns(plan) is None
 
@@ -108,14 +107,14 @@ def test_services_go_first_by_their_bounds() -> None:
     assert [lane.priority for lane in plan.lanes] == [1, 2, 0]
     segments = make_plan("priority-segments", problem(text, SERVICE, OTHER, JOB))
     assert segments.lanes == plan.lanes
-    assert [worker.joints and worker.joints.reactions for worker in segments.workers] == [()] * 3
+    assert [worker.joints and worker.joints.rules for worker in segments.workers] == [()] * 3
 
 
 def test_services_yield_to_each_other_only_where_there_are_several() -> None:
     text = "s:1@100rps/9ms,t:1@50rps/4ms,b:1@background"
     plan = make_plan("yield", problem(text, SERVICE, OTHER, JOB))
     joints = [worker.joints for worker in plan.workers]
-    assert [set(one.reactions[0].to) for one in joints if one] == [
+    assert [set(one.rules[0].to) for one in joints if one] == [
         {FOREIGN, 1},
         {FOREIGN, 0},
         {FOREIGN, 0, 1},
@@ -146,7 +145,7 @@ def test_bound_below_a_request_at_rest_is_refused_with_both_times() -> None:
 def test_bound_longer_than_a_day_is_refused(bound: str) -> None:
     """Ten times as long would be more than a word holds, and the service would count as hung."""
     with pytest.raises(UsageError, match="a day"):
-        make_promises(mix(f"s:1@100rps/{bound},b:1"), [SERVICE, JOB], [1e8, 1e8])
+        make_promises(mix(f"s:1@100rps/{bound},b:1"), [SERVICE, JOB], lambda: [100.0, 100.0])
 
 
 def test_service_that_a_simulation_asks_nothing_of_is_refused() -> None:

@@ -14,7 +14,7 @@ from comparisons import comparison, entry, score
 from eclip.core.made import Made
 from eclip.core.mix import parse_mix
 from eclip.core.model_key import ModelKey
-from eclip.core.plan import FOREIGN, Joints, Reaction, Turns
+from eclip.core.plan import FOREIGN, Joints, Rule, Turns
 from eclip.core.runlog import Requests
 from eclip.core.topology import Mask, Topology
 from eclip.errors import ArtefactError, UsageError
@@ -307,8 +307,8 @@ def test_masks_of_scattered_slices_are_drawn_in_runs() -> None:
 
 def test_joints_yields_and_moves_are_told() -> None:
     log = make_log("yield", workers=2)
-    yields = (Reaction(to=(FOREIGN,)),)
-    joints = Joints(at=(20, 40), depth=2, reactions=yields, stretch_ns=(100, 200, 100))
+    yields = (Rule(to=(FOREIGN,)),)
+    joints = Joints(at=(20, 40), depth=2, rules=yields, stretch_ns=(100, 200, 100))
     workers = (msgspec.structs.replace(log.plan.workers[0], joints=joints), log.plan.workers[1])
     counters = msgspec.structs.replace(
         log.counters[0], yields=7, moves=3, longest_pause_ns=2_000_000

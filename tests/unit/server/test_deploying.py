@@ -118,7 +118,7 @@ def test_services_run_together_and_background_gives_way(tmp_path: Path, seconds:
     config = make_config({"service": [*services, background]}, "the test")
     made = make_deployment(config, {}, generation=1, folder=tmp_path, seconds=seconds)
     plan = store.load(made.plan, Plan)
-    giving = [one.name for one in plan.workers if one.joints and one.joints.reactions]
+    giving = [one.name for one in plan.workers if one.joints and one.joints.rules]
     assert giving == ["job.1:1"]
     assert bool(made.notes) == bool(seconds)  # only background is searched for
 
@@ -131,7 +131,7 @@ def test_what_is_given_up_stops_soon_though_nobody_gives_way(tmp_path: Path) -> 
     config = make_config({"service": services}, "the test")
     plan = store.load(make_deployment(config, {}, generation=1, folder=tmp_path).plan, Plan)
     for worker in plan.workers:
-        assert worker.joints is not None and not worker.joints.reactions
+        assert worker.joints is not None and not worker.joints.rules
         assert worker.joints.longest_ns <= 2_000_000
     assert [len(one.joints.at) > 0 for one in plan.workers if one.joints] == [False, True] * 2
 
@@ -146,7 +146,7 @@ def test_services_go_in_turn_if_asked_or_beside_other_servers(
     config = make_config({"server": server, "service": services}, "the test")
     made = make_deployment(config, {}, generation=1, folder=tmp_path)
     workers = store.load(made.plan, Plan).workers
-    assert all(worker.joints and worker.joints.reactions for worker in workers)
+    assert all(worker.joints and worker.joints.rules for worker in workers)
 
 
 def test_what_a_batch_costs_grows_with_those_who_share_the_device(tmp_path: Path) -> None:

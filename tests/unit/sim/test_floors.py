@@ -27,8 +27,8 @@ from eclip.core.runlog import RunLog
 from eclip.errors import UsageError
 from eclip.files import store
 from eclip.models.synthetic import synthetic_profile
-from eclip.planner.joints import Manner, give_way
-from eclip.planner.tiers import reactions_in_words
+from eclip.planner.joints import JointRules, give_way
+from eclip.planner.tiers import rules_in_words
 from simulations import CALIBRATIONS, H200, MI50, arrivals, case_of, flat_profile, free, run
 
 US, MS = 1_000, 1_000_000
@@ -116,8 +116,8 @@ class Crowd:
                 bound_ns=5 * alone_ns, request_ns=alone_ns, some_ns=0, none_ns=0
             )
         joined = range(len(self.profiles)) if self.services > 1 else self.background
-        manners = {worker: Manner(depth=self.depths[worker]) for worker in joined}
-        return give_way(unpartitioned(H200, self.profiles, mix), self.profiles, promises, manners)
+        rules = {worker: JointRules(depth=self.depths[worker]) for worker in joined}
+        return give_way(unpartitioned(H200, self.profiles, mix), self.profiles, promises, rules)
 
     def run(
         self, plan: Plan, background: Sequence[int], *, services: bool = True, trace_ms: float = 0
@@ -203,10 +203,12 @@ def side_by_side(
     promised = {
         index: Promise(bound_ns=100 * MS, request_ns=MS, some_ns=0, none_ns=0) for index in promises
     }
-    manners = {
-        index: Manner(kernels=1, depth=1) for index in range(len(profiles)) if index not in promises
+    rules = {
+        index: JointRules(kernels=1, depth=1)
+        for index in range(len(profiles))
+        if index not in promises
     }
-    return give_way(plain, profiles, promised, manners)
+    return give_way(plain, profiles, promised, rules)
 
 
 def share(log: RunLog, worker: int, kernel_ns: int, seconds: float = 0.2) -> float:
@@ -286,7 +288,7 @@ def test_plan_names_whose_floors_come_first(other: int, words: str) -> None:
     plan = side_by_side([0.0, 0.5])
     joints = plan.workers[0].joints
     assert joints is not None and joints.floors_first == (1,)
-    assert "yields while short is owed its floor" in reactions_in_words(plan, 0)
+    assert "yields while short is owed its floor" in rules_in_words(plan, 0)
     with pytest.raises(ValueError, match=words):
         with_joints(plan, 0, other)
     with pytest.raises(ValueError, match="yields to long, who has no floor"):

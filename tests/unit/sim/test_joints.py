@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from eclip.core.calibration import Costs
 from eclip.core.load import Load
-from eclip.core.plan import Joints, Lane, Plan, Promise, Reaction, Slack, Turns
+from eclip.core.plan import Joints, Lane, Plan, Promise, Rule, Slack, Turns
 from eclip.core.profile import Profile
 from eclip.core.rules import MOST_OVERTAKEN
 from eclip.core.runlog import RunLog
 from eclip.core.topology import Mask
 from eclip.models.synthetic import synthetic_profile
-from eclip.planner.joints import Manner, give_way
+from eclip.planner.joints import JointRules, give_way
 from eclip.sim import device as sim
 from simulations import (
     CALIBRATIONS,
@@ -47,13 +47,13 @@ def promise(bound_ns: int, request_ns: int, some_ns: int = 0, none_ns: int = 0) 
 def giving(
     profiles: Sequence[Profile],
     promises: Mapping[int, Promise],
-    manners: Mapping[int, Manner],
+    rules: Mapping[int, JointRules],
     floors: Mapping[int, float] | None = None,
     masks: Sequence[str] = (),
 ) -> Plan:
     """Everybody on a lane of all units or of these, and some give way."""
     masks = masks or [ALL] * len(profiles)
-    plan = give_way(pinned(profiles, masks), profiles, promises, manners)
+    plan = give_way(pinned(profiles, masks), profiles, promises, rules)
     return with_workers(plan, {w: {"floor": floor} for w, floor in (floors or {}).items()})
 
 
@@ -120,9 +120,9 @@ PROMISE = promise(bound_ns=2 * MS, request_ns=400 * US)
 NOW_AND_THEN = list(range(1_030_000, 19 * MS, 1_733_000))
 
 
-def pair(depth: int = 2, floor: float = 0.0, **manner: Any) -> Plan:
-    way = Manner(grain_ns=100 * US, depth=depth, **manner)
-    return giving(PAIR, {0: PROMISE}, {1: way}, {1: floor})
+def pair(depth: int = 2, floor: float = 0.0, **given: Any) -> Plan:
+    rules = JointRules(grain_ns=100 * US, depth=depth, **given)
+    return giving(PAIR, {0: PROMISE}, {1: rules}, {1: floor})
 
 
 # --- Yielding ---------------------------------------------------------------------------------
@@ -147,8 +147,9 @@ def pairs(draw: st.DrawFn) -> tuple[Plan, list[Profile], Load]:
     times = st.lists(st.integers(5 * US, 80 * US), min_size=1, max_size=12)
     profiles = [flat_profile(name, draw(times)) for name in ("s", "b")]
     alone_ns = profiles[0].request_ns[-1]
-    way = Manner(grain_ns=draw(st.integers(10 * US, 200 * US)), depth=draw(st.sampled_from([1, 2])))
-    plan = giving(profiles, {0: promise(100 * MS, alone_ns)}, {1: way})
+    grain_ns, depth = draw(st.integers(10 * US, 200 * US)), draw(st.sampled_from([1, 2]))
+    rules = JointRules(grain_ns=grain_ns, depth=depth)
+    plan = giving(profiles, {0: promise(100 * MS, alone_ns)}, {1: rules})
     gaps = draw(st.lists(st.integers(0, 800 * US), min_size=1, max_size=15))
     return plan, profiles, arrivals(np.cumsum(gaps).tolist(), None)
 
@@ -202,7 +203,7 @@ def test_request_of_a_held_worker_has_begun() -> None:
 
 def test_pause_that_lasts_to_the_end_counts() -> None:
     whole = flat_profile("whole", [30 * MS])
-    plan = giving([whole, BACKGROUND], {0: promise(100 * MS, 30 * MS)}, {1: Manner()})
+    plan = giving([whole, BACKGROUND], {0: promise(100 * MS, 30 * MS)}, {1: JointRules()})
     log = run(plan, [whole, BACKGROUND], arrivals([0], [5 * MS]), free())
     assert log.counters[1].longest_pause_ns == 15 * MS
     assert log.counters[1].kernels == 0
@@ -211,7 +212,7 @@ def test_pause_that_lasts_to_the_end_counts() -> None:
 def test_service_that_is_busy_ten_bounds_counts_as_idle() -> None:
     """Nothing happens at that time but that it is reached: one kernel runs all along."""
     hung = flat_profile("hung", [18 * MS], blocks=1)
-    plan = giving([hung, BACKGROUND], {0: promise(1 * MS, 400 * US)}, {1: Manner()})
+    plan = giving([hung, BACKGROUND], {0: promise(1 * MS, 400 * US)}, {1: JointRules()})
     log = run(plan, [hung, BACKGROUND], arrivals([0], [100 * US]), free())
     assert starts(log, 1)[0] == pytest.approx(10 * MS, abs=1)
 
@@ -228,7 +229,7 @@ def test_stretches_follow_each_other_at_the_cost_of_a_joint_or_a_launch() -> Non
 
 def test_stretch_that_is_over_before_the_next_launch_is_through_leaves_a_bubble() -> None:
     quick = flat_profile("quick", [2 * US] * 10)
-    plan = giving([SERVICE, quick], {0: PROMISE}, {1: Manner(kernels=1)})
+    plan = giving([SERVICE, quick], {0: PROMISE}, {1: JointRules(kernels=1)})
     costs = free(launch_ns=6 * US, joint_ns=500, hold_ns=0)
     log = run(plan, [SERVICE, quick], arrivals([], [0]), costs)
     # Two at once, 500 ns apart; the next two when the launches that followed those are through.
@@ -246,7 +247,9 @@ def test_resuming_costs_a_hold_and_a_launch() -> None:
 def test_worker_released_before_its_stretch_is_over_loses_nothing() -> None:
     """At depth 2 the decision comes early; if it is taken back in time, there is no bubble."""
     short = flat_profile("short", [10 * US], blocks=1)  # beside the other
-    plan = giving([short, BACKGROUND], {0: promise(MS, 10 * US)}, {1: Manner(grain_ns=100 * US)})
+    plan = giving(
+        [short, BACKGROUND], {0: promise(MS, 10 * US)}, {1: JointRules(grain_ns=100 * US)}
+    )
     costs = free(joint_ns=1_500, hold_ns=8 * US, launch_ns=6 * US)
     # It is busy at 107.5 µs, when the first stretch ends and the third is decided about.
     quiet = run(plan, [short, BACKGROUND], arrivals([], [0]), costs)
@@ -261,7 +264,7 @@ def test_background_with_joints_is_within_2_percent_of_one_without() -> None:
     for seed in range(3):
         profiles = [synthetic_profile(seed, 300, H200, name="b"), flat_profile("s", [9], H200)]
         plain = pinned(profiles, ["0-15"] * 2, H200)
-        plan = give_way(plain, profiles, {1: promise(MS, 9)}, {0: Manner(depth=2)})
+        plan = give_way(plain, profiles, {1: promise(MS, 9)}, {0: JointRules(depth=2)})
         assert len(joints_of(plan, 0).at) > 5
         load = arrivals(None, [])
         calibration = CALIBRATIONS["h200"]
@@ -280,9 +283,9 @@ def test_costs_of_joints_are_assumed_where_a_calibration_does_not_say() -> None:
     assert assumed.hold_ns > assumed.notice_ns > assumed.joint_ns > 0
 
 
-def test_one_stretch_and_no_reactions_run_as_without_joints() -> None:
+def test_one_stretch_and_no_rules_run_as_without_joints() -> None:
     plan = random_plan(3, PAIR, MI50)
-    joined = give_way(plan, PAIR, {}, {w: Manner(ways=(), kernels=99) for w in (0, 1)})
+    joined = give_way(plan, PAIR, {}, {w: JointRules(yields=None, kernels=99) for w in (0, 1)})
     assert joined.gives_way and not plan.gives_way
     calibration = CALIBRATIONS["mi50"]
     log, plain = (run(one, PAIR, closed(plan), calibration) for one in (joined, plan))
@@ -300,8 +303,8 @@ def test_one_stretch_and_no_reactions_run_as_without_joints() -> None:
 def test_worker_that_moves_runs_on_the_other_lane_while_the_service_is_busy() -> None:
     costs = free(barrier_ns=3 * US, joint_ns=0, hold_ns=0)
     corner = Mask.parse("3")
-    way = Manner(ways=((Slack.PLENTY, corner),), grain_ns=100 * US, depth=1)
-    plan = giving(PAIR, {0: PROMISE}, {1: way}, masks=["0-2", ALL])
+    rules = JointRules(None, Slack.PLENTY, corner, grain_ns=100 * US, depth=1)
+    plan = giving(PAIR, {0: PROMISE}, {1: rules}, masks=["0-2", ALL])
     small = plan.lanes.index(Lane(1, corner))
     log = run(plan, PAIR, arrivals([1_050_000], [0]), costs)
     ((_, busy, idle),) = requests_of(log, 0)
@@ -332,8 +335,8 @@ def test_launch_pays_for_the_switches_of_the_way_that_is_taken() -> None:
         whys=["", ""],
         why="",
     )
-    way = Manner(ways=((Slack.PLENTY, Mask.parse("3")),), kernels=5)
-    plan = give_way(zigzag, PAIR, {0: PROMISE}, {1: way})
+    rules = JointRules(None, Slack.PLENTY, Mask.parse("3"), kernels=5)
+    plan = give_way(zigzag, PAIR, {0: PROMISE}, {1: rules})
     costs = free(launch_ns=6 * US, launch_switch_ns=US)
     stays = run(plan, PAIR, arrivals([], [0]), costs)
     moves = run(plan, PAIR, arrivals([0], [0]), costs)
@@ -346,8 +349,8 @@ def test_each_level_of_slack_has_its_own_way() -> None:
     whole = flat_profile("whole", [12 * MS], blocks=1)
     limits = promise(bound_ns=11 * MS, request_ns=MS, some_ns=6 * MS, none_ns=2 * MS)
     corner = Mask.parse("3")
-    way = Manner(ways=((Slack.NONE, None), (Slack.SOME, corner)), grain_ns=100 * US, depth=1)
-    plan = giving([whole, BACKGROUND], {0: limits}, {1: way})
+    rules = JointRules(Slack.NONE, Slack.SOME, corner, grain_ns=100 * US, depth=1)
+    plan = giving([whole, BACKGROUND], {0: limits}, {1: rules})
     small = plan.lanes.index(Lane(1, corner))
     log = run(plan, [whole, BACKGROUND], arrivals([0], None), free())
     mine = kernels_of(log, 1)
@@ -370,7 +373,7 @@ def test_held_worker_notices_when_slack_falls_although_nothing_happens(
     plan = giving(
         [whole, BACKGROUND],
         {0: limits},
-        {1: Manner(ways=((level, corner), (Slack.PLENTY, None)), depth=1)},
+        {1: JointRules(Slack.PLENTY, level, corner, depth=1)},
     )
     log = run(plan, [whole, BACKGROUND], arrivals([0], [100 * US]), free())
     assert starts(log, 1)[0] == at_ns + 1
@@ -381,9 +384,9 @@ def test_service_that_works_keeps_its_slack() -> None:
     """At its joints it says how much it has done: it never has less slack than 6 ms."""
     work = flat_profile("work", [100 * US] * 50, blocks=1)
     limits = promise(bound_ns=11 * MS, request_ns=5 * MS, some_ns=5_800 * US, none_ns=0)
-    manners = {1: Manner(ways=((Slack.SOME, None),), grain_ns=100 * US)}
-    joined = giving([work, BACKGROUND], {0: limits}, manners | {0: Manner(kernels=1)})
-    silent = giving([work, BACKGROUND], {0: limits}, manners)
+    rules = {1: JointRules(Slack.SOME, grain_ns=100 * US)}
+    joined = giving([work, BACKGROUND], {0: limits}, rules | {0: JointRules(kernels=1)})
+    silent = giving([work, BACKGROUND], {0: limits}, rules)
     load = arrivals([0], None)
     assert run(joined, [work, BACKGROUND], load, free()).counters[1].yields == 0
     assert run(silent, [work, BACKGROUND], load, free()).counters[1].yields > 0
@@ -393,7 +396,7 @@ def test_service_that_works_keeps_its_slack() -> None:
 
 LONG = flat_profile("long", [100 * US] * 20)  # 2 ms
 SHORT = flat_profile("short", [50 * US] * 4)  # 200 µs
-BOTH = {0: Manner(grain_ns=100 * US, depth=1), 1: Manner(grain_ns=50 * US, depth=1)}
+BOTH = {0: JointRules(grain_ns=100 * US, depth=1), 1: JointRules(grain_ns=50 * US, depth=1)}
 
 
 def two_services(long_ns: int, short_ns: int) -> Plan:
@@ -469,7 +472,7 @@ def test_floor_does_not_wait_for_an_event() -> None:
     plan = giving(
         [whole, BACKGROUND],
         {0: promise(100 * MS, 18 * MS)},
-        {1: Manner(grain_ns=100 * US, depth=1)},
+        {1: JointRules(grain_ns=100 * US, depth=1)},
         {1: 0.5},
     )
     log = run(plan, [whole, BACKGROUND], arrivals([0], [100 * US]), free())
@@ -509,7 +512,7 @@ QUICK_TURNS = msgspec.structs.replace(
 
 
 def society(seed: int) -> tuple[Plan, list[Profile], Load]:
-    """Random routes on random lanes; services and background with random reactions, joints and
+    """Random routes on random lanes; services and background with random rules, joints and
     arrivals. All arrives within 4 ms, and takes a small part of the run."""
     rng = np.random.default_rng(seed)
     services, background = int(rng.integers(1, 4)), int(rng.integers(0, 3))
@@ -526,16 +529,16 @@ def society(seed: int) -> tuple[Plan, list[Profile], Load]:
             int(rng.integers(50 * US, 5 * MS)), profiles[worker].request_ns[-1], some, none
         )
     joined = [worker for worker in range(count) if worker >= services or rng.random() < 0.8]
-    manners = {
-        worker: Manner(kernels=int(rng.integers(1, 6)), depth=int(rng.integers(1, 3)))
+    given = {
+        worker: JointRules(kernels=int(rng.integers(1, 6)), depth=int(rng.integers(1, 3)))
         for worker in joined
     }
-    plan = give_way(plan, profiles, promises, manners)
+    plan = give_way(plan, profiles, promises, given)
     changes: dict[int, dict[str, Any]] = {}
     for worker in joined:
         joints = joints_of(plan, worker)
-        reactions = random_reactions(rng, plan, worker, services)
-        changes[worker] = {"joints": msgspec.structs.replace(joints, reactions=reactions)}
+        rules = random_rules(rng, plan, worker, services)
+        changes[worker] = {"joints": msgspec.structs.replace(joints, rules=rules)}
         if worker >= services and rng.random() < 0.5:
             changes[worker]["floor"] = float(rng.uniform(0, 0.5))
     plan = with_workers(plan, changes)
@@ -547,15 +550,15 @@ def society(seed: int) -> tuple[Plan, list[Profile], Load]:
     return plan, profiles, arrivals(*times, *[None] * background, seed=seed)
 
 
-def random_reactions(
+def random_rules(
     rng: np.random.Generator, plan: Plan, worker: int, services: int
-) -> tuple[Reaction, ...]:
+) -> tuple[Rule, ...]:
     others = [service for service in range(services) if service != worker]
     mine = [n for n, lane in enumerate(plan.lanes) if lane.owner in (worker, -1)]
     if not others:
         return ()
     return tuple(
-        Reaction(
+        Rule(
             to=tuple(
                 sorted(rng.permutation(others)[: int(rng.integers(1, len(others) + 1))].tolist())
             ),
@@ -609,7 +612,7 @@ def _check_counters(log: RunLog, worker: int, mine: list[tuple[int, int, int, in
         for group in part.groups
     }
     if planned.joints is not None:
-        allowed |= {one.lane for one in planned.joints.reactions if one.lane is not None}
+        allowed |= {one.lane for one in planned.joints.rules if one.lane is not None}
     assert {lane for _, lane, *_ in mine} <= allowed
 
 

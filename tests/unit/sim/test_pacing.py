@@ -23,7 +23,7 @@ from eclip.core.profile import Profile
 from eclip.core.program import lower
 from eclip.errors import DeviceError, FullError
 from eclip.models.synthetic import synthetic_profile
-from eclip.planner.joints import Manner, give_way
+from eclip.planner.joints import JointRules, give_way
 from eclip.sim.device import SimDevice, SimSession
 from eclip.sim.pacing import Pacer
 from simulations import CALIBRATIONS, H200, flat_profile, pinned
@@ -45,8 +45,8 @@ def giving_way(profiles: Sequence[Profile], depth: int = 2) -> Plan:
     plan = pinned(profiles, ["0-15"] * len(profiles), H200)
     alone_ns = profiles[0].request_ns[-1]
     promise = Promise(bound_ns=50 * alone_ns, request_ns=alone_ns, some_ns=0, none_ns=0)
-    manner = Manner(kernels=2, depth=depth)
-    return give_way(plan, profiles, {0: promise}, dict.fromkeys(range(1, len(profiles)), manner))
+    rules = JointRules(kernels=2, depth=depth)
+    return give_way(plan, profiles, {0: promise}, dict.fromkeys(range(1, len(profiles)), rules))
 
 
 @contextmanager
@@ -186,7 +186,7 @@ def long_plan(profiles: Sequence[Profile], depth: int) -> Plan:
     plan = pinned(profiles, ["0-1", "2-3"])
     alone_ns = profiles[0].request_ns[-1]
     promise = Promise(bound_ns=50 * alone_ns, request_ns=alone_ns, some_ns=0, none_ns=0)
-    return give_way(plan, profiles, {0: promise}, {1: Manner(kernels=1, depth=depth)})
+    return give_way(plan, profiles, {0: promise}, {1: JointRules(kernels=1, depth=depth)})
 
 
 @pytest.mark.parametrize("depth", [1, 2])

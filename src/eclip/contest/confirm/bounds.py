@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -30,12 +30,11 @@ from eclip.errors import EclipError, StoppedError, UsageError
 from eclip.planner.case import Case
 from eclip.planner.evaluate import SimEvaluator
 from eclip.planner.policies import PolicyOptions
-from eclip.planner.search.decision import Finalist, decide, shortlist_habits
-from eclip.planner.search.giving import FoundHabits, search_habits
+from eclip.planner.search.decision import Finalist, decide, shortlist_rules
+from eclip.planner.search.giving import FoundProposals, search_rules
 from eclip.planner.search.objective import Objective, Score
-from eclip.planner.tiers import make_promises, needs_alone
+from eclip.planner.tiers import make_promises
 from eclip.progress import Progress
-from eclip.rig.arrivals import Arrivals
 from eclip.rig.rig import Beside, Stand, run_beside_alone
 from eclip.rig.trials import tails
 
@@ -51,7 +50,7 @@ _WARMUP_S = 0.1
 class Searched:
     """What a search by simulation found for services, and for which promises."""
 
-    found: FoundHabits
+    found: FoundProposals
     objective: Objective
     promises: Mapping[int, Promise]
 
@@ -62,7 +61,7 @@ def simulate_services(
     """Search by simulation; bounds of so many times the p99 alone are of simulated ones."""
     promises = simulated_promises(case, evaluator)
     objective = options.objective.for_mix(case.mix, promises)
-    found = search_habits(
+    found = search_rules(
         case.problem(choosing=True),
         promises,
         evaluator,
@@ -80,9 +79,8 @@ def search_services(
 ) -> Plan:
     """Search by simulation, then try the best on the device; its evidence says what they gave."""
     case = stand.case
-    evaluator = SimEvaluator.of(case)
     progress.phase("searching")
-    searched = simulate_services(case, options, evaluator, progress)
+    searched = simulate_services(case, options, stand.evaluator, progress)
     progress.phase("trying the finalists")
     return confirm_services(stand, searched, finalists, options.seed, progress)
 
@@ -94,7 +92,7 @@ def confirm_services(
     was simulated decides."""
     case, found = stand.case, searched.found
     problem = case.problem(choosing=True)
-    entries = shortlist_habits(found, problem, searched.promises, finalists)
+    entries = shortlist_rules(found, problem, searched.promises, finalists)
     if priority_levels(stand) > 1:
         entries += _with_services_first(entries)
     try:
@@ -139,7 +137,8 @@ class _Tried:
         self._progress = progress
         self._mix = stand.case.mix
         self.seconds = seconds_for(self._mix, TO_DECIDE)
-        promises = self._promises(searched)
+        window, loads = self._loads(self.seconds, seed)
+        promises = promises_on(stand, lambda: [alone_logs(stand, load, window) for load in loads])
         self.objective = searched.objective.for_mix(self._mix, promises)
         self.entries: list[Finalist] = []
         self._rounds: list[list[Beside]] = []
@@ -156,13 +155,6 @@ class _Tried:
             self.entries.append(renewed)
             self._rounds.append(rounds)
             progress.part((number + 1) / len(entries))
-
-    def _promises(self, searched: Searched) -> Mapping[int, Promise]:
-        """With bounds of so many times the p99 alone as the device has it."""
-        if not needs_alone(self._mix):
-            return searched.promises
-        window, loads = self._loads(self.seconds, self._seed)
-        return promises_from(self._stand, [alone_logs(self._stand, load, window) for load in loads])
 
     def _loads(self, seconds: float, first_seed: int) -> tuple[Window, list[Load]]:
         """Of the rounds that take so long together."""
@@ -240,25 +232,24 @@ class _Tried:
         return found
 
 
-def promises_on(stand: Stand, arrivals: Arrivals) -> dict[int, Promise]:
-    """Of every service, by its p99 alone on this device, with the arrivals of a first round."""
-    if not needs_alone(stand.case.mix):
-        return make_promises(stand.case.mix, stand.case.profiles)
-    load, window = arrivals.load(stand, 0), arrivals.window(stand)
-    return promises_from(stand, [alone_logs(stand, load, window)])
+def promises_on(
+    stand: Stand, alone: Callable[[], Iterable[Mapping[int, RunLog]]]
+) -> dict[int, Promise]:
+    """Of every service. ``alone``: its runs alone on the device, taken only where they count."""
+    mix = stand.case.mix
 
+    def p99_alone_ms() -> list[float]:
+        rounds = list(alone())
+        tails_ms = [math.inf] * len(mix.workers)
+        for service in mix.services:
+            together = measure_together([logs[service] for logs in rounds])
+            tails_ms[service] = tails(together)[service]
+            if math.isinf(tails_ms[service]):
+                name = mix.workers[service].name
+                raise UsageError(f"{name} completed no request alone; run longer")
+        return tails_ms
 
-def promises_from(stand: Stand, alone: Sequence[Mapping[int, RunLog]]) -> dict[int, Promise]:
-    """Of every service, by its p99 in these runs alone together."""
-    mix, profiles = stand.case.mix, stand.case.profiles
-    tails_ns = [math.inf] * len(profiles)
-    for service in mix.services:
-        logs = [one[service] for one in alone]
-        tail_ms = tails(measure_together(logs))[service]
-        if math.isinf(tail_ms):
-            raise UsageError(f"{mix.workers[service].name} completed no request alone; run longer")
-        tails_ns[service] = 1e6 * tail_ms
-    return make_promises(mix, profiles, tails_ns)
+    return make_promises(mix, stand.case.profiles, p99_alone_ms)
 
 
 def alone_logs(stand: Stand, load: Load, window: Window) -> dict[int, RunLog]:

@@ -18,7 +18,6 @@ from eclip.core.mix import Mix
 from eclip.core.plan import Plan
 from eclip.core.runlog import RunLog
 from eclip.errors import EclipError, StoppedError
-from eclip.planner.evaluate import SimEvaluator
 from eclip.planner.policies import PolicyOptions
 from eclip.planner.search.candidates import Found
 from eclip.planner.search.decision import decide, shortlist
@@ -99,7 +98,7 @@ def search_and_confirm(
 ) -> Plan:
     """Search by simulation, continue on the device if asked to, and confirm the plan there."""
     case = stand.case
-    problem, evaluator = case.problem(choosing=True), SimEvaluator.of(case)
+    problem, evaluator = case.problem(choosing=True), stand.evaluator
     objective = options.objective.for_mix(case.mix, {})
     if case.mix.services:  # every plan says what they are promised
         options = dataclasses.replace(options, promises=simulated_promises(case, evaluator))

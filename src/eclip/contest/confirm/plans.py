@@ -23,7 +23,7 @@ from eclip.planner.case import Case, find_earlier
 from eclip.planner.evaluate import SimEvaluator
 from eclip.planner.policies import PolicyOptions
 from eclip.planner.search.objective import THROUGHPUT, Objective
-from eclip.planner.tiers import check_rates, make_promises, needs_alone
+from eclip.planner.tiers import make_promises
 from eclip.progress import Progress
 from eclip.rig.rig import Stand
 
@@ -74,12 +74,14 @@ def make_verification(
     return Verification(verify, refine, tried)
 
 
-def make_plan(case: Case, policy: str, options: PolicyOptions) -> Plan:
-    """A policy's plan; a search is evaluated by simulation."""
+def make_plan(
+    case: Case, policy: str, options: PolicyOptions, evaluator: SimEvaluator | None = None
+) -> Plan:
+    """A policy's plan; a search is evaluated by simulation, with this ``evaluator`` of the case."""
     problem = case.problem(choosing=policy == "search")  # first: it refuses what does not fit
     if policy == "search":
         options.objective.for_mix(case.mix, options.promises)  # refuses a mix that it is not for
-    evaluator = SimEvaluator.of(case) if policy == "search" else None
+    evaluator = (evaluator or SimEvaluator.of(case)) if policy == "search" else None
     if case.mix.services and not options.promises:
         options = dataclasses.replace(options, promises=simulated_promises(case, evaluator))
     if evaluator is None:
@@ -91,16 +93,16 @@ def make_plan(case: Case, policy: str, options: PolicyOptions) -> Plan:
 
 def simulated_promises(case: Case, evaluator: SimEvaluator | None = None) -> dict[int, Promise]:
     """Of every service, with its p99 alone by simulation where that is needed."""
-    check_rates(case.mix, case.profiles)  # before a simulation that would not end well
-    if evaluator is None and needs_alone(case.mix):
-        evaluator = SimEvaluator.of(case)
+
+    def p99_alone_ms() -> Sequence[float]:
+        simulated = evaluator or SimEvaluator.of(case)
+        _check_arrivals(case.mix, simulated)
+        return simulated.p99_alone_ms(unpartitioned(case.topology, case.profiles, case.mix))
+
+    promises = make_promises(case.mix, case.profiles, p99_alone_ms)
     if evaluator is not None:
         _check_arrivals(case.mix, evaluator)
-    if evaluator is None or not needs_alone(case.mix):
-        return make_promises(case.mix, case.profiles)
-    plain = unpartitioned(case.topology, case.profiles, case.mix)
-    tails_ms = evaluator.p99_alone_ms(plain)
-    return make_promises(case.mix, case.profiles, [1e6 * tail for tail in tails_ms])
+    return promises
 
 
 def _check_arrivals(mix: Mix, evaluator: SimEvaluator) -> None:
@@ -150,7 +152,7 @@ def make_kept_plan(case: Case, policy: str, options: PolicyOptions) -> Plan:
 def _check_floors(case: Case, plan: Plan) -> None:
     """Refuse floors that a plan cannot keep although background yields for them, by simulation and
     as a run would say it. A search has looked for a plan that keeps them, and says so itself."""
-    yields = any(worker.joints and worker.joints.reactions for worker in plan.workers)
+    yields = any(worker.joints and worker.joints.rules for worker in plan.workers)
     if plan.evidence is not None or not any(case.mix.floors) or not yields:
         return
     evaluator = SimEvaluator.of(case)

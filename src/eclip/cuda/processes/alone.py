@@ -7,9 +7,11 @@ of MPS, or of nobody.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 
 from eclip.core.program import on_one_lane
+from eclip.core.rules import NO_RULES
 from eclip.core.topology import Mask
 from eclip.cuda.driver import Gpu, call, cu
 from eclip.cuda.graphs import Executable
@@ -20,7 +22,7 @@ from eclip.errors import MismatchError
 from eclip.gpu import worker_loop
 from eclip.gpu.closing import Releases
 from eclip.gpu.executables import Capture, Executables
-from eclip.gpu.steps import ANYBODY, LAUNCH, Ints, Ways, whole_request
+from eclip.gpu.steps import ANYBODY, LAUNCH, Ints, Stretches, whole_request
 
 
 class ServedCapture:
@@ -52,26 +54,28 @@ def open_capture(
         stack.callback(owner.close)
         lane = GpuLane(Mask(()), stream, gpu.context)
         executables = Executables([made], CudaPlacer([lane]))
-        place, behaviour = None, worker_loop.NO_BEHAVIOUR
-        if seated is not None:
-            place = seated.place
-            behaviour = executables.behaviour(0, seated.worker, seated.conduct, owner)
-        if seated is None or seated.worker.joints is None:
-            ways = _whole(made, lane, owner)
+        place, rules = (None, NO_RULES) if seated is None else (seated.place, seated.rules)
+        if seated is None:
+            stretches = _whole(made, lane, owner)
         else:
-            ways = _cut(executables, made, seated, owner)
-        worker_loop.WorkerLoop(gpu, ways, behaviour=behaviour).drive(most_requests=warmups)
-        yield ServedCapture(facts, worker_loop.WorkerLoop(gpu, ways, place, behaviour))
+            stretches = _seated(executables, made, seated, lane, owner)
+        worker_loop.WorkerLoop(gpu, stretches, rules=rules).drive(most_requests=warmups)
+        yield ServedCapture(facts, worker_loop.WorkerLoop(gpu, stretches, place, rules))
 
 
-def _whole(made: Capture, lane: GpuLane, owner: Releases) -> Ways:
+def _whole(made: Capture, lane: GpuLane, owner: Releases) -> Stretches:
     executable = Executable(made.graph.graph)
     owner.callback(executable.close)
     executable.upload(lane.stream)
     return whole_request((LAUNCH, executable.handle, lane.stream))
 
 
-def _cut(executables: Executables, made: Capture, seated: Seated, owner: Releases) -> Ways:
+def _seated(
+    executables: Executables, made: Capture, seated: Seated, lane: GpuLane, owner: Releases
+) -> Stretches:
+    events, done_ns = executables.progress(0, seated.worker, seated.rules, owner)
+    if seated.worker.joints is None:
+        return dataclasses.replace(_whole(made, lane, owner), done_ns=done_ns)
     kernels = len(made.trace.kernels)
     if kernels != seated.worker.kernels:  # under a share libraries may choose others
         raise MismatchError(
@@ -79,5 +83,5 @@ def _cut(executables: Executables, made: Capture, seated: Seated, owner: Release
             f"its plan, so its joints mean nothing here; plan it with lanes or a larger share"
         )
     route = on_one_lane(0, kernels, 0)
-    steps = executables.stretches(route, seated.conduct.stretches(kernels), owner)
-    return Ways([(ANYBODY, steps)])
+    steps = executables.stretches(route, seated.rules.stretches(kernels), owner)
+    return Stretches([(ANYBODY, steps)], (), events, done_ns)

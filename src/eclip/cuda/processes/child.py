@@ -23,7 +23,7 @@ import numpy as np
 
 from eclip.core.model_key import ModelKey
 from eclip.core.plan import Plan, PlannedWorker
-from eclip.core.program import Conduct, program_of
+from eclip.core.rules import Rules, rules_of
 from eclip.errors import DeviceError, EclipError
 from eclip.gpu.board import LentRow
 from eclip.gpu.steps import Ints
@@ -45,17 +45,13 @@ class Seat:
     def planned(self) -> PlannedWorker:
         return self.plan.workers[self.worker]
 
-    def conduct(self) -> Conduct:
-        """What it does at its joints."""
-        return program_of(self.plan).conducts[self.worker]
-
 
 @dataclass(frozen=True)
 class Seated:
     """A seat that was taken: what a worker's loop needs to give way, or to be given way to."""
 
     worker: PlannedWorker
-    conduct: Conduct
+    rules: Rules
     place: Place
 
 
@@ -147,7 +143,7 @@ def _open(job: Job) -> Iterator[Workload]:
 def _take(seat: Seat) -> Iterator[Seated]:
     with LentRow(seat.board, seat.rows[seat.worker]) as row:
         place = Place(row.words, row.row, np.array(seat.rows, dtype=np.int64))
-        yield Seated(seat.planned, seat.conduct(), place)
+        yield Seated(seat.planned, rules_of(seat.plan, seat.worker), place)
 
 
 def _load(entry: str) -> Any:

@@ -356,8 +356,8 @@ def _label(plan: Plan) -> str:
 def _check_stays(plan: Plan) -> None:
     """A process has one stream; which units it gets is not ours to say, so nobody can move."""
     for worker in plan.workers:
-        reactions = worker.joints.reactions if worker.joints else ()
-        if any(reaction.lane is not None for reaction in reactions):
+        rules = worker.joints.rules if worker.joints else ()
+        if any(rule.lane is not None for rule in rules):
             raise UsageError(
                 f"{worker.name} is to move to another lane, which a process of its own does not "
                 f"have; plan it to yield, or with lanes"

@@ -9,13 +9,14 @@ number of batches give the same result. On the device it goes on in refine.py.
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from eclip.core.plan import Plan, unpartitioned
+from eclip.core.plan import Plan, Tradeoff, unpartitioned
 from eclip.planner.problem import Problem
 from eclip.planner.search.objective import THROUGHPUT, Objective, Score
 from eclip.planner.search.placement import Home, Placer
@@ -49,6 +50,7 @@ class Found:
     batches: int
     evaluated: int
     frontier: tuple[tuple[float, float], ...]  # (STP, efficiency) that nothing else beats in both
+    tradeoffs: tuple[Tradeoff, ...] = ()  # of services: not looked for
 
     @property
     def points(self) -> tuple[tuple[float, float], ...]:
@@ -107,20 +109,25 @@ def search(
     hunt = Hunt(placer, evaluate, objective, plain, np.random.default_rng(seed))
     hunt.try_all(_starts(problem, placer.slices))
     done = 0
-    while not progress.stopped:
-        if batches is not None:
-            progress.part(done / max(1, batches))
-            if done >= batches:
-                break
-        else:
-            left = deadline - time.monotonic()
-            progress.part(1 - max(left, 0.0) / seconds)
-            if left <= 0:
-                break
+    for _ in turns(deadline, seconds, batches, progress):
         if not hunt.try_all(hunt.children(_BATCH)):
             break  # everything there is was tried
         done += 1
     return hunt.found(done)
+
+
+def turns(
+    deadline: float, seconds: float, batches: int | None, progress: Progress
+) -> Iterator[int]:
+    """Numbers of batches, until there are so many or, without ``batches``, the time is over."""
+    for done in itertools.count():
+        left = deadline - time.monotonic()
+        if progress.stopped:
+            return
+        progress.part(done / max(1, batches) if batches is not None else 1 - max(left, 0) / seconds)
+        if done >= batches if batches is not None else left <= 0:
+            return
+        yield done
 
 
 class Hunt:

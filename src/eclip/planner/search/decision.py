@@ -16,17 +16,13 @@ from dataclasses import dataclass
 import msgspec
 
 from eclip.core.plan import Evidence, Plan, Promise, ServiceTrial, Trial, unpartitioned
+from eclip.planner.joints import JointRules
 from eclip.planner.problem import Problem
 from eclip.planner.search.candidates import Found
-from eclip.planner.search.giving import (
-    LANES_MARGIN,
-    FoundHabits,
-    Way,
-    in_words,
-    shares_by_lanes,
-)
+from eclip.planner.search.giving import LANES_MARGIN, FoundProposals, shares_by_lanes
 from eclip.planner.search.objective import Objective, Score
 from eclip.planner.search.placement import groups_of
+from eclip.planner.search.proposals import STAYS, in_words
 from eclip.planner.tiers import excess_in_words, promising
 
 PLAIN = "plain streams"
@@ -67,16 +63,16 @@ def shortlist(
     return [*entries, *(Finalist(label, one.plan, one.score) for label, one in chosen)]
 
 
-def shortlist_habits(
-    found: FoundHabits, problem: Problem, promises: Mapping[int, Promise], finalists: int
+def shortlist_rules(
+    found: FoundProposals, problem: Problem, promises: Mapping[int, Promise], finalists: int
 ) -> list[Finalist]:
     """Plain streams, the best static masks, yielding with depth 2 and 1, and the finalists."""
     plain = promising(unpartitioned(problem.topology, problem.profiles, problem.mix), promises)
     entries = [Finalist(PLAIN, plain, found.plain)]
     baselines = {
-        STATIC: found.best_of(Way.STAY),
-        "yield, depth 2": found.best_of(Way.YIELD, depth=2),
-        "yield, depth 1": found.best_of(Way.YIELD, depth=1),
+        STATIC: found.best_with(STAYS),
+        "yield, depth 2": found.best_with(JointRules(depth=2)),
+        "yield, depth 1": found.best_with(JointRules(depth=1)),
     }
     chosen = {label: one for label, one in baselines.items() if one is not None}
     others = [one for one in found.finalists(finalists + 3) if one not in chosen.values()]
@@ -84,7 +80,7 @@ def shortlist_habits(
     return [
         *entries,
         *(
-            Finalist(in_words(one.habits, one.plan), one.plan, one.score)
+            Finalist(in_words(one.proposal, one.plan), one.plan, one.score)
             for one in others[:finalists]
         ),
     ]
@@ -97,7 +93,7 @@ def _what_runs(plan: Plan) -> tuple[object, ...]:
 def decide(
     entries: Sequence[Finalist],
     scores: Sequence[Score],  # of the trials, one per entry
-    found: Found | FoundHabits,
+    found: Found | FoundProposals,
     objective: Objective,
     *,
     seed: int,
@@ -142,7 +138,7 @@ def decide(
         bounds_ms=objective.bounds_ms,
         # Plain streams are what they are; a floor above them is no promise of ours.
         missed=refused[best] if best or objective.bounds_ms else (),
-        tradeoffs=found.tradeoffs if isinstance(found, FoundHabits) else (),
+        tradeoffs=found.tradeoffs,
         simulated=tuple((round(x, 4), round(y, 4)) for x, y in found.points),
     )
     how += f", of {found.evaluated} plans that the search simulated"

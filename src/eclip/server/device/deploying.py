@@ -2,7 +2,7 @@
 
 Every instance of a service has a worker per bucket in the plan. All buckets of an instance behave
 alike at joints, so a search looks at one worker an instance, at the bucket that its rate asks for,
-and the habits that it finds go for all of them.
+and the rules that it finds go for all of them.
 
 A bound goes from a request's last byte to its answer. What a bucket takes with the device to itself
 must be within it; a bucket that is not is left out, or refused where it was asked for.
@@ -27,10 +27,11 @@ from eclip.files import store
 from eclip.models.files import name_of
 from eclip.planner.case import Case
 from eclip.planner.evaluate import SimEvaluator
-from eclip.planner.joints import promise_of
+from eclip.planner.joints import JointRules, promise_of
 from eclip.planner.policies import make_plan
-from eclip.planner.search.giving import Habit, Maker, Way, search_habits
+from eclip.planner.search.giving import search_rules
 from eclip.planner.search.objective import Objective
+from eclip.planner.search.proposals import Proposer
 from eclip.server.config import MOST_BATCH, YIELD, ServiceSettings, ServingConfig
 from eclip.server.control import Deployment, ServiceSheet
 from eclip.server.device.claim import shares_gpu
@@ -136,7 +137,7 @@ def make_deployment(
     log: ServerLog | None = None,
 ) -> Deployment:
     """What to deploy for these services. ``rates_rps``: as measured, by name; the configuration's
-    for the others. ``seconds`` of search; without, everybody gives way in the usual manner. With a
+    for the others. ``seconds`` of search; without, background yields to services. With a
     ``log`` models that have no profile are measured."""
     host = find_host(config.server, log)
     resolved = resolve(config, host, rates_rps)
@@ -423,14 +424,14 @@ def _plan(
     promises = _promises(full)
     if not promises and not shares_gpu():  # nobody to give way to
         return unpartitioned(full.topology, full.profiles, full.mix), ()
-    services = None if in_turn else Habit(Way.GO_ON, grain_ns=_STOPS_NS)
-    maker = Maker(full.problem(), promises, services)
+    services = None if in_turn else JointRules(yields=None, grain_ns=_STOPS_NS)
+    proposer = Proposer(full.problem(), promises, services)
     background = any(service.settings.tier == "background" for service in resolved)
     if not (seconds and promises and background):
-        return maker.plan(maker.all_alike(Habit(Way.YIELD))), ()
+        return proposer.plan(proposer.all_alike(JointRules())), ()
     case = _case(resolved, bounds_ns, host, every_bucket=False)
     kept = _promises(case)
-    found = search_habits(
+    found = search_rules(
         case.problem(),
         kept,
         SimEvaluator.of(case),
@@ -445,11 +446,11 @@ def _plan(
     )
     instances = [service for service in resolved for _ in range(service.settings.copies)]
     each = [
-        habit
-        for habit, service in zip(best.habits.each, instances, strict=True)
+        rules
+        for rules, service in zip(best.proposal.each, instances, strict=True)
         for _ in service.profiles
     ]
-    return maker.plan(replace(best.habits, each=tuple(each))), (note,)
+    return proposer.plan(replace(best.proposal, each=tuple(each))), (note,)
 
 
 def _homes(plan: Plan, resolved: Sequence[Resolved]) -> dict[str, tuple[int, ...]]:
