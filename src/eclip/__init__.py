@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from eclip.api import run as run
     from eclip.api import search as search
     from eclip.api import serve as serve
-    from eclip.contest.compare import CompareOptions as CompareOptions
+    from eclip.contest.contest import CompareOptions as CompareOptions
     from eclip.contest.outcome import Outcome as Outcome
     from eclip.core.calibration import Calibration as Calibration
     from eclip.core.measures import Measures as Measures
@@ -77,7 +77,7 @@ _ROOMS = {
         "UsageError",
     ),
     "planner.case": ("Case",),
-    "contest.compare": ("CompareOptions",),
+    "contest.contest": ("CompareOptions",),
     "contest.outcome": ("Outcome",),
     "planner.policies": ("PolicyOptions",),
     "planner.search.objective": ("Objective",),

@@ -22,7 +22,7 @@ from eclip.progress import Progress
 
 if TYPE_CHECKING:
     from eclip.contest.colocate import Colocation
-    from eclip.contest.compare import CompareOptions
+    from eclip.contest.contest import CompareOptions
     from eclip.contest.outcome import Outcome
     from eclip.core.calibration import Calibration
     from eclip.core.topology import Topology

@@ -152,14 +152,7 @@ def test_kernels_are_recorded_in_the_trace_window_in_order(bench: Bench) -> None
     assert columns.end_ns[0] >= 0 and columns.end_ns[-1] <= columns.window_ns
     routes = bench.program().routes[0]
     last = dict.fromkeys(range(WORKERS), (-1, 0))
-    for worker, position, lane, start, end in zip(
-        columns.worker,
-        columns.position,
-        columns.lane,
-        columns.start_ns,
-        columns.end_ns,
-        strict=True,
-    ):
+    for worker, position, lane, start, end in columns.rows():
         before, free = last[worker]
         assert position == (before + 1) % log.plan.workers[worker].kernels
         assert lane == routes[worker].lane[position]

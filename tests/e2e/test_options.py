@@ -1,4 +1,4 @@
-"""Options as their users meet them: strictness, solvers, shares, devices and rare settings."""
+"""Options as their users meet them: strictness, shares, devices and rare settings."""
 
 from __future__ import annotations
 
@@ -45,16 +45,6 @@ def test_strict_exits_with_3_where_a_search_misses_a_bound(cli: Cli) -> None:
 
 
 # --- Plans ------------------------------------------------------------------------------------
-
-
-def test_both_solvers_prove_one_optimum(cli: Cli) -> None:
-    plans = []
-    for solver in ("exact", "highs"):
-        command = ("plan", "alexnet:8,squeezenet:8", "--switch-max", 2, "--solver", solver)
-        assert cli(*command, "-o", f"{solver}.json").code == 0
-        plans.append(store.load(f"{solver}.json", Plan))
-    assert plans[0].why.partition(" ms")[0] == plans[1].why.partition(" ms")[0]
-    assert_refused(cli("plan", "alexnet:8", "--solver", "guess"), "guess", "exact", "highs")
 
 
 def test_plans_say_how_workers_share_the_device(cli: Cli) -> None:
@@ -105,7 +95,6 @@ def test_what_only_a_search_knows_is_refused_elsewhere(
         (("--shares", "60"), "--shares goes with --policy mps"),
         (("--tolerance", "0.05"), "--tolerance goes with --policy model or kernel or mps-model"),
         (("--policy", "model", "--switch-max", "14"), "--switch-max goes with --policy eclip"),
-        (("--policy", "search", "--solver", "exact"), "--solver goes with --policy eclip"),
         (("--policy", "search", "--earlier", "o.json.gz"), "--earlier goes with --refine"),
         (("--device", "cuda"), "--device goes with --verify"),
         (

@@ -139,14 +139,7 @@ def test_kernels_of_a_run_are_told_by_worker_position_and_lane(
         assert records.end_ns[0] >= 0 and records.end_ns[-1] < records.window_ns
         times: list[list[list[int]]] = [[[] for _ in range(KERNELS)] for _ in sources]
         last = [-1, -1]
-        for worker, position, lane, start, end in zip(
-            records.worker,
-            records.position,
-            records.lane,
-            records.start_ns,
-            records.end_ns,
-            strict=True,
-        ):
+        for worker, position, lane, start, end in records.rows():
             if last[worker] >= 0:
                 assert position == (last[worker] + 1) % KERNELS
             last[worker] = position

@@ -20,14 +20,21 @@ import pytest
 from eclip.errors import DeviceError
 from eclip.files import store
 from eclip.hip.api import (
+    CAPTURE_RELAXED,
+    CAPTURE_THREAD_LOCAL,
     ENTRY_POINTS,
-    ENUMERATORS,
     LEAST,
     LIBRARIES,
+    NODE_EMPTY,
+    NODE_KERNEL,
+    NODE_MEMSET,
     STATUSES,
-    STRUCTS,
+    Dim3,
     EntryPoint,
     Hip,
+    KernelNodeParams,
+    MemsetParams,
+    Uuid,
 )
 from hip_list import read_hooks, read_known
 from logs import make_mix, make_plan
@@ -38,6 +45,20 @@ HEADER = Path("/usr/include/hip/hip_runtime_api.h")
 LIBRARY = LIBRARIES[2]  # 5.2
 VERSION = 5, 2
 NATIVE = Path(__file__).parents[2] / "native" / "hip"
+# What headers call our constants and structs.
+ENUMERATORS = {
+    "hipStreamCaptureModeThreadLocal": CAPTURE_THREAD_LOCAL,
+    "hipStreamCaptureModeRelaxed": CAPTURE_RELAXED,
+    "hipGraphNodeTypeKernel": NODE_KERNEL,
+    "hipGraphNodeTypeMemset": NODE_MEMSET,
+    "hipGraphNodeTypeEmpty": NODE_EMPTY,
+}
+STRUCTS: dict[str, type[ctypes.Structure]] = {
+    "dim3": Dim3,
+    "hipUUID": Uuid,
+    "hipKernelNodeParams": KernelNodeParams,
+    "hipMemsetParams": MemsetParams,
+}
 # Of the structs that our native parts have definitions of their own of.
 FIELDS = {
     "hipKernelNodeParams": ("extra", "func", "gridDim", "kernelParams", "sharedMemBytes"),

@@ -134,83 +134,54 @@ def print_plan(plan: Plan) -> None:
 
 
 def _print_evidence(plan: Plan, evidence: Evidence) -> None:
+    """What was tried, what was refused and why, and the frontier that the plan was chosen from."""
+    rows = [_tried(plan, evidence, trial) for trial in evidence.trials]
     screen.out.print()
-    if evidence.objective == "slo":
-        _print_services(plan, evidence)
-        return
     screen.print_table(
         f"Tried on {evidence.device}{screen.modelled_note(evidence.modelled)}",
-        [
-            "plan",
-            "STP",
-            "fairness",
-            "power W",
-            "STP·s/kJ",
-            *(f"{worker.name} of alone" for worker in plan.workers),
-        ],
-        (
-            [
-                ("→ " if trial.chosen else "  ") + trial.label,
-                f"{_score(trial).stp:.3f}",
-                f"{_score(trial).fairness:.2f}",
-                f"{trial.power_w:.0f}",
-                f"{_score(trial).efficiency:.2f}",
-                *(f"{ratio:.0%}" for ratio in trial.ratios),
-            ]
-            for trial in evidence.trials
-        ),
+        [*rows[0]],
+        ([*row.values()] for row in rows),
         optional=("power W", "fairness"),
     )
-    _print_refusals(evidence)
+    for trial in evidence.trials:
+        if trial.refused and not trial.chosen:
+            screen.out.print(f"Refused: {trial.label}: {'; '.join(trial.refused)}.")
+    for words in evidence.missed:
+        screen.out.print(f"Not kept: {words}.")
     chosen = next(trial for trial in evidence.trials if trial.chosen)
-    screen.out.print(_frontier_picture(evidence, chosen))
+    if evidence.objective != "slo":
+        screen.out.print(_frontier_picture(evidence, chosen))
+    else:
+        if chosen.services:
+            _print_excess(chosen)
+        elif evidence.modelled:
+            screen.out.print(f"{MARGIN_IN_WORDS[0].upper()}{MARGIN_IN_WORDS[1:]}.")
+        _print_tradeoffs(evidence)
     screen.out.print(
         f"To repeat the search: --objective {evidence.objective} --seed {evidence.seed} "
         f"--batches {evidence.batches}"
     )
 
 
-def _print_refusals(evidence: Evidence) -> None:
-    for trial in evidence.trials:
-        if trial.refused and not trial.chosen:
-            screen.out.print(f"Refused: {trial.label}: {'; '.join(trial.refused)}.")
-    for words in evidence.missed:
-        screen.out.print(f"Not kept: {words}.")
-
-
-def _print_services(plan: Plan, evidence: Evidence) -> None:
-    """What was tried for services, and what background gets for how long a tail."""
-    services = [index for index, bound in enumerate(evidence.bounds_ms) if bound is not None]
-    others = [index for index in plan.everyone if index not in services]
-    screen.print_table(
-        f"Tried on {evidence.device}{screen.modelled_note(evidence.modelled)}",
-        [
-            "plan",
-            *(
-                f"{plan.workers[index].name} p99 ms (at most {evidence.bounds_ms[index]:.2f})"
-                for index in services
-            ),
-            *(f"{plan.workers[index].name} of alone" for index in others),
-        ],
-        (
-            [
-                ("→ " if trial.chosen else "  ") + trial.label,
-                *(screen.number(trial.p99_ms[index], 2) for index in services),
-                *(f"{trial.ratios[index]:.1%}" for index in others),
-            ]
-            for trial in evidence.trials
-        ),
-    )
-    _print_refusals(evidence)
-    chosen = next(trial for trial in evidence.trials if trial.chosen)
-    if chosen.services:
-        _print_excess(chosen)
-    elif evidence.modelled:
-        screen.out.print(f"{MARGIN_IN_WORDS[0].upper()}{MARGIN_IN_WORDS[1:]}.")
-    _print_tradeoffs(evidence)
-    screen.out.print(
-        f"To repeat the search: --objective slo --seed {evidence.seed} --batches {evidence.batches}"
-    )
+def _tried(plan: Plan, evidence: Evidence, trial: Trial) -> dict[str, str]:
+    """A trial by column: tails and background for services, throughput and energy otherwise."""
+    names = [worker.name for worker in plan.workers]
+    row = {"plan": ("→ " if trial.chosen else "  ") + trial.label}
+    if evidence.objective != "slo":
+        score = _score(trial)
+        row |= {"STP": f"{score.stp:.3f}", "fairness": f"{score.fairness:.2f}"}
+        row |= {"power W": f"{trial.power_w:.0f}", "STP·s/kJ": f"{score.efficiency:.2f}"}
+        ratios = zip(names, trial.ratios, strict=True)
+        return row | {f"{name} of alone": f"{ratio:.0%}" for name, ratio in ratios}
+    parts = list(zip(names, evidence.bounds_ms, trial.p99_ms, trial.ratios, strict=True))
+    row |= {
+        f"{name} p99 ms (at most {bound:.2f})": screen.number(p99, 2)
+        for name, bound, p99, _ in parts
+        if bound is not None
+    }
+    return row | {
+        f"{name} of alone": f"{ratio:.1%}" for name, bound, _, ratio in parts if bound is None
+    }
 
 
 def _print_excess(trial: Trial) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -19,7 +20,7 @@ from eclip.core.plan import Plan
 from eclip.core.profile import Profile
 from eclip.core.runlog import RunLog
 from eclip.core.topology import Topology
-from eclip.core.trace import Kernel, Trace
+from eclip.core.trace import Trace
 from eclip.files import store
 from eclip.files.comparison import Comparison
 from eclip.files.machine import Machine
@@ -43,27 +44,13 @@ def inspect(
 def show(artefact: Artefact, as_json: bool) -> None:
     if as_json:
         screen.print_json(store.to_data(artefact))
-    elif isinstance(artefact, Topology):
-        _show_topology(artefact)
-    elif isinstance(artefact, Trace):
-        _show_trace(artefact)
-    elif isinstance(artefact, Profile):
-        _show_profile(artefact)
-    elif isinstance(artefact, Calibration):
-        _show_calibration(artefact)
-    elif isinstance(artefact, Observations):
-        _show_observations(artefact)
-    elif isinstance(artefact, Plan):
-        explain.print_plan(artefact)
-        _show_fingerprint(artefact.fingerprint)
-    elif isinstance(artefact, Comparison):
-        results.print_results([artefact])
-    elif isinstance(artefact, Lengths):
-        _show_lengths(artefact)
-    elif isinstance(artefact, Machine):
-        _show_machine(artefact)
     else:
-        _show_run(artefact)
+        _SHOWN_BY[type(artefact)](artefact)
+
+
+def _show_plan(plan: Plan) -> None:
+    explain.print_plan(plan)
+    _show_fingerprint(plan.fingerprint)
 
 
 def _show_topology(topology: Topology) -> None:
@@ -97,18 +84,17 @@ def _show_trace(trace: Trace) -> None:
     screen.print_table(
         "First kernels",
         ["kernel", "grid", "block", "shared bytes", "cluster"],
-        (_launch(kernel) for kernel in trace.kernels[:_ROWS]),
+        (
+            [
+                kernel.name,
+                "x".join(map(str, kernel.grid)),
+                "x".join(map(str, kernel.block)),
+                str(kernel.shared_bytes),
+                str(kernel.cluster),
+            ]
+            for kernel in trace.kernels[:_ROWS]
+        ),
     )
-
-
-def _launch(kernel: Kernel) -> list[str]:
-    return [
-        kernel.name,
-        "x".join(map(str, kernel.grid)),
-        "x".join(map(str, kernel.block)),
-        str(kernel.shared_bytes),
-        str(kernel.cluster),
-    ]
 
 
 def _show_profile(profile: Profile) -> None:
@@ -298,3 +284,17 @@ def _show_fingerprint(fingerprint: Fingerprint) -> None:
             ("made with", ", ".join(filter(None, soft)) or "not recorded"),
         ]
     )
+
+
+_SHOWN_BY: dict[type[Artefact], Callable[[Any], None]] = {
+    Topology: _show_topology,
+    Trace: _show_trace,
+    Profile: _show_profile,
+    Calibration: _show_calibration,
+    Observations: _show_observations,
+    Plan: _show_plan,
+    RunLog: _show_run,
+    Comparison: lambda comparison: results.print_results([comparison]),
+    Lengths: _show_lengths,
+    Machine: _show_machine,
+}

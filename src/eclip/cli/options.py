@@ -150,12 +150,6 @@ SearchSecondsOption = Annotated[
         help="search: seconds of simulation, before plans are tried on a device.",
     ),
 ]
-SolverOption = Annotated[
-    str,
-    typer.Option(
-        "--solver", help="eclip: exact (a dynamic programme) or highs (the paper's ILP, slow)."
-    ),
-]
 SharesOption = Annotated[
     str | None,
     typer.Option(

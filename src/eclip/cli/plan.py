@@ -23,7 +23,6 @@ from eclip.cli.options import (
     SearchSeedOption,
     SearchTimeOption,
     SharesOption,
-    SolverOption,
     StrictOption,
     SwitchMaxOption,
     TailOption,
@@ -42,7 +41,6 @@ from eclip.files import outputs
 # Options that only some policies know; elsewhere they would be ignored, so they are refused.
 _POLICIES_WITH = {
     "--switch-max": ("eclip",),
-    "--solver": ("eclip",),
     "--tolerance": ("model", "kernel", "mps-model"),
     "--shares": ("mps",),
     **dict.fromkeys(
@@ -72,7 +70,6 @@ def plan(
     calibration: CalibrationOption = None,
     profiles: ProfilesOption = None,
     switch_max: SwitchMaxOption = 14,
-    solver: SolverOption = "exact",
     tolerance: ToleranceOption = 0.05,
     shares: SharesOption = None,
     objective: ObjectiveOption = None,
@@ -137,7 +134,6 @@ def plan(
                 seed=seed,
                 options=eclip.PolicyOptions(
                     switch_max=switch_max,
-                    solver=solver,
                     tolerance=tolerance,
                     shares=shares_of(shares),
                 ),

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from eclip.contest.confirm.explore import check_refinement
-from eclip.contest.confirm.plans import make_verification, objective_of, policy_options
-from eclip.contest.contest import Contest, ContestOptions, known_policies
+from eclip.contest.confirm.plans import make_verification, objective_of
+from eclip.contest.contest import CompareOptions, Contest, ContestOptions, known_policies
 from eclip.contest.outcome import Outcome, outcome_of
 from eclip.core.device import Window
 from eclip.core.mix import Mix
@@ -22,33 +21,10 @@ from eclip.planner.case import Case
 from eclip.planner.policies import PolicyOptions
 from eclip.planner.search.objective import Objective
 from eclip.progress import Progress
-from eclip.rig.arrivals import DEFAULT_REQUESTS, Arrivals, parts_of_load
+from eclip.rig.arrivals import Arrivals, parts_of_load
 from eclip.rig.rig import Stand
 
 _NAME = re.compile(r"[A-Za-z][\w.-]{0,40}", re.ASCII)
-
-
-@dataclass(frozen=True)
-class CompareOptions:
-    """Settings that few comparisons change."""
-
-    seed: int = 0  # of arrivals, phases, sweeps and searches
-    warmup: float = 0.1  # seconds before a run is measured
-    trace_ms: float = 0.0  # of every policy's last run: kernels are recorded
-    requests: int = DEFAULT_REQUESTS  # of all workers in all repeats, under a part load
-    fairness: float | None = None  # floor of sweeps and searches; None: see Objective
-    search_seconds: float = 20.0
-    batches: int | None = None  # of the search: exactly this many, instead of seconds
-    verify: int = 0  # of the search: try this many of its best plans on the device
-    refine: float = 0.0  # of the search: before that, search on the device for this many seconds
-    earlier: str | Path | None = None  # of the search: observations of an earlier one to start from
-    trials: int = 24  # of static masks, for every objective
-    trial_seconds: float = 0.3
-    processes: int = 30  # at once, at most; thins the sweep of MPS shares
-    reopen: bool = False  # open every session anew for every run
-    switch_max: int = 14  # eclip: lane switches per request and worker
-    tolerance: float = 0.05  # model, kernel: slowdown that still counts as right-sized
-    command: str = "eclip.compare(…)"  # what would repeat it, for a person
 
 
 def compare_policies(
@@ -87,21 +63,17 @@ def compare_policies(
         policies=_names(policies),
         plans=named,
         objectives=aims,
-        window=window,
         repeats=repeats,
-        seed=options.seed,
-        policy=policy_options(
-            aims[0],
+        policy=PolicyOptions(
+            switch_max=options.switch_max,
+            tolerance=options.tolerance,
+            objective=aims[0],
             seconds=options.search_seconds,
             batches=options.batches,
             seed=options.seed,
-            base=PolicyOptions(switch_max=options.switch_max, tolerance=options.tolerance),
             progress=Progress(progress),  # it has no phase of its own
         ),
-        trials=options.trials,
-        trial_seconds=options.trial_seconds,
-        processes=options.processes,
-        reopen=options.reopen,
+        settings=options,
     )
     if not options.verify and (options.refine or options.earlier is not None):
         raise UsageError("--refine goes with --verify, which decides at the end")

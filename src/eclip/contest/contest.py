@@ -14,6 +14,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -28,7 +29,7 @@ from eclip.contest.confirm.explore import Explorer, Verification
 from eclip.contest.confirm.finals import confirm
 from eclip.contest.confirm.plans import make_plan, search_options
 from eclip.contest.confirm.sweep import MOST_CLIENTS, Setting, Sweep, equal_shares
-from eclip.core.device import Capability, Session, StartedSessions, Window
+from eclip.core.device import Capability, Session, StartedSessions
 from eclip.core.mix import Mix
 from eclip.core.plan import Plan, Promise
 from eclip.core.runlog import RunLog
@@ -41,7 +42,7 @@ from eclip.planner.search.candidates import Found
 from eclip.planner.search.objective import Objective
 from eclip.planner.tiers import FOR_SERVICES, LAUNCHES, needs_alone, promising
 from eclip.progress import Progress
-from eclip.rig.arrivals import Arrivals
+from eclip.rig.arrivals import DEFAULT_REQUESTS, Arrivals
 from eclip.rig.rig import Stand
 from eclip.rig.rounds import rotation
 
@@ -89,24 +90,42 @@ _MOST_TRIAL_S = 3.0
 
 
 @dataclass(frozen=True)
+class CompareOptions:
+    """Settings that few comparisons change."""
+
+    seed: int = 0  # of arrivals, phases, sweeps and searches
+    warmup: float = 0.1  # seconds before a run is measured
+    trace_ms: float = 0.0  # of every policy's last run: kernels are recorded
+    requests: int = DEFAULT_REQUESTS  # of all workers in all repeats, under a part load
+    fairness: float | None = None  # floor of sweeps and searches; None: see Objective
+    search_seconds: float = 20.0
+    batches: int | None = None  # of the search: exactly this many, instead of seconds
+    verify: int = 0  # of the search: try this many of its best plans on the device
+    refine: float = 0.0  # of the search: before that, search on the device for this many seconds
+    earlier: str | Path | None = None  # of the search: observations of an earlier one to start from
+    trials: int = 24  # of static masks, for every objective
+    trial_seconds: float = 0.3
+    processes: int = 30  # at once, at most; thins the sweep of MPS shares
+    reopen: bool = False  # open every session anew for every run
+    switch_max: int = 14  # eclip: lane switches per request and worker
+    tolerance: float = 0.05  # model, kernel: slowdown that still counts as right-sized
+    command: str = "eclip.compare(…)"  # what would repeat it, for a person
+
+
+@dataclass(frozen=True)
 class ContestOptions:
     policies: tuple[str, ...] | None = None  # None: all that can run here
     plans: Mapping[str, Plan] = field(default_factory=dict)  # take part too, by name
     objectives: tuple[Objective, ...] = ()  # what is swept or searched for: a plan for each
-    window: Window = field(default_factory=Window)
     repeats: int = 1
-    seed: int = 0
     policy: PolicyOptions = field(default_factory=PolicyOptions)
     verification: Verification | None = None  # of what a search finds
-    trials: int = 24  # of static masks, for every objective
-    trial_seconds: float = 0.3
-    processes: int = 30  # at most so many at once; the MPS sweep is thinned to fit
-    reopen: bool = False  # open every session anew for every run
+    settings: CompareOptions = field(default_factory=CompareOptions)
 
     def __post_init__(self) -> None:
-        if min(self.repeats, self.trials, self.processes) < 1:
+        if min(self.repeats, self.settings.trials, self.settings.processes) < 1:
             raise UsageError("repeats, trials and processes start at 1")
-        if not 0 < self.trial_seconds <= 60:
+        if not 0 < self.settings.trial_seconds <= 60:
             raise UsageError("a trial takes above 0 and at most 60 s")
         if not self.objectives:
             raise UsageError("a contest needs an objective")
@@ -160,11 +179,11 @@ class Contest:
 
     @functools.cached_property
     def _sweep(self) -> Sweep:
-        seconds, mix = self.options.trial_seconds, self.stand.case.mix
+        seconds, mix = self.options.settings.trial_seconds, self.stand.case.mix
         if mix.services:
             slowest = min(mix.workers[service].rate_rps or 1.0 for service in mix.services)
             seconds = max(seconds, min(_TRIAL_REQUESTS / slowest, _MOST_TRIAL_S))
-        aims, seed = self.options.objectives, self.options.seed
+        aims, seed = self.options.objectives, self.options.settings.seed
         return Sweep(self.stand, aims, seconds, seed, self._progress)
 
     @property
@@ -177,12 +196,10 @@ class Contest:
         names = self._choose()
         with self._stack:
             self._progress.phase("preparing")
-            with (
-                _aside(lambda quiet: self._simulate(names, quiet), self._progress) as searches,
-                _aside(lambda _: self._start_processes(names), self._progress) as started,
-            ):
+            with _aside(lambda quiet: self._simulate(names, quiet), self._progress) as searches:
+                started = self._start_processes(names)
                 self.stand.prepare()
-            for processes in started.result():
+            for processes in started:
                 with self._or_leave_out(*processes.plans):
                     processes.sets.wait()
             self.stand.measure_alone()
@@ -192,7 +209,7 @@ class Contest:
             for name in [*names, *self.options.plans]:
                 if not self._progress.stopped and name not in self.left_out:
                     with self._or_leave_out(name):
-                        self._enter(name, started.result(), searches)
+                        self._enter(name, started, searches)
             if not self.entrants and self.left_out:
                 raise UsageError(
                     "no policy is left to run: "
@@ -258,7 +275,7 @@ class Contest:
         elif name == "masks":
             self._progress.phase("trying static masks")
             promises = self.options.policy.promises
-            for setting in self._sweep.masks(self.options.trials):
+            for setting in self._sweep.masks(self.options.settings.trials):
                 self._add(promising(setting.plan, promises), setting)
         elif name == "search":
             for plan in self._search(searches):
@@ -272,7 +289,7 @@ class Contest:
         if setting is not None:
             known = {"setting": setting.label, "trials": setting.trials}
         session = self.stand.open(plan)
-        if self.options.reopen:
+        if self.options.settings.reopen:
             session.close()  # what cannot be opened must not wait for its turn
             opener: Callable[[], Any] = functools.partial(self.stand.open, plan)
         else:
@@ -434,7 +451,7 @@ def _process_plans(case: Case, options: ContestOptions, name: str, others: int) 
     shared = make_plan(case, "shared", options.policy)
     workers, services = len(shared.workers), case.mix.services
     # The others have a set each, and one of them is under MPS, too.
-    sets = max(1, min(options.processes // workers - others, MOST_CLIENTS // workers - 1))
+    sets = max(1, min(options.settings.processes // workers - others, MOST_CLIENTS // workers - 1))
     wanted = [(share,) * workers for share in equal_shares(workers, sets)]
     if services:  # they have all units, and background a share
         wanted[1:1] = [

@@ -8,6 +8,8 @@ Measures are taken of logs, so a log imports them only to show itself.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from eclip.core.display import html_table, number
@@ -50,6 +52,10 @@ class KernelRecords(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def __post_init__(self) -> None:
         _check_columns("kernels", self)
+
+    def rows(self) -> Iterator[tuple[int, int, int, int, int]]:
+        """Worker, position, lane, start and end of every kernel."""
+        return zip(self.worker, self.position, self.lane, self.start_ns, self.end_ns, strict=True)
 
 
 class WorkerCounters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

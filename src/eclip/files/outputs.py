@@ -69,11 +69,6 @@ def save_or_rescue(artefact: Artefact, path: Path) -> RescuedError | None:
     return rescue(lambda place: store.save(artefact, place), path)
 
 
-def export_or_rescue(path: Path, data: bytes, mark: bytes) -> RescuedError | None:
-    """As ``save_or_rescue``, for a report or trace."""
-    return rescue(lambda place: store.save_export(place, data, mark), path)
-
-
 def append_or_rescue(comparison: Comparison, path: Path) -> RescuedError | None:
     """As ``save_or_rescue``, for a line of a results file."""
     return rescue(lambda place: store.append(comparison, place), path)

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
-from eclip.core.program import Route
-
 N = TypeVar("N")
 
 
@@ -42,16 +40,3 @@ class Recorder(Generic[N]):
         if len(self._open) > 1:
             self._open = [self._sink.join(self._open)]
         self._barrier, self._open = self._open, []
-
-
-def record_route(route: Route, sink: Sink[N]) -> list[N]:
-    """A worker's request as a graph: its kernels one after another, whatever lanes they take.
-
-    Kernels of one lane have no order among themselves in a graph, so there is a barrier after each.
-    """
-    recorder = Recorder(sink)
-    nodes = []
-    for kernel in range(len(route.lane)):
-        nodes.append(recorder.command(kernel))
-        recorder.barrier()
-    return nodes

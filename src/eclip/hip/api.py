@@ -28,13 +28,6 @@ EVENT_DISABLE_TIMING = 2
 CAPTURE_THREAD_LOCAL, CAPTURE_RELAXED = 1, 2
 # Kinds of nodes as ROCm 5.2 counts them. Newer ones count from 0: ``Hip.node_kind`` translates.
 NODE_KERNEL, NODE_MEMSET, NODE_EMPTY = 1, 3, 6
-ENUMERATORS = {
-    "hipStreamCaptureModeThreadLocal": CAPTURE_THREAD_LOCAL,
-    "hipStreamCaptureModeRelaxed": CAPTURE_RELAXED,
-    "hipGraphNodeTypeKernel": NODE_KERNEL,
-    "hipGraphNodeTypeMemset": NODE_MEMSET,
-    "hipGraphNodeTypeEmpty": NODE_EMPTY,
-}
 
 # Newest first; a library that torch has loaded is found by these names, too.
 LIBRARIES = (
@@ -72,14 +65,6 @@ class MemsetParams(ctypes.Structure):
         ("value", c_uint),
         ("width", c_size_t),
     )
-
-
-STRUCTS: dict[str, type[ctypes.Structure]] = {
-    "dim3": Dim3,
-    "hipUUID": Uuid,
-    "hipKernelNodeParams": KernelNodeParams,
-    "hipMemsetParams": MemsetParams,
-}
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,6 @@ from eclip.planner.tiers import (
 from eclip.progress import Progress
 
 PRIORITY_LEVELS = 6  # of an H200's streams; a device with fewer refuses what it does not have
-SOLVERS = ("exact", "highs")
 DEFAULT_SHARE = 60  # percent for everybody: the best of most mixes on an H200
 
 
@@ -51,7 +50,6 @@ class PolicyOptions:
     """What policies may be told; each takes what it knows."""
 
     switch_max: int = DEFAULT_SWITCH_MAX  # eclip: lane switches per request and worker
-    solver: str = "exact"  # eclip: the dynamic programme, or the paper's ILP by HiGHS
     tolerance: float = 0.05  # model, kernel: how much slower than on all units is still right-sized
     shares: tuple[int, ...] = ()  # mps: percent of the units, one per worker or one for all
     promises: Mapping[int, Promise] = field(default_factory=dict)  # of every service, by index
@@ -67,8 +65,6 @@ class PolicyOptions:
     def __post_init__(self) -> None:
         if self.switch_max < 0:
             raise UsageError(f"the switch budget must be at least 0, not {self.switch_max}")
-        if self.solver not in SOLVERS:
-            raise unknown_name("solver", self.solver, SOLVERS)
         if not 0 <= self.tolerance < 100:
             raise UsageError(f"the tolerance must be 0 or more (0.05 is 5%), not {self.tolerance}")
         if not 0 < self.seconds <= MOST_SECONDS:
@@ -371,7 +367,7 @@ def _search_rules(
 
 
 def _eclip(problem: Problem, options: PolicyOptions) -> Plan:
-    return plan_as_the_paper(problem, options.switch_max, options.solver)
+    return plan_as_the_paper(problem, options.switch_max)
 
 
 POLICIES: dict[str, Policy] = {

@@ -100,14 +100,7 @@ def _kernels(log: RunLog, traces: Mapping[ModelKey, Trace], origin_ns: int) -> I
         [kernel.name for kernel in traces[worker.model].kernels] if worker.model in traces else []
         for worker in log.plan.workers
     ]
-    for worker, position, lane, start_ns, end_ns in zip(
-        records.worker,
-        records.position,
-        records.lane,
-        records.start_ns,
-        records.end_ns,
-        strict=True,
-    ):
+    for worker, position, lane, start_ns, end_ns in records.rows():
         known = 0 <= position < len(names[worker])
         yield {
             "ph": "X",

@@ -29,7 +29,6 @@ from eclip.core.device import (
     StartedSessions,
     Window,
 )
-from eclip.core.excess import Excess, measure_excess
 from eclip.core.load import CLOSED_LOOP, Load
 from eclip.core.memory import check_memory, memory_of_plan
 from eclip.core.model_key import ModelKey
@@ -179,14 +178,6 @@ def run_beside_alone(
         raise StoppedError("stopped before everybody had run beside the others and alone")
     alone_rps = tuple(statistics.median(rates[w]) for w in plan.everyone)
     return [_beside(of_round, plan, alone_rps) for of_round in whole]
-
-
-def excesses_of(rounds: Sequence[Beside]) -> dict[int, Excess]:
-    """What sharing cost every service, over all rounds, by its place in the plan."""
-    return {
-        service: measure_excess([(one.shared, one.alone[service]) for one in rounds], service)
-        for service in sorted(rounds[0].alone)
-    }
 
 
 def _beside(logs: dict[int, RunLog], plan: Plan, alone_rps: tuple[float, ...]) -> Beside:

@@ -84,22 +84,6 @@ def why_not_merge(
     return tuple(reasons)
 
 
-def possible(
-    kernels: tuple[StreamKernel, ...],
-    producer: str,
-    consumer: str,
-    bounded: bool,
-    most_registers: int = 255,
-) -> tuple[Mechanism, ...]:
-    """What may be chosen for two kernels of a stream graph."""
-    out = {Mechanism.EXACT}
-    if why_not_merge(kernels, producer, consumer, most_registers):
-        out.add(Mechanism.MERGE)
-    if not bounded:
-        out.add(Mechanism.MAXIMUM)
-    return tuple(one for one in Mechanism if one not in out)
-
-
 def _detour(
     kernels: tuple[StreamKernel, ...], first: StreamKernel, second: StreamKernel
 ) -> tuple[str, ...]:

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import eclip
-from eclip.contest.compare import CompareOptions
 from eclip.contest.confirm.explore import Verification
 from eclip.contest.contest import (
+    CompareOptions,
     Contest,
     ContestOptions,
     _process_plans,
@@ -66,6 +66,9 @@ def steady(batch: int, model: str = "steady", kernel_ns: int = 300_000) -> Profi
     )
 
 
+SETTINGS = {"trials", "processes", "reopen"}
+
+
 class Stage:
     """What a device noted: who ran, under which arrivals; and how it is to fail."""
 
@@ -100,7 +103,8 @@ class Stage:
         window = Window(seconds=seconds, warmup_seconds=0.02, trace_ms=10.0)
         device = ProcessDevice(self) if processes_run else StagedDevice(self)
         repeats = options.pop("repeats", 1)
-        given: dict[str, Any] = {"trials": 4, "trial_seconds": 0.05, "objectives": (Objective(),)}
+        settings: dict[str, Any] = {"seed": 3, "trials": 4, "trial_seconds": 0.05}
+        settings |= {name: options.pop(name) for name in SETTINGS & options.keys()}
         case = case_of(self.profiles, mix=MIX, others=self.others)
         return Contest(
             Stand(case, device, self.planned),
@@ -108,11 +112,10 @@ class Stage:
             ContestOptions(
                 policies=policies or None,
                 plans=plans or {},
-                window=window,
                 repeats=repeats,
-                seed=3,
                 policy=PolicyOptions(batches=0),
-                **(given | options),
+                settings=CompareOptions(**settings),
+                **({"objectives": (Objective(),)} | options),
             ),
             progress or Progress(),
         )
@@ -670,9 +673,9 @@ def test_runs_together_are_as_one_long_run(stage: Stage) -> None:
     "wrong",
     [
         {"repeats": 0},
-        {"trials": 0},
-        {"trial_seconds": 0.0},
-        {"processes": 0},
+        {"settings": CompareOptions(trials=0)},
+        {"settings": CompareOptions(trial_seconds=0.0)},
+        {"settings": CompareOptions(processes=0)},
         {"objectives": ()},
         {"objectives": (Objective(), Objective())},
         {"policies": ("shared", "fastest")},
@@ -778,7 +781,7 @@ def test_search_holds_its_arrivals_against_their_own_p99_alone() -> None:
 
 def test_under_mps_services_have_all_units_and_background_a_share() -> None:
     case = case_of(PROFILES, mix=SERVED)
-    options = ContestOptions(objectives=(Objective("slo"),), processes=30)
+    options = ContestOptions(objectives=(Objective("slo"),))
     shares = {
         plan.sharing.shares
         for plan in _process_plans(case, options, "mps", 1)

@@ -80,9 +80,8 @@ def test_full_disk_and_missing_permission_are_known_before(
 
 def test_nothing_is_rescued_where_all_is_well(here: Path) -> None:
     assert outputs.save_or_rescue(PLAN, Path("plan.json")) is None
-    assert outputs.export_or_rescue(Path("r.html"), MARK, MARK) is None
     assert outputs.append_or_rescue(comparison({"shared": 1.0}), Path("r.jsonl")) is None
-    assert sorted(path.name for path in here.iterdir()) == ["plan.json", "r.html", "r.jsonl"]
+    assert sorted(path.name for path in here.iterdir()) == ["plan.json", "r.jsonl"]
 
 
 def test_result_goes_beside_what_is_in_the_way(here: Path) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eclip.core.program import NO_WAIT, Route
-from eclip.gpu.commands import Recorder, record_route
+from eclip.gpu.commands import Recorder
 
 BARRIER = -1
 
@@ -84,11 +82,3 @@ def test_a_command_depends_on_all_before_the_last_barrier_and_on_nothing_since(
         expected = {nodes.commands[other] for other in steps[:last] if other != BARRIER}
         found = before(nodes, nodes.commands[step])
         assert found & set(nodes.commands.values()) == expected
-
-
-def test_a_route_becomes_a_chain() -> None:
-    lanes = np.array([0, 0, 1, 0])
-    route = Route(worker=0, lane=lanes, wait_on=np.array([NO_WAIT, NO_WAIT, 0, 1]))
-    nodes = Nodes()
-    assert record_route(route, nodes) == [0, 1, 2, 3]
-    assert nodes.after == [(), (0,), (1,), (2,)]

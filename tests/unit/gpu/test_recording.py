@@ -202,17 +202,7 @@ def test_kernels_are_told_by_executable_and_order_of_start() -> None:
     ]
     records = record_kernels(seen, placed, zero, 100)
     assert records.own_run and records.window_ns == 100
-    found = list(
-        zip(
-            records.worker,
-            records.position,
-            records.lane,
-            records.start_ns,
-            records.end_ns,
-            strict=True,
-        )
-    )
-    assert found == [
+    assert list(records.rows()) == [
         (0, 2, 1, -5, 5),
         (0, 0, 0, 10, 20),
         (1, 0, 2, 15, 25),

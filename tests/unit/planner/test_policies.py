@@ -204,26 +204,6 @@ def test_plan_of_processes_or_turns_is_saved_loaded_and_explained_like_others(
     assert msgspec.convert(data["sharing"], Processes | Turns) == sharing
 
 
-# --- Solvers ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_highs_finds_the_optimum_that_the_exact_solver_proves(seed: int) -> None:
-    pytest.importorskip("highspy")
-    problem = problem_of("mi50", 2, kernels=8, seed=10 * seed)
-    exact, highs = (
-        make_plan("eclip", problem, PolicyOptions(switch_max=3, solver=solver))
-        for solver in ("exact", "highs")
-    )
-    assert objective_of(highs, problem) == pytest.approx(objective_of(exact, problem), rel=1e-6)
-    assert max(part.switches for part in highs.main.assignments) <= 3
-
-
-def test_unknown_solver_lists_the_right_ones() -> None:
-    with pytest.raises(UsageError, match="unknown solver 'cplex'; choose one of: exact, highs"):
-        PolicyOptions(solver="cplex")
-
-
 @every_device
 @pytest.mark.parametrize("workers", range(1, 9))
 def test_model_masks_are_disjoint_while_slices_suffice(device: str, workers: int) -> None:

@@ -17,7 +17,7 @@ from eclip.errors import StoppedError, UsageError
 from eclip.models.synthetic import synthetic_profile
 from eclip.planner.alone import alone_rates
 from eclip.progress import Progress
-from eclip.rig.rig import Stand, excesses_of, run_beside_alone
+from eclip.rig.rig import Stand, run_beside_alone
 from eclip.sim.device import SimDevice, SimSession
 from simulations import CALIBRATIONS, H200, case_of, flat_profile, pinned
 
@@ -133,7 +133,10 @@ def test_every_service_runs_alone_with_the_arrivals_it_has_beside_others() -> No
             assert {*alone.requests.worker} == {service}
             assert alone.seed == one.shared.seed == number
             assert alone.offered[service] == one.shared.offered[service]
-    found = excesses_of(rounds)
+    found = {
+        service: measure_excess([(one.shared, one.alone[service]) for one in rounds], service)
+        for service in (0, 2)
+    }
     assert [excess.name for excess in found.values()] == ["short", "other"]
     assert [excess.bound_ms is not None for excess in found.values()] == [True, True]
     for service, rate in ((0, 900), (2, 300)):

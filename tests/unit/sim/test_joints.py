@@ -92,14 +92,7 @@ def kernels_of(log: RunLog, worker: int) -> list[tuple[int, int, int, int]]:
     columns = log.kernels
     return [
         (position, lane, start, end)
-        for of, position, lane, start, end in zip(
-            columns.worker,
-            columns.position,
-            columns.lane,
-            columns.start_ns,
-            columns.end_ns,
-            strict=True,
-        )
+        for of, position, lane, start, end in columns.rows()
         if of == worker
     ]
 

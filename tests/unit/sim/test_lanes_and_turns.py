@@ -49,14 +49,7 @@ def test_kernels_keep_their_order_and_no_two_share_a_hardware_queue(seed: int, q
     by_worker: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
     by_queue: dict[int, list[tuple[int, int]]] = defaultdict(list)
     columns = log.kernels
-    for worker, position, lane, start, end in zip(
-        columns.worker,
-        columns.position,
-        columns.lane,
-        columns.start_ns,
-        columns.end_ns,
-        strict=True,
-    ):
+    for worker, position, lane, start, end in columns.rows():
         assert lane == lane_of[worker][position]
         by_worker[worker].append((start, end, position))
         by_queue[lane % queues].append((start, end))

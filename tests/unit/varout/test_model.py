@@ -13,7 +13,7 @@ from eclip.errors import UsageError
 from eclip.files import store
 from eclip.files.machine import Machine, StreamProcessor
 from eclip.varout import growth, model
-from eclip.varout.mechanisms import Mechanism, StreamKernel, possible, why_not_merge
+from eclip.varout.mechanisms import Mechanism, StreamKernel, why_not_merge
 from varout_cycles import simulate
 
 TOLERANCE = 0.02
@@ -196,14 +196,6 @@ def test_what_cannot_be_merged_says_why(kernels: tuple[StreamKernel, ...], word:
     reasons = why_not_merge(kernels, "a", "b")
     assert len(reasons) == 1
     assert word in reasons[0]
-
-
-def test_what_is_possible_follows_from_the_graph_and_the_bound() -> None:
-    everything = {one for one in Mechanism if one is not Mechanism.EXACT}
-    assert set(possible((A, B), "a", "b", bounded=True)) == everything
-    assert set(possible((A, B), "a", "b", bounded=False)) == everything - {Mechanism.MAXIMUM}
-    shared = (A, B, StreamKernel("c", ("s",), ("more",)))
-    assert set(possible(shared, "a", "b", bounded=True)) == everything - {Mechanism.MERGE}
 
 
 def test_a_detour_is_found_however_long() -> None:

@@ -4,7 +4,7 @@ All sets of instances that one GPU holds are found by simulation. A set is not s
 of it clearly misses a bound, or if a set that contains it keeps all: fewer requests are never
 worse. A p99 of a few hundred requests is not exact, so a set that misses by little says nothing of
 larger ones. An integer programme then chooses how many GPUs of each group take which set. HiGHS is
-heavy and optional (the extra ``ilp``), so it is imported when it is needed.
+heavy and optional (the extra ``fleet``), so it is imported when it is needed.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _choose(shop: Shop, sets: list[FeasibleSet]) -> Packing:
     try:
         import highspy
     except ImportError:
-        raise UsageError("the exact optimum needs HiGHS: pip install 'eclip[ilp]'") from None
+        raise UsageError("the exact optimum needs HiGHS: pip install 'eclip[fleet]'") from None
     fleet = shop.fleet
     columns = [(one, group) for group in fleet.gpus for one in sets if one.kind == group.kind]
     goodput = shop.objective == "goodput"

@@ -136,8 +136,7 @@ class _Model:
             return None
         if status != highspy.HighsModelStatus.kOptimal:
             raise PlanningError(
-                f"HiGHS stopped with {solver.modelStatusToString(status)} after "
-                f"{time_limit_s:g} s; give it more time or use the exact solver"
+                f"HiGHS stopped with {solver.modelStatusToString(status)} after {time_limit_s:g} s"
             )
         values = np.array(solver.getSolution().col_value)[: self.cells].reshape(-1, self.sizes)
         sizes_taken = values.argmax(axis=1).astype(np.int64)
