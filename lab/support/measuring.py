@@ -18,7 +18,7 @@ from lab.support.stages import LEAST_TRIAL_S, MASKS, PROCESS_SETS, SEARCH_S, WAR
 from lab.support.workshop import Bench, KeptStand, Shelf
 
 from eclip.contest.confirm.plans import make_verification, policy_options
-from eclip.contest.contest import Contest, ContestOptions
+from eclip.contest.contest import CompareOptions, Contest, ContestOptions
 from eclip.contest.outcome import Outcome, outcome_of
 from eclip.core.device import Window
 from eclip.core.plan import Lanes, Plan
@@ -77,12 +77,14 @@ def hold(
         policies=policies,
         plans=plans,
         objectives=aims,
-        window=window,
         repeats=part.rounds,
         policy=policy_options(aims[0], seconds=SEARCH_S),
-        trials=MASKS,
-        trial_seconds=LEAST_TRIAL_S,
-        processes=2 * PROCESS_SETS,
+        settings=CompareOptions(
+            warmup=WARMUP_S,
+            trials=MASKS,
+            trial_seconds=LEAST_TRIAL_S,
+            processes=2 * PROCESS_SETS,
+        ),
         verification=make_verification(stand, part.verify, part.refine_s, None)
         if part.verify
         else None,
