@@ -1,4 +1,4 @@
-"""Comparing: from what a person asks to a contest and its outcome."""
+"""Comparing: makes a contest from the user's options, and returns its outcome."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class CompareOptions:
     reopen: bool = False  # open every session anew for every run
     switch_max: int = 14  # eclip: lane switches per request and worker
     tolerance: float = 0.05  # model, kernel: slowdown that still counts as right-sized
-    command: str = "eclip.compare(…)"  # what would repeat it, for a person
+    command: str = "eclip.compare(…)"  # kept in the results: repeats the comparison
 
 
 def compare_policies(
@@ -64,9 +64,9 @@ def compare_policies(
     options: CompareOptions | None,
     progress: Progress,
 ) -> Outcome:
-    """Hold the contest. What was measured before a stop request or a failure is returned.
+    """Hold the contest. After a stop request or a failure, the results so far are returned.
 
-    Whatever can be refused without a device is refused before one is opened.
+    Invalid options are refused before a device is opened.
     """
     options = options or CompareOptions()
     aims = _objectives(objective, options.fairness, mix=case.mix)

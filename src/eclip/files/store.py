@@ -249,7 +249,9 @@ def load(path: str | Path, kind: type[A]) -> A: ...
 
 
 def load(path: str | Path, kind: type[A] | None = None) -> A | Artefact:
-    """The artefact in a file. Damaged files, and artefacts of another ``kind``, are refused::
+    """The artefact in a file.
+
+    Damaged files, and artefacts of another ``kind``, are refused::
 
         plan = eclip.load("plan.json")
         plan = eclip.load("plan.json", eclip.Plan)  # refused if the file holds no plan
