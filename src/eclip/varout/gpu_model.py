@@ -46,8 +46,8 @@ def times_ns(
 
 
 def buffer_bytes(stage: GpuStage, mechanism: Mechanism, capacity: int, longest: int) -> int:
-    """What the mechanism keeps allocated for this stage alone. An arena must hold what exceeds the
-    capacity of the longest output there can be; if nothing bounds that, of the ``longest`` seen."""
+    """The memory that the mechanism allocates for this stage alone. An arena must hold the excess
+    of the longest possible output over the capacity; without a limit, of the ``longest`` seen."""
     if mechanism is Mechanism.MERGE:
         return 0
     words = capacity
@@ -59,11 +59,11 @@ def buffer_bytes(stage: GpuStage, mechanism: Mechanism, capacity: int, longest: 
 
 
 def at_inputs(stages: Sequence[GpuStage], inputs: int) -> GpuStage:
-    """The stage for so many inputs, from those measured at other sizes.
+    """The stage for ``inputs`` inputs, from measurements at other sizes.
 
-    Between two sizes the time of a request with the same share of outputs and capacity is taken as
-    linear in the inputs, which makes what is per element a weighted mean; beyond the sizes measured
-    the nearest one's constants hold.
+    Between two sizes the time of a request with the same share of outputs and capacity is assumed
+    linear in the inputs, so constants per element are weighted means. Beyond the measured sizes the
+    constants of the nearest size hold.
     """
     ordered = sorted(stages, key=lambda one: one.inputs)
     above = next((at for at, one in enumerate(ordered) if one.inputs > inputs), len(ordered))
@@ -190,7 +190,7 @@ _FORMS: dict[Mechanism, Callable[[GpuStage, float, Floats], Floats | None]] = {
 
 @dataclass(frozen=True)
 class Sample:
-    """One measured point of a stage."""
+    """A measured point of a stage."""
 
     mechanism: Mechanism
     capacity: int
@@ -274,7 +274,7 @@ def _settle(stage: GpuStage, samples: Sequence[Sample], names: tuple[str, ...]) 
         norms[norms == 0] = 1
         found = np.linalg.lstsq(matrix / norms, wanted, rcond=None)[0] / norms
         values = dict(zip(free, found.tolist(), strict=True))
-        # What is out of its bounds stays at the bound, and the others are settled again.
+        # A constant beyond a limit stays at the limit, and the others are fitted again.
         if values.get("overlap", 0.0) > 1:
             stage = msgspec.structs.replace(stage, overlap=1.0)
             free.remove("overlap")

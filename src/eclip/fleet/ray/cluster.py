@@ -48,8 +48,8 @@ _QUIET = {
 THIS_MACHINE = {
     # Without this, Ray takes the address of a network card even when it is told 127.0.0.1.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    # A node whose process is dead refuses connections: noticed after 3 s instead of 16 s. One that
-    # is merely slow has as long as ever.
+    # A node with a dead process refuses connections: noticed after 3 s instead of 16 s. The time
+    # that a slow node has is unchanged.
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_failure_threshold": "3",

@@ -1,4 +1,4 @@
-"""The operations on PyTorch tensors, on whatever stream is current, captured or not.
+"""The operations on PyTorch tensors, on the current stream, captured or not.
 
 A workspace is cleared by the request itself (one memset), so an operation may be captured in any
 number of graphs.
