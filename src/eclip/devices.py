@@ -1,7 +1,6 @@
 """The devices by name.
 
-The packages of a device are heavy (numba, a GPU's driver), so they are imported when the device is
-opened.
+A device's packages are heavy (numba, a GPU's driver), so they are imported when it is opened.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``eclip explain``: a plan in words and a small picture: which worker runs where, and why."""
+"""``eclip explain``: shows a plan in words and a small picture."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def explain(
     file: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Show which worker of a plan runs where, and why."""
+    """Show the lanes of every worker of a plan, and the reasons."""
     plan = store.load(file, Plan)
     if as_json:
         screen.print_json(describe(plan))
@@ -179,7 +179,7 @@ def _print_refusals(evidence: Evidence) -> None:
 
 
 def _print_services(plan: Plan, evidence: Evidence) -> None:
-    """What was tried for services, and what background gets for how long a tail."""
+    """The trials of a search for services: p99 and background of each."""
     services = [index for index, bound in enumerate(evidence.bounds_ms) if bound is not None]
     others = [index for index in plan.everyone if index not in services]
     screen.print_table(
@@ -270,7 +270,7 @@ def _score(trial: Trial) -> Score:
 
 
 def _frontier_picture(evidence: Evidence, chosen: Trial) -> str:
-    """Throughput (across) against efficiency (up) of what nothing beats in both, simulated."""
+    """A chart of the simulated frontier: throughput (across) against efficiency (up)."""
     points = sorted(evidence.frontier)
     deployed = (_score(chosen).stp, _score(chosen).efficiency)
     across = [point[0] for point in (*points, deployed)]
