@@ -40,7 +40,7 @@ class CompareOptions:
     search_seconds: float = 20.0
     batches: int | None = None  # of the search: exactly this many, instead of seconds
     verify: int = 0  # of the search: try this many of its best plans on the device
-    refine: float = 0.0  # of the search: before that, search on the device for this many seconds
+    refine: float = 0.0  # seconds of search on the device, before its plans are verified
     earlier: str | Path | None = None  # of the search: observations of an earlier one to start from
     trials: int = 24  # of static masks, for every objective
     trial_seconds: float = 0.3
@@ -104,7 +104,7 @@ def compare_policies(
         reopen=options.reopen,
     )
     if not options.verify and (options.refine or options.earlier is not None):
-        raise UsageError("--refine goes with --verify, which decides at the end")
+        raise UsageError("--refine needs --verify, which decides at the end")
     if part is None:  # a search for a part load does not go on on the device
         for aim in aims:
             check_refinement(options.refine, aim, rates=case.mix.has_rates)

@@ -1,7 +1,7 @@
-"""The CUDA driver, every status checked, and the GPU that the rest of this room works on.
+"""The CUDA driver, with every status checked, and the GPU that the rest of this folder works on.
 
 Handles have owners: ``Gpu`` owns its hold on the primary context, slices their green contexts, a
-lane pool its streams, an executable its graph. Whatever fails becomes a DeviceError that names the
+lane pool its streams, an executable its graph. A failure becomes a DeviceError that names the
 driver call.
 """
 

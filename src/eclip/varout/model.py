@@ -143,7 +143,7 @@ def _half_times(machine: StreamProcessor, ratio: float, half: float) -> tuple[fl
 def _through_memory(
     machine: StreamProcessor, ratio: float, half: float, before_last: float
 ) -> float:
-    """An iteration whose stream goes to memory and back; the last half is filled from
+    """An iteration whose stream goes to memory and back. The last half is filled from time
     ``before_last`` on, counted from the end of the producer's start-up."""
     words = ratio * machine.inputs
     halves = _whole(words / half)
@@ -157,7 +157,7 @@ def _through_memory(
 
 
 def _read_back(machine: StreamProcessor, half: float, halves: int, last: float) -> float:
-    """From the first read to the last word consumed, through two half-buffers.
+    """The time from the first read to the last consumed word, through two half-buffers.
 
     Read i needs the memory after read i - 1 and the buffer that half i - 2 leaves; half i is
     consumed after half i - 1 and its own arrival. The time is that of the longest path through

@@ -1,11 +1,11 @@
-"""Workers in processes of their own: time-slicing and MPS, run as people run them today.
+"""Workers in separate processes: time-slicing and MPS, as in common use.
 
 A set of processes serves one plan; several sets can be open at once and take turns, because a
 process that waits for its next window costs the GPU nothing. Each process builds the same model and
 launches its whole captured graph on one stream from the same loop as a session inside one process.
-All processes of a window begin at one instant of the clock that they share. Whatever goes wrong in
-one of them closes its set and names the worker; no process outlives its set. Workers that give way
-to each other have a board of their set's own, a row each.
+All processes of a window begin at one instant of their common clock. A failure of one process
+closes its set and names the worker; no process outlives its set. Workers that give way to each
+other share a board of their set, with a row each.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class ProcessSession(Submitting):
             raise MismatchError(
                 f"the plan has {len(self.plan.workers)} workers, "
                 f"{', '.join(map(str, self.plan.models))}; the jobs given are for "
-                f"{', '.join(map(str, models)) or 'nobody'}"
+                f"{', '.join(map(str, models)) or 'no worker'}"
             )
         seats = self._make_board() if self.plan.gives_way else [None] * len(jobs)
         for index, (worker, job) in enumerate(zip(self.plan.workers, jobs, strict=True)):

@@ -164,8 +164,8 @@ class Ragged:
 
     @property
     def values(self) -> torch.Tensor:
-        """The buffer, with 0 in all slots from ``count`` on. Where ``each`` went over several
-        windows of a capacity, it holds the last, and behind that what an earlier one left."""
+        """The buffer, with 0 in all slots from ``count`` on. After ``each`` over several windows of
+        a capacity, the buffer holds the last window, and behind it rests of earlier windows."""
         self._kernels.launch(
             "clear", torch.cuda.current_stream().cuda_stream, blocks_for(self.capacity),
             [pointer(self._buffer.data_ptr()), word(self.capacity),
