@@ -1,8 +1,8 @@
-"""The door: ``eclip`` and ``python -m eclip``.
+"""The entry point of ``eclip`` and ``python -m eclip``.
 
-Importing the commands takes up to a second, so they are imported last. What can go wrong before and
-meanwhile is dealt with here, by the standard library alone: signals, and standard streams that are
-closed or cannot write every character.
+Importing the commands takes up to a second, so they are imported last. This module first handles
+signals, and standard streams that are closed or cannot write every character. It imports the
+standard library only.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def _end_at_once(number: int, frame: FrameType | None) -> None:
 
 
 def _mend_streams() -> None:
-    """A closed standard output is refused; what cannot be written in its encoding is replaced."""
+    """Refuse a closed standard output; replace characters that its encoding does not have."""
     nowhere = sys.stdout is None
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
-        except OSError:  # the next file that is opened would be taken for the stream
+        except OSError:  # closed: the next file opened would get this descriptor
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     if nowhere:
         _say("eclip: standard output is closed; leave it open, or send it to a file\n")

@@ -1,7 +1,7 @@
-"""The API: what ``import eclip`` gives, one function a question.
+"""The functions that ``import eclip`` gives.
 
-Strings and paths are accepted where a person would type one. Rooms that are heavy (numba, torch)
-are imported when a function needs them, so that ``import eclip`` takes no time.
+Mixes, policies and files may be given as strings or paths. Heavy packages (numba, torch) are
+imported when a function needs them, so that ``import eclip`` takes no time.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def case(
     tail: bool = False,
     usual_kernels: bool = False,
 ) -> Case:
-    """A mix on a device, for the other functions, where a mix alone does not say enough.
+    """A mix with its device and profiles, for functions that need more than the mix.
 
     ``profiles`` are folders of profiles of your own models. ``calibration`` is a file with the
-    simulator's constants. ``tail`` takes variable-output kernels at the times of long outputs.
+    simulator's constants. ``tail`` plans variable-output kernels with the times of long outputs.
     ``usual_kernels`` keeps a search from choosing kernels for fewer units::
 
         served = eclip.case("bert:8,my.package:factory:4", profiles="mine")
@@ -76,11 +76,11 @@ def plan(
     """Decide which lane every kernel of a mix takes.
 
     ``policy`` is one of shared, priority, timeslice, mps, mps-model, model, kernel, eclip, search;
-    for mixes with services also yield (also where only floors are promised), move,
-    priority-segments, launches-16-8, launches-4-2 and launches-1-1. ``objective``, ``seconds`` (20
-    unless given), ``batches`` and ``seed`` are for search. Without an objective it is throughput,
-    or slo where the mix has services. ``options`` has what is not given here. What cannot be
-    promised is refused::
+    for mixes with services also yield (also for mixes that have floors only), move,
+    priority-segments, launches-16-8, launches-4-2 and launches-1-1. ``objective``, ``seconds``
+    (default 20), ``batches`` and ``seed`` are for search. The default objective is throughput, or
+    slo for a mix with services. ``options`` are used for all options that are not given here. A
+    plan that cannot keep a bound or floor raises PlanningError::
 
         plan = eclip.plan("albert:8,vgg19:8", policy="search", objective="energy", seconds=10)
     """
@@ -112,10 +112,10 @@ def search(
     earlier: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Plan:
-    """Search for a plan by simulation and try the best ``verify`` of them on a device.
+    """Search for a plan by simulation and try the best ``verify`` plans on a device.
 
-    With ``refine`` the search continues on the device for that many seconds; ``earlier`` is a file
-    of observations from an earlier search to start from. The plan's ``evidence`` has all trials::
+    With ``refine`` above 0 the search continues on the device for ``refine`` seconds. ``earlier``
+    is a file of observations from an earlier search. The plan's ``evidence`` has all trials::
 
         plan = eclip.search("paper/3", "energy", seconds=10, device="cuda", verify=3, refine=12)
     """
@@ -150,12 +150,13 @@ def run(
     command: str = "eclip.run(…)",
     progress: Progress | None = None,
 ) -> RunLog:
-    """Run a plan, or a plan's file, and return what happened.
+    """Run a plan, or a plan's file, and return the run log.
 
-    ``device`` is sim, cuda, hip, or cuda:1 for the second GPU. ``arrivals`` says how requests come
-    at the mix's rates (poisson, bursts, azure-code, azure-conv), or is a CSV ``time_s,worker`` that
-    replaces them: whom it does not name is idle, except background. Kernels of the first
-    ``trace_ms`` are recorded, 20 unless given. ``command`` is what the log says it was made by::
+    ``device`` is sim, cuda, hip, or cuda:1 for the second GPU. ``arrivals`` is the shape of
+    arrivals at the mix's rates (poisson, bursts, azure-code, azure-conv), or a CSV
+    ``time_s,worker`` that replaces them; workers that the CSV does not name are idle, except
+    background. Kernels of the first ``trace_ms`` (default 20) are recorded. ``command`` is kept in
+    the log as the command that made it::
 
         log = eclip.run(plan, device="cuda", seconds=3)
         print(eclip.measure(log).stp)
@@ -204,12 +205,12 @@ def compare(
 ) -> Outcome:
     """Run a mix under several policies in turns, with identical arrivals, and compare them.
 
-    Without ``policies`` every policy that the device can run takes part. ``objective`` is what
-    swept and searched policies optimise: throughput, energy, slo, or several of them; without one
-    it is throughput, or slo where the mix has services. ``load`` is a part of the closed-loop
-    rates under plain streams (0.6), the shape of arrivals at the mix's rates (bursts, azure-code,
-    azure-conv), or a CSV of arrivals. ``plans`` take part too, by name. If a device fails midway,
-    the outcome holds what was measured, and ``failure`` says why it ended::
+    Without ``policies`` all policies that the device can run take part. ``objective`` is the goal
+    of swept and searched policies: throughput, energy, slo, or several of them; the default is
+    throughput, or slo for a mix with services. ``load`` is a part of the closed-loop rates under
+    plain streams (0.6), the shape of arrivals at the mix's rates (bursts, azure-code, azure-conv),
+    or a CSV of arrivals. ``plans`` take part, too, under their names. If the device fails midway,
+    the outcome holds the results so far, and ``failure`` has the reason::
 
         outcome = eclip.compare("paper/3", ["shared", "masks", "search"], repeats=3)
         eclip.report(outcome, "report.html")
@@ -244,10 +245,10 @@ def colocate(
 ) -> Colocation:
     """Run several PyTorch models, each ``name: (module, inputs)``, on one GPU.
 
-    They follow ``plan`` if it is given, otherwise a plan by the policy. ``tiers`` say who is a
-    service with a bound and who is background, as after the @ of a mix. Profiles come from the
-    folders; those missing there are measured now. Set ``CUDA_DEVICE_MAX_CONNECTIONS=32`` in the
-    environment first::
+    The models follow ``plan`` if given, otherwise a plan by the policy. ``tiers`` names services
+    with a bound and background, written as after the @ of a mix. Profiles come from the folders;
+    missing profiles are measured now. Set ``CUDA_DEVICE_MAX_CONNECTIONS=32`` in the environment
+    first::
 
         models = {"bert": (bert, [tokens]), "vgg": (vgg, [images])}
         tiers = {"bert": "300rps/5ms", "vgg": "background"}
@@ -265,7 +266,7 @@ def colocate(
     given = store.load(plan, Plan) if isinstance(plan, str | Path) else plan
     return Colocation(
         models,
-        open_device(device),  # last: the colocation closes it, whatever fails from here on
+        open_device(device),  # last: the colocation closes the device, also if it fails
         policy=policy,
         options=options,
         plan=given,
@@ -283,8 +284,8 @@ def serve(
 ) -> RunningServer:
     """Serve models over HTTP and gRPC until the server is closed.
 
-    ``source`` is a TOML file, the same as a dictionary, or a mix for a look at the simulator. What
-    else is given replaces what it says. A port of 0 finds a free one::
+    ``source`` is a TOML file, a dictionary with the same keys, or a mix, which is simulated. The
+    other parameters replace settings of ``source``. Port 0 takes a free port::
 
         with eclip.serve("paper/3", http_port=0, grpc_port=0) as server:
             print(server.url)
@@ -312,9 +313,9 @@ def report(
     """Draw outcomes, run logs, plans and comparisons, or their files, as one HTML file that works
     offline.
 
-    What has the same mix, device and load is compared; each such group has a chapter. ``trace``
-    also writes a Chrome trace of the last run log, which opens in Perfetto. Names of kernels come
-    from the case's profiles::
+    Results with the same mix, device and load are compared in one chapter. ``trace`` is a file for
+    a Chrome trace of the last run log, which opens in Perfetto. Names of kernels come from the
+    case's profiles::
 
         eclip.report([log, "plan.json"], "report.html")
     """
@@ -326,8 +327,8 @@ def report(
 def request(worker: int = -1) -> None:
     """Mark, for ``eclip exec``, that this thread's next launch begins a request.
 
-    ``worker`` is its number in the plan, or -1 to let libeclip find out. Outside of ``eclip exec``
-    this does nothing::
+    ``worker`` is the worker's number in the plan, or -1 to let libeclip find out. Outside of
+    ``eclip exec`` this function does nothing::
 
         eclip.request()
         outputs = model(inputs)

@@ -1,6 +1,6 @@
-"""Devices, and the one place that knows their names: ``open_device``.
+"""The devices by name.
 
-A device's room is heavy (numba, a GPU's driver), so it is imported when its device is opened.
+A device's packages are heavy (numba, a GPU's driver), so they are imported when it is opened.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def open_device(
 ) -> Device:
     """The device of this name: ``sim``, ``cuda``, ``hip`` or ``cuda:1``.
 
-    A simulator simulates the topology with the calibration's constants; a GPU has its own.
+    ``topology`` and ``calibration`` are for the simulator; a GPU ignores them.
     """
     kind, index = _parse(name)
     return _OPENERS[kind](index, topology, calibration, progress or Progress())
@@ -43,11 +43,11 @@ def _parse(name: str) -> tuple[str, int]:
 @dataclass(frozen=True)
 class Examined:
     findings: Sequence[Finding]
-    install: str = ""  # the command that brings all packages, where they are missing
+    install: str = ""  # the command that installs all packages, if some are missing
 
 
 def examine_host(name: str) -> Examined:
-    """Whether this host can run plans on the GPU of this name, and what is missing."""
+    """Findings: whether this host can run plans on the GPU of this name, and what is missing."""
     kind, index = _parse(name)
     if kind == "cuda":
         from eclip.cuda import doctor as cuda
@@ -66,7 +66,7 @@ def _open_sim(
     from eclip.sim.device import SimDevice
 
     if index:
-        raise UsageError(f"there is one simulator, named sim, and no sim:{index}")
+        raise UsageError(f"there is no device sim:{index}; the only simulator is sim")
     if topology is None or calibration is None:
         raise UsageError(
             f"a simulator measures nothing; choose one of: {', '.join(_measured_names())}"

@@ -1,61 +1,61 @@
 """Every error eclip raises on purpose.
 
-    EclipError                  one line for a person, and the exit code that goes with it
-    ├── UsageError              a name, mix or option that means nothing here
-    ├── ArtefactError           a file that is missing, damaged, newer or foreign
-    ├── MismatchError           artefacts, or an artefact and a device, that do not fit
-    ├── PlanningError           no plan satisfies what was asked
-    ├── StoppedError            a stop was asked for before there was a result
-    └── DeviceError             a device that cannot do what was asked of it
-        ├── FullError           no room for another request now; later there is
-        ├── TracingError        kernels cannot be recorded; what was measured still counts
-        └── ArenaError          a variable-output stage that found no room for what it wrote
+    EclipError                  one line of text, and the exit code of the command line
+    ├── UsageError              an unknown or invalid name, mix or option
+    ├── ArtefactError           a missing, damaged, newer or foreign file
+    ├── MismatchError           artefacts that do not fit each other, or do not fit a device
+    ├── PlanningError           no plan satisfies the request
+    ├── StoppedError            a stop was requested before there was a result
+    └── DeviceError             a device cannot do a requested thing
+        ├── FullError           no room for another request now; room comes later
+        ├── TracingError        kernels cannot be recorded; the other measurements are valid
+        └── ArenaError          a variable-output stage ran out of room for its output
 
-A message says what is wrong and what to do next. The command line prints it after ``eclip:`` and
-exits with the class's code; no traceback reaches a person for anything below EclipError.
+A message says what is wrong and what to do next. The command line prints the message after
+``eclip:`` and exits with the class's code, without a traceback.
 """
 
 from collections.abc import Iterable
 
 
 class EclipError(Exception):
-    """Whatever eclip raises on purpose; its text is one line for a person."""
+    """The base of all errors that eclip raises on purpose; its text is one line."""
 
     exit_code = 1
 
 
 class UsageError(EclipError):
-    """A name, mix or option that means nothing here."""
+    """An unknown or invalid name, mix or option."""
 
     exit_code = 2
 
 
 class ArtefactError(EclipError):
-    """A file that is missing, damaged, newer or foreign."""
+    """A missing, damaged, newer or foreign file."""
 
     exit_code = 2
 
 
 class MismatchError(EclipError):
-    """Artefacts, or an artefact and a device, that do not fit."""
+    """Artefacts that do not fit each other, or do not fit a device."""
 
     exit_code = 2
 
 
 class PlanningError(EclipError):
-    """No plan satisfies what was asked."""
+    """No plan satisfies the request."""
 
     exit_code = 1
 
 
 class StoppedError(EclipError):
-    """A stop was asked for before there was a result."""
+    """A stop was requested before there was a result."""
 
     exit_code = 130
 
 
 class DeviceError(EclipError):
-    """A device that cannot do what was asked of it."""
+    """A device cannot do a requested thing."""
 
     exit_code = 1
 
@@ -65,11 +65,11 @@ class FullError(DeviceError):
 
 
 class TracingError(DeviceError):
-    """Kernels cannot be recorded; what was measured still counts."""
+    """Kernels cannot be recorded; the other measurements are valid."""
 
 
 class ArenaError(DeviceError):
-    """Nothing was cut off: the request failed, and these are the numbers."""
+    """A request failed because its arena was too small. No output was cut off."""
 
     def __init__(self, stage: str, needed: int, words: int) -> None:
         super().__init__(
@@ -81,5 +81,5 @@ class ArenaError(DeviceError):
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> UsageError:
-    """The error for a wrong name: it lists the right ones."""
+    """The error for an unknown name; its text lists the known names."""
     return UsageError(f"unknown {what} {name!r}; choose one of: {', '.join(known)}")

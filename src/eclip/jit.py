@@ -1,9 +1,9 @@
-"""The one place that meets numba: compiled functions keep their types for mypy.
+"""Compilation by numba. Compiled functions keep their types for mypy.
 
 Compiled code holds no GIL and is cached on disk: only the first run of a checkout compiles. The
-cache is numba's own (``NUMBA_CACHE_DIR``, beside the source, or in the home folder), where none of
-these can be written a private folder in the temporary directory, else nothing is kept. Caches hold
-code, so a folder that others can write is never used. Without a cache everything works, only later.
+cache is numba's own (``NUMBA_CACHE_DIR``, beside the source, or in the home folder). If none of
+these can be written, the cache is a private folder in the temporary directory. Caches hold code, so
+a folder that other users can write is never used. Without a cache, every process compiles again.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from numba.extending import intrinsic
 
 F = TypeVar("F", bound=Callable[..., object])
 
-_config: Any = config  # its settings are made when it is imported
+_config: Any = config  # numba sets its attributes at import, so mypy does not know them
 
 
 def compiled(function: F) -> F:
@@ -31,10 +31,10 @@ def compiled(function: F) -> F:
 
 
 def compiled_with(*files: str) -> Callable[[F], F]:
-    """Like ``compiled``, for a function that calls compiled functions of these other files.
+    """Like ``compiled``, for a function that calls compiled functions of other ``files``.
 
-    Numba's cache looks only at a function's own file, and would go on using what it compiled with
-    the old content of the others.
+    Numba's cache checks only the function's own file. Without this decorator it would keep code
+    compiled from an old version of ``files``.
     """
 
     def decorate(function: F) -> F:
@@ -49,10 +49,10 @@ def compiled_with(*files: str) -> Callable[[F], F]:
 
 
 def inlined(function: F) -> F:
-    """A part of a compiled function, written apart for the reader.
+    """A part of a compiled function, inlined into its callers.
 
-    Called the ordinary way, a helper that takes a dozen arrays spends more time counting references
-    to them than working.
+    A helper that takes a dozen arrays and is not inlined spends most of its time counting
+    references to them.
     """
     return cast(F, numba.njit(inline="always", error_model="numpy")(function))
 
@@ -71,14 +71,14 @@ def _call_c(
 
 
 # For compiled code: call the C function at an address with three words, and get its int. Unlike a
-# function of ctypes, an address can be handed to code that is cached. Words that a function does
-# not take stay in registers that it does not read.
+# ctypes function, an address can be passed to cached code. A C function with fewer parameters
+# ignores the registers of the other words.
 call_c: Callable[[Any, Any, Any, Any], int] = cast(Any, intrinsic)(_call_c)
 
 
 def get_ready() -> None:
-    """Do ahead what the first call of compiled code has to do, also of code that is cached: 0.35 s
-    to fill numba's tables."""
+    """Fill numba's tables now. This takes 0.35 s in the first call of compiled code, cached or
+    not."""
     compiled(_nothing)()
 
 
@@ -104,8 +104,8 @@ class _Cache(FunctionCache):
         super().__init__(function)  # type: ignore[no-untyped-call]
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """None where there is nothing to use, also in a cache that an older eclip left behind: it
-        names classes that are gone."""
+        """The cached code, or None. A cache of an older eclip may name classes that are gone; such
+        a cache is flushed."""
         try:
             return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
         except Exception:
@@ -120,7 +120,7 @@ class _Cache(FunctionCache):
 
 
 def _cache_of(function: Callable[..., object]) -> _Cache | None:
-    """A cache in the first place that can be written; None where there is none."""
+    """A cache in the first folder that can be written; None without such a folder."""
     with contextlib.suppress(RuntimeError):  # numba found no place
         return _Cache(function)
     folder = _private_folder()
@@ -137,11 +137,11 @@ def _cache_of(function: Callable[..., object]) -> _Cache | None:
 
 
 def _private_folder() -> Path | None:
-    """Our folder in the temporary directory; None where there is none that only we can write."""
+    """Eclip's folder in the temporary directory; None if other users can write it."""
     try:
         root = Path(tempfile.gettempdir())
         if root == Path.cwd() and not root.stat().st_mode & stat.S_ISVTX:
-            return None  # what Python takes where there is no temporary directory: the user's own
+            return None  # Python's last choice, the current directory, which is the user's own
         folder = root / f"eclip-{os.geteuid()}"
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)

@@ -1,8 +1,8 @@
-"""Progress: where long work says how far it is, and where it is asked to end early.
+"""Progress: reports of long work, and requests to stop it early.
 
-A stop request is no error. Whoever does the work looks at ``stopped`` between two steps, ends early
-and returns what it has; the caller knows by ``stopped`` that this is not all. Any thread, and a
-signal handler, may ask for a stop.
+A stop request is no error. The work reads ``stopped`` between two steps, ends early and returns its
+results so far; the caller reads ``stopped`` to know that they are not complete. Any thread, and a
+signal handler, may request a stop.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ class Progress:
     """A progress that shows nothing; a subclass overrides ``phase``, ``part`` and ``warn``."""
 
     def __init__(self, parent: Progress | None = None) -> None:
-        """A stop request to ``parent`` counts here, too."""
+        """``parent``: a stop request to it also stops this work."""
         self._stop = threading.Event()
         self._parent = parent
 
     def phase(self, name: str) -> None:
-        """Another part of the work begins; the share done starts again at 0."""
+        """A new phase of the work begins; its share done is 0."""
 
     def part(self, share: float) -> None:
-        """This share of the phase is done, 0 to 1."""
+        """``share`` of the phase is done, 0 to 1."""
 
     def warn(self, message: str) -> None:
-        """Something a person should know, which does not end the work."""
+        """Show a warning to the user; the work goes on."""
 
     def stop(self) -> None:
-        """Ask the work to end early and to return what it has."""
+        """Ask the work to end early and to return its results so far."""
         self._stop.set()
 
     @property

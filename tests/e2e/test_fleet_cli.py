@@ -258,7 +258,7 @@ def listening(answer: bytes) -> Iterator[int]:
         (("h200", "h300"), "h300"),
         (("5ms", "0.01ms"), "one request takes"),
         (("rate = 300", "rate = 3000000"), "search"),
-        (("[[service]]", "[server]\nhost = 'x'\n[[service]]"), "fleet's business"),
+        (("[[service]]", "[server]\nhost = 'x'\n[[service]]"), "host is set by the fleet"),
         (("[[service]]", "[router]\nport = 1\n[[service]]"), "port"),
     ],
 )

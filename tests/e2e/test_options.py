@@ -85,18 +85,18 @@ def test_what_only_a_search_knows_is_refused_elsewhere(
     cli: Cli, option: str, value: str | None
 ) -> None:
     refused = cli("plan", "alexnet:8,vgg19:8", option, *([] if value is None else [value]))
-    assert_refused(refused, f"{option} goes with --policy search")
+    assert_refused(refused, f"{option} needs --policy search")
     assert not Path("plan.json").exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--shares", "60"), "--shares goes with --policy mps"),
-        (("--tolerance", "0.05"), "--tolerance goes with --policy model or kernel or mps-model"),
-        (("--policy", "model", "--switch-max", "14"), "--switch-max goes with --policy eclip"),
-        (("--policy", "search", "--earlier", "o.json.gz"), "--earlier goes with --refine"),
-        (("--device", "cuda"), "--device goes with --verify"),
+        (("--shares", "60"), "--shares needs --policy mps"),
+        (("--tolerance", "0.05"), "--tolerance needs --policy model or kernel or mps-model"),
+        (("--policy", "model", "--switch-max", "14"), "--switch-max needs --policy eclip"),
+        (("--policy", "search", "--earlier", "o.json.gz"), "--earlier needs --refine"),
+        (("--device", "cuda"), "--device needs --verify"),
         (
             ("--policy", "search", "--objective", "energy", "--weights", "2,1"),
             "weights go with the objective throughput",
@@ -116,7 +116,7 @@ def test_option_that_would_be_ignored_is_refused(
         (("compare", "alexnet:8", "--policies", "shared", "--verify", 1), "the policy search"),
         (("compare", "alexnet:8", "--load", 0.5, "--verify", 1, "--refine", 1), "full load"),
         (("calibrate", "--from", "h200", "--runs", 3), "--runs is for measuring"),
-        (("calibrate", "--topology", "h200"), "--topology goes with --from"),
+        (("calibrate", "--topology", "h200"), "--topology needs --from"),
         (("results", "r.jsonl", "--json", "--into", "page.md"), "--into"),
         (("results", "r.jsonl", "--json", "--markdown"), "--markdown"),
         (("bench", "solver", "--gpu", 0), "bench device"),

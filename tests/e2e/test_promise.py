@@ -119,7 +119,7 @@ def test_first_signal_asks_the_work_to_end_and_what_ran_is_kept(
         _, said = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == code
     lines = said.strip().splitlines()
-    assert lines[0] == "stopping: what ran is kept; press Ctrl-C again to stop at once"
+    assert lines[0] == "stopping: finished runs are kept; press Ctrl-C again to stop at once"
     assert lines[-1] == "eclip: stopped early; 3 of 10 runs are in r.jsonl"
     assert len(lines) == 2
 

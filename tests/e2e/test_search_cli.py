@@ -116,9 +116,7 @@ def test_interrupted_search_keeps_the_best_plan_until_then(
         _, errors = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == 130
     assert "Traceback" not in errors
-    assert errors.splitlines()[-1] == (
-        "eclip: stopped early; plan.json has the best plan found until then"
-    )
+    assert errors.splitlines()[-1] == ("eclip: stopped early; plan.json has the best plan so far")
     assert store.load(tmp_path / "plan.json", Plan).evidence is not None
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 

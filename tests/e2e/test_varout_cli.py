@@ -111,7 +111,7 @@ def test_estimate_chooses_and_keeps_the_distribution(cli: Cli) -> None:
     [
         (["compare", "--machine", "nowhere"], "unknown machine 'nowhere'; choose one of: h200"),
         (["compare", "--machine", "none.json"], "cannot read none.json"),
-        (["compare", "--ratios", "1,x"], "is no list of numbers; write them with commas"),
+        (["compare", "--ratios", "1,x"], "is no list of numbers; separate them by commas"),
         (["compare", "--machine", "imagine", "--ratios", "21"], "exceeds the largest"),
         (["compare", "--allocated", "0"], "more than 0"),
         (["estimate", "none.txt"], "cannot read none.txt"),

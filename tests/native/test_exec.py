@@ -418,8 +418,8 @@ def test_a_command_whose_kernels_are_not_the_plans_is_told(
     [
         ((), "say what the command is: --service, --background, or --plan FILE"),
         (("--service", "--background"), "a command is a service or background, not both"),
-        (("--background", "--bound", "5ms"), "add --service"),
-        (("--service", "--floor", "0.2"), "add --background"),
+        (("--background", "--bound", "5ms"), "--bound needs --service"),
+        (("--service", "--floor", "0.2"), "--floor needs --background"),
         (("--service", "--bound", "fast"), "cannot read the bound 'fast'; write 5ms, or 1.1x"),
         (("--service", "--bound", "5"), "cannot read the bound '5'; write 5ms, or 1.1x"),
         (("--service", "--bound", "0.9x"), "cannot be kept: at least 1"),

@@ -273,7 +273,7 @@ def test_strings_and_paths_are_accepted(
         (lambda plan: eclip.compare("alexnet:8", "shared,shared"), "named twice"),
         (lambda plan: eclip.compare("alexnet:8", plans={"mine": plan}), "not alexnet:8"),
         (lambda plan: eclip.run(plan, "tpu"), "unknown device 'tpu'"),
-        (lambda plan: eclip.run(plan, "sim:1"), "no sim:1"),
+        (lambda plan: eclip.run(plan, "sim:1"), "no device sim:1"),
         (lambda plan: eclip.run(plan, seconds=0.01, trace_ms=11), "not 11 ms"),
         (lambda plan: eclip.parse_mix("albert:8:8"), "write it like"),
     ],

@@ -1,17 +1,17 @@
-"""Torch's captures and the memory pools that belong to them, given back in any state.
+"""Torch's captures and their memory pools, freed in any state.
 
-Torch's allocator keeps a list of the captures under way. In torch 2.11 a capture that fails stays
-on it for good (pytorch#180395, mended in 2.12), with two consequences. The destructor of
-``torch.cuda.MemPool`` insists that the list is empty and ends the process if it is not. And the
-entry points at the graph that failed: a later graph at the same address takes its memory from the
-failed one's pool, where another graph may work at the same time. So a failed capture is taken off
-the list here, and the memory of a loop's body is no ``MemPool``: what gives it back frees nothing
-itself, asserts nothing about captures and cannot meet a CUDA error.
+Torch's allocator keeps a list of the captures under way. In torch 2.11 a failed capture stays on
+the list (pytorch#180395, mended in 2.12), with two consequences. The destructor of
+``torch.cuda.MemPool`` ends the process if the list is not empty. And the list's entry points at the
+failed graph: a later graph at the same address takes its memory from the failed graph's pool, where
+another graph may work at the same time. So failed captures are taken off the list here, and the
+memory of a loop's body is no ``MemPool``: releasing that memory frees nothing itself, asserts
+nothing about captures and cannot meet a CUDA error.
 
-Torch also keeps a workspace of cuBLAS for every stream that it has seen, for good: 33 MiB on an
-H200 for every lane and every loop. In a capture it lies in the capture's pool, which could then
-never be given back. So torch is told to forget its workspaces before a capture and after it, as
-torch's own CUDA graph trees do: a capture takes one from its pool, and nobody else uses that one.
+Torch also keeps a workspace of cuBLAS for every stream, for good: 33 MiB on an H200 for every lane
+and every loop. A workspace made during a capture lies in the capture's pool, which could then never
+be freed. So torch is told to forget its workspaces before and after a capture, as torch's own CUDA
+graph trees do: a capture takes a workspace from its pool, and no other stream uses that workspace.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from eclip.gpu.closing import never_free
 
 @contextlib.contextmanager
 def capturing(graph: Any, stream: Any) -> Iterator[list[Any]]:
-    """What the block launches on the stream becomes the graph; gives what must live as long as it.
+    """Capture the block's launches on the stream into the graph; gives a list of objects that must
+    live as long as the graph.
 
     If the block fails, the allocator and the generator are as they were before.
     """
@@ -72,7 +73,7 @@ def _take_off_the_list(graph: Any, device: int, pool: Any) -> None:
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """What a collection finds may be what CUDA forbids during a capture: graphs, memory, lanes."""
+    """No garbage collection: freeing graphs, memory or lanes is forbidden during a capture."""
     gc.collect()
     enabled = gc.isenabled()
     gc.disable()
@@ -84,13 +85,13 @@ def _no_collection() -> Iterator[None]:
 
 
 def forget_workspaces() -> None:
-    """Those of cuBLAS, of all streams."""
+    """Free cuBLAS's workspaces of all streams."""
     torch._C._cuda_clearCublasWorkspaces()
 
 
 @contextlib.contextmanager
 def _own_workspaces() -> Iterator[None]:
-    """What the block takes as workspaces of cuBLAS lies in memory of the block's own."""
+    """Give the block its own cuBLAS workspaces."""
     forget_workspaces()
     try:
         yield
@@ -99,15 +100,15 @@ def _own_workspaces() -> Iterator[None]:
 
 
 class OwnedGraph(Closing):
-    """A captured torch graph and what lives as long as it."""
+    """A captured torch graph and the objects that live as long as the graph."""
 
     def __init__(self, graph: Any, keep: Any) -> None:
         self._graph = graph
         self._keep = keep
 
     def close(self) -> None:
-        """Destroy the graph now. Where CUDA refuses, the destructor must not try again: it would
-        end the process."""
+        """Destroy the graph now. If CUDA refuses, the destructor must not try again, since that
+        would end the process."""
         graph, keep, self._graph, self._keep = self._graph, self._keep, None, None
         if graph is None:
             return
@@ -119,15 +120,15 @@ class OwnedGraph(Closing):
 
 
 class BodyMemory:
-    """Memory for what is captured on a stream that torch does not know to be captured, such as the
-    body of a loop. It is given back when nobody has this any more."""
+    """Memory for captures on streams that torch does not know as capturing, such as a loop's body.
+    The memory is freed with the last reference to this object."""
 
     def __init__(self, device: int) -> None:
         self._place = (device, torch.cuda.graph_pool_handle())
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
-        """While the block lasts, this thread's allocations are made here; once."""
+        """Direct this thread's allocations here during the block. May be called once."""
         try:
             begin = torch._C._cuda_beginAllocateCurrentThreadToPool
             end = torch._C._cuda_endAllocateToPool

@@ -1,10 +1,9 @@
 """Measuring profiles: models to files in a folder, on a GPU.
 
 Measuring happens in a child process with a time limit per model, because a kernel that needs all
-its blocks resident can hang on a small lane, and a crash must not take the other models with it: a
-model that hangs or fails is named, and the next ones go on in a fresh child. What is done is on
-disk: an interrupted run goes on where it stopped, and a profile that exists is never measured
-again.
+its blocks resident can hang on a small lane, and a crash must not stop the other models. A model
+that hangs or fails is reported, and a new child measures the next models. Finished profiles are on
+disk: an interrupted run goes on where it stopped, and an existing profile is never measured again.
 """
 
 from __future__ import annotations
@@ -115,12 +114,12 @@ def _measure(
     finished: Callable[[], None],
     progress: Progress,
 ) -> str | None:
-    """Measure in a child until it is through, or a stop is asked for, or a model fails: then the
-    reason.
+    """Measure in a child until all models are done, a stop is requested, or a model fails. Returns
+    the reason of a failure.
 
-    A child that does not get as far as the first model has a reason that concerns all of them.
+    DeviceError: the child failed before the first model, so no model can be measured.
     """
-    with tempfile.TemporaryFile() as errors:  # a pipe that nobody reads would fill up
+    with tempfile.TemporaryFile() as errors:  # an unread pipe would fill up
         child = subprocess.Popen(
             [*_CHILD, *arguments], stdout=subprocess.PIPE, stderr=errors, text=True
         )
@@ -155,8 +154,8 @@ def _pass_on(output: IO[str], lines: queue.SimpleQueue[str | None]) -> None:
 
 
 def _said(word: str, lines: queue.SimpleQueue[str | None], seconds: float) -> int | None:
-    """How much stood in stderr when the child said the word; _ENDED if it ended before, None if
-    neither happened in time. What a model's own code prints is passed over.
+    """The size of stderr when the child said ``word``; _ENDED if the child ended before; None after
+    ``seconds``. Output of a model's own code is skipped.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -172,17 +171,17 @@ def _said(word: str, lines: queue.SimpleQueue[str | None], seconds: float) -> in
 
 
 def _why(child: subprocess.Popen[str], errors: IO[bytes], begin: int) -> str:
-    """Why a child ended, or that it does not get on: its last words, or the signal it died of."""
+    """The reason of a child's end: its last line of stderr, or the signal that killed it."""
     try:
         code = child.wait(_END_SECONDS)
     except subprocess.TimeoutExpired:
-        return "the process that measures does not get on"
+        return "the measuring process hangs"
     if code < 0:
-        return f"the process that measured it died of {signal.Signals(-code).name}"
+        return f"the measuring process died of {signal.Signals(-code).name}"
     errors.seek(begin)
     words = errors.read().decode(errors="replace").strip().splitlines()
     return (
         words[-1][:_MOST_WORDS].removeprefix("eclip: ")
         if words
-        else f"it ended with exit code {code}"
+        else f"the measuring process ended with exit code {code}"
     )

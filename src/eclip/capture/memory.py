@@ -1,4 +1,4 @@
-"""What a capture takes of the GPU's memory."""
+"""The GPU memory of a capture."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class CaptureMemory:
     """As torch's allocator counts it."""
 
     weights_bytes: int  # of the module's parameters and buffers, without their rounding
-    activations_bytes: int  # static inputs, and the capture's own pool, in which the outputs are
-    # What the warm-up left allocated: workspaces that libraries keep for the stream, and tensors
-    # that the module made and keeps. What libraries take past torch is not in it.
+    activations_bytes: int  # static inputs, and the capture's own pool, which holds the outputs
+    # Memory left allocated by the warm-up: workspaces that libraries keep for the stream, and
+    # tensors that the module keeps. Memory that libraries allocate past torch does not count.
     workspaces_bytes: int
 
     def footprint(self, executables_bytes: int) -> Footprint:

@@ -2,12 +2,12 @@
 
 Untraced replays give the request's time, which the profile closes against; traced ones (CUPTI) give
 each kernel's busy time, its spread and the gap after it. Tracing stretches gaps, not kernels, so
-the gaps are scaled to what the untraced request leaves over; it comes last, after all that is timed
-without it. A kernel that a size cannot hold (its clusters do not fit) is measured on the next
-larger size that can, and marked as illegal there. Copies between host and device are timed alone,
-each as a graph of its own, because the tracer sees kernels only.
+the gaps are scaled to the rest of the untraced request. Tracing comes last, after all untraced
+measurements. A kernel that does not fit a size (because of its clusters) is measured on the next
+larger size that fits, and marked as illegal. Copies between host and device are timed alone, each
+as a separate graph, because the tracer sees kernels only.
 
-On a torch for ROCm, rocm.py measures; what follows is NVIDIA's.
+With torch for ROCm, rocm.py measures; this module is for NVIDIA.
 
 The footprint is read where the memory is taken: weights, activations and workspaces by torch's
 allocator during the capture (torch.py), executables by the driver's free memory around their
@@ -71,14 +71,14 @@ _STRESS_BYTES = {"dram": 1 << 30, "l2": 24 << 20}
 
 
 def measure_profile(
-    device: Any,  # the one that this torch is built for
+    device: Any,  # of the vendor that this torch is built for
     captured: CapturedModule,
     *,
     sizes: Sequence[int] | None = None,
     energy_seconds: float = 1.0,
     stress: bool = True,
 ) -> Profile:
-    """On ROCm nothing runs beside the model, whatever ``stress`` says."""
+    """The profile of a captured model. On ROCm ``stress`` has no effect."""
     if on_rocm():
         return rocm.measure_profile(
             device, captured.capture, captured.memory, sizes=sizes, energy_seconds=energy_seconds
@@ -215,7 +215,7 @@ def _request_ns(handle: Any, stream: Any) -> float:
 def _copies(
     graph: CapturedGraph, contexts: Sequence[Any], lane: GpuLane, owner: ExitStack
 ) -> list[Copy]:
-    """What is copied between host and device, and how long that takes alone."""
+    """The copies between host and device, with their times alone."""
     places = [place for place, node in enumerate(graph.nodes) if node.copy_bytes]
     if not places:
         return []
@@ -250,7 +250,7 @@ def _trace(runs: Sequence[tuple[Any, Any]], names: Sequence[str]) -> npt.NDArray
 
 
 def _beside_stressors(device: CudaDevice, graph: CapturedGraph) -> dict[str, float]:
-    """How much longer a request takes on half the slices while a stressor runs on the others."""
+    """The slowdown of a request on half the slices, beside each stressor on the other half."""
     slices = len(device.topology.slice_units)
     halves = [Mask(range(slices // 2)), Mask(range(slices // 2, slices))]
     slowdown = {}
@@ -293,7 +293,7 @@ def _beside_stressors(device: CudaDevice, graph: CapturedGraph) -> dict[str, flo
 
 
 def _main(gpu: int, energy_seconds: float, folder: Path, keys: Sequence[str]) -> None:
-    """What ``eclip profile`` runs in a child: a line when it can begin, one per finished model."""
+    """The child of ``eclip profile``: prints a line when ready, and a line per finished model."""
     if torch.version.hip is None and torch.version.cuda is None:
         raise DeviceError(
             f"torch {torch.__version__} is built for CPUs only; install its build for this GPU "
@@ -308,7 +308,7 @@ def _main(gpu: int, energy_seconds: float, folder: Path, keys: Sequence[str]) ->
             f"beside them would be wrong. Stop them first"
         )
     if not on_rocm():
-        Tracer([])  # where CUPTI is missing, that is said now
+        Tracer([])  # raises now if CUPTI is missing
     _tell("ready")
     for key in keys:
         model = parse_model(key)
@@ -322,7 +322,7 @@ def _main(gpu: int, energy_seconds: float, folder: Path, keys: Sequence[str]) ->
 
 
 def _tell(word: str) -> None:
-    """To the parent, with how much was said to stderr by now: what follows is of the next model."""
+    """Send ``word`` to the parent, with the size of stderr: later output is of the next model."""
     sys.stderr.flush()
     print(word, os.fstat(sys.stderr.fileno()).st_size, flush=True)
 

@@ -1,10 +1,10 @@
-"""What torch's builds for ROCm need besides: captures read through HIP, profiles by torch.profiler.
+"""Torch's builds for ROCm: captures read through HIP, profiles by torch.profiler.
 
 A profile is made as on NVIDIA: untraced replays give the request's time, traced ones each kernel's.
 torch.profiler records kernels with name, start and duration; the grid is there only for kernels
 that were launched one by one, not by a graph. How many blocks of a kernel a unit holds is bounded
-by its threads, not asked. Written from torch's and kineto's sources: nobody here has run it on an
-AMD GPU (docs/amd.md). Torch is heavy and imported where kernels are recorded.
+by its threads, not asked. This module is written from torch's and kineto's sources and has not run
+on an AMD GPU (docs/amd.md). Torch is heavy and imported where kernels are recorded.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class KernelRecord(NamedTuple):
 
 
 def read_graph(raw: int) -> tuple[CapturedGraph, tuple[Kernel, ...]]:
-    """What torch has captured, by the library that torch has loaded."""
+    """The graph that torch captured, and its kernels, read through torch's own HIP library."""
     hip = Hip()
     graph = HipGraph(hip, raw)
     return graph, graph.kernels(hip)
@@ -152,7 +152,7 @@ def measure_profile(
                     hip.call("hipGraphLaunch", executable, stream)
                     device.gpu.wait_for(stream)
 
-        if capture.graph.atomic:  # its copies are kernels, too, or not: nobody can tell
+        if capture.graph.atomic:  # copies may appear as kernels, so spans are ambiguous
             busy, gap, spread = even_shares(request_ns, len(kernels))
         else:
             spans = spans_of(record(replay), kernels, len(runs) * _TRACED)

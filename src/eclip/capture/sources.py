@@ -1,6 +1,6 @@
-"""Sources: what a worker runs from on a device, made from its profile.
+"""Sources: profiles, captures and jobs from which a device runs its workers.
 
-A device says which kind it needs. Captures need torch, which is heavy and imported when asked for.
+The device names the kind that it needs. Captures need torch, which is heavy and imported when used.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from eclip.core.profile import Profile
 from eclip.cuda.processes.child import Job
 from eclip.errors import DeviceError
 
-_ENTRY = "eclip.capture.served:open_model"  # what a process of a worker's own calls
+_ENTRY = "eclip.capture.served:open_model"  # called by a process that runs one worker
 
 
 def make_source(kind: SourceKind, profile: Profile, device: Device) -> Any:

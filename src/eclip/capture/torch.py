@@ -1,15 +1,15 @@
 """PyTorch modules to captures: a module and example inputs become a graph and its trace.
 
-Torch's builds for ROCm have the same functions under the same names, ``torch.cuda`` included; what
-they capture is HIP's.
+Torch's builds for ROCm have the same functions under the same names, ``torch.cuda`` included; they
+capture HIP graphs.
 
 The module is warmed up, then captured once with ``torch.cuda.graph``. Inputs live in static
 buffers, into which ``CapturedModule.load`` copies new ones. The capture keeps its nodes, so that
 they can be re-homed to lanes. A module from ``torch.compile`` is compiled by the warm-up.
 
-Libraries choose a kernel for the units that they believe to have. A model named ``albert~66`` is
-captured with cuBLASLt told of 66: it then starts half as many thread blocks with more work each,
-and leaves the other half of the units to others.
+Libraries choose a kernel for the number of units that they are told. A model named ``albert~66`` is
+captured with cuBLASLt told of 66 units: it then starts half as many thread blocks with more work
+each, and leaves the other half of the units to other workers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CapturedModule:
     graph: Any
     inputs: tuple[torch.Tensor, ...]
     outputs: Any
-    memory: CaptureMemory | None = None  # None: somebody else captured it
+    memory: CaptureMemory | None = None  # None: not captured by eclip
 
     def load(self, inputs: Sequence[torch.Tensor]) -> None:
         """Copy new inputs into the static buffers; shapes and types are those of the capture."""
@@ -98,7 +98,7 @@ def capture(
                 module(*static)
             stream.synchronize()
             workspaces_bytes = max(0, torch.cuda.memory_allocated() - before_bytes)
-            # As capturing does: what is given back later would hide the pool.
+            # As capturing does: memory freed later would hide the pool's size.
             gc.collect()
             forget_workspaces()
             torch.cuda.empty_cache()
@@ -185,7 +185,7 @@ def _stage(static: Sequence[torch.Tensor]) -> Staging:
 
 
 def _storage_bytes(tensors: Sequence[torch.Tensor]) -> int:
-    """Of tensors on the GPU; what two of them share counts once."""
+    """The bytes of tensors on the GPU; shared storage counts once."""
     storages = [tensor.untyped_storage() for tensor in tensors if tensor.is_cuda]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
@@ -193,7 +193,7 @@ def _storage_bytes(tensors: Sequence[torch.Tensor]) -> int:
 def _capture_again(
     module: torch.nn.Module, static: Sequence[torch.Tensor], outputs: Any, lane_stream: Any
 ) -> tuple[int, Closing]:
-    """The module once more, on a lane's stream, from the same inputs into the same outputs."""
+    """A second capture of the module, on a lane's stream, with the same inputs and outputs."""
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     stream = torch.cuda.ExternalStream(int(lane_stream))
     wanted = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
@@ -210,7 +210,7 @@ def _capture_again(
 
 @contextlib.contextmanager
 def _kernels_for(units: int) -> Iterator[None]:
-    """Libraries choose kernels as for so many units; 0: for all."""
+    """Make libraries choose kernels for ``units``; 0: for all units."""
     if units == 0:
         yield
         return

@@ -1,6 +1,6 @@
-"""The zoo for real: the models of the measured packs, built by their libraries with random weights.
+"""The zoo's models, built by their libraries with random weights.
 
-fp16, inference mode, images channels last (what the matrix units want). Normalisation statistics
+fp16, inference mode, images channels last (best for the matrix units). Normalisation statistics
 come from one training-mode pass over random images, so that outputs are finite and depend on the
 input. Text models read 128 tokens.
 """

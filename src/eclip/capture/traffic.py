@@ -105,7 +105,7 @@ def _parse(text: str) -> list[tuple[int, int]]:
 
 
 def _launch_distinct(gpu: int, keys: Sequence[str]) -> None:
-    """What runs under ncu: each model's distinct kernels once, in the parent's order."""
+    """Launch each model's distinct kernels once, in the parent's order. This runs under ncu."""
     import torch
 
     from eclip.capture import named as models

@@ -1,7 +1,7 @@
 """The command line: one file a command, joined here.
 
-Whatever goes wrong ends in one line after ``eclip:`` and an exit code: 2 for what the caller can
-correct, 1 for what failed, 130 for SIGINT and 143 for SIGTERM.
+Every error ends in one line after ``eclip:`` and an exit code: 2 for errors that the user can
+correct, 1 for other failures, 130 for SIGINT and 143 for SIGTERM.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from eclip.cli.screen import interrupt
 from eclip.errors import EclipError
 
 _HELP = "Run several ML models on one GPU at once, each kernel group on its own compute units."
-# In the order in which a new user needs them. A command's module is imported when it is named:
-# rooms that compile or meet the GPU's driver take a second.
+# In the order in which a new user needs them. A command's module is imported when the command is
+# used: packages that compile or load the GPU's driver take a second.
 COMMANDS = (
     "demo",
     "compare",
@@ -100,7 +100,7 @@ def main() -> None:
 
 
 def _run(arguments: list[str]) -> int:
-    """The exit code. typer's own way to do this would print usage errors on three lines."""
+    """The exit code. typer itself would print usage errors on three lines."""
     named = arguments[0] if arguments else ""
     try:
         command = typer.main.get_command(make_app([named] if named in COMMANDS else COMMANDS))
@@ -122,21 +122,21 @@ def _run(arguments: list[str]) -> int:
     except KeyboardInterrupt as stop:
         code = interrupt.exit_code(stop)
         word = "terminated" if code == 128 + signal.SIGTERM else "interrupted"
-        return _fail(f"{word}; files written before are whole, nothing else was left", code)
+        return _fail(f"{word}; files written before are complete", code)
     except _CLICK_ERROR as error:
         return _refuse(error)
     return 0
 
 
 def _say_in_full(command: Any) -> None:
-    """What each of its commands does, where they are listed: typer would cut it off."""
+    """Show whole sentences in the list of commands: typer would cut them off."""
     for one in getattr(command, "commands", {}).values():
         one.short_help = " ".join((one.help or "").partition("\n\n")[0].split())
         _say_in_full(one)
 
 
 def _refuse(error: Any) -> int:
-    """What typer cannot read in the arguments, in one line. `eclip` alone shows the help."""
+    """Print typer's usage error as one line. `eclip` alone shows the help."""
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         return 2

@@ -1,4 +1,4 @@
-"""``eclip bench``: how fast solver and simulator are here, and what lanes cost on a GPU."""
+"""``eclip bench``: the speed of solver and simulator here, and the cost of lanes on a GPU."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def bench(
         str | None,
         typer.Argument(
             metavar="[WHAT]",
-            help="solver, simulator, search (all if left out), or device: a GPU's lanes.",
+            help="solver, simulator or search (default: all three); or device, for a GPU's lanes.",
         ),
     ] = None,
-    gpu: Annotated[int, typer.Option("--gpu", min=0, help="device: which GPU, from 0.")] = 0,
+    gpu: Annotated[int, typer.Option("--gpu", min=0, help="device: the GPU, from 0.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Measure solver, simulator and search on this machine, or a GPU's lanes."""
     if "--gpu" in given_options(context) and what != "device":
-        raise UsageError("--gpu goes with `eclip bench device`")
+        raise UsageError("--gpu needs `eclip bench device`")
     if what == "device":
         _bench_device(gpu, as_json)
         return

@@ -27,26 +27,24 @@ def calibrate(
     context: typer.Context,
     device: Annotated[
         str,
-        typer.Option("--device", help="Where to measure: cuda, hip, or cuda:1 for the second GPU."),
+        typer.Option("--device", help="The GPU: cuda, hip, or cuda:1 for the second GPU."),
     ] = "cuda",
     mixes: Annotated[
         list[str] | None, typer.Option("--mixes", help="A mix to measure; repeatable.")
     ] = None,
-    runs: Annotated[int, typer.Option("--runs", min=1, help="Runs to measure of each mix.")] = 20,
+    runs: Annotated[int, typer.Option("--runs", min=1, help="Measure N runs of each mix.")] = 20,
     budget: Annotated[
         float, typer.Option("--budget", min=1.0, help="Measure for at most this many seconds.")
     ] = 300.0,
     observations: Annotated[
         Path,
-        typer.Option(
-            "--observations", help="File that keeps the measured runs; new runs are added to it."
-        ),
+        typer.Option("--observations", help="File of measured runs, to which new runs are added."),
     ] = Path("observations.json.gz"),
     stored: Annotated[
         str | None,
         typer.Option(
             "--from",
-            help="Measure nothing; fit the runs in this file, or built-in ones such as h200.",
+            help="Measure nothing; fit the runs in this file, or built-in runs such as h200.",
         ),
     ] = None,
     out: Annotated[Path, typer.Option("-o", "--out", help="The calibration to write.")] = Path(
@@ -54,14 +52,12 @@ def calibrate(
     ),
     topology: Annotated[
         str,
-        typer.Option(
-            "--topology", help="With --from: the device that was measured, by name or file."
-        ),
+        typer.Option("--topology", help="With --from: the measured device, by name or file."),
     ] = "h200",
     calibration: CalibrationOption = None,
     profiles: ProfilesOption = None,
     seed: Annotated[
-        int, typer.Option("--seed", min=0, help="Seed of the placements and of the runs held out.")
+        int, typer.Option("--seed", min=0, help="Seed of the placements and of the held-out runs.")
     ] = 0,
     as_json: JsonOption = False,
 ) -> None:
@@ -70,7 +66,7 @@ def calibrate(
     if ignored := [option for option in given if option in _MEASURING and stored is not None]:
         raise UsageError(f"{ignored[0]} is for measuring, and --from measures nothing")
     if "--topology" in given and stored is None:
-        raise UsageError("--topology goes with --from; a device that is measured has its own")
+        raise UsageError("--topology needs --from; a measured device has its own topology")
     outputs.check_output(out, eclip.Calibration)
     folders = profiles or []
     fitted: Fit | None = None
@@ -108,7 +104,7 @@ def calibrate(
                 )
     if fitted is None:
         kept = f"{stored or observations} has {len(observed.runs)} runs"
-        screen.exit_if_stopped(progress, f"{kept}; fit them with --from, or call again")
+        screen.exit_if_stopped(progress, f"{kept}; fit them with --from, or repeat the command")
         return
     failed = outputs.save_or_rescue(fitted.calibration, out)
     if as_json:
@@ -119,7 +115,7 @@ def calibrate(
             screen.out.print(f"Written to {out}. Next: eclip compare MIX --calibration {out}")
     if failed is not None:
         raise failed
-    screen.exit_if_stopped(progress, f"{out} has the fit, which was done")
+    screen.exit_if_stopped(progress, f"{out} has the complete fit")
 
 
 def describe(fitted: Fit) -> dict[str, Any]:
@@ -168,8 +164,8 @@ def print_fit(fitted: Fit) -> None:
     rate = sum(errors.rate for errors in left_out) / len(left_out)
     power = sum(errors.power for errors in left_out) / len(left_out)
     screen.out.print(
-        f"On a mix that was not fitted, mean of {len(left_out)}: rates are {rate:.1%} off, power "
-        f"{power:.1%}."
+        f"Mean error on a mix left out of the fit, over {len(left_out)} mixes: rates {rate:.1%}, "
+        f"power {power:.1%}."
     )
 
 

@@ -49,12 +49,10 @@ def compare(
     ] = "all",
     plan: Annotated[
         list[str] | None,
-        typer.Option(
-            "--plan", help="A plan file that takes part too, as FILE or NAME=FILE; repeatable."
-        ),
+        typer.Option("--plan", help="Also run this plan, given as FILE or NAME=FILE; repeatable."),
     ] = None,
     repeats: Annotated[
-        int, typer.Option("--repeats", help="Rounds to run; each has another order of policies.")
+        int, typer.Option("--repeats", help="Run N rounds, each with another order of policies.")
     ] = 1,
     load: Annotated[
         str | None,
@@ -62,16 +60,16 @@ def compare(
             "--load",
             metavar="PART|SHAPE|CSV",
             help="0.6: Poisson arrivals at 60% of every worker's closed-loop rate under shared. "
-            "How requests come at the mix's rates: poisson, bursts, bursts:on=100ms,off=200ms, "
-            "azure-code, azure-conv. A CSV time_s,worker: arrivals from that file.",
+            "poisson, bursts, bursts:on=100ms,off=200ms, azure-code or azure-conv: this shape of "
+            "arrivals, at the mix's rates. A CSV time_s,worker: arrivals from that file.",
         ),
     ] = None,
     objective: Annotated[
         str | None,
         typer.Option(
             "--objective",
-            help="What mps, masks and search optimise: throughput, energy, slo, or several with "
-            "commas between. Throughput unless given; slo where the mix has services.",
+            help="The goal of mps, masks and search: throughput, energy, slo, or several separated "
+            "by commas. Default: slo for a mix with services, otherwise throughput.",
         ),
     ] = None,
     search_seconds: SearchSecondsOption = 20.0,
@@ -81,11 +79,11 @@ def compare(
         Path | None, typer.Option("--results", help="Add the comparison to this results file.")
     ] = None,
     report_file: Annotated[
-        Path | None, typer.Option("--report", help="Also write the HTML report here.")
+        Path | None, typer.Option("--report", help="Also write an HTML report to this file.")
     ] = None,
     folder: Annotated[
         Path | None,
-        typer.Option("-o", "--out", help="Also keep plans and run logs in this folder."),
+        typer.Option("-o", "--out", help="Also write plans and run logs to this folder."),
     ] = None,
     topology: TopologyOption = "h200",
     device: DeviceOption = "sim",
@@ -98,7 +96,7 @@ def compare(
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help="A rarely used setting; repeatable. Names: warmup, trace-ms, requests, fairness, "
+            help="Change a rare setting; repeatable. Names: warmup, trace-ms, requests, fairness, "
             "batches, earlier, trials, trial-seconds, processes, reopen, switch-max, tolerance, "
             "tail, usual-kernels. docs/commands.md explains them.",
         ),
@@ -108,7 +106,7 @@ def compare(
 ) -> None:
     """Run a mix under several policies in turns, with identical arrivals, and compare them.
 
-    Kernels are recorded only if they are kept (--report, --out).
+    Kernels are recorded only with --report or --out.
     """
     given = settings_of(
         settings or [],
@@ -120,10 +118,10 @@ def compare(
         given.setdefault("trace_ms", min(20.0, 1000 * seconds))
     chosen = [name.strip() for name in policies.split(",")]
     if (verify or refine) and not {"all", "search"} & {*chosen}:
-        raise UsageError("--verify and --refine go with the policy search")
+        raise UsageError("--verify and --refine need the policy search")
     part = load_of(load)
     if refine and isinstance(part, float):
-        raise UsageError("--refine searches under full load; leave it or --load out")
+        raise UsageError("--refine searches under full load and cannot be combined with --load")
     if results is not None:
         for warning in store.check_results(results):
             screen.warn(warning)
@@ -169,7 +167,7 @@ def compare(
 
 
 class Kept:
-    """Files that were written, and errors of those that could not be."""
+    """The written files, and the errors of failed writes."""
 
     def __init__(self) -> None:
         self.files: list[str] = []
@@ -200,7 +198,7 @@ def keep(
     folder: Path | None = None,
     report_file: Path | None = None,
 ) -> Kept:
-    """Write what is asked for; what fails lands beside, and the rest is still written."""
+    """Write the requested files. A failed write goes to another place; the others go on."""
     kept = Kept()
     if results is not None:
         kept.add(results, outputs.append_or_rescue(outcome.comparison, results))
@@ -212,7 +210,7 @@ def keep(
 
 
 def raise_failure(outcome: eclip.Outcome, kept: Kept) -> None:
-    """End with 1 if the comparison ended early by a failure, after what it measured is kept."""
+    """End with 1 if a failure ended the comparison early. Its results were written before."""
     if outcome.failure is not None:
         raise EclipError(
             f"the comparison ended early: {outcome.failure}; {_ran(outcome)}{kept.words}"

@@ -1,5 +1,5 @@
-"""``eclip demo``: the story in one command: models that share a GPU, first back to back, then a
-service beside background work; a verdict for each, and one report."""
+"""``eclip demo``: compares the ways of sharing a GPU for models back to back, and for a service
+beside background work; prints a verdict for each, and writes one report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from eclip.reports.chapters import Named, chapters_of
 from eclip.reports.marks import REPORT_MARK
 from eclip.reports.verdict import judge
 
-_ROUNDS = 3  # the fewest that a verdict has an interval from
+_ROUNDS = 3  # the fewest for which a verdict has an interval
 _TRACE_MS = 10.0
 # By part: batches of the search, so that it takes some seconds and finds the same every time;
 # seconds of a run.
@@ -33,8 +33,8 @@ def demo(
         str | None,
         typer.Option(
             "--services",
-            help="A service beside background work. Unless given, bert:1 at 30% of its rate alone "
-            "beside vgg19:32; on an H200 bert:1@300rps/5ms,vgg19:32@background.",
+            help="A mix of a service and background work. Default: bert:1 at 30% of its rate alone "
+            "beside vgg19:32; on an H200 this is bert:1@300rps/5ms,vgg19:32@background.",
         ),
     ] = None,
     folder: Annotated[Path, typer.Option("-o", "--out", help="Folder for all files.")] = Path(
@@ -99,11 +99,11 @@ def demo(
                 ("a plan", f"eclip explain {best}"),
             ]
         )
-    screen.exit_if_stopped(progress, f"{folder} has what was measured")
+    screen.exit_if_stopped(progress, f"{folder} has the results so far")
 
 
 def _usual_services(topology: str) -> str:
-    """A service that any device can keep: a p99 of at most five times its time alone."""
+    """A mix with a bound that any device can keep: five times the service's time alone."""
     (profile,) = eclip.case("bert:1", topology).profiles
     alone_s = profile.request_ns[-1] / 1e9
     rate_rps, bound_ms = (float(f"{value:.2g}") for value in (0.3 / alone_s, 5e3 * alone_s))
@@ -111,7 +111,7 @@ def _usual_services(topology: str) -> str:
 
 
 def _tell(outcome: eclip.Outcome) -> None:
-    """Every way, and the verdict."""
+    """Print all ways and the verdict."""
     measures = list(outcome.measures.values())
     screen.print_policies(measures, outcome.best, outcome.comparison.aim)
     screen.out.print(f"{_verdict(outcome)}\n", style="bold")

@@ -1,4 +1,4 @@
-"""``eclip doctor``: can this host run plans on a GPU, and what is missing?"""
+"""``eclip doctor``: whether this host can run plans on a GPU, and what is missing."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from eclip.devices import examine_host
 
 def doctor(
     device: Annotated[
-        str, typer.Option("--device", help="Which GPU: cuda, hip, or cuda:1 for the second.")
+        str, typer.Option("--device", help="The GPU: cuda, hip, or cuda:1 for the second GPU.")
     ] = "cuda",
     as_json: JsonOption = False,
 ) -> None:
-    """Check whether this host can run plans on a GPU, and say what is missing."""
+    """Check whether this host can run plans on a GPU, and list what is missing."""
     examined = examine_host(device)
     findings = examined.findings
     missing = [one.what for one in findings if one.state == "missing"]

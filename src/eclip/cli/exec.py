@@ -1,4 +1,4 @@
-"""``eclip exec``: an unmodified command under a plan, or as one that others give way to."""
+"""``eclip exec``: runs an unmodified command under a plan, or as a service or background."""
 
 from __future__ import annotations
 
@@ -37,31 +37,41 @@ def exec(
     command: Annotated[
         list[str], typer.Argument(metavar="-- COMMAND...", help="The command and its arguments.")
     ],
-    file: Annotated[Path | None, typer.Option("--plan", help="A plan file.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--plan", help="Send kernels to the lanes of this plan.")
+    ] = None,
     service: Annotated[
-        bool, typer.Option("--service", help="Background in other processes gives way to it.")
+        bool, typer.Option("--service", help="Background of other processes yields to the command.")
     ] = False,
     background: Annotated[
-        bool, typer.Option("--background", help="It gives way to services in other processes.")
+        bool,
+        typer.Option("--background", help="The command yields to services of other processes."),
     ] = False,
     bound: Annotated[
         str | None,
-        typer.Option(metavar="1.1x|5ms", help="A service's promise: times alone, or in ms."),
+        typer.Option(
+            metavar="1.1x|5ms",
+            help="With --service: the largest allowed p99, in ms or as times the p99 alone.",
+        ),
     ] = None,
     floor: Annotated[
         float | None,
-        typer.Option(help="Part of its rate alone below which background gives way no more."),
+        typer.Option(
+            help="With --background: the command yields only while it gets more than this part of "
+            "its rate alone (0.2 is a fifth)."
+        ),
     ] = None,
     workers: WorkersOption = "stream",
     stats: Annotated[
-        bool, typer.Option("--stats", help="At the end, print how many launches went where.")
+        bool,
+        typer.Option("--stats", help="At the end, print counts of planned and other launches."),
     ] = False,
     gpu: Annotated[
         int | None,
         typer.Option(
             "--gpu",
             min=0,
-            help="The GPU to use, counted from 0 [default: with a plan 0, else the first used].",
+            help="The GPU, counted from 0 [default: with a plan 0, else the first that is used].",
         ),
     ] = None,
     calibration: CalibrationOption = None,
@@ -74,7 +84,7 @@ def exec(
     if file is None and tier is None:
         raise UsageError("say what the command is: --service, --background, or --plan FILE")
     if file is None and stats:
-        raise UsageError("--stats counts launches of a plan; see what gives way with `eclip top`")
+        raise UsageError("--stats needs --plan; without a plan, `eclip top` shows the command")
     table, vendor = None, vendor_here()
     if file is not None:
         table, vendor = _table(file, workers, calibration, profiles or [])
@@ -94,9 +104,9 @@ def _tier(service: bool, background: bool, bound: str | None, floor: float | Non
     if service and background:
         raise UsageError("a command is a service or background, not both")
     if bound is not None and not service:
-        raise UsageError("a bound is a service's promise: add --service")
+        raise UsageError("--bound needs --service")
     if floor is not None and not background:
-        raise UsageError("a floor is what background is promised: add --background")
+        raise UsageError("--floor needs --background")
     if service:
         return service_tier(bound)
     return background_tier(floor) if background else None
@@ -109,13 +119,13 @@ def _table(
     plan = store.load(file, Plan)
     if plan.modelled:
         raise UsageError(
-            f"{file} was made from modelled profiles, whose kernels are made up; measure the "
-            f"command first with `eclip record` and plan again"
+            f"{file} was made from modelled profiles, which have no real kernels; measure the "
+            f"command with `eclip record` and plan again"
         )
     if plan.models != plan.mix.as_asked().models:
         raise UsageError(
-            f"{file} is for kernels that a search chose for fewer {plan.topology.unit_name}s, and "
-            f"a command launches its own; plan again with --usual-kernels"
+            f"{file} is for kernels chosen for fewer {plan.topology.unit_name}s, and a command "
+            f"launches its usual kernels; plan again with --usual-kernels"
         )
     case = case_of(plan, calibration, profiles)
     traces = [profile.trace for profile in case.profiles]
@@ -130,7 +140,7 @@ def _nothing_placed(launches: int) -> str:
         )
     return (
         f"nothing was placed: libeclip saw {launches} launches, and none is of the plan's kernels; "
-        f"record the command again (`eclip record`) and plan from that"
+        f"record the command again (`eclip record`) and plan with the new profiles"
     )
 
 

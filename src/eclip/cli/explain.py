@@ -1,4 +1,4 @@
-"""``eclip explain``: a plan in words and a small picture: which worker runs where, and why."""
+"""``eclip explain``: shows a plan in words and a small picture."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def explain(
     file: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Show which worker of a plan runs where, and why."""
+    """Show the lanes of every worker of a plan, and the reasons."""
     plan = store.load(file, Plan)
     if as_json:
         screen.print_json(describe(plan))
@@ -241,7 +241,7 @@ def _score(trial: Trial) -> Score:
 
 
 def _frontier_picture(evidence: Evidence, chosen: Trial) -> str:
-    """Throughput (across) against efficiency (up) of what nothing beats in both, simulated."""
+    """A chart of the simulated frontier: throughput (across) against efficiency (up)."""
     points = sorted(evidence.frontier)
     deployed = (_score(chosen).stp, _score(chosen).efficiency)
     across = [point[0] for point in (*points, deployed)]

@@ -1,4 +1,4 @@
-"""``eclip fleet``: which services share which of many GPUs, and running them there."""
+"""``eclip fleet``: places services on many GPUs, and runs them there."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ app = typer.Typer(
 SecondsOption = Annotated[
     float,
     typer.Option(
-        "--seconds", help="Search for about so long.", callback=between("--seconds", 0.1, 86400)
+        "--seconds", help="Search for about N seconds.", callback=between("--seconds", 0.1, 86400)
     ),
 ]
 FileArgument = Annotated[
-    Path, typer.Argument(metavar="FILE", help="The fleet: services and GPUs, TOML.")
+    Path, typer.Argument(metavar="FILE", help="A TOML file of services and GPUs.")
 ]
 
 
@@ -51,46 +51,46 @@ def plan(
     file: FileArgument,
     objective: Annotated[
         str | None,
-        typer.Option("--objective", help="fewest, goodput or energy; the file's unless given."),
+        typer.Option("--objective", help="fewest, goodput or energy. Default: the file's."),
     ] = None,
     running: Annotated[
         Path | None,
-        typer.Option("--running", help="The placement that runs now; print what must move, too."),
+        typer.Option("--running", help="Start from this running placement, and print the moves."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Where to write the placement, JSON.")
+        Path | None, typer.Option("-o", "--out", help="Write the placement to this JSON file.")
     ] = None,
     scores: Annotated[
         Path | None,
         typer.Option("--scores", help="Keep the scores of simulated sets in this .json.gz file."),
     ] = None,
     exact: Annotated[
-        bool, typer.Option("--exact", help="Prove the optimum; for small fleets, needs HiGHS.")
+        bool, typer.Option("--exact", help="Prove the optimum (small fleets only, needs HiGHS).")
     ] = False,
     simulate: Annotated[
         bool,
         typer.Option(
             "--simulate",
-            help="Also simulate a day, with placements that follow the rates and with a fixed one.",
+            help="Also simulate a day, with changing placements and with a fixed placement.",
         ),
     ] = False,
     picture: Annotated[
-        Path | None, typer.Option("--picture", help="Draw the simulated day as SVG here.")
+        Path | None, typer.Option("--picture", help="Draw the simulated day to this SVG file.")
     ] = None,
     seconds: SecondsOption = placing.DEFAULT_SECONDS,
     steps: Annotated[
         int | None,
-        typer.Option("--steps", min=0, help="Run exactly N search steps instead (reproducible)."),
+        typer.Option("--steps", min=0, help="Run exactly N search steps (reproducible)."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the search.")] = 0,
     profiles: ProfilesOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Decide which services share which GPU, and what that gives. Nothing is deployed."""
+    """Decide which services share which GPU. Nothing is deployed."""
     if picture is not None and not simulate:
-        raise UsageError("--picture goes with --simulate: it draws the simulated day")
+        raise UsageError("--picture draws the simulated day and needs --simulate")
     if exact and running is not None:
-        raise UsageError("--exact and --running exclude each other; give one of them")
+        raise UsageError("--exact and --running cannot be combined")
     loaded = load_fleet_file(file)
     fleet, aim = loaded.fleet, loaded.objective
     scorer = Scorer(find_kinds(fleet, profiles or []))
@@ -222,7 +222,7 @@ def up(
         float,
         typer.Option(
             "--seconds",
-            help="Search for a placement for about so long.",
+            help="Search for a placement for about N seconds.",
             callback=between("--seconds", 0.1, 86400),
         ),
     ] = 5.0,
@@ -230,9 +230,9 @@ def up(
 ) -> None:
     """Run the fleet: on the cluster that FILE names, or with Ray on this machine.
 
-    A fleet that is up is changed into what FILE says now, and the command returns. Otherwise it
-    stays: Ctrl-C or SIGTERM takes the fleet down, and when Ray's head is lost it brings the fleet
-    back from FILE.
+    A running fleet is changed to match FILE, and the command returns. Otherwise the command starts
+    the fleet and stays: Ctrl-C or SIGTERM takes the fleet down, and after a loss of Ray's head the
+    command brings the fleet back from FILE.
     """
     with FleetKeeper(file, profiles or [], seconds) as keeper:
         if detach and keeper.file.ray.address is None:
@@ -251,7 +251,7 @@ def up(
         )
         if detach or keeper.adopted:
             return
-        screen.out.print("Ctrl-C takes it down.")
+        screen.out.print("Ctrl-C takes the fleet down.")
         stop = threading.Event()
         with interrupt.handled_by(lambda *_: stop.set()):
             keeper.stay(stop, screen.out.print)
@@ -259,7 +259,7 @@ def up(
 
 @app.command()
 def status(file: FileArgument, as_json: JsonOption = False) -> None:
-    """Show GPUs, routers and rates of a fleet that is up. Exit code 1 if it is not ready."""
+    """Show GPUs, routers and rates of a running fleet. Exit code 1: the fleet is not ready."""
     with _fleet_that_is_up(load_fleet_file(file)) as controller:
         now = cluster.ask(controller.status)
     if as_json:
@@ -311,20 +311,20 @@ def down(file: FileArgument) -> None:
 def render(
     file: FileArgument,
     k8s: Annotated[
-        bool, typer.Option("--k8s", help="As Kubernetes manifests: one pod per GPU, no Ray.")
+        bool, typer.Option("--k8s", help="Write Kubernetes manifests: one pod per GPU, no Ray.")
     ] = False,
     image: Annotated[
         str, typer.Option("--image", help="The container image; eclip must be installed in it.")
     ] = "eclip:latest",
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Where to write; standard output if not.")
+        Path | None, typer.Option("-o", "--out", help="Write to this file. Default: the screen.")
     ] = None,
     seconds: SecondsOption = 5.0,
     profiles: ProfilesOption = None,
 ) -> None:
     """Write the fleet's placement for another orchestrator. Nothing is deployed."""
     if not k8s:
-        raise UsageError("say what to write: --k8s for Kubernetes manifests")
+        raise UsageError("give a format: --k8s writes Kubernetes manifests")
     loaded = load_fleet_file(file)
     if out is not None:
         outputs.check_output(out, kubernetes.MARK)

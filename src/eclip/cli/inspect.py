@@ -1,4 +1,4 @@
-"""``eclip inspect``: any eclip file, shown to a person."""
+"""``eclip inspect``: shows any file that eclip wrote."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def inspect(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Any file that eclip wrote.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Show what is in any file that eclip wrote."""
+    """Show the contents of any file that eclip wrote."""
     if store.holds_results(file):
         results.results(file, as_json=as_json)
     else:
@@ -247,7 +247,7 @@ def _show_run(log: RunLog) -> None:
                 "records",
                 f"{len(log.requests.worker)} requests; {len(log.kernels.worker)} kernels in the "
                 f"first {log.kernels.window_ns / 1e6:g} ms"
-                + (" of a run of their own" if log.kernels.own_run else ""),
+                + (" of a separate run" if log.kernels.own_run else ""),
             ),
             ("unfinished", str(sum(log.unfinished))),
             *(("warning", warning) for warning in log.warnings),

@@ -1,4 +1,4 @@
-"""The options that several commands share, so that each means the same everywhere."""
+"""The options that several commands share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from eclip.errors import UsageError, unknown_name
 
 
 def between(option: str, low: float, high: float = math.inf) -> Callable[[Any], Any]:
-    """A typer callback that refuses a number outside of the range, and what is no number."""
+    """A typer callback that refuses numbers outside of the range, and ``nan``."""
 
     def check(value: float | None) -> float | None:
         if value is not None and not (low <= value <= high and math.isfinite(value)):
@@ -35,15 +35,15 @@ MixArgument = Annotated[
     str,
     typer.Argument(
         metavar="MIX",
-        help="The workers, as [COUNTx]MODEL:BATCH[@RATErps[/BOUND]] or MODEL:BATCH@background with "
-        "commas: 2xalbert:8,densenet201:8@120rps; bert:1@300rps/5ms,vgg19:32@background; or a mix "
-        "of the paper: paper/1.",
+        help="The workers, each [COUNTx]MODEL:BATCH[@RATErps[/BOUND]] or MODEL:BATCH@background, "
+        "separated by commas: 2xalbert:8,densenet201:8@120rps; "
+        "bert:1@300rps/5ms,vgg19:32@background; or a mix of the paper: paper/1.",
     ),
 ]
 TopologyOption = Annotated[
     str,
     typer.Option(
-        "--topology", help="The device to plan for: a name (see `eclip topology`) or a file."
+        "--topology", help="The device to plan for: a name from `eclip topology`, or a file."
     ),
 ]
 CalibrationOption = Annotated[
@@ -53,14 +53,14 @@ CalibrationOption = Annotated[
 ProfilesOption = Annotated[
     list[Path] | None,
     typer.Option(
-        "--profiles", help="A folder of profiles, used before the built-in ones; repeatable."
+        "--profiles", help="A folder of profiles, used before built-in profiles; repeatable."
     ),
 ]
 DeviceOption = Annotated[
     str,
     typer.Option(
         "--device",
-        help="Where to run: sim (the simulator), cuda or hip (a GPU), or cuda:1 (the second).",
+        help="The device: sim (the simulator), cuda or hip (a GPU), or cuda:1 (the second GPU).",
     ),
 ]
 GpuOption = Annotated[int, typer.Option("--gpu", min=0, help="The GPU to use, counted from 0.")]
@@ -69,7 +69,7 @@ SecondsOption = Annotated[
     typer.Option(
         "--seconds",
         callback=between("--seconds", MIN_SECONDS, MAX_SECONDS),
-        help="Seconds to measure for, at least 0.001.",
+        help="Measure for N seconds, at least 0.001.",
     ),
 ]
 WarmupOption = Annotated[
@@ -77,7 +77,7 @@ WarmupOption = Annotated[
     typer.Option(
         "--warmup",
         callback=between("--warmup", 0, MAX_SECONDS),
-        help="Seconds to run before measuring begins.",
+        help="Run for N seconds before measuring begins.",
     ),
 ]
 TraceOption = Annotated[
@@ -85,53 +85,54 @@ TraceOption = Annotated[
     typer.Option(
         "--trace-ms",
         callback=between("--trace-ms", 0, 1000 * MAX_SECONDS),
-        help="Record every kernel of the first N milliseconds; 20 unless given.",
+        help="Record every kernel of the first N milliseconds (default 20).",
     ),
 ]
 SeedOption = Annotated[
     int,
-    typer.Option(
-        "--seed", min=0, help="Seed of arrivals and of the moments at which workers start."
-    ),
+    typer.Option("--seed", min=0, help="Seed of the arrivals and of the workers' start times."),
 ]
 ArrivalsOption = Annotated[
     str | None,
     typer.Option(
         "--arrivals",
         metavar="SHAPE|CSV",
-        help="How requests come at the mix's rates: poisson, bursts, bursts:on=100ms,off=200ms, "
-        "azure-code, azure-conv. Or a CSV of arrivals, time_s,worker, that replaces them.",
+        help="The shape of arrivals at the mix's rates: poisson, bursts, "
+        "bursts:on=100ms,off=200ms, azure-code, azure-conv. Or a CSV of arrivals, time_s,worker, "
+        "which replaces them.",
     ),
 ]
 SwitchMaxOption = Annotated[
-    int, typer.Option("--switch-max", help="eclip: lane switches per request and worker, at most.")
+    int, typer.Option("--switch-max", help="eclip: at most N lane switches per request and worker.")
 ]
 ToleranceOption = Annotated[
     float,
     typer.Option(
         "--tolerance",
         callback=between("--tolerance", 0),
-        help="model, kernel, mps-model: slowdown accepted for fewer units; 0.05 is 5%.",
+        help="model, kernel, mps-model: accept this slowdown for fewer units; 0.05 is 5%.",
     ),
 ]
 ObjectiveOption = Annotated[
     str | None,
     typer.Option(
         "--objective",
-        help="search: throughput, energy or slo. Throughput unless given; slo where the mix has "
-        "services.",
+        help="search: throughput, energy or slo. Default: slo for a mix with services, otherwise "
+        "throughput.",
     ),
 ]
 WeightsOption = Annotated[
-    str | None, typer.Option("--weights", help="search, throughput: a weight per worker, as 2,1,1.")
+    str | None,
+    typer.Option("--weights", help="search for throughput: a weight per worker, like 2,1,1."),
 ]
 FairnessOption = Annotated[
     float | None,
     typer.Option(
         "--fairness",
         callback=between("--fairness", 0, 1),
-        help="search: least fairness of a plan, 0 to 1: the smallest ratio of a worker's rate to "
-        "its rate alone, over the largest. Default: 0.05 below plain streams, within 0.7 to 0.9.",
+        help="search: the least fairness of a plan, 0 to 1. Fairness is the smallest ratio of a "
+        "worker's rate to its rate alone, over the largest ratio. Default: 0.05 below plain "
+        "streams, within 0.7 to 0.9.",
     ),
 ]
 SearchTimeOption = Annotated[
@@ -139,7 +140,7 @@ SearchTimeOption = Annotated[
     typer.Option(
         "--seconds",
         callback=between("--seconds", 0),
-        help="search: seconds of simulation, before plans are tried on a device.",
+        help="search: simulate for N seconds, before plans are tried on a device.",
     ),
 ]
 SearchSecondsOption = Annotated[
@@ -147,13 +148,14 @@ SearchSecondsOption = Annotated[
     typer.Option(
         "--search-seconds",
         callback=between("--search-seconds", 0),
-        help="search: seconds of simulation, before plans are tried on a device.",
+        help="search: simulate for N seconds, before plans are tried on a device.",
     ),
 ]
 SharesOption = Annotated[
     str | None,
     typer.Option(
-        "--shares", help="mps: percent of the units, one for all or one per worker, as 60,30,30."
+        "--shares",
+        help="mps: percent of the units, one number for all or one per worker, like 60,30,30.",
     ),
 ]
 StrictOption = Annotated[
@@ -175,7 +177,7 @@ RefineOption = Annotated[
     typer.Option(
         "--refine",
         callback=between("--refine", 0),
-        help="search, with --verify: seconds to continue the search on the device.",
+        help="search, with --verify: continue the search on the device for N seconds.",
     ),
 ]
 EarlierOption = Annotated[
@@ -189,7 +191,7 @@ UsualKernelsOption = Annotated[
     bool,
     typer.Option(
         "--usual-kernels",
-        help="search: use only the models' usual kernels, none for fewer units.",
+        help="search: use only the models' usual kernels, no kernels for fewer units.",
     ),
 ]
 SearchSeedOption = Annotated[
@@ -198,27 +200,29 @@ SearchSeedOption = Annotated[
 TailOption = Annotated[
     bool,
     typer.Option(
-        "--tail", help="Take variable-output kernels at their p99 times, not the expected ones."
+        "--tail", help="Use p99 times of variable-output kernels instead of expected times."
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 WorkersOption = Annotated[
     str,
-    typer.Option("--workers", help="What tells workers apart in the command: stream or thread."),
+    typer.Option(
+        "--workers", help="Count every stream or every thread of the command as a worker."
+    ),
 ]
 
 
 def numbers(
     text: str | None, option: str, low: float = 0, high: float = math.inf
 ) -> tuple[float, ...]:
-    """``2,1,0.5`` as numbers of a range; nothing given is none."""
+    """``2,1,0.5`` as numbers of a range; empty for None."""
     if text is None:
         return ()
     try:
         values = tuple(float(part) for part in text.split(","))
     except ValueError:
         raise UsageError(
-            f"{option} {text!r} is no list of numbers; write them with commas, like 2,1,0.5"
+            f"{option} {text!r} is no list of numbers; separate them by commas, like 2,1,0.5"
         ) from None
     for value in values:
         between(option, low, high)(value)
@@ -244,7 +248,7 @@ def load_of(text: str | None) -> float | str | None:
 
 
 def named_plans(texts: Sequence[str]) -> dict[str, Path]:
-    """From ``FILE`` or ``NAME=FILE``; without a name a plan is called after its file."""
+    """Plans by name, from ``FILE`` or ``NAME=FILE``; the default name is the file's."""
     plans: dict[str, Path] = {}
     for text in texts:
         name, equals, file = text.partition("=")
@@ -259,8 +263,8 @@ def named_plans(texts: Sequence[str]) -> dict[str, Path]:
 def settings_of(
     texts: Sequence[str], options: type[Any], more: Mapping[str, type], besides: Sequence[str]
 ) -> dict[str, Any]:
-    """``NAME=VALUE`` of the fields of an options class, and of more names, as keyword arguments;
-    ``besides`` are fields that have an option of their own, or none."""
+    """``NAME=VALUE`` texts as keyword arguments. Names are the fields of ``options`` except
+    ``besides``, and the names in ``more``."""
     kinds = {**typing.get_type_hints(options), **more}
     known = {name.replace("_", "-"): name for name in kinds if name not in besides}
     settings: dict[str, Any] = {}
@@ -284,14 +288,12 @@ def _setting(text: str, value: str, kind: str) -> Any:
                 raise ValueError
             return number
     except (ValueError, KeyError):
-        raise UsageError(
-            f"--set {text}: a finite number is wanted, or yes or no for what is on or off"
-        ) from None
+        raise UsageError(f"--set {text}: give a finite number, or yes or no for a switch") from None
     return value
 
 
 def given_options(context: typer.Context) -> list[str]:
-    """The options that stand on the command line, as a person writes them: ``--search-seconds``."""
+    """The options given on the command line, in the form ``--search-seconds``."""
     sources = {option: context.get_parameter_source(option.name or "") for option in _all(context)}
     return [
         max(option.opts, key=len)
@@ -305,7 +307,7 @@ def _all(context: typer.Context) -> list[Any]:
 
 
 def finite_numbers(command: Callable[..., None]) -> Callable[..., None]:
-    """The command, which refuses ``nan`` and ``inf`` for every option that takes a number."""
+    """The command, made to refuse ``nan`` and ``inf`` for every option that takes a number."""
 
     @functools.wraps(command)
     def checked(**arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""``eclip plan``: a mix and a policy to a plan file."""
+"""``eclip plan``: makes a plan file from a mix and a policy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from eclip.cli.options import (
 from eclip.errors import UsageError
 from eclip.files import outputs
 
-# Options that only some policies know; elsewhere they would be ignored, so they are refused.
+# Options for some policies only; other policies would ignore them, so they are refused.
 _POLICIES_WITH = {
     "--switch-max": ("eclip",),
     "--tolerance": ("model", "kernel", "mps-model"),
@@ -93,13 +93,13 @@ def plan(
     for option in given:
         policies = _POLICIES_WITH.get(option, (policy,))
         if policy not in policies:
-            raise UsageError(f"{option} goes with --policy {' or '.join(policies)}")
+            raise UsageError(f"{option} needs --policy {' or '.join(policies)}")
     if refine and not verify:
-        raise UsageError("--refine goes with --verify, which decides at the end")
+        raise UsageError("--refine needs --verify, which decides at the end")
     if earlier is not None and not refine:
-        raise UsageError("--earlier goes with --refine: the search continues on the device")
+        raise UsageError("--earlier needs --refine, which continues the search on the device")
     if "--device" in given and not verify:
-        raise UsageError("--device goes with --verify: only plans that are verified run")
+        raise UsageError("--device needs --verify, which runs plans on the device")
     case = eclip.case(
         mix,
         topology,
@@ -143,7 +143,7 @@ def plan(
     if made.aliased:
         screen.warn(
             f"{len(made.lanes)} lanes on {made.topology.hardware_queues} hardware queues: "
-            f"some will wait on each other"
+            f"some lanes will wait for each other"
         )
     if as_json:
         screen.print_json(explain.describe(made))
@@ -153,5 +153,5 @@ def plan(
             screen.out.print(f"Written to {out}. Next: eclip run {out} -o run.json")
     if failed is not None:
         raise failed
-    screen.exit_if_stopped(progress, f"{out} has the best plan found until then")
+    screen.exit_if_stopped(progress, f"{out} has the best plan so far")
     screen.exit_if_missed(made.evidence.missed if made.evidence else (), strict)

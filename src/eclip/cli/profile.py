@@ -1,4 +1,4 @@
-"""``eclip profile``: models to measured profiles, on a GPU."""
+"""``eclip profile``: measures profiles of models on a GPU."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ def profile(
     energy_seconds: Annotated[
         float,
         typer.Option(
-            "--energy-seconds", min=0.0, help="Seconds of measuring energy per lane size; 0: none."
+            "--energy-seconds",
+            min=0.0,
+            help="Measure energy N seconds per lane size; 0: never.",
         ),
     ] = 1.0,
     ncu: Annotated[
         bool, typer.Option("--ncu/--no-ncu", help="Count DRAM and L2 bytes with Nsight Compute.")
     ] = True,
     limit: Annotated[
-        float, typer.Option("--limit", min=10.0, help="Give a model up after this many seconds.")
+        float, typer.Option("--limit", min=10.0, help="Stop measuring a model after N seconds.")
     ] = 180.0,
 ) -> None:
     """Measure every kernel of these models at every lane size of a GPU."""
@@ -51,8 +53,8 @@ def profile(
             limit_seconds=limit,
             progress=progress,
         )
-    screen.exit_if_stopped(progress, f"{folder} has what was measured; call again to go on")
+    screen.exit_if_stopped(progress, f"{folder} has the profiles so far; repeat to go on")
     if failed:
         names = ", ".join(map(str, failed))
-        raise DeviceError(f"not profiled: {names}; the reasons are above")
+        raise DeviceError(f"not profiled: {names}; see the reasons above")
     screen.out.print(f"{len(keys)} profiles in {folder}. Next: eclip plan MIX --profiles {folder}")

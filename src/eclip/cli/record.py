@@ -1,4 +1,4 @@
-"""``eclip record``: an unmodified command, once per lane size, to profiles of what it serves."""
+"""``eclip record``: measures profiles of an unmodified command's models."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def record(
     models: Annotated[
         list[str],
         typer.Option(
-            "--as", help="Name of a worker, MODEL:BATCH, in order of first launch; repeatable."
+            "--as", help="A worker's model, MODEL:BATCH, in order of first launch; repeatable."
         ),
     ],
     sizes: Annotated[
-        str, typer.Option("--sizes", help="Lane sizes to measure, as 32,64,132; all unless given.")
+        str, typer.Option("--sizes", help="Lane sizes in units, like 32,64,132. Default: all.")
     ] = "",
     folder: Annotated[Path, typer.Option("-o", "--out", help="Folder for the profiles.")] = Path(
         "profiles"
@@ -42,7 +42,7 @@ def record(
     topology: TopologyOption = "h200",
     gpu: GpuOption = 0,
 ) -> None:
-    """Measure what a command launches, every kernel on a lane of each size."""
+    """Measure the kernels that a command launches, on a lane of each size."""
     keys = [parse_model(text) for text in models]
     device = find_topology(topology)
     wanted = _sizes(sizes, device)
@@ -77,7 +77,7 @@ def record(
 
 
 def _sizes(words: str, device: Topology) -> tuple[int, ...]:
-    """The sizes asked for, rising, and the whole device: a profile ends with it."""
+    """The given sizes, rising, and the whole device, which every profile has."""
     if not words:
         return device.lane_sizes
     try:

@@ -1,4 +1,4 @@
-"""``eclip report``: run logs, plans and results to one HTML file, and a Chrome trace."""
+"""``eclip report``: draws run logs, plans and results as one HTML file, and a Chrome trace."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ def report(
 ) -> None:
     """Draw run logs, plans and results as one HTML file that works offline.
 
-    Files of the same mix, device and load are compared with each other in one chapter. A report
-    has as many chapters as there are such groups.
+    Files with the same mix, device and load are compared with each other in one chapter.
     """
     if trace is not None and len(files) > 1:
         raise UsageError("--trace takes one run log; give one file, or leave --trace out")
@@ -55,8 +54,8 @@ def report(
 def _case(
     files: list[Path], calibration: Path | None, profiles: list[Path] | None
 ) -> eclip.Case | None:
-    """Of the first run log or plan, if constants or profiles of one's own were given; otherwise
-    every plan has the case that it was made for."""
+    """The case of the first run log or plan, with the given calibration and profiles. None if
+    neither is given: every plan then has its own case."""
     if calibration is None and not profiles:
         return None
     for file in files:

@@ -1,4 +1,4 @@
-"""``eclip results``: what accumulated in a results file, as tables."""
+"""``eclip results``: shows the comparisons of a results file as tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from eclip.files import store
 from eclip.files.comparison import Comparison
 from eclip.reports import results as drawn
 
-# Where the screen is narrow, the first of these goes first.
+# On a narrow screen these columns are left out, in this order.
 _OPTIONAL = (
     "mJ/request",
     "switches",
@@ -32,13 +32,13 @@ def results(
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
     into: Annotated[
         Path | None,
-        typer.Option("--into", help="Write Markdown tables into this document, between its marks."),
+        typer.Option("--into", help="Replace the tables between the marks of this Markdown file."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the comparisons that `eclip compare --results FILE` added, mix by mix and as means."""
+    """Show the comparisons in a results file of `eclip compare`, mix by mix and as means."""
     if as_json + as_markdown + (into is not None) > 1:
-        raise UsageError("--json, --markdown and --into exclude each other; give one of them")
+        raise UsageError("--json, --markdown and --into cannot be combined")
     comparisons, warnings = store.load_results(file)
     for warning in warnings:
         screen.warn(warning)

@@ -1,4 +1,4 @@
-"""``eclip run``: a plan file on a device to a run log."""
+"""``eclip run``: runs a plan on a device and writes a run log."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(
     strict: StrictOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a plan and write what happened."""
+    """Run a plan and write a run log."""
     outputs.check_output(out, eclip.RunLog)
     plan = eclip.load(file, eclip.Plan)
     with screen.progress_bar(f"running {plan.policy}") as progress:
@@ -79,5 +79,5 @@ def run(
             screen.out.print(f"Written to {out}. Next: eclip report {out} -o report.html")
     if failed is not None:
         raise failed
-    screen.exit_if_stopped(progress, f"{out} has the run until then")
+    screen.exit_if_stopped(progress, f"{out} has the run so far")
     screen.exit_if_missed(measures.missed, strict)

@@ -1,4 +1,4 @@
-"""``eclip serve``: models of a file or mix behind HTTP and gRPC."""
+"""``eclip serve``: serves the models of a file or mix over HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ def serve(
     ],
     device: Annotated[
         str | None,
-        typer.Option("--device", help="Where to run: sim, cuda, or cuda:1. Overrides the file."),
+        typer.Option("--device", help="The device: sim, cuda, or cuda:1. Overrides the file."),
     ] = None,
     host: Annotated[
         str | None,
-        typer.Option("--host", help="The address to listen on; 127.0.0.1 unless given."),
+        typer.Option("--host", help="The address to listen on. Default: 127.0.0.1."),
     ] = None,
     http_port: Annotated[
-        int | None, typer.Option("--http-port", help="Port of HTTP; 0 finds a free one.")
+        int | None, typer.Option("--http-port", help="Port of HTTP; 0 takes a free port.")
     ] = None,
     grpc_port: Annotated[
-        int | None, typer.Option("--grpc-port", help="Port of gRPC; 0 finds a free one.")
+        int | None, typer.Option("--grpc-port", help="Port of gRPC; 0 takes a free port.")
     ] = None,
     fronts: Annotated[
-        int | None, typer.Option("--fronts", help="Processes that take requests.")
+        int | None, typer.Option("--fronts", help="Run N processes that take requests.")
     ] = None,
 ) -> None:
     """Serve models over HTTP and gRPC (Open Inference Protocol), each with a bound on its latency.
 
-    On SIGTERM the server says that it is not ready, serves for the grace time, answers open
-    requests and ends. On SIGHUP it reads the file again. The log goes to standard error: JSON
-    lines, or plain text on a terminal.
+    On SIGTERM the server reports not ready, serves for the grace time, answers open requests and
+    ends. On SIGHUP the server reads the file again. The log goes to standard error: JSON lines, or
+    plain text on a terminal.
     """
     given = {
         "device": device,
@@ -63,5 +63,6 @@ def _say_where(server: ServerSettings, source: str) -> None:
     scheme = "http" if server.tls_cert is None else "https"
     screen.out.print(
         f"Serving {Path(source).name} on {server.device}: {scheme}://{server.host}:"
-        f"{server.http_port} (live page), gRPC {server.host}:{server.grpc_port}. Ctrl-C ends it."
+        f"{server.http_port} (live page), gRPC {server.host}:{server.grpc_port}. "
+        f"Ctrl-C ends the server."
     )

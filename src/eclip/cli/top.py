@@ -28,19 +28,19 @@ _OPTIONAL = ("pid", "stretches", "barriers", "requests", "moves", "longest pause
 def top(
     board: Annotated[
         Path | None,
-        typer.Option(help="The board's file; without it, all boards of this user."),
+        typer.Option(help="The board's file. Default: all boards of this user."),
     ] = None,
-    seconds: Annotated[float, typer.Option(help="Time between two looks.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
+    seconds: Annotated[float, typer.Option(help="Update every N seconds.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print once and end.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show who shares the GPU right now, in all processes that have a board in common.
+    """Show the services and background that share a GPU now, from all processes on a board.
 
-    Programs under `eclip exec --service` or `--background` have a board; so has everything of eclip
-    that runs with ECLIP_BOARD set. Looking changes nothing for them. Ctrl-C ends it.
+    Programs under `eclip exec --service` or `--background` are on a board, and all eclip commands
+    with ECLIP_BOARD set. This command changes nothing for them. Ctrl-C ends this command.
     """
     if seconds < _LEAST_SECONDS:
-        raise UsageError(f"look at most every {_LEAST_SECONDS:g} s, not {seconds:g}")
+        raise UsageError(f"--seconds must be at least {_LEAST_SECONDS:g}, not {seconds:g}")
     seen = look_around(board)
     if as_json:
         screen.print_json(seen)
@@ -51,7 +51,7 @@ def top(
         try:
             with screen.repainted() as paint:
                 _watch(board, seconds, seen, paint)
-        except KeyboardInterrupt as ended:  # Ctrl-C is how one leaves; SIGTERM is not
+        except KeyboardInterrupt as ended:  # Ctrl-C is the usual end; SIGTERM is not
             if interrupt.exit_code(ended) != 128 + signal.SIGINT:
                 raise
 
@@ -71,7 +71,7 @@ def _watch(
 
 
 def _table(seen: SeenBoard, before: SeenBoard | None = None) -> Group:
-    """``before``: an earlier look, to see how fast requests are served."""
+    """``before``: the earlier look, from which rates are computed."""
     rows = []
     for worker in seen.workers:
         rate = _rate(worker, seen, before)
@@ -90,7 +90,7 @@ def _table(seen: SeenBoard, before: SeenBoard | None = None) -> Group:
 
 
 def _rate(worker: SeenWorker, seen: SeenBoard, before: SeenBoard | None) -> float | None:
-    """Requests per second since the earlier look; None: it was not there, or nobody looked."""
+    """Requests per second since the earlier look; None: no such look, or a new worker."""
     if before is None:
         return None
     for earlier in before.workers:

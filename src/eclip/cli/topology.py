@@ -1,4 +1,4 @@
-"""``eclip topology``: the devices eclip knows, and what each is made of."""
+"""``eclip topology``: lists the devices that eclip knows, with their units and slices."""
 
 from __future__ import annotations
 

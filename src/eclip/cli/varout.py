@@ -1,6 +1,6 @@
-"""``eclip varout``: what variable-output mechanisms cost, and which capacity to take.
+"""``eclip varout``: compares variable-output mechanisms, and chooses capacities.
 
-Only ``measure`` imports what needs a GPU.
+Only ``measure`` imports packages that need a GPU.
 """
 
 from __future__ import annotations
@@ -47,19 +47,20 @@ def compare(
     allocated: Annotated[
         float | None,
         typer.Option(
-            "--allocated", help="Outputs per input (A) that buffers are allocated for; more than 0."
+            "--allocated",
+            help="Allocate buffers for this many outputs per input (A), above 0.",
         ),
     ] = None,
     ratios: Annotated[
         str | None,
-        typer.Option("--ratios", help="Actual outputs per input (A), as 0.5,1,2."),
+        typer.Option("--ratios", help="Actual outputs per input (A), like 0.5,1,2."),
     ] = None,
     report_file: Annotated[
-        Path | None, typer.Option("--report", help="Also draw it as HTML here.")
+        Path | None, typer.Option("--report", help="Also draw the comparison to this HTML file.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare mechanisms: how much longer than exact allocation each one takes."""
+    """Compare mechanisms: the extra time of each over exact allocation."""
     wanted = None if ratios is None else numbers(ratios, "--ratios", 0, _LARGEST_RATIO)
     if report_file is not None:
         outputs.check_output(report_file, _PAGE)
@@ -97,11 +98,11 @@ def estimate(
         typer.Option(
             "--price",
             callback=between("--price", 0, _HIGHEST_PRICE),
-            help="What a byte of buffer is worth, in ns of a request.",
+            help="The price of a byte of buffer, in ns of a request's time.",
         ),
     ] = 1e-6,
     most_bytes: Annotated[
-        int | None, typer.Option("--most-bytes", min=1, help="Use no more buffer than this.")
+        int | None, typer.Option("--most-bytes", min=1, help="Use at most N bytes of buffer.")
     ] = None,
     mechanisms: Annotated[
         str,
@@ -109,7 +110,7 @@ def estimate(
     ] = "all",
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", help="Also write the distribution of lengths here."),
+        typer.Option("-o", "--out", help="Also write the distribution of lengths to this file."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -129,7 +130,7 @@ def estimate(
         try:
             each.append(choose(where, lengths, [Mechanism(name)], price, most_bytes, inputs))
         except PlanningError:
-            continue  # it cannot serve these lengths; the best one can
+            continue  # this mechanism cannot serve these lengths
     if out is not None:
         store.save(lengths, out)
     if as_json:
@@ -171,7 +172,7 @@ def measure(
             "--inputs",
             min=1024,
             max=_MOST,
-            help="Elements that the stage reads; other sizes are added.",
+            help="Measure with N input elements, and with other sizes.",
         ),
     ] = 1 << 20,
     gpu: GpuOption = 0,
@@ -194,7 +195,7 @@ def measure(
 def annotate(
     file: Annotated[Path, typer.Argument(metavar="PROFILE", help="A measured profile.")],
     lengths: Annotated[
-        Path, typer.Option("--lengths", help="Lengths seen: a lengths file or one a line.")
+        Path, typer.Option("--lengths", help="A lengths file, or text with one length a line.")
     ],
     out: Annotated[Path, typer.Option("-o", "--out", help="Where to write the profile.")],
     mechanism: Annotated[str, typer.Option("--mechanism", help="The stage's mechanism.")] = "swap",
@@ -214,12 +215,12 @@ def annotate(
         str | None,
         typer.Option(
             "--kernels",
-            help="Positions of the stage's kernels, as 4,5,9; default: those that eclip finds.",
+            help="Positions of the stage's kernels, like 4,5,9; default: found by eclip.",
         ),
     ] = None,
     machine: MachineOption = "h200",
 ) -> None:
-    """Add the lengths of its stage to a profile, with expected and p99 times."""
+    """Add the lengths of a stage to a profile, with expected and p99 times."""
     if mechanism not in [one.value for one in CHOICES]:
         raise unknown_name("mechanism", mechanism, [one.value for one in CHOICES])
     places = None if kernels is None else _positions(kernels)
@@ -264,7 +265,7 @@ def _read_lengths(file: Path) -> Lengths:
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror or error}") from None
     except ValueError:
-        raise UsageError(f"{file} is no lengths file and not one whole number a line") from None
+        raise UsageError(f"{file} is no lengths file, nor a list of whole numbers") from None
     if not sample or min(sample) < 0 or max(sample) > _MOST:
         raise UsageError(f"{file} needs at least one length, none below 0 or above {_MOST}")
     return lengths_of(sample, str(file.name))

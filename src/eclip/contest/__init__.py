@@ -1,1 +1,1 @@
-"""Policies of one mix side by side on a device: rounds, verdicts, and what they used."""
+"""Contests: the policies of a mix compared on a device."""

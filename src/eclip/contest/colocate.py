@@ -90,7 +90,7 @@ class Colocation(Closing):
 
 
 class Worker:
-    """One model; calling it runs a request and returns its outputs, the caller's to keep."""
+    """One model. A call runs a request and returns a copy of its outputs."""
 
     def __init__(self, session: Any, index: int, captured: CapturedModule) -> None:
         self._session = session

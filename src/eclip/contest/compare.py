@@ -1,4 +1,4 @@
-"""Comparing: from what a person asks to a contest and its outcome."""
+"""Comparing: makes a contest from the user's options, and returns its outcome."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def compare_policies(
     options: CompareOptions | None,
     progress: Progress,
 ) -> Outcome:
-    """Hold the contest. What was measured before a stop request or a failure is returned.
+    """Hold the contest. After a stop request or a failure, the results so far are returned.
 
-    Whatever can be refused without a device is refused before one is opened.
+    Invalid options are refused before a device is opened.
     """
     options = options or CompareOptions()
     aims = _objectives(objective, options.fairness, mix=case.mix)
@@ -76,7 +76,7 @@ def compare_policies(
         settings=options,
     )
     if not options.verify and (options.refine or options.earlier is not None):
-        raise UsageError("--refine goes with --verify, which decides at the end")
+        raise UsageError("--refine needs --verify, which decides at the end")
     if part is None:  # a search for a part load does not go on on the device
         for aim in aims:
             check_refinement(options.refine, aim, rates=case.mix.has_rates)

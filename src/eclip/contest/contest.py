@@ -1,9 +1,9 @@
 """A contest: the policies of one mix on one device, run in turns under identical arrivals.
 
-Whatever several policies need is made once: the device, its captures, the rates alone, the
-sessions. Swept policies try their settings first (sweep.py), a search may go on on the device
-(explore.py, finals.py). What was measured stays in the contest whatever happens later, so that a
-stop request or a failure costs only what had not run yet.
+The device, its captures, the rates alone and the sessions are made once for all policies. Swept
+policies try their settings first (sweep.py); a search may continue on the device (explore.py,
+finals.py). Finished runs stay in the contest, so that a stop request or a failure loses only the
+runs that are still to come.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from eclip.rig.rounds import rotation
 
 Result = TypeVar("Result")
 
-# Baselines first, each before what it is a baseline for.
+# Baselines first, each before the policies that are compared with it.
 _ORDER = (
     "shared",
     "priority",
@@ -62,7 +62,7 @@ _ORDER = (
     *FOR_SERVICES,
     "search",
 )
-# Who takes part in a mix with services unless named: what a user would do, and parts of ours.
+# Default policies for a mix with services: usual ways to share a GPU, and parts of eclip's search.
 _WITH_SERVICES = (
     "shared",
     "priority",
@@ -137,12 +137,12 @@ class ContestOptions:
 
 
 def known_policies() -> list[str]:
-    """Every name that a comparison understands, in the order in which they run."""
+    """The names of all policies, in the order of their runs."""
     return [*_ORDER, *(name for name in POLICIES if name not in _ORDER)]
 
 
 def usual_policies(mix: Mix) -> list[str]:
-    """Who takes part where nobody is named."""
+    """The policies that take part unless the user names some."""
     if mix.services:
         return list(_WITH_SERVICES)
     return [name for name in known_policies() if name not in FOR_SERVICES]
@@ -171,7 +171,7 @@ class Contest:
         self.options = options
         self.entrants: list[Entrant] = []
         self.left_out: dict[str, str] = {}  # by policy: why
-        self.observed: list[ObservedRun] = []  # while a search went on on the device
+        self.observed: list[ObservedRun] = []  # runs of a search on the device
         self.alone: dict[int, dict[int, RunLog]] = {}  # services alone, by seed of the arrivals
         self._arrivals = arrivals
         self._progress = progress
@@ -191,8 +191,8 @@ class Contest:
         return [entrant for entrant in self.entrants if entrant.logs]
 
     def hold(self) -> None:
-        """Run every policy that takes part. One that was named must run; without names, those that
-        cannot run here are left out."""
+        """Run every policy that takes part. A named policy that cannot run raises; without names,
+        policies that cannot run here are left out."""
         names = self._choose()
         with self._stack:
             self._progress.phase("preparing")
@@ -218,7 +218,7 @@ class Contest:
             self._run_rounds()
 
     def _choose(self) -> list[str]:
-        """Who takes part; a plan given under a policy's name stands for it."""
+        """The policies that take part. A plan given under a policy's name replaces that policy."""
         chosen = []
         for name in self.options.policies or usual_policies(self.stand.case.mix):
             if name in self.options.plans:
@@ -243,7 +243,7 @@ class Contest:
         try:
             yield
         except StoppedError:
-            pass  # whoever goes on looks at the request itself
+            pass  # callers check the stop request themselves
         except EclipError as error:
             for policy in policies:
                 self._leave_out(policy, error)
@@ -320,7 +320,7 @@ class Contest:
         return started
 
     def _simulate(self, names: Sequence[str], progress: Progress) -> list[tuple[Objective, Found]]:
-        """What a search that is to be verified finds by simulation, for every objective."""
+        """For every objective, the results by simulation of a search with verification."""
         if "search" not in names or (explorer := self._explorer) is None:
             return []
         mix = self.stand.case.mix
@@ -346,13 +346,13 @@ class Contest:
         )
 
     def _search(self, searches: Future[list[tuple[Objective, Found]]]) -> list[Plan]:
-        """A plan for every objective: what the device confirms, or what simulation says."""
+        """A plan for every objective, confirmed by the device, or by simulation alone."""
         aims = self.options.objectives
         found = dict(searches.result())
         explorer = self._explorer if found else None
         if explorer is not None:
             explorer.options = search_options(self.stand.case, self.options.policy)
-            # All of it first: what is tried for one objective may serve another.
+            # All objectives first: a trial for one objective counts for the others.
             self._progress.phase("searching on the device")
             for aim, one in found.items():
                 known = self._sweep.best_masks(aim)
@@ -376,14 +376,14 @@ class Contest:
         self._progress.phase("searching")
         case, promises = self.stand.case, policy.promises
         if needs_alone(case.mix):
-            # A search simulates arrivals of its own. Held against the p99 alone of other ones, all
-            # its plans would be late, or too careful.
+            # A search simulates its own arrivals. With a bound from other arrivals, all its plans
+            # would be late, or too careful.
             policy = dataclasses.replace(policy, promises={})
         return with_bounds(make_plan(case, "search", policy, self.stand.evaluator), promises)
 
     def _run_rounds(self) -> None:
-        """Run every entrant once a round. On a GPU one lap before is not counted: the first to run
-        finds the GPU colder than the others do."""
+        """Run every entrant once a round. On a GPU an uncounted lap comes first, since the first
+        run would find a colder GPU than the others."""
         repeats, window = self.options.repeats, self._arrivals.window(self.stand)
         if not self.stand.device.modelled:
             for entrant in self.entrants:
@@ -403,7 +403,7 @@ class Contest:
                 entrant = self.entrants[index]
                 if entrant.policy in self.left_out:
                     continue
-                # Recording kernels takes a run of its own on a GPU; one a policy is enough.
+                # On a GPU recording kernels takes a separate run, so it is done once a policy.
                 last = repeat == repeats - 1
                 traced = window if last else dataclasses.replace(window, trace_ms=0.0)
                 load = self._arrivals.load(self.stand, repeat)

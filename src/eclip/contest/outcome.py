@@ -33,14 +33,14 @@ from eclip.planner.case import Case
 
 @dataclass(frozen=True, repr=False)
 class Outcome:
-    """What a comparison gave. Shows itself in a notebook."""
+    """The results of a comparison. A notebook shows them as a table."""
 
     comparison: Comparison
     plans: dict[str, Plan]  # by policy
     logs: dict[str, RunLog]  # by policy: of its last run
     measures: dict[str, Measures]  # by policy: of all its runs together
     case: Case
-    observations: Observations | None = None  # what a search tried on the device
+    observations: Observations | None = None  # runs of a search on the device
     runs_left: int = 0  # that a stop request or a failure kept from running
     failure: EclipError | None = None  # what ended the comparison early
 
@@ -181,11 +181,11 @@ def _floors(mix: Mix) -> tuple[float, ...]:
 
 
 def observations_of(contest: Contest) -> Observations:
-    """What a search tried on the device, as ``eclip calibrate`` reads it."""
+    """The runs of a search on the device, in the form that ``eclip calibrate`` reads."""
     case = contest.stand.case
     return Observations(
         fingerprint=fingerprint_of(case.topology, (*case.profiles, *case.others)),
-        source=f"eclip compare {case.mix.name}: what a search tried on the device",
+        source=f"eclip compare {case.mix.name}: runs of a search on the device",
         date=datetime.datetime.now(datetime.UTC).date(),
         runs=tuple(contest.observed),
         modelled=contest.measured[0].logs[0].modelled,

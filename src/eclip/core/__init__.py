@@ -1,4 +1,4 @@
-"""What eclip is about: mixes, profiles, plans, programs, the board, and the device contract.
+"""Mixes, profiles, plans, programs, rules, the board, and the device contract.
 
-README.md in this folder says in which order to read it. Nothing here imports another folder.
+This folder imports nothing of eclip but errors and jit.
 """

@@ -1,7 +1,7 @@
 """Calibration: a device's interference, cost and power constants.
 
-Every number the simulator uses that is not in a profile is here, and nowhere else; a better model
-replaces this file and ``sim/contention.py`` together.
+Every number that the simulator uses is in a profile or here. A better model replaces this file and
+``sim/contention.py`` together.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from eclip.core.fingerprint import Fingerprint
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Time that passes besides kernels."""
+    """Times besides kernels."""
 
     launch_ns: int  # starting a request
     launch_switch_ns: int  # what each lane switch adds to starting a request
@@ -21,13 +21,13 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     turn_ns: int  # how long a time-sliced worker keeps the device
     turn_switch_ns: int  # handing the device to the next worker
     # Assumed where a file does not have them.
-    joint_ns: int = 1_500  # from one stretch to the next that was launched behind it
+    joint_ns: int = 1_500  # from a stretch to the next, if launched ahead
     notice_ns: int = 5_500  # until the host sees that a stretch is done, before it launches another
-    hold_ns: int = 8_000  # the same for the end of what its worker was held for
+    hold_ns: int = 8_000  # until the host sees that held work may go on
 
 
 class Compute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What kernels can reach; only modelled profiles are made from it."""
+    """Peak rates of a unit; used for modelled profiles only."""
 
     unit_flops: float  # half precision with matrix units, one unit, per second
     unit_bytes_per_s: float  # memory traffic one unit can keep in flight
@@ -36,30 +36,30 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Interference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How kernels get on with each other."""
+    """How much kernels slow each other down."""
 
-    cohabit: float  # part of its lane's room that later ones find while its own blocks still wait
+    cohabit: float  # part of its lane's room open to later kernels while its own blocks wait
     crowding: float  # how much slower a later kernel gets for every whole neighbour on its units
     presence: float  # the same for every neighbour that runs, wherever it does
     pressure: float  # the same for the root of every neighbour's L2 rate in TB/s
 
 
 class Bandwidth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What all lanes share."""
+    """Rates that all lanes share."""
 
     dram_bytes_per_s: float
     l2_bytes_per_s: float
     l2_bytes: int
-    # What a kernel is taken to move while it is busy, if its profile has no counts of any.
+    # Assumed traffic of a busy kernel, if its profile has no counts.
     usual_dram_bytes_per_s: float = 0.0
     usual_l2_bytes_per_s: float = 0.0
 
 
 class Power(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Idle units still burn ``idle_w``: no device here gates single units.
+    """Constants of the power model. Idle units still draw ``idle_w``: no device gates single units.
 
-    Where it was fitted to runs, ``idle_w`` is what all that runs has in common, clocks and memory
-    under load included; with nothing running a device may draw less.
+    An ``idle_w`` fitted to runs includes clocks and memory under load; a device without any work
+    may draw less.
     """
 
     idle_w: float
@@ -88,6 +88,6 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             if getattr(self.memory, name) <= 0:
                 raise ValueError(f"{name} must be more than 0")
         if self.interference.cohabit > 1:
-            raise ValueError("cohabit is a part of the room there is, at most 1")
+            raise ValueError("cohabit is a part of a lane's room, at most 1")
         if self.costs.turn_ns == 0:
             raise ValueError("turn_ns must be more than 0")

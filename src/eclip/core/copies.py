@@ -23,10 +23,10 @@ Ints = npt.NDArray[np.int64]
 
 
 class Copy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    before: int  # the kernel that it comes before; the number of kernels: behind the last
+    before: int  # the kernel after the copy; the number of kernels: behind the last
     to_device: bool  # False: to the host
     bytes: int
-    ns: int  # that it takes alone, whatever its lane
+    ns: int  # its time alone, the same on every lane
 
     def __post_init__(self) -> None:
         if self.before < 0:
@@ -38,17 +38,17 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class StepTable(NamedTuple):
     """A request in order: kernels, copies, and the parts of long copies."""
 
-    kernel: Ints  # that a step is or goes with: the one behind a copy, or the last
-    link: Ints  # that a copy needs; NO_LINK: it is a kernel
+    kernel: Ints  # of every step; for a copy the kernel behind it, or the last
+    link: Ints  # that a copy needs; NO_LINK: a kernel
     copy_ns: npt.NDArray[np.float64]  # 0 of kernels
     apart: npt.NDArray[np.bool_]  # parts of long copies: stretches of their own
 
     def firsts(self, kernels: npt.ArrayLike) -> Ints:
-        """Where these kernels begin, with the copies that go with them."""
+        """The first step of each of these kernels, its copies included."""
         return np.searchsorted(self.kernel, kernels).astype(np.int64)
 
     def pieces(self, joints: npt.ArrayLike) -> Ints:
-        """The first step of everything that a worker with these joints runs in one piece."""
+        """The first step of every stretch of a worker with these joints."""
         begins = np.zeros(len(self.kernel), dtype=np.bool_)
         begins[0] = True
         begins[self.firsts(joints)] = True
@@ -58,8 +58,8 @@ class StepTable(NamedTuple):
 
 
 def taken_of_gaps(copies: Sequence[Copy], kernels: int) -> npt.NDArray[np.float64]:
-    """What copies take of the gap after every kernel; the last gap has those before the first
-    kernel, too."""
+    """The time of copies in the gap after every kernel; the last gap includes copies before the
+    first kernel."""
     taken = np.zeros(kernels)
     for copy in copies:
         taken[copy.before - 1] += copy.ns
@@ -67,14 +67,14 @@ def taken_of_gaps(copies: Sequence[Copy], kernels: int) -> npt.NDArray[np.float6
 
 
 def parts_of(size_bytes: int) -> list[range]:
-    """Equal parts of a copy, none larger than it should be."""
+    """Equal parts of a copy, each of ``PART_BYTES`` at most."""
     count = -(-size_bytes // PART_BYTES)
     ends = [size_bytes * part // count for part in range(count + 1)]
     return [range(start, end) for start, end in pairwise(ends)]
 
 
 def steps_of(kernels: int, copies: Sequence[Copy]) -> StepTable:
-    """``copies`` are in order where several come before one kernel."""
+    """The steps of a request. Several copies before one kernel keep their order."""
     parts = [
         (copy, len(part), copy.bytes > PART_BYTES)
         for copy in copies

@@ -1,4 +1,4 @@
-"""How artefacts show themselves in a notebook: small HTML tables, all text escaped."""
+"""HTML tables of artefacts in a notebook; all text is escaped."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Excess: what sharing costs a service, request by request, against the same arrivals alone.
+"""Excess: the latency that sharing adds to each request of a service.
 
-The p99 of a service alone is mostly its own queueing, so a ratio of p99s hides a wait, and its
-interval is wide unless both runs have the same arrivals. The excess of a request is its latency
-minus the latency of the same request alone.
+The excess of a request is its latency minus the latency of the same request alone. The p99 of a
+service alone is mostly its own queueing, so a ratio of p99s hides a wait. The ratio's interval is
+wide unless both runs have the same arrivals.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from eclip.errors import UsageError
 
 ENOUGH_FOR_P999 = 20_000  # requests: twenty lie above it
 RESAMPLES = 1000
-# A queue spans many requests, so those after each other are drawn together. On queues whose truth
-# is known, the intervals hold it 89 to 100 times in 100 at loads up to 0.6. At 0.9 one queue makes
-# the p99 of a run: its interval holds it 72 times with 1,000 requests and 85 times with 4,000.
+# A queue spans many requests, so consecutive requests are drawn together. On queues with a known
+# ratio, 89 to 100 of 100 intervals hold it at loads up to 0.6. At 0.9 a single queue makes the p99
+# of a run: 72 of 100 intervals hold it with 1,000 requests, and 85 with 4,000.
 _BLOCKS = 25
 _MOST_WEIGHTS = 4_000_000  # at once: 16 MB
 
@@ -52,23 +52,23 @@ class Excess(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     name: str
     requests: int  # that ended in both runs
-    left_out: int  # that ended in one of them only: at its beginning or end
+    left_out: int  # that ended in one run only: at its beginning or end
     shared_ms: Spread
     alone_ms: Spread
     excess_us: Spread
     p50_ratio: PairedRatio
     p99_ratio: PairedRatio
     busy: float  # part of the time alone in which a request was begun and not ended
-    bound_ms: float | None  # None: it promises nothing
+    bound_ms: float | None  # None: no bound
     goodput_rps: float | None  # answered within the bound
-    kept: bool | None  # the bound, by the p99; a queue that grows keeps none
+    kept: bool | None  # p99 within the bound; False if the queue grows
 
 
 def measure_excess(pairs: Sequence[Pair], worker: int, *, seed: int = 0) -> Excess:
-    """What sharing cost a service in these runs, taken together.
+    """The excess of a service over all pairs of runs.
 
-    A pair is a run beside others and a run alone, with the same arrivals. Pairs may have different
-    arrivals::
+    A pair is a run beside others and a run alone, with the same arrivals. Two pairs may have
+    different arrivals::
 
         excess = measure_excess([(shared, alone)], worker=0)
         print(excess.excess_us.p99, excess.p99_ratio.high)
@@ -103,8 +103,8 @@ def measure_excess(pairs: Sequence[Pair], worker: int, *, seed: int = 0) -> Exce
 def paired_ratios(
     shared: Floats, alone: Floats, quantiles: Sequence[float], seed: int = 0
 ) -> tuple[PairedRatio, ...]:
-    """The ratio of the two, of every quantile, with its interval by block bootstrap: runs of
-    requests after each other are drawn with replacement, the same ones of both."""
+    """The ratio of shared to alone at every quantile, with its interval by block bootstrap: blocks
+    of consecutive requests are drawn with replacement, the same blocks of both."""
     drawn = _resampled([shared, alone], quantiles, seed)
     low, high = np.percentile(drawn[0] / drawn[1], [2.5, 97.5], axis=0)
     value = np.quantile(shared, quantiles) / np.quantile(alone, quantiles)
@@ -117,8 +117,8 @@ def paired_ratios(
 def _resampled(samples: Sequence[Floats], quantiles: Sequence[float], seed: int) -> Floats:
     """Quantiles of every sample in every resample: sample × resample × quantile.
 
-    A resample is how often each request is drawn. So samples are sorted once, and a quantile is
-    where the running sum of the counts, in sorted order, passes its rank."""
+    A resample is a count for each request. Samples are sorted once. A quantile is the value at
+    which the running sum of the counts, in sorted order, passes the quantile's rank."""
     count = len(samples[0])
     random = np.random.default_rng(seed)
     orders = [np.argsort(sample) for sample in samples]
@@ -141,7 +141,7 @@ def _resampled(samples: Sequence[Floats], quantiles: Sequence[float], seed: int)
 
 
 def _times_drawn(starts: npt.NDArray[np.int64], length: int, count: int) -> npt.NDArray[np.int32]:
-    """How often each request is drawn by blocks that start there; they go round at the end."""
+    """How often each request is drawn by blocks that begin at ``starts``. Blocks wrap around."""
     rows = len(starts)
     row = np.arange(rows)[:, None] * count
     change = np.bincount((row + starts).ravel(), minlength=rows * count)

@@ -1,4 +1,4 @@
-"""Fingerprint: what an artefact was made on and for.
+"""Fingerprint: the device, software and traces that an artefact was made for.
 
 The hard part (units, slices, compute capability, traces) must match, or the artefact is refused
 with the reason. The soft part (driver, device, libraries) may differ; each difference becomes a
@@ -24,7 +24,7 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def check(self, other: Fingerprint, mine: str, theirs: str) -> tuple[str, ...]:
         """Raise if the hard parts differ; return a warning for every soft difference.
 
-        Traces are compared where both sides know the model: a plan names many, a profile one.
+        Only traces of models that both sides name are compared.
         """
         for what, here, there in (
             ("units", self.units, other.units),

@@ -1,7 +1,7 @@
-"""Footprint: the device memory that one worker takes for itself.
+"""Footprint: the device memory of one worker.
 
-Two workers of one model have a footprint each: captures share nothing. What a process needs besides
-(its context, its lanes) belongs to the device and is in the topology.
+Two workers of one model have a footprint each: captures share nothing. The memory of a process's
+context and lanes is in the topology.
 """
 
 from __future__ import annotations
@@ -26,6 +26,6 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return self.total_with(variants=1)
 
     def total_with(self, variants: int) -> int:
-        """With an executable graph for each of so many variants."""
+        """The sum, with an executable graph for each of ``variants``."""
         fixed_bytes = self.weights_bytes + self.activations_bytes + self.workspaces_bytes
         return fixed_bytes + variants * self.executables_bytes

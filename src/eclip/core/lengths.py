@@ -1,8 +1,8 @@
 """Lengths: how long the output of a variable-output stage was, over a sample of requests.
 
-The distribution is kept, not its mean: what a capacity costs depends on the tail. Distinct lengths
-rise; where a sample has too many, neighbours are merged into the longer one, so that no capacity
-chosen from it is too small for what was seen.
+The whole distribution is kept, since the cost of a capacity depends on the tail. Distinct lengths
+rise. If a sample has too many, neighbours are merged into the longer length, so that a capacity
+chosen from them is never too small for the sample.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST_DISTINCT = 512
 class Lengths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     values: tuple[int, ...]  # distinct, rising
     times: tuple[int, ...]  # how often each was seen
-    source: str = ""  # what was sampled, for a person
+    source: str = ""  # a phrase on what was sampled
 
     def __post_init__(self) -> None:
         if not self.values or len(self.values) != len(self.times):
@@ -48,14 +48,14 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return np.asarray(self.times, dtype=np.float64) / self.samples
 
     def quantile(self, share: float) -> int:
-        """The shortest length that at least this share of the sample does not exceed."""
+        """The shortest length that at least ``share`` of the sample does not exceed."""
         if not 0 <= share <= 1:
             raise ValueError(f"a quantile is between 0 and 1, not {share}")
         reached = np.cumsum(self.times) >= share * self.samples * (1 - 1e-12)
         return self.values[int(np.argmax(reached))]
 
     def overflow(self, capacity: int) -> float:
-        """The share of the sample that is longer than a capacity."""
+        """The share of the sample longer than ``capacity``."""
         longer = sum(
             times for value, times in zip(self.values, self.times, strict=True) if value > capacity
         )

@@ -54,7 +54,7 @@ class Load:
 
 
 def closed_loop(workers: int, only: int | None = None) -> Load:
-    """Everybody back to back, or one worker while the others are idle."""
+    """Closed-loop load for all workers, or for worker ``only`` while the others are idle."""
     return Load(
         label="closed loop",
         seed=0,
@@ -67,8 +67,8 @@ def closed_loop(workers: int, only: int | None = None) -> Load:
 def load_of_mix(
     mix: Mix, seconds: float, warmup_seconds: float, seed: int, shape: Shape | None = None
 ) -> Load:
-    """Closed loop, or arrivals of this shape for the workers that the mix gives a rate; Poisson
-    unless given."""
+    """Arrivals of this shape (default Poisson) for workers with a rate, closed loop for the
+    others."""
     check_shape(mix, shape)
     shape = shape or Poisson()
     span = seconds + warmup_seconds
@@ -97,18 +97,19 @@ def load_of_mix(
 
 
 def check_shape(mix: Mix, shape: Shape | None) -> None:
-    """Refuse a shape of arrivals where no worker has any."""
+    """Refuse a shape of arrivals for a mix without rates."""
     if shape is not None and not mix.has_rates:
         raise UsageError(
-            f"{shape.label} says how requests come at a rate, and no worker of the mix has one; "
-            f"give it one, as in {mix.models[0]}@100rps"
+            f"{shape.label} arrivals need a rate, and no worker of the mix has one; give it one, "
+            f"as in {mix.models[0]}@100rps"
         )
 
 
 def load_of_csv(path: Path, mix: Mix, seconds: float, seed: int) -> Load:
-    """Arrivals from a CSV with the columns ``time_s,worker``, for a run of so many seconds. Of the
-    workers not named there, background runs back to back, as it always does, and the others stay
-    idle. A service must not: nobody could say whether its bound is kept."""
+    """Arrivals from a CSV with the columns ``time_s,worker``, for a run of ``seconds``.
+
+    Workers without arrivals stay idle, except background, which runs back to back. A service
+    without arrivals is refused: its bound could not be judged."""
     times: dict[str, list[float]] = {worker.name: [] for worker in mix.workers}
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:

@@ -1,4 +1,4 @@
-"""Made: when, by which version and by which command an artefact came to be."""
+"""Made: the date, version and command that made an artefact."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 class Made(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     date: str  # ISO 8601, UTC
     eclip: str  # its version
-    command: str  # what would repeat it, for a person
+    command: str  # that repeats it
 
 
 def made_now(command: str) -> Made:

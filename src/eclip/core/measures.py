@@ -1,4 +1,4 @@
-"""The measures: what a run log says about a policy, one meaning each.
+"""The measures of a run log.
 
 - ratio: a worker's rate in the mix over its rate alone, same kernels, all units.
 - STP, the throughput of a mix: the sum of the ratios.
@@ -23,7 +23,7 @@ from eclip.core.plan import Plan, PlannedWorker
 from eclip.core.runlog import RunLog
 from eclip.errors import UsageError
 
-# At which a distribution is kept: enough to draw it.
+# Quantiles that are kept of a distribution, enough to draw it.
 LEVELS = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)
 _STEADY = 3  # completions, at least
 _KEEPS_UP = 0.9  # of what is offered
@@ -43,27 +43,27 @@ class WorkerMeasures(msgspec.Struct, frozen=True, kw_only=True):
     switches_per_request: int
     offered_rps: float | None = None  # None: closed loop, as many as it can serve
     busy: float = 0.0  # part of the run
-    bound_ms: float | None = None  # on its p99; None: it is no service
-    floor: float = 0.0  # the least part of its rate alone that it is promised
-    yields: int = 0  # times that it stopped at a joint for somebody else
+    bound_ms: float | None = None  # on its p99; None: no service
+    floor: float = 0.0  # the least part of its rate alone
+    yields: int = 0  # stops at a joint for another worker
     moves: int = 0  # stretches on another lane than planned
-    longest_pause_ms: float = 0.0  # that it stood still at a joint
+    longest_pause_ms: float = 0.0  # at a joint
 
     @property
     def kept(self) -> bool:
-        """Its bound, if it has one."""
+        """True if the p99 is within the bound, or if there is no bound."""
         return self.bound_ms is None or (self.p99_ms is not None and self.p99_ms <= self.bound_ms)
 
     @property
     def overloaded(self) -> bool:
-        """More arrives than it serves, so that its queue grows for as long as that lasts."""
+        """True if more requests arrive than are served, so that the queue grows."""
         if self.offered_rps is None:
             return False
         return falls_behind(self.offered_rps, self.rate_rps, self._seconds)
 
     @property
     def starved(self) -> bool:
-        """It gets less than its floor promises."""
+        """True if the ratio is below the floor."""
         over = floor_over_served(
             self.floor, self.requests, self.alone_rps, self._seconds, self.offered_rps
         )
@@ -75,7 +75,7 @@ class WorkerMeasures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measures(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person asks of a run: throughput, fairness, power, every worker's latencies."""
+    """Throughput, fairness and power of a run, and every worker's latencies."""
 
     policy: str
     device: str
@@ -89,14 +89,13 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
     efficiency_per_kj: float
     switches_per_request: int  # summed over the workers, as in the paper's Table I
     workers: tuple[WorkerMeasures, ...]
-    missed: tuple[str, ...] = ()  # overload, and bounds and floors not kept, in words
-    background: float | None = None  # weighted mean ratio of those without a bound; None: no tiers
+    missed: tuple[str, ...] = ()  # sentences about overload and missed bounds and floors
+    background: float | None = None  # weighted mean ratio of unbounded workers; None: no tiers
 
 
 def steady_rates(log: RunLog) -> tuple[float, ...]:
-    """Requests per second of every worker between its first and its last completion; 0 where that
-    says nothing. In a short closed loop one request more or less in the window would be percents.
-    """
+    """Requests per second of every worker between its first and its last completion; 0 below
+    ``_STEADY`` completions. A count over a short window would be wrong by up to one request."""
     owner, ends = np.array(log.requests.worker), np.array(log.requests.end_ns)
     rates = []
     for worker in log.plan.everyone:
@@ -107,8 +106,8 @@ def steady_rates(log: RunLog) -> tuple[float, ...]:
 
 
 def busy_share(logs: Sequence[RunLog], worker: int) -> float:
-    """The part of the runs in which the worker had a request begun and not ended. What had not
-    ended with the run is not in its log, and is left out: one request at most."""
+    """The part of the runs in which the worker had a request begun and not ended. A request that
+    was unfinished at the end of a run is not in the log and does not count."""
     busy_ns = 0
     for log in logs:
         own = np.array(log.requests.worker, dtype=np.int64) == worker
@@ -121,7 +120,7 @@ def busy_share(logs: Sequence[RunLog], worker: int) -> float:
 
 
 def latencies_ms(logs: Sequence[RunLog], worker: int) -> npt.NDArray[np.float64]:
-    """Of a worker's requests in all these runs, in the order of completion."""
+    """Latencies of a worker's requests in these runs, in order of completion."""
     parts = []
     for log in logs:
         own = np.array(log.requests.worker, dtype=np.int64) == worker
@@ -130,12 +129,13 @@ def latencies_ms(logs: Sequence[RunLog], worker: int) -> npt.NDArray[np.float64]
 
 
 def quantiles(values: npt.NDArray[np.float64]) -> tuple[float, ...]:
-    """At LEVELS; empty where there is no value."""
+    """Quantiles at LEVELS; empty without values."""
     return tuple(np.quantile(values, LEVELS).tolist()) if len(values) else ()
 
 
 def worst_off(p99_ms: Sequence[float | None], alone_rps: Sequence[float]) -> int:
-    """The worker whose p99 is longest against its time alone; None or infinite: no request."""
+    """The worker with the largest p99 relative to its time alone. None and infinity mean that no
+    request completed; such workers are left out."""
     pairs = zip(p99_ms, alone_rps, strict=True)
     waits = [0.0 if tail is None or np.isinf(tail) else tail * rate for tail, rate in pairs]
     return waits.index(max(waits))
@@ -144,7 +144,7 @@ def worst_off(p99_ms: Sequence[float | None], alone_rps: Sequence[float]) -> int
 def measure(log: RunLog) -> Measures:
     """The measures of one run.
 
-    Throughput and fairness are against the rates alone, which the log has::
+    Throughput and fairness are relative to the rates alone, which are in the log::
 
         log = eclip.run(plan)
         print(eclip.measure(log).stp)
@@ -153,7 +153,8 @@ def measure(log: RunLog) -> Measures:
 
 
 def measure_together(logs: Sequence[RunLog]) -> Measures:
-    """Several runs of one plan, with the same rates alone, as if they had been one."""
+    """The measures of several runs of a plan, counted as a single run. All have the same rates
+    alone."""
     first = logs[0]
     if not first.alone_rps:
         raise UsageError("the run log has no rates alone to measure against; run it by eclip.run")
@@ -212,7 +213,7 @@ def measure_together(logs: Sequence[RunLog]) -> Measures:
 
 
 def _counted(logs: Sequence[RunLog], worker: int) -> dict[str, Any]:
-    """What it did at joints."""
+    """The worker's counters of joints."""
     counters = [log.counters[worker] for log in logs]
     return {
         "yields": sum(one.yields for one in counters),
@@ -230,8 +231,8 @@ def _percentiles(latencies: npt.NDArray[np.float64]) -> list[float | None]:
 
 
 def falls_behind(offered_rps: float, served_rps: float, seconds: float) -> bool:
-    """Whether fewer requests are served than arrive, beyond what may be under way at the end of so
-    many seconds."""
+    """True if fewer requests are served than arrive in ``seconds``, beyond the requests that may be
+    under way at the end."""
     behind = (offered_rps - served_rps) * seconds
     return served_rps < _KEEPS_UP * offered_rps and behind >= _UNDER_WAY
 
@@ -246,7 +247,8 @@ def overload_sentence(name: str, offered_rps: float, served_rps: float) -> str:
 def bounds_missed(
     workers: Sequence[PlannedWorker], p99_ms: Sequence[float | None]
 ) -> tuple[str, ...]:
-    """A sentence for every service whose p99 is above its bound; None: no request completed."""
+    """A sentence for every service with a p99 above its bound. A p99 of None: no completed
+    request."""
     words = []
     for worker, p99 in zip(workers, p99_ms, strict=True):
         bound_ms = bound_of(worker)
@@ -261,21 +263,20 @@ def bounds_missed(
 def floor_over_served(
     floor: float, requests: int, alone_rps: float, seconds: float, offered_rps: float | None
 ) -> float:
-    """What a floor promises over what was served; above 1 it is not kept. The request under way at
-    the end counts as served. Where requests arrive by themselves, nobody is owed more of them."""
+    """The promised rate over the served rate; above 1 the floor is not kept. The request under way
+    at the end counts as served. A worker with arrivals has no floor."""
     if floor == 0 or offered_rps is not None:
         return 0.0
     return floor * alone_rps * seconds / (requests + 1)
 
 
 def bound_of(worker: PlannedWorker) -> float | None:
-    """On its p99, in ms; None: it is no service."""
+    """The bound on the worker's p99, in ms; None: no service."""
     return None if worker.promise is None else worker.promise.bound_ns / 1e6
 
 
 def _missed(plan: Plan, workers: Sequence[WorkerMeasures]) -> tuple[str, ...]:
-    """Which workers are overloaded, whose p99 is above its bound, and who is below its floor, a
-    sentence each."""
+    """A sentence for every overloaded worker, missed bound and missed floor."""
     overloaded = tuple(
         overload_sentence(worker.name, worker.offered_rps, worker.rate_rps)
         for worker in workers
@@ -292,7 +293,7 @@ def _missed(plan: Plan, workers: Sequence[WorkerMeasures]) -> tuple[str, ...]:
 
 
 def _background(plan: Plan, workers: Sequence[WorkerMeasures]) -> float | None:
-    """The weighted mean of the ratios of workers without a bound; None: nobody has one, or all."""
+    """The weighted mean ratio of workers without a bound; None if all or no workers have bounds."""
     weights = [
         0.0
         if planned.promise is not None

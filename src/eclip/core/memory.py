@@ -1,11 +1,11 @@
-"""Memory: what a plan needs of a device's memory, and the refusal of what does not fit.
+"""Memory: the device memory that a plan needs, and the refusal of plans that do not fit.
 
-The sum has three parts: every worker's footprint, a context for every process, and what the lanes
-of partitioned contexts keep. Workers whose footprint nobody knows (``eclip record`` cannot see a
-program's memory) count as nothing, and a refusal names them.
+The sum has three parts: every worker's footprint, a context for every process, and the memory of
+partitioned lanes. Workers with an unknown footprint (``eclip record`` cannot see a program's
+memory) count as 0, and a refusal names them.
 
-The spare context that makes graphs faster (``Gpu.quicken``) is not in the sum: it is left out where
-there is no room. Nor are other plans whose sessions are open at the same time.
+The sum leaves out the spare context that makes graphs faster (``Gpu.quicken``), which is not made
+without room, and other plans with open sessions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GIB = 1 << 30
 class WorkerMemory(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     footprint: Footprint | None  # None: not known
-    variants: int = 1  # of the plan that the worker takes part in
+    variants: int = 1  # of the plan, with this worker active
 
     @property
     def total_bytes(self) -> int:
@@ -69,8 +69,8 @@ def memory_of(
 def memory_of_plan(
     plan: Plan, topology: Topology | None = None, processes: int | None = None
 ) -> MemoryNeed:
-    """What the plan needs where it runs: on its own device and in as few processes as it can,
-    unless told otherwise. Workers that share otherwise than by lanes are processes."""
+    """The memory that a plan needs. The default device is the plan's; the default is one process
+    for a plan with lanes, and a process for each worker otherwise."""
     workers = [
         WorkerMemory(
             name=worker.name,
@@ -90,7 +90,7 @@ def memory_of_plan(
 
 
 def check_memory(need: MemoryNeed, subject: str) -> None:
-    """Refuse, with the sum, what does not fit; ``subject`` is what needs the memory."""
+    """Raise UsageError with the sum if the need does not fit; ``subject`` begins the sentence."""
     if need.fits:
         return
     workers = sorted(need.workers, key=lambda worker: -worker.total_bytes)

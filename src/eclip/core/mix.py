@@ -1,9 +1,9 @@
 """Mix: the workers that run together, and the text that names them.
 
 ``2xalbert:8,densenet201:8@120rps`` is two workers serving albert in batches of 8, back to back,
-and one serving densenet201 at 120 requests a second; how a model is written is in model_key.py.
-``bert:1@300rps/5ms`` is a service with a bound on its p99, ``bert:1@300rps/1.1x`` one whose bound
-is so many times its p99 alone. ``vgg19:32@background/floor=0.2/weight=2`` runs whenever it may.
+and one serving densenet201 at 120 requests a second; model_key.py reads the models' names.
+``bert:1@300rps/5ms`` is a service with a bound of 5 ms on its p99, ``bert:1@300rps/1.1x`` a service
+with a bound of 1.1 times its p99 alone. ``vgg19:32@background/floor=0.2/weight=2`` is background.
 ``paper/1`` … ``paper/7`` are the mixes of the ECLIP paper's Table I.
 """
 
@@ -20,7 +20,7 @@ from eclip.errors import UsageError, unknown_name
 MAX_WORKERS = 32
 MAX_RATE_RPS = 1e9
 DEFAULT_BATCH = 8
-LONGEST_BOUND_MS = 24 * 3600 * 1000.0  # ten of them, in ns, must fit into a word of a board
+LONGEST_BOUND_MS = 24 * 3600 * 1000.0  # ten times this, in ns, must fit into a word of a board
 _MOST_TIMES_ALONE = 1e6
 
 # The paper prints its ResNet as "resnet15"; of the family only resnet152 has the number of kernels
@@ -49,7 +49,7 @@ _TERM = re.compile(rf"(?P<name>floor|weight)=(?P<number>{_NUMBER})", re.ASCII)
 
 
 class Bound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A service's promise: a p99 of at most so many ms, or so many times its p99 alone."""
+    """A service's largest allowed p99: in ms, or as a multiple of its p99 alone."""
 
     ms: float | None = None
     times_alone: float | None = None
@@ -57,7 +57,7 @@ class Bound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     def __post_init__(self) -> None:
         given = [value for value in (self.ms, self.times_alone) if value is not None]
         if len(given) != 1 or not 0 < given[0] < float("inf"):
-            raise ValueError("a bound is a number of ms, or of times the p99 alone, above 0")
+            raise ValueError("a bound is above 0, in ms or as a multiple of the p99 alone")
         if (self.ms or 0) > LONGEST_BOUND_MS or (self.times_alone or 0) > _MOST_TIMES_ALONE:
             raise ValueError("a bound is a day at most, or a million times the p99 alone")
         if self.times_alone is not None and self.times_alone < 1:
@@ -70,10 +70,10 @@ class Bound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 class Background(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Work that nobody waits for. It gives way to services, and keeps its floor."""
+    """Work without a bound. It gives way to services but keeps its floor."""
 
-    weight: float = 1.0  # what a part of its rate alone is worth against other background's
-    floor: float = 0.0  # the least part of its rate alone that it is promised
+    weight: float = 1.0  # of its ratio in the mean over all background
+    floor: float = 0.0  # the least part of its rate alone
 
     def __post_init__(self) -> None:
         if not 0 < self.weight < float("inf"):
@@ -106,7 +106,7 @@ class MixWorker(
 
 
 class Mix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The workers that run together, each with its model and its rate; closed loop has none."""
+    """The workers that run together, each with its model and its tier."""
 
     name: str  # as the user wrote it
     workers: tuple[MixWorker, ...]
@@ -124,24 +124,24 @@ class Mix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def services(self) -> tuple[int, ...]:
-        """The workers that have a bound to keep; the others give way to them."""
+        """The workers with a bound; the others give way to them."""
         return tuple(i for i, worker in enumerate(self.workers) if worker.bound is not None)
 
     @property
     def floors(self) -> tuple[float, ...]:
-        """Of every worker; 0: it has none."""
+        """The floor of every worker; 0: none."""
         return tuple(one.background.floor if one.background else 0.0 for one in self.workers)
 
     def is_background(self, index: int) -> bool:
-        """It runs whenever it may: it was called so, or has neither a bound nor a rate beside
-        services."""
+        """True for a worker marked as background, and beside services for a worker without a bound
+        and a rate."""
         worker = self.workers[index]
         unasked = worker.bound is None and worker.rate_rps is None
         return worker.background is not None or (unasked and bool(self.services))
 
     @property
     def has_rates(self) -> bool:
-        """Some worker's requests arrive by themselves."""
+        """True if some worker has a rate."""
         return any(worker.rate_rps is not None for worker in self.workers)
 
     def as_asked(self) -> Mix:
@@ -208,11 +208,11 @@ def _read_bound(terms: list[str]) -> Bound | None:
 
 
 def read_bound(text: str) -> Bound:
-    """``5ms``, ``250us``, ``1.5s``, or ``1.1x`` for so many times the p99 alone."""
+    """The bound written as ``5ms``, ``250us``, ``1.5s``, or ``1.1x`` (1.1 times the p99 alone)."""
     match = _BOUND.fullmatch(text)
     if match is None:
         raise ValueError(
-            f"cannot read the bound {text!r}; write 5ms, or 1.1x for so many times the p99 alone"
+            f"cannot read the bound {text!r}; write 5ms, or 1.1x for 1.1 times the p99 alone"
         )
     if match["unit"] == "x":
         return Bound(times_alone=float(match["number"]))
@@ -255,7 +255,7 @@ def with_tiers(mix: Mix, tiers: Mapping[str, str]) -> Mix:
             raise unknown_name("model", name, workers)
         (asked, *others) = parse_mix(f"model:1@{tier}").workers
         if others:
-            raise UsageError(f"{name}: a tier is one, such as 300rps/5ms, not {tier!r}")
+            raise UsageError(f"{name}: give a single tier, such as 300rps/5ms, not {tier!r}")
         workers[name] = msgspec.structs.replace(
             workers[name],
             rate_rps=asked.rate_rps,
@@ -267,7 +267,7 @@ def with_tiers(mix: Mix, tiers: Mapping[str, str]) -> Mix:
 
 
 def _named(workers: list[MixWorker]) -> tuple[MixWorker, ...]:
-    """``albert`` where it is the only one, otherwise ``albert.1``, ``albert.2``, …"""
+    """The workers with distinct names: ``albert`` if used once, else ``albert.1``, ``albert.2``"""
     models = [worker.model.name for worker in workers]
     return tuple(
         worker

@@ -1,8 +1,7 @@
 """ModelKey: which model a worker runs, at which batch, with which kernels.
 
-``albert:8`` is the zoo's albert in batches of 8. ``package.module:factory:8`` is a model of one's
-own. ``albert~66:8`` is albert with the kernels that libraries choose when they are told that the
-device has 66 units. The text is read here and nowhere else.
+``albert:8`` is the zoo's albert in batches of 8. ``package.module:factory:8`` is a user's own
+model. ``albert~66:8`` is albert with the kernels that libraries choose for a device of 66 units.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ _KEY = re.compile(rf"(?P<name>{_NAME})(?:~(?P<units>{_UNITS}))?:(?P<batch>\d{{1,
 class ModelKey(
     msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """A model, its batch and its kernels; ``str`` gives the text that a mix has for it."""
+    """A model, its batch and its kernels; ``str`` gives its text in a mix."""
 
     name: str  # of the zoo, or package.module:factory
     batch: int
-    kernels_for: int = 0  # units that libraries chose its kernels for; 0: all of the device's
+    kernels_for: int = 0  # units that libraries chose kernels for; 0: all units of the device
 
     def __post_init__(self) -> None:
         if not self.name or "~" in self.name:

@@ -1,7 +1,7 @@
 """Profile: a trace with every kernel's cost at every lane size, and its demand for memory.
 
-It closes: for every size, busy times and gaps add up to ``request_ns``, the request's time as it
-was measured without tracing. Whoever makes a profile puts what is left over into the gaps.
+A profile closes: for every size, busy times and gaps add up to ``request_ns``, the request's time
+measured without tracing. The maker of a profile adds any rest to the gaps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     trace: Trace
     fingerprint: Fingerprint
     modelled: bool
-    source: str  # how the numbers came about, for a person
+    source: str  # a sentence on how the numbers were made
     sizes: tuple[int, ...]  # units, rising; the last is the whole device
     request_ns: tuple[int, ...]  # per size
     busy_ns: Table
@@ -48,8 +48,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     # A row for every kernel in trace.lengths, whose busy_ns is its expected time: the busy time at
     # the length that 99% of requests do not exceed. Empty: not known.
     tail_ns: Table = ()
-    # Between host and device, in order. The time of one is a part of the gap that it comes in; one
-    # before the first kernel counts in the gap after the last.
+    # Between host and device, in order. A copy's time is a part of its gap; a copy before the first
+    # kernel is in the gap after the last kernel.
     copies: tuple[Copy, ...] = ()
 
     def __post_init__(self) -> None:
@@ -96,8 +96,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             total = sum(row[index] for row in self.busy_ns) + sum(row[index] for row in self.gap_ns)
             if total != self.request_ns[index]:
                 raise ValueError(
-                    f"it does not close at {size} units: kernels and gaps add up to {total} ns, "
-                    f"the request took {self.request_ns[index]} ns"
+                    f"times do not add up at {size} units: kernels and gaps take {total} ns, the "
+                    f"request {self.request_ns[index]} ns"
                 )
 
     @property
@@ -125,14 +125,14 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             request_ns=tuple(
                 time + more for time, more in zip(self.request_ns, longer, strict=True)
             ),
-            energy_uj=(),  # it was measured at the expected lengths
+            energy_uj=(),  # measured at the expected lengths only
         )
 
     def busy_at(self, units: int) -> Times:
         """Busy time of every kernel on a lane of any size.
 
-        Below the smallest profiled size it grows by the kernel's waves there: twice for half the
-        units, and not at all where all blocks find room.
+        Below the smallest profiled size the time grows with the kernel's waves: twice for half the
+        units, and not at all if all blocks find room.
         """
         measured = self._measured(units)
         busy = self._at(measured, self.busy_ns, self._waves)
@@ -141,18 +141,19 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return busy
 
     def gap_at(self, units: int) -> Times:
-        """Below the smallest profiled size, gaps are as there: they have no blocks."""
+        """The gap after every kernel. Below the smallest profiled size gaps do not grow."""
         return self._at(self._measured(units), self.gap_ns, lambda size: np.float64(1 / size))
 
     def step_ns_at(self, units: int) -> Times:
-        """What every step takes on a lane of any size; kernels with the idle time behind them."""
+        """The time of every step on a lane of any size; a kernel's includes the idle time after
+        it."""
         steps = self.steps
         took = steps.copy_ns.copy()
         took[steps.link == NO_LINK] = self.busy_at(units) + self.gap_at(units) - self.copied_ns()
         return took
 
     def copied_ns(self) -> Times:
-        """What copies take of the gap after every kernel."""
+        """The time of copies in the gap after every kernel."""
         return taken_of_gaps(self.copies, len(self.trace.kernels))
 
     def waves_at(self, units: int) -> Times:
@@ -162,11 +163,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return waves
 
     def _waves(self, units: int) -> Times:
-        """The waves that every kernel's time is a straight line in.
+        """The number of waves of every kernel; a kernel's time is linear in it.
 
-        Its last wave may leave units idle and takes nearly as long as a full one: 66 blocks that
-        fill a unit each take on 64 units twice what they take on 80, and need one wave from 66 on.
-        It counts as three quarters whole, which predicts profiled sizes from others best
+        A last wave may leave units idle and takes nearly as long as a full wave: 66 blocks that
+        fill a unit each take twice as long on 64 units as on 80, and need one wave on 66 or more.
+        The last wave counts as three quarters full, which predicts profiled sizes from others best
         (docs/results/simulator.md).
         """
         waves = self.waves_at(units)
@@ -174,9 +175,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return mixed
 
     def _measured(self, units: int) -> int:
-        """The size whose times are known, if not of this lane, of the smallest that was profiled.
+        """``units``, or the smallest profiled size if ``units`` is below.
 
-        One size, the whole device, is not enough: there power may hold kernels back.
+        A profile of the whole device alone is not enough: there power may hold kernels back.
         """
         if units < self.sizes[0] and len(self.sizes) == 1:
             raise MismatchError(
@@ -188,8 +189,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def _at(
         self, units: int, rows: Sequence[Sequence[int]], along: Callable[[int], Times | np.float64]
     ) -> Times:
-        """The column for a size that was profiled, otherwise on the straight line through its
-        neighbours."""
+        """The column of a profiled size; between two profiled sizes a linear interpolation."""
         table = np.asarray(rows, dtype=np.float64)
         if units > self.sizes[-1]:
             raise ValueError(f"{self.model} was profiled up to {self.sizes[-1]} units, not {units}")

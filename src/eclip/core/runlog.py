@@ -1,9 +1,9 @@
-"""RunLog: what happened when a plan ran.
+"""RunLog: the record of a plan's run.
 
-Requests, energy and counters are always there; kernels only inside the trace window, so that a long
-run stays small. Times are nanoseconds since the measured part of the run began: what began during
-the warm-up has a negative start. Columns, not records: a request or kernel is one index in each.
-Measures are taken of logs, so a log imports them only to show itself.
+Requests, energy and counters are always there. Kernels are there inside the trace window only, so
+that a long run stays small. Times are nanoseconds since the measured part of the run began, so
+requests that began during the warm-up have a negative start. Records are columns: a request or
+kernel is one index in each.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from eclip.core.display import html_table, number
 from eclip.core.made import Made
 from eclip.core.plan import Plan
 
-MOST_LAG_NS = 1_000_000  # of a generator that is on time
-OTHERS_IDLE = "; all others idle"  # how the load of a worker alone ends
+MOST_LAG_NS = 1_000_000  # of a load generator that counts as punctual
+OTHERS_IDLE = "; all others idle"  # the end of the label of a worker's load alone
 
 
 class Requests(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,8 +38,8 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class KernelRecords(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Kernels that ended inside [0, window_ns), in order of completion.
 
-    On a GPU recording slows launches, so there they come from a run of their own after the measured
-    one, under the same load from its start: they show how the plan runs, not the logged requests.
+    On a GPU recording slows launches, so kernels come from a separate run after the measured run,
+    under the same load. They show how the plan runs, but are not kernels of the logged requests.
     """
 
     window_ns: int
@@ -48,7 +48,7 @@ class KernelRecords(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     lane: tuple[int, ...]
     start_ns: tuple[int, ...]
     end_ns: tuple[int, ...]
-    own_run: bool = False  # a run of their own: times are since that one's beginning
+    own_run: bool = False  # True: a separate run; times are since its beginning
 
     def __post_init__(self) -> None:
         _check_columns("kernels", self)
@@ -59,33 +59,33 @@ class KernelRecords(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class WorkerCounters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the worker's requests took. Waits are None where the device cannot see them: a GPU."""
+    """Sums over a worker's requests. Waits are None on a GPU, which cannot count them."""
 
     kernels: int
     barriers: int
     lane_waits: int | None  # waits behind another worker's kernel on a lane owned by all
     false_waits: int | None  # waits behind an unrelated lane that shares a hardware queue
     false_wait_ns: int | None
-    yields: int = 0  # times that it stopped at a joint for somebody else
-    moves: int = 0  # stretches that it took on another lane than planned
-    longest_pause_ns: int = 0  # that it stood still at a joint
+    yields: int = 0  # stops at a joint for another worker
+    moves: int = 0  # stretches on another lane than planned
+    longest_pause_ns: int = 0  # at a joint
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a session made before it could run."""
+    """The cost of opening a session."""
 
     executables: int
     seconds: float
-    device_bytes: int  # as the device reports them: in large blocks, some of which were there
+    device_bytes: int  # as the device reports them: in large blocks, some allocated before
 
 
 class RunLog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What happened when a plan ran: requests, energy, kernels. Shows itself in a notebook."""
+    """The record of a plan's run: requests, energy, kernels. A notebook shows it as a table."""
 
     plan: Plan
     device: str
-    modelled: bool  # time and energy are a simulator's
-    load: str  # for a person: "closed loop", …
+    modelled: bool  # True: time and energy are simulated
+    load: str  # its label: "closed loop", …
     seed: int
     duration_ns: int
     energy_uj: int
@@ -93,9 +93,9 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     kernels: KernelRecords
     counters: tuple[WorkerCounters, ...]  # one per worker
     unfinished: tuple[int, ...]  # per worker: requests begun or waiting when the run ended
-    # Per worker: requests that arrived in the measured part; None: closed loop, as many as it can.
+    # Per worker: requests that arrived in the measured part; None: closed loop.
     offered: tuple[int | None, ...]
-    # Per worker: the longest that a request whose turn it was waited for the load generator.
+    # Per worker: the longest delay of a due request by the load generator.
     lag_ns: tuple[int, ...]
     # Per worker: its rate with all others present but idle; empty: not measured.
     alone_rps: tuple[float, ...] = ()
@@ -127,7 +127,7 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def lagged(self) -> bool:
-        """The load generator was late: latencies hold time that is no policy's."""
+        """True if the load generator was late, so that latencies include its delay."""
         return max(self.lag_ns) > MOST_LAG_NS
 
     def __repr__(self) -> str:

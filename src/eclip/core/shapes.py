@@ -1,6 +1,6 @@
-"""Shapes: how requests come at a rate: evenly at random, in bursts, or as they once came somewhere.
+"""Shapes of arrivals at a rate: Poisson, bursts, or the pattern of a recording.
 
-Every shape keeps the rate on the mean of a run, so that shapes can be compared. ``bursts`` and
+Every shape keeps the mean rate of a run, so that shapes can be compared. ``bursts`` and
 ``bursts:on=50ms,off=0.2s`` name bursts, ``azure-code`` and ``azure-conv`` recorded arrivals.
 """
 
@@ -30,11 +30,11 @@ _PHASE = re.compile(r"(?P<name>on|off)=(?P<number>\d{1,9}(?:\.\d{1,9})?)(?P<unit
 class Shape(Protocol):
     @property
     def label(self) -> str:
-        """For a person, and to tell loads apart."""
+        """The shape's name in reports; equal labels mean equal shapes."""
         ...
 
     def draw(self, rate_rps: float, seconds: float, random: np.random.Generator) -> Seconds:
-        """Arrivals of one worker, at this rate on the mean."""
+        """Arrivals of one worker, at ``rate_rps`` on average."""
         ...
 
 
@@ -52,7 +52,8 @@ class Poisson:
 
 @dataclass(frozen=True)
 class Bursts:
-    """Poisson arrivals while a worker is on, none while it is off; both last exponentially long."""
+    """Poisson arrivals while a worker is on, none while it is off. Both phases have exponential
+    lengths."""
 
     on_s: float = 0.1  # on the mean
     off_s: float = 0.2
@@ -72,8 +73,8 @@ class Bursts:
     def draw(self, rate_rps: float, seconds: float, random: np.random.Generator) -> Seconds:
         cycle_s = self.on_s + self.off_s
         cycles = max(1, round(seconds / cycle_s))
-        # Stretched to the run, so that it is on for exactly its part of the time: otherwise the
-        # rate of a run of forty bursts would be off by a seventh.
+        # Phases are stretched, so that the share of time on is exact: otherwise the rate of a run
+        # of forty bursts would be off by a seventh.
         on, off = (
             _filling(random.exponential(size=cycles), seconds * phase_s / cycle_s)
             for phase_s in (self.on_s, self.off_s)
@@ -82,14 +83,14 @@ class Bursts:
         while_on = random.uniform(0.0, on.sum(), count)
         cycle = np.minimum(np.searchsorted(np.cumsum(on), while_on), cycles - 1)
         times = while_on + (np.cumsum(off) - off)[cycle]
-        # A run begins anywhere in a cycle, and not all workers at the same place.
+        # A run begins anywhere in a cycle, for each worker at another place.
         return np.sort((times + random.uniform(0.0, seconds)) % seconds)
 
 
 @dataclass(frozen=True)
 class RecordedArrivals:
-    """As requests came at a real service: those that follow on a place drawn at random, as many as
-    the rate wants, stretched to the run. At its end the record begins again."""
+    """The recorded arrivals of a real service, from a random place on, stretched to the rate. After
+    its end the record begins again."""
 
     name: str
 
@@ -107,7 +108,7 @@ class RecordedArrivals:
 
 
 def shape_of(text: str | Path) -> Shape | None:
-    """The shape that a text names; None: it names none, so a file is meant."""
+    """The shape that ``text`` names; None if ``text`` is a file."""
     name, _, terms = str(text).partition(":")
     if name == "bursts":
         return _read_bursts(str(text), terms)
@@ -145,7 +146,7 @@ def _recorded_files() -> dict[str, Path]:
 
 @functools.cache
 def _recorded_gaps(name: str) -> Seconds:
-    """Between an arrival and the next one, in units that do not matter."""
+    """Times between successive arrivals, in arbitrary units."""
     text = gzip.decompress(_recorded_files()[name].read_bytes()).decode()
     gaps = [float(line) for line in text.splitlines() if not line.startswith("#")]
     return np.maximum(gaps, 0.5)  # 0 was rounded down; a run of two requests could not be stretched

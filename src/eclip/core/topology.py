@@ -1,7 +1,7 @@
-"""Topology and Mask: what a device is made of and which parts of it a lane may use.
+"""Topology and Mask: the slices of a device, and the slices that a lane may use.
 
-A mask is an immutable set of slice indices. It knows nothing of units: ``Topology.units_of`` counts
-them. In files a mask is written as Linux writes CPU lists: ``0-3,8``.
+A mask is an immutable set of slice indices; ``Topology.units_of`` counts its units. In files a mask
+is written as Linux writes CPU lists: ``0-3,8``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAX_UNITS = 1 << 16  # far above any device; keeps sums of slices countable
 
 
 class Mask:
-    """An immutable bit set of slices; hashable, ordered operations are set operations."""
+    """An immutable, hashable bit set of slices; ``<=`` means subset."""
 
     __slots__ = ("_bits",)
 
@@ -94,7 +94,7 @@ class Mask:
 class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A device's compute resources, slice by slice, and its memory.
 
-    ``lane_sizes`` are the sizes (in units) that lanes come in unless somebody asks for others.
+    ``lane_sizes`` are the default sizes of lanes, in units.
     """
 
     name: str
@@ -105,8 +105,8 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     lane_sizes: tuple[int, ...]
     hardware_queues: int
     memory_bytes: int
-    context_bytes: int  # memory that a process's context takes before it does anything
-    lane_bytes: int  # memory that the context of a lane with fewer than all slices keeps
+    context_bytes: int  # memory of an unused process context
+    lane_bytes: int  # memory of the context of a lane with fewer than all slices
     source: str
 
     def __post_init__(self) -> None:
@@ -149,16 +149,16 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return sum(self.slice_units[index] for index in mask)
 
     def holds_clusters(self, mask: Mask) -> bool:
-        """Whether thread-block clusters find units that are scheduled together.
+        """True if some slice of the mask holds thread-block clusters of every size.
 
-        An odd slice is what a split left over, from here and there: on an H200 no cluster of four
-        or more fits there, while any other slice holds all of them.
+        A slice of unusual size is left over from splitting the device, with units from several
+        places: on an H200 such a slice holds no cluster of four or more blocks.
         """
         regular = statistics.mode(self.slice_units)
         return any(self.slice_units[index] == regular for index in mask)
 
     def grant(self, units: int) -> int:
-        """Round a wanted number of units up to the smallest that some set of slices adds up to."""
+        """``units`` rounded up to the total of some set of slices."""
         if units > self.units:
             raise ValueError(f"{self.title} has {self.units} units, not {units}")
         sums = {0}
@@ -167,10 +167,10 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return min(total for total in sums if total >= max(units, 1))
 
     def take(self, units: int, order: Sequence[int]) -> Mask:
-        """The slices of a lane of exactly ``units`` units, the earlier in ``order`` the rather.
+        """A mask of exactly ``units`` units, preferring slices early in ``order``.
 
-        A slice is passed over only if the rest could not make up the size any more: 64 units from
-        the end of an H200 leave out its last slice of 12 and use eight slices of 8.
+        A slice is skipped only if the remaining slices could not complete the size: 64 units from
+        the end of an H200 skip its last slice of 12 and use eight slices of 8.
         """
         reachable = [1]  # bit n: the slices from here to the end of the order can add up to n units
         for index in reversed(order):

@@ -38,7 +38,7 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class KernelLengths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A kernel whose work depends on the data: how much it wrote over a sample of requests."""
+    """A variable-output kernel, with the lengths of its output over a sample of requests."""
 
     kernel: int  # position in the request
     lengths: Lengths

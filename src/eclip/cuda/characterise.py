@@ -1,7 +1,7 @@
-"""What lanes cost on this GPU and how kernels disturb each other: the paper's characterisation.
+"""The cost of lanes on this GPU, and interference between kernels: the paper's characterisation.
 
-Synthetic kernels only (``stressors.cu``), so that what is measured is the device. Every figure is a
-median; times come from CUDA events on the lane that finishes last.
+Only synthetic kernels (``stressors.cu``) are used, so that figures depend on the device alone.
+Every figure is a median; times come from CUDA events on the lane that finishes last.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _RELATIONS = {
     "overlapping": (Mask(range(7)), Mask(range(4, 11))),
     "disjoint": (Mask(range(7)), Mask(range(7, 14))),
 }
-# Bytes each class works on, and rounds that make a launch about as long as the others'.
+# Bytes of each class, and rounds that make launches of all classes about equally long.
 _CLASSES = {"fma": (1 << 20, 300), "dram": (1 << 29, 1), "l2": (24 << 20, 12)}
 
 
@@ -146,7 +146,7 @@ def _lane_creation(gpu: int) -> list[LaneFigure]:
 
 
 def _switch_cost(gpu: int) -> list[LaneFigure]:
-    """Alternate a chain between two lanes after every kernel; what a switch adds to the chain."""
+    """The time that each switch adds to a chain which changes its lane after every kernel."""
     figures = []
     for relation, masks in _RELATIONS.items():
         with _Bench(gpu, masks) as bench, ExitStack() as stack:

@@ -21,7 +21,7 @@ _kept: contextvars.ContextVar[list[Any] | None] = contextvars.ContextVar("kept",
 
 @contextlib.contextmanager
 def keeping() -> Iterator[list[Any]]:
-    """What a capture needs alive as long as its graph is collected here while the block lasts."""
+    """Collect the objects that must live as long as the graph captured in the block."""
     kept: list[Any] = []
     token = _kept.set(kept)
     try:
@@ -31,7 +31,7 @@ def keeping() -> Iterator[list[Any]]:
 
 
 def keep_alive(thing: Any) -> None:
-    """Give something to whoever keeps the graph being captured."""
+    """Keep ``thing`` alive as long as the graph being captured."""
     kept = _kept.get()
     if kept is None:
         raise DeviceError(
@@ -88,9 +88,10 @@ def new_condition(stream: Any) -> int:
 
 @contextlib.contextmanager
 def loop(stream: Any, condition: int) -> Iterator[Any]:
-    """What is put onto the stream that this gives is done again while the condition holds.
+    """A loop in a captured graph. Work captured on the given stream repeats while ``condition``
+    holds.
 
-    The condition is read after what was captured on ``stream`` before, and after every turn.
+    The condition is read after earlier work on ``stream``, and after every turn.
     """
     graph, dependencies, edges = _captured(stream)
     wanted = cu.CUgraphNodeParams()
@@ -115,8 +116,8 @@ def loop(stream: Any, condition: int) -> Iterator[Any]:
 
 
 def side_by_side(stream: Any, *parts: Callable[[], None]) -> None:
-    """In a capture: put parts onto the stream that may run beside each other; what comes next waits
-    for all of them."""
+    """In a capture: put parts onto the stream that may run beside each other. Later work waits for
+    all parts."""
     _, before, _ = _captured(stream)
     ends: list[Any] = []
     for part in parts:
@@ -127,14 +128,14 @@ def side_by_side(stream: Any, *parts: Callable[[], None]) -> None:
 
 
 def _depend_on(stream: Any, nodes: Sequence[Any]) -> None:
-    """What is captured on the stream next waits for these nodes and no others."""
+    """Make the next work captured on the stream wait for exactly these nodes."""
     replace = cu.CUstreamUpdateCaptureDependencies_flags.CU_STREAM_SET_CAPTURE_DEPENDENCIES
     given = list(nodes) or None
     call(cu.cuStreamUpdateCaptureDependencies, stream, given, None, len(nodes), int(replace))
 
 
 def _captured(stream: Any) -> tuple[Any, list[Any], list[Any] | None]:
-    """The graph that the stream is captured into, and what its next node depends on."""
+    """The graph that the stream is captured into, and the dependencies of its next node."""
     status, _, graph, dependencies, edges, count = call(cu.cuStreamGetCaptureInfo, stream)
     if status != cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE:
         raise DeviceError("a loop can be put only into a stream that is being captured")

@@ -1,4 +1,4 @@
-"""Can this host run plans on an NVIDIA GPU, and what is missing?"""
+"""Findings on whether this host can run plans on an NVIDIA GPU."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The CUDA driver, every status checked, and the GPU that the rest of this room works on.
+"""The CUDA driver, with every status checked, and the GPU that the rest of this folder works on.
 
 Handles have owners: ``Gpu`` owns its hold on the primary context, slices their green contexts, a
-lane pool its streams, an executable its graph. Whatever fails becomes a DeviceError that names the
+lane pool its streams, an executable its graph. A failure becomes a DeviceError that names the
 driver call.
 """
 
@@ -21,14 +21,14 @@ except ImportError:
     cu = None
 __all__ = ["CONNECTIONS", "CONNECTIONS_VARIABLE", "Gpu", "call", "cu", "describe", "free_memory"]
 
-# Hardware queues: as many as there can be, so that lanes do not wait behind each other in one.
+# Hardware queues: the most there can be, so that lanes do not share a queue.
 CONNECTIONS = 32
 CONNECTIONS_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 _WORD_BYTES = 4096
 
 
 def call(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call the driver; return what it gives besides the status, which must be success."""
+    """Call the driver; return its results without the status. DeviceError: the call failed."""
     status, *values = function(*arguments)
     if status != cu.CUresult.CUDA_SUCCESS:
         raise DeviceError(f"{function.__name__} failed: {describe(status)}")
@@ -46,7 +46,7 @@ def describe(status: Any) -> str:
 
 
 def free_memory() -> int:
-    """Bytes of the GPU's memory that nobody has taken, by the driver's count."""
+    """Bytes of free GPU memory, by the driver's count."""
     free_bytes, _ = call(cu.cuMemGetInfo)
     return int(free_bytes)
 
@@ -179,7 +179,7 @@ class Gpu:
 
 
 def _ask_for_connections(connections: int) -> None:
-    """Ask for so many hardware queues: the driver reads the variable when it is initialised."""
+    """Ask for ``CONNECTIONS`` hardware queues. The driver reads the variable at initialisation."""
     chosen = os.environ.get(CONNECTIONS_VARIABLE)
     if chosen == str(connections):
         return

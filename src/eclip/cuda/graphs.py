@@ -122,7 +122,7 @@ class Executable:
 def place_whole(
     captured: CapturedGraph, contexts: Sequence[Any], priorities: Sequence[int] | None = None
 ) -> Executable:
-    """One graph whose kernels run in these contexts, one per kernel."""
+    """A graph with its kernels in these contexts, one context per kernel."""
     return place_segment(captured, contexts, range(len(contexts)), priorities)
 
 
@@ -132,7 +132,7 @@ def place_segment(
     kernels: range,
     priorities: Sequence[int] | None = None,
 ) -> Executable:
-    """Only these consecutive kernels, with the memory nodes that go with them."""
+    """A graph of these consecutive kernels, with their memory nodes."""
     (executable,) = place_segments(captured, contexts, [kernels], priorities)
     return executable
 
@@ -143,7 +143,7 @@ def place_segments(
     segments: Sequence[range],
     priorities: Sequence[int] | None = None,
 ) -> list[Executable]:
-    """One graph for each run of consecutive kernels, with the memory nodes that go with them."""
+    """A graph for each range of consecutive kernels, with their memory nodes."""
     return place_pieces(captured, contexts, [captured.piece(own) for own in segments], priorities)
 
 
@@ -153,11 +153,10 @@ def place_pieces(
     pieces: Sequence[Piece],
     priorities: Sequence[int] | None = None,
 ) -> list[Executable]:
-    """One graph for each piece.
+    """A graph for each piece.
 
-    The kernels of a piece are consecutive, because the order of two goes by the chain between them;
-    pieces are given in that order. ``priorities`` are CUDA's, one per kernel; a kernel with 0 keeps
-    the one it was captured with, which is the least.
+    The kernels of a piece are consecutive, and pieces are given in launch order. ``priorities`` are
+    CUDA's, one per kernel; a kernel with 0 keeps its captured priority, which is the least.
     """
     if len(contexts) != captured.kernel_count:
         raise DeviceError(

@@ -44,10 +44,10 @@ class Slices:
         self._unused: dict[Mask, list[Any]] = {}
 
     def take_context(self, mask: Mask) -> Any:
-        """A green context of this mask: one that was given back, or a new one.
+        """A green context of this mask, new or reused.
 
-        They are kept, because destroying one leaves 4 MiB of the GPU's memory taken until the
-        process ends (driver 580.159.04), and making one takes milliseconds.
+        Contexts are kept, because destroying a context leaks 4 MiB of GPU memory until the process
+        ends (driver 580.159.04), and making a context takes milliseconds.
         """
         if not mask or not mask <= Mask(range(len(self.resources))):
             raise DeviceError(f"mask {mask} names slices that {self.gpu.name} does not have")
@@ -75,7 +75,7 @@ class Slices:
         return tuple(int(resource.sm.smCount) for resource in self.resources)
 
     def topology(self) -> Topology:
-        """What plans must have been made for to run here."""
+        """The topology of this GPU; plans must be made for it."""
         units = self.units
         # Evenly spaced sizes of whole slices; the odd slice at the end only with all the others.
         step = max(1, -(-len(units) // _SIZES))
@@ -92,7 +92,7 @@ class Slices:
             memory_bytes=self.gpu.memory_bytes,
             context_bytes=_CONTEXT_BYTES,
             lane_bytes=_LANE_BYTES,
-            source="read from the driver; contexts and lanes take what they took on an H200",
+            source="read from the driver; the memory of contexts and lanes is as on an H200",
         )
 
 

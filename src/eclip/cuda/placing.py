@@ -1,4 +1,4 @@
-"""Captured graphs on lanes of green contexts: what CUDA does for a session's executables.
+"""Captured graphs on lanes of green contexts: a session's executables on CUDA.
 
 A graph's nodes may live in several contexts, so one executable can span lanes.
 """

@@ -58,7 +58,7 @@ class PinnedPages:
 
 def prepare_slots(
     captures: Sequence[Capture],
-    slots: int | Sequence[Sequence[Slot]],  # so many for each, or these
+    slots: int | Sequence[Sequence[Slot]],  # the number for each capture, or given slots
     context: Any,
     pinned: PinnedPages,
     owner: Releases,
@@ -130,7 +130,7 @@ class _Copy:
 
 
 class _CopyNodes:
-    """What the recorder makes nodes with: the copies, and what comes then."""
+    """Makes nodes for the recorder: the copies, and the node after them."""
 
     def __init__(self, graph: Any, copies: Sequence[_Copy], then: int | None, context: Any) -> None:
         self._graph = graph
@@ -209,7 +209,7 @@ def _check(capture: Capture, given: Sequence[Bytes], wanted: Sequence[Buffer]) -
 
 
 def _pages_of(buffers: Iterable[Bytes]) -> list[range]:
-    """The pages that they lie in, each once: the driver refuses one that it knows already."""
+    """The buffers' pages without repeats: the driver refuses a page that is registered already."""
     page = mmap.PAGESIZE
     found: list[range] = []
     for start, size in sorted((buffer.ctypes.data, buffer.nbytes) for buffer in buffers):

@@ -1,6 +1,6 @@
-"""Kernels of our own: hogs of DRAM, of L2 and of arithmetic, and one that says where it ran.
+"""Synthetic kernels: heavy on DRAM, on L2 and on arithmetic, and a kernel that reports its SMs.
 
-NVRTC compiles them for the GPU at hand. What they do is known, so interference can be told by
+NVRTC compiles them for the GPU at hand. Their work is known, so interference can be measured by
 class.
 """
 

@@ -1,11 +1,10 @@
-"""Kernels as they ran, recorded by CUPTI while a block lasts.
+"""Records of kernels, made by CUPTI during a block.
 
-CUPTI is attached for that block and no longer: where it stays, every later graph launch of the
-process is slower (cuGraphLaunch of albert's 498 nodes on an H200: 7 µs before, 223 µs with CUPTI
-left attached). Inside the block launches are slow, so what is measured there is when kernels ran
-and nothing else. Times are CLOCK_MONOTONIC, as everywhere on a GPU. A process has one tracer at a
-time, and no launch of another thread may be under way when the block ends. What CUPTI cannot do
-is a TracingError.
+CUPTI is attached during the block only: left attached, it slows every later graph launch of the
+process (cuGraphLaunch of albert's 498 nodes on an H200: 7 µs before, 223 µs with CUPTI left
+attached). Launches in the block are slow, so only the kernels' times are valid. Times are
+CLOCK_MONOTONIC, as everywhere on a GPU. A process has one tracer at a time, and no launch of
+another thread may be under way when the block ends. Failures of CUPTI raise TracingError.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class Tracer:
         return self
 
     def executable_id(self, handle: Any) -> int:
-        """What spans call this executable; only inside the block, which gives out the ids."""
+        """The executable's id in spans. Valid inside the block only."""
         return int(self._ask(self._cupti.get_graph_exec_id, int(handle)))
 
     def __exit__(self, kind: object, *error: object) -> None:

@@ -1,1 +1,1 @@
-"""What is written to disk: the store, results, observations and checked output paths."""
+"""Files: the store, comparisons, observations and checked output paths."""

@@ -1,9 +1,9 @@
-"""Comparison: one mix under several policies, run in turns, as it accumulates in a results file.
+"""Comparison: one mix under several policies, run in turns, as kept in a results file.
 
-A results file holds a comparison a line (see store.py). Everything that tables say comes from it,
-so that a table can be drawn again years later: scores of every run, what they add up to, the
-settings that were tried, and how it was all made. Columns of a score are per worker, in the mix's
-order.
+A results file holds a comparison a line (see store.py). Tables are drawn from comparisons alone, so
+that a table can be drawn again years later: from the scores of every run, their summaries, the
+settings that were tried, and the command and versions. Columns of a score are per worker, in the
+mix's order.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class SettingTrial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A setting of a swept policy and what a short run of it gave."""
+    """A setting of a swept policy and the scores of its short run."""
 
     setting: str
     stp: float
     fairness: float
     efficiency_per_kj: float
-    background: float | None = None  # beside services: what the others get of their rates alone
+    background: float | None = None  # beside services: weighted mean ratio of the others
     worst_tail: float | None = None  # ... and the largest p99 of a service over its bound
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     policy: str
-    setting: str  # the one that won its trials; empty where there is nothing to set
-    plan: str  # a digest of what ran: equal plans have equal ones
+    setting: str  # the best in its trials; empty for policies without settings
+    plan: str  # the plan's digest: equal for equal plans
     switches: tuple[int, ...]  # per worker and request
     runs: tuple[Summary, ...]  # in the order of the repeats
     together: Summary
@@ -71,7 +71,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One mix under several policies, as kept in a results file. Shows itself in a notebook."""
+    """One mix under several policies, as kept in a results file. A notebook shows it as a table."""
 
     mix: str  # as the user wrote it
     workers: tuple[str, ...]
@@ -87,14 +87,14 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     load_part: float | None  # Poisson at this part of the rates under shared; None: the mix's load
     seed: int
     repeats: int  # asked for; an entry that was interrupted has fewer runs
-    objective: str  # what the settings of swept policies were chosen for
+    objective: str  # of the choice between settings of swept policies
     alone_rps: tuple[float, ...]
     entries: tuple[Entry, ...]
     left_out: tuple[str, ...] = ()  # policies and why
-    bounds_ms: tuple[float | None, ...] = ()  # per worker: on its p99; empty: nobody has one
+    bounds_ms: tuple[float | None, ...] = ()  # per worker: on its p99; empty: no bounds
     weights: tuple[float, ...] = ()  # per worker, of background; 0: a service
-    floors: tuple[float, ...] = ()  # per worker: least part of its rate alone; empty: nobody's
-    missed: tuple[str, ...] = ()  # overload, bounds and floors not kept, by policy, in words
+    floors: tuple[float, ...] = ()  # per worker: least part of its rate alone; empty: no floors
+    missed: tuple[str, ...] = ()  # by policy: sentences about overload and missed bounds or floors
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -181,26 +181,25 @@ class Terms(Protocol):
     @property
     def weights(self) -> Sequence[float]: ...
     @property
-    def floors(self) -> Sequence[float]: ...  # empty: nobody has one
+    def floors(self) -> Sequence[float]: ...  # empty: no floors
 
 
 def background_of(score: Summary, terms: Terms) -> float:
-    """What workers without a bound get of their rates alone, weighted: one axis of the frontier
-    that ways of sharing are points of."""
+    """The weighted mean ratio of workers without a bound: an axis of the frontier of policies."""
     parts = zip(score.rate_rps, terms.alone_rps, terms.weights, strict=True)
     total = sum(terms.weights)
     return sum(weight * rate / alone for rate, alone, weight in parts) / total if total else 0.0
 
 
 def worst_tail_of(score: Summary, terms: Terms) -> float:
-    """The largest p99 of a service, over its bound: the other axis."""
+    """The largest p99 of a service over its bound: the other axis of the frontier."""
     pairs = zip(score.p99_ms, terms.bounds_ms, strict=True)
     over = [math.inf if p99 is None else p99 / bound for p99, bound in pairs if bound is not None]
     return max(over, default=0.0)
 
 
 def floors_over_served(score: Summary, terms: Terms) -> list[float]:
-    """Of every worker, what its floor promises over what it served; empty: nobody has a floor."""
+    """The promised over the served rate of every worker; empty without floors."""
     columns = zip(terms.floors, score.requests, terms.alone_rps, score.offered_rps, strict=False)
     return [
         floor_over_served(floor, requests, alone, score.seconds, offered)
@@ -209,13 +208,13 @@ def floors_over_served(score: Summary, terms: Terms) -> list[float]:
 
 
 def shortfall_of(score: Summary, terms: Terms) -> float:
-    """The largest p99 over its bound, or floor over what was served; up to 1 all are kept."""
+    """The largest p99 over its bound, or floor over served rate; up to 1 all are kept."""
     return max(worst_tail_of(score, terms), *floors_over_served(score, terms), 0.0)
 
 
 def value_of(score: Summary, terms: Terms) -> float:
-    """The more the better, by the aim: throughput, efficiency, background if every bound and floor
-    is kept, or one over the geometric mean of the workers' p99."""
+    """A score by the aim, the larger the better: throughput, efficiency, background if every bound
+    and floor is kept, or the inverse of the geometric mean of the workers' p99."""
     if terms.aim == "slo":
         short = shortfall_of(score, terms)
         return background_of(score, terms) if short <= 1 else -short
@@ -268,7 +267,7 @@ def trial_of(
 
 
 def latency_curves(logs: Sequence[RunLog]) -> tuple[tuple[float, ...], ...]:
-    """Of every worker of these runs together, for an entry."""
+    """Latencies at LEVELS of every worker, over all runs."""
     return tuple(
         tuple(_rounded(value) for value in quantiles(latencies_ms(logs, worker)))
         for worker in logs[0].plan.everyone
@@ -276,7 +275,7 @@ def latency_curves(logs: Sequence[RunLog]) -> tuple[tuple[float, ...], ...]:
 
 
 def plan_digest(plan: Plan) -> str:
-    """Of what a plan makes the device do, whoever made it and whatever they said about it."""
+    """A digest of a plan's effect on the device; its policy and evidence do not count."""
     parts = (
         [(lane.owner, str(lane.mask), lane.priority) for lane in plan.lanes],
         [

@@ -1,4 +1,4 @@
-"""Machine: what variable-output stages cost on a machine, and the stage they were measured with.
+"""Machine: constants for the cost of variable-output stages.
 
 There are two kinds. ``StreamProcessor`` is the machine and the application of the 2004 document
 (clusters, a stream register file, a memory behind it), in cycles. ``GpuStage`` is a producer and a

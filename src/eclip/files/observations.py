@@ -1,8 +1,8 @@
-"""Observations: runs measured on a device, which the simulator's constants are fitted to.
+"""Observations: runs measured on a device, to which the simulator's constants are fitted.
 
-A run names its mix, where its workers were and which lanes their kernels took, so that its plan can
-be made again from profiles of the same traces, whatever a planner would make of it by now; the
-fingerprint holds the digests of these. All workers ran back to back.
+A run holds its mix, its workers' homes and the lanes of their kernels. Its plan can be rebuilt from
+them and from profiles of the same traces, without a planner; the fingerprint holds the digests of
+the traces. All workers ran back to back.
 """
 
 from __future__ import annotations
@@ -96,15 +96,15 @@ class ObservedRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class ObservedJoints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What joints cost the background of a pair; the service is its first worker."""
+    """The cost of joints for the background of a pair; the service is its first worker."""
 
     mix: str  # as parse_mix reads it
     joints: int  # of the background
-    plain_ns: float  # its request without joints; as the following with nobody to give way to
+    plain_ns: float  # its request without joints, like the next two with the service idle
     deep_ns: float  # with two stretches in flight
     shallow_ns: float  # with one
     gap_ns: float  # by its profile, between the kernels before and after a joint; the mean
-    resume_ns: float  # from the end of a request that it waited for to its next kernel
+    resume_ns: float  # from the end of the service's request to the background's next kernel
 
     def __post_init__(self) -> None:
         if self.joints < 1:
@@ -117,10 +117,10 @@ class ObservedJoints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class Observations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Runs measured on one device, which a calibration is fitted to or a search goes on from."""
+    """Runs measured on one device, for fitting a calibration or continuing a search."""
 
     fingerprint: Fingerprint
-    source: str  # how they were measured, for a person
+    source: str  # a sentence on how they were measured
     date: datetime.date  # of the first run
     runs: tuple[ObservedRun, ...]
     modelled: bool = False  # by a simulator

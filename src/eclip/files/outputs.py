@@ -1,9 +1,8 @@
-"""Output paths: looked at before work begins, and made good where writing fails at its end.
+"""Output paths: checks before work begins, and another place if writing fails at the end.
 
-``check_output`` and ``check_folder`` refuse what would fail anyway, in one line, before anything
-is measured. ``save_or_rescue`` never loses a result to a full disk or a folder that is gone: it
-writes to another place and hands back an error that names it, to be raised after the result was
-printed.
+``check_output`` and ``check_folder`` refuse an unusable path in one line, before any measuring.
+``save_or_rescue`` never loses a result to a full disk or a missing folder: the result goes to
+another place, and an error names that place. The caller raises the error after printing the result.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def check_output(path: Path, what: type[Artefact] | bytes) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Refuse an output folder that cannot be used. One that is missing can be made later."""
+    """Refuse an unusable output folder. A missing folder is accepted and made later."""
     store.check_name(path, "folder")
     there = path.absolute()
     try:
@@ -65,7 +64,7 @@ def check_folder(path: Path) -> None:
 
 
 def save_or_rescue(artefact: Artefact, path: Path) -> RescuedError | None:
-    """Save, here or elsewhere. What is returned is for the caller to raise at its end."""
+    """Save, here or elsewhere. The caller raises the returned error at its end."""
     return rescue(lambda place: store.save(artefact, place), path)
 
 

@@ -3,14 +3,14 @@
 A file is one JSON object: format, version, digest of the body, body; gzipped where its name ends
 in ``.gz``. Files written by hand, such as the built-in topologies, leave out the digest. A file is
 written to a temporary neighbour and renamed, so a crash leaves the old file whole, and it ends on
-its closing brace, so a file cut at any byte is refused. ``load`` accepts what ``save`` wrote and
-nothing else; whatever is wrong becomes one ArtefactError that names the file and the fault.
+its closing brace, so a file cut at any byte is refused. ``load`` accepts only files that ``save``
+wrote; any fault raises ArtefactError with the file's name and the reason.
 
-A results file is the exception: comparisons accumulate in it, one such object a line. ``append``
-adds a line whole or not at all, and writers take turns. A line whose writer was killed is passed
-over with a warning; the others count.
+A results file holds one such object a line, and comparisons are appended. ``append`` adds a whole
+line or nothing, and writers take turns. A line whose writer was killed is skipped with a warning;
+the other lines count.
 
-``outputs.py`` looks at paths before work begins, and finds another place where writing fails.
+``outputs.py`` checks paths before work begins, and finds another place if writing fails.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def append(comparison: Comparison, path: Path) -> None:
             fcntl.flock(file, fcntl.LOCK_EX)
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - 1))
-            if file.read(1) not in (b"", b"\n"):  # whoever wrote last was killed in the middle
+            if file.read(1) not in (b"", b"\n"):  # the last writer was killed mid-line
                 line = b"\n" + line
             try:
                 while line:
@@ -249,11 +249,12 @@ def load(path: str | Path, kind: type[A]) -> A: ...
 
 
 def load(path: str | Path, kind: type[A] | None = None) -> A | Artefact:
-    """The artefact in a file, of whatever kind or of the kind given; damaged or older files are
-    refused::
+    """The artefact in a file.
+
+    Damaged files, and artefacts of another ``kind``, are refused::
 
         plan = eclip.load("plan.json")
-        plan = eclip.load("plan.json", eclip.Plan)  # refused if it is something else
+        plan = eclip.load("plan.json", eclip.Plan)  # refused if the file holds no plan
     """
     if not isinstance(path, str | Path) or not (kind is None or isinstance(kind, type)):
         raise UsageError("load takes a file name and then, if at all, a kind such as eclip.Plan")
@@ -351,7 +352,7 @@ def _write_atomically(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        Path(name).chmod(0o666 & ~_umask())  # mkstemp's 0600 would surprise whoever shares it
+        Path(name).chmod(0o666 & ~_umask())  # mkstemp's 0600 would stop other users
         Path(name).replace(target)
     except BaseException as error:
         with contextlib.suppress(OSError):
@@ -458,7 +459,7 @@ def _a(kind: str, adjective: str = "") -> str:
 
 
 def _builtin_files(cls: type[Artefact]) -> dict[str, Path]:
-    """By name: what ships in this kind's folder."""
+    """The built-in files of this kind, by name."""
     folder = Path(str(resources.files("eclip") / "data" / _BUILTIN_FOLDERS[cls]))
     return {path.name.partition(".")[0]: path for path in folder.iterdir()}
 

@@ -8,7 +8,7 @@
     model = "bert:1"
     rate = 300                        # requests/s
     bound = "5ms"                     # on the p99
-    instances = 2                     # at least; 1 unless given
+    instances = 2                     # at least; default 1
     weight = 1.0                      # for the objective goodput
 
     [[gpus]]
@@ -16,10 +16,10 @@
     kind = "h200"                     # a topology by name, or its file
     count = 8
 
-What `eclip fleet plan` does not need is for running the fleet:
+Keys for a running fleet, which `eclip fleet plan` ignores:
 
     [ray]
-    address = "10.0.0.5:6379"         # an existing cluster; unless given, Ray on this machine
+    address = "10.0.0.5:6379"         # an existing cluster; default: start Ray on this machine
     [router]
     http_port = 8000
     count = 2
@@ -120,7 +120,7 @@ _STRUCTS: dict[str, type[msgspec.Struct]] = {
 
 
 class FleetFile(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a fleet's file says."""
+    """The contents of a fleet's file."""
 
     fleet: Fleet
     objective: str
@@ -128,7 +128,7 @@ class FleetFile(msgspec.Struct, frozen=True, kw_only=True):
     ray: RaySettings
     router: RouterSettings
     server: dict[str, Any]  # of every GPU's server
-    serve: dict[str, dict[str, Any]]  # by service: what its server is told besides
+    serve: dict[str, dict[str, Any]]  # by service: more keys for its [[service]] in a server
 
 
 def load_fleet_file(path: Path) -> FleetFile:

@@ -1,7 +1,8 @@
-"""Keeping a fleet up: from its file to a fleet that serves, and back again when Ray is lost.
+"""Brings a fleet up from its file, and brings it back after a loss of Ray.
 
-Ray's head is a single point: without it, what runs serves on for a while, and then ends. A keeper
-that stays notices, starts Ray anew where it is its own, and brings the fleet back from the file.
+Ray's head is a single point of failure: without a head, running actors serve for a while, and then
+end. ``stay`` notices this, restarts Ray if Ray was started here, and brings the fleet back from the
+file.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from eclip.server.ports import free_port
 
 _LOOK_S = 0.5
 _PAUSE_S = 5.0  # between two tries to come back
-_LOST = 2  # looks in a row at which the head does not answer
-_DOWN = 6  # at which there is no controller: a change of the fleet has none for a moment
+_LOST = 2  # successive looks without an answer of the head
+_DOWN = 6  # successive looks without a controller: a change of the fleet has none for a moment
 
 
 class FleetKeeper(Closing):
@@ -43,7 +44,7 @@ class FleetKeeper(Closing):
         cluster.check_version()
 
     def up(self, progress: Progress | None = None) -> Any:
-        """The fleet's status, when it serves. A fleet that is up is changed into the file's."""
+        """The fleet's status, as soon as it serves. A running fleet is changed to the file."""
         settings, running = self.file.ray, None
         if settings.address is not None or cluster.answers(settings, 1.0):
             cluster.connect(settings)
@@ -72,7 +73,7 @@ class FleetKeeper(Closing):
         try:
             return cluster.bring_up(self.file, self._planned, progress)
         except cluster.GoneError:
-            raise  # what is up now is somebody else's
+            raise  # another command changes the fleet
         except BaseException:
             if running is None:  # leave nothing half up
                 with contextlib.suppress(EclipError):
@@ -80,7 +81,8 @@ class FleetKeeper(Closing):
             raise
 
     def stay(self, stop: threading.Event, say: Callable[[str], None]) -> None:
-        """Until somebody stops it, which takes the fleet down, or takes it down from elsewhere."""
+        """Stay until ``stop`` is set, then take the fleet down; or until another command has taken
+        the fleet down."""
         missed = without = 0
         while not stop.wait(_LOOK_S):
             missed = 0 if cluster.answers(self.file.ray, 1.0) else missed + 1
@@ -107,7 +109,7 @@ class FleetKeeper(Closing):
             self._local = None
 
     def _check_ports(self) -> None:
-        """Routers will be on this machine: a port that somebody has is refused before the start."""
+        """Refuse ports of routers that are in use on this machine, before anything starts."""
         router = self.file.router
         for name in ("http_port", "grpc_port"):
             free_port(router.host or cluster.HOST, getattr(router, name), name)
@@ -149,7 +151,8 @@ class FleetKeeper(Closing):
         say(f"the fleet is back after {time.monotonic() - began_s:.1f} s")
 
     def _try_up(self) -> str | None:
-        """Or why not. The nodes of a cluster come back one after another, behind its head."""
+        """None if the fleet is up, else the reason. The nodes of a cluster come back one after
+        another, after its head."""
         try:
             self.up()
         except EclipError as error:
@@ -160,11 +163,11 @@ class FleetKeeper(Closing):
         return None
 
     def _read_again(self, say: Callable[[str], None]) -> None:
-        """The file may have changed since; one that is wrong by now does not count."""
+        """Read the file again, which may have changed. An invalid file is ignored."""
         try:
             file: FleetFile = load_fleet_file(self.path)
         except EclipError as error:
-            say(f"the file as it was before counts: {error}")
+            say(f"the fleet's file is invalid and its former content is used: {error}")
             return
         if file != self.file:
             self.file, self._planned = file, None

@@ -1,6 +1,6 @@
-"""Orders: what the server of each GPU is to serve, from a placement and the fleet's file.
+"""Orders: the configuration of each GPU's server, from a placement and the fleet's file.
 
-Pure functions. A GPU's order has everything its actor needs; the table has what routers need.
+All functions are pure. A GPU's order is for its actor; the routing table is for routers.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from eclip.fleet.place.spec import GpuId, Service
 from eclip.server.config import ServingConfig, make_config
 from eclip.server.messages import ModelInfo
 
-# Of a GPU's server, what routers rely on.
+# Keys of [server] that routers rely on; the file must not set them.
 _OURS = ("host", "http_port", "grpc_port", "topology", "token_file", "tls_cert", "tls_key")
 
 
 class GpuOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """For one GPU."""
+    """The configuration of one GPU's server."""
 
     placed: PlacedGpu
     config: ServingConfig
@@ -33,7 +33,7 @@ class GpuOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a GPU's server is, and what it has loaded."""
+    """The addresses of a GPU's server, and its loaded models."""
 
     gpu: GpuId
     host: str  # by which Ray knows its machine
@@ -46,7 +46,7 @@ class GpuPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoutingTable(msgspec.Struct, frozen=True, kw_only=True):
-    """What routers are told: places, and each service's share by GPU."""
+    """The places of all servers, and each service's share by GPU, for routers."""
 
     places: tuple[GpuPlace, ...]
     shares: dict[str, dict[GpuId, float]]  # by service
@@ -61,7 +61,7 @@ def order_of(file: FleetFile, placed: PlacedGpu) -> GpuOrder:
     entries = [
         _entry(services[instance.service], instance.rate_rps, file.serve.get(instance.service, {}))
         for instance in placed.instances
-        if instance.service in services  # one may have left the file
+        if instance.service in services  # a service may have left the file
     ]
     server: dict[str, Any] = {
         "http_port": 0,
@@ -73,7 +73,7 @@ def order_of(file: FleetFile, placed: PlacedGpu) -> GpuOrder:
         server["token_file"] = file.router.token_file
     for taken in _OURS:
         if taken in file.server:
-            raise UsageError(f"[server]: {taken} is the fleet's business; leave it out")
+            raise UsageError(f"[server]: {taken} is set by the fleet; leave it out")
     return GpuOrder(
         placed=placed,
         config=make_config({"server": server | file.server, "service": entries}, str(placed.gpu)),
@@ -82,7 +82,7 @@ def order_of(file: FleetFile, placed: PlacedGpu) -> GpuOrder:
 
 
 def join(old: GpuOrder, new: GpuOrder) -> GpuOrder:
-    """The new order, and besides what only the old one has: while instances move."""
+    """The new order with all services of the old order, for the time of a move."""
     names = {service.name for service in new.config.services}
     more = tuple(service for service in old.config.services if service.name not in names)
     services = (*new.config.services, *more)
@@ -101,7 +101,7 @@ def table_of(placement: Placement, places: dict[GpuId, GpuPlace]) -> RoutingTabl
 
 
 def _entry(service: Service, rate_rps: float, serve: dict[str, Any]) -> dict[str, Any]:
-    """A server's [[service]]. A model of the user's has the times of the fleet's model."""
+    """A server's [[service]]. A user's own model is planned with the times of the fleet's model."""
     entry: dict[str, Any] = {
         "name": service.name,
         "model": service.model.title,

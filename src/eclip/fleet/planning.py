@@ -1,4 +1,4 @@
-"""Planning a fleet that runs: a placement, and the moves from the one that is there."""
+"""Planning a running fleet: a placement, and the moves from the running placement."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def plan_fleet(
     objective: str | None = None,
     progress: Progress | None = None,
 ) -> Planned:
-    """``fleet`` is the file's, or what is left of it, at the rates of the moment."""
+    """``fleet``: the file's services and the GPUs present, at the current rates."""
     scorer = Scorer(find_kinds(file.fleet, [*folders, *map(Path, file.server.get("profiles", []))]))
     made = place(
         fleet,
@@ -51,8 +51,8 @@ def plan_fleet(
 
 
 def without_short(running: Placement, fleet: Fleet) -> Placement:
-    """Without services that have fewer instances than they should, as after a machine was gone:
-    a placement that begins with what runs would leave them so."""
+    """The running placement without services that have too few instances, as after the loss of a
+    machine: a search that starts from them would leave them short."""
     homes = Counter(one.service for placed in running.gpus for one in placed.instances)
     short = {one.name for one in fleet.services if homes[one.name] < one.instances}
     gpus = []
@@ -64,7 +64,7 @@ def without_short(running: Placement, fleet: Fleet) -> Placement:
 
 
 def plan_again(file: FleetFile, fleet: Fleet, running: Placement) -> Planned:
-    """For what is left; where that does not hold all services, as much of them as it can."""
+    """A plan for the GPUs left. If they cannot hold all services, they hold as much as possible."""
     try:
         return plan_fleet(file, fleet, running)
     except UsageError:

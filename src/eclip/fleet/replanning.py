@@ -1,7 +1,7 @@
-"""Replanning: whether a fleet that runs is placed again, and why.
+"""Replanning: decides whether a running fleet is placed again.
 
-GPUs that are gone or back, rates that have drifted, and a plan that could not be made: that one is
-tried again after a while, until there is a plan. Nothing here knows Ray.
+The reasons are GPUs that are gone or back, rates that have drifted, and a failed plan, which is
+tried again after a while. This module does not use Ray.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from eclip.errors import EclipError
 from eclip.fleet.place.spec import Fleet, GpuId, gpu_ids
 from eclip.fleet.planning import Planned
 
-AGAIN_AFTER_S = 10.0  # a plan that could not be made
+AGAIN_AFTER_S = 10.0  # between a failed plan and the next attempt
 
 
 class Replanning:
-    """``fleet``: what was there of it when it was last placed, or should have been."""
+    """``fleet``: the GPUs present at the last placement, or attempt."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -26,7 +26,7 @@ class Replanning:
         return set(gpu_ids(self.fleet)) - set(gpu_ids(there))
 
     def reason(self, there: Fleet, *, drifted: bool, now_s: float) -> str:
-        """Why to place again now; empty: there is no reason."""
+        """The reason to place again now; empty: none."""
         gone, back = self.gone(there), set(gpu_ids(there)) - set(gpu_ids(self.fleet))
         if gone or back:
             names = ", ".join(sorted(map(str, gone or back)))
@@ -38,7 +38,7 @@ class Replanning:
         return ""
 
     def plan(self, fleet: Fleet, make: Callable[[Fleet], Planned], now_s: float) -> Planned:
-        """A plan for what is there. Where ``make`` refuses, that is a reason to try again."""
+        """A plan for the GPUs present. A refusal by ``make`` is a reason to try again later."""
         self.fleet, self._again_s = fleet, None
         try:
             return make(fleet)

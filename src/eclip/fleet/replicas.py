@@ -1,10 +1,10 @@
-"""Replicas: the GPUs' deployments as a router reaches them, and which of them gets a request.
+"""A router's backends: the GPUs' deployments, and the choice between them for each request.
 
-A request goes where its model is loaded and slack is largest. Slack of this machine's deployments
-is read from shared memory and is that of now; of others it is what the last answer said, less what
-was sent since, and then two choices decide (``routing.py``). A request that a deployment did not
-accept is offered to another one. One that was accepted is answered with what came of it, and never
-sent twice.
+A request goes to the deployment with its model loaded and the largest slack. Slack of deployments
+on this machine is current, read from shared memory. Slack of other deployments is from their last
+answer, minus the requests sent since; then the better of two random choices is taken
+(``routing.py``). A request that a deployment refused is offered to another. An accepted request is
+answered with its outcome, and never sent twice.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from eclip.server.protocol.http_client import RemoteFront
 
 TRIES = 3  # deployments that a request is offered to
 _FRESH_NS = 20_000_000  # as old as simulated routers' view
-# A deployment that has said nothing for so long is asked next, by one request: only an answer tells
-# its slack, and without one it would get no request as long as others have slack.
+# After this silence a deployment gets the next request: only an answer tells its slack, and without
+# an answer it would get no requests as long as others have slack.
 _STALE_NS = 1_000_000_000
 ASK_NS = 1e12
 _AGAIN_S = (0.02, 0.05, 0.1, 0.2, 0.5)  # between attempts to enter a door
@@ -50,11 +50,11 @@ class Replica(Protocol):
     near: bool  # through shared memory
 
     def info(self, model: str) -> ModelInfo | None:
-        """None: it takes no requests for it now."""
+        """The model's description; None: the model takes no requests now."""
         ...
 
     def slack_ns(self, model: str) -> tuple[float, bool]:
-        """And whether that is as of now."""
+        """The slack, and whether it is current."""
         ...
 
     async def infer(self, request: InferRequest) -> InferResponse: ...
@@ -65,7 +65,7 @@ class Replica(Protocol):
 
 
 class NearReplica:
-    """On this machine: a guest of its server, through shared memory. Comes back by itself."""
+    """A deployment on this machine, attached through shared memory. Reconnects by itself."""
 
     def __init__(self, place: GpuPlace) -> None:
         self.place = place
@@ -93,7 +93,7 @@ class NearReplica:
         return () if self._core is None else self._core.state().devices
 
     async def close(self) -> None:
-        """When what is open there was answered."""
+        """Close after open requests are answered."""
         self._leaves = True
         if self._core is not None:
             self._core.behind.leaving.set()
@@ -123,14 +123,14 @@ class NearReplica:
 
 
 class FarReplica:
-    """On another machine, over HTTP."""
+    """A deployment on another machine, over HTTP."""
 
     def __init__(self, place: GpuPlace, token: str | None) -> None:
         self.place = place
         self.near = False
         self._front = RemoteFront(place.http, token)
-        self._sent: dict[str, int] = {}  # by model: requests since its last word
-        self._taken_ns: dict[str, float] = {}  # by model: what a request takes off the slack
+        self._sent: dict[str, int] = {}  # by model: requests since the last answer
+        self._taken_ns: dict[str, float] = {}  # by model: slack that a request uses up
         self._open = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -159,7 +159,7 @@ class FarReplica:
             self._taken_ns[model] = min(took_ns, self._taken_ns.get(model, took_ns))
             return response
         except RefusedError:
-            self._front.slack[model] = (0.0, time.monotonic_ns())  # that is a word, too
+            self._front.slack[model] = (0.0, time.monotonic_ns())  # a refusal means no slack
             raise
         finally:
             self._sent[model] = 0
@@ -178,7 +178,7 @@ class FarReplica:
 
 
 class Replicas:
-    """``host`` is this machine's: deployments there are near."""
+    """``host``: this machine; its deployments are near."""
 
     def __init__(self, host: str, *, shared_memory: bool = True, token: str | None = None) -> None:
         self.here: dict[GpuId, Replica] = {}
@@ -191,7 +191,7 @@ class Replicas:
         self._closing: set[asyncio.Task[None]] = set()
 
     def take(self, table: RoutingTable) -> None:
-        """Route by this from now on. Who is not in it any more may still answer."""
+        """Route by this table from now on. Removed deployments may still answer open requests."""
         places = {place.gpu: place for place in table.places}
         for gpu, replica in list(self.here.items()):
             if not _same_server(places.get(gpu), replica.place):
@@ -212,8 +212,8 @@ class Replicas:
         }
 
     def candidates(self, name: str, without: frozenset[GpuId] = frozenset()) -> list[Replica]:
-        """Those whose inputs and outputs of the model are what clients are told. While a model is
-        changed into one with others, that is not everybody."""
+        """Deployments whose inputs and outputs of the model match the description for clients.
+        While a model changes, some deployments differ."""
         info = self.models.get(name)
         if info is None:
             return []
@@ -225,7 +225,7 @@ class Replicas:
         ]
 
     def choose(self, name: str, without: frozenset[GpuId] = frozenset()) -> Replica | None:
-        """Where a request for the model should go now."""
+        """The deployment for the next request for the model."""
         candidates = self.candidates(name, without)
         if len(candidates) < 2:
             return candidates[0] if candidates else None
@@ -253,11 +253,11 @@ class Replicas:
             except RefusedError as error:
                 if error.reason not in (Reason.OVERLOADED, Reason.NOT_READY):
                     raise
-                refusal = error  # it was not accepted there
+                refusal = error  # try another deployment
         raise refusal
 
     async def close(self) -> None:
-        """When what is open was answered."""
+        """Close all deployments after open requests are answered."""
         closing = [replica.close() for replica in self.here.values()]
         await asyncio.gather(*closing, *self._closing, return_exceptions=True)
 

@@ -1,8 +1,9 @@
 """HIP's entry points: a table of our own, each with the ROCm version that introduced it.
 
-All that a plan needs was there in ROCm 5.2. The table says what each function takes, so that ctypes
-converts it and a test can hold every line against the installed headers. No struct here has changed
-since 5.2, but the numbers of node kinds have. Every status passes through ``Hip.call``.
+ROCm 5.2 has all functions that a plan needs. The table holds each function's parameter types, so
+that ctypes converts arguments and a test can compare every line with the installed headers. No
+struct here has changed since 5.2, but the numbers of node kinds have. Every status passes through
+``Hip.call``.
 """
 
 from __future__ import annotations
@@ -175,7 +176,7 @@ class Hip:
         return milliseconds.value * 1e6
 
     def text(self, name: str, index: int) -> str:
-        """What a function of the device of this index writes into a buffer."""
+        """The text that a function writes into a buffer for the device ``index``."""
         buffer = ctypes.create_string_buffer(256)
         self.call(name, buffer, len(buffer), index)
         return buffer.value.decode()
@@ -189,7 +190,7 @@ class Hip:
         return name if words == name else f"{name} ({words})"
 
     def kernel_name(self, function: int) -> str:
-        """Of a node's function, which is a kernel's host symbol or a module's function."""
+        """The name of a node's kernel; ``function`` is a host symbol or a module's function."""
         found = self._library.hipKernelNameRefByPtr(function, None)
         return (found or self._library.hipKernelNameRef(function) or b"?").decode()
 
@@ -203,7 +204,7 @@ class Hip:
 
     @functools.cached_property
     def _counted_less(self) -> int:
-        """Than in ROCm 5.2, seen on a node whose kind is known."""
+        """ROCm 5.2's number of a node kind minus this library's, seen on an empty node."""
         graph = self.made("hipGraphCreate", 0)
         try:
             empty = self.made("hipGraphAddEmptyNode", graph, None, 0)
@@ -211,12 +212,12 @@ class Hip:
         finally:
             self.call("hipGraphDestroy", graph)
         if less not in (0, 1):
-            raise DeviceError(f"{self.path} counts kinds of graph nodes in a way not known here")
+            raise DeviceError(f"{self.path} numbers graph nodes in a way unknown to eclip")
         return less
 
     @contextlib.contextmanager
     def relaxed(self) -> Iterator[None]:
-        """What this thread does meanwhile neither breaks a capture nor is refused for one."""
+        """Calls of this thread in the block neither break a capture nor are refused for one."""
         mode = c_int(CAPTURE_RELAXED)
         self.call("hipThreadExchangeStreamCaptureMode", ctypes.byref(mode))
         try:

@@ -1,8 +1,8 @@
 """An AMD GPU as a device: captures in, run logs out.
 
-Plans run as segments, linear graphs launched into streams with CU masks (``devices/gpu``). Not
+Plans run as segments, linear graphs launched into streams with CU masks (``eclip/gpu``). Not
 offered: priorities (masked streams have none), turns and processes (no MPS), clusters, kernel
-records. What was shown without an AMD GPU at hand, and what was not, is in docs/amd.md.
+records. docs/amd.md lists the tests, which all ran without an AMD GPU.
 """
 
 from __future__ import annotations

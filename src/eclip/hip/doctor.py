@@ -1,4 +1,4 @@
-"""Can this host run plans on an AMD GPU, and what is missing?"""
+"""Findings on whether this host can run plans on an AMD GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An AMD GPU: HIP for what runs on it, the kernel driver's files for what it is made of.
+"""An AMD GPU: HIP runs the work, and the kernel driver's files describe the hardware.
 
 HIP does not say how many shader engines a GPU has, but the kernel driver (KFD) does, in
 /sys/class/kfd; the two are matched by the GPU's place on the PCI bus. docs/amd.md has the sources
@@ -20,7 +20,7 @@ from eclip.gpu.loop import EntryPoints
 from eclip.hip.api import LEAST, NO_DEVICE, Hip, Uuid
 
 # Up to 7 masked streams beside the default stream run side by side on an MI50 (the paper). HIP
-# gives a masked stream its own queue; others share as many as the variable says, by default 4.
+# gives a masked stream its own queue; other streams share the variable's number of queues, or 4.
 QUEUES = 8
 QUEUES_VARIABLE = "GPU_MAX_HW_QUEUES"
 # They take units from every queue behind our back; HIP shows a lane's mask without the first.
@@ -31,7 +31,7 @@ _RDNA = 10  # from this major version on, units are WGPs: two CUs each
 
 @dataclass(frozen=True)
 class Build:
-    """What a GPU is made of. A unit is a CU, or on RDNA a WGP, which is one bit of a mask, too."""
+    """A GPU's units. A unit is a CU, or on RDNA a WGP; each is one bit of a mask."""
 
     compute: str  # gfx906
     units: int
@@ -50,7 +50,7 @@ class HipGpu:
     def __init__(
         self, index: int = 0, library: Path | None = None, nodes: Path | None = None
     ) -> None:
-        """``library`` and ``nodes`` stand in for HIP and for what the kernel driver tells."""
+        """``library`` and ``nodes``: in place of HIP and of the kernel driver's files."""
         _ask_for_queues()
         self.hip = Hip(library)
         count = ctypes.c_int()

@@ -19,7 +19,7 @@ _PERIOD_S = 0.01
 
 
 class RocmSmi:
-    """What rocm-smi tells of the GPU at this place on the PCI bus."""
+    """rocm-smi's counters of the GPU at this place on the PCI bus."""
 
     def __init__(self, bus_place: str, library: Path | None = None) -> None:
         self.ours: set[int] = set()
@@ -34,7 +34,7 @@ class RocmSmi:
         return await_tick(self.energy_mj, end_ns, _PERIOD_S)
 
     def other_processes(self) -> list[int]:
-        """rocm-smi names processes with a queue on any GPU, so nobody is accused here."""
+        """Always empty: rocm-smi cannot tell which GPU a process uses."""
         return []
 
     def close(self) -> None:

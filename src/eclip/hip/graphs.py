@@ -1,10 +1,10 @@
 """Captured HIP graphs: read into rows of nodes, and built again as linear graphs.
 
-A segment is a new graph of the piece's nodes, one after another. It is not a clone that is cut, as
-on CUDA: in ROCm 5.2 nodes of a clone belong to no graph, and removing one crashes. It is linear,
-because HIP launches further branches on streams of its own, without the lane's mask; one edge too
-many is a branch to it. What HIP cannot read back (copies above all) cannot be built again: a graph
-with such a node runs as it was captured, whole and on one lane, and only if it is linear itself.
+A segment is a new graph of the piece's nodes, one after another. A segment is not a cut clone, as
+on CUDA: in ROCm 5.2 nodes of a clone belong to no graph, and removing a node crashes. Segments are
+linear, because HIP launches further branches on streams of its own, without the lane's mask; any
+extra edge counts as a branch. Nodes that HIP cannot read back (above all copies) cannot be built
+again: a graph with such a node runs as captured, whole and on one lane, and must be linear.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from eclip.hip.api import (
     MemsetParams,
 )
 
-# What HIP can read back, and so what can be built again.
+# Kinds of nodes that HIP can read back, so that they can be built again.
 _KINDS = {NODE_KERNEL: KERNEL, NODE_MEMSET: "MEMSET", NODE_EMPTY: "EMPTY"}
 _UNREADABLE = "UNREADABLE"
 
 
 class HipGraph(CapturedGraph):
-    """With the arguments of its kernels, which whoever captured it keeps alive, too."""
+    """A captured graph. The owner of the capture keeps its kernels' arguments alive."""
 
     def __init__(self, hip: Hip, raw: int) -> None:
         handles, edges = _nodes(hip, raw), _edges(hip, raw)

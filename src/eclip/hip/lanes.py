@@ -48,7 +48,7 @@ def mask_words(build: Build, mask: Mask) -> list[int]:
 
 
 def read_topology(gpu: HipGpu) -> Topology:
-    """What plans must have been made for to run here."""
+    """The topology of this GPU; plans must be made for it."""
     build = gpu.build
     units = tuple(map(len, slice_bits(build)))
     sizes = sorted({sum(units[:count]) for count in range(1, build.engines)})
@@ -64,8 +64,8 @@ def read_topology(gpu: HipGpu) -> Topology:
         memory_bytes=gpu.memory_bytes,
         context_bytes=_CONTEXT_BYTES,
         lane_bytes=_LANE_BYTES,
-        source="read from HIP and the kernel driver; contexts and lanes are assumed to take what "
-        "they took on an H200",
+        source="read from HIP and the kernel driver; the memory of contexts and lanes is assumed "
+        "as on an H200",
     )
 
 
@@ -88,7 +88,7 @@ class MaskedStreams:
         return self._make(mask)
 
     def give_back(self, mask: Mask, stream: int) -> None:
-        """One that cannot be waited for is not handed out again."""
+        """Wait for the stream and keep it for reuse. A stream that cannot be waited for is lost."""
         self.gpu.wait_for(stream)
         self._unused.setdefault(mask, []).append(stream)
 

@@ -1,6 +1,6 @@
-"""Captured graphs on lanes of masked streams: what HIP does for a session's executables.
+"""Captured graphs on lanes of masked streams: a session's executables on HIP.
 
-A lane is where an executable is launched, not where its nodes live, so none spans lanes.
+An executable is launched into a lane's stream, so no executable spans lanes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from eclip.hip.graphs import instantiate, instantiate_piece
 
 
 class HipPlacer:
-    most_executables = 1024  # each brings a queue of the host's own with it, whatever it launches
+    most_executables = 1024  # each has a queue in host memory
 
     def __init__(self, hip: Hip, streams: Sequence[int]) -> None:
         self.streams = streams

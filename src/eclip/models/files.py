@@ -23,12 +23,12 @@ class FileModel(msgspec.Struct, frozen=True):
 
 
 def name_of(service: str) -> str:
-    """What the model of a service that is served from a file is called."""
+    """The model's name for a service that is served from a file."""
     return _PREFIX + service
 
 
 def announce(models: Mapping[str, FileModel]) -> None:
-    """From now on these names stand for these files, and no others do."""
+    """Make these names, and no others, stand for these files."""
     os.environ[VARIABLE] = msgspec.json.encode(models).decode()
 
 

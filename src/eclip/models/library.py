@@ -1,8 +1,8 @@
-"""The profile library: where the profile of a model and batch comes from.
+"""The profile library: finds the profile of a model and batch.
 
-The first that exists wins: a file in the user's folders, in their order; a measured profile that
-ships with the package; a modelled one, aligned with measured ones of other batches. What comes from
-a file is for this device and this model, or refused.
+The first that exists wins: a file in the user's folders, in their order; a measured profile in the
+package; a modelled profile, aligned with measured profiles of other batches. A file for another
+device or model is refused.
 """
 
 from __future__ import annotations

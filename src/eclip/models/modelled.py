@@ -1,4 +1,4 @@
-"""Modelled profiles: what a model should cost on a device, from its architecture alone.
+"""Modelled profiles: a model's expected cost on a device, from its architecture alone.
 
 A roofline with waves. A kernel takes the longer of its arithmetic, which comes in waves of resident
 blocks, and its memory traffic, part of which L2 serves, on top of the time of the shortest
@@ -7,8 +7,8 @@ and latencies come from the calibration; the constants here belong to classes of
 one model, and were fitted to probe runs of eight models on one H200, 2026-11-15
 (tests/unit/models/test_modelled.py holds the table).
 
-Memory comes from the architecture, too: half-precision weights, and as activations the most that is
-alive at once (zoo/ops.py). Workspaces and executables are constants, assumed.
+Memory comes from the architecture, too: half-precision weights, and as activations the largest set
+of tensors alive at once (zoo/ops.py). Workspaces and executables are assumed constants.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _L2_SHARE = 0.6
 _BLOCK_BYTES, _SEGMENT_BYTES = 2 << 20, 20 << 20
 # Torch gives cuBLAS 32 MiB a stream on Hopper; as much again is assumed for cuBLASLt and cuDNN.
 _WORKSPACES_BYTES = 64 << 20
-# Assumed, and rather too much: what an executable graph takes on the device for every kernel.
+# Assumed, rather too large: device memory of an executable graph for every kernel.
 _EXECUTABLE_KERNEL_BYTES = 64 << 10
 
 
@@ -116,8 +116,8 @@ def model_profile(
 
 
 def footprint_of(tape: Tape) -> Footprint:
-    """The memory of a captured forward pass. A capture has a pool of its own, as large as the most
-    that is alive at once, in whole blocks, and a segment for what is small."""
+    """The memory of a captured forward pass. A capture has its own pool: whole blocks for the
+    largest set of tensors alive at once, and a segment for small tensors."""
     blocks = -(-tape.live_bytes // _BLOCK_BYTES)
     return Footprint(
         weights_bytes=tape.parameters * HALF,

@@ -24,7 +24,7 @@ _SHARES = (0.35, 0.30, 0.20, 0.15)
 _MEDIAN_NS, _SIGMA = 5000, 0.9  # of a kernel's time on the whole device, lognormal
 _FLOOR_NS = 1000  # the part no unit shortens
 _GAP_NS, _GAP_SPREAD_NS = 800, 800
-_BYTES_PER_NS = 3000.0  # what a memory-bound kernel moves; the others a tenth at most
+_BYTES_PER_NS = 3000.0  # of a memory-bound kernel; other kernels move a tenth at most
 _MEMORY_LIMIT = 0.4  # of the units: enough to draw all the memory can give
 _WEIGHTS_BYTES, _EXECUTABLE_BYTES = 256 << 10, 64 << 10  # of one kernel
 
@@ -84,7 +84,7 @@ def synthetic_profile(
         blocks_per_unit=tuple(resident.tolist()),
         footprint=Footprint(
             weights_bytes=kernels * _WEIGHTS_BYTES,
-            activations_bytes=batch * int(dram.max()),  # a kernel leaves what it moved
+            activations_bytes=batch * int(dram.max()),  # of the kernel with the most traffic
             workspaces_bytes=0,
             executables_bytes=kernels * _EXECUTABLE_BYTES,
             modelled=True,

@@ -1,4 +1,4 @@
-"""Recording: an unmodified command, once per lane size, to profiles of what it serves."""
+"""Recording: runs an unmodified command once per lane size and makes profiles of its models."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """Recordings of an unmodified program to profiles: one recording per lane size.
 
 A recording is libeclip's list of launches, each with its time (``native/recording.h`` has the
-lines). A request is what repeats: the shortest run of launches that most of a worker's list
-repeats. It begins where the program waited for the device longest, at all sizes taken together:
-a program may wait several times in a request, and at one size alone chance may decide which of
-them looks like the pause between two.
+lines). A request is the shortest sequence of launches that most of a worker's list repeats. A
+request begins where the program waited for the device longest, summed over all sizes: a program may
+wait several times in a request, and at a single size chance may pick the wrong wait.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _NAME_LENGTH = 60  # of a kernel in a message; names of templates have hundreds 
 
 @dataclass
 class Launches:
-    """What one worker launched, in order."""
+    """The launches of one worker, in order."""
 
     kernels: list[Kernel] = field(default_factory=list)
     blocks_per_unit: list[int] = field(default_factory=list)
@@ -54,7 +53,7 @@ class RecordedRequests:
     idle_ns: npt.NDArray[np.float64]  # per kernel: how long the program waited before it, if it did
 
     def beginning_at(self, kernel: int) -> RecordedRequests:
-        """The same requests, cut at another kernel; what is left over at the ends is lost."""
+        """The same requests, cut at another kernel. Incomplete requests at the ends are dropped."""
         if kernel == 0:
             return self
         count, period = self.busy_ns.shape
@@ -274,7 +273,7 @@ def make_profile(
         dram_bytes=none,
         l2_bytes=none,
         blocks_per_unit=aligned[0].blocks_per_unit,
-        footprint=None,  # what the program allocates is not in its launches
+        footprint=None,  # launches do not show allocations
     )
 
 

@@ -1,11 +1,11 @@
 """The flat table that libeclip dispatches from: (worker, position) → identity and lane.
 
-``native/table.cpp`` reads it. Barriers are not in it: calls that no plan knows of lie between
-kernels, so libeclip's frontier decides by where a kernel's predecessor really went. A lane that
-all workers own becomes one of each, since libeclip's lanes serve one stream at a time; a lane of
-all slices needs none, because the user's own stream is one, unless it has a priority. The variant
-for all workers active is in the kernels themselves, the others follow them. Joints are where graphs
-that the program launches may be cut.
+``native/table.cpp`` reads the table. The table has no barriers: a program makes calls between
+kernels that no plan knows, so libeclip decides by the actual lane of a kernel's predecessor. A lane
+that all workers own becomes a lane for each worker, since libeclip's lanes serve one stream at a
+time. A lane of all slices without a priority is left out, because the user's own stream serves as
+such a lane. The variant with all workers active is in the kernels' rows; the other variants follow.
+Graphs that the program launches may be cut at joints.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class WorkersBy(enum.Enum):
 
 
 def workers_by(name: str) -> WorkersBy:
-    """From what a person writes."""
+    """The WorkersBy with this name."""
     ways = {way.value: way for way in WorkersBy}
     if name not in ways:
         raise unknown_name("way to tell workers apart", name, ways)
@@ -54,7 +54,7 @@ def hash_bytes(data: bytes) -> int:
 
 
 def identity(kernel: Kernel) -> int:
-    """What a launch is recognised by: name, grid and block."""
+    """A hash of the launch's name, grid and block, by which libeclip recognises it."""
     value = hash_bytes(kernel.name.encode())
     for number in (*kernel.grid, *kernel.block):
         value = (value ^ number) * _PRIME & _WORD

@@ -1,8 +1,8 @@
-"""Running an unmodified command under libeclip, and what its processes counted.
+"""Runs an unmodified command under libeclip and reads its processes' counters.
 
 The libraries, one for each vendor's GPUs, come with the package (``make native``, or the wheel).
-One is preloaded; a table file tells it what to do. Counters are files that the processes keep
-mapped, so that they are there however a process ended.
+The vendor's library is preloaded and reads its orders from a table file. Counters are files that
+the processes keep mapped, so that they survive any end of a process.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ COUNTERS = (
 
 @dataclass(frozen=True)
 class Vendor:
-    """Whose GPU a command uses: what is preloaded, and how its driver is told of queues."""
+    """A vendor's library to preload, and its driver's variable for the number of queues."""
 
     library: str
     queues_variable: str
@@ -74,17 +74,17 @@ def vendor_of(topology: Topology) -> Vendor:
 
 
 def vendor_here() -> Vendor:
-    """By the device files of the drivers; NVIDIA where there are both or neither."""
+    """The vendor by the drivers' device files; NVIDIA if there are both or neither."""
     return AMD if Path("/dev/kfd").exists() and not Path("/dev/nvidiactl").exists() else NVIDIA
 
 
 @dataclass(frozen=True)
 class Tier:
-    """What a command is to other processes on its GPU: native/giving.h."""
+    """The tier of a command beside other processes on its GPU: native/giving.h."""
 
     service: bool  # else background
-    bound_ns: int = 0  # of a service's requests; 0: nobody knows it in time
-    floor: float = 0.0  # least part of its rate alone that background is promised
+    bound_ns: int = 0  # of a service's requests; 0: none
+    floor: float = 0.0  # least part of background's rate alone
 
     @property
     def variables(self) -> dict[str, str]:
@@ -170,10 +170,10 @@ def run_under(
     tier: Tier | None = None,
     vendor: Vendor = NVIDIA,
 ) -> CommandOutcome:
-    """Run a command with this table and wait for its end; signals go on to it.
+    """Run a command with this table and wait for its end; signals are passed on to the command.
 
-    Without a table nothing is redirected, and only its tier counts. Without a GPU, the one that the
-    command launches on first is meant.
+    Without a table nothing is redirected, and only the tier counts. Without ``gpu``, the GPU of the
+    command's first launch is meant.
     """
     if not command:
         raise UsageError("no command given; write it after --, like: eclip exec … -- python app.py")
@@ -224,11 +224,11 @@ def _without_blanks(path: Path, place: Path) -> str:
 
 
 def _run(command: Sequence[str], environment: dict[str, str]) -> tuple[int, int | None]:
-    """The command's end, and the first signal that was passed on to it.
+    """The command's exit status, and the first signal that was passed on to it.
 
-    A command in the foreground of a terminal stays in our process group: the terminal itself sends
-    its Ctrl-C to it, and it may read from the terminal. Any other gets a group of its own, to which
-    we pass on what is sent to us.
+    A command in the foreground of a terminal stays in eclip's process group: the terminal sends it
+    Ctrl-C, and the command may read from the terminal. Any other command gets its own group, and
+    eclip passes its signals on to that group.
     """
     foreground = os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
     passed_on: list[int] = []

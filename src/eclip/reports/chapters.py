@@ -1,9 +1,9 @@
-"""Chapters: what a report is given, sorted into one mix under one load on one kind of device each;
-what was measured apart from what was modelled.
+"""Chapters: the inputs of a report, sorted by mix, load and kind of device; measured and modelled
+results are in different chapters.
 
 Run logs, plans, stored comparisons and outcomes may be given, in any number. A chapter holds the
-ways of sharing that can be compared with each other, the best first. A run log that belongs to an
-entry of a comparison completes it instead of standing beside it.
+ways of sharing that can be compared with each other, the best first. A run log of an entry of a
+comparison is merged into the entry.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ NOT_RUN = "only planned, not run"
 
 class Named(NamedTuple):
     what: Given
-    file: str = ""  # where it was read; empty: it was made here
+    file: str = ""  # that it was read from; empty: not from a file
 
 
 @dataclass(frozen=True)
 class SharingWay:
-    """One way of sharing: a policy or a plan, and what is known of it."""
+    """A way of sharing: a policy or a plan, with its results."""
 
     label: str
     policy: str
     device: str
     modelled: bool
-    digest: str  # of its plan: equal plans have equal ones
+    digest: str  # of its plan: equal for equal plans
     file: str = ""
-    contest: str = ""  # when it was held; empty: it ran for itself
+    contest: str = ""  # the date of its comparison; empty: a run by itself
     plan: Plan | None = None
     log: RunLog | None = None  # of its last run
-    together: Summary | None = None  # None: it has not run
+    together: Summary | None = None  # None: not run
     runs: tuple[Summary, ...] = ()
     setting: str = ""
     trials: tuple[SettingTrial, ...] = ()
@@ -160,8 +160,8 @@ def _asked(part: Chapter) -> tuple[object, ...]:
 
 
 def _promised(mix: str) -> tuple[object, ...]:
-    """What its workers are promised, as it was written: a bound of so many times the p99 alone has
-    other ms in every run."""
+    """The promises to the workers as written in the mix: a relative bound has other ms in every
+    run."""
     try:
         workers = parse_mix(mix).workers
     except UsageError:  # it was not made from a text
@@ -288,7 +288,7 @@ def _of_plan(named: Named) -> Chapter:
 
 
 def _joined(parts: Sequence[Chapter]) -> Chapter:
-    """One chapter of all; what the first comparison says about the whole counts."""
+    """The parts as one chapter. Common facts are taken from the part with the most ways."""
     parts = sorted(parts, key=lambda part: part.load == NOT_RUN)
     first = max(parts, key=lambda part: len(part.ways))
     ways = _labelled(_completed([way for part in parts for way in part.ways]))
@@ -335,7 +335,7 @@ def _is_of(way: SharingWay, entry: SharingWay) -> bool:
 
 
 def _labelled(ways: Sequence[SharingWay]) -> list[SharingWay]:
-    """The policy, and what tells two of one policy apart: their files, devices, or dates."""
+    """The ways with distinct labels: the policy, and if needed its file, device, or date."""
     named = list(ways)
     tellers: tuple[Callable[[SharingWay], str], ...] = (
         lambda way: f" ({way.file})" if way.file else "",
@@ -363,7 +363,7 @@ def _labelled(ways: Sequence[SharingWay]) -> list[SharingWay]:
 
 
 def _differing(ways: Sequence[SharingWay]) -> list[str]:
-    """What should be equal in runs that are compared, and is not."""
+    """A warning about device, seed or duration, if they differ between the compared runs."""
     ran = [way for way in ways if way.together is not None]
     parts: dict[str, set[object]] = {
         "device": {way.device for way in ran},

@@ -22,13 +22,13 @@ from eclip.reports.labels import (
 from eclip.reports.verdict import Verdict
 
 _OVER_BOUND = "worst p99 over its bound"
-_MOST_OVER = 10.0  # times a bound; what is further over lies at the edge, or it would hide the rest
+_MOST_OVER = 10.0  # times a bound; larger values are drawn at the edge
 
 
 @dataclass(frozen=True)
 class BarCell:
     text: str
-    note: str = ""  # what it is against plain streams
+    note: str = ""  # the comparison with plain streams
     part: float | None = None  # percent of the track; None: nothing to draw
     spread: tuple[float, float] | None = None  # of its runs, in percent
     best: bool = False
@@ -190,7 +190,7 @@ def _spread(way: SharingWay, sight: Sight, scale: Scale) -> tuple[float, float] 
 
 
 def all_numbers(chapter: Chapter) -> tuple[list[str], list[list[str]]]:
-    """What the picture leaves out, as a plain table."""
+    """A table of the numbers that are not in the picture."""
     titles = ["way", "rounds", "STP, least to most", "fairness", "power, W", "switches a request"]
     rows = []
     for way in chapter.ran:
@@ -312,7 +312,7 @@ def _searched(chapter: Chapter, serving: bool) -> list[Points]:
 
 
 def _tried(chapter: Chapter, serving: bool) -> list[Points]:
-    """What was tried before the runs: settings of swept policies, finalists of a search."""
+    """The trials before the runs: settings of swept policies, finalists of a search."""
     sets = []
     for way in chapter.ran:
         tried = [
@@ -360,7 +360,7 @@ def _trial_place(chapter: Chapter, trial: Trial, serving: bool) -> tuple[float, 
 
 
 def trial_table(chapter: Chapter) -> tuple[list[str], list[list[str]]]:
-    """All settings and finalists that were tried, for those who read rather than look."""
+    """All tried settings and finalists as a table."""
     serving = bool(chapter.services)
     titles = ["tried", *(["background", _OVER_BOUND] if serving else ["STP", "STP·s/kJ"]), "note"]
     rows = []

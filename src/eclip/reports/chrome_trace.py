@@ -2,8 +2,8 @@
 
 A process per worker holds a thread per lane with the kernels on it, and the worker's requests as
 asynchronous slices, because requests may wait while others run. Where kernels were recorded, only
-requests that meet their window are exported: the rest of a long run would hide it; and none where
-the kernels come from a run of their own, since those requests were others. Process 0 is the
+requests that meet their window are exported: the rest of a long run would hide the window. If the
+kernels come from a separate run, no requests are exported, since they differ. Process 0 is the
 device with the number of occupied slices. Time 0 is the earliest moment exported, because viewers
 drop negative times, which the warm-up has. One log gives the same bytes every time.
 """

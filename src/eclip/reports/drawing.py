@@ -132,8 +132,7 @@ def axis(scale: Scale) -> Markup:
 
 
 class Points(NamedTuple):
-    """Points of one kind in a scatter chart: places, what each is, and the sign for all of them or
-    a number on each."""
+    """Points of one kind in a scatter chart: places, texts, and a common sign or a number each."""
 
     name: str  # for the legend
     sign: str  # CSS class
@@ -150,7 +149,7 @@ class Scatter:
     x_title: str
     y_title: str
     sets: Sequence[Points]
-    words: str  # what it shows, for those who cannot see it
+    words: str  # a description, for screen readers
     bound: float | None = None  # a dashed line across, at this y
 
     def __html__(self) -> str:
@@ -293,7 +292,7 @@ def _tick_texts(scale: Scale, side: str) -> Markup:
 
 
 def distribution_words(name: str, curve: Sequence[float], unit: str) -> str:
-    """For those who cannot see the strip."""
+    """The strip's description, for screen readers."""
     p50, p99 = curve if len(curve) == 2 else (curve[5], curve[9])
     longest = "" if len(curve) == 2 else f", the longest {number(curve[-1])} {unit}"
     return f"{name}: half within {number(p50)} {unit}, 99% within {number(p99)} {unit}{longest}"

@@ -51,7 +51,7 @@ def _part(growth: Growth) -> dict[str, Any]:
 
 
 def lines(growth: Growth) -> Lines:
-    """One line a mechanism; where it cannot serve the length there is none."""
+    """A line for every mechanism, with gaps at lengths that the mechanism cannot serve."""
     curves = [
         (
             name,

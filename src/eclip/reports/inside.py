@@ -1,7 +1,7 @@
 """What does the plan do? Plans as slices × time, recorded kernels, and what a smaller lane costs.
 
 The picture of a plan is drawn here. Recorded kernels and profiles are many numbers, so they go into
-the page compressed, and the page's script draws them when somebody wants to see them.
+the page compressed, and the page's script draws them on demand.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class PlannedRequest:
-    """One worker of a plan: where its request runs, over the request's time."""
+    """A worker's request in a plan: its slices over its time."""
 
     worker: int
     name: str
@@ -49,16 +49,16 @@ class PlannedRequest:
     shades: tuple[str, str]  # paths of every other group
     joints: str  # a path
     slices: int
-    words: str  # for those who cannot see the picture
+    words: str  # the picture's description, for screen readers
 
 
 @dataclass(frozen=True)
 class Inside:
-    """A way from the inside, as shown when it is chosen."""
+    """The inside of a way, shown when the way is selected."""
 
     label: str
     take: bool
-    gist: str  # what the plan does, in a sentence or two
+    gist: str  # the plan in a sentence or two
     notes: tuple[str, ...]
     data: str  # made from measured or modelled profiles
     requests: tuple[PlannedRequest, ...]

@@ -40,12 +40,12 @@ _BASELINES = ("shared", "priority", "timeslice", "mps", "model", "masks", "kerne
 
 
 def policy_words(policy: str) -> str:
-    """Nothing for a plan that somebody gave a name."""
+    """The policy in words; empty for a plan with a user's own name."""
     return _POLICIES.get(policy.removesuffix("-energy"), "")
 
 
 def is_baseline(policy: str) -> bool:
-    """What people do without us; plans of one's own are none."""
+    """True for ways of sharing without eclip; a user's own plan is no baseline."""
     return policy in _POLICIES and policy.partition("-")[0] in _BASELINES
 
 

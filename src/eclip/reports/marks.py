@@ -1,4 +1,4 @@
-"""What files of ours that are no artefacts carry, so that only they are replaced by their like."""
+"""Marks in eclip's files that are no artefacts, so that only such files are overwritten."""
 
 REPORT_MARK = b"eclip report"
 TRACE_MARK = b"traceEvents"

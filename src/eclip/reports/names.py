@@ -8,7 +8,7 @@ import re
 
 from eclip.core.trace import Trace
 
-_MOST = 90  # a line as wide as the page hides what it explains
+_MOST = 90  # letters: a longer line would be as wide as the page
 _NOISE = re.compile(r"\(anonymous namespace\)::|^void |\bat::native::|\bstd::")
 
 
@@ -38,7 +38,7 @@ def demangled(name: str) -> str:
 
 
 def _without_arguments(text: str) -> str:
-    """Up to the parenthesis at which the arguments begin: the last one that nothing encloses."""
+    """The text before its arguments: before the last parenthesis that is not nested."""
     depth = 0
     for index in range(len(text) - 1, -1, -1):
         depth += {")": 1, ">": 1, "(": -1, "<": -1}.get(text[index], 0)

@@ -1,8 +1,8 @@
-"""The report: one HTML file that needs nothing else, made for three questions.
+"""The report: one self-contained HTML file, made for three questions.
 
 Which way of sharing should I take? What does it do to each of my models? What does the plan do?
-Styles, script and data are in the file. What is modelled says so next to itself. Text from files is
-untrusted: the template escapes it, and packed data has none of HTML's signs in it.
+Styles, script and data are in the file. Modelled values are marked as modelled. Text from files is
+untrusted: the template escapes text, and packed data contains no HTML characters.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What does it do to each of my models? Every worker under every way: latency, excess, rates."""
+"""The part of the report on each model: latency, excess and rates of every worker in every way."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ModelRow:
     served: str
     overloaded: bool
     offered: str
-    share: str  # of what is served
+    share: str  # served of offered, or of the rate alone
     requests: str
     excess: Markup | str = ""
     excess_words: str = ""  # p50 and p99 of the excess
@@ -41,7 +41,7 @@ class ModelCard:
     name: str
     model: str
     words: str
-    answer: str  # what the best way does to it, against plain streams
+    answer: str  # the best way's effect on the model, against plain streams
     axis: Markup
     bound: str  # where it is, for the axis
     bound_at: float | None
@@ -150,7 +150,7 @@ def _tail_and_rate(chapter: Chapter, score: Summary, worker: int, between: str) 
 
 
 def _share(chapter: Chapter, score: Summary, worker: int) -> str:
-    """What is served: of what is offered, or else of what it serves alone."""
+    """The share that is served of the offered rate, or else of the rate alone."""
     offered, rate = score.offered_rps[worker], score.rate_rps[worker]
     if offered is None:
         return f"{percent(rate / chapter.alone_rps[worker], 0)} of alone"

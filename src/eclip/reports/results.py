@@ -1,8 +1,8 @@
 """Results as Markdown: the tables of docs/results/comparisons.md, drawn from a results file.
 
-Of several comparisons of one mix on one device under one load, the last one counts. A ratio is
-always taken inside one comparison, whose runs took turns; a mean over mixes is geometric. What a
-simulator says is in tables of its own, which say so.
+Of several comparisons of one mix on one device under one load, the last counts. A ratio is always
+taken inside a comparison, whose runs took turns; a mean over mixes is geometric. Simulated results
+are in separate tables with a mark.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def markdown(comparisons: Sequence[Comparison]) -> str:
 
 
 def replace_section(document: str, section: str) -> str:
-    """The document with what is between its marks replaced; ValueError where it has no marks."""
+    """The document with the text between its marks replaced; ValueError without marks."""
     before, begin, rest = document.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -88,7 +88,7 @@ def _load(one: Comparison) -> str:
 
 
 def _main_objective(one: Comparison) -> str:
-    """The first one; what was chosen for another has its name behind the policy's."""
+    """The first objective. Policies chosen for another objective have its name in their own."""
     return one.objective.partition(",")[0]
 
 

@@ -1,8 +1,8 @@
-"""The verdict: which way of sharing to take, in one sentence with its interval, or "not decided".
+"""The verdict: the best way of sharing, in one sentence with an interval, or "not decided".
 
-Ways are compared round by round, since those of one round ran after each other. The interval is
-Student's for the mean of the logarithms. It needs three rounds. A bound counts as kept if the whole
-interval of the p99 lies below it.
+Ways are compared round by round, since runs of a round follow each other closely. The interval is
+Student's for the mean of the logarithms, and needs three rounds. A bound counts as kept if the
+whole interval of the p99 lies below the bound.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from eclip.reports.chapters import Chapter, SharingWay
 from eclip.reports.labels import count, is_baseline, listed, number, percent
 
 FEWEST_ROUNDS = 3
-_MUCH_LESS = 0.9  # of the rate under plain streams: who gets less is named
+_MUCH_LESS = 0.9  # of the rate under plain streams: models with less are named
 # Student's t for a 95% interval by degrees of freedom; beyond the last it hardly changes.
 _STUDENT = (
     *(12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23),
     *(2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09, 2.09),
 )
-# What it means that a value is 0 in a round, by the aim.
+# The meaning of a value of 0 in a round, by the aim.
 _NOTHING = {
     "throughput": "no request completed",
     "energy": "no energy was measured",
@@ -39,7 +39,7 @@ class Verdict:
     sentence: str
     decided: bool
     take: SharingWay | None = None  # the best way, decided or not; None: nothing ran
-    baseline: SharingWay | None = None  # the best one that is not plain streams
+    baseline: SharingWay | None = None  # the best baseline besides plain streams
 
 
 def judge(chapter: Chapter) -> Verdict:
@@ -54,7 +54,7 @@ def judge(chapter: Chapter) -> Verdict:
 
 
 def _same_as(take: SharingWay | None, ran: Sequence[SharingWay]) -> str:
-    """Who did the same and so is no rival; said of some, not where it is said of all."""
+    """A sentence on the ways whose plan is identical to ``take``'s; empty if none or all are."""
     same = [way.label for way in ran if take and way is not take and way.digest == take.digest]
     if take is None or not same or len(same) == len(ran) - 1:
         return ""
@@ -62,10 +62,9 @@ def _same_as(take: SharingWay | None, ran: Sequence[SharingWay]) -> str:
 
 
 def compared(mine: SharingWay, theirs: SharingWay, value: Value) -> PairedRatio | None:
-    """The ratio of their values, with its interval; None: too few rounds that both ran in, or one
-    gave nothing."""
+    """The ratio of their values, with its interval; None: too few common rounds, or a 0."""
     if not mine.contest or mine.contest != theirs.contest:
-        return None  # their rounds were not the same ones
+        return None  # no common rounds
     pairs = list(zip(mine.runs, theirs.runs, strict=False))
     ours, others = ([value(pair[side]) for pair in pairs] for side in (0, 1))
     if len(pairs) < FEWEST_ROUNDS or min(*ours, *others) <= 0:
@@ -104,7 +103,7 @@ def _judge_most(chapter: Chapter, ran: Sequence[SharingWay]) -> Verdict:
 
 
 def _who_pays(chapter: Chapter, best: SharingWay, plain: SharingWay | None) -> str:
-    """Models that get much less than under plain streams; throughput is of all together."""
+    """A sentence on models that get much less than under plain streams."""
     if plain is None or plain.together is None or best.together is None:
         return ""
     pairs = zip(chapter.workers, best.together.rate_rps, plain.together.rate_rps, strict=True)
@@ -117,7 +116,7 @@ def _who_pays(chapter: Chapter, best: SharingWay, plain: SharingWay | None) -> s
 
 
 def _unsure(mine: SharingWay, theirs: SharingWay, nothing: str) -> str:
-    """Why their ratio is not known; ``nothing``: what a value of 0 means."""
+    """The reason why their ratio is not known; ``nothing``: the meaning of a value of 0."""
     rounds = min(len(mine.runs), len(theirs.runs))
     if rounds < FEWEST_ROUNDS:
         return f"{count(rounds, 'round')} cannot tell a gain from chance; run at least three"
@@ -215,7 +214,7 @@ def _judge_services(chapter: Chapter, ran: Sequence[SharingWay]) -> Verdict:
 
 
 def _doubt(chapter: Chapter, best: SharingWay, second: SharingWay) -> str | None:
-    """Why it is not certain that one gives background more than the other; None: it is."""
+    """The reason why background's gain under ``best`` is not certain; None: the gain is certain."""
     if not any(chapter.weights):
         return "and nothing else tells them apart"
     ratio = compared(best, second, chapter.background)
@@ -254,7 +253,7 @@ def _tails(chapter: Chapter, way: SharingWay, *, interval: bool = True) -> str:
 
 
 def _starved(chapter: Chapter, way: SharingWay) -> str:
-    """``; vgg19 gets 76.6% of its rate alone, at least 90.0% wanted``: who is below a floor"""
+    """``; vgg19 gets 76.6% of its rate alone, at least 90.0% wanted``: missed floors"""
     if way.together is None:
         return ""
     short = floors_over_served(way.together, chapter)

@@ -27,8 +27,8 @@ def write_report(
     trace: Path | None = None,
     case: Case | None = None,
 ) -> Path:
-    """``trace``: also a Chrome trace of the last run log, here. ``case``: whose profiles name the
-    kernels; without one every plan's own."""
+    """``trace``: a file for a Chrome trace of the last run log. ``case``: its profiles name the
+    kernels; the default is every plan's own case."""
     wanted = [given] if isinstance(given, Reportable) else given
     named = [one for item in wanted for one in _read(item)]
     profiles = _profiles(named, case)
@@ -36,14 +36,14 @@ def write_report(
     if trace is not None:
         logs = [log for one in named for log in _logs(one.what)]
         if not logs:
-            raise UsageError("a trace is of a run log; give one")
+            raise UsageError("a trace needs a run log; give one")
         traces = {model: profile.trace for model, profile in profiles.items()}
         store.save_export(trace, chrome_trace.export(logs[-1], traces), TRACE_MARK)
     return path
 
 
 def _read(item: Reportable) -> list[Named]:
-    """What a file holds, named by it; a results file holds any number of comparisons."""
+    """The contents of a file, with its name; a results file holds any number of comparisons."""
     if not isinstance(item, str | Path):
         return [Named(item)]
     path = Path(item)
@@ -71,7 +71,7 @@ def _plans(what: Given) -> Iterable[Plan]:
 
 
 def _profiles(named: Sequence[Named], case: Case | None) -> dict[ModelKey, Profile]:
-    """Of every plan: a search may have chosen other kernels than the other policies had."""
+    """The profiles of every plan: a search may have chosen other kernels than other policies."""
     found: dict[ModelKey, Profile] = {}
     for what in (one.what for one in named):
         known = case or (what.case if isinstance(what, Outcome) else None)

@@ -23,7 +23,7 @@ from eclip.rig.rig import Stand
 
 DEFAULT_REQUESTS = 2000
 _FEWEST_PER_WORKER = 0.1  # of all requests: a p99 of a few requests says nothing
-_ROOM = 1.1  # so that chance, and requests unfinished at the end, leave at least as many as asked
+_ROOM = 1.1  # more requests than wanted, since some may be unfinished at the end
 
 
 class Arrivals:
@@ -119,5 +119,5 @@ def at_rates(mix: Mix, rates: Sequence[float | None]) -> Mix:
 
 
 def long_enough(rates: Sequence[float], requests: int) -> float:
-    """Seconds for so many requests of all workers, and a tenth as many of the slowest one."""
+    """Seconds for ``requests`` of all workers together, and a tenth of that of the slowest."""
     return _ROOM * max(requests / sum(rates), _FEWEST_PER_WORKER * requests / min(rates))

@@ -45,7 +45,7 @@ from eclip.rig.rounds import rotation
 
 # Of background alone, at least: a GPU may go above its power limit for a quarter of a second.
 _BACKGROUND_SECONDS = 1.0
-_EVERYBODY = -1  # who runs, where it is not one worker
+_EVERYBODY = -1  # in place of a worker: all workers
 
 
 class Stand(Closing):
@@ -65,7 +65,8 @@ class Stand(Closing):
 
     @property
     def alone_rps(self) -> tuple[float, ...]:
-        """Of every worker, the median of all measurements; measured now if never before."""
+        """Every worker's rate alone, the median of all measurements; measured now if there are
+        none."""
         if not self._alone:
             self.measure_alone()
         return tuple(statistics.median(rates) for rates in zip(*self._alone, strict=True))
@@ -76,11 +77,11 @@ class Stand(Closing):
         self._alone.append(alone_rates(self.device, profiles, self._sources(kind, profiles)))
 
     def prepare(self) -> None:
-        """Make what the case's own workers run from, which takes seconds on a GPU."""
+        """Make the executables of the case's workers, which takes seconds on a GPU."""
         self._sources(self.device.source_kind(self.plain.sharing), self.case.profiles)
 
     def open(self, plan: Plan, *, brief: bool = False) -> Session:
-        """A session of the plan; ``brief``: for runs so short that to open it fast counts."""
+        """A session of the plan; ``brief`` opens faster, for short runs."""
         profiles = self.profiles_of(plan)
         check_memory(memory_of_plan(plan, self.device.topology), "the plan")  # before any capture
         program = lower(plan, [profile.trace for profile in profiles])
@@ -93,7 +94,7 @@ class Stand(Closing):
         return self.device.start(plans, jobs)
 
     def run(self, session: Session, plan: Plan, load: Load, window: Window) -> RunLog:
-        """A run of the plan's session, with the plan as it is called here and the rates alone."""
+        """A run of the session. Its log gets ``plan`` and the rates alone."""
         alone_rps = self.alone_rps  # before: a stop request must not cost the run
         log = session.run(load, window)
         return msgspec.structs.replace(log, plan=plan, alone_rps=alone_rps)
@@ -122,7 +123,7 @@ class Stand(Closing):
         return [self._profiles[model] for model in plan.models]
 
     def _sources(self, kind: SourceKind, profiles: Sequence[Profile]) -> list[Any]:
-        """One for every worker, made when first asked for: a capture has buffers of its own."""
+        """A source for every worker, made at first use: a capture has its own buffers."""
         for worker, profile in enumerate(profiles):
             key = (kind, worker, profile.model)
             if key not in self._made:
@@ -132,7 +133,7 @@ class Stand(Closing):
 
 @dataclass(frozen=True)
 class Beside:
-    """Runs with the same arrivals: everybody, and every service alone."""
+    """Runs with the same arrivals: of all workers, and of every service alone."""
 
     shared: RunLog
     alone: dict[int, RunLog]  # by the service's place in the plan
@@ -147,10 +148,10 @@ def run_beside_alone(
     progress: Progress | None = None,
     alone_in: Session | None = None,  # services are alone in this session instead
 ) -> list[Beside]:
-    """Rounds of a plan's session. In each, everybody runs once, every service runs alone with the
+    """Rounds of a plan's session. A round runs all workers together, every service alone with the
     same arrivals, and every closed loop alone for its rate; each round has another order.
 
-    The logs' rates alone are of this session. Of a stop request only whole rounds are left.
+    The logs' rates alone are of this session. After a stop request only whole rounds are returned.
     """
     progress = progress or Progress()
     profiles = stand.profiles_of(plan)
@@ -175,7 +176,7 @@ def run_beside_alone(
             progress.part(done / (len(runs) * len(loads)))
     whole = logs[: done // len(runs)]
     if not whole:
-        raise StoppedError("stopped before everybody had run beside the others and alone")
+        raise StoppedError("stopped before the first round of runs together and alone was complete")
     alone_rps = tuple(statistics.median(rates[w]) for w in plan.everyone)
     return [_beside(of_round, plan, alone_rps) for of_round in whole]
 

@@ -1,10 +1,10 @@
 """Rounds: several sessions run in turns, so that clocks and temperature treat them alike.
 
-Every session runs once a round. Over as many rounds as there are sessions each has had every place
-once, and nobody keeps coming after the same one: at its power limit a GPU makes a session pay for
-the one before it, which no number of rounds averages out if that is always the same. (Williams'
-design for carry-over effects; exact where sessions are even in number, where they are odd a session
-comes after the same one at most twice.)
+Every session runs once a round. Over n rounds of n sessions, each session has had every place once,
+and its predecessors differ. At its power limit a GPU makes a session pay for its predecessor, and
+no number of rounds averages that out if the predecessor is always the same. (Williams' design for
+carry-over effects: exact for an even number of sessions; for an odd number a session has the same
+predecessor at most twice.)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Trials: what plans give on a device under the mix's load, each run for a moment.
+"""Trials: scores of plans by short runs on a device under the mix's load.
 
-This is ``evaluate`` of a search that goes on on the device itself, and of sweeps. What was tried is
-not tried again; a plan that the device refuses, or that comes after a stop request, gives nothing.
+A search on the device, and sweeps, use Trials as ``evaluate``. A plan that was tried is not run
+again. A plan that the device refuses, or that comes after a stop request, scores ``nothing``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Trials:
         progress: Progress | None = None,
     ) -> None:
         self.seconds = window.seconds  # of one run
-        self.refused: EclipError | None = None  # why, the last time that a plan was
+        self.refused: EclipError | None = None  # the reason of the last refusal
         self._stand = stand
         self._load = load_of_mix(mix or stand.case.mix, window.seconds, window.warmup_seconds, seed)
         self._window = window
@@ -44,7 +44,7 @@ class Trials:
 
     @property
     def stopped(self) -> bool:
-        """A stop was asked for: what is not known yet gives nothing."""
+        """True after a stop request: plans that were not tried score ``nothing``."""
         return self._progress.stopped
 
     def __call__(self, plans: Sequence[Plan]) -> list[Score]:
@@ -75,12 +75,12 @@ class Trials:
 
 
 def nothing(workers: int) -> Score:
-    """What a plan gives that did not run."""
+    """The score of a plan that did not run."""
     return Score((0.0,) * workers, 0.0, (math.inf,) * workers)
 
 
 def score_of(log: RunLog) -> Score:
-    """Of a short run. Workers that are always busy have their rates between completions."""
+    """The score of a short run. Rates of closed-loop workers are taken between completions."""
     measures = measure(log)
     rates = [worker.rate_rps for worker in measures.workers]
     for index, steady in enumerate(steady_rates(log)):

@@ -58,11 +58,10 @@ def measure(
     seed: int,
     progress: Progress,
 ) -> Observations:
-    """Measure what joints cost the background of every pair, then runs of the mixes until each has
-    this many or the time is over.
+    """Measure the cost of joints for every pair, then ``runs`` of each mix within ``budget_s``.
 
-    Every run is in the file as soon as it is measured. Mixes share the time evenly; what one leaves
-    goes to those after it.
+    Every run is written to the file at once. Mixes share the time evenly; time that a mix leaves
+    over goes to the next mixes.
     """
     kept = _begin(device, cases, path)
     begin = time.monotonic()
@@ -192,7 +191,7 @@ def fit_observations(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Fit:
-    """The simulator's constants, fitted to stored runs; what is not fitted is the base's."""
+    """The simulator's constants, fitted to stored runs; constants not fitted are the base's."""
     progress = progress or Progress()
     if not observed.runs:
         raise UsageError("there are no runs to fit; measure longer: --budget")

@@ -1,21 +1,21 @@
 """Fitting the simulator's constants to runs that were measured.
 
-``Replay`` simulates observed runs; ``fit`` finds the constants with which the simulation agrees
-best and says how large the error is on runs, and on whole mixes, that a fit has not seen.
+``Replay`` simulates observed runs; ``fit`` finds the constants with the least error, and reports
+the error on held-out runs and on held-out mixes.
 
-What is fitted: the four constants of ``Interference`` to the workers' rates, by a pattern search;
+The four constants of ``Interference`` are fitted to the workers' rates, by a pattern search;
 ``idle_w`` to the power, and ``launch_ns`` to the rates alone, both exactly. Barrier and switch
-costs are not: only plans without switches are used. The runs with switches in the H200's file were
-measured while workers still fell into lock-step (docs/results/lanes.md), which the model does not
-know; fitted to them, its constants would stand for that. A run whose workers had kernels for fewer
-units is one like any other: these kernels have profiles of their own.
+costs are not fitted, and only plans without switches are used. The H200's runs with switches were
+measured while workers still fell into lock-step (docs/results/lanes.md), an effect that is not in
+the model and would distort the constants. Runs with kernels for fewer units are used like all
+others: these kernels have their own profiles.
 
-Everything is deterministic. The search walks a lattice in log space that always begins at the same
-point, so fits to different runs meet at the same points, whose simulations are kept; and no fit
-begins at constants that a former fit learnt from runs it must not see. That point itself, and the
-form of the model, were chosen with the H200's runs in view, so errors on held-out parts of those
-are a little kind. The search is local, and constants can stand in for each other (presence for
-pressure, cohabit for crowding): from other points it ends at others, with much the same error.
+Everything is deterministic. The search walks a lattice in log space from a constant start, so fits
+to different runs share the simulations of common points, and no fit starts from constants that an
+earlier fit learnt from held-out runs. The start, and the form of the model, were chosen with the
+H200's runs in view, so errors on its held-out runs are a little too small. The search is local, and
+constants can replace each other (presence and pressure, cohabit and crowding): other starts end at
+other constants, with much the same error.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _SPACING = 2**0.5
 _REACH = 12  # spacings from the start: a factor of 64 up and down
 _REQUESTS = 12  # of the worker with the longest, were it alone
 _LEAST_NS = 10e6
-_HELD_OUT = 4  # one in so many mixes, and of the others' runs
+_HELD_OUT = 4  # a quarter of the mixes, and of the other mixes' runs
 _FEWEST = 8  # runs: two for every constant that is searched
 
 
@@ -82,7 +82,7 @@ class Fit:
     seen: Errors  # of a fit to a part of the runs: on this part, ...
     held_runs: Errors  # ... on other runs of the same mixes
     held_mixes: Errors  # ... and on mixes of which it saw nothing
-    left_out: dict[str, Errors]  # per mix: of a fit to all the others
+    left_out: dict[str, Errors]  # per mix: of a fit to all other mixes
     switching: Errors  # of the calibration on runs with switches, which no fit uses
     pairs: int = 0  # whose joints its costs of joints come from; 0: they are not fitted
 
@@ -277,8 +277,8 @@ class _Search:
     def _with_idle_w(self, calibration: Calibration, indices: Sequence[int]) -> Calibration:
         """``idle_w`` changes no rate, and the power of a run is linear in it: power = a + b·idle_w.
 
-        So the sum of relative errors is lowest where one of them is 0. (b is below 0 where more
-        than one worker runs on average: what one of them draws above idle was measured alone.)
+        So the sum of relative errors is lowest where one error is 0. (b is below 0 if more than one
+        worker runs on average: each worker's power above idle was measured alone.)
         """
 
         def power_at(idle_w: float) -> Floats:
@@ -289,7 +289,7 @@ class _Search:
         measured = np.array([self._replay.runs[index].power_w for index in indices])
         a = power_at(0.0)
         b = power_at(1.0) - a
-        # Not more than any request alone draws: from there on it is no longer linear.
+        # At most the least power of a request alone: above that the power is not linear.
         most = min(map(_least_w, self._replay.profiles.values()))
         candidates = np.clip((measured - a)[b != 0] / b[b != 0], 0.0, most)
         if len(candidates) == 0:
@@ -306,13 +306,13 @@ def _least_w(profile: Profile) -> float:
 
 
 def _moved(point: Point, axis: int, way: int) -> Point | None:
-    """So much further along the axis, unless that is out of reach."""
+    """The point ``way`` further along the axis; None if out of reach."""
     there = point[axis] + way
     return (*point[:axis], there, *point[axis + 1 :]) if abs(there) <= _REACH else None
 
 
 def _launch_ns(replay: Replay) -> int:
-    """What a request alone takes besides its kernels: the middle of all models."""
+    """The time of a request alone besides its kernels: the median over all models."""
     extra = {}
     for run in replay.runs:
         for model, rate in zip(run.models, run.alone_rps, strict=True):

@@ -1,9 +1,9 @@
-"""What joints cost: measured on a device, for pairs of a service and background work.
+"""The cost of joints, measured on a device for pairs of a service and background work.
 
 Three sessions run in turns: plain streams, stretches launched one ahead (depth 2), and stretches
-each launched when the one before was seen to end (depth 1). Nobody gives way there, so what a
-request of the background takes longer is the price of its joints. In a fourth session background
-yields, and its kernel records tell how soon after the service it goes on.
+each launched after the end of the one before (depth 1). No worker yields there, so the extra time
+of a background request is the cost of its joints. In a fourth session background yields, and its
+kernel records show the time from the service's end to the next kernel of background.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _ARRIVALS = 12  # of the service, so far apart that background is back at work b
 
 
 def pair_of(case: Case) -> Mix:
-    """The shortest request of a case as a service beside the longest as background. Its rate and
-    bound mean nothing: it has arrivals of its own, and all that counts is that it is served."""
+    """The shortest request of a case as a service beside the longest as background. The service's
+    rate and bound have no effect: the measurement uses its own arrivals."""
     ordered = sorted(case.profiles, key=lambda profile: profile.request_ns[-1])
     return parse_mix(f"{ordered[0].model}@1rps/9x,{ordered[-1].model}@background")
 
 
 def observe_joints(stand: Stand) -> ObservedJoints:
-    """Measure what the joints of the pair's background cost it."""
+    """Measure the cost of the joints of the pair's background."""
     profiles = stand.case.profiles
     plain = unpartitioned(stand.case.topology, profiles, stand.case.mix)
     yielding = _with_joints(plain, profiles, JointRules(depth=1))
@@ -53,7 +53,7 @@ def observe_joints(stand: Stand) -> ObservedJoints:
     if joints is None or not joints.at:
         raise DeviceError(
             f"a request of {profiles[BACKGROUND].model} is shorter than a stretch, so it has no "
-            f"joints; measure a mix with a longer one"
+            f"joints; measure a mix with a longer request"
         )
     ignoring = [
         _with_joints(plain, profiles, JointRules(yields=None, depth=depth)) for depth in (2, 1)
@@ -71,7 +71,7 @@ def observe_joints(stand: Stand) -> ObservedJoints:
 
 
 def costs_with_joints(costs: Costs, observed: Sequence[ObservedJoints]) -> Costs:
-    """The costs with those of joints as they were observed: the median over the pairs."""
+    """The costs, with the observed costs of joints: the median over the pairs."""
     if not observed:
         return costs
     behind = [(pair.deep_ns - pair.plain_ns) / pair.joints for pair in observed]
@@ -98,7 +98,7 @@ def _with_joints(plain: Plan, profiles: Sequence[Profile], rules: JointRules) ->
 
 
 def _requests_ns(stand: Stand, plans: Sequence[Plan]) -> list[float]:
-    """What a request of the background takes in each plan with the service idle."""
+    """The time of a background request in each plan while the service is idle."""
     profiles = stand.case.profiles
     rates: list[list[float]] = [[] for _ in plans]
     with contextlib.ExitStack() as stack:
@@ -109,7 +109,7 @@ def _requests_ns(stand: Stand, plans: Sequence[Plan]) -> list[float]:
 
 
 def _resume_ns(stand: Stand, plan: Plan) -> float:
-    """From the end of the service's request to the next kernel of background that yielded."""
+    """The time from the end of the service's request to the next kernel of yielding background."""
     service, background = stand.case.profiles
     apart_ns = 3 * (service.request_ns[-1] + background.request_ns[-1])
     arrivals = np.arange(_ARRIVALS, dtype=np.int64) * apart_ns + apart_ns
@@ -130,7 +130,7 @@ def _gaps_ns(profile: Profile) -> npt.NDArray[np.float64]:
 
 
 def _pauses_ns(log: RunLog) -> Iterator[float]:
-    """After every request of the service that background was waiting for."""
+    """The pause of background after every request of the service."""
     kernels = log.kernels
     worker, position = np.array(kernels.worker), np.array(kernels.position)
     start, end = np.array(kernels.start_ns), np.array(kernels.end_ns)

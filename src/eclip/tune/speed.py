@@ -76,7 +76,7 @@ def bench_solver() -> list[Claim]:
 
 
 def bench_search() -> list[Claim]:
-    """What one candidate of a search costs: exact planning, the plan, its simulation."""
+    """The time for one candidate of a search: exact planning, the plan, its simulation."""
     device = store.load_builtin("h200", Topology)
     calibration = store.load_builtin("h200", Calibration)
 

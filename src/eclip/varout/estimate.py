@@ -37,7 +37,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     tail: float  # the same at the length that 99% do not exceed
     overflow: float  # share of requests longer than the capacity
     memory_bytes: int
-    cost: float  # what was minimised: expected time and the price of the memory
+    cost: float  # the minimised sum of expected time and the price of the memory
 
 
 def choose(
@@ -91,7 +91,7 @@ def _check_bound(lengths: Lengths, inputs: int, largest_ratio: float | None) -> 
 
 
 def _thinned(values: Array) -> Array:
-    """At most so many of rising values, evenly, the last among them."""
+    """At most ``_MOST_VALUES`` of the rising values, evenly spaced, including the last."""
     count = len(values)
     kept = np.unique(np.linspace(0, count - 1, min(count, _MOST_VALUES)).astype(np.int64))
     return values[kept]

@@ -22,7 +22,7 @@ from eclip.varout.mechanisms import Mechanism
 
 Floats = npt.NDArray[np.float64]
 MOST_THREADS = 1 << 18  # of a kernel that takes outputs; for longer buffers they take turns
-_SECTOR = 8  # words of 4 bytes in what memory moves at once
+_SECTOR = 8  # words of 4 bytes that memory moves at once
 
 
 def time_ns(stage: GpuStage, mechanism: Mechanism, capacity: int, length: int) -> float | None:
@@ -35,7 +35,7 @@ def time_ns(stage: GpuStage, mechanism: Mechanism, capacity: int, length: int) -
 def times_ns(
     stage: GpuStage, mechanism: Mechanism, capacity: int, lengths: npt.ArrayLike
 ) -> Floats | None:
-    """The same for many lengths at once."""
+    """``time_ns`` for many lengths at once."""
     words = np.asarray(lengths, dtype=np.float64)
     if capacity < 1 or (words < 0).any():
         raise UsageError(
@@ -46,8 +46,8 @@ def times_ns(
 
 
 def buffer_bytes(stage: GpuStage, mechanism: Mechanism, capacity: int, longest: int) -> int:
-    """What the mechanism keeps allocated for this stage alone. An arena must hold what exceeds the
-    capacity of the longest output there can be; if nothing bounds that, of the ``longest`` seen."""
+    """The memory that the mechanism allocates for this stage alone. An arena must hold the excess
+    of the longest possible output over the capacity; without a limit, of the ``longest`` seen."""
     if mechanism is Mechanism.MERGE:
         return 0
     words = capacity
@@ -59,11 +59,11 @@ def buffer_bytes(stage: GpuStage, mechanism: Mechanism, capacity: int, longest: 
 
 
 def at_inputs(stages: Sequence[GpuStage], inputs: int) -> GpuStage:
-    """The stage for so many inputs, from those measured at other sizes.
+    """The stage for ``inputs`` inputs, from measurements at other sizes.
 
-    Between two sizes the time of a request with the same share of outputs and capacity is taken as
-    linear in the inputs, which makes what is per element a weighted mean; beyond the sizes measured
-    the nearest one's constants hold.
+    Between two sizes the time of a request with the same share of outputs and capacity is assumed
+    linear in the inputs, so constants per element are weighted means. Beyond the measured sizes the
+    constants of the nearest size hold.
     """
     ordered = sorted(stages, key=lambda one: one.inputs)
     above = next((at for at, one in enumerate(ordered) if one.inputs > inputs), len(ordered))
@@ -90,22 +90,22 @@ _PER_ELEMENT = (
 
 
 def _sectors(stage: GpuStage, length: Floats) -> Floats:
-    """Sectors of the data that hold at least one of so many outputs, spread evenly: the first
-    outputs touch a sector each, the last ones find theirs touched already."""
+    """Sectors of the data that hold at least one output, with ``length`` outputs spread evenly: the
+    first outputs touch a new sector each, the last outputs do not."""
     share = np.minimum(1.0, length / stage.inputs)
     found: Floats = stage.inputs / _SECTOR * (1 - (1 - share) ** _SECTOR)
     return found
 
 
 def _work(stage: GpuStage, length: Floats) -> Floats:
-    """Of producer and consumer, each output written and read once. The first one has the consumer
-    wait for an index, a value and a store, which all others share."""
+    """The time of producer and consumer, with each output written and read once. For the first
+    output the consumer waits for an index, a value and a store; later outputs share this wait."""
     each = (stage.write_ns + stage.consume_ns) * length + stage.first_ns * (length > 0)
     return stage.produce_ns * stage.inputs + each + stage.touch_ns * _sectors(stage, length)
 
 
 def _idle(stage: GpuStage, room: float, length: Floats) -> Floats:
-    """Of the consumer's threads that find nothing to do."""
+    """The time of the consumer's idle threads."""
     found: Floats = stage.idle_ns * np.maximum(0.0, min(room, MOST_THREADS) - length)
     return found
 
@@ -129,7 +129,7 @@ def _spill(stage: GpuStage, capacity: float, length: Floats) -> Floats | None:
 
 
 def _reread(stage: GpuStage, first: float, length: Floats) -> Floats:
-    """Reading inputs again for the outputs after the first so many."""
+    """The time for reading inputs again for the outputs after the first ``first``."""
     again: Floats = np.maximum(0.0, 1 - first / np.maximum(length, 1.0))
     return stage.resume_ns * stage.inputs * again
 
@@ -142,9 +142,9 @@ def _swap(stage: GpuStage, capacity: float, length: Floats) -> Floats | None:
 
 
 def _double(stage: GpuStage, half: float, first: float, length: Floats) -> Floats:
-    """The first ``first`` words are produced before the loop; each turn drains what the last one
-    filled while it fills up to ``half`` more; what is filled last is drained after the loop. Where
-    both halves are full when the loop begins, its first turn can only drain."""
+    """The time with two half-buffers. The first ``first`` words are produced before the loop; each
+    turn drains one half while it fills the other; the last half is drained after the loop. If both
+    halves are full when the loop begins, its first turn only drains."""
     fills = np.maximum(0.0, np.ceil((length - first) / half))
     turns = fills + (fills > 0) if first > half else fills
     base = 2 * stage.node_ns + stage.guard_ns + turns * stage.double_round_ns
@@ -190,7 +190,7 @@ _FORMS: dict[Mechanism, Callable[[GpuStage, float, Floats], Floats | None]] = {
 
 @dataclass(frozen=True)
 class Sample:
-    """One measured point of a stage."""
+    """A measured point of a stage."""
 
     mechanism: Mechanism
     capacity: int
@@ -198,9 +198,9 @@ class Sample:
     time_ns: float
 
 
-# What each group of samples settles, once what stands before it is known. The producer's time for
-# no output and the node's own cannot be told apart at one size, so ``node_ns`` is measured apart,
-# and so is a merged kernel's.
+# The constants fitted to each group of samples, in this order. The producer's time without output
+# and the node's own time cannot be separated at one size, so ``node_ns`` is measured separately,
+# like a merged kernel's.
 _STEPS: tuple[tuple[tuple[Mechanism, ...], tuple[str, ...]], ...] = (
     ((Mechanism.EXACT,), ("produce_ns", "first_ns", "write_ns", "touch_ns")),
     ((Mechanism.MAXIMUM,), ("idle_ns",)),
@@ -226,8 +226,8 @@ def fit(
 ) -> GpuStage:
     """Constants from measured points of every mechanism.
 
-    ``consume_share`` is the consumer's part of the time per output; it matters only to what may
-    overlap. Relative errors are minimised, so that short requests count as much as long ones.
+    ``consume_share`` is the consumer's part of the time per output, which matters only for overlap.
+    Relative errors are minimised, so that short and long requests count equally.
     """
     nothing: dict[str, float | None] = dict.fromkeys(GpuStage.__struct_fields__, 0.0)
     known = {
@@ -256,7 +256,7 @@ def fit(
 
 
 def _settle(stage: GpuStage, samples: Sequence[Sample], names: tuple[str, ...]) -> GpuStage:
-    """Least squares for some constants within their bounds, with the others as they are."""
+    """Least squares for ``names`` within their limits; the other constants stay."""
     free = list(names)
     while free:
         base = [_predict(stage, one) for one in samples]
@@ -274,7 +274,7 @@ def _settle(stage: GpuStage, samples: Sequence[Sample], names: tuple[str, ...]) 
         norms[norms == 0] = 1
         found = np.linalg.lstsq(matrix / norms, wanted, rcond=None)[0] / norms
         values = dict(zip(free, found.tolist(), strict=True))
-        # What is out of its bounds stays at the bound, and the others are settled again.
+        # A constant beyond a limit stays at the limit, and the others are fitted again.
         if values.get("overlap", 0.0) > 1:
             stage = msgspec.structs.replace(stage, overlap=1.0)
             free.remove("overlap")

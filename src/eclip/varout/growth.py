@@ -1,4 +1,4 @@
-"""Growth of the interval against the actual A, on either kind of machine, and who wins where."""
+"""Growth of the interval with the actual A, on either kind of machine, and the best mechanism."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def compare(
 
 
 def _allocated(machine: Machine, wanted: float | None) -> float:
-    """The A to allocate for: what was asked, the machine's own, or a sixteenth of the most."""
+    """The A to allocate for: ``wanted``, the machine's own, or a sixteenth of the largest."""
     if wanted is not None:
         if not wanted > 0:
             raise UsageError(f"the allocated A must be more than 0, not {wanted:g}")

@@ -1,7 +1,7 @@
-"""The mechanisms by name, which bound each can serve, and when two kernels may be merged.
+"""The mechanisms by name, their largest lengths, and the conditions for merging two kernels.
 
-Every mechanism but ``EXACT`` allocates a guess and handles the rest at run time; ``EXACT`` is the
-baseline that knew the length beforehand, which no program can.
+Every mechanism but ``EXACT`` allocates a guess and handles the rest at run time. ``EXACT`` is the
+baseline that knows the length beforehand, which no program can.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WORDS = {
 
 @dataclass(frozen=True)
 class StreamKernel:
-    """A node of a stream graph. What it reads and writes are streams, by name."""
+    """A node of a stream graph. The node reads and writes streams, by name."""
 
     name: str
     reads: tuple[str, ...]

@@ -3,8 +3,8 @@
 One iteration runs the producer and the consumer of a strip on the clusters, one after the other,
 while the memory loads the next strip's input and stores the previous strip's output; it ends when
 both have ended. A transfer of k words holds the memory for k / words_per_cycle and has arrived a
-latency later; what a mechanism asks of the memory goes before the loads and stores of the loop.
-A result of None says that the mechanism cannot serve this length at all.
+latency later; a mechanism's own transfers go before the loads and stores of the loop. A result of
+None means that the mechanism cannot serve this length.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def growth(machine: StreamProcessor, mechanism: Mechanism, ratio: float) -> floa
 
 
 def _whole(parts: float) -> int:
-    """How many whole parts it takes; what is one too many by a rounding error is not."""
+    """The number of whole parts, with a tolerance for rounding errors."""
     return math.ceil(parts * (1 - _ROUNDING))
 
 
 def _loop(machine: StreamProcessor, ratio: float, compute: float, extra_words: float) -> float:
-    """The iteration of a strip: whichever of clusters and memory takes longer."""
+    """The iteration of a strip: the longer of the times of clusters and memory."""
     words = machine.inputs * (1 + ratio * machine.consumer_ratio) + extra_words
     return max(compute, machine.latency + words / machine.words_per_cycle)
 
@@ -85,7 +85,8 @@ def _swap(machine: StreamProcessor, ratio: float) -> float | None:
 
 
 def _resident(machine: StreamProcessor, ratio: float) -> float | None:
-    """The consumer is started once; afterwards a full or empty buffer only changes who runs."""
+    """The consumer is started once; after that a full or empty buffer only switches between
+    producer and consumer."""
     startups = machine.producer_startup + machine.consumer_startup
     work = (_produce(machine) + _consume(machine, ratio)) * machine.resident_slowdown
     switches = 2 * (_rounds(machine, ratio) - 1) * machine.resident_switch
@@ -142,7 +143,7 @@ def _half_times(machine: StreamProcessor, ratio: float, half: float) -> tuple[fl
 def _through_memory(
     machine: StreamProcessor, ratio: float, half: float, before_last: float
 ) -> float:
-    """An iteration whose stream goes to memory and back; the last half is filled from
+    """An iteration whose stream goes to memory and back. The last half is filled from time
     ``before_last`` on, counted from the end of the producer's start-up."""
     words = ratio * machine.inputs
     halves = _whole(words / half)
@@ -156,7 +157,7 @@ def _through_memory(
 
 
 def _read_back(machine: StreamProcessor, half: float, halves: int, last: float) -> float:
-    """From the first read to the last word consumed, through two half-buffers.
+    """The time from the first read to the last consumed word, through two half-buffers.
 
     Read i needs the memory after read i - 1 and the buffer that half i - 2 leaves; half i is
     consumed after half i - 1 and its own arrival. The time is that of the longest path through

@@ -1,8 +1,8 @@
 """Profiles of models with variable-output stages: expected and tail times from a distribution.
 
-A profile is measured with whatever lengths its inputs gave. The model says how a stage's time
-changes with the length, so its kernels' times are scaled to what is expected over the distribution,
-and to its tail; the rest of the profile stays as measured.
+A profile is measured with the lengths of its own inputs. The model of a stage gives its time for
+any length, so the stage's kernel times are scaled to the expected time over the distribution, and
+to the tail; the rest of the profile stays as measured.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Watching lengths at run time, and choosing anew when their distribution has drifted.
 
-The request path does one thing: it appends a number. Judging, choosing and whatever follows from a
-new choice happen in a thread of their own, or wherever ``poll`` is called. Two signs count as
-drift: an overflow rate that the plan makes implausible, and a distance between the distributions
-that chance does not explain (Kolmogorov and Smirnov's).
+The request path only appends a number. Judging, choosing and adopting a new choice happen in a
+separate thread, or in the caller of ``poll``. Two signs count as drift: an overflow rate that the
+plan makes implausible, and a distance between the distributions that chance does not explain
+(Kolmogorov and Smirnov's).
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Replanner:
                 try:
                     self.poll()
                 except Exception as error:
-                    self.failure = error  # raised to whoever closes; serving goes on as planned
+                    self.failure = error  # raised by close(); serving goes on as planned
                     return
 
         self._thread = threading.Thread(target=work, name="varout-replanner", daemon=True)

@@ -79,9 +79,9 @@ def test_models_that_crash_or_fail_are_named_and_the_others_are_kept(
         *("fine-2.json.gz", "good-1.json.gz", "last-1.json.gz")
     ]
     said = " ".join(capsys.readouterr().err.split())
-    assert "crash:1: the process that measured it died of SIGSEGV" in said
+    assert "crash:1: the measuring process died of SIGSEGV" in said
     assert "fails:1: it does not fit into memory" in said
-    assert "silent:1: it ended with exit code 3" in said
+    assert "silent:1: the measuring process ended with exit code 3" in said
     assert (folder / "children").read_text().splitlines() == [
         "good:1 crash:1 fails:1 fine:2 silent:1 last:1",
         "fails:1 fine:2 silent:1 last:1",

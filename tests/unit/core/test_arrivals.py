@@ -349,7 +349,7 @@ def test_what_names_no_shape_is_a_file(tmp_path: Path) -> None:
 
 
 def test_shape_of_arrivals_that_nobody_has_is_refused() -> None:
-    with pytest.raises(UsageError, match="azure-code says how requests come at a rate, and no"):
+    with pytest.raises(UsageError, match="azure-code arrivals need a rate, and no worker"):
         Arrivals(parse_mix("m0,m1"), Window(), shape=shape_of("azure-code"))
     with pytest.raises(UsageError, match="no worker of the mix has one"):
         load_of_mix(parse_mix("m0,m1"), 1.0, 0.0, 0, shape_of("bursts"))

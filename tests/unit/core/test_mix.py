@@ -300,7 +300,7 @@ def test_tiers_are_those_of_the_mix_that_says_the_same() -> None:
     [
         ({"z": "background"}, "unknown model 'z'"),
         ({"a": "soon"}, "cannot read"),
-        ({"a": "5rps/1ms,b:1"}, "a tier is one"),
+        ({"a": "5rps/1ms,b:1"}, "give a single tier"),
         ({"a": "5rps/0ms"}, "above 0"),
     ],
 )

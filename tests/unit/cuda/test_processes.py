@@ -421,7 +421,7 @@ def test_workers_of_a_set_see_on_a_board_who_is_busy(under_mps: bool) -> None:
 
 def test_a_worker_in_a_process_of_its_own_cannot_move() -> None:
     plan = giving_way(plan_of("steady", "steady"), lane=1)
-    with pytest.raises(UsageError, match=r"steady\.2 is to move to another lane"):
+    with pytest.raises(UsageError, match=r"steady\.2 is planned to move to another lane"):
         start_sets(plan)
 
 

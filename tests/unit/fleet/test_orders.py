@@ -109,8 +109,8 @@ def test_routers_are_told_only_of_gpus_that_are_there(file: FleetFile) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('device = "cuda"', 'host = "0.0.0.0"', "host is the fleet's business"),
-        ('device = "cuda"', "http_port = 8000", "http_port is the fleet's business"),
+        ('device = "cuda"', 'host = "0.0.0.0"', "host is set by the fleet"),
+        ('device = "cuda"', "http_port = 8000", "http_port is set by the fleet"),
         ("queue = 7", "queu = 7", "queu"),
         ("queue = 7", "queue = 0", "queue: 1 to"),
         ("count = 3", "count = 0", "1 to 64"),

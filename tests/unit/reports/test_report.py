@@ -248,7 +248,7 @@ def test_warnings_are_shown_once_with_their_runs() -> None:
 def test_a_results_file_is_read_and_other_kinds_are_refused(tmp_path: Path) -> None:
     store.append(comparison({"shared": 1.0, "search": 1.2}), tmp_path / "r.jsonl")
     results = tmp_path / "r.jsonl"
-    with pytest.raises(UsageError, match="a trace is of a run log"):
+    with pytest.raises(UsageError, match="a trace needs a run log"):
         write_report(results, tmp_path / "r.html", tmp_path / "t.json.gz")
     store.save(H200, tmp_path / "h200.json")
     with pytest.raises(ArtefactError, match="holds a topology"):

@@ -1,7 +1,7 @@
-"""What commands print: tables and words to standard output, the rest to standard error.
+"""Output of commands: tables and text to standard output, all else to standard error.
 
 While a progress bar is open, the first SIGINT or SIGTERM asks the work to end early and to return
-what it has; the second one ends the command at once.
+its results so far; the second ends the command at once.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _CLOSEST = "comes closest: no policy keeps every bound and floor"
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Nobody reads on, as in ``| head -1``: the command goes on, and says no more."""
+        """The output pipe is closed, as in ``| head -1``: the command goes on silently."""
         _silence()
 
 
@@ -57,7 +57,7 @@ err = _Console(stderr=True, highlight=False, markup=False)
 
 
 def write(text: str) -> None:
-    """Text as it is to standard output."""
+    """Write ``text`` unchanged to standard output."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -66,7 +66,7 @@ def write(text: str) -> None:
 
 
 def nobody_reads() -> bool:
-    """Is standard output a pipe whose other end is closed?"""
+    """True if standard output is a pipe whose other end is closed."""
     try:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)
@@ -76,7 +76,7 @@ def nobody_reads() -> bool:
 
 
 def end_output() -> None:
-    """What cannot be written any more must not fail when the interpreter ends."""
+    """Flush now, so that a failed write does not raise when the interpreter ends."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -84,7 +84,7 @@ def end_output() -> None:
 
 
 def _silence() -> None:
-    """Standard output leads nowhere from now on."""
+    """Send standard output to /dev/null from now on."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -136,7 +136,7 @@ def draw_table(
     names: int = 1,
     optional: Sequence[str] = (),
 ) -> Group:
-    """What ``print_table`` prints."""
+    """The table that ``print_table`` prints."""
     cells = [list(row) for row in rows]
     layout = lay_out(columns, cells, names, out.width, optional)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -199,7 +199,7 @@ class ProgressBar(Progress):
         warn(message)
 
     def part_or_end(self, share: float) -> None:
-        """As ``part``, for work that has no half result to return: a stop ends it here."""
+        """Like ``part``, for work without partial results: a stop request raises here."""
         self.part(share)
         if self.stopped:
             raise interrupt.Interrupt(self.signal or signal.SIGINT)
@@ -209,7 +209,7 @@ class ProgressBar(Progress):
             raise interrupt.Interrupt(number)
         self.signal = number
         self.stop()
-        interrupt.say("stopping: what ran is kept; press Ctrl-C again to stop at once")
+        interrupt.say("stopping: finished runs are kept; press Ctrl-C again to stop at once")
 
 
 class _Elapsed(rich.progress.ProgressColumn):
@@ -243,9 +243,9 @@ def progress_bar(what: str) -> Iterator[ProgressBar]:
 
 
 def exit_if_stopped(progress: Progress, what_was_kept: str) -> None:
-    """End a command whose work was asked to end early, after what it has is saved and printed.
+    """End a command after a stop request, when its results so far are saved and printed.
 
-    ``what_was_kept`` goes into the one line that is printed: how much ran, and which files have it.
+    ``what_was_kept``: the end of the printed line, with the files that hold the results.
     """
     if not progress.stopped:
         return
@@ -256,7 +256,7 @@ def exit_if_stopped(progress: Progress, what_was_kept: str) -> None:
 
 
 def exit_if_missed(missed: Sequence[str], strict: bool) -> None:
-    """Say which promises are not kept; a strict command ends with 3 for it."""
+    """Print the missed promises; a strict command ends with 3."""
     for words in missed:
         warn(words)
     if missed and strict:
@@ -370,7 +370,7 @@ def _print_workers(measures: Sequence[Measures], note: str) -> None:
 
 
 def _print_services(measures: Sequence[Measures], services: Sequence[int], note: str) -> None:
-    """Per policy: every service's tail against its bound, and what background gets and does."""
+    """A table by policy: services' p99 and bounds, background's share, yields and moves."""
     rows = []
     for one in measures:
         others = [worker for worker in one.workers if worker.bound_ms is None]
@@ -402,7 +402,7 @@ def _print_services(measures: Sequence[Measures], services: Sequence[int], note:
 
 
 def _overload(measures: Sequence[Measures]) -> list[str]:
-    """A line for every worker that was offered more than it served."""
+    """Warn about every overloaded worker."""
     lines = []
     for index, first in enumerate(measures[0].workers):
         served: dict[str, list[str]] = {}  # by what was offered

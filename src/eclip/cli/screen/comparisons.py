@@ -1,4 +1,4 @@
-"""How a comparison is printed: policies and workers side by side, spreads, settings, tails."""
+"""Prints a comparison: policies and workers side by side, spreads, settings, tails."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def show(outcome: eclip.Outcome, as_json: bool) -> None:
 
 
 def warn(comparison: Comparison) -> None:
-    """Who was left out and why, and what else to know before believing a number."""
+    """Print the policies left out, with reasons, and the comparison's warnings."""
     for line in comparison.left_out:
         policy, _, why = line.partition(": ")
         screen.warn(f"{policy} is left out: {why}")

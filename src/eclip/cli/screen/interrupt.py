@@ -1,7 +1,7 @@
-"""SIGINT and SIGTERM: what they mean while a command runs.
+"""SIGINT and SIGTERM while a command runs.
 
-Both mean the same and differ in the exit code, 130 and 143. A signal that whoever started eclip
-ignores (``nohup``) stays ignored.
+Both ask the command to end, with exit code 130 or 143. A signal that is ignored at the start (as
+under ``nohup``) stays ignored.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def end_at_once(number: int, frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def handled_by(handler: Handler) -> Iterator[None]:
-    """For the length of the block; only the main thread may change who handles a signal."""
+    """Handle both signals during the block. Outside of the main thread nothing changes."""
     here = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in SIGNALS} if here else {}
     kept = {number: old for number, old in before.items() if old is not signal.SIG_IGN}
@@ -45,7 +45,7 @@ def handled_by(handler: Handler) -> Iterator[None]:
 
 
 def exit_code(interrupt: KeyboardInterrupt) -> int:
-    """As a shell gives it; an interrupt that names no signal was Ctrl-C."""
+    """The exit code, as a shell gives it. An interrupt without a signal was Ctrl-C."""
     return 128 + (interrupt.number if isinstance(interrupt, Interrupt) else signal.SIGINT)
 
 

@@ -1,7 +1,7 @@
-"""How wide the columns of a table are.
+"""Widths of a table's columns.
 
-A number is never folded, names are folded at spaces only. Where that does not fit, columns are left
-out, and whoever prints the table says which.
+A number is never folded; names are folded at spaces only. If the table does not fit, columns are
+left out, and the printer of the table names them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BETWEEN = 2  # blanks between two columns
 
 class Layout(NamedTuple):
     shown: list[int]
-    widths: list[int]  # of those shown
+    widths: list[int]  # of the shown columns
     left_out: list[str]
 
 
@@ -31,8 +31,8 @@ def lay_out(
     width: int,
     optional: Sequence[str] = (),
 ) -> Layout:
-    """The columns that fit into the width. ``optional`` ones go first, in their order, then those
-    at the right; names (the first columns) and the first number stay.
+    """The columns that fit into the width. ``optional`` columns are left out first, in their
+    order, then columns at the right; names (the first columns) and the first number stay.
     """
     texts = [[column, *(row[index] for row in rows)] for index, column in enumerate(columns)]
     natural = [max(map(cell_len, text)) for text in texts]

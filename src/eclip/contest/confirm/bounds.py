@@ -1,10 +1,10 @@
-"""Keeping promises: the finalists of a search for services, run under the mix's load on a device.
+"""Confirming bounds: runs the finalists of a search for services under the mix's load on a device.
 
-In every round a finalist's session serves everybody, and then each service alone, with the same
-arrivals. A service that a plan confines to a part of the units is alone under plain streams
-instead: on its lane it is slower alone, too, which would flatter the plan. 1,000 requests of the
-rarest service decide; what was decided is claimed from 4,000, and if it does not hold there, the
-next best is tried. No finalist takes longer than a minute.
+In every round a finalist's session serves all workers, and then each service alone, with the same
+arrivals. A service that a plan confines to a part of the units runs alone under plain streams
+instead: alone on its small lane it would be slow, too, and hide the cost of the plan. The best
+finalist is chosen after 1,000 requests of the rarest service, and runs on to 4,000. If its bounds
+do not hold there, the next best follows. No finalist takes longer than a minute.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ TO_DECIDE = 1_000  # requests of the service with the fewest
 TO_CLAIM = 4_000
 MOST_SECONDS = 60.0  # of one finalist
 _ROUNDS = 2
-_ROOM = 1.1  # so that chance, and requests unfinished at the end, leave as many as asked
+_ROOM = 1.1  # more requests than wanted, since some may be unfinished at the end
 _WARMUP_S = 0.1
 
 
 @dataclass(frozen=True)
 class Searched:
-    """What a search by simulation found for services, and for which promises."""
+    """The result of a search by simulation for services, with its promises."""
 
     found: FoundProposals
     objective: Objective
@@ -58,7 +58,7 @@ class Searched:
 def simulate_services(
     case: Case, options: PolicyOptions, evaluator: SimEvaluator, progress: Progress
 ) -> Searched:
-    """Search by simulation; bounds of so many times the p99 alone are of simulated ones."""
+    """Search by simulation; relative bounds are multiples of the simulated p99 alone."""
     promises = simulated_promises(case, evaluator)
     objective = options.objective.for_mix(case.mix, promises)
     found = search_rules(
@@ -77,7 +77,8 @@ def simulate_services(
 def search_services(
     stand: Stand, options: PolicyOptions, finalists: int, progress: Progress
 ) -> Plan:
-    """Search by simulation, then try the best on the device; its evidence says what they gave."""
+    """Search by simulation, then run the best plans on the device. The scores are in the plan's
+    evidence."""
     case = stand.case
     progress.phase("searching")
     searched = simulate_services(case, options, stand.evaluator, progress)
@@ -88,8 +89,8 @@ def search_services(
 def confirm_services(
     stand: Stand, searched: Searched, finalists: int, seed: int, progress: Progress
 ) -> Plan:
-    """The finalist that does best on the device. If a stop is asked for before each has run, what
-    was simulated decides."""
+    """The finalist that does best on the device. After a stop request before all have run,
+    simulation decides."""
     case, found = stand.case, searched.found
     problem = case.problem(choosing=True)
     entries = shortlist_rules(found, problem, searched.promises, finalists)
@@ -122,7 +123,7 @@ def confirm_services(
 
 
 class _Tried:
-    """The finalists that the device ran, and what they gave."""
+    """The finalists that ran on the device, and their scores."""
 
     def __init__(
         self,
@@ -148,7 +149,7 @@ class _Tried:
                 rounds = self._run(renewed.plan, self.seconds, first_seed=seed)
             except StoppedError:
                 raise
-            except EclipError:  # what the device cannot run is no finalist; plain streams must run
+            except EclipError:  # the device cannot run this plan; plain streams must run
                 if number == 0:
                     raise
                 continue
@@ -157,7 +158,7 @@ class _Tried:
             progress.part((number + 1) / len(entries))
 
     def _loads(self, seconds: float, first_seed: int) -> tuple[Window, list[Load]]:
-        """Of the rounds that take so long together."""
+        """The window and loads of rounds that take ``seconds`` together."""
         window = Window(seconds / _ROUNDS, _WARMUP_S, trace_ms=0.0)
         seeds = range(first_seed, first_seed + _ROUNDS)
         return window, [load_of_mix(self._mix, window.seconds, _WARMUP_S, seed) for seed in seeds]
@@ -177,8 +178,8 @@ class _Tried:
         return rounds
 
     def claim(self) -> None:
-        """Run the best again until it has requests enough to claim what it keeps. One that does not
-        hold there has lost, and the next best is tried."""
+        """Run the best finalist on to ``TO_CLAIM`` requests. If another finalist is best then, run
+        that one on, and so forth."""
         more = seconds_for(self._mix, TO_CLAIM) - self.seconds
         claimed: set[int] = set()
         while more > 0 and not self._progress.stopped:
@@ -198,8 +199,8 @@ class _Tried:
         return [self._score(rounds) for rounds in self._rounds]
 
     def _score(self, rounds: Sequence[Beside]) -> Score:
-        """Ratios are of the rates alone on all units: a session's own may be those of its lanes.
-        A tail that is bound to the p99 alone is held against that of the same requests."""
+        """Ratios use the rates alone on all units; a session's own may be those of its lanes. For
+        a relative bound the p99 is scaled by the p99 alone of the same requests."""
         alone_rps = self._stand.alone_rps
         together = measure_together(
             [msgspec.structs.replace(one.shared, alone_rps=alone_rps) for one in rounds]
@@ -223,7 +224,7 @@ class _Tried:
         ]
 
     def _excesses(self, rounds: Sequence[Beside]) -> dict[int, Excess]:
-        """Of the services of which requests ended both beside others and alone."""
+        """The excesses of services with requests that ended both beside others and alone."""
         found = {}
         for service in self._mix.services:
             with contextlib.suppress(UsageError):
@@ -264,15 +265,15 @@ def alone_logs(stand: Stand, load: Load, window: Window) -> dict[int, RunLog]:
 
 
 def seconds_for(mix: Mix, requests: int) -> float:
-    """Until the service with the fewest has had so many, but no longer than a finalist may take,
-    which runs beside others and each of its services alone."""
+    """Seconds until the rarest service has had ``requests``, limited so that a finalist, with a run
+    for each service alone, takes at most ``MOST_SECONDS``."""
     slowest = min(mix.workers[service].rate_rps or math.inf for service in mix.services)
     return min(_ROOM * requests / slowest, MOST_SECONDS / (1 + len(mix.services)))
 
 
 def with_bounds(plan: Plan, promises: Mapping[int, Promise]) -> Plan:
-    """The plan with these bounds; limits of slack stay. One that was made for a mix without bounds
-    gets promises that nobody acts on."""
+    """The plan with these bounds; limits of slack stay. A plan made without bounds gets them for
+    reporting only."""
     workers = list(plan.workers)
     for index, promise in promises.items():
         made = workers[index].promise or promise
@@ -299,8 +300,8 @@ def _service_trial(excess: Excess) -> ServiceTrial:
 
 
 def _with_services_first(entries: Sequence[Finalist]) -> list[Finalist]:
-    """The best finalists that give way once more, with priority for services: the simulator does
-    not know priorities."""
+    """Copies of the best yielding finalists with priority for services. The simulator does not
+    model priorities."""
     giving = [entry for entry in entries if entry.plan.gives_way][-2:]
     return [
         dataclasses.replace(

@@ -1,8 +1,8 @@
-"""Exploring: a search by simulation, which may go on on the device.
+"""Exploring: a search by simulation, which may continue on the device.
 
-On the device it begins with the simulator's best plans, masks that were swept, these and plain
-streams with kernels that fit, a few random placements, some with stream priorities, and the best
-that an earlier search has tried. What is tried for one objective is known to all.
+On the device the search begins with the simulator's best plans, swept masks, the best of both and
+plain streams with kernels that fit, a few random placements, some with stream priorities, and the
+best plans of an earlier search. A trial for one objective counts for all objectives.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ MOST_REFINE_SECONDS = 3600.0
 # Placements that the device begins with, besides those it is told of:
 _STARTS = 5  # finalists of the simulator
 _STATIC = 1  # static masks of the simulator
-_RANDOM = 5  # at random, which tell how far the simulator can be trusted
-_EARLIER = 4  # the best that an earlier search has tried
-_LEVELS = 3  # of stream priorities that a search uses, where the device has them
+_RANDOM = 5  # random placements, which show the simulator's error
+_EARLIER = 4  # best placements of an earlier search
+_LEVELS = 3  # of stream priorities that a search uses, if the device has them
 
 
 @dataclass(frozen=True)
 class Verification:
-    """How what a search finds is tried on the device before one plan is taken."""
+    """How a search's candidates are tried on the device before the choice."""
 
     finalists: int  # plans that run in turns at the end
-    refine_seconds: float = 0.0  # how long the search goes on on the device before
-    earlier: tuple[ObservedRun, ...] = ()  # what an earlier search of the mix has tried there
+    refine_seconds: float = 0.0  # of search on the device before the finals
+    earlier: tuple[ObservedRun, ...] = ()  # of an earlier search of the mix there
 
     def __post_init__(self) -> None:
         if self.finalists < 1:
             raise UsageError("at least one plan must be tried on the device")
         if not 0 <= self.refine_seconds <= MOST_REFINE_SECONDS:
             raise UsageError(
-                f"the search goes on on the device for 0 to {MOST_REFINE_SECONDS:.0f} s"
+                f"the search continues on the device for 0 to {MOST_REFINE_SECONDS:.0f} s"
             )
 
 
@@ -134,7 +134,7 @@ class Explorer:
         objective: Objective,
         stand: Stand,
         trials: Trials,
-        progress: Progress | None,  # None: only what is known
+        progress: Progress | None,  # None: known scores only
     ) -> Found:
         plain_score(self.problem, [objective], trials)
         return refine(
@@ -142,7 +142,7 @@ class Explorer:
             self.evaluate,
             trials,
             objective,
-            # What was tried for another objective is known and takes no time.
+            # Scores of plans tried for other objectives are known and take no time.
             starts=list(dict.fromkeys([*starts, *self._tried])),
             seconds=0.0 if progress is None else self.how.refine_seconds,
             earlier=[(plan, score) for _, plan, score in self._earlier],
@@ -153,7 +153,7 @@ class Explorer:
 
     @functools.cached_property
     def _earlier(self) -> list[tuple[Homes, Plan, Score]]:
-        """What an earlier search has tried, with the plans as they ran and what they gave."""
+        """The placements, plans and scores of an earlier search."""
         runs = self.how.earlier
         placers = {cost: Placer(self.problem, cost) for cost in {run.switch_ns for run in runs}}
         return [
@@ -166,8 +166,8 @@ class Explorer:
         ]
 
     def _best_earlier(self, objective: Objective, trials: Trials) -> list[Homes]:
-        """The placements with which an earlier search did best, to be planned anew and tried again:
-        what a plan gives differs between two days by a few percent."""
+        """The best placements of an earlier search, to be planned and tried again: scores of a plan
+        differ between two days by a few percent."""
         if not self._earlier:
             return []
         plain = plain_score(self.problem, [objective], trials)
@@ -175,7 +175,7 @@ class Explorer:
         return sorted(gave, key=lambda homes: -gave[homes])[:_EARLIER]
 
     def _starts(self, found: Found) -> dict[Homes, str]:
-        """Where the device begins, and why there."""
+        """The first placements on the device, with the reason for each."""
         starts = {one.homes: "finalist" for one in found.finalists(_STARTS)}
         starts |= {one.homes: "static finalist" for one in found.static[:_STATIC]}
         slices = len(self.problem.topology.slice_units)
@@ -187,8 +187,8 @@ class Explorer:
         return starts
 
     def _preferring(self, found: Found, known: Sequence[Homes]) -> list[Homes]:
-        """Placements in which whoever gets little under plain streams goes first: with all of the
-        device for everybody, and in the best of the known placements."""
+        """Placements with priority for workers that get little under plain streams: all of the
+        device for every worker, and the best known placement."""
         shares = found.plain.ratios
         first = [share < statistics.fmean(shares) for share in shares]
         return [
@@ -200,15 +200,15 @@ class Explorer:
         ]
 
     def _fitting(self, known: Sequence[Homes]) -> list[Homes]:
-        """All of the device for everybody and the best known placements, with kernels that fit
-        them."""
+        """All of the device for every worker, and the best known placements, each with kernels that
+        fit."""
         if not self.problem.others:
             return []
         return [fitted(homes, self.problem) for homes in (self._whole, *known[:2])]
 
     @property
     def _whole(self) -> Homes:
-        """All of the device for everybody."""
+        """All of the device for every worker."""
         home = Home(0, 1, len(self.problem.topology.slice_units), 0.0, 0)
         return (home,) * len(self.problem.profiles)
 
@@ -219,7 +219,7 @@ class Explorer:
         stand: Stand,
         trials: Trials,
     ) -> None:
-        """What the trials themselves gave, which are known and take no time."""
+        """Add the trials' scores, which are known and take no time, to ``observed``."""
         alone_rps = stand.alone_rps
         for one, score in zip(candidates, trials([each.plan for each in candidates]), strict=True):
             if min(score.ratios) == 0 or score.power_w == 0:
@@ -242,7 +242,7 @@ class Explorer:
 
 
 def check_refinement(seconds: float, objective: Objective, *, rates: bool) -> None:
-    """Refuse a search on the device for what its short trials cannot tell."""
+    """Refuse a search on the device for bounds and rates: its trials are too short to tell them."""
     if seconds > 0 and (objective.kind == "slo" or rates):
         raise UsageError(
             "--refine searches on the device for throughput or energy of workers that are always "
@@ -256,8 +256,8 @@ def priority_levels(stand: Stand) -> int:
 
 
 def plain_score(problem: Problem, objectives: Sequence[Objective], trials: Trials) -> Score:
-    """What plain streams give in a trial, which must be something: everything is compared with it.
-    Once it is known it takes no time."""
+    """The score of plain streams in a trial. All plans are compared with it, so a trial without
+    results raises. A known score takes no time."""
     (score,) = trials([unpartitioned(problem.topology, problem.profiles, problem.mix)])
     if score.stp == 0 and trials.stopped:
         raise StoppedError("stopped before plain streams were tried")

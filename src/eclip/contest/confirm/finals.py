@@ -47,10 +47,10 @@ def confirm(
 ) -> Plan:
     """The plan that measures best, with its evidence and variants.
 
-    Finalists are the best of what was explored, for any objective, or of what simulation found.
-    If a stop is asked for before every finalist has run, simulation decides.
+    Finalists are the best plans of the exploration, or of the simulation if there was none. After a
+    stop request before every finalist has run, simulation decides.
     """
-    if progress.stopped:  # a device that is asked to stop measures nothing
+    if progress.stopped:  # after a stop request a device measures nothing
         return decide_by_search(explorer, found, objective)
     problem, evaluate = explorer.problem, explorer.evaluate
     tried = explorer.tried(objective, stand, trials)
@@ -100,7 +100,7 @@ def search_and_confirm(
     case = stand.case
     problem, evaluator = case.problem(choosing=True), stand.evaluator
     objective = options.objective.for_mix(case.mix, {})
-    if case.mix.services:  # every plan says what they are promised
+    if case.mix.services:  # every plan holds their promises
         options = dataclasses.replace(options, promises=simulated_promises(case, evaluator))
     explorer = Explorer(problem, evaluator, search_options(case, options), how)
     progress.phase("searching")
@@ -114,7 +114,7 @@ def search_and_confirm(
 
 
 def decide_by_search(explorer: Explorer, found: Found, objective: Objective) -> Plan:
-    """What simulation alone says is best."""
+    """The best plan by simulation alone."""
     finalists = shortlist(found, explorer.problem, 1, objective)
     plan = decide(
         finalists,

@@ -38,9 +38,9 @@ def policy_options(
     base: PolicyOptions | None = None,
     progress: Progress | None = None,
 ) -> PolicyOptions:
-    """A policy's options: what is given here, and the base's for the rest.
+    """A policy's options: the given ones, and the base's for the rest.
 
-    ``mix``: if it has services, a search is for their bounds unless told otherwise.
+    ``mix``: if it has services, the default objective is slo.
     """
     options = base or PolicyOptions()
     if objective is None and options.objective is not THROUGHPUT:
@@ -60,13 +60,13 @@ def objective_of(objective: str | Objective | None, mix: Mix | None = None) -> O
         return objective
     if objective is not None:
         return Objective(objective)
-    return Objective("slo") if mix is not None and mix.services else THROUGHPUT  # nobody asked
+    return Objective("slo") if mix is not None and mix.services else THROUGHPUT
 
 
 def make_verification(
     stand: Stand, verify: int, refine: float, earlier: str | Path | None
 ) -> Verification:
-    """How a search is to be verified, from what a person writes."""
+    """The Verification of a search, from the user's options."""
     if earlier is not None and not refine:
         raise UsageError("an earlier search is continued on the device: give --refine, too")
     modelled = stand.device.modelled
@@ -117,15 +117,14 @@ def _check_arrivals(mix: Mix, evaluator: SimEvaluator) -> None:
 
 
 def search_options(case: Case, options: PolicyOptions) -> PolicyOptions:
-    """With what a lane switch costs on the case's device."""
+    """The options with the cost of a lane switch on the case's device."""
     return dataclasses.replace(options, switch_ns=case.calibration.costs.barrier_ns)
 
 
 def with_missed(plan: Plan, mix: Mix, alone_rps: Sequence[float], seconds: float) -> Plan:
-    """The plan with a sentence in its evidence for every worker that it cannot keep up with, and
-    for every service whose bound it misses.
+    """The plan with a sentence in its evidence for every overloaded worker and every missed bound.
 
-    ``seconds``: how long its trial lasted; a rarely asked worker may have had no request in it.
+    ``seconds``: the length of its trial, in which a rare worker may have had no request.
     """
     evidence = plan.evidence
     if evidence is None:
@@ -136,22 +135,22 @@ def with_missed(plan: Plan, mix: Mix, alone_rps: Sequence[float], seconds: float
         for worker, ratio, alone in zip(mix.workers, chosen.ratios, alone_rps, strict=True)
         if worker.rate_rps is not None and falls_behind(worker.rate_rps, ratio * alone, seconds)
     ]
-    if evidence.objective != "slo":  # which has said it
+    if evidence.objective != "slo":  # whose evidence has them already
         words += bounds_missed(plan.workers, chosen.p99_ms)
     evidence = msgspec.structs.replace(evidence, missed=(*words, *evidence.missed))
     return msgspec.structs.replace(plan, evidence=evidence)
 
 
 def make_kept_plan(case: Case, policy: str, options: PolicyOptions) -> Plan:
-    """A policy's plan, unless it cannot keep what it promises."""
+    """A policy's plan. A plan that cannot keep its bounds and floors is refused."""
     plan = make_plan(case, policy, options)
     _check_floors(case, plan)
     return check_kept(plan, options.progress)
 
 
 def _check_floors(case: Case, plan: Plan) -> None:
-    """Refuse floors that a plan cannot keep although background yields for them, by simulation and
-    as a run would say it. A search has looked for a plan that keeps them, and says so itself."""
+    """Refuse floors that a plan with yielding background cannot keep, by simulation. A searched
+    plan is checked by its evidence instead."""
     yields = any(worker.joints and worker.joints.rules for worker in plan.workers)
     if plan.evidence is not None or not any(case.mix.floors) or not yields:
         return
@@ -173,9 +172,9 @@ def _check_floors(case: Case, plan: Plan) -> None:
 
 
 def check_kept(plan: Plan, progress: Progress | None = None) -> Plan:
-    """The plan, unless it was searched for and still misses a promise: what cannot be kept is said
-    before anything is deployed, with the best that can. A search that was stopped has not shown
-    that nothing can."""
+    """The plan. A searched plan that misses a promise is refused with the missed promises of the
+    best plan; if the search was stopped, the error is StoppedError, since a better plan may exist.
+    """
     evidence = plan.evidence
     if evidence is None or evidence.objective != "slo" or not evidence.missed:
         return plan

@@ -1,8 +1,8 @@
-"""Sweeps: swept policies try their settings in short runs, and the best one for every objective
+"""Sweeps: swept policies try their settings in short runs, and the best setting for every objective
 takes part in the contest.
 
-A user who partitions a GPU by hand tries a few splits and keeps what runs best. So do these: static
-masks, and shares of MPS.
+A user who partitions a GPU by hand tries a few splits and keeps the best. Swept policies do the
+same: static masks, and shares of MPS.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Sweep:
         self._masks: list[tuple[Homes, Score]] = []  # that were tried
 
     def run(self, session: Session, plan: Plan) -> Score:
-        """What a short run under the mix's load gives."""
+        """The score of a short run under the mix's load."""
         window, mix = self.window, self._problem.mix
         load = load_of_mix(mix, window.seconds, window.warmup_seconds, self._seed)
         return score_of(self._stand.run(session, plan, load, window))
@@ -104,7 +104,7 @@ class Sweep:
     def processes(
         self, plans: Sequence[Plan], sessions: Sequence[Session]
     ) -> list[tuple[Setting, Session]]:
-        """The best of these sessions for every objective; the others are closed."""
+        """The best session for every objective; the others are closed."""
         several = len(sessions) > 1
         scores = [
             self.run(session, plan)
@@ -131,14 +131,14 @@ class Sweep:
         return [homes for homes, _ in ranked]
 
     def named(self, plan: Plan, objective: Objective) -> Plan:
-        """With the objective in its policy's name, if that is not the first one."""
+        """The plan, with the objective in its policy's name unless the objective is the first."""
         if objective == self._objectives[0]:
             return plan
         return msgspec.structs.replace(plan, policy=f"{plan.policy}-{objective.kind}")
 
     @functools.cached_property
     def _plain(self) -> Score:
-        """What plain streams give in a trial: settings are held to their fairness."""
+        """The score of plain streams in a trial; settings must reach their fairness."""
         return plain_score(self._problem, self._objectives, self.trials)
 
     @property
@@ -162,7 +162,7 @@ class Sweep:
         )
 
     def _winners(self, scores: Sequence[Score]) -> dict[int, Objective]:
-        """The best setting for every objective; one that is best for several counts once."""
+        """The best setting for every objective, without repeats."""
         winners: dict[int, Objective] = {}
         for aim in self._objectives:
             winners.setdefault(self._best(scores, aim), aim)
@@ -170,9 +170,9 @@ class Sweep:
 
 
 def equal_shares(workers: int, sets: int) -> tuple[int, ...]:
-    """Shares to try, the same for every worker, for at most so many sets of processes.
+    """Shares to try, the same for every worker, for at most ``sets`` sets of processes.
 
-    Parts smaller than equal ones would leave units to nobody.
+    Shares below an equal part would leave units unused.
     """
     equal = max(1, 100 // workers)
     wanted = dict.fromkeys(share or equal for share in _SHARES if share == 0 or share >= equal)

@@ -1,1 +1,1 @@
-"""Workers in processes of their own, time-sliced or under MPS: what plans are compared with."""
+"""Workers in separate processes, time-sliced or under MPS: baselines for plans."""

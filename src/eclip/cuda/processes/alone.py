@@ -1,7 +1,7 @@
-"""A worker in a process of its own: its captured graph on one stream of the primary context.
+"""A worker in a separate process: its captured graph on one stream of the primary context.
 
-The graph is launched as it is, or cut at the worker's joints. Which units it gets is the business
-of MPS, or of nobody.
+The graph is launched whole, or cut at the worker's joints. Under MPS its share of units is set by
+MPS; otherwise there is no limit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from eclip.gpu.steps import ANYBODY, LAUNCH, Ints, Stretches, whole_request
 
 
 class ServedCapture:
-    """What ``ProcessSets`` runs in a child."""
+    """The entry point of a child of ``ProcessSets``."""
 
     def __init__(self, facts: Facts, worker: worker_loop.WorkerLoop) -> None:
         self.facts = facts
@@ -40,7 +40,7 @@ class ServedCapture:
 def open_capture(
     gpu: Gpu, made: Capture, seated: Seated | None, warmups: int
 ) -> Iterator[ServedCapture]:
-    """``seated``: what it needs in a set that gives way. Nobody sees the warm-up on the board."""
+    """``seated``: its seat on the board, if workers give way. The warm-up is off the board."""
     facts = Facts(
         trace=made.trace.digest,
         kernels=len(made.trace.kernels),

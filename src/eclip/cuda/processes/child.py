@@ -1,9 +1,8 @@
-"""One worker in a process of its own: the child's half, and the messages between the halves.
+"""A worker in a separate process: the child's side, and the messages between both sides.
 
-A child builds its workload, says so, and then serves one window after another as its parent orders
-them. Its connection is its lease on life: when the parent closes it or dies, the request in flight
-ends and the child leaves. Interrupts are the parent's to handle. Whatever goes wrong is told to the
-parent as one line.
+A child builds its workload, reports that it is ready, and then runs windows on the parent's orders.
+When the parent closes the connection or dies, the child ends after the request in flight. The
+parent handles interrupts. The child sends any error to the parent as one line.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _LOOK_S = 0.05  # how often a child that serves looks whether its parent is stil
 
 @dataclass(frozen=True)
 class Seat:
-    """A child's place in a set whose workers give way to each other: what its parent tells it."""
+    """A child's place in a set whose workers give way to each other, sent by the parent."""
 
     plan: Plan
     worker: int  # its index
@@ -126,7 +125,7 @@ def main(descriptor: int) -> None:
             connection.send(Failure(DeviceError, f"{type(error).__name__}: {line}"))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         sys.stderr.flush()
-        os._exit(1)  # the parent is gone: nobody is left to tell
+        os._exit(1)  # the parent is gone
 
 
 @contextlib.contextmanager

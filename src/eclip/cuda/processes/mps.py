@@ -1,8 +1,9 @@
-"""An MPS daemon of our own: private pipes, stopped when its owner closes it or dies.
+"""A private MPS daemon with its own pipes, stopped when its owner closes it or dies.
 
-A guard process starts NVIDIA's control daemon and waits for its owner to close a pipe, which the
-kernel does for an owner that is killed too; then it asks the daemon to quit, kills what does not,
-and removes the directory. Other daemons on the host, and the GPU's compute mode, are not touched.
+A guard process starts NVIDIA's control daemon and waits for its owner to close a pipe; the kernel
+closes the pipe if the owner is killed. Then the guard asks the daemon to quit, kills remaining
+processes, and removes the directory. Other daemons on the host, and the GPU's compute mode, are not
+touched.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class MpsDaemon(Closing):
 
 
 def python_path() -> str:
-    """What a child needs to import what this process can."""
+    """PYTHONPATH with which a child can import the same modules as this process."""
     return os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
 
 
@@ -161,7 +162,7 @@ def _control(
 
 
 def _last_line(folder: Path) -> str:
-    """Of what the daemon logged or, if it logged nothing, of what it said."""
+    """The last line of the daemon's log or, without a log, of its output."""
     for name in ("control.log", "said.log"):
         with contextlib.suppress(OSError):
             lines = (folder / name).read_text(errors="replace").split("\n")

@@ -1,11 +1,11 @@
-"""Workers in processes of their own: time-slicing and MPS, run as people run them today.
+"""Workers in separate processes: time-slicing and MPS, as in common use.
 
 A set of processes serves one plan; several sets can be open at once and take turns, because a
 process that waits for its next window costs the GPU nothing. Each process builds the same model and
 launches its whole captured graph on one stream from the same loop as a session inside one process.
-All processes of a window begin at one instant of the clock that they share. Whatever goes wrong in
-one of them closes its set and names the worker; no process outlives its set. Workers that give way
-to each other have a board of their set's own, a row each.
+All processes of a window begin at one instant of their common clock. A failure of one process
+closes its set and names the worker; no process outlives its set. Workers that give way to each
+other share a board of their set, with a row each.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _BUILD_SECONDS = 300.0
 _LEAD_S = 0.02  # from sending orders to the instant at which all begin
 _ANSWER_SECONDS = 30.0  # after the end of a window
 _LEAVE_SECONDS = 10.0  # for a child to end by itself
-# A process that finds no daemon does without MPS, even where somebody else runs one.
+# With an empty pipe directory a process runs without MPS, even if the host has a daemon.
 _NO_PIPES = Path("/nonexistent")
 _CHILD = "import sys; from eclip.cuda.processes.child import main; main(int(sys.argv[1]))"
 
@@ -67,13 +67,13 @@ class Host:
 class ProcessSets(Closing):
     """Sets of processes, one per plan, and the MPS daemon where one needs it.
 
-    All processes start at once: importing and capturing takes seconds, and most of that is CPU
-    time. The caller may do something else meanwhile, and calls ``wait`` before the first run. All
-    plans with shares have one daemon, so one of them failing takes the others along.
+    All processes start at once: importing and capturing takes seconds, mostly of CPU time. The
+    caller may do other work meanwhile, and calls ``wait`` before the first run. All plans with
+    shares have one daemon, so a failure of one plan ends the others.
     """
 
     def __init__(self, host: Host, plans: Sequence[Plan], jobs: Sequence[Sequence[Job]]) -> None:
-        """``jobs``: for every plan what each of its workers builds (see remote_child.py)."""
+        """``jobs``: for every plan, the jobs of its workers (see child.py)."""
         self.sessions: list[ProcessSession] = []
         self._host = host
         self._daemon: MpsDaemon | None = None
@@ -134,7 +134,7 @@ class ProcessSession(Submitting):
             raise MismatchError(
                 f"the plan has {len(self.plan.workers)} workers, "
                 f"{', '.join(map(str, self.plan.models))}; the jobs given are for "
-                f"{', '.join(map(str, models)) or 'nobody'}"
+                f"{', '.join(map(str, models)) or 'no worker'}"
             )
         seats = self._make_board() if self.plan.gives_way else [None] * len(jobs)
         for index, (worker, job) in enumerate(zip(self.plan.workers, jobs, strict=True)):
@@ -295,7 +295,7 @@ class _Child:
         self.connection.close()
 
     def reap(self) -> None:
-        """Wait for its end; one that does not leave is made to."""
+        """Wait for the process to end; terminate, then kill it if it does not."""
         for insist, seconds in (
             (None, _LEAVE_SECONDS),
             (self._process.terminate, _LEAVE_SECONDS),
@@ -310,7 +310,7 @@ class _Child:
 
 
 class _Answers:
-    """What children answer, one answer each, as it comes; the first failure is raised."""
+    """One answer of every child, in order of arrival; the first failure is raised."""
 
     def __init__(self, children: Sequence[_Child]) -> None:
         self.of: dict[_Child, Any] = {}
@@ -354,18 +354,18 @@ def _label(plan: Plan) -> str:
 
 
 def _check_stays(plan: Plan) -> None:
-    """A process has one stream; which units it gets is not ours to say, so nobody can move."""
+    """Refuse rules that move workers: a process has one stream, and no lanes to move to."""
     for worker in plan.workers:
         rules = worker.joints.rules if worker.joints else ()
         if any(rule.lane is not None for rule in rules):
             raise UsageError(
-                f"{worker.name} is to move to another lane, which a process of its own does not "
-                f"have; plan it to yield, or with lanes"
+                f"{worker.name} is planned to move to another lane, and a separate process has no "
+                f"lanes; plan it to yield, or use a policy with lanes"
             )
 
 
 def _environment(uuid: str, pipes: Path, asked: dict[str, str]) -> dict[str, str]:
-    """``asked``: of MPS."""
+    """The environment of a child; ``asked``: variables for MPS."""
     environment = os.environ | {
         # By UUID: indices mean something else to clients of a daemon that shows them one GPU.
         "CUDA_VISIBLE_DEVICES": uuid,

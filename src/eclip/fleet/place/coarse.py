@@ -1,10 +1,10 @@
-"""A coarse simulation, request by request: what a search looks at before it asks the simulator.
+"""A coarse simulation, request by request, for a search's first look at a set.
 
 A request is work for its time alone. Requests that run together slow each other down by pair, as
-measured by the simulator kernel by kernel (``scores.py``); with more than two, the slowdowns add
-up. Workers that give way do it by the rules of ``core/decide.py``: of two services the one
-that must act first goes on, a request is overtaken at most twice, and what yields stops only when
-its stretches in flight are done. A run takes about a hundredth of the simulator's time.
+measured by the simulator kernel by kernel (``scores.py``); the slowdowns of several neighbours add
+up. Workers yield by the rules of ``core/decide.py``: of two services the more urgent goes on, a
+request is overtaken at most twice, and a yielding worker stops only after its stretches in flight.
+A run takes about a hundredth of the simulator's time.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Floats = npt.NDArray[np.float64]
 
 @compiled
 def most_late(count: int) -> int:
-    """How many of so many requests may be later than their p99."""
+    """The number of ``count`` requests that may be later than their p99."""
     return max((count - 1) // 100, 0)
 
 
 @compiled
 def run_coarsely(
-    arrivals: Floats,  # of all workers, one after another, ns
-    first: npt.NDArray[np.int64],  # where each worker's begin, and where the last one's end
+    arrivals: Floats,  # ns, worker after worker
+    first: npt.NDArray[np.int64],  # index of each worker's first arrival, and the total count
     request_ns: Floats,
     bound_ns: Floats,
-    drain_ns: Floats,  # what is in flight when a worker yields
+    drain_ns: Floats,  # in flight when a worker yields
     slower: Floats,  # (worker, other): how much longer it takes beside the other, less 1
     yields: bool,
     hopeless: Floats,  # ends a run when a worker's p99 is surely longer
@@ -98,7 +98,7 @@ def run_coarsely(
                 latest = arrival + bound_ns[who] - (behind + 1) * request_ns[who]
                 must_act[who] = min(must_act[who], latest)
         if yields:
-            first_to_act, earliest = -1, np.inf  # everyone active gives way to this one
+            first_to_act, earliest = -1, np.inf  # all other active workers give way to first_to_act
             for worker in range(workers):
                 if active[worker]:
                     latest = must_act[worker] + request_ns[worker] - left[worker]
@@ -129,9 +129,9 @@ def run_coarsely(
 
 @compiled
 def value_at(values: Floats, rank: int) -> float:
-    """What would be at this index if the values were sorted; changes their order.
+    """The value at index ``rank`` of the sorted values. Changes the order of ``values``.
 
-    Hoare's selection. Numba takes four seconds to compile ``np.partition``.
+    This is Hoare's selection. Numba takes four seconds to compile ``np.partition``.
     """
     low, high = 0, len(values) - 1
     while low < high:

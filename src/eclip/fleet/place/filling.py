@@ -41,7 +41,7 @@ class Filler:
         return [items[index] for index in np.argsort(-key, kind="stable")]
 
     def fill(self, one: Bin, items: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Put into the bin what fits, in this order; returns what does not."""
+        """Put items that fit into the bin, in this order; returns the others."""
         left, misses = [], 0
         for position, (service, parts) in enumerate(items):
             if misses >= _MISSES:
@@ -89,7 +89,7 @@ class Filler:
         return Packing(bins, together(items))
 
     def worth(self, one: Bin) -> float:
-        """What a bin holds for its cost, by one yardstick for all kinds."""
+        """The content of a bin relative to its cost, comparable between kinds of GPUs."""
         shop = self.shop
         if shop.objective == "goodput":
             return shop.value(one.held)
@@ -108,9 +108,9 @@ class Filler:
         return left
 
     def give_away(self, one: Bin, left: Held) -> None:
-        """Take out the smallest instances until the rest is expected to keep its bounds, with an
-        estimate that is off as much as that of all of them. What is known to keep them comes first:
-        it need not be simulated again."""
+        """Take out the smallest instances until the rest is expected to keep its bounds. The
+        estimate is corrected by its error for the full bin. Sets known to keep their bounds are
+        preferred, since they need no simulation."""
         shop = self.shop
         if not one.held:
             return

@@ -1,8 +1,8 @@
-"""Moves: what it takes to get from the placement that runs to another one.
+"""Moves: the steps from the running placement to another.
 
-A new copy is ready before the old one goes: a GPU whose set changes opens its next session beside
-the one that runs, and needs memory for both. Where that does not fit, the old set goes first, and
-its services are served elsewhere or not at all for the time of loading; the move says so.
+A new copy is ready before the old copy goes: a GPU whose set changes opens its next session beside
+the running session, and needs memory for both. If both do not fit, the old set goes first, and its
+services are served elsewhere or not at all while the new set loads; ``Change.beside`` is False.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ START_S = 4.0  # assumed: capture, warm-up and opening a session
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """What one GPU must do."""
+    """The steps of one GPU."""
 
     gpu: GpuId
     load: tuple[str, ...]  # services whose instance is new here
@@ -45,8 +45,8 @@ class Moves(msgspec.Struct, frozen=True, kw_only=True):
 def moves_between(
     old: Placement, new: Placement, fleet: Fleet, kinds: Mapping[str, GpuKind]
 ) -> Moves:
-    """GPUs whose set changes, and what each loads, unloads and needs meanwhile. An instance that
-    stays with another share of its rate is not moved."""
+    """The steps of GPUs whose set changes, with the memory that they need meanwhile. An instance
+    that stays with another share of its rate is not moved."""
     models = {service.name: service.model for service in fleet.services}
     before = {placed.gpu: placed for placed in old.gpus}
     after = {placed.gpu: placed for placed in new.gpus}

@@ -1,11 +1,10 @@
-"""Packing: which instances stand together on which kind of GPU, found by local search.
+"""Packing: the instances that share a GPU, and its kind, found by local search.
 
-The search takes a few bins apart, fills them anew in another random order, and keeps what is no
-worse. It goes by estimates (``scores.py``), and from time to time asks the simulator about the bins
-that changed: a bin that does not keep its bounds gives instances away. In between that is done
-once: the search changes many of the bins again, so what is asked of them is lost. What is returned
-was simulated, bin by bin. Large packings are searched in groups, on all cores, and the simulator is
-asked less often.
+The search takes a few bins apart, fills them anew in another random order, and keeps the result if
+it is no worse. The search uses estimates (``scores.py``). From time to time the simulator checks
+the bins that changed, and a bin that does not keep its bounds gives instances away. Between phases
+of the search this check is done once, since the search will change many bins again. At the end
+every bin is simulated. Large packings are searched in groups, on all cores, with fewer checks.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from eclip.progress import Progress
 
 _TAKEN_APART = (2, 3, 4)  # bins at once
 _REPAIRS = 20  # rounds of simulating what changed
-_PATIENT = 8  # of them, after which what is given away goes into new bins only
+_PATIENT = 8  # rounds after which instances given away go into new bins only
 _ROUNDS, _ROUNDS_IN_GROUPS = 4, 2  # of searching: the simulator is asked between and at the end
 _GROUP = 100  # bins that are searched by themselves
 _AT_ONCE = 20  # steps in a group before others are drawn
@@ -33,7 +32,7 @@ class Packer(Filler):
     """One local search."""
 
     def fill_up(self, packing: Packing) -> Packing:
-        """New bins for what is left."""
+        """The packing with new bins for the instances left."""
         more = self.open_bins(self.shop.cut(packing.left))
         return Packing(packing.bins + more.bins, more.left)
 
@@ -81,8 +80,8 @@ class Packer(Filler):
         return sorted(chosen)
 
     def _spread(self, made: Packing, others: list[Bin]) -> list[tuple[Bin, Held]]:
-        """Offer what is left to bins that were not taken apart, whole or in two. Returns those that
-        took something, with what they held before."""
+        """Offer the instances left, whole or in halves, to bins that were not taken apart. Returns
+        the bins that took some, with their former instances."""
         touched: list[tuple[Bin, Held]] = []
         if not others:
             return touched
@@ -141,7 +140,8 @@ class Packer(Filler):
         return bool(broken)
 
     def verify(self, packing: Packing, progress: Progress, is_late: Callable[[], bool]) -> Packing:
-        """The packing with every bin simulated and its bounds kept; what finds no room is left."""
+        """The packing with every bin simulated and its bounds kept. Instances without room are in
+        ``left``."""
         for number in range(_REPAIRS):
             if not self.repair(packing, progress, hurried=is_late() or number >= _PATIENT):
                 return packing
@@ -168,10 +168,10 @@ def pack(
     seed: int = 0,
     progress: Progress,
 ) -> Packing:
-    """The best packing found in the time, or with exactly so many steps of the search.
+    """The best packing found in ``seconds``, or with exactly ``steps`` steps of the search.
 
-    Filling GPUs once and simulating each of them cannot be left out, so a large fleet may take
-    longer than ``seconds``. It is not searched any more then, and repaired in a hurry.
+    Every GPU is filled once and simulated, so a large fleet may take longer than ``seconds``; then
+    there is no search, and a shorter repair.
     """
     begun = time.monotonic()
     packer = Packer(shop, free, seed)

@@ -58,7 +58,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     refused: dict[str, float]  # the part of a service's rate that found no room
     goodput_rps: float
     power_w: float
-    reserve: float = 0.0  # of the fleet: p99s are those at rates so much higher
+    reserve: float = 0.0  # of the fleet: p99s are at (1 + reserve) times the rates
     exact: bool = False
     assumed: str = ASSUMED
 
@@ -75,10 +75,10 @@ def place(
     parts: int = PARTS,
     progress: Progress | None = None,
 ) -> Placement:
-    """The best placement found. It begins with the running one, where there is one.
+    """The best placement found, starting from ``running`` if given.
 
-    ``steps`` of the search instead of ``seconds`` give the same placement every time, of a scorer
-    that knows the same sets.
+    With ``steps`` instead of ``seconds`` the search is reproducible, for a scorer that knows the
+    same sets.
     """
     begun = time.monotonic()
     progress = progress or Progress()
@@ -98,8 +98,8 @@ def place(
 def place_exactly(
     fleet: Fleet, scorer: Scorer, objective: str = "fewest", *, progress: Progress | None = None
 ) -> Placement:
-    """The best placement of a small fleet, with a proof, where services are cut no finer than they
-    must be."""
+    """The best placement of a small fleet, with a proof. Services have the fewest possible
+    instances."""
     shop = Shop(fleet, scorer, objective, parts=1)
     return name_gpus(exact.solve(shop, progress), shop, exact=True)
 
@@ -264,5 +264,6 @@ def _move_apart(
 
 
 def _round_robin(gpus: Sequence[GpuId]) -> list[GpuId]:
-    """One of every machine, then the next of every machine, so that neighbours lie apart."""
+    """The first GPU of every machine, then the second of every machine, and so on, so that
+    neighbours in the list are on different machines."""
     return sorted(gpus, key=lambda gpu: (gpu.index, gpu.machine))

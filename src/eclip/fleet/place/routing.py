@@ -9,13 +9,13 @@ from typing import Any
 
 
 def choose(slack_ns: Any, shares: Any, first_draw: float, second_draw: float) -> int:
-    """Of two instances drawn by their shares, the one with more slack.
+    """The instance with more slack of two instances drawn by their shares.
 
-    Two choices and not the best of all: slack is as old as its last report, and whoever looked best
-    would get every request until the next one. For the same reason a router takes off what it has
-    sent itself since the report: of two instances, both are drawn each time. An instance whose
-    model is not loaded has a share of 0 and is never drawn. ``first_draw`` and ``second_draw`` are
-    uniform in [0, 1). Returns -1 if no instance may be drawn.
+    Slack is as old as its last report, so the best of all instances would get every request until
+    the next report. For the same reason a router subtracts its own requests since the report from
+    the slack: of two instances, both are drawn each time. An instance whose model is not loaded has
+    a share of 0 and is never drawn. ``first_draw`` and ``second_draw`` are uniform in [0, 1).
+    Returns -1 if no instance may be drawn.
     """
     total = 0.0
     for index in range(len(shares)):

@@ -1,16 +1,16 @@
-"""Scores: what a GPU gives the set of services placed on it.
+"""Scores: the performance of a set of services on a GPU.
 
-Three answers, each dearer than the one before:
+There are three functions, each more expensive than the one before:
 
-- ``may_fit``: a bound from profiles alone. It refuses only what no plan could keep: too much
-  memory, a request that takes longer than its bound, more work than the units have time for.
-- ``estimate``: a coarse simulation, request by request (``coarse.py``). It guides a search.
-- ``score``: the simulator, kernel by kernel, with the plan that would be deployed. Only this
+- ``may_fit``: a limit from profiles alone. Only impossible sets are refused: too much memory, a
+  request that takes longer than its bound, more work than the units have time for.
+- ``estimate``: a coarse simulation, request by request (``coarse.py``), for guiding a search.
+- ``score``: the simulator, kernel by kernel, with the plan that would be deployed. Only the score
   counts. Each set is simulated once and remembered.
 
-What a score assumes: Poisson arrivals at the rates, which are rounded up to steps of 4.4%; all
-instances warm; the calibration's GPU; a p99 over the requests of one run. The plan is that of the
-policy ``yield`` (least slack first) or ``shared`` (plain streams), whichever keeps the bounds.
+A score assumes Poisson arrivals at the rates, which are rounded up to steps of 4.4%; warm
+instances; the calibration's GPU; a p99 over the requests of one run. The plan's policy is ``yield``
+(least slack first) or ``shared`` (plain streams), the first that keeps the bounds.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ Members = tuple[Member, ...]  # sorted
 
 
 class SetScore(msgspec.Struct, frozen=True, kw_only=True):
-    """What a set gives on one GPU; an entry for every member, in their order."""
+    """The score of a set on one GPU; tuples have an entry for every member, in their order."""
 
     policy: str
     p99_ms: tuple[float, ...]
     within: tuple[float, ...]  # the part of the requests that is answered within the bound
     power_w: float
-    worst: float  # p99 over bound, of the service that has it worst
+    worst: float  # the largest p99 over bound
 
     @property
     def kept(self) -> bool:
@@ -102,17 +102,17 @@ class GpuKind:
 
     @functools.cached_property
     def unit_time_ns(self) -> dict[ModelKey, float]:
-        """What a request takes of the device's time were it spread over all units."""
+        """The device time of a request of each model, if its work were spread over all units."""
         return {model: unit_time_ns(profile) for model, profile in self.profiles.items()}
 
     @functools.cached_property
     def number(self) -> dict[ModelKey, int]:
-        """Of every model, for arrays with an entry for each."""
+        """Every model's index in arrays over models."""
         return {model: number for number, model in enumerate(self.profiles)}
 
     @functools.cached_property
     def tables(self) -> KernelTables:
-        """Of all models, by their numbers."""
+        """The tables of all models, in the order of ``number``."""
         return KernelTables(list(self.profiles.values()), self.calibration)
 
     def tables_of(self, models: Iterable[ModelKey]) -> KernelTables:
@@ -120,12 +120,12 @@ class GpuKind:
 
     @functools.cached_property
     def drain_ns(self) -> Floats:
-        """What a model's request that yields has in flight: a stretch, or a longer kernel."""
+        """The time in flight of a yielding request of each model: a stretch, or a longer kernel."""
         longest = [max(row[-1] for row in profile.busy_ns) for profile in self.profiles.values()]
         return np.maximum(np.array(longest, dtype=np.float64), GRAIN_NS)
 
     def digest(self, most_kernels: float) -> str:
-        """Of all that a score depends on besides its set."""
+        """A digest of all inputs of a score besides its set."""
         told = (_EDITION, self.topology, self.calibration, most_kernels, _PROMISED, _WARMUP)
         digest = hashlib.sha256(msgspec.json.encode(told, enc_hook=str))
         for model in sorted(self.profiles):
@@ -140,7 +140,7 @@ class GpuKind:
 
 class _KeptScores(msgspec.Struct, frozen=True, kw_only=True):
     title: str = MARK.decode()
-    digests: dict[str, str]  # of what the scores of a kind depend on
+    digests: dict[str, str]  # by kind: of the inputs of its scores
     entries: tuple[tuple[str, Members, SetScore], ...]
 
 
@@ -194,8 +194,8 @@ class Scorer:
         }
 
     def estimate(self, kind: str, members: Members) -> float:
-        """The worst p99 over bound that the coarse simulation gives. It ends with the first policy
-        that keeps the bounds."""
+        """The largest p99 over bound in the coarse simulation, for the first policy that keeps the
+        bounds, or the best policy."""
         key = (kind, members)
         if key not in self._estimates:
             worst = math.inf
@@ -248,7 +248,7 @@ class Scorer:
         return {name: kind.digest(self.most_kernels) for name, kind in self.kinds.items()}
 
     def joules(self, kind: str, model: ModelKey) -> float:
-        """What a request draws above an idle GPU."""
+        """The energy of a request above an idle GPU's."""
         key = (kind, model)
         if key not in self._joules:
             device = self.kinds[kind]
@@ -274,7 +274,7 @@ class Scorer:
         return best
 
     def policy_of(self, kind: str, members: Members) -> str:
-        """Which policy the set would have, by its score or by the coarse simulation."""
+        """The set's policy, by its score or by the coarse simulation."""
         known = self.scores.get((kind, members))
         if known is not None and known.policy:
             return known.policy
@@ -282,8 +282,8 @@ class Scorer:
         return min(POLICIES, key=tails.__getitem__)
 
     def coarse_tails(self, kind: str, members: Members) -> Iterator[tuple[str, float]]:
-        """By policy: p99 over bound, of the service that has it worst, by the coarse simulation.
-        Above ``CLEARLY`` it is only known to be above. A policy that nobody asks for is not run."""
+        """By policy, the largest p99 over bound in the coarse simulation. Values above ``CLEARLY``
+        are not exact. Policies are run lazily."""
         device = self.kinds[kind]
         told = (
             *_arrivals(members, window_seconds(device, members, self.most_kernels)),
@@ -295,7 +295,7 @@ class Scorer:
             yield policy, _BIAS[policy] * tail_coarsely(*told, policy == "yield", CLEARLY)
 
     def beside(self, kind: str, members: Members) -> tuple[Floats, Floats]:
-        """What members have in flight when they yield, and how much longer each pair takes."""
+        """The members' times in flight when they yield, and the slowdown of each pair."""
         device = self.kinds[kind]
         models = [device.number[member.model] for member in members]
         slower = self._slower[kind][np.ix_(models, models)]
@@ -305,7 +305,8 @@ class Scorer:
         return device.drain_ns[models], slower
 
     def measure_pairs(self, kind: str, models: Iterable[ModelKey]) -> None:
-        """On all cores. Who knows the models asks ahead: a search needs nearly every pair."""
+        """Measure all pairs of these models on all cores. Callers do so before a search, which
+        needs nearly every pair."""
         device, slower = self.kinds[kind], self._slower[kind]
         pairs = [
             (model, other)
@@ -320,7 +321,7 @@ class Scorer:
 
 
 def refused(members: Members) -> SetScore:
-    """The score of what cannot be."""
+    """The score of an impossible set."""
     none = (0.0,) * len(members)
     return SetScore(
         policy="", p99_ms=(math.inf,) * len(members), within=none, power_w=0.0, worst=math.inf
@@ -343,9 +344,10 @@ def simulate_set(
     *,
     whole: bool = False,
 ) -> SetScore:
-    """What the simulator gives the set under a policy; other arrivals with another seed. It ends
-    when a bound is missed for good, and then counts the requests answered by then: too few of those
-    in time, because they came after the late ones. ``whole``: it goes on to its end."""
+    """The simulated score of the set under a policy; ``seed`` draws the arrivals.
+
+    The run ends as soon as a missed bound is certain. The score then covers the requests so far,
+    which leaves out later requests in time. ``whole``: the run always goes to its end."""
     seconds = window_seconds(kind, members, most_kernels)
     plan = plan_of(kind, members, policy)
     load = load_of_mix(plan.mix, seconds, _WARMUP * seconds, seed)
@@ -370,7 +372,7 @@ def simulate_set(
     latencies_ns = list(answered(seen.requests))
     if whole or not is_missed(
         seen.requests
-    ):  # so it ran to its end: what was not answered took for ever
+    ):  # the run went to its end: unanswered requests count as infinitely late
         latencies_ns = [
             np.append(took_ns, np.full(max(count - len(took_ns), 0), _NEVER_NS))
             for took_ns, count in zip(latencies_ns, offered, strict=True)
@@ -435,8 +437,8 @@ def _mix_of(members: Members, names: Sequence[str] = ()) -> Mix:
 
 
 def _arrivals(members: Members, seconds: float) -> tuple[Floats, Ints]:
-    """Those of ``load_of_mix``, one member's after another's, and where each one's begin. Without
-    the mix: a search asks a thousand times a second."""
+    """The arrivals of ``load_of_mix``, member after member, and the index of each member's first.
+    No mix is made: a search calls this a thousand times a second."""
     warmup_s = _WARMUP * seconds
     span_s = seconds + warmup_s
     drawn = [

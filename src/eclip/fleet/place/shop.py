@@ -71,7 +71,7 @@ class Shop:
         for kind in fleet.kinds:
             scorer.measure_pairs(kind, {service.model for service in fleet.services})
         self.least = [least_instances(service, scorer, fleet) for service in fleet.services]
-        if objective == "goodput":  # what is more than the fleet can hold is refused, not required
+        if objective == "goodput":  # rates that the fleet cannot hold are refused
             self.least = [min(least, fleet.count) for least in self.least]
         self.parts = [parts * least for least in self.least]
         self._members: dict[tuple[int, int], Member] = {}
@@ -160,7 +160,7 @@ class Shop:
         )
 
     def cost(self, one: Bin) -> float:
-        """What a bin costs: a GPU, or for the objective energy its watts."""
+        """The cost of a bin: 1 for a GPU, or its watts for the objective energy."""
         if self.objective != "energy":
             return 1.0
         watts = self.scorer.kinds[one.kind].calibration.power.idle_w

@@ -30,7 +30,7 @@ from eclip.progress import Progress
 STEP_S = 300.0
 STEPS = 288  # a day
 _CELL_SERVICES = 1000
-_FALLEN = 1.45  # times lower than what a service was placed for: then it is placed for less
+_FALLEN = 1.45  # a service is placed anew when its rate has fallen by this factor
 MODELLED = (
     "modelled: rates are a fluid in steps of 5 minutes; the coarse simulation chooses sets; a "
     "GPU keeps its bounds where it was placed for the rates it has, or by the coarse simulation; "
@@ -213,7 +213,7 @@ class _Cell:
             profile = self.scorer.kinds[gone.kind].profiles[shop.fleet.services[service].model]
             weights = profile.footprint.weights_bytes if profile.footprint else 0
             away_s = self.options.notice_s
-            if parts == shop.parts[service]:  # nobody else serves it meanwhile
+            if parts == shop.parts[service]:  # no other GPU serves it meanwhile
                 away_s += START_S + weights / LOAD_BYTES_PER_S
             lost += self.base[service] * parts / shop.parts[service] * away_s
         return lost, len(gone.held)
@@ -269,8 +269,8 @@ class _Cell:
 
 
 def follow(filler: Filler, packing: Packing) -> Packing:
-    """The packing for the shop's rates: what has become too much gives instances away, and GPUs
-    that others can do without are given back."""
+    """The packing for the shop's rates: overfull bins give instances away, and GPUs that are no
+    longer needed are freed."""
     packing = packing.copy()
     packing.left = _missing(filler.shop, packing)
     for one in packing.bins:

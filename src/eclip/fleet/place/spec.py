@@ -1,4 +1,4 @@
-"""What a fleet is made of: services and GPUs, as a person writes them."""
+"""Fleet: the services and GPUs of a fleet, as in its file."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from eclip.core.model_key import ModelKey
 from eclip.errors import UsageError
 
 MOST_GPUS = 100_000
-# A set is simulated for a few hundred requests of each service. What they do not tell is how near
-# the GPU is to its limit: in some minutes a tenth more requests come than in others.
+# A set is simulated for a few hundred requests of each service. They do not show how near the GPU
+# is to its limit: in some minutes a tenth more requests come than in others.
 RESERVE = 0.1
 
 
@@ -24,12 +24,12 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelKey
     rate_rps: float
     bound_ms: float
-    weight: float = 1.0  # what a request within its bound is worth
-    instances: int = 1  # at least so many, on two machines or more where there are two
+    weight: float = 1.0  # value of a request within its bound
+    instances: int = 1  # at least; on different machines if there are two
 
 
 class GpuGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """So many GPUs of one kind in one machine."""
+    """``count`` GPUs of one kind in one machine."""
 
     machine: str
     kind: str
@@ -39,7 +39,7 @@ class GpuGroup(msgspec.Struct, frozen=True, kw_only=True):
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     services: tuple[Service, ...]
     gpus: tuple[GpuGroup, ...]
-    reserve: float = RESERVE  # services are placed for so much more than their rates, as a part
+    reserve: float = RESERVE  # services are placed for (1 + reserve) times their rates
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -47,7 +47,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def count(self) -> int:
-        """Of all GPUs."""
+        """The number of GPUs."""
         return sum(group.count for group in self.gpus)
 
 

@@ -1,7 +1,7 @@
-"""Windows: some GPUs of a fleet for a while, request by request, with the router's own choice.
+"""Windows: some GPUs of a fleet for a while, simulated request by request.
 
-Requests of a service with several instances are drawn together and routed; those that other GPUs
-get are not followed. What a GPU makes of its requests is the coarse simulation's.
+Requests of a service with several instances are drawn together and routed by the router's own
+choice; requests to other GPUs are not followed. The coarse simulation runs the requests of a GPU.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _route(
         chosen = _choose(slack, shares, draws[number, 0], draws[number, 1])
         picked[number] = chosen
         backlog[chosen] += request_ns
-        slack[chosen] -= request_ns  # the router knows what it sent since the last report
+        slack[chosen] -= request_ns  # the router counts requests since the last report
     return picked
 
 

@@ -1,8 +1,8 @@
-"""Actors: what Ray keeps running, one for each GPU in use and one for each router.
+"""The Ray actors of a fleet: one for each GPU in use and one for each router.
 
-Ray starts them anew when their process dies, calls them by name, and says when their node is gone.
-A GPU's actor runs the same server as ``eclip serve``; when it starts, it asks the controller what
-to serve. So nothing has to be remembered for it.
+Ray restarts an actor whose process dies, finds actors by name, and reports nodes that are gone. A
+GPU's actor runs the same server as ``eclip serve``. At its start the actor asks the controller for
+its order, so an actor has no state to restore.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def router_name(number: int) -> str:
 
 
 class GpuActor:
-    """One GPU. ``order`` is what it serves; it has a server while there is something to serve."""
+    """The server of one GPU; there is a server only while there is an order."""
 
     def __init__(self, gpu: GpuId) -> None:
         self._gpu = gpu
@@ -55,7 +55,7 @@ class GpuActor:
             controller.arrived.remote(self.deploy(order))
 
     def deploy(self, order: GpuOrder) -> GpuPlace:
-        """Serve this from now on; the new copy is ready before the old one goes."""
+        """Serve this order from now on; new copies are ready before old copies go."""
         with self._changing:
             server = msgspec.structs.replace(order.config.server, host=self._host)
             config = msgspec.structs.replace(order.config, server=server)
@@ -67,12 +67,12 @@ class GpuActor:
             return self._place(self._server)
 
     def running(self) -> tuple[GpuOrder, GpuPlace] | None:
-        """What it serves, and where; None while it serves nothing."""
+        """The order being served, and its address; None while nothing is served."""
         order, server = self._order, self._server
         return None if order is None or server is None else (order, self._place(server))
 
     def leave(self) -> None:
-        """Answer what is open, then serve nothing."""
+        """Answer open requests, then serve nothing."""
         with self._changing:
             if self._server is not None:
                 self._server.close()
@@ -92,7 +92,7 @@ class GpuActor:
 
 
 class RouterActor:
-    """A router; its event loop has a thread of its own."""
+    """A router. Its event loop runs in a separate thread."""
 
     def __init__(self, number: int, settings: RouterSettings) -> None:
         self._number = number
@@ -118,14 +118,14 @@ class RouterActor:
         self._ports = self._call(_result(listening))
 
     def take(self, table: RoutingTable) -> None:
-        """Route by this from now on."""
+        """Route by this table from now on."""
         self._call(self._take(table))
 
     def report(self) -> RouterReport:
         return self._call(self._report())
 
     def leave(self) -> None:
-        """Take no new connections, and answer what is open."""
+        """Refuse new connections, and answer open requests."""
         self._loop.call_soon_threadsafe(self._stop.set)
         self._served.result(30.0)
 

@@ -48,8 +48,8 @@ _QUIET = {
 THIS_MACHINE = {
     # Without this, Ray takes the address of a network card even when it is told 127.0.0.1.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    # A node whose process is dead refuses connections: noticed after 3 s instead of 16 s. One that
-    # is merely slow has as long as ever.
+    # A node with a dead process refuses connections: noticed after 3 s instead of 16 s. The time
+    # that a slow node has is unchanged.
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_failure_threshold": "3",
@@ -88,7 +88,7 @@ def address_of(settings: RaySettings) -> str:
 
 
 def answers(settings: RaySettings, seconds: float = _REACH_S) -> bool:
-    """Whether somebody listens where the head should."""
+    """True if a process listens at the head's address."""
     host, _, port = address_of(settings).rpartition(":")
     try:
         socket.create_connection((host, int(port)), seconds).close()
@@ -111,8 +111,8 @@ def _speaks_grpc(settings: RaySettings) -> bool:
 
 
 def claim_port(settings: RaySettings) -> socket.socket:
-    """For the one who starts Ray on this machine, as long as the socket is open: another one who is
-    about to is refused. Nothing is left of it, however the process ends."""
+    """A claim to start Ray on this machine, held while the socket is open. Any other claim is
+    refused. The kernel frees the claim when the process ends."""
     claim = socket.socket(socket.AF_UNIX)
     try:
         claim.bind(f"\0eclip-fleet-{settings.port}")
@@ -126,7 +126,7 @@ def claim_port(settings: RaySettings) -> socket.socket:
 
 
 def connect(settings: RaySettings) -> None:
-    """To the cluster of the file; refused in one line if that cannot be."""
+    """Connect to the cluster of the file; a failure raises an error of one line."""
     check_version()
     address = address_of(settings)
     if not answers(settings):
@@ -192,7 +192,7 @@ class LocalRay(Closing):
                 no_monitor=True,
                 **head,
             )
-        except Exception as error:  # Ray raises what it likes, bare Exceptions among it
+        except Exception as error:  # Ray raises many kinds, bare Exceptions among them
             line = " ".join(str(error).split())
             raise DeviceError(f"Ray did not start on this machine: {line}") from None
 
@@ -204,8 +204,8 @@ class LocalRay(Closing):
 
 @contextlib.contextmanager
 def _notes_in(folder: str) -> Iterator[None]:
-    """Ray notes the address of what it starts, and forgets it in the end, in a file for all of this
-    machine: it fails where Ray never ran before, and another user's Ray would lose its note."""
+    """Make Ray keep its address file in ``folder``. Its usual place is shared by the machine: there
+    starting fails if Ray never ran before, and another user's Ray would lose its address."""
     before = os.environ.get("RAY_TMPDIR")
     os.environ["RAY_TMPDIR"] = folder
     (Path(folder) / "ray").mkdir(exist_ok=True)
@@ -220,7 +220,7 @@ def _notes_in(folder: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals_as_they_were() -> Iterator[None]:
-    """Ray takes SIGTERM for itself; whoever runs it decides what that means."""
+    """Restore the handler of SIGTERM, which Ray replaces; the caller keeps its own."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -249,7 +249,7 @@ def check_nodes(file: FleetFile) -> None:
 
 
 def find_controller() -> Any | None:
-    """That of a fleet that is up."""
+    """The controller of the running fleet; None without a fleet."""
     ray = importlib.import_module("ray")
     try:
         return ray.get_actor(CONTROLLER)
@@ -266,13 +266,13 @@ def running_placement() -> Placement | None:
 
 
 def bring_up(file: FleetFile, planned: Planned, progress: Progress) -> Any:
-    """The fleet of the file: a controller, which takes over what runs. Returns its status when it
-    is ready, or raises why it is not."""
+    """Start a controller with this file, which takes over running actors. Returns its status when
+    ready, or raises its trouble."""
     ray = importlib.import_module("ray")
     start = importlib.import_module("eclip.fleet.ray.controller").start_controller
     before = find_controller()
     if before is not None:
-        ray.kill(before)  # one with the new file takes its place
+        ray.kill(before)  # a controller with the new file takes its place
         while find_controller() is not None:
             time.sleep(0.02)
     controller = start(file, planned)
@@ -301,7 +301,7 @@ def take_down() -> bool:
 
 
 def ask(method: Any, seconds: float = 60.0) -> Any:
-    """What an actor answers; Ray's errors are ours, in one line."""
+    """The result of an actor's method; Ray's errors become DeviceError, in one line."""
     ray = importlib.import_module("ray")
     try:
         return ray.get(method.remote(), timeout=seconds)
@@ -314,6 +314,6 @@ def ask(method: Any, seconds: float = 60.0) -> Any:
 
 
 def one_line(error: Exception) -> str:
-    """What an actor raised, without Ray's account of where."""
+    """The last line of an actor's error, without Ray's traceback."""
     line = str(getattr(error, "cause", None) or error).strip().splitlines()[-1]
     return re.sub(r"^[\w.]+Error: ", "", line)

@@ -1,9 +1,9 @@
 """The controller: brings a fleet to its placement, and makes a new one when the world changes.
 
-An actor itself, which Ray starts anew. It remembers nothing that the GPUs' actors do not know:
-after a restart it asks them. Once a second it looks at Ray's list of nodes and at the routers'
-counters. GPUs that are gone, or back, and rates that have drifted lead to a new placement, which
-begins with the one that runs. Instances are loaded before others are unloaded.
+The controller is an actor, which Ray restarts. All its state is known to the GPUs' actors, which
+the controller asks after a restart. Once a second the controller looks at Ray's list of nodes and
+at the routers' counters. GPUs that are gone, or back, and rates that have drifted lead to a new
+placement, searched from the running placement. Instances are loaded before others are unloaded.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool  # it serves; also while it is placed again
-    doing: str  # what it changes now; empty: nothing
-    trouble: str  # why the placement wanted was not reached, or a service not loaded
+    doing: str  # the change under way; empty: none
+    trouble: str  # the reason why the placement was not reached, or a service not loaded
     gpus: tuple[GpuStatus, ...]
     routers: tuple[RouterReport, ...]
     rates_rps: dict[str, float]  # measured in the last seconds
@@ -104,7 +104,7 @@ class Controller:
         )
 
     def end(self) -> None:
-        """Answer what is open, and end all actors but this one."""
+        """Answer open requests, and end all actors but this one."""
         self._ending.set()
         self._routers.end()
         self._gpus.end(self._gpus.gpus, _END_S)
@@ -132,7 +132,8 @@ class Controller:
                 self._log.write("looking again", reason=one_line(error))
 
     def _try(self, planned: Planned) -> None:
-        """Bring the fleet to this placement; what goes wrong is said, and what runs stays."""
+        """Bring the fleet to this placement. A failure is reported as trouble, and running
+        instances stay."""
         self._unreached = planned
         try:
             self._apply(planned)

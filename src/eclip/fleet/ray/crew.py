@@ -1,7 +1,7 @@
-"""The crew: the actors of a fleet, as the controller meets them.
+"""The controller's handles to the actors of a fleet.
 
-Ray's word counts for who lives: a node that is gone is so by Ray's list, and an actor that does not
-answer is one that Ray starts anew. Nothing here pings anybody.
+Liveness is taken from Ray: a node is gone if Ray's list says so, and Ray restarts an actor that
+does not answer. This module sends no heartbeats.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KEPT: dict[str, Any] = {
 
 
 class GpuCrew:
-    """The GPUs' actors: what each is to serve (``orders``) and where it does (``places``)."""
+    """The GPUs' actors, with their configurations (``orders``) and addresses (``places``)."""
 
     def __init__(self) -> None:
         self.orders: dict[GpuId, GpuOrder] = {}
@@ -45,7 +45,7 @@ class GpuCrew:
         self._lock = threading.Lock()  # of orders and places: Ray calls from other threads
 
     def adopt(self, fleet: Fleet) -> None:
-        """Take over what runs already; an actor whose GPU has left the file is ended."""
+        """Take over running actors; an actor whose GPU has left the file is ended."""
         known = {gpu_actor_name(gpu): gpu for gpu in gpu_ids(fleet)}
         for name in ray.util.list_named_actors():
             if not name.startswith(gpu_actor_name("")):
@@ -62,24 +62,24 @@ class GpuCrew:
 
     @property
     def gpus(self) -> list[GpuId]:
-        """Of all actors, also of one that serves nothing."""
+        """The GPUs of all actors, idle actors included."""
         return list(self._actors)
 
     def start(self, orders: Iterable[GpuOrder]) -> None:
-        """All at the same time; returns when they serve."""
+        """Start all at the same time; returns when they serve."""
         waiting = {}
         for order in orders:
             self._note(order)
             waiting[order.gpu] = self._actor(order.gpu).running.remote()
         for gpu, answer in waiting.items():
             running = ray.get(answer, timeout=_DEPLOY_S)
-            if running is None or running[0] != self.orders[gpu]:  # one that was there before
+            if running is None or running[0] != self.orders[gpu]:  # an actor with another order
                 self.deploy(self.orders[gpu])
             else:
                 self.arrived(running[1])
 
     def deploy(self, order: GpuOrder) -> None:
-        """Returns when the GPU serves this."""
+        """Deploy the order; returns when the GPU serves it."""
         self._note(order)
         self.arrived(ray.get(self._actor(order.gpu).deploy.remote(order), timeout=_DEPLOY_S))
 
@@ -88,13 +88,13 @@ class GpuCrew:
             self.places[place.gpu] = place
 
     def lose(self, gpus: Iterable[GpuId]) -> None:
-        """They are gone: nobody is to be sent there."""
+        """Drop the addresses of GPUs that are gone, so that no request is sent there."""
         with self._lock:
             for gpu in gpus:
                 self.places.pop(gpu, None)
 
     def end(self, gpus: Iterable[GpuId], seconds: float = _LEAVE_S) -> None:
-        """Answer what is open there, for so long, then end them."""
+        """Answer open requests there for up to ``seconds``, then end the actors."""
         leaving = []
         for gpu in list(gpus):
             with self._lock:
@@ -105,7 +105,7 @@ class GpuCrew:
         end_all(leaving, seconds)
 
     def look(self) -> bool:
-        """Whether anything is elsewhere than before. Actors that Ray has given up are made anew."""
+        """True if any address changed. Actors that Ray has given up are created again."""
         before = dict(self.places)
         calls = {gpu: actor.running.remote() for gpu, actor in self._actors.items()}
         for gpu, running in answers_to(calls).items():
@@ -113,7 +113,7 @@ class GpuCrew:
                 del self._actors[gpu]
                 self.start([self.orders[gpu]])
             elif isinstance(running, RayError):
-                self.lose([gpu])  # Ray starts it anew, and it says so
+                self.lose([gpu])  # Ray restarts the actor, which then reports its place
             elif running is not None:
                 self.arrived(running[1])
         return before != self.places
@@ -146,7 +146,7 @@ class RouterCrew:
         self._actors: dict[int, Any] = {}
 
     def start(self) -> None:
-        """Those that are not there; returns when they take requests."""
+        """Start missing routers; returns when they take requests."""
         for number in range(self._settings.count):
             if number not in self._actors:
                 machine = self._machines[number % len(self._machines)]
@@ -162,11 +162,11 @@ class RouterCrew:
         for number, answer in answers.items():
             if isinstance(answer, ActorDiedError):
                 del self._actors[number]
-                raise answer  # for good: an error while it started
+                raise answer  # an error at start, which a restart would not mend
         self._note(answers.values())
 
     def tell(self, table: RoutingTable) -> None:
-        """Returns when those that run have heard it."""
+        """Send the table to the running routers; returns when they have taken it."""
         answers = [router.take.remote(table) for router in self._actors.values()]
         if answers:
             ray.wait(answers, num_returns=len(answers), timeout=ANSWER_S)
@@ -182,7 +182,8 @@ class RouterCrew:
             self.start()
 
     def _note(self, answers: Iterable[Any]) -> None:
-        """Those that do not answer are started anew by Ray, or wait for their machine."""
+        """Keep the routers' reports. Routers without an answer are restarted by Ray, or wait for
+        their machine."""
         self.reports = tuple(one for one in answers if isinstance(one, RouterReport))
 
     def end(self) -> None:
@@ -191,7 +192,7 @@ class RouterCrew:
 
 
 def answers_to(calls: Mapping[Key, Any], seconds: float = ANSWER_S) -> dict[Key, Any]:
-    """What each call gave, or Ray's error instead. Who restarts has none, nor who takes longer."""
+    """Result or RayError per call; calls that take longer than ``seconds`` are missing."""
     if not calls:
         return {}
     ready, _ = ray.wait(list(calls.values()), num_returns=len(calls), timeout=seconds)
@@ -206,7 +207,7 @@ def answers_to(calls: Mapping[Key, Any], seconds: float = ANSWER_S) -> dict[Key,
 
 
 def fleet_there(fleet: Fleet) -> Fleet:
-    """The fleet without the GPUs of which Ray says that their node is not there."""
+    """The fleet without GPUs on nodes that Ray does not list as alive."""
     groups = []
     for group in fleet.gpus:
         count = sum(int(node["Resources"].get(group.kind, 0)) for node in _nodes(group.machine))
@@ -231,5 +232,5 @@ def _nodes(machine: str) -> list[Mapping[str, Any]]:
 
 
 def _has_gpus(machine: str) -> bool:
-    """Ray knows of real ones there, and then shows an actor only its own."""
+    """True if Ray knows real GPUs there; Ray then shows an actor its own GPU only."""
     return any("GPU" in node["Resources"] for node in _nodes(machine))

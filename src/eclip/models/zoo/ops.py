@@ -5,10 +5,10 @@ column, a vector one row and one column) and appends the kernels of every layer,
 launches them for channels-first tensors. Launch shapes depend on the model and the batch alone,
 never on the device, and the sequence of kernels on the model alone.
 
-It also counts memory. ``parameters`` are the elements that the model keeps, each once.
-``live_bytes`` is the largest set of tensors alive at once: while a kernel runs, the model's input,
-what the kernel before it wrote, what it writes itself, and what is held for later kernels (a
-residual, the parts of a concatenation). Nothing is taken to run in place.
+A Tape also counts memory. ``parameters`` are the distinct elements of the model's weights.
+``live_bytes`` is the size of the largest set of tensors alive at once: while a kernel runs, the
+model's input, the output of the previous kernel, the kernel's own output, and tensors held for
+later kernels (a residual, the parts of a concatenation). No kernel is assumed to run in place.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Tape:
 
     @contextlib.contextmanager
     def holding(self, held_bytes: int | None = None) -> Iterator[None]:
-        """The flowing tensor, or so many bytes instead, is needed again at the end of the block."""
+        """Hold the flowing tensor, or ``held_bytes``, until the end of the block."""
         if held_bytes is None:
             held_bytes = self.tensor_bytes
             self._flowing_bytes = 0
@@ -126,8 +126,8 @@ class Tape:
         parameters: int | None = None,
         kind: Kind = "pointwise",
     ) -> None:
-        """One output element per input element; ``elements`` where it is not the flowing tensor,
-        ``parameters`` where the model keeps more weights than are read."""
+        """A kernel with one output element per input element. ``elements``: if not those of the
+        flowing tensor. ``parameters``: if the model keeps more weights than are read."""
         elements = elements or self.elements
         self._launch(
             Op(

@@ -17,8 +17,8 @@ from eclip.varout.gpu_model import MOST_THREADS
 THREADS = 256
 ITEMS = 16  # inputs a thread takes of a tile
 _MORE_ITEMS = 32
-# From so many inputs on tiles are larger: every unit has several of them all the same, and a tile's
-# time is mostly ways to memory and back, which do not grow with it.
+# From this number of inputs on, tiles are larger: every unit still has several tiles, and a tile's
+# time is mostly round trips to memory, which do not grow with its size.
 _LARGE = 1 << 23
 # Words of a stage's state, as in state.cu.
 COUNT, CONSUMED, PRODUCED = 0, 1, 2
@@ -125,8 +125,8 @@ def kernels_for(
     apply: str = "",
     items: int = ITEMS,
 ) -> Kernels:
-    """For flags of a width; outputs are indices, or values of a width; ``apply`` is the consumer's
-    expression of ``v``; ``items`` as ``items_for`` says."""
+    """The kernels for flags of ``flag_bytes``. Outputs are indices, or values of ``value_bytes``;
+    ``apply`` is the consumer's expression of ``v``; ``items`` is from ``items_for``."""
     for width in (flag_bytes, value_bytes or 8):
         if width not in _WIDTHS:
             raise DeviceError(f"elements of {width} bytes cannot be selected; use 1, 2, 4 or 8")
@@ -141,11 +141,12 @@ def kernels_for(
 
 
 def items_for(inputs: int, flag_bytes: int) -> int:
-    """Of a thread's items all flags are asked for at once, and so many words have no registers."""
+    """Items of a thread. All its flags are loaded at once, so wide flags need too many registers
+    for more items."""
     return _MORE_ITEMS if inputs >= _LARGE and flag_bytes <= 4 else ITEMS
 
 
 def blocks_for(items: int) -> int:
-    """Of a kernel whose threads take turns beyond ``MOST_THREADS``: an H200 holds about so many at
-    once, and every further block is only one more to start and to end."""
+    """Blocks of a kernel with ``MOST_THREADS`` threads at most, about as many as an H200 holds at
+    once; more blocks would only take time to start and to end."""
     return max(1, min(-(-items // THREADS), MOST_THREADS // THREADS))

@@ -4,7 +4,7 @@ A request is timed as a user meets it: its input has just been written, and noth
 The host's launch is hidden behind a short wait on the device, so that times are the device's own.
 
 Two graphs of one stage need not be equally fast: of those with a loop every other one took 2.4 us
-longer on an H200, whatever its capacity. A point is therefore a mean over several graphs.
+longer on an H200, with any capacity. A point is therefore a mean over several graphs.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _SMALLEST = 1024  # inputs of a request that is all fixed cost
 _SHARES = (0.0, 0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0)  # lengths over inputs
 _CAPACITY_SHARES = (1 / 256, 1 / 64, 1 / 16, 1 / 4)
 _ONE_CAPACITY = (Mechanism.EXACT, Mechanism.MAXIMUM, Mechanism.MERGE)  # none to vary
-# Loops are built often and have few constants that others do not settle: fewer points will do.
+# Loops are built often and have few constants of their own, so fewer points suffice.
 _LOOPING = (*DOUBLED, Mechanism.SWAP)
 _LOOPING_SHARES = (0.0, 0.005, 0.02, 0.05, 0.25, 1.0)
 _LOOPING_CAPACITY_SHARES = (1 / 256, 1 / 64, 1 / 4)
 _BUILDS = {Mechanism.RESIDENT: 2} | dict.fromkeys(_LOOPING, BUILDS)
-_LONG_NS = 200e3  # of a request: what graphs differ by no longer counts
+_LONG_NS = 200e3  # of a request: differences between graphs are negligible from here on
 
 
 def data_of(inputs: int, length: int, seed: int = 0) -> torch.Tensor:
-    """So many elements that are not zero, anywhere."""
+    """Data of ``inputs`` elements, with ``length`` nonzero elements at random places."""
     generator = torch.Generator(device="cuda").manual_seed(seed)
     x = torch.rand(inputs, device="cuda", generator=generator) + 0.5
     out = torch.randperm(inputs, device="cuda", generator=generator)[length:]
@@ -94,7 +94,7 @@ class Timed(Closing):
         return float(call(cu.cuEventElapsedTime, self._begin, self._end)) * 1e6
 
     def time_ns(self, given: torch.Tensor) -> float:
-        """The median request, mean over as many graphs as the mechanism asks for."""
+        """The time of the median request, as a mean over ``builds`` graphs."""
         builds = _BUILDS.get(self.stage.mechanism, 1)
         found = [self._median_ns(given, builds)]
         while len(found) < builds and found[0] < _LONG_NS:
@@ -122,7 +122,7 @@ def measure(
 ) -> Sample:
     """One point: a stage built, timed, and checked against the plain result."""
     known = max(1, length) if mechanism is Mechanism.EXACT else capacity
-    torch.cuda.synchronize()  # what was given is written
+    torch.cuda.synchronize()  # ``given`` is written now
     with Timed(mechanism, known, len(given), stream, apply) as timed:
         found = timed.time_ns(given)
     if timed.stage.count() != length or not torch.equal(timed.y != 0, given != 0):
@@ -131,7 +131,7 @@ def measure(
 
 
 def measure_stage(inputs: int, stream: Any) -> tuple[GpuStage, int]:
-    """The constants for so many inputs, and the number of points they were fitted to."""
+    """The constants for ``inputs`` inputs, and the number of fitted points."""
     samples = []
     for part in _SHARES:
         length = round(part * inputs)

@@ -14,7 +14,7 @@ from eclip.varout.cuda.ragged import OutputWindow
 
 
 class Detector(nn.Module):
-    """Convolutions say where something may be; a head looks at those places only; then NMS."""
+    """Convolutions propose places; a head looks at these places only; then NMS."""
 
     def __init__(
         self, channels: int = 32, threshold: float = 0.0, capacity: int = 512, kept: int = 128
@@ -118,7 +118,7 @@ class MoeBlock(nn.Module):
 
 
 def detector(batch: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-    """A factory for ``eclip profile`` and mixes: one image, whatever the batch."""
+    """A factory for ``eclip profile`` and mixes: one image, for any batch."""
     torch.manual_seed(0)
     return Detector().cuda().eval(), (torch.randn(1, 3, 256, 256, device="cuda"),)
 

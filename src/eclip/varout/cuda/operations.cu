@@ -1,7 +1,7 @@
 // Windows for other consumers; suppression, routing and expansion. Follows state.cu.
 
-// To the window that somebody else's consumer is about to see; by one thread, for everything that
-// follows on the stream. In a graph, the condition says whether there is another window after it.
+// Moves to the next window of an external consumer; by one thread, for all later work on the stream.
+// In a graph, the condition holds if there is another window after this one.
 extern "C" __global__ void eclip_next(int move, u64 window, i64* state, u64 handle, int loops) {
     i64 low = move == REWIND ? 0 : state[CONSUMED] + (move == ADVANCE ? (i64)window : 0);
     if (loops) cudaGraphSetConditional(handle, state[COUNT] - low > (i64)window);

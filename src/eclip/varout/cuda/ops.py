@@ -1,4 +1,4 @@
-"""The operations on PyTorch tensors, on whatever stream is current, captured or not.
+"""The operations on PyTorch tensors, on the current stream, captured or not.
 
 A workspace is cleared by the request itself (one memset), so an operation may be captured in any
 number of graphs.
@@ -25,9 +25,9 @@ from eclip.varout.cuda.build import (
 from eclip.varout.cuda.ragged import Ragged, Routed
 
 _MOST_BOXES = 1 << 16  # their pairwise overlaps take n²/8 bytes
-# Without a capacity a body sees a part of the longest output at a time: with all of it, most of its
-# work would be on slots that hold nothing. A turn of its loop takes about 15 us more than its work,
-# in which a light body (its kernels move 20 bytes a slot, at 4 TB/s) gets through so many slots.
+# Without a capacity a body sees the longest output in parts: with the whole output, most of its
+# work would be on empty slots. A turn of its loop takes about 15 us besides the work. In this time
+# a light body (its kernels move 20 bytes a slot, at 4 TB/s) processes this number of slots.
 _TURN_SLOTS = 3_000_000
 
 
@@ -205,9 +205,10 @@ def _flags(x: torch.Tensor) -> torch.Tensor:
 
 
 def _window(largest: int) -> int:
-    """With windows of w slots, an output of s slots takes s/w turns and leaves w/2 slots of the
-    last one empty: least together where w² is 2s times what a turn is worth. A quarter of the
-    inputs stands for s. Up to 1.5 million inputs are one window, 16.8 million are 3.3, 67 are 6.7.
+    """The slots of a window. With windows of w slots, an output of s slots takes s/w turns, and
+    w/2 slots of its last window are empty: the best w² is 2s times the slots that a turn is worth.
+    For s a quarter of the inputs is taken. 1.5 million inputs are one window, 16.8 million are 3.3
+    windows, 67 million are 6.7.
     """
     return max(1, min(largest, math.isqrt(largest * _TURN_SLOTS // 2)))
 

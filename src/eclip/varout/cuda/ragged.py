@@ -1,9 +1,9 @@
-"""Outputs whose length only the device knows, and consumers that see them window by window.
+"""Outputs with a length that only the device knows, and consumers that see them by windows.
 
-In a capture, windows beyond the first are a loop in the graph; outside of one they are a Python
-loop that waits for the device, like PyTorch's own operators. What a body sees in a slot that holds
-nothing is 0: a legal position, and the same in every run. Nothing is written for a body that does
-not look at it.
+In a capture, windows beyond the first are a loop in the graph; outside of a capture they are a
+Python loop that waits for the device, like PyTorch's own operators. A body sees 0 in empty slots,
+which is a legal position, and the same in every run. Slots that a body does not read are not
+written.
 """
 
 from __future__ import annotations
@@ -164,8 +164,8 @@ class Ragged:
 
     @property
     def values(self) -> torch.Tensor:
-        """The buffer, with 0 in all slots from ``count`` on. Where ``each`` went over several
-        windows of a capacity, it holds the last, and behind that what an earlier one left."""
+        """The buffer, with 0 in all slots from ``count`` on. After ``each`` over several windows of
+        a capacity, the buffer holds the last window, and behind it rests of earlier windows."""
         self._kernels.launch(
             "clear", torch.cuda.current_stream().cuda_stream, blocks_for(self.capacity),
             [pointer(self._buffer.data_ptr()), word(self.capacity),

@@ -90,9 +90,9 @@ __device__ inline u64 packed(u64 epoch, u64 kind, u64 sum) {
 
 __device__ inline u64 read_packed(const u64* at) { return *(volatile const u64*)at; }
 
-// By the first warp: how many outputs come before this tile. Earlier tiles were begun earlier, so
-// whoever is waited for runs or has finished. Hundreds of tiles are under way at once and every look
-// is a way to memory and back, so that 128 of them are looked at together.
+// By the first warp: the number of outputs before this tile. Earlier tiles were begun earlier, so
+// they run or have finished. Hundreds of tiles are under way at once and every look is a round trip
+// to memory, so 128 tiles are looked at together.
 __device__ inline u32 look_back(u64* tiles, u64 tile, u64 epoch, u32 own) {
     int lane = threadIdx.x % 32;
     if (tile == 0) {
@@ -212,10 +212,10 @@ __device__ inline void consume_range(
 
 // Opens a request: counts everything, writes what fits, which counts as produced.
 // Launched with a block for each tile, so that the last tile's block can close the request while
-// others still write, and nobody has to count who has finished. When it knows its sum, every earlier
-// tile's was published, by the thread that had read the request's number and taken the ticket before:
-// the sum carries the one and lies at the other. Beyond that, no block looks at the state again, and
-// there is no block that has yet to come.
+// others still write, and finished blocks need not be counted. When that block knows its sum, the sums
+// of all earlier tiles are published, by threads that had read the request's number and taken their
+// tickets before: a sum carries the number and lies at the ticket. After that no block looks at the
+// state again, and no block has yet to start.
 extern "C" __global__ void __launch_bounds__(THREADS, SELECTING) eclip_select(
     const FLAG* flags, const OUT* values, u64 n, OUT* buffer, u64 capacity, OUT* arena,
     u64 arena_words, u64* tiles, i64* state, u64 handle, int loops
@@ -271,7 +271,7 @@ extern "C" __global__ void eclip_advance(u64 modulo, u64 window, i64* state, u64
 }
 
 // Waits until all blocks of a cooperative launch have come. The last to come begins the next turn;
-// if it closes the request too, nobody has to at the end.
+// with ``closes`` it also closes the request, so that no block has to at the end.
 __device__ inline void wait_for_all(i64* state, bool closes) {
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -291,12 +291,12 @@ __device__ inline void wait_for_all(i64* state, bool closes) {
     __syncthreads();
 }
 
-// Producer and consumer in one launch; whoever cannot go on waits for the other.
+// Producer and consumer in one launch; a side that cannot go on waits for the other.
 extern "C" __global__ void __launch_bounds__(THREADS) eclip_resident(
     const FLAG* flags, const OUT* values, u64 n, const float* x, float* y, OUT* buffer, u64 capacity,
     u64* tiles, i64* state
 ) {
-    // With a block for each tile nobody needs to ask for another.
+    // With a block for each tile no block needs another tile.
     while (scan_tile(flags, values, n, buffer, capacity, buffer, 0, tiles, state) < tiles_in(n)
            && gridDim.x < tiles_in(n)) {}
     wait_for_all(state, true);

@@ -6,9 +6,9 @@
 // VALUES is set), APPLY(v) is the consumer's expression, ITEMS is how many inputs of a tile a thread
 // takes: 32 for large inputs, where fewer tiles mean fewer looks back, 16 so that others have enough.
 //
-// Every stage has a state of 16 words. Nothing is cleared between requests by anybody else: one
-// block of the kernel that opens a request leaves the state as the next request needs it, and tile
-// sums carry the request's number, so that those of the last request are seen as not yet there.
+// Every stage has a state of 16 words. No host code clears the state between requests: a block of the
+// kernel that opens a request leaves the state ready for the next request, and tile sums carry the
+// request's number, so that sums of the last request count as missing.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
