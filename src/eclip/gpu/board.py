@@ -4,9 +4,9 @@ core/rules.py has the words of a row; native/board.h is the same layout in C. Th
 board for every GPU and user. Sessions of any process or container that opens the same file see each
 other; pids play no part, because containers do not share them.
 
-Whoever owns a row holds an OFD file lock on its bytes. The kernel gives it back when the last copy
+The owner of a row holds an OFD file lock on its bytes. The kernel gives it back when the last copy
 of the descriptor and the last mapping made with it are gone, however the process ends. So words
-whose lock is free are left over: whoever claims that row overwrites them, and sessions that live
+whose lock is free are left over: the next claim of that row overwrites them, and sessions that live
 clear them. Readers ask for no lock. To them an owner that is killed or stopped is idle as soon as
 its heartbeat is too old.
 
@@ -14,9 +14,9 @@ A forked child neither owns nor ends its parent's rows. Python's forks close the
 descriptor and put memory of the child's own where the board was; else a data loader could keep the
 row of a dead service. Children forked by other code keep the lock until they end or call exec.
 
-All who may write the file are trusted. It is the user's alone (mode 0600), and nobody removes or
-truncates it. Times are those of CLOCK_MONOTONIC, which containers share unless they were given a
-time namespace of their own.
+All processes that may write the file are trusted. It is the user's alone (mode 0600), and no
+process removes or truncates it. Times are those of CLOCK_MONOTONIC, which containers share unless
+they were given a time namespace of their own.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ HEADER = (MAGIC, VERSION, MOST_ROWS, WORDS)  # its first words; the others are 0
 BEAT_S = 0.02
 _SWEEP_BEATS = 5
 _FOLDER = Path("/dev/shm")
-_ATTEMPTS = 5  # a row that somebody clears is locked for a moment
+_ATTEMPTS = 5  # a row that is being cleared is locked for a moment
 _PAUSE_S = 0.002
 _ADVICE = f"remove it, or set {VARIABLE} to another path"
 
@@ -125,8 +125,9 @@ def private_board() -> Board:
 class Board(Closing):
     """A board, open in this process, with the rows that it owns there.
 
-    ``words`` are everybody's rows. An owner writes its own ones only, and not after it has released
-    them. Closing releases all rows; ``words`` stays readable for as long as somebody has it.
+    ``words`` are the rows of all owners. An owner writes its own ones only, and not after it has
+    released them. Closing releases all rows; ``words`` stays readable for as long as it is
+    referenced.
     """
 
     def __init__(self, descriptor: int, name: str) -> None:
@@ -136,7 +137,7 @@ class Board(Closing):
         self._lock = threading.Lock()  # of the rows owned, and of locks in the file
         try:
             check_board(descriptor, name)
-            os.posix_fallocate(descriptor, 0, SIZE)  # also if somebody copied it with holes
+            os.posix_fallocate(descriptor, 0, SIZE)  # also if the file was copied with holes
             self._memory = _Memory(descriptor)
         except BaseException:
             os.close(descriptor)
@@ -155,7 +156,7 @@ class Board(Closing):
     def claim(self, promise: Promise | None = None, name: str = "", *, beats: bool = True) -> int:
         """A row for a service with this promise, else for background; the name is for people.
 
-        Without ``beats`` somebody else, to whom the row is lent, says that its owner runs.
+        Without ``beats`` the borrower of the row says that its owner runs.
         """
         for _ in range(_ATTEMPTS):
             with self._lock:
@@ -357,7 +358,7 @@ def _open_or_make(path: Path) -> int:
 
 
 def _make(path: Path) -> None:
-    """Put a board there, whole; one that somebody else puts there first stays."""
+    """Put a whole board there; a board that another process put there first stays."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(draft, flags, 0o600)

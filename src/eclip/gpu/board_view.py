@@ -1,7 +1,7 @@
 """Looking at boards: what the workers of all processes on a GPU are doing, for a person.
 
-Nothing is locked, mapped or written, so looking harms nobody. Words are read while their owners
-write them and need not agree with each other.
+Nothing is locked, mapped or written, so looking disturbs no worker. Words are read while their
+owners write them and need not agree with each other.
 """
 
 from __future__ import annotations

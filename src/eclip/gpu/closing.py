@@ -1,6 +1,6 @@
 """Closing: everything is released, last made first, whatever state it is in and whatever fails.
 
-A session's belongings are closed in one order: nobody begins anything new, loops in flight end,
+A session's belongings are closed in one order: nothing new begins, loops in flight end,
 the lanes are waited for, and then executables go before the graphs they came from, graphs before
 the streams they were captured on, streams before their contexts. What cannot be waited for may
 still be in use, so it is never released: a context that has failed for good gives nothing back
@@ -26,7 +26,7 @@ from eclip.gpu.worker_loop import Runner
 
 
 def never_free(thing: Any) -> None:
-    """Keep something for good, also while the interpreter ends and clears everybody's names."""
+    """Hold a reference until the process exits, interpreter shutdown included."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
@@ -94,7 +94,7 @@ class WaitingGpu(Protocol):
 
     def ready_to_close(self) -> contextlib.AbstractContextManager[None]:
         """Whichever thread this is (the garbage collector takes any): releases work while the block
-        lasts, and somebody else's capture neither forbids a release nor suffers from it."""
+        lasts, and a capture of other code neither forbids a release nor suffers from it."""
         ...
 
     def wait_for(self, stream: Any) -> None:
@@ -110,7 +110,7 @@ class Belongings:
         self.releases = Releases()
         self.streams: list[Any] = []  # of the lanes, to wait for
         self.closed = False
-        self.ending: Ints = np.zeros(1, dtype=np.int64)  # set then: who yields goes on
+        self.ending: Ints = np.zeros(1, dtype=np.int64)  # set then: a worker that yields goes on
         self._gpu = gpu
         self._sources = sources
         self._closing = threading.Lock()
@@ -141,7 +141,7 @@ class Belongings:
         run = (runners, stop)
         with self.in_use():
             self._runs.append(run)
-            if self.closed:  # since this block began, by somebody who has not seen the run
+            if self.closed:  # since this block began, by a thread that has not seen the run
                 stop[0] = 1
             try:
                 for runner in runners:
@@ -203,13 +203,13 @@ class Belongings:
             self._changed.wait_for(lambda: all(user == me for user in self._users))
 
     def close_quietly(self) -> None:
-        """For a session that nobody closed; nobody is there to be told."""
+        """For a session that was never closed; errors have no receiver."""
         with contextlib.suppress(DeviceError):
             self.close()
 
 
 def _join_all(runners: Sequence[Runner]) -> None:
-    """Wait for every loop, whatever else happens meanwhile; a second interrupt comes after."""
+    """Wait for every loop; an interrupt meanwhile is raised afterwards."""
     try:
         for runner in runners:
             if runner.ident is not None:

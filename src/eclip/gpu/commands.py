@@ -16,7 +16,7 @@ N = TypeVar("N")
 
 
 class Sink(Protocol[N]):
-    """What makes the nodes; whatever it raises ends the recording."""
+    """Makes the nodes; any error of it ends the recording."""
 
     def command(self, command: int, after: Sequence[N]) -> N: ...
 

@@ -28,7 +28,7 @@ class SessionGpu(LoopGpu, WaitingGpu, Protocol):
     def uuid(self) -> str: ...
 
     def free_memory(self) -> int:
-        """Bytes that nobody has taken."""
+        """Bytes of free memory."""
         ...
 
     def quicken(self) -> None:

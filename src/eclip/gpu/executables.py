@@ -2,8 +2,8 @@
 
 A route is one graph per group, chained by events, or one graph of everything, where a vendor's
 graphs may span lanes. A worker with joints has a graph for every stretch, and for every lane that
-it may move to; they are cut once and shared by all variants. Whoever asks for steps owns what they
-launch. Only the vendor knows how a graph comes onto a lane (``LanePlacer``).
+it may move to; they are cut once and shared by all variants. The caller owns the steps and what
+they launch. Only the vendor knows how a graph comes onto a lane (``LanePlacer``).
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class Executables:
         return [self.event(owner) for _ in range(in_flight)], done_ns
 
     def _place(self, route: Route, pieces: Sequence[Piece], owner: Releases) -> None:
-        """Instantiate what nobody has asked for before."""
+        """Instantiate each piece on its first request."""
         missing = [piece for piece in pieces if _key(route, piece) not in self._cut]
         if not missing:
             return

@@ -49,7 +49,7 @@ class Piece:
 
 
 class CapturedGraph:
-    """A graph that somebody else captured and keeps alive, in launch order."""
+    """A captured graph in launch order; its owner keeps it alive."""
 
     def __init__(self, graph: Any, nodes: Sequence[Node], obstacle: str = "") -> None:
         """``graph``: the vendor's handle. ``obstacle``: a part that can neither be moved nor

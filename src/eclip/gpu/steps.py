@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 LAUNCH, RECORD, WAIT, HOLD = 0, 1, 2, 3
 # A dozen graphs that wait for events keep other workers' launches from starting until they have
-# moved on (docs/results/lanes.md, lock-step); up to six were seen to harm nobody.
+# moved on (docs/results/lanes.md, lock-step); up to six were seen to do no harm.
 AHEAD = 2
-ANYBODY = (1 << 62) - 1  # as a variant's bit set: it fits whoever is active
+ANYBODY = (1 << 62) - 1  # as a variant's bit set: it fits any set of active workers
 
 Words = npt.NDArray[np.uint64]
 Ints = npt.NDArray[np.int64]
@@ -47,7 +47,7 @@ class Stretches:
 
 
 def whole_request(launch: tuple[int, Any, Any]) -> Stretches:
-    """A request that is one launch, whoever else is active."""
+    """A request that is one launch, for any set of active workers."""
     return Stretches([(ANYBODY, [steps_of([launch])])])
 
 

@@ -80,7 +80,7 @@ def _compile(program: tuple[Any, ...]) -> None:
 
 
 def alone_place() -> Place:
-    """For a worker that nobody else looks at."""
+    """For a worker without neighbours."""
     board = np.zeros((1, WORDS), dtype=np.int64)
     board[0, HEARTBEAT] = ALWAYS
     board[0, BUSY_SINCE] = IDLE
@@ -124,7 +124,7 @@ class WorkerLoop:
         self,
         gpu: LoopGpu,
         stretches: Stretches,
-        place: Place | None = None,  # None: nobody else looks at it
+        place: Place | None = None,  # None: no neighbour reads it
         rules: Rules = NO_RULES,
     ) -> None:
         self.stretches = max(stretches.variants, key=lambda pair: pair[0].bit_count())[1]

@@ -27,7 +27,7 @@ from eclip.sim.tables import KernelTables
 
 _REQUESTS = 12  # of the worker with the longest, were it alone
 _ARRIVALS = 60  # of the worker with the fewest, where requests arrive by themselves
-_MOST = 6_000  # requests of all: nobody waits hours for a model that is asked once a minute
+_MOST = 6_000  # requests of all: a model that is asked once a minute must not take hours
 _PROMISED = 550  # arrivals of the service with the fewest: a bound is on a p99
 _MOST_PROMISED = 60_000  # requests of all, where there are services
 _WARMUP = 0.25  # of the window
@@ -41,7 +41,7 @@ class SimEvaluator:
         topology: Topology,
         profiles: Sequence[Profile],
         calibration: Calibration,
-        mix: Mix | None = None,  # with its rates; without: everybody back to back
+        mix: Mix | None = None,  # with its rates; without: all workers back to back
         others: Sequence[Profile] = (),  # that plans may choose instead
     ) -> None:
         self._workers = len(profiles)

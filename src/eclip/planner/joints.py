@@ -39,7 +39,7 @@ class JointRules:
     lane: Mask | None = None  # where it moves or, without joints, stays; None: all units
     grain_ns: int = GRAIN_NS
     depth: int = 2
-    kernels: int | None = None  # a stretch is so many kernels, whatever time they take
+    kernels: int | None = None  # a stretch is so many kernels, of any length
     kernels_for: int = 0  # so many units its kernels are chosen; 0: its own
     joints: bool = True
 

@@ -42,7 +42,7 @@ from eclip.planner.tiers import (
 from eclip.progress import Progress
 
 PRIORITY_LEVELS = 6  # of an H200's streams; a device with fewer refuses what it does not have
-DEFAULT_SHARE = 60  # percent for everybody: the best of most mixes on an H200
+DEFAULT_SHARE = 60  # percent for each worker: the best of most mixes on an H200
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ def with_shares(
 def _model(problem: Problem, options: PolicyOptions) -> Plan:
     """One right-sized mask per model.
 
-    Slices are dealt out one by one, each to the worker that is slowed down most, until everybody
+    Slices are dealt out one by one, each to the worker that is slowed down most, until every worker
     is within the tolerance of its time on all units or no slice is left. So masks are disjoint,
     and the worst slowdown is the least that disjoint masks of whole slices allow.
     """
@@ -269,7 +269,8 @@ def _model(problem: Problem, options: PolicyOptions) -> Plan:
         )
     lanes = []
     whys = []
-    # The last slice may be an odd one that holds no clusters: it goes to whoever has most others.
+    # The last slice may be an odd one that holds no clusters: it goes to the worker that has most
+    # others.
     order = sorted(range(workers), key=counts.__getitem__)
     for worker, count in enumerate(counts):
         start = sum(counts[other] for other in order[: order.index(worker)])

@@ -49,8 +49,8 @@ def slice_orders(slices: int, workers: int) -> list[list[int]]:
     """Per worker the order in which its lanes grow over the slices.
 
     Slices are dealt out in turn, so that homes lie apart and small lanes are disjoint; the last of
-    several workers counts from the far end. Then everybody adds, one at a time, the slice that the
-    fewest have, and of those the nearest to home.
+    several workers counts from the far end. Then each worker adds, one at a time, the slice that
+    the fewest have, and of those the nearest to home.
     """
     orders = [list(range(worker, slices, workers)) for worker in range(workers)]
     for worker in range(slices, workers):  # more workers than slices: homes repeat

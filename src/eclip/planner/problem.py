@@ -58,7 +58,7 @@ class Problem:
         self._check_memory()
 
     def _check_memory(self) -> None:
-        """Refuse a mix that does not fit, before anybody plans for it. Once for the problem, not
+        """Refuse a mix that does not fit, before it is planned for. Once for the problem, not
         for every candidate: with the largest of the kernels that a worker can choose, one
         executable each, and as many lanes as have a hardware queue."""
         workers = []
@@ -138,7 +138,7 @@ class Problem:
         whys: Sequence[str],
         why: str,
     ) -> Plan:
-        """The plan that sends every kernel to its chosen lane; lanes nobody uses are left out."""
+        """The plan that sends every kernel to its chosen lane; unused lanes are left out."""
         used = sorted({int(lane) for choice in choices for lane in np.unique(choice)})
         number = {lane: index for index, lane in enumerate(used)}
         return Plan(

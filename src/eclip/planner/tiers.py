@@ -1,4 +1,4 @@
-"""Tiers: services keep a bound, everybody else gives way to them.
+"""Tiers: services keep a bound, all other workers give way to them.
 
 Simple policies for such mixes: plain streams, with workers that look up at joints. What a search
 makes of joints is in search/proposals.py.
@@ -28,7 +28,7 @@ def make_promises(
     profiles: Sequence[Profile],
     p99_alone_ms: Callable[[], Sequence[float]] | None = None,
 ) -> dict[int, Promise]:
-    """Every service's promise in times. What nobody could keep is refused.
+    """Every service's promise in times. A bound that cannot be kept is refused.
 
     ``p99_alone_ms``: of every worker under its own arrivals, on a device or simulated. Only bounds
     that are so many times the p99 alone need it.
@@ -73,7 +73,7 @@ def check_rates(mix: Mix, profiles: Sequence[Profile]) -> None:
 
 
 def check_services(mix: Mix, what: str) -> None:
-    """Refuse what has a meaning only where somebody has a bound to keep."""
+    """Refuse ``what`` where no worker has a bound."""
     if not mix.services:
         raise UsageError(
             f"{what} needs a service, which is a worker with a bound, as in "
@@ -127,7 +127,7 @@ def half_of(topology: Topology) -> int:
 
 def expected_excess_ns(plan: Plan) -> int | None:
     """What a service's request may wait for background: the stretches in flight when it arrives.
-    None: somebody without a bound does not yield to whoever is busy."""
+    None: a worker without a bound does not yield to a busy service."""
     drain_ns = _drain_ns(plan)
     always = all(
         worker.joints is None or worker.joints.rules[0].slack is Slack.PLENTY
@@ -138,7 +138,7 @@ def expected_excess_ns(plan: Plan) -> int | None:
 
 
 def excess_in_words(plan: Plan) -> str:
-    """One sentence about what services wait for; empty where nobody has to let them pass."""
+    """One sentence about what services wait for; empty where no worker lets them pass."""
     drain_ns = _drain_ns(plan)
     if drain_ns is None or not plan.mix.services:
         return ""

@@ -1,4 +1,4 @@
-"""Who may use a server: a token that clients show, and TLS between them and us."""
+"""Access to a server: the token that clients show, and TLS."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Configuration: what a server serves, from one TOML file or from a mix.
 
 ``[server]`` says where to listen and on which device to run, every ``[[service]]`` names a model
-and its promise. Whatever cannot be right is refused with one line that names the key and what to
+and its promise. A wrong value is refused with one line that names the key and what to
 write instead.
 """
 
@@ -252,7 +252,7 @@ def check_files(server: ServerSettings) -> None:
             raise UsageError(f"{key}: cannot read {file}: {error.strerror or error}") from None
     if server.tls_cert is not None:
         try:
-            # No password: where nobody could be asked for one, a key is not encrypted.
+            # No password: a server cannot ask for one, so its key is not encrypted.
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
                 server.tls_cert, server.tls_key, password=""
             )

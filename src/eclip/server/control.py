@@ -36,7 +36,7 @@ class ServiceSheet(msgspec.Struct, frozen=True, kw_only=True):
     bound_ns: int | None
     slots: SlotLayout
     function: str | None = None  # module:function, where a CPU gives the answers
-    timing_only: bool = False  # nobody computes: the one output says how long it took
+    timing_only: bool = False  # nothing is computed: the one output says how long it took
 
     @property
     def name(self) -> str:
@@ -52,8 +52,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     sheets: tuple[ServiceSheet, ...]
     plan: str  # a file
     rates_rps: dict[str, float]  # that it was planned for
-    assumed: tuple[str, ...]  # services of which nobody knows the rate
-    uuid: str | None  # of the device; None: modelled, nobody else uses it
+    assumed: tuple[str, ...]  # services of unknown rate
+    uuid: str | None  # of the device; None: modelled, so no other server uses it
     device: str  # for a person, as what follows
     slices: int
     homes: dict[str, tuple[int, ...]]
@@ -75,7 +75,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
 
     def does_all_of(self, planned: Deployment) -> bool:
         """Whether it serves other rates, of the same services, as well as what was planned for
-        them. Opening a generation may disturb whoever is served, and instances that are not
+        them. Opening a generation may disturb requests in flight, and instances that are not
         needed cost memory only. How background gives way was searched for, for these rates."""
         runs = {sheet.name: sheet for sheet in self.sheets}
         return all(
@@ -179,7 +179,9 @@ class Offer(msgspec.Struct, frozen=True, tag=True):
     sheets: tuple[ServiceSheet, ...]
     deployed: tuple[int, ...]  # the ids, also of services that could not be loaded: slots stay
     known: tuple[ModelInfo, ...]  # of all that are configured
-    idle: dict[str, str]  # not loaded, and why they should be but are not; empty: nobody wants it
+    idle: dict[
+        str, str
+    ]  # not loaded, and why they should be but are not; empty: it was not asked for
     device: str = ""  # for a person, as what follows
     slices: int = 0
     homes: dict[str, tuple[int, ...]] = {}  # the slices that a service's kernels run on
@@ -237,7 +239,7 @@ _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
 class Channel(Closing):
-    """One end of a socket pair. Nobody blocks: a process that does not read is as good as dead."""
+    """One end of a socket pair. No call blocks: a process that does not read counts as dead."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
@@ -253,7 +255,7 @@ class Channel(Closing):
         return cls(ours), theirs
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> bool:
-        """False: there is nobody at the other end."""
+        """False: the other end is closed."""
         try:
             socket.send_fds(self.socket, [_ENCODER.encode(message)], list(descriptors))
         except OSError:

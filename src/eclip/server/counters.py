@@ -1,7 +1,7 @@
 """Counters: what every process has counted of every service, in memory that all of them see.
 
 A page for every front and one for the device process; in a page a row of 64-bit words for every
-service, and one for all. Only the page's owner writes it, so nobody locks. Whoever reads adds up
+service, and one for all. Only the page's owner writes it, so no lock is needed. A reader adds up
 the pages. A process that starts anew goes on counting in its predecessor's page.
 """
 
@@ -16,7 +16,7 @@ from eclip.core.device import Closing
 from eclip.server.link import allocate
 from eclip.server.messages import BUCKETS_S, Durations, Phase, Reason, Statistics
 
-ROWS = 128  # services by name, over the life of a server; row 0 is nobody's in particular
+ROWS = 128  # services by name, over the life of a server; row 0 belongs to no service
 _BUCKETS_NS = [round(1e9 * end) for end in BUCKETS_S]
 _REASONS = {reason: place for place, reason in enumerate(Reason)}
 

@@ -1,8 +1,8 @@
 """A server's own folder in the temporary directory: plans, names of regions, the door.
 
 A server that ends removes its folder. One that is killed cannot, so the next server of the same
-user does it. Whoever owns a folder holds a lock in it, and the kernel gives the lock back however
-the owner ends: a folder whose lock is free belongs to nobody any more.
+user does it. The owner of a folder holds a lock in it, and the kernel gives the lock back however
+the owner ends: a folder whose lock is free has no owner any more.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _locked(prefix: str, stack: contextlib.ExitStack) -> Path:
     while True:
         path = Path(tempfile.mkdtemp(prefix=prefix))
         lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        with contextlib.suppress(OSError):  # no locks here: then nobody removes it either
+        with contextlib.suppress(OSError):  # no locks here: then no server removes it either
             fcntl.flock(lock, fcntl.LOCK_EX)
         if path.exists():
             stack.callback(os.close, lock)

@@ -240,7 +240,7 @@ class Core(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Every model that should be loaded is ready, and nobody asked the server to stop."""
+        """Every model that should be loaded is ready, and the server is not stopping."""
         ...
 
     def why_not_ready(self, name: str) -> str | None:

@@ -1,4 +1,5 @@
-"""Ports that clients ask at: found free before anything starts, and held for all who share them."""
+"""Ports that clients ask at: found free before anything starts, and held for all fronts that share
+them."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from eclip.server.config import ServerSettings
 
 
 def free_port(host: str, asked: int, name: str) -> int:
-    """The port, or with 0 one that is free; refused if somebody listens there. Alone, although it
-    will be shared: a port that others share would give us some of their clients."""
+    """The port, or with 0 one that is free; refused if another socket listens there. Alone,
+    although it will be shared: a port that others share would give us some of their clients."""
     with socket.socket(_family(host), socket.SOCK_STREAM) as alone:
         alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

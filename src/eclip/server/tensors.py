@@ -70,7 +70,7 @@ def bad_request(line: str) -> RefusedError:
 
 
 def parse_json(text: memoryview | msgspec.Raw, decoder: msgspec.json.Decoder[Any]) -> Any:
-    """Whatever is wrong with it, a client made it so."""
+    """An error in it is the client's."""
     try:
         return decoder.decode(text)
     except RecursionError:

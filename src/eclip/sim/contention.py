@@ -1,4 +1,5 @@
-"""Who runs how fast, and what that draws: the simulator's whole model of interference and power.
+"""Contention: how fast each running kernel is, and what that draws. The whole model of interference
+and power.
 
 ``contend`` and ``draw_w`` are pure functions of what is active; the core calls them whenever the
 set of running kernels changes. A better model replaces this file and the constants in the
@@ -39,7 +40,7 @@ Records = npt.NDArray[np.void]
 # alone on the lane.
 RUNNING_KERNEL = [
     ("lane", np.int64),
-    ("ticket", np.int64),  # who came first has the lower one
+    ("ticket", np.int64),  # the earlier one has the lower number
     ("remaining", np.float64),  # ns at full speed
     ("tail_ns", np.float64),  # of those the last wave, in which no block waits for room
     ("body_room", np.float64),  # part of its lane's room that it holds before the last wave ...
@@ -128,7 +129,7 @@ def contend(
 
 @compiled
 def _share_bandwidth(active: Ints, count: int, running: Records, rate: str, limit: float) -> None:
-    """Slow down those who ask for more than their max-min fair share of ``limit``."""
+    """Slow down kernels that ask for more than their max-min fair share of ``limit``."""
     # A kernel was profiled alone at its rate, so alone it reaches it whatever the limit says: it
     # never asks for more than the limit.
     total = 0.0

@@ -266,8 +266,8 @@ def _elapse(
 
 @inlined
 def _pass_turn(workers: Records, clock: np.void, turn_ns: float, turn_switch_ns: float) -> None:
-    """Time-slicing: who holds the device, and until when; a holder that has nothing queued, as
-    between two of its requests or at a joint, gives it up at once."""
+    """Time-slicing: the worker that holds the device, and until when; a holder that has nothing
+    queued, as between two of its requests or at a joint, gives it up at once."""
     holder = clock["holder"]
     kept = (
         holder != NOBODY
@@ -347,7 +347,7 @@ def _enter_queue(
 def _serve_queue(
     workers: Records, clock: np.void, kernels: Records, queue_holder: Ints, served: int
 ) -> None:
-    """A kernel or copy left the queue: who has waited longest enters."""
+    """A kernel or copy left the queue: the one that has waited longest enters."""
     queue_holder[served] = NOBODY
     for other in range(workers.shape[0]):
         waiter = workers[other]
@@ -446,7 +446,7 @@ def _finish_request(
 
 @compiled_with(stretches.__file__, decide.__file__, rules.__file__)
 def _finish_copy(m: Setup, s: State, index: int) -> None:
-    """Not inlined: it is rare, and a longer loop is slower for everybody."""
+    """Not inlined: it is rare, and a longer loop is slower for all workers."""
     worker, clock = s.workers[index], s.clock[0]
     link = m.kernels[worker["kernel"]]["queue"]
     _go_on(worker, m.kernels, clock["now"])

@@ -59,8 +59,8 @@ class Found:
         return tuple((score.stp, score.efficiency) for score in scores)
 
     def finalists(self, count: int) -> list[Candidate]:
-        """The best ones that are not all alike: no two give nearly the same to everybody. What gave
-        nothing, as the device refused it, is none."""
+        """The best ones that are not all alike: no two give nearly the same to all workers. What
+        gave nothing, as the device refused it, is none."""
         chosen: list[Candidate] = []
         for one in self.candidates:
             if one.score.stp > 0 and all(apart(one.score, other.score) for other in chosen):
@@ -80,7 +80,8 @@ class Found:
 
     @property
     def unmasked(self) -> list[Candidate]:
-        """Those in which everybody has all units and some have other kernels than their own."""
+        """Candidates in which all workers have all units and some have other kernels than their
+        own."""
         return [
             one
             for one in self.candidates
@@ -243,7 +244,7 @@ class Hunt:
 
 
 def _starts(problem: Problem, slices: int) -> list[Homes]:
-    """Where the search sets out: everybody everywhere, equal parts, and parts that overlap.
+    """Where the search sets out: all workers on all units, equal parts, and parts that overlap.
 
     Homes are spread evenly and grow up, or in turns up and down from the same places; once as one
     mask each, and once with lanes to choose from at two prices. All that with everybody's own
@@ -286,6 +287,6 @@ def fitted(homes: Homes, problem: Problem) -> Homes:
 
 
 def apart(one: Score, other: Score) -> bool:
-    """Whether somebody gets more than 2% more or less."""
+    """True if any worker's ratio differs by more than 2%."""
     pairs = zip(one.ratios, other.ratios, strict=True)
     return max(abs(mine - theirs) / max(theirs, 1e-9) for mine, theirs in pairs) > 0.02

@@ -18,7 +18,7 @@ from eclip.planner.problem import Problem
 from eclip.planner.search.objective import Objective, Score
 from eclip.planner.search.placement import Home, Placer
 
-_SHARES = (0.5, 0.625, 0.75, 0.875)  # of the slices, for everybody
+_SHARES = (0.5, 0.625, 0.75, 0.875)  # of the slices, for each worker
 _STRETCHES = (1.0, 1.25, 1.5, 1.75, 2.0)  # of the right size
 _NEIGHBOURS_FROM = 0.6  # of the trials are spread out, the others near the best
 _STEP = 3  # slices that a neighbour may differ by

@@ -96,7 +96,7 @@ class Objective:
 
     def for_mix(self, mix: Mix, promises: Mapping[int, Promise]) -> Objective:
         """With the mix's bounds, floors and weights, where they count. Where requests arrive by
-        themselves, rates are the load's and no plan's, so that nobody is held to fairness."""
+        themselves, rates are the load's and no plan's, so that fairness is not asked of them."""
         if self.kind != "slo":
             unasked = mix.has_rates and self.fairness is None
             return replace(self, fairness=0.0) if unasked else self

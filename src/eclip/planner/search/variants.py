@@ -1,7 +1,7 @@
 """Variants: what a worker does while some of the others are idle.
 
-The plan of a search is for everybody at once. At low load that is rare, and a worker that keeps to
-its lanes while the rest of the device idles is slower than plain streams. So the plan gets, for
+The plan of a search is for all workers at once. At low load that is rare, and a worker that keeps
+to its lanes while the rest of the device idles is slower than plain streams. So the plan gets, for
 sets of active workers, an assignment each: alone a worker has the whole device; in company every
 worker takes one of its lanes, or the whole device, as evaluation likes best. Variants add at most
 one lane per worker, that of the whole device.
@@ -50,7 +50,8 @@ def with_variants(
 
 
 def _sets(workers: int) -> list[tuple[int, ...]]:
-    """Sets of active workers, without everybody; no worker is in more than a device can keep."""
+    """Sets of active workers, without the set of all; no worker is in more than a device can
+    keep."""
     sizes: Sequence[int] = range(1, workers)
     if workers > _ALL_SETS_UP_TO:
         sizes = (1, 2, workers - 1) if 2 * workers <= MOST_VARIANTS else (1,)
@@ -83,7 +84,7 @@ def _best(
 
 
 def _largest(plan: Plan, lanes: Sequence[int]) -> list[int]:
-    """Some lanes to choose from: small ones serve nobody while units are idle."""
+    """Some lanes to choose from: small ones gain nothing while units are idle."""
     return sorted(lanes, key=plan.units, reverse=True)[:4]
 
 

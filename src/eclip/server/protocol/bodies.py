@@ -24,7 +24,7 @@ _IN_THREAD_BYTES = 256 * 1024
 
 
 class ClientGoneError(Exception):
-    """Nobody waits for the answer any more."""
+    """The client has gone: no answer is needed."""
 
 
 class Bodies:
@@ -83,7 +83,7 @@ class Bodies:
         return plain
 
     def _inflate(self, body: bytes, coding: bytes) -> bytes:
-        """Stops one byte after the limit, whatever the body would become."""
+        """Stops one byte after the limit."""
         stream = zlib.decompressobj(_WINDOWS[coding])
         try:
             plain = stream.decompress(body, self._limits.body_bytes + 1)

@@ -129,7 +129,7 @@ class GuardedConnection(HttpToolsProtocol):
             self._refuse(*(self._fault or (400, msg)))
 
     def _too_slow(self) -> None:
-        if self.pipeline:  # it is we who are not reading: an earlier request is being answered
+        if self.pipeline:  # this server is not reading: an earlier request is being answered
             self._arriving = self.loop.call_later(self._limits.read_s, self._too_slow)
         elif self.cycle is not None and not self._in_head and self.cycle.response_started:
             self.transport.abort()

@@ -259,7 +259,7 @@ class _Views:
         return answer_json(self._core.state(), headers={"cache-control": "no-store"})
 
     async def page(self, _: Request) -> Response:
-        # The page's own script and style are inside it; it asks this server and nobody else.
+        # The page's own script and style are inside it; it asks this server only.
         policy = (
             "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
             "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "

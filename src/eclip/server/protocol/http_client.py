@@ -109,7 +109,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
-        except (httptools.HttpParserError, AttributeError):  # no HTTP, or nobody asked
+        except (httptools.HttpParserError, AttributeError):  # no HTTP, or no request is open
             self.close()
 
     # --- What the parser finds -------------------------------------------------------------------
@@ -129,7 +129,7 @@ class _Connection(asyncio.Protocol):
 
 
 class RemoteFront:
-    """``connected``: somebody listens there. ``slack`` is what the last answer said, and when."""
+    """``connected``: the front listens there. ``slack`` is what the last answer said, and when."""
 
     def __init__(self, address: str, token: str | None = None) -> None:
         self.address = address

@@ -33,7 +33,7 @@ from eclip.server.messages import (
 
 _MODEL = ["model_name"]
 
-# name, help, what it is. Gauges that nobody can tell are left out.
+# name, help, what it is. Unknown gauges are left out.
 _SERVICE_GAUGES: list[tuple[str, str, Callable[[ServiceCounters], float | None]]] = [
     ("num_requests_running", "Batches on the device now.", attrgetter("running")),
     ("num_requests_waiting", "Rows that wait now.", attrgetter("waiting")),

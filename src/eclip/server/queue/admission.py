@@ -1,7 +1,7 @@
 """Admission: refuse at once what could not be answered in time.
 
 Pure functions over plain numbers. A request is accepted only if its queue has room and its
-expected answer is within its limit. A service with nothing to do accepts whatever comes: else a
+expected answer is within its limit. A service with nothing to do accepts any request: else a
 wrong expectation could never be corrected.
 """
 
@@ -19,7 +19,7 @@ _LEAST_RETRY_S = 0.001
 class Backlog(msgspec.Struct, frozen=True):
     """What stands before a request."""
 
-    waiting: int  # requests in the queue, whatever their order
+    waiting: int  # requests in the queue, of any order
     rows_before: int  # of requests that go before it
     running_ns: float  # what is left of the batches on the device, per instance
     room_in_ns: float  # until other services leave it room on the device

@@ -1,7 +1,7 @@
 """Batching: which of the waiting requests run next, together, and in which bucket.
 
 Pure functions over plain numbers. Requests wait in the order of ``urgency``. A batch is always a
-beginning of that order, so nobody is passed over for being large. Times are nanoseconds of one
+beginning of that order, so no request is passed over for being large. Times are nanoseconds of one
 clock.
 """
 
@@ -18,7 +18,7 @@ NEVER = math.inf  # due, of a request without a bound
 
 class Buckets(msgspec.Struct, frozen=True):
     """The batch sizes of a service, rising, what each is expected to take, and what it costs: the
-    time that it takes when everybody on the device is busy, with a fair part for each."""
+    time that it takes when all services on the device are busy, with a fair part for each."""
 
     sizes: tuple[int, ...]
     times_ns: tuple[float, ...]
@@ -43,8 +43,8 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 def urgency(priority: int, due_ns: float, sequence: int) -> tuple[int, float, float]:
-    """Who goes first: the higher priority (1 is the highest, 0 is none given), then who is due
-    first, then who came first."""
+    """Order of requests: the higher priority (1 is the highest, 0 is none given), then the earlier
+    due time, then the earlier arrival."""
     return (priority or 1 << 31, due_ns, sequence)
 
 
@@ -54,7 +54,7 @@ def form_batch(
     """The best beginning of a queue: ``rows`` of every request and when it is due, the most urgent
     first.
 
-    Of the buckets in which somebody is in time, the one that serves most rows for its cost. The
+    Of the buckets in which a request is in time, the one that serves most rows for its cost. The
     most urgent request may be late in it: under load, every first request would be in time in a
     small bucket only, and small batches would make all others late, too. A request that no bucket
     holds is the caller's to refuse.

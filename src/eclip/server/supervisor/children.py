@@ -120,7 +120,7 @@ class Child:
             await self.ended.wait()
 
     async def kill(self) -> None:
-        """At once, whoever listens."""
+        """At once, without waiting for the child."""
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
         await self.process.wait()

@@ -38,7 +38,7 @@ class DriftWatch:
         now_s, window_s = self._seen[-1][0], self._seen[-1][0] - self._seen[0][0]
         if window_s < WINDOW_S / 2 or now_s < self._quiet_until:
             return None
-        # A service that nobody asks says nothing about the rate at which it will be asked.
+        # A service without requests says nothing about the rate at which it will be asked.
         rates = {name: rate for name, rate in self.rates_rps.items() if rate > 0}
         off = any(
             has_drifted(rate, planned_rps[name], window_s)

@@ -2,7 +2,7 @@
 
 It holds all shared memory, so that a process that starts anew finds what its predecessor had. Every
 change (a model loaded or unloaded, the file read again, a new plan) takes the same way: plan it,
-open it on the device beside what runs, tell the fronts, and end the old generation when nobody
+open it on the device beside what runs, tell the fronts, and end the old generation when no front
 needs it any more. A change that fails leaves everything as it was.
 """
 
@@ -205,7 +205,7 @@ class Supervisor:
         seconds: float = 0.0,
     ) -> None:
         """Serve this from now on; raises what is wrong with it, and then nothing has changed. A
-        search for new rates is given up: somebody waits for this."""
+        search for new rates is given up, since a client waits for this."""
         if self._search is not None:
             self._search.cancel()
         async with self._changing:
@@ -213,7 +213,7 @@ class Supervisor:
             await self._deploy(config, planned)
 
     async def _deploy(self, config: ServingConfig, planned: Deployment) -> None:
-        """While nobody else changes anything."""
+        """Changes are made one at a time."""
         deployment = self.services.with_ids(planned)
         await self.bell.until(lambda: self.device.up)
         added = _share_slots(self.fronts.seats, self.device, deployment.sheets)
@@ -381,7 +381,7 @@ class Services:
 
     def note_failed(self, answer: Deployed, log: ServerLog) -> None:
         names = {sheet.id: sheet.name for sheet in self.deployed.sheets}
-        # A model's own error may have several lines; whoever is told gets one.
+        # A model's own error may have several lines; a client gets one.
         self.failed = {
             names[key]: " ".join(reason.splitlines()) for key, reason in answer.failed.items()
         }
