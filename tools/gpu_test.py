@@ -81,7 +81,8 @@ def ends_in_time(process: subprocess.Popen[bytes], limit_s: float) -> bool:
 
 
 def environment() -> dict[str, str]:
-    path = [str(ROOT / folder) for folder in ("src", "tests/support", "tests/oracles", ".gpu-deps")]
+    folders = ("src", "tests/support", "tests/fakes", "tests/oracles", ".gpu-deps")
+    path = [str(ROOT / folder) for folder in folders]
     return {
         **os.environ,
         "CUDA_DEVICE_MAX_CONNECTIONS": "32",
