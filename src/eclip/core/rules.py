@@ -50,7 +50,7 @@ HUNG_BOUNDS = 10  # that a request may last before its service counts as idle
 BANKED_NS = 100_000_000  # so long before it is due, work counts for a floor
 
 OWED = -1  # in a rule's level: it is about background, and applies while a floor is owed
-_LEVELS = {Slack.NONE: 0, Slack.SOME: 1, Slack.PLENTY: 2}
+LEVELS = {Slack.NONE: 0, Slack.SOME: 1, Slack.PLENTY: 2}
 
 
 class Rules(NamedTuple):
@@ -93,7 +93,7 @@ def rules_of(plan: Plan, index: int) -> Rules:
     rows = [(_bits(joints.floors_first), OWED, YIELD)] if joints.floors_first else []
     for rule in joints.rules:
         choice = YIELD if rule.lane is None else 1 + moves.index(rule.lane)
-        rows.append((_bits(rule.to), _LEVELS[rule.slack], choice))
+        rows.append((_bits(rule.to), LEVELS[rule.slack], choice))
     who, level, choices = np.array(rows, dtype=np.int64).reshape(-1, 3).T.copy()
     return rules._replace(
         who=who,

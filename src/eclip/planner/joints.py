@@ -18,13 +18,11 @@ import numpy as np
 from eclip.core.mix import LONGEST_BOUND_MS, MixWorker
 from eclip.core.plan import FOREIGN, Joints, Lane, Plan, Promise, Rule, Slack
 from eclip.core.profile import Profile
+from eclip.core.rules import LEVELS
 from eclip.core.topology import Mask, Topology
 from eclip.errors import UsageError
 
 GRAIN_NS = 150_000
-
-
-_MOST_URGENT_FIRST = (Slack.NONE, Slack.SOME, Slack.PLENTY)
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class JointRules:
     grain_ns: int = GRAIN_NS
     depth: int = 2
     kernels: int | None = None  # a stretch is so many kernels, of any length
-    kernels_for: int = 0  # so many units its kernels are chosen; 0: its own
+    kernels_for: int = 0  # units that its kernels are chosen for; 0: its own kernels
     joints: bool = True
 
     @property
@@ -51,7 +49,7 @@ class JointRules:
             for slack, moves in ((self.yields, False), (self.moves, True))
             if self.joints and slack is not None
         ]
-        return sorted(rules, key=lambda rule: _MOST_URGENT_FIRST.index(rule[0]))
+        return sorted(rules, key=lambda rule: LEVELS[rule[0]])
 
 
 def far_mask(topology: Topology, units: int) -> Mask:

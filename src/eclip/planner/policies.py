@@ -23,7 +23,7 @@ from eclip.planner.paper import DEFAULT_SWITCH_MAX, plan_as_the_paper
 from eclip.planner.pool import build_pool
 from eclip.planner.problem import Problem
 from eclip.planner.search.candidates import DEFAULT_SECONDS, MOST_SECONDS, search
-from eclip.planner.search.decision import decide, shortlist, shortlist_rules
+from eclip.planner.search.decision import decide_by_simulation, shortlist, shortlist_rules
 from eclip.planner.search.giving import search_rules
 from eclip.planner.search.objective import THROUGHPUT, Evaluator, Objective
 from eclip.planner.search.variants import with_variants
@@ -330,15 +330,7 @@ def _search(problem: Problem, options: PolicyOptions) -> Plan:
         progress=options.progress,
     )
     entries = shortlist(found, problem, 1, objective)
-    plan = decide(
-        entries,
-        [entry.found for entry in entries],
-        found,
-        objective,
-        seed=options.seed,
-        device="the simulator",
-        modelled=True,
-    )
+    plan = decide_by_simulation(entries, found, objective, options.seed)
     return with_variants(plan, problem, options.evaluator, objective)
 
 
@@ -356,15 +348,7 @@ def _search_rules(
         progress=options.progress,
     )
     entries = shortlist_rules(found, problem, options.promises, 1)
-    return decide(
-        entries,
-        [entry.found for entry in entries],
-        found,
-        objective,
-        seed=options.seed,
-        device="the simulator",
-        modelled=True,
-    )
+    return decide_by_simulation(entries, found, objective, options.seed)
 
 
 def _eclip(problem: Problem, options: PolicyOptions) -> Plan:

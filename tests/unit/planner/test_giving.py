@@ -63,6 +63,10 @@ def rules_in(plan: Plan) -> list[tuple[Slack, Mask | None]]:
     ]
 
 
+def levels_in(plan: Plan) -> list[Slack]:
+    return [slack for slack, _ in rules_in(plan)]
+
+
 def test_rules_go_from_the_most_urgent_level_on() -> None:
     wanted = {
         YIELD: [(Slack.PLENTY, None)],
@@ -112,11 +116,7 @@ def likes(rules: JointRules, *, late: float = 2.0) -> object:
     def evaluate(plans: Sequence[Plan]) -> list[Score]:
         scores = []
         for plan in plans:
-            mine = rules_in(plan) if plan.gives_way else []
-            wanted = plan_of(rules)
-            match = bool(mine) and [slack for slack, _ in mine] == [
-                slack for slack, _ in rules_in(wanted)
-            ]
+            match = plan.gives_way and levels_in(plan) == levels_in(plan_of(rules))
             tail = 3.0 if plan.gives_way else 4.0 * late
             scores.append(Score((0.3, 0.8 if match else 0.6), 300.0, (tail, 9.0)))
         return scores
@@ -139,9 +139,7 @@ def found_by(evaluate: object, batches: int = 2, seed: int = 0) -> FoundProposal
 @pytest.mark.parametrize("rules", [YIELD, PATIENT, STEPWISE])
 def test_search_finds_what_evaluation_likes(rules: JointRules) -> None:
     best = found_by(likes(rules)).candidates[0]
-    assert [slack for slack, _ in rules_in(best.plan)] == [
-        slack for slack, _ in rules_in(plan_of(rules))
-    ]
+    assert levels_in(best.plan) == levels_in(plan_of(rules))
 
 
 def test_search_repeats_itself_and_looks_elsewhere_with_another_seed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from eclip.contest.confirm.plans import make_plan as lab_plan
@@ -57,6 +58,7 @@ def test_background_yields_at_joints_of_the_grain() -> None:
     assert joints.longest_ns <= GRAIN_NS
     (rule,) = joints.rules
     assert (rule.lane, rule.slack, set(rule.to)) == (None, Slack.PLENTY, {0, FOREIGN})
+    assert msgspec.to_builtins(joints)["reactions"]  # as files of version 0.1 call them
 
 
 def test_plan_says_what_a_request_waits_and_which_kernel_exceeds_the_grain() -> None:

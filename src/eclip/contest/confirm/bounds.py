@@ -30,7 +30,12 @@ from eclip.errors import EclipError, StoppedError, UsageError
 from eclip.planner.case import Case
 from eclip.planner.evaluate import SimEvaluator
 from eclip.planner.policies import PolicyOptions
-from eclip.planner.search.decision import Finalist, decide, shortlist_rules
+from eclip.planner.search.decision import (
+    Finalist,
+    decide,
+    decide_by_simulation,
+    shortlist_rules,
+)
 from eclip.planner.search.giving import FoundProposals, search_rules
 from eclip.planner.search.objective import Objective, Score
 from eclip.planner.tiers import make_promises
@@ -99,15 +104,7 @@ def confirm_services(
     try:
         tried = _Tried(stand, searched, entries, seed, progress)
     except StoppedError:
-        return decide(
-            entries,
-            [entry.found for entry in entries],
-            found,
-            searched.objective,
-            seed=seed,
-            device="the simulator",
-            modelled=True,
-        )
+        return decide_by_simulation(entries, found, searched.objective, seed)
     tried.claim()
     plan = decide(
         tried.entries,

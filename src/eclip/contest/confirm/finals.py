@@ -20,7 +20,7 @@ from eclip.core.runlog import RunLog
 from eclip.errors import EclipError, StoppedError
 from eclip.planner.policies import PolicyOptions
 from eclip.planner.search.candidates import Found
-from eclip.planner.search.decision import decide, shortlist
+from eclip.planner.search.decision import decide, decide_by_simulation, shortlist
 from eclip.planner.search.objective import Objective, Score
 from eclip.planner.search.variants import with_variants
 from eclip.planner.tiers import promising
@@ -116,15 +116,7 @@ def search_and_confirm(
 def decide_by_search(explorer: Explorer, found: Found, objective: Objective) -> Plan:
     """The best plan by simulation alone."""
     finalists = shortlist(found, explorer.problem, 1, objective)
-    plan = decide(
-        finalists,
-        [finalist.found for finalist in finalists],
-        found,
-        objective,
-        seed=explorer.options.seed,
-        device="the simulator",
-        modelled=True,
-    )
+    plan = decide_by_simulation(finalists, found, objective, explorer.options.seed)
     plan = with_variants(plan, explorer.problem, explorer.evaluate, objective)
     plan = promising(plan, explorer.options.promises)
     evaluate = explorer.evaluate

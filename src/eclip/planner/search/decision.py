@@ -152,6 +152,15 @@ def decide(
     return msgspec.structs.replace(chosen, policy="search", why=why, evidence=evidence)
 
 
+def decide_by_simulation(
+    entries: Sequence[Finalist], found: Found | FoundProposals, objective: Objective, seed: int
+) -> Plan:
+    """The finalist that the search thinks best."""
+    scores = [entry.found for entry in entries]
+    device = "the simulator"
+    return decide(entries, scores, found, objective, seed=seed, device=device, modelled=True)
+
+
 def _why_of_services(objective: Objective, score: Score, plan: Plan, how: str) -> str:
     tails = ", ".join(
         f"{worker.name} p99 {_milliseconds(p99)} of at most {bound:.2f} ms"

@@ -86,8 +86,8 @@ class FoundProposals:
         return chosen or list(self.candidates[:1])
 
     def best_with(self, rules: JointRules) -> TriedProposal | None:
-        """The best in which all background has these rules and, with joints, this depth; whatever
-        their lanes, grain and kernels are."""
+        """The best in which all background has these rules and this depth; lanes, grain and kernels
+        may differ."""
         for one in self.candidates:
             background = [
                 replace(mine, lane=None, grain_ns=rules.grain_ns, kernels_for=0)
