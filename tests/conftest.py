@@ -50,11 +50,6 @@ def h200_calibration() -> Calibration:
 
 
 @pytest.fixture(scope="session")
-def mi50_calibration() -> Calibration:
-    return store.load_builtin("mi50", Calibration)
-
-
-@pytest.fixture(scope="session")
 def make_problem() -> Callable[..., Problem]:
     """A problem of synthetic profiles: ``make_problem(topology, workers, kernels=12, seed=0)``."""
 

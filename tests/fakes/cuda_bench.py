@@ -11,6 +11,7 @@ import threading
 import time
 import types
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -69,13 +70,17 @@ RELEASERS = (
 
 
 class RecordingDriver:
-    """``failing`` maps a call to the status it answers with, from now on."""
+    """``failing`` maps a call to the status it answers with, from now on. ``fails_at`` maps it to
+    the one time, counted from 1, that it answers with an error. A method ``_cuName`` of a subclass
+    gives what ``cuName`` answers besides its status; such calls are not written down."""
 
     CUresult = Result
 
     def __init__(self) -> None:
         self.said: list[str] = []
         self.failing: dict[str, Result] = {}
+        self.fails_at: dict[str, int] = {}
+        self._calls: Counter[str] = Counter()
         self._made = 0
 
     def released(self) -> list[str]:
@@ -88,7 +93,14 @@ class RecordingDriver:
                 CU_STREAM_CAPTURE_MODE_RELAXED=2, __call__=None,
             )  # fmt: skip
 
+        ours = getattr(type(self), f"_{name}", None)
+
         def function(*arguments: Any) -> tuple[Any, ...]:
+            self._calls[name] += 1
+            if self._calls[name] == self.fails_at.get(name):
+                return (Result.CUDA_ERROR_INVALID_VALUE, None)
+            if ours is not None:
+                return (Result.CUDA_SUCCESS, *ours(self, *arguments))
             self.said.append(" ".join([name, *map(repr, arguments)]))
             if name == "cuGetErrorString":
                 return (Result.CUDA_SUCCESS, b"as the test wants")

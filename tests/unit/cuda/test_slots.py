@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cuda_bench import Bench, FakeWorkerLoop, RecordingDriver, Result
+from cuda_bench import Bench, FakeWorkerLoop, RecordingDriver
 from eclip.core.device import CLOSED, Closing, Completion, Slot
 from eclip.errors import DeviceError, UsageError
 from eclip.gpu.executables import Buffer, Staging
@@ -37,8 +37,6 @@ class Copied:
 
 
 class CopyDriver(RecordingDriver):
-    """``fails_at``: the calls of these names that answer with an error, counted from 1."""
-
     CUmemorytype = types.SimpleNamespace(CU_MEMORYTYPE_HOST="host", CU_MEMORYTYPE_DEVICE="device")
 
     def __init__(self) -> None:
@@ -47,25 +45,6 @@ class CopyDriver(RecordingDriver):
         self.pages: dict[int, int] = {}  # registered
         self.graphs: dict[int, list[Copied | int]] = {}  # copies and child graphs
         self.executables: dict[int, list[Copied | int]] = {}
-        self.fails_at: dict[str, int] = {}
-        self._calls: dict[str, int] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        ours = vars(CopyDriver).get(f"_{name}")
-        known = super().__getattr__(name)
-        if not callable(known):
-            return known
-
-        def function(*arguments: Any) -> tuple[Any, ...]:
-            self._calls[name] = self._calls.get(name, 0) + 1
-            if self._calls[name] == self.fails_at.get(name):
-                return (Result.CUDA_ERROR_INVALID_VALUE, None)
-            if ours is None:
-                return tuple(known(*arguments))
-            return (Result.CUDA_SUCCESS, *ours(self, *arguments))
-
-        function.__name__ = name
-        return function
 
     @staticmethod
     def CUDA_MEMCPY3D() -> Any:  # noqa: N802
