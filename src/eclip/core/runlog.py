@@ -3,7 +3,8 @@
 Requests, energy and counters are always there. Kernels are there inside the trace window only, so
 that a long run stays small. Times are nanoseconds since the measured part of the run began, so
 requests that began during the warm-up have a negative start. Records are columns: a request or
-kernel is one index in each.
+kernel is one index in each. ``measures`` imports run logs, so it is imported where a notebook
+shows a log.
 """
 
 from __future__ import annotations
