@@ -110,7 +110,9 @@ def test_bad_fleets_end_in_one_line(
 
 def test_options_that_go_together_are_named(cli: Cli, fleet: Path) -> None:
     assert_refused(cli("fleet", "plan", fleet, "--picture", "d.svg"), "--simulate")
-    assert_refused(cli("fleet", "plan", fleet, "--exact", "--running", "p.json"), "exclude")
+    assert_refused(
+        cli("fleet", "plan", fleet, "--exact", "--running", "p.json"), "cannot be combined"
+    )
     assert_refused(cli("fleet", "plan", fleet, "--running", "p.json"), "cannot read p.json")
     assert_refused(cli("fleet", "plan", fleet, "-o", "missing/p.json"), "no folder missing")
     assert_refused(cli("fleet", "plan", fleet, "--scores", "missing/s.gz"), "no folder missing")

@@ -45,7 +45,7 @@ def test_bad_input_is_one_line(cli: Cli, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     assert_refused(cli("top"), "there is no board", "eclip exec --service", "ECLIP_BOARD")
     assert_refused(cli("top", "--board", "nowhere"), "cannot read the board nowhere")
-    assert_refused(cli("top", "--seconds", 0), "at most every 0.1 s")
+    assert_refused(cli("top", "--seconds", 0), "must be at least 0.1")
     Path("text").write_text("no board")
     Path("text").chmod(0o600)
     assert_refused(cli("top", "--board", "text"), "is no board of eclip")

@@ -265,7 +265,9 @@ def _read_lengths(file: Path) -> Lengths:
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror or error}") from None
     except ValueError:
-        raise UsageError(f"{file} is no lengths file, nor a list of whole numbers") from None
+        raise UsageError(
+            f"{file} is no lengths file; as text, write one whole number a line"
+        ) from None
     if not sample or min(sample) < 0 or max(sample) > _MOST:
         raise UsageError(f"{file} needs at least one length, none below 0 or above {_MOST}")
     return lengths_of(sample, str(file.name))
