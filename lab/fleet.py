@@ -24,8 +24,8 @@ from lab.support.tables import print_table
 from eclip.errors import unknown_name
 from eclip.fleet.place import exact
 from eclip.fleet.place.packing import pack
+from eclip.fleet.place.problem import Packing, PackingProblem
 from eclip.fleet.place.scores import CLEARLY, POLICIES, Member, Scorer, rounded_up, simulate_set
-from eclip.fleet.place.shop import Packing, Shop
 from eclip.fleet.place.simulate import DayOptions, simulate_day
 from eclip.fleet.place.spec import Fleet, GpuGroup
 from eclip.progress import Progress
@@ -47,7 +47,7 @@ def differences(
     for family, seed in pools:
         for chosen, count in _small(family, seed, instances):
             scorer = _scorer(chosen)
-            fewest = Shop(chosen, scorer, "fewest", parts=1)
+            fewest = PackingProblem(chosen, scorer, "fewest", parts=1)
             best = exact.solve(fewest)
             above.append(len(_searched(fewest, seed).bins) - len(best.bins))
             tight = msgspec.structs.replace(
@@ -57,7 +57,7 @@ def differences(
                     GpuGroup(machine="b", kind="h200", count=max(1, len(best.bins) // 2 - count)),
                 ),
             )
-            most = Shop(tight, scorer, "goodput", parts=1)
+            most = PackingProblem(tight, scorer, "goodput", parts=1)
             top = _goodput(most, exact.solve(most))
             short.append(1 - _goodput(most, _searched(most, seed)) / top if top else 0.0)
         scorer.keep(_file(chosen))
@@ -115,16 +115,16 @@ def _small(family: str, seed: int, instances: int) -> list[tuple[Fleet, int]]:
     return found
 
 
-def _searched(shop: Shop, seed: int, steps: int = 60) -> Packing:
+def _searched(problem: PackingProblem, seed: int, steps: int = 60) -> Packing:
     free = {
-        kind: sum(group.count for group in shop.fleet.gpus if group.kind == kind)
-        for kind in shop.fleet.kinds
+        kind: sum(group.count for group in problem.fleet.gpus if group.kind == kind)
+        for kind in problem.fleet.kinds
     }
-    return pack(shop, free, seconds=1, steps=steps, seed=seed, progress=Progress())
+    return pack(problem, free, seconds=1, steps=steps, seed=seed, progress=Progress())
 
 
-def _goodput(shop: Shop, packing: Packing) -> float:
-    return sum(shop.value(one.held) for one in packing.bins)
+def _goodput(problem: PackingProblem, packing: Packing) -> float:
+    return sum(problem.value(one.held) for one in packing.bins)
 
 
 def day(services: int = 200, gpus: int = 160) -> None:

@@ -68,7 +68,7 @@ class Notes:
             )
             each = tuple(after - before for before, after in itertools.pairwise(moments))
             rows = sum(one.rows for one in batch.requests)
-            self.hops.append(Hops(service.sheet.name, rows, arrival_ns, each))
+            self.hops.append(Hops(service.spec.name, rows, arrival_ns, each))
         self._take(service, answer)
 
 

@@ -35,12 +35,12 @@ def run_always_busy(bench: Bench, part: Part) -> None:
     profiles = tuple(bench.profile(model, index) for index, model in enumerate(part.models))
     mix = replace(part, load=FOR_PLANS).mix(shelf)
     case = Case(mix, shelf.topology, shelf.calibration, profiles, usual_kernels=True)
-    stand = KeptStand(case, bench.device, bench.made)
+    rig = KeptStand(case, bench.device, bench.made)
     with contextlib.ExitStack() as stack:
         sessions: dict[str, Session] = {}
         for name in dict.fromkeys((ALONE, *part.contenders)):
             try:
-                sessions[name] = stack.enter_context(stand.open(plan_of(name, case)))
+                sessions[name] = stack.enter_context(rig.open(plan_of(name, case)))
             except EclipError as error:
                 bench.keep({"part": part.name, "stage": part.stage, "error": f"{name}: {error}"})
         for row in _rows(sessions, part):

@@ -29,7 +29,7 @@ from eclip.planner.case import Case
 from eclip.planner.search.objective import Objective
 from eclip.progress import Progress
 from eclip.rig.arrivals import Arrivals
-from eclip.rig.rig import Stand
+from eclip.rig.rig import Rig
 from eclip.sim.device import SimDevice
 
 
@@ -42,12 +42,12 @@ def run_part(bench: Bench, part: Part) -> None:
         profiles,
         usual_kernels=part.pair in PAIRS,  # what else there is would have to be captured first
     )
-    stand = KeptStand(case, bench.device, bench.made)
+    rig = KeptStand(case, bench.device, bench.made)
     plans = {name: PLANS[name](case) for name in part.contenders if name in PLANS}
     policies = tuple(name for name in part.contenders if name not in PLANS)
     if part.contenders and not policies:
         policies = ("shared",)
-    outcome = hold(stand, part, bench.shelf, policies or None, plans)
+    outcome = hold(rig, part, bench.shelf, policies or None, plans)
     store.append(outcome.comparison, bench.folder / "results.jsonl")
     for way, plan in outcome.plans.items():
         file = plan_file(bench.folder, part, way)
@@ -62,14 +62,14 @@ def run_part(bench: Bench, part: Part) -> None:
 
 
 def hold(
-    stand: Stand,
+    rig: Rig,
     part: Part,
     shelf: Shelf,
     policies: tuple[str, ...] | None,
     plans: Mapping[str, Plan],
 ) -> Outcome:
     """What was measured before a failure is an outcome, too."""
-    mix, window = stand.case.mix, Window(part.seconds(shelf), WARMUP_S, trace_ms=0.0)
+    mix, window = rig.case.mix, Window(part.seconds(shelf), WARMUP_S, trace_ms=0.0)
     shape = shape_of(part.shape) if mix.services else None
     arrivals = Arrivals(mix, window, repeats=part.rounds, shape=shape)
     aims = tuple(Objective(kind) for kind in part.objectives)
@@ -85,11 +85,11 @@ def hold(
             trial_seconds=LEAST_TRIAL_S,
             processes=2 * PROCESS_SETS,
         ),
-        verification=make_verification(stand, part.verify, part.refine_s, None)
+        verification=make_verification(rig, part.verify, part.refine_s, None)
         if part.verify
         else None,
     )
-    contest = Contest(stand, arrivals, options, Progress())
+    contest = Contest(rig, arrivals, options, Progress())
     failure = None
     try:
         contest.hold()
@@ -164,6 +164,6 @@ def replayed(part: Part, shelf: Shelf, ways: list[str]) -> dict[str, Row]:
     if not plans or len(profiles) < len(part.models):
         return {}
     case = Case(part.mix(shelf), shelf.topology, shelf.calibration, profiles, usual_kernels=True)
-    with Stand(case, SimDevice(shelf.topology, shelf.calibration)) as stand:
-        outcome = hold(stand, part, shelf, ("shared",), {"shared": stand.plain, **plans})
+    with Rig(case, SimDevice(shelf.topology, shelf.calibration)) as rig:
+        outcome = hold(rig, part, shelf, ("shared",), {"shared": rig.plain, **plans})
     return {row["way"]: row for row in rows_of(part, outcome) if "way" in row}

@@ -30,9 +30,9 @@ from eclip.server.counters import WORDS, Count
 from eclip.server.device import generation
 from eclip.server.device.deploying import make_deployment
 from eclip.server.device.generation import AttachedFront, Generation
-from eclip.server.front.desk import FrontDesk
+from eclip.server.front.front_queue import FrontQueue
 from eclip.server.front.open_service import OpenService
-from eclip.server.front.waiting_line import OpenRequest
+from eclip.server.front.service_queue import OpenRequest
 from eclip.server.link import Answer, DeviceOrder, Slots
 from eclip.server.messages import RefusedError
 from eclip.sim import pacing
@@ -111,7 +111,7 @@ class VirtualFuture:
         self.error = error
 
 
-class _Desk(FrontDesk):
+class _Desk(FrontQueue):
     """Orders reach the device process a little later."""
 
     def __init__(self, clock: VirtualTime, send: Callable[[DeviceOrder], None]) -> None:
@@ -145,11 +145,11 @@ class VirtualServer(Closing):
         self._stack = contextlib.ExitStack()
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
         made = make_deployment(config, {}, generation=1, folder=folder)
-        sheets = [
-            msgspec.structs.replace(sheet, id=place + 1, row=place)
-            for place, sheet in enumerate(made.sheets)
+        specs = [
+            msgspec.structs.replace(spec, id=place + 1, row=place)
+            for place, spec in enumerate(made.specs)
         ]
-        self.deployment: Deployment = msgspec.structs.replace(made, sheets=tuple(sheets))
+        self.deployment: Deployment = msgspec.structs.replace(made, specs=tuple(specs))
         topology: Topology = find_topology("h200")
         self._device = self._stack.enter_context(
             contextlib.closing(SimDevice(topology, find_calibration(None, topology)))
@@ -173,8 +173,8 @@ class _Run(Closing):
         for module in (device_requests, pacing, generation):
             self._stack.enter_context(mock.patch.object(module, "time", clock))
         slots = {
-            sheet.id: self._stack.enter_context(Slots.create(sheet.slots))
-            for sheet in deployment.sheets
+            spec.id: self._stack.enter_context(Slots.create(spec.slots))
+            for spec in deployment.specs
         }
         # Nobody waits for the clock in a thread, and the first request is as fast as the others.
         with (
@@ -191,13 +191,13 @@ class _Run(Closing):
         front = cast(AttachedFront, _Front(clock, slots, self._take_answer))
         self._desk = desk = _Desk(clock, lambda order: self._take_order(front, order))
         self._services = {
-            sheet.id: OpenService(
-                sheet,
-                slots[sheet.id],
+            spec.id: OpenService(
+                spec,
+                slots[spec.id],
                 memoryview(bytearray(8 * WORDS)).cast("q"),
                 desk,
             )
-            for sheet in deployment.sheets
+            for spec in deployment.specs
         }
 
     def close(self) -> None:
@@ -211,8 +211,8 @@ class _Run(Closing):
         self._desk.advance()
 
     def serve(self, services: Sequence[Service], load: float, seconds: float) -> dict[str, Any]:
-        by_name = {one.sheet.name: one for one in self._services.values()}
-        inputs = {service.name: zeros(by_name[service.name].sheet.info, 1) for service in services}
+        by_name = {one.spec.name: one for one in self._services.values()}
+        inputs = {service.name: zeros(by_name[service.name].spec.info, 1) for service in services}
         asked: list[tuple[Service, OpenRequest | None]] = []
 
         def arrive(service: Service) -> None:

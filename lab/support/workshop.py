@@ -28,13 +28,13 @@ from eclip.errors import MismatchError, UsageError
 from eclip.files import store
 from eclip.models.library import file_of, find_profile
 from eclip.planner.case import Case, find_calibration, find_topology
-from eclip.rig.rig import Stand
+from eclip.rig.rig import Rig
 
 RESULTS = "services.jsonl"
 
 
-class KeptStand(Stand):
-    """Shares its captures with the stands of other pairs, and leaves the device open."""
+class KeptStand(Rig):
+    """Shares its captures with the rigs of other pairs, and leaves the device open."""
 
     def __init__(self, case: Case, device: Device, made: dict[Any, Any]) -> None:
         super().__init__(case, device)

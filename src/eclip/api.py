@@ -124,17 +124,17 @@ def search(
     from eclip.contest.confirm.finals import search_and_confirm
     from eclip.contest.confirm.plans import check_kept, make_verification, policy_options
     from eclip.devices import open_device
-    from eclip.rig.rig import Stand
+    from eclip.rig.rig import Rig
 
     asked, progress = _case(mix), progress or Progress()
     options = policy_options(objective, mix=asked.mix, seconds=seconds, batches=batches, seed=seed)
     opened = open_device(device, asked.topology, asked.calibration, Progress(progress))
-    with Stand(asked, opened) as stand:
-        how = make_verification(stand, verify, refine, earlier)
+    with Rig(asked, opened) as rig:
+        how = make_verification(rig, verify, refine, earlier)
         if options.objective.kind == "slo":
             check_refinement(refine, options.objective, rates=True)
-            return check_kept(search_services(stand, options, verify, progress), progress)
-        return search_and_confirm(stand, options, how, progress)
+            return check_kept(search_services(rig, options, verify, progress), progress)
+        return search_and_confirm(rig, options, how, progress)
 
 
 def run(
@@ -166,7 +166,7 @@ def run(
     from eclip.core.shapes import shape_of
     from eclip.devices import open_device
     from eclip.planner.case import case_of
-    from eclip.rig.rig import Stand
+    from eclip.rig.rig import Rig
 
     plan = plan if isinstance(plan, Plan) else store.load(plan, Plan)
     asked, progress = case or case_of(plan), progress or Progress()
@@ -182,11 +182,11 @@ def run(
         load = load_of_csv(Path(arrivals), plan.mix, seconds, seed)
     profiles = asked.profiles_of(plan.mix)  # before a device is opened, which would stay open
     opened = open_device(device, plan.topology, asked.calibration, progress)
-    with Stand(asked, opened, extra=profiles) as stand:
+    with Rig(asked, opened, extra=profiles) as rig:
         progress.phase("measuring each worker alone")
-        stand.measure_alone()
+        rig.measure_alone()
         progress.phase(f"running {plan.policy}")
-        log = stand.run_once(plan, load, window)
+        log = rig.run_once(plan, load, window)
         return msgspec.structs.replace(log, made=made_now(command))
 
 

@@ -20,7 +20,7 @@ import yaml
 
 from commands import Cli, assert_refused, started
 from eclip.errors import DeviceError
-from eclip.fleet import keeping
+from eclip.fleet import running
 from eclip.fleet.config import load_fleet_file
 from eclip.fleet.ray import cluster
 from running_fleet import free_ports
@@ -204,14 +204,14 @@ def test_a_change_is_not_taken_for_the_end_of_the_fleet(
     fleet: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While one controller replaces another there is none. A keeper that saw this ended Ray."""
-    monkeypatch.setattr(keeping, "_LOOK_S", 0.0)
+    monkeypatch.setattr(running, "_LOOK_S", 0.0)
     monkeypatch.setattr(cluster, "answers", lambda *_: True)
     looks = iter([*"+--+-----+", *"------"])
     monkeypatch.setattr(
         cluster, "find_controller", lambda: None if next(looks) == "-" else "a controller"
     )
     said: list[str] = []
-    with keeping.FleetKeeper(fleet) as keeper:
+    with running.FleetRunner(fleet) as keeper:
         keeper.stay(threading.Event(), said.append)
     assert said == ["the fleet was taken down"] and not list(looks)
 

@@ -106,10 +106,10 @@ def test_without_a_function_only_the_time_is_told(driver: Driver, served: Served
     assert info.name == "simulated_ms"
     image = np.zeros((1, 3, 224, 224), dtype=np.float16)
     asked = InferRequest("timed", [Tensor("image", "FP16", image)], time.monotonic_ns())
-    (sheet,) = [one for one in served.core.behind.offer.sheets if one.name == "timed"]
+    (spec,) = [one for one in served.core.behind.offer.specs if one.name == "timed"]
     took_ms = output(driver(served.core.infer(asked)), "simulated_ms")
     assert took_ms.shape == (1, 1)
-    assert took_ms[0, 0] >= 0.9 * sheet.times_ns[0] / 1e6  # as the simulator has it, no less
+    assert took_ms[0, 0] >= 0.9 * spec.times_ns[0] / 1e6  # as the simulator has it, no less
 
 
 def test_a_timeout_is_kept_in_the_queue_and_on_the_device(driver: Driver, served: Served) -> None:

@@ -340,7 +340,7 @@ def test_background_that_gives_way_is_counted_and_a_hanging_function_harms_nobod
     shout = {**SHOUT, "profile": "vgg19", "batches": [8], "tier": "background"}
     driver = Driver(config_of({**ADD, "bound": "2s"}, shout, hangs))
     served = driver.served
-    rows = {sheet.name: sheet.row for sheet in served.supervisor.services.deployed.sheets}
+    rows = {spec.name: spec.row for spec in served.supervisor.services.deployed.specs}
 
     def yields(name: str) -> int:
         return served.supervisor.counters.of_device(rows[name])[Count.YIELDS]

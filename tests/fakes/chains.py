@@ -12,7 +12,7 @@ from eclip.core.model_key import ModelKey
 from eclip.core.trace import Trace
 from eclip.cuda.driver import Gpu, call, cu
 from eclip.cuda.processes.alone import ServedCapture, open_capture
-from eclip.cuda.processes.child import Job, Seated
+from eclip.cuda.processes.child import Attached, Job
 from eclip.cuda.stressors import Stressors
 from eclip.gpu.executables import Capture
 from gpu_host import captured_from
@@ -69,7 +69,7 @@ def enqueue_cluster(stressors: Stressors, stream: Any, cluster: int, data: int =
 
 
 @contextlib.contextmanager
-def open_chain(model: ModelKey, seated: Seated | None = None) -> Iterator[ServedCapture]:
+def open_chain(model: ModelKey, seated: Attached | None = None) -> Iterator[ServedCapture]:
     """A model in a process of its own: what ``job_of`` runs in a child."""
     with (
         contextlib.closing(Gpu(0, connections=None)) as gpu,

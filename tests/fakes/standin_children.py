@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from eclip.core.model_key import ModelKey
-from eclip.cuda.processes.child import Facts, Seated
+from eclip.cuda.processes.child import Attached, Facts
 from eclip.gpu.steps import Ints
 from standin_gpu import StandinGpu, Worker, make_worker
 from standins import KERNELS, UNITS, trace_of
@@ -29,7 +29,7 @@ class ServedOnStandin:
 
 
 @contextlib.contextmanager
-def open_on_standin(model: ModelKey, seated: Seated) -> Iterator[ServedOnStandin]:
+def open_on_standin(model: ModelKey, seated: Attached) -> Iterator[ServedOnStandin]:
     gpu = StandinGpu(Path(os.environ[LIBRARY]))
     gpu.behave(0, lazy=False)
     worker = make_worker(

@@ -20,7 +20,7 @@ from eclip.core.model_key import ModelKey, parse_model
 from eclip.core.requests import YIELDS, Ints
 from eclip.core.rules import BUSY_SINCE, IDLE, YIELD
 from eclip.core.trace import Kernel, Trace
-from eclip.cuda.processes.child import Facts, Seated, now_ns
+from eclip.cuda.processes.child import Attached, Facts, now_ns
 from eclip.errors import DeviceError
 from eclip.gpu.energy import Tick
 from served import served_rows
@@ -81,7 +81,7 @@ class GivingStandin(Standin):
     """A service that is busy for as long as it serves, if it has requests, or a worker that looks
     at the board as often as it can and counts in its one request how often it would yield."""
 
-    def __init__(self, key: ModelKey, seated: Seated) -> None:
+    def __init__(self, key: ModelKey, seated: Attached) -> None:
         super().__init__(key)
         self._seated = seated
         self._choice()  # compiles
@@ -106,7 +106,7 @@ class GivingStandin(Standin):
 
 
 @contextlib.contextmanager
-def open_standin(key: ModelKey, seated: Seated | None = None) -> Iterator[Standin]:
+def open_standin(key: ModelKey, seated: Attached | None = None) -> Iterator[Standin]:
     model = key.name
     if seated is not None:
         yield GivingStandin(key, seated)

@@ -43,7 +43,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Stand:
+class Rig:
     device: str
     models: Mapping[str, Model]
 
@@ -101,11 +101,11 @@ def _added(inputs: Arrays, batch: int) -> list[npt.NDArray[Any]]:
     return [demo_models.add(inputs)["sum"]]
 
 
-def on_simulator(request: pytest.FixtureRequest) -> Stand:
+def on_simulator(request: pytest.FixtureRequest) -> Rig:
     small = {**ADD, "batches": [1, 8], "profile": "alexnet"}
     large = {**ADD, "batches": [1, 32], "profile": "bert"}
     beside = {**ADD, "batches": [32], "profile": "vgg19", "tier": "background"}
-    return Stand(
+    return Rig(
         "sim",
         {
             SMALL: Model(small, _numbers, _added),
@@ -160,12 +160,12 @@ def _tokens(random: np.random.Generator, rows: int) -> Arrays:
     return {"tokens": random.integers(0, 30_000, (rows, 128), np.int64)}
 
 
-def on_gpu(request: pytest.FixtureRequest) -> Stand:
+def on_gpu(request: pytest.FixtureRequest) -> Rig:
     request.getfixturevalue("device")  # before torch: it asks for hardware queues
     small = {"model": "alexnet", "batches": [1, 8]}
     large = {"model": "bert", "batches": [1, 32]}
     beside = {"model": "vgg19", "batches": [32], "tier": "background"}
-    return Stand(
+    return Rig(
         "cuda",
         {
             SMALL: Model(small, _photographs, Captured("alexnet")),
@@ -183,9 +183,7 @@ def on_gpu(request: pytest.FixtureRequest) -> Stand:
     params=[pytest.param(on_simulator, marks=pytest.mark.simulated), pytest.param(on_gpu)],
     ids=["sim", "cuda"],
 )
-def stand(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Stand]:
+def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     """All servers but one are on the board."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, str(tmp_path_factory.mktemp("board")))
@@ -193,8 +191,8 @@ def stand(
 
 
 @pytest.fixture(scope="module")
-def driver(stand: Stand) -> Iterator[Driver]:
-    with started(stand.config(SMALL, LARGE)) as driver:
+def driver(rig: Rig) -> Iterator[Driver]:
+    with started(rig.config(SMALL, LARGE)) as driver:
         yield driver
 
 
@@ -218,19 +216,19 @@ async def ask_until(
 
 @pytest.mark.parametrize(("name", "largest"), [(SMALL, 8), (LARGE, 32)])
 def test_answers_are_those_of_the_model_bit_by_bit(
-    driver: Driver, stand: Stand, name: str, largest: int
+    driver: Driver, rig: Rig, name: str, largest: int
 ) -> None:
     for rows, batch in ((1, 1), (largest, largest), (3, largest), (1, 1)):
-        case = stand.case(name, rows, seed=rows)
+        case = rig.case(name, rows, seed=rows)
         before = driver.served.core.statistics(name).executions
         response = driver(case.ask(driver.served), PATIENCE_S)
         assert case.is_right(response, batch)
-        assert not stand.case(name, rows, seed=99).is_right(response)
+        assert not rig.case(name, rows, seed=99).is_right(response)
         assert driver.served.core.statistics(name).executions == before + 1
 
 
-def test_requests_that_share_a_batch_get_their_own_rows(driver: Driver, stand: Stand) -> None:
-    cases = [stand.case(name, 1 + seed % 2, seed) for seed in range(12) for name in (SMALL, LARGE)]
+def test_requests_that_share_a_batch_get_their_own_rows(driver: Driver, rig: Rig) -> None:
+    cases = [rig.case(name, 1 + seed % 2, seed) for seed in range(12) for name in (SMALL, LARGE)]
 
     async def ask_all() -> list[str]:
         return await asyncio.gather(*(case.outcome(driver.served) for case in cases))
@@ -238,8 +236,8 @@ def test_requests_that_share_a_batch_get_their_own_rows(driver: Driver, stand: S
     assert driver(ask_all(), PATIENCE_S) == [RIGHT] * len(cases)
 
 
-def test_a_cancelled_request_is_not_run_and_harms_nobody(driver: Driver, stand: Stand) -> None:
-    cases = [stand.case(LARGE, 32, seed) for seed in range(6)]
+def test_a_cancelled_request_is_not_run_and_harms_nobody(driver: Driver, rig: Rig) -> None:
+    cases = [rig.case(LARGE, 32, seed) for seed in range(6)]
     statistics = driver.served.core.statistics
 
     async def cancel_second() -> int:
@@ -263,13 +261,13 @@ def test_a_cancelled_request_is_not_run_and_harms_nobody(driver: Driver, stand: 
     assert (counted.waiting, counted.running) == (0, 0)
 
 
-def test_another_bound_is_taken_over_while_requests_come(driver: Driver, stand: Stand) -> None:
+def test_another_bound_is_taken_over_while_requests_come(driver: Driver, rig: Rig) -> None:
     """The next generation is captured and warmed beside the one that serves, in the same slots."""
-    cases = [stand.case(SMALL, 1), stand.case(LARGE, 3)]
+    cases = [rig.case(SMALL, 1), rig.case(LARGE, 3)]
 
     async def reload() -> list[collections.Counter[str]]:
         change = asyncio.ensure_future(
-            driver.served.supervisor.reload(stand.config(SMALL, LARGE, bound="3s"))
+            driver.served.supervisor.reload(rig.config(SMALL, LARGE, bound="3s"))
         )
         asked = [ask_until(driver.served, case, change.done) for case in cases]
         seen = await asyncio.gather(*asked)
@@ -282,27 +280,27 @@ def test_another_bound_is_taken_over_while_requests_come(driver: Driver, stand: 
 
 
 def test_a_server_that_is_not_on_the_board_is_refused(
-    driver: Driver, stand: Stand, monkeypatch: pytest.MonkeyPatch
+    driver: Driver, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if driver.served.supervisor.services.deployed.uuid is None:
         pytest.skip("every server has a simulator of its own")
     monkeypatch.delenv(VARIABLE)
     with pytest.raises(DeviceError, match="another server runs on GPU-"):
-        Driver(stand.config(BESIDE))
-    case = stand.case(SMALL, 1)
+        Driver(rig.config(BESIDE))
+    case = rig.case(SMALL, 1)
     assert case.is_right(driver(case.ask(driver.served), PATIENCE_S))
 
 
-def test_two_servers_on_the_board_share_the_device(driver: Driver, stand: Stand) -> None:
-    service, background = stand.case(LARGE, 1), stand.case(BESIDE, 32)
-    with started(stand.config(BESIDE)) as second:
+def test_two_servers_on_the_board_share_the_device(driver: Driver, rig: Rig) -> None:
+    service, background = rig.case(LARGE, 1), rig.case(BESIDE, 32)
+    with started(rig.config(BESIDE)) as second:
         supervisor = second.served.supervisor
         deployed = supervisor.services.deployed
         on_board = deployed.uuid is not None  # a simulator is on none
         end_s = time.monotonic() + (30.0 if on_board else 2.0)
 
         def yields() -> int:
-            return supervisor.counters.of_device(deployed.sheets[0].row)[Count.YIELDS]
+            return supervisor.counters.of_device(deployed.specs[0].row)[Count.YIELDS]
 
         def over() -> bool:
             return time.monotonic() > end_s or yields() > 0
@@ -314,8 +312,8 @@ def test_two_servers_on_the_board_share_the_device(driver: Driver, stand: Stand)
         assert yields() > 0 or not on_board
 
 
-def test_a_killed_device_process_comes_back(driver: Driver, stand: Stand) -> None:
-    cases = [stand.case(SMALL, 8), stand.case(LARGE, 2)]
+def test_a_killed_device_process_comes_back(driver: Driver, rig: Rig) -> None:
+    cases = [rig.case(SMALL, 8), rig.case(LARGE, 2)]
     device = driver.served.supervisor.device
     restarts, killed = device.restarts, driver.served.device_pid
 

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from eclip.errors import DeviceError
+from eclip.fleet.backends import ASK_NS, Backends
 from eclip.fleet.orders import GpuPlace, RoutingTable
 from eclip.fleet.place.spec import GpuId
-from eclip.fleet.replicas import ASK_NS, Replicas
 from eclip.server.config import ServingConfig
 from eclip.server.front.core import FrontCore
 from eclip.server.front.guests import enter
@@ -100,7 +100,7 @@ def test_slack_falls_with_what_waits() -> None:
 
 def test_replicas_near_and_far_answer_and_count_as_fresh() -> None:
     async def visit(server: RunningServer) -> None:
-        replicas = Replicas("here")
+        replicas = Backends("here")
         table = RoutingTable(
             places=(place_of(server, NEAR, "here"), place_of(server, FAR, "there")),
             shares={"add": {NEAR: 0.5, FAR: 0.5}, "slow": {FAR: 1.0}},
@@ -128,7 +128,7 @@ def test_two_that_are_far_both_get_requests() -> None:
     """Only answers tell slack: one that has said nothing yet, or not lately, must be asked."""
 
     async def visit(server: RunningServer) -> None:
-        replicas = Replicas("here")
+        replicas = Backends("here")
         places = (place_of(server, NEAR, "there"), place_of(server, FAR, "there"))
         shares = {"add": {NEAR: 0.5, FAR: 0.5}}
         replicas.take(RoutingTable(places=places, shares=shares))
@@ -147,7 +147,7 @@ def test_two_that_are_far_both_get_requests() -> None:
 
 def test_what_one_did_not_accept_another_gets_and_what_was_accepted_is_lost_with_it() -> None:
     async def visit(server: RunningServer) -> None:
-        replicas = Replicas("here")
+        replicas = Backends("here")
         nobody = GpuPlace(  # where nobody listens
             gpu=NEAR, host="there", http="127.0.0.1:9", grpc="", door=None,
             models=server.models(), pid=1,

@@ -17,7 +17,7 @@ from eclip.planner.policies import PolicyOptions
 from eclip.planner.problem import Problem
 from eclip.planner.search.placement import Home, Placer
 from eclip.progress import Progress
-from eclip.rig.rig import Stand
+from eclip.rig.rig import Rig
 from eclip.rig.trials import Trials
 from eclip.sim.device import SimDevice
 from simulations import CALIBRATIONS, H200, case_of, flat_profile
@@ -59,16 +59,16 @@ class Looks:
         return float(next(self._seconds))
 
 
-def stand_on(device: Refusing, others: Sequence[Profile] = OTHERS) -> Stand:
+def stand_on(device: Refusing, others: Sequence[Profile] = OTHERS) -> Rig:
     """With the rates alone known, and what was opened for them forgotten."""
-    stand = Stand(case_of(PROFILES, others=others), device)
-    stand.measure_alone()
+    rig = Rig(case_of(PROFILES, others=others), device)
+    rig.measure_alone()
     device.opened.clear()
-    return stand
+    return rig
 
 
-def trials_on(stand: Stand, mix: Mix = MIX, window: Window = WINDOW) -> Trials:
-    return Trials(stand, mix, window=window)
+def trials_on(rig: Rig, mix: Mix = MIX, window: Window = WINDOW) -> Trials:
+    return Trials(rig, mix, window=window)
 
 
 def explorer_of(how: Verification, mix: Mix = MIX, others: tuple[Profile, ...] = ()) -> Explorer:

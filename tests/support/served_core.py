@@ -124,7 +124,7 @@ def take_seat(supervisor: Supervisor, place: int = 0) -> socket.socket:
     """A front's end of a channel to the server; called in the server's loop."""
     channel, theirs = Channel.pair()
     child = Child(channel, cast(Any, _NoProcess()))
-    supervisor.fronts.take(supervisor.fronts.seats[place], child)
+    supervisor.fronts.take(supervisor.fronts.attachments[place], child)
     return theirs
 
 

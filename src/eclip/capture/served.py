@@ -13,13 +13,13 @@ from eclip.capture.torch import capture
 from eclip.core.model_key import ModelKey
 from eclip.cuda.driver import Gpu
 from eclip.cuda.processes.alone import ServedCapture, open_capture
-from eclip.cuda.processes.child import Seated
+from eclip.cuda.processes.child import Attached
 
 _WARMUPS = 5
 
 
 @contextlib.contextmanager
-def open_model(model: ModelKey, seated: Seated | None = None) -> Iterator[ServedCapture]:
+def open_model(model: ModelKey, seated: Attached | None = None) -> Iterator[ServedCapture]:
     """The model on the one GPU that this process sees; ``seated`` in a set that gives way."""
     with contextlib.closing(Gpu(0, connections=None)) as gpu:
         module, inputs = build(model)

@@ -17,7 +17,6 @@ from eclip.errors import StoppedError, UsageError
 from eclip.files import outputs, store
 from eclip.fleet import kubernetes
 from eclip.fleet.config import FleetFile, find_kinds, load_fleet_file
-from eclip.fleet.keeping import FleetKeeper
 from eclip.fleet.place import placement as placing
 from eclip.fleet.place.moves import Moves, moves_between
 from eclip.fleet.place.placement import Placement
@@ -25,6 +24,7 @@ from eclip.fleet.place.scores import MARK, Scorer
 from eclip.fleet.place.simulate import Day, simulate_day
 from eclip.fleet.planning import plan_fleet
 from eclip.fleet.ray import cluster
+from eclip.fleet.running import FleetRunner
 from eclip.reports import fleet_day
 
 app = typer.Typer(
@@ -234,7 +234,7 @@ def up(
     the fleet and stays: Ctrl-C or SIGTERM takes the fleet down, and after a loss of Ray's head the
     command brings the fleet back from FILE.
     """
-    with FleetKeeper(file, profiles or [], seconds) as keeper:
+    with FleetRunner(file, profiles or [], seconds) as keeper:
         if detach and keeper.file.ray.address is None:
             raise UsageError(
                 "--detach needs an address in [ray]: a Ray on this machine ends with the command"

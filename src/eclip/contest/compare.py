@@ -22,7 +22,7 @@ from eclip.planner.policies import PolicyOptions
 from eclip.planner.search.objective import Objective
 from eclip.progress import Progress
 from eclip.rig.arrivals import Arrivals, parts_of_load
-from eclip.rig.rig import Stand
+from eclip.rig.rig import Rig
 
 _NAME = re.compile(r"[A-Za-z][\w.-]{0,40}", re.ASCII)
 
@@ -82,11 +82,11 @@ def compare_policies(
             check_refinement(options.refine, aim, rates=case.mix.has_rates)
     extra = [profile for plan in named.values() for profile in case.profiles_of(plan.mix)]
     opened = open_device(device, case.topology, case.calibration, Progress(progress))
-    with Stand(case, opened, extra) as stand:
+    with Rig(case, opened, extra) as rig:
         if options.verify:
-            verification = make_verification(stand, options.verify, options.refine, options.earlier)
+            verification = make_verification(rig, options.verify, options.refine, options.earlier)
             contest_options = dataclasses.replace(contest_options, verification=verification)
-        contest = Contest(stand, arrivals, contest_options, progress)
+        contest = Contest(rig, arrivals, contest_options, progress)
         failure = None
         try:
             contest.hold()

@@ -43,7 +43,7 @@ from eclip.planner.search.objective import Objective
 from eclip.planner.tiers import FOR_SERVICES, LAUNCHES, needs_alone, promising
 from eclip.progress import Progress
 from eclip.rig.arrivals import DEFAULT_REQUESTS, Arrivals
-from eclip.rig.rig import Stand
+from eclip.rig.rig import Rig
 from eclip.rig.rounds import rotation
 
 Result = TypeVar("Result")
@@ -165,9 +165,9 @@ class Entrant:
 
 class Contest:
     def __init__(
-        self, stand: Stand, arrivals: Arrivals, options: ContestOptions, progress: Progress
+        self, rig: Rig, arrivals: Arrivals, options: ContestOptions, progress: Progress
     ) -> None:
-        self.stand = stand
+        self.rig = rig
         self.options = options
         self.entrants: list[Entrant] = []
         self.left_out: dict[str, str] = {}  # by policy: why
@@ -179,12 +179,12 @@ class Contest:
 
     @functools.cached_property
     def _sweep(self) -> Sweep:
-        seconds, mix = self.options.settings.trial_seconds, self.stand.case.mix
+        seconds, mix = self.options.settings.trial_seconds, self.rig.case.mix
         if mix.services:
             slowest = min(mix.workers[service].rate_rps or 1.0 for service in mix.services)
             seconds = max(seconds, min(_TRIAL_REQUESTS / slowest, _MOST_TRIAL_S))
         aims, seed = self.options.objectives, self.options.settings.seed
-        return Sweep(self.stand, aims, seconds, seed, self._progress)
+        return Sweep(self.rig, aims, seconds, seed, self._progress)
 
     @property
     def measured(self) -> list[Entrant]:
@@ -198,14 +198,14 @@ class Contest:
             self._progress.phase("preparing")
             with _aside(lambda quiet: self._simulate(names, quiet), self._progress) as searches:
                 started = self._start_processes(names)
-                self.stand.prepare()
+                self.rig.prepare()
             for processes in started:
                 with self._or_leave_out(*processes.plans):
                     processes.sets.wait()
-            self.stand.measure_alone()
+            self.rig.measure_alone()
             self._progress.phase("measuring services alone")
-            promises = promises_on(self.stand, lambda: _services_alone(self, self._arrivals, 0))
-            self.options = _promising(self.options, self.stand.case.mix, promises)
+            promises = promises_on(self.rig, lambda: _services_alone(self, self._arrivals, 0))
+            self.options = _promising(self.options, self.rig.case.mix, promises)
             for name in [*names, *self.options.plans]:
                 if not self._progress.stopped and name not in self.left_out:
                     with self._or_leave_out(name):
@@ -220,14 +220,14 @@ class Contest:
     def _choose(self) -> list[str]:
         """The policies that take part. A plan given under a policy's name replaces that policy."""
         chosen = []
-        for name in self.options.policies or usual_policies(self.stand.case.mix):
+        for name in self.options.policies or usual_policies(self.rig.case.mix):
             if name in self.options.plans:
                 continue
             missing = [
-                need for need in _NEEDS.get(name, ()) if need not in self.stand.device.capabilities
+                need for need in _NEEDS.get(name, ()) if need not in self.rig.device.capabilities
             ]
             if missing:
-                device = self.stand.device.title
+                device = self.rig.device.title
                 self._leave_out(name, UsageError(f"{device} has no {missing[0].value}"))
             else:
                 chosen.append(name)
@@ -281,38 +281,38 @@ class Contest:
             for plan in self._search(searches):
                 self._add(plan)
         else:
-            self._add(make_plan(self.stand.case, name, self.options.policy))
+            self._add(make_plan(self.rig.case, name, self.options.policy))
 
     def _add(self, plan: Plan, setting: Setting | None = None) -> None:
         """An entrant whose session stays open, or is opened for every run."""
         known: dict[str, Any] = {}
         if setting is not None:
             known = {"setting": setting.label, "trials": setting.trials}
-        session = self.stand.open(plan)
+        session = self.rig.open(plan)
         if self.options.settings.reopen:
             session.close()  # what cannot be opened must not wait for its turn
-            opener: Callable[[], Any] = functools.partial(self.stand.open, plan)
+            opener: Callable[[], Any] = functools.partial(self.rig.open, plan)
         else:
             opener = _kept_open(self._stack.enter_context(session))
         self.entrants.append(Entrant(plan, opener, **known))
 
     def _start_processes(self, names: Sequence[str]) -> list[_Started]:
         """Start the processes of these policies without waiting; all under MPS share one daemon."""
-        if Capability.PROCESSES not in self.stand.device.capabilities:
+        if Capability.PROCESSES not in self.rig.device.capabilities:
             return []
         policies = [name for name in _IN_PROCESSES if name in names]
         others = sum(name != "mps" for name in policies)
         started = []
         for under_mps in (False, True):
             plans = {
-                name: _process_plans(self.stand.case, self.options, name, others)
+                name: _process_plans(self.rig.case, self.options, name, others)
                 for name in policies
                 if (name != "timeslice") == under_mps
             }
             if not plans:
                 continue
             with self._or_leave_out(*plans):
-                sets = self.stand.start([plan for swept in plans.values() for plan in swept])
+                sets = self.rig.start([plan for swept in plans.values() for plan in swept])
                 self._stack.callback(sets.close)
                 sessions = iter(sets.sessions)
                 owned = {name: [next(sessions) for _ in swept] for name, swept in plans.items()}
@@ -323,7 +323,7 @@ class Contest:
         """For every objective, the results by simulation of a search with verification."""
         if "search" not in names or (explorer := self._explorer) is None:
             return []
-        mix = self.stand.case.mix
+        mix = self.rig.case.mix
         return [
             (bound := aim.for_mix(mix, {}), explorer.simulate(bound, progress))
             for aim in self.options.objectives
@@ -337,10 +337,10 @@ class Contest:
             return None
         if self._arrivals.part is not None:
             how = dataclasses.replace(how, refine_seconds=0.0)
-        case = self.stand.case
+        case = self.rig.case
         return Explorer(
             case.problem(choosing=True),
-            self.stand.evaluator,
+            self.rig.evaluator,
             search_options(case, self.options.policy),
             how,
         )
@@ -351,12 +351,12 @@ class Contest:
         found = dict(searches.result())
         explorer = self._explorer if found else None
         if explorer is not None:
-            explorer.options = search_options(self.stand.case, self.options.policy)
+            explorer.options = search_options(self.rig.case, self.options.policy)
             # All objectives first: a trial for one objective counts for the others.
             self._progress.phase("searching on the device")
             for aim, one in found.items():
                 known = self._sweep.best_masks(aim)
-                explorer.explore(one, aim, self.stand, self._sweep.trials, self._progress, known)
+                explorer.explore(one, aim, self.rig, self._sweep.trials, self._progress, known)
             self.observed = explorer.observed
         return [self._sweep.named(self._searched(aim, explorer, found), aim) for aim in aims]
 
@@ -368,24 +368,24 @@ class Contest:
             self._progress.phase("trying the finalists")
             sweep = self._sweep
             return confirm(
-                explorer, found[aim], aim, self.stand, sweep.trials, sweep.window, self._progress
+                explorer, found[aim], aim, self.rig, sweep.trials, sweep.window, self._progress
             )
         policy = dataclasses.replace(options.policy, objective=aim)
         if how is not None:
-            return search_services(self.stand, policy, how.finalists, self._progress)
+            return search_services(self.rig, policy, how.finalists, self._progress)
         self._progress.phase("searching")
-        case, promises = self.stand.case, policy.promises
+        case, promises = self.rig.case, policy.promises
         if needs_alone(case.mix):
             # A search simulates its own arrivals. With a bound from other arrivals, all its plans
             # would be late, or too careful.
             policy = dataclasses.replace(policy, promises={})
-        return with_bounds(make_plan(case, "search", policy, self.stand.evaluator), promises)
+        return with_bounds(make_plan(case, "search", policy, self.rig.evaluator), promises)
 
     def _run_rounds(self) -> None:
         """Run every entrant once a round. On a GPU an uncounted lap comes first, since the first
         run would find a colder GPU than the others."""
-        repeats, window = self.options.repeats, self._arrivals.window(self.stand)
-        if not self.stand.device.modelled:
+        repeats, window = self.options.repeats, self._arrivals.window(self.rig)
+        if not self.rig.device.modelled:
             for entrant in self.entrants:
                 with self._or_leave_out(entrant.policy), entrant.open() as session:
                     self._sweep.run(session, entrant.plan)
@@ -396,7 +396,7 @@ class Contest:
                 if done % len(self.entrants) == 0 and not self._progress.stopped:
                     with contextlib.suppress(StoppedError):
                         if done:
-                            self.stand.measure_alone()
+                            self.rig.measure_alone()
                         _services_alone(self, self._arrivals, repeat)
                 if self._progress.stopped:
                     break
@@ -406,19 +406,19 @@ class Contest:
                 # On a GPU recording kernels takes a separate run, so it is done once a policy.
                 last = repeat == repeats - 1
                 traced = window if last else dataclasses.replace(window, trace_ms=0.0)
-                load = self._arrivals.load(self.stand, repeat)
+                load = self._arrivals.load(self.rig, repeat)
                 with self._or_leave_out(entrant.policy), entrant.open() as session:
-                    log = self.stand.run(session, entrant.plan, load, traced)
+                    log = self.rig.run(session, entrant.plan, load, traced)
                     if not self._progress.stopped:  # otherwise it may have been cut short
                         entrant.logs.append(log)
                 self._progress.part((done + 1) / total)
         finally:  # a log of an early round gets the rates alone of all rounds, also after a failure
             promises: Mapping[int, Promise] = {}
-            if self.alone and needs_alone(self.stand.case.mix):  # all rounds' arrivals count
-                promises = promises_on(self.stand, self.alone.values)
+            if self.alone and needs_alone(self.rig.case.mix):  # all rounds' arrivals count
+                promises = promises_on(self.rig, self.alone.values)
             for entrant in self.measured:
                 entrant.plan = with_bounds(entrant.plan, promises)
-                known = {"plan": entrant.plan, "alone_rps": self.stand.alone_rps}
+                known = {"plan": entrant.plan, "alone_rps": self.rig.alone_rps}
                 entrant.logs = [msgspec.structs.replace(log, **known) for log in entrant.logs]
         if not self.measured and not self._progress.stopped:
             raise UsageError(f"nothing could run: {'; '.join(self.left_out.values())}")
@@ -466,11 +466,11 @@ def _services_alone(
 ) -> Iterable[Mapping[int, RunLog]]:
     """Every service alone under plain streams, with the arrivals of this round, and what is known
     of others. A modelled device would repeat itself, so it runs no arrivals twice."""
-    stand = contest.stand
-    if stand.case.mix.services:
-        load = arrivals.load(stand, repeat)
-        if load.seed not in contest.alone or not stand.device.modelled:
-            contest.alone[load.seed] = alone_logs(stand, load, arrivals.window(stand))
+    rig = contest.rig
+    if rig.case.mix.services:
+        load = arrivals.load(rig, repeat)
+        if load.seed not in contest.alone or not rig.device.modelled:
+            contest.alone[load.seed] = alone_logs(rig, load, arrivals.window(rig))
     return contest.alone.values()
 
 

@@ -87,7 +87,7 @@ def outcome_of(
             for entrant in contest.measured
         },
         measures={entrant.policy: measure_together(entrant.logs) for entrant in contest.measured},
-        case=contest.stand.case,
+        case=contest.rig.case,
         observations=observations_of(contest) if contest.observed else None,
         runs_left=sum(
             contest.options.repeats - len(entrant.logs)
@@ -100,7 +100,7 @@ def outcome_of(
 
 def comparison_of(contest: Contest, load_part: float | None, made: Made) -> Comparison:
     first = contest.measured[0].logs[0]
-    case, options = contest.stand.case, contest.options
+    case, options = contest.rig.case, contest.options
     measures = {entrant.policy: measure_together(entrant.logs) for entrant in contest.measured}
     logs = [log for entrant in contest.measured for log in entrant.logs]
     return Comparison(
@@ -109,7 +109,7 @@ def comparison_of(contest: Contest, load_part: float | None, made: Made) -> Comp
         models=case.mix.models,
         topology=first.plan.topology.name,
         device=first.device,
-        driver=contest.stand.device.driver,
+        driver=contest.rig.device.driver,
         modelled=first.modelled,
         date=made.date,
         command=made.command,
@@ -150,7 +150,7 @@ def comparison_of(contest: Contest, load_part: float | None, made: Made) -> Comp
 def _services(contest: Contest, entrant: Entrant) -> tuple[Excess, ...]:
     """Every service of these runs against the same requests alone."""
     found = []
-    for service in contest.stand.case.mix.services:
+    for service in contest.rig.case.mix.services:
         pairs = [
             (log, contest.alone[log.seed][service])
             for log in entrant.logs
@@ -164,7 +164,7 @@ def _services(contest: Contest, entrant: Entrant) -> tuple[Excess, ...]:
 
 def _bounds_ms(contest: Contest) -> tuple[float | None, ...]:
     bounds = tuple(bound_of(worker) for worker in contest.measured[0].plan.workers)
-    return bounds if contest.stand.case.mix.services else ()
+    return bounds if contest.rig.case.mix.services else ()
 
 
 def _weights(mix: Mix) -> tuple[float, ...]:
@@ -182,7 +182,7 @@ def _floors(mix: Mix) -> tuple[float, ...]:
 
 def observations_of(contest: Contest) -> Observations:
     """The runs of a search on the device, in the form that ``eclip calibrate`` reads."""
-    case = contest.stand.case
+    case = contest.rig.case
     return Observations(
         fingerprint=fingerprint_of(case.topology, (*case.profiles, *case.others)),
         source=f"eclip compare {case.mix.name}: runs of a search on the device",

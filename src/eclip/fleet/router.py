@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from eclip.fleet.replicas import ASK_NS, Replicas
+from eclip.fleet.backends import ASK_NS, Backends
 from eclip.server.descriptions import describe_server
 from eclip.server.messages import (
     BUCKETS_S,
@@ -36,7 +36,7 @@ from eclip.server.protocol.http import answer_json
 class RouterCore:
     """``Core`` of messages.py."""
 
-    def __init__(self, replicas: Replicas) -> None:
+    def __init__(self, replicas: Backends) -> None:
         self.live = True
         self.started = False
         self.leaving = False
@@ -124,7 +124,7 @@ class RouterCore:
         return counts
 
 
-def choice_route(replicas: Replicas) -> Route:
+def choice_route(replicas: Backends) -> Route:
     """The endpoint that a gateway asks."""
 
     async def answer(request: Request) -> Response:

@@ -19,7 +19,7 @@ from eclip.core.mix import Mix
 from eclip.core.plan import unpartitioned
 from eclip.core.shapes import Shape, shape_of
 from eclip.errors import UsageError
-from eclip.rig.rig import Stand
+from eclip.rig.rig import Rig
 
 DEFAULT_REQUESTS = 2000
 _FEWEST_PER_WORKER = 0.1  # of all requests: a p99 of a few requests says nothing
@@ -60,20 +60,20 @@ class Arrivals:
         self._replayed = None if file is None else load_of_csv(file, mix, window.seconds, seed)
         self._rates: list[float] | None = None
 
-    def window(self, stand: Stand) -> Window:
+    def window(self, rig: Rig) -> Window:
         if self.part is None:
             return self._window
-        rates = self.rates_under_shared(stand)
+        rates = self.rates_under_shared(rig)
         seconds = long_enough(rates, self._requests) / self._repeats
         trace_ms = min(self._window.trace_ms, 1000 * seconds)
         return dataclasses.replace(self._window, seconds=seconds, trace_ms=trace_ms)
 
-    def load(self, stand: Stand, repeat: int) -> Load:
+    def load(self, rig: Rig, repeat: int) -> Load:
         if self._replayed is not None:
             return self._replayed
-        window, mix = self.window(stand), self._mix
+        window, mix = self.window(rig), self._mix
         if self.part is not None:
-            mix = at_rates(mix, self.rates_under_shared(stand))
+            mix = at_rates(mix, self.rates_under_shared(rig))
         seed = self._seed + repeat
         load = load_of_mix(mix, window.seconds, window.warmup_seconds, seed, self._shape)
         if self.part is None:
@@ -81,14 +81,14 @@ class Arrivals:
         label = f"Poisson at {self.part:.0%} of the closed-loop rates under shared"
         return dataclasses.replace(load, label=label)
 
-    def rates_under_shared(self, stand: Stand) -> list[float]:
+    def rates_under_shared(self, rig: Rig) -> list[float]:
         """The asked-for part of every worker's closed-loop rate under plain streams."""
         if self._rates is None:
-            case = stand.case
+            case = rig.case
             window = dataclasses.replace(self._window, trace_ms=0.0)
             load = load_of_mix(self._mix, window.seconds, window.warmup_seconds, self._seed)
             plan = unpartitioned(case.topology, case.profiles, case.mix)
-            workers = measure(stand.run_once(plan, load, window)).workers
+            workers = measure(rig.run_once(plan, load, window)).workers
             idle = [worker.name for worker in workers if worker.requests == 0]
             if idle:
                 raise UsageError(

@@ -1,4 +1,4 @@
-"""Stand: a device, what workers run from on it, and their rates alone.
+"""Rig: an open device, its executables, and the workers' rates alone.
 
 This is the one place that opens a plan, runs it, and takes the log. *Alone* means: all workers are
 there, in one session of plain streams, and all but one are idle. Rates alone are taken again
@@ -48,7 +48,7 @@ _BACKGROUND_SECONDS = 1.0
 _EVERYBODY = -1  # in place of a worker: all workers
 
 
-class Stand(Closing):
+class Rig(Closing):
     """``extra``: profiles of plans that are not the case's, which may have other kernels."""
 
     def __init__(self, case: Case, device: Device, extra: Iterable[Profile] = ()) -> None:
@@ -140,7 +140,7 @@ class Beside:
 
 
 def run_beside_alone(
-    stand: Stand,
+    rig: Rig,
     session: Session,
     plan: Plan,
     loads: Sequence[Load],  # one a round; other arrivals make the rounds independent
@@ -154,7 +154,7 @@ def run_beside_alone(
     The logs' rates alone are of this session. After a stop request only whole rounds are returned.
     """
     progress = progress or Progress()
-    profiles = stand.profiles_of(plan)
+    profiles = rig.profiles_of(plan)
     services = {w for w in plan.everyone if loads[0].arrivals[w] is not CLOSED_LOOP}
     runs = (_EVERYBODY, *plan.everyone)
     logs: list[dict[int, RunLog]] = [{} for _ in loads]

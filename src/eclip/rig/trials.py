@@ -18,7 +18,7 @@ from eclip.core.runlog import RunLog
 from eclip.errors import EclipError, StoppedError
 from eclip.planner.search.objective import Score
 from eclip.progress import Progress
-from eclip.rig.rig import Stand
+from eclip.rig.rig import Rig
 
 # Long enough for two ticks of a GPU's energy counter.
 _WINDOW = Window(seconds=0.26, warmup_seconds=0.03, trace_ms=0.0)
@@ -27,7 +27,7 @@ _WINDOW = Window(seconds=0.26, warmup_seconds=0.03, trace_ms=0.0)
 class Trials:
     def __init__(
         self,
-        stand: Stand,
+        rig: Rig,
         mix: Mix | None = None,  # with rates of its own; without: the case's
         *,
         window: Window = _WINDOW,
@@ -36,8 +36,8 @@ class Trials:
     ) -> None:
         self.seconds = window.seconds  # of one run
         self.refused: EclipError | None = None  # the reason of the last refusal
-        self._stand = stand
-        self._load = load_of_mix(mix or stand.case.mix, window.seconds, window.warmup_seconds, seed)
+        self._rig = rig
+        self._load = load_of_mix(mix or rig.case.mix, window.seconds, window.warmup_seconds, seed)
         self._window = window
         self._progress = progress or Progress()
         self._known: dict[object, Score] = {}
@@ -63,13 +63,13 @@ class Trials:
 
     def _try(self, plan: Plan) -> Score:
         try:
-            session = self._stand.open(plan, brief=True)
+            session = self._rig.open(plan, brief=True)
         except EclipError as error:  # such as a kernel whose clusters do not fit these slices
             self.refused = error
             return nothing(len(plan.workers))
         with session:
             try:
-                return score_of(self._stand.run(session, plan, self._load, self._window))
+                return score_of(self._rig.run(session, plan, self._load, self._window))
             except StoppedError:
                 return nothing(len(plan.workers))
 

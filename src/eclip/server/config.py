@@ -119,7 +119,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ValueError('floor: only background work has one; add tier = "background"')
         if not 1 <= self.queue <= 1_000_000:
             raise ValueError("queue: 1 to 1000000 requests")
-        if not 1 <= self.copies <= MAX_WORKERS:
+        if not 1 <= self.replicas <= MAX_WORKERS:
             raise ValueError(f"instances: 1 to {MAX_WORKERS}")
         if self.rate is not None and not 0 < self.rate < 1e9:
             raise ValueError("rate: requests a second, above 0 and below 1e9")
@@ -135,7 +135,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return self.model is not None and self.model.startswith(FUNCTION)
 
     @property
-    def copies(self) -> int:
+    def replicas(self) -> int:
         return 1 if self.instances is None else self.instances
 
     @property
@@ -211,7 +211,7 @@ class ServingConfig(
         double = next((name for name in names if names.count(name) > 1), None)
         if double is not None:
             raise ValueError(f"service: two are named {double!r}; name them apart")
-        workers = sum(service.copies * len(service.batches or (1,)) for service in self.services)
+        workers = sum(service.replicas * len(service.batches or (1,)) for service in self.services)
         if workers > MAX_WORKERS:
             raise ValueError(
                 f"batches: instances times batches add up to {workers}, and {MAX_WORKERS} is the "

@@ -22,7 +22,7 @@ _PACKET = 1 << 20
 _BUFFER = 4 << 20
 
 
-class ServiceSheet(msgspec.Struct, frozen=True, kw_only=True):
+class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A service as it is deployed. A service that runs otherwise than before has another id."""
 
     id: int
@@ -49,7 +49,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
 
     generation: int
     server: ServerSettings
-    sheets: tuple[ServiceSheet, ...]
+    specs: tuple[ServiceSpec, ...]
     plan: str  # a file
     rates_rps: dict[str, float]  # that it was planned for
     assumed: tuple[str, ...]  # services of unknown rate
@@ -68,21 +68,21 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     def in_words(self) -> dict[str, str]:
         """By service: ``2 instances, batches of 1, 8``"""
         return {
-            sheet.name: f"{sheet.settings.copies} instance{'s' * (sheet.settings.copies > 1)}, "
-            f"batches of {', '.join(map(str, sheet.buckets))}"
-            for sheet in self.sheets
+            spec.name: f"{spec.settings.replicas} instance{'s' * (spec.settings.replicas > 1)}, "
+            f"batches of {', '.join(map(str, spec.buckets))}"
+            for spec in self.specs
         }
 
     def does_all_of(self, planned: Deployment) -> bool:
         """Whether it serves other rates, of the same services, as well as what was planned for
         them. Opening a generation may disturb requests in flight, and instances that are not
         needed cost memory only. How background gives way was searched for, for these rates."""
-        runs = {sheet.name: sheet for sheet in self.sheets}
+        runs = {spec.name: spec for spec in self.specs}
         return all(
-            sheet.settings.tier == "service"
-            and sheet.settings.copies <= runs[sheet.name].settings.copies
-            and set(sheet.buckets) <= set(runs[sheet.name].buckets)
-            for sheet in planned.sheets
+            spec.settings.tier == "service"
+            and spec.settings.replicas <= runs[spec.name].settings.replicas
+            and set(spec.buckets) <= set(runs[spec.name].buckets)
+            for spec in planned.specs
         )
 
 
@@ -167,7 +167,7 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     """The first message: with the link's three descriptors and the counters'."""
 
     front: int
-    seats: int  # of fronts and guests: the counters have a page for each, and one more
+    attachments: int  # of fronts and guests: the counters have a page for each, and one more
     server: ServerSettings  # with the ports that were found free
     regions: str  # a folder that all fronts share
 
@@ -176,7 +176,7 @@ class Offer(msgspec.Struct, frozen=True, tag=True):
     """The services from now on. Say Settled when nothing of services that are gone is open."""
 
     number: int
-    sheets: tuple[ServiceSheet, ...]
+    specs: tuple[ServiceSpec, ...]
     deployed: tuple[int, ...]  # the ids, also of services that could not be loaded: slots stay
     known: tuple[ModelInfo, ...]  # of all that are configured
     idle: dict[

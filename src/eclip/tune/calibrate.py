@@ -26,7 +26,7 @@ from eclip.files.observations import Observations
 from eclip.planner.case import Case, find_observed, make_case
 from eclip.planner.search.placement import Placer
 from eclip.progress import Progress
-from eclip.rig.rig import Stand
+from eclip.rig.rig import Rig
 from eclip.tune import joint_costs
 from eclip.tune.fit import Fit, Replay, fit
 from eclip.tune.observe import WINDOW, observe, placements
@@ -71,7 +71,7 @@ def measure(
             continue
         progress.phase(f"measuring joints of {pair.mix.name}")
         try:
-            observed = joint_costs.observe_joints(Stand(pair, device))
+            observed = joint_costs.observe_joints(Rig(pair, device))
         except DeviceError as error:
             progress.warn(f"left out the joints of {pair.mix.name}: {error}")
             continue
@@ -107,7 +107,7 @@ def _measure_case(
     known = {run.homes for run in kept.runs if run.mix == case.mix.name}
     if len(known) >= runs or time.monotonic() + WINDOW.seconds >= until:
         return
-    stand, placer = Stand(case, device), Placer(case.problem())
+    rig, placer = Rig(case, device), Placer(case.problem())
     failures = 0
     for kind, homes in placements(len(case.profiles), placer.slices, seed):
         late = time.monotonic() + WINDOW.seconds > until
@@ -116,7 +116,7 @@ def _measure_case(
         if homes in known:
             continue
         try:
-            run = observe(stand, placer, kind, homes)
+            run = observe(rig, placer, kind, homes)
         except DeviceError as error:  # such as clusters that fit no place on a lane
             failures += 1
             if failures > _MOST_FAILURES:

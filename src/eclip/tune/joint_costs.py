@@ -28,7 +28,7 @@ from eclip.files.observations import ObservedJoints
 from eclip.planner.alone import alone_rate
 from eclip.planner.case import Case
 from eclip.planner.joints import JointRules, give_way, promise_of
-from eclip.rig.rig import Stand
+from eclip.rig.rig import Rig
 from eclip.rig.rounds import rotation
 
 SERVICE, BACKGROUND = 0, 1  # workers of every pair
@@ -44,10 +44,10 @@ def pair_of(case: Case) -> Mix:
     return parse_mix(f"{ordered[0].model}@1rps/9x,{ordered[-1].model}@background")
 
 
-def observe_joints(stand: Stand) -> ObservedJoints:
+def observe_joints(rig: Rig) -> ObservedJoints:
     """Measure the cost of the joints of the pair's background."""
-    profiles = stand.case.profiles
-    plain = unpartitioned(stand.case.topology, profiles, stand.case.mix)
+    profiles = rig.case.profiles
+    plain = unpartitioned(rig.case.topology, profiles, rig.case.mix)
     yielding = _with_joints(plain, profiles, JointRules(depth=1))
     joints = yielding.workers[BACKGROUND].joints
     if joints is None or not joints.at:
@@ -58,15 +58,15 @@ def observe_joints(stand: Stand) -> ObservedJoints:
     ignoring = [
         _with_joints(plain, profiles, JointRules(yields=None, depth=depth)) for depth in (2, 1)
     ]
-    plain_ns, deep_ns, shallow_ns = _requests_ns(stand, [plain, *ignoring])
+    plain_ns, deep_ns, shallow_ns = _requests_ns(rig, [plain, *ignoring])
     return ObservedJoints(
-        mix=stand.case.mix.name,
+        mix=rig.case.mix.name,
         joints=len(joints.at),
         plain_ns=plain_ns,
         deep_ns=deep_ns,
         shallow_ns=shallow_ns,
         gap_ns=float(np.mean(_gaps_ns(profiles[BACKGROUND])[np.array(joints.at) - 1])),
-        resume_ns=_resume_ns(stand, yielding),
+        resume_ns=_resume_ns(rig, yielding),
     )
 
 
@@ -97,26 +97,26 @@ def _with_joints(plain: Plan, profiles: Sequence[Profile], rules: JointRules) ->
     return give_way(plain, profiles, {SERVICE: promise}, {BACKGROUND: rules})
 
 
-def _requests_ns(stand: Stand, plans: Sequence[Plan]) -> list[float]:
+def _requests_ns(rig: Rig, plans: Sequence[Plan]) -> list[float]:
     """The time of a background request in each plan while the service is idle."""
-    profiles = stand.case.profiles
+    profiles = rig.case.profiles
     rates: list[list[float]] = [[] for _ in plans]
     with contextlib.ExitStack() as stack:
-        sessions = [stack.enter_context(stand.open(plan)) for plan in plans]
+        sessions = [stack.enter_context(rig.open(plan)) for plan in plans]
         for _, turn in rotation(len(sessions), _ROUNDS):
             rates[turn].append(alone_rate(sessions[turn], BACKGROUND, profiles, _SECONDS))
     return [1e9 / statistics.median(of_plan) for of_plan in rates]
 
 
-def _resume_ns(stand: Stand, plan: Plan) -> float:
+def _resume_ns(rig: Rig, plan: Plan) -> float:
     """The time from the end of the service's request to the next kernel of yielding background."""
-    service, background = stand.case.profiles
+    service, background = rig.case.profiles
     apart_ns = 3 * (service.request_ns[-1] + background.request_ns[-1])
     arrivals = np.arange(_ARRIVALS, dtype=np.int64) * apart_ns + apart_ns
     load = Load("apart", 0, (arrivals, CLOSED_LOOP))
     seconds = (_ARRIVALS + 1) * apart_ns / 1e9
     window = Window(seconds=seconds, trace_ms=1000 * seconds)
-    with stand.open(plan) as session:
+    with rig.open(plan) as session:
         log = session.run(load, window)
     # A request ends after the gap that follows its last kernel.
     pauses = [pause - float(_gaps_ns(service)[-1]) for pause in _pauses_ns(log)]

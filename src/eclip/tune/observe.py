@@ -16,7 +16,7 @@ from eclip.core.load import closed_loop
 from eclip.core.measures import steady_rates
 from eclip.files.observations import ObservedHome, ObservedRun
 from eclip.planner.search.placement import Placer, groups_of
-from eclip.rig.rig import Stand
+from eclip.rig.rig import Rig
 from eclip.tune.fit import plan_of
 
 ObservedHomes = tuple[ObservedHome, ...]
@@ -76,10 +76,10 @@ def _draw(random: np.random.Generator, workers: int, slices: int) -> ObservedHom
     return tuple(homes)
 
 
-def observe(stand: Stand, placer: Placer, kind: str, homes: ObservedHomes) -> ObservedRun | None:
+def observe(rig: Rig, placer: Placer, kind: str, homes: ObservedHomes) -> ObservedRun | None:
     """Run the placement for a moment; None if a worker completed too little to tell its rate."""
     plan = plan_of(kind, homes, placer)
-    log = stand.run_once(plan, closed_loop(len(plan.workers)), WINDOW)
+    log = rig.run_once(plan, closed_loop(len(plan.workers)), WINDOW)
     rates = steady_rates(log)
     if min(rates) == 0:
         return None

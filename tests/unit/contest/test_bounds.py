@@ -25,7 +25,7 @@ from eclip.planner.search.decision import MARGIN_IN_WORDS
 from eclip.planner.search.objective import Objective
 from eclip.planner.tiers import make_promises
 from eclip.progress import Progress
-from eclip.rig.rig import Stand
+from eclip.rig.rig import Rig
 from eclip.sim.device import SimDevice, SimSession
 from heard import Heard
 from simulations import CALIBRATIONS, H200, case_of, scaling_profile
@@ -52,14 +52,14 @@ class Watched(SimDevice):
         return super().open(program, sources, brief=brief)
 
 
-def stand_of(text: str, device: Watched | None = None) -> Stand:
-    return Stand(case_of([SERVICE, JOB], mix=parse_mix(text)), device or Watched())
+def stand_of(text: str, device: Watched | None = None) -> Rig:
+    return Rig(case_of([SERVICE, JOB], mix=parse_mix(text)), device or Watched())
 
 
 @pytest.fixture(scope="module")
 def verified() -> Plan:
-    with stand_of("s:1@400rps/1.5x,b:1@background") as stand:
-        return search_services(stand, OPTIONS, 1, QUIET)
+    with stand_of("s:1@400rps/1.5x,b:1@background") as rig:
+        return search_services(rig, OPTIONS, 1, QUIET)
 
 
 def test_chosen_plan_is_claimed_from_4000_requests_and_others_decided_from_1000(
@@ -119,8 +119,8 @@ def test_bound_of_times_alone_is_of_the_p99_on_the_device(verified: Plan) -> Non
 
 def test_device_without_joints_has_masks_or_plain_streams() -> None:
     device = Watched(joints=False)
-    with stand_of("s:1@300rps/8ms,b:1@background", device) as stand:
-        plan = search_services(stand, OPTIONS, 1, QUIET)
+    with stand_of("s:1@300rps/8ms,b:1@background", device) as rig:
+        plan = search_services(rig, OPTIONS, 1, QUIET)
     assert not plan.gives_way
     assert plan.evidence is not None
     labels = {trial.label for trial in plan.evidence.trials}
@@ -137,8 +137,8 @@ def test_no_finalist_takes_longer_than_a_minute() -> None:
 def test_stop_before_every_finalist_ran_leaves_the_decision_to_the_search() -> None:
     progress = Heard(stop_at=0.3, stop_in="trying the finalists")
     device = Watched(Progress(progress))
-    with stand_of("s:1@400rps/1.5x,b:1@background", device) as stand:
-        plan = search_services(stand, OPTIONS, 1, progress)
+    with stand_of("s:1@400rps/1.5x,b:1@background", device) as rig:
+        plan = search_services(rig, OPTIONS, 1, progress)
     assert plan.evidence is not None
     assert plan.evidence.device == "the simulator"
     assert plan.gives_way
@@ -165,6 +165,6 @@ def test_what_cannot_be_kept_is_refused_before_a_device_runs_anything(
     text: str, words: str
 ) -> None:
     device = Watched()
-    with stand_of(text, device) as stand, pytest.raises(UsageError, match=words):
-        search_services(stand, OPTIONS, 1, QUIET)
+    with stand_of(text, device) as rig, pytest.raises(UsageError, match=words):
+        search_services(rig, OPTIONS, 1, QUIET)
     assert device.opened == []

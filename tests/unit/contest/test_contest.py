@@ -42,7 +42,7 @@ from eclip.planner.tiers import FOR_SERVICES
 from eclip.progress import Progress
 from eclip.reports.chapters import Named, chapters_of
 from eclip.rig.arrivals import Arrivals, long_enough
-from eclip.rig.rig import Stand
+from eclip.rig.rig import Rig
 from eclip.rig.rounds import rotation
 from eclip.sim.device import SimDevice
 from eclip.tune.fit import Replay
@@ -107,7 +107,7 @@ class Stage:
         settings |= {name: options.pop(name) for name in SETTINGS & options.keys()}
         case = case_of(self.profiles, mix=MIX, others=self.others)
         return Contest(
-            Stand(case, device, self.planned),
+            Rig(case, device, self.planned),
             Arrivals(MIX, window, repeats=repeats, seed=3, part=part, requests=requests),
             ContestOptions(
                 policies=policies or None,
@@ -188,7 +188,7 @@ class StagedSession(Closing):
 
 
 def with_rates_alone(log: RunLog, contest: Contest) -> RunLog:
-    return msgspec.structs.replace(log, alone_rps=contest.stand.alone_rps)
+    return msgspec.structs.replace(log, alone_rps=contest.rig.alone_rps)
 
 
 @pytest.fixture
@@ -467,7 +467,7 @@ def test_logs_before_a_failure_have_one_set_of_rates_alone(stage: Stage) -> None
     with pytest.raises(DeviceError):
         contest.hold()
     alone = {log.alone_rps for entrant in contest.measured for log in entrant.logs}
-    assert alone == {contest.stand.alone_rps}
+    assert alone == {contest.rig.alone_rps}
 
 
 @pytest.mark.parametrize(
@@ -538,7 +538,7 @@ def test_rates_alone_are_measured_with_all_others_there_but_idle(stage: Stage) -
 
 def test_rates_alone_are_measured_again_every_round_and_their_median_counts(stage: Stage) -> None:
     """Also in the logs of earlier rounds: a device's speed changes with time."""
-    usual = stage.contest("shared").stand.alone_rps
+    usual = stage.contest("shared").rig.alone_rps
     stage.alone.clear()
     stage.slower = (1.0, 1.25, 2.0)
     contest = stage.contest("shared", "model", repeats=3)
@@ -745,8 +745,8 @@ def test_bounds_of_times_alone_are_of_all_rounds_and_the_same_for_all_policies()
         policies=("shared", "yield"), objectives=(Objective("slo"),), repeats=2
     )
     window = Window(0.5, 0.05, 0.0)
-    with Stand(case, SimDevice(H200, CALIBRATIONS["h200"])) as stand:
-        contest = Contest(stand, Arrivals(SERVED, window, repeats=2), options, Progress())
+    with Rig(case, SimDevice(H200, CALIBRATIONS["h200"])) as rig:
+        contest = Contest(rig, Arrivals(SERVED, window, repeats=2), options, Progress())
         contest.hold()
     promises = {entrant.plan.workers[0].promise for entrant in contest.entrants}
     (promise,) = promises
@@ -767,8 +767,8 @@ def test_search_holds_its_arrivals_against_their_own_p99_alone() -> None:
         policy=PolicyOptions(objective=Objective("slo"), batches=1),
     )
     case = case_of(PROFILES, mix=mix)
-    with Stand(case, SimDevice(H200, CALIBRATIONS["h200"])) as stand:
-        contest = Contest(stand, Arrivals(mix, Window(0.03, 0.0, 0.0)), options, Progress())
+    with Rig(case, SimDevice(H200, CALIBRATIONS["h200"])) as rig:
+        contest = Contest(rig, Arrivals(mix, Window(0.03, 0.0, 0.0)), options, Progress())
         contest.hold()
     (entrant,) = contest.entrants
     promise, evidence = entrant.plan.workers[0].promise, entrant.plan.evidence

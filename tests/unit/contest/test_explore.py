@@ -92,12 +92,12 @@ def test_search_goes_on_on_the_device_and_the_best_there_is_the_plan(
     aim = Objective(kind, fairness=0.1)
     found = searching.simulate(aim, QUIET)
     known = (Home(1, 1, 13, 0.0, 0), Home(3, 1, 13, 0.0, 0))
-    stand = stand_on(device)
+    rig = stand_on(device)
     exploring, deciding = Heard(), Heard()
-    trials = trials_on(stand)
-    searching.explore(found, aim, stand, trials, exploring, [known])
+    trials = trials_on(rig)
+    searching.explore(found, aim, rig, trials, exploring, [known])
     assert exploring.parts == pytest.approx([0.2, 0.4, 0.6, 0.8])  # a thought after each
-    plan = confirm(searching, found, aim, stand, trials, WINDOW, deciding)
+    plan = confirm(searching, found, aim, rig, trials, WINDOW, deciding)
     evidence = plan.evidence
     assert evidence is not None
     assert evidence.tried > 10
@@ -119,32 +119,32 @@ def test_search_goes_on_on_the_device_and_the_best_there_is_the_plan(
 
 def test_what_was_tried_for_one_objective_is_not_tried_again_for_another(device: Refusing) -> None:
     searching = explorer_of(Verification(finalists=1, refine_seconds=1e-6))
-    stand = stand_on(device)
+    rig = stand_on(device)
     found = searching.simulate(Objective(), QUIET)
-    trials = trials_on(stand)
-    searching.explore(found, Objective(), stand, trials, QUIET)
+    trials = trials_on(rig)
+    searching.explore(found, Objective(), rig, trials, QUIET)
     before = len(device.opened)
-    searching.explore(found, Objective("energy"), stand, trials, QUIET)
+    searching.explore(found, Objective("energy"), rig, trials, QUIET)
     assert len(device.opened) == before
-    confirm(searching, found, Objective(), stand, trials, WINDOW, QUIET)
+    confirm(searching, found, Objective(), rig, trials, WINDOW, QUIET)
     runs_in_turns = 3
     assert len(device.opened) - before == runs_in_turns
     other = dataclasses.replace(found, candidates=found.candidates[::-1])
-    searching.explore(other, Objective("energy"), stand, trials, QUIET)
+    searching.explore(other, Objective("energy"), rig, trials, QUIET)
     homes = [run.homes for run in searching.observed]
     assert len(homes) == len(set(homes)) > 10  # what is noted twice would be predicted from itself
 
 
 def test_search_on_the_device_begins_with_priorities_for_those_who_get_little() -> None:
     searching = explorer_of(Verification(finalists=1, refine_seconds=1e-6))
-    stand = stand_on(WithPriorities())
+    rig = stand_on(WithPriorities())
     found = searching.simulate(Objective(), QUIET)
     found = dataclasses.replace(
         found, plain=dataclasses.replace(found.plain, ratios=(0.3, 0.7)), candidates=()
     )
-    trials = trials_on(stand)
+    trials = trials_on(rig)
     known = (Home(1, 1, 13, 0.0, 0), Home(3, 1, 13, 0.0, 0))
-    searching.explore(found, Objective(), stand, trials, QUIET, [known])
+    searching.explore(found, Objective(), rig, trials, QUIET, [known])
     begun = [run for run in searching.observed if run.kind == "priorities"]
     assert [[home.priority for home in run.homes] for run in begun] == [[1, 0]] * 2
     assert {run.homes[0].most for run in begun} == {16, 13}
@@ -159,12 +159,12 @@ def test_search_on_the_device_begins_with_other_kernels_and_may_deploy_them(
     device: Refusing, refine_seconds: float
 ) -> None:
     searching = explorer_of(Verification(finalists=1, refine_seconds=refine_seconds), others=OTHERS)
-    stand = stand_on(device)
+    rig = stand_on(device)
     found = searching.simulate(Objective(), QUIET)
-    trials = trials_on(stand)
+    trials = trials_on(rig)
     known = [(Home(0, 1, most, 0.0, 0), Home(15, -1, most, 0.0, 0)) for most in (13, 12, 11)]
-    searching.explore(found, Objective(), stand, trials, QUIET, known)
-    plan = confirm(searching, found, Objective(), stand, trials, WINDOW, QUIET)
+    searching.explore(found, Objective(), rig, trials, QUIET, known)
+    plan = confirm(searching, found, Objective(), rig, trials, WINDOW, QUIET)
     assert [str(model) for model in plan.models] == ["a~66:1", "b~66:1"]
     assert plan.evidence is not None
     (chosen,) = [trial for trial in plan.evidence.trials if trial.chosen]
@@ -198,15 +198,15 @@ def test_search_on_the_device_goes_on_from_an_earlier_one(device: Refusing) -> N
         searching = explorer_of(Verification(2, refine_seconds=0.01, earlier=earlier))
         aim = Objective(kind)
         found = searching.simulate(aim, QUIET)
-        stand = stand_on(device)
-        trials = trials_on(stand)
-        searching.explore(found, aim, stand, trials, QUIET)
+        rig = stand_on(device)
+        trials = trials_on(rig)
+        searching.explore(found, aim, rig, trials, QUIET)
         begun = [run.homes for run in searching.observed if run.kind == "earlier"]
         assert set(begun) == {run.homes for run in wanted}
         # It learns from the plans as they ran, and plans their homes anew.
         assert {groups_of(plan) for _, plan, _ in searching._earlier} == {good[0].routes}
         assert all(len(route) == 1 for run in searching.observed for route in run.routes)
-        assert confirm(searching, found, aim, stand, trials, WINDOW, QUIET).evidence
+        assert confirm(searching, found, aim, rig, trials, WINDOW, QUIET).evidence
 
 
 def test_earlier_search_and_trials_that_measure_nothing_say_so(device: Refusing) -> None:
@@ -222,18 +222,18 @@ def test_earlier_search_and_trials_that_measure_nothing_say_so(device: Refusing)
     )
     searching = explorer_of(Verification(2, refine_seconds=0.01, earlier=(run,)))
     found = searching.simulate(Objective(), QUIET)
-    stand = stand_on(device)
-    trials = trials_on(stand, window=Window(seconds=1e-3, warmup_seconds=0.0, trace_ms=0.0))
+    rig = stand_on(device)
+    trials = trials_on(rig, window=Window(seconds=1e-3, warmup_seconds=0.0, trace_ms=0.0))
     with pytest.raises(UsageError, match="measured nothing"):
-        searching.explore(found, Objective(), stand, trials, QUIET)
+        searching.explore(found, Objective(), rig, trials, QUIET)
 
 
 def test_search_without_other_kernels_begins_with_none(device: Refusing) -> None:
     searching = explorer_of(Verification(finalists=1, refine_seconds=1e-6))
-    stand = stand_on(device)
+    rig = stand_on(device)
     found = searching.simulate(Objective(), QUIET)
-    trials = trials_on(stand)
-    searching.explore(found, Objective(), stand, trials, QUIET)
+    trials = trials_on(rig)
+    searching.explore(found, Objective(), rig, trials, QUIET)
     assert searching.observed
     assert not any(home.kernels_for for run in searching.observed for home in run.homes)
 

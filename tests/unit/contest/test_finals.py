@@ -28,7 +28,7 @@ from eclip.planner.search.objective import Objective, Score
 from eclip.planner.search.placement import Home
 from eclip.progress import Progress
 from eclip.rig.arrivals import at_rates
-from eclip.rig.rig import Stand
+from eclip.rig.rig import Rig
 from eclip.rig.trials import Trials
 from eclip.sim.device import SimDevice, SimSession
 from exploring import (
@@ -56,16 +56,16 @@ def device() -> Refusing:
 
 def test_what_was_tried_for_one_objective_may_win_for_another(device: Refusing) -> None:
     searching = explorer_of(Verification(finalists=1, refine_seconds=1e-6))
-    stand = stand_on(device)
+    rig = stand_on(device)
     found = searching.simulate(Objective(), QUIET)
-    trials = trials_on(stand)
+    trials = trials_on(rig)
     # For throughput only one mask each of a few slices is tried, for energy the good ones.
     poor = [one for one in found.candidates if max(home.most for home in one.homes) <= 4]
     worse = dataclasses.replace(found, candidates=tuple(poor))
-    searching.explore(worse, Objective(), stand, trials, QUIET)
-    first = confirm(searching, worse, Objective(), stand, trials, WINDOW, QUIET)
-    searching.explore(found, Objective("energy"), stand, trials, QUIET)
-    second = confirm(searching, worse, Objective(), stand, trials, WINDOW, QUIET)
+    searching.explore(worse, Objective(), rig, trials, QUIET)
+    first = confirm(searching, worse, Objective(), rig, trials, WINDOW, QUIET)
+    searching.explore(found, Objective("energy"), rig, trials, QUIET)
+    second = confirm(searching, worse, Objective(), rig, trials, WINDOW, QUIET)
     stp = []
     for plan in (first, second):
         assert plan.evidence is not None
@@ -84,12 +84,12 @@ def test_decision_falls_in_runs_beyond_short_bursts_and_of_many_ticks(
         return run(self, load, window)
 
     searching = explorer_of(Verification(finalists=1, refine_seconds=1e-6))
-    stand = stand_on(device)
+    rig = stand_on(device)
     found = searching.simulate(Objective(), QUIET)
     monkeypatch.setattr(SimSession, "run", noting)
-    trials = trials_on(stand)
+    trials = trials_on(rig)
     for kind, wanted in (("throughput", 0.5), ("energy", 1.0)):
-        confirm(searching, found, Objective(kind), stand, trials, WINDOW, QUIET)
+        confirm(searching, found, Objective(kind), rig, trials, WINDOW, QUIET)
         assert seconds[-1] == wanted
 
 
@@ -118,12 +118,12 @@ def test_device_that_refuses_all_masks_has_plain_streams(
         return SimDevice.open(device, program, sources, brief=brief)
 
     searching = explorer_of(Verification(finalists=2, refine_seconds=1e-6))
-    stand = stand_on(device)
+    rig = stand_on(device)
     found = searching.simulate(Objective(), QUIET)
     monkeypatch.setattr(device, "open", open_plain)
-    trials = trials_on(stand)
-    searching.explore(found, Objective(), stand, trials, QUIET)
-    plan = confirm(searching, found, Objective(), stand, trials, WINDOW, QUIET)
+    trials = trials_on(rig)
+    searching.explore(found, Objective(), rig, trials, QUIET)
+    plan = confirm(searching, found, Objective(), rig, trials, WINDOW, QUIET)
     assert all(lane.mask == H200.full for lane in plan.lanes)
 
 
@@ -133,13 +133,13 @@ def test_runs_too_short_for_anybody_say_so(
 ) -> None:
     monkeypatch.setitem(finals._SECONDS, "throughput", 0.0)
     searching = explorer_of(Verification(1, refine_seconds))
-    stand = stand_on(device)
+    rig = stand_on(device)
     found = searching.simulate(Objective(), QUIET)
     moment = Window(seconds=1e-3, warmup_seconds=0.0, trace_ms=0.0)
-    trials = trials_on(stand, window=moment)
+    trials = trials_on(rig, window=moment)
     with pytest.raises(UsageError, match="measured nothing"):
-        searching.explore(found, Objective(), stand, trials, QUIET)
-        confirm(searching, found, Objective(), stand, trials, moment, QUIET)
+        searching.explore(found, Objective(), rig, trials, QUIET)
+        confirm(searching, found, Objective(), rig, trials, moment, QUIET)
 
 
 def test_objective_that_counts_only_who_completed_nothing_says_so() -> None:
@@ -158,9 +158,9 @@ def test_finalist_that_the_device_refuses_is_left_out_of_the_finals(device: Refu
         liked, homes=(Home(0, 1, 1, 0.0, 4), liked.homes[1]), plan=narrow, value=liked.value + 1
     )
     spoilt = dataclasses.replace(found, candidates=(refused, *others))
-    stand = stand_on(device)
-    trials = trials_on(stand)
-    plan = confirm(searching, spoilt, Objective(), stand, trials, WINDOW, QUIET)
+    rig = stand_on(device)
+    trials = trials_on(rig)
+    plan = confirm(searching, spoilt, Objective(), rig, trials, WINDOW, QUIET)
     assert plan.evidence is not None
     labels = [trial.label for trial in plan.evidence.trials]
     assert "search 1" not in labels
@@ -228,12 +228,12 @@ def test_mix_that_is_offered_more_than_any_plan_serves_is_overloaded_in_words(
 def test_bounds_that_a_search_for_throughput_misses_are_said(verified: bool) -> None:
     case = case_of(PROFILES, mix=parse_mix("a:1@150rps/1.7ms,b:1"))
     options = PolicyOptions(batches=0, objective=Objective())
-    with Stand(case, Refusing()) as stand:
+    with Rig(case, Refusing()) as rig:
         if verified:
-            plan = search_and_confirm(stand, options, Verification(1), QUIET)
+            plan = search_and_confirm(rig, options, Verification(1), QUIET)
         else:
             plan = make_plan(case, "search", options)
-        log = stand.run_once(plan, load_of_mix(plan.mix, 0.5, 0.05, 0), Window(0.5))
+        log = rig.run_once(plan, load_of_mix(plan.mix, 0.5, 0.05, 0), Window(0.5))
     assert plan.evidence is not None
     said = [words for words in plan.evidence.missed if "misses its bound" in words]
     (ran,) = (words for words in measure(log).missed if "bound" in words)
@@ -249,15 +249,15 @@ def test_bounds_that_a_search_for_throughput_misses_are_said(verified: bool) -> 
 def test_stop_before_all_finalists_ran_leaves_the_decision_to_the_search(device: Refusing) -> None:
     searching = explorer_of(Verification(finalists=2))
     found = searching.simulate(Objective(), QUIET)
-    stand, progress = stand_on(device), Heard(stop_at=0.3)
-    trials = trials_on(stand)
-    plan = confirm(searching, found, Objective(), stand, trials, WINDOW, progress)
+    rig, progress = stand_on(device), Heard(stop_at=0.3)
+    trials = trials_on(rig)
+    plan = confirm(searching, found, Objective(), rig, trials, WINDOW, progress)
     assert plan.evidence is not None
     assert (plan.evidence.device, plan.evidence.modelled) == ("the simulator", True)
     assert plan.evidence.tried == 0
     assert plan.main == shortlist(found, searching.problem, 1, Objective())[2].plan.main
     later = Heard(stop_at=0.6)  # in the second round: everybody ran once
-    plan = confirm(searching, found, Objective(), stand, trials, WINDOW, later)
+    plan = confirm(searching, found, Objective(), rig, trials, WINDOW, later)
     assert plan.evidence is not None
     assert plan.evidence.device == device.title
 
@@ -268,9 +268,9 @@ def test_stop_in_any_phase_of_a_search_returns_the_best_so_far(
 ) -> None:
     monkeypatch.setattr("eclip.planner.search.refine.time", Looks())
     progress = Heard(stop_at=0.0, stop_in=phase)
-    stand = Stand(case_of(PROFILES), Refusing(Progress(progress)))
+    rig = Rig(case_of(PROFILES), Refusing(Progress(progress)))
     options = PolicyOptions(batches=400 if phase == "searching" else 1)
-    plan = search_and_confirm(stand, options, Verification(1, refine_seconds=5.0), progress)
+    plan = search_and_confirm(rig, options, Verification(1, refine_seconds=5.0), progress)
     assert progress.stopped
     assert phase in progress.phases
     assert plan.evidence is not None
@@ -281,9 +281,9 @@ def test_stop_in_any_phase_of_a_search_returns_the_best_so_far(
 def test_stop_before_the_finals_asks_nothing_of_the_device_and_still_tells_of_overload() -> None:
     progress = Heard(stop_at=0.0, stop_in="searching")
     device = WithPriorities(Progress(progress))
-    stand = Stand(case_of(PROFILES, mix=at_rates(MIX, [300.0, 99999.0])), device)
+    rig = Rig(case_of(PROFILES, mix=at_rates(MIX, [300.0, 99999.0])), device)
     options = PolicyOptions(batches=400)
-    plan = search_and_confirm(stand, options, Verification(1), progress)
+    plan = search_and_confirm(rig, options, Verification(1), progress)
     assert progress.stopped
     assert device.opened == []
     assert plan.evidence is not None
@@ -298,7 +298,7 @@ def test_stop_in_the_middle_of_a_run_on_the_device_keeps_what_the_search_found(
     progress, runs = Progress(), 0
     searching = explorer_of(Verification(1, refine_seconds=1e-6))
     found = searching.simulate(Objective(), progress)
-    stand = stand_on(Refusing(Progress(progress)))
+    rig = stand_on(Refusing(Progress(progress)))
     run = SimSession.run
 
     def stopping(self: SimSession, load: Load, window: Window) -> RunLog:
@@ -309,9 +309,9 @@ def test_stop_in_the_middle_of_a_run_on_the_device_keeps_what_the_search_found(
         return run(self, load, window)
 
     monkeypatch.setattr(SimSession, "run", stopping)
-    trials = Trials(stand, window=WINDOW, progress=progress)
-    searching.explore(found, Objective(), stand, trials, progress)
-    plan = confirm(searching, found, Objective(), stand, trials, WINDOW, progress)
+    trials = Trials(rig, window=WINDOW, progress=progress)
+    searching.explore(found, Objective(), rig, trials, progress)
+    plan = confirm(searching, found, Objective(), rig, trials, WINDOW, progress)
     assert runs == after + 1
     assert plan.evidence is not None
     assert plan.evidence.device == "the simulator"

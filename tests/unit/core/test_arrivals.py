@@ -18,7 +18,7 @@ from eclip.errors import ArtefactError, UsageError
 from eclip.models.synthetic import synthetic_profile
 from eclip.planner.policies import make_plan
 from eclip.rig.arrivals import Arrivals, parts_of_load
-from eclip.rig.rig import Stand
+from eclip.rig.rig import Rig
 from eclip.sim.device import SimDevice
 from simulations import (
     H200,
@@ -359,8 +359,8 @@ def test_arrivals_of_a_contest_have_the_shape_in_every_repeat() -> None:
     case = case_of([flat_profile(name, [100_000], H200) for name in ("m0", "m1")])
     mix, window = parse_mix("m0:1@500rps,m1:1"), Window(2.0, 0.1, 0.0)
     asked = Arrivals(mix, window, repeats=2, shape=shape_of("bursts:on=10ms,off=30ms"))
-    stand = Stand(case, SimDevice(case.topology, case.calibration))
-    first, second = (asked.load(stand, repeat) for repeat in range(2))
+    rig = Rig(case, SimDevice(case.topology, case.calibration))
+    first, second = (asked.load(rig, repeat) for repeat in range(2))
     assert first.label == "workers: 1 bursts (on 10 ms, off 30 ms) at 500/s, 1 closed loop"
     assert first.arrivals[0] is not None and second.arrivals[0] is not None
     assert first.arrivals[0].tolist() != second.arrivals[0].tolist()
@@ -437,11 +437,11 @@ def test_arrivals_from_a_file_are_the_same_in_every_repeat(tmp_path: Path) -> No
     case = case_of([flat_profile(name, [100_000], H200) for name in ("m0", "m1")])
     window = Window(0.01, 0.0, 0.0)
     replayed = Arrivals(case.mix, window, repeats=2, file=path)
-    stand = Stand(case, SimDevice(case.topology, case.calibration))
-    first, second = (replayed.load(stand, repeat) for repeat in range(2))
+    rig = Rig(case, SimDevice(case.topology, case.calibration))
+    first, second = (replayed.load(rig, repeat) for repeat in range(2))
     assert first is second
     assert first.label == "arrivals from a.csv"
-    assert replayed.window(stand) == window
+    assert replayed.window(rig) == window
 
 
 def test_offered_requests_are_those_that_arrive_in_the_measured_part() -> None:

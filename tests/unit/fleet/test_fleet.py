@@ -29,6 +29,7 @@ from eclip.fleet.place.placement import (
     place_exactly,
     save_placement,
 )
+from eclip.fleet.place.problem import Bin, Packing, PackingProblem, sum_of
 from eclip.fleet.place.routing import choose
 from eclip.fleet.place.scores import (
     CLEARLY,
@@ -42,7 +43,6 @@ from eclip.fleet.place.scores import (
     rounded_up,
     simulate_set,
 )
-from eclip.fleet.place.shop import Bin, Packing, Shop, sum_of
 from eclip.fleet.place.simulate import DayOptions, simulate_day
 from eclip.fleet.place.spec import RESERVE, Fleet, GpuGroup, Service, check_fleet
 from eclip.fleet.place.windows import route
@@ -270,10 +270,10 @@ def test_sets_are_judged_with_the_reserve_and_offered_the_rates(
     kind: GpuKind, scorer: Scorer, reserve: float
 ) -> None:
     fleet = msgspec.structs.replace(fleet_of(*some_services(kind, 6, 2)), reserve=reserve)
-    shop = Shop(fleet, scorer, "fewest", parts=1)
+    problem = PackingProblem(fleet, scorer, "fewest", parts=1)
     for number, asked in enumerate(fleet.services):
-        rate = asked.rate_rps / shop.least[number]
-        (member,), (offered,) = shop.members({number: 1}), shop.offered({number: 1})
+        rate = asked.rate_rps / problem.least[number]
+        (member,), (offered,) = problem.members({number: 1}), problem.offered({number: 1})
         assert member == Member(asked.model, rounded_up((1 + reserve) * rate), asked.bound_ms)
         assert offered == Member(asked.model, rounded_up(rate), asked.bound_ms)
     for made in (place(fleet, scorer, steps=12, parts=1), place_exactly(fleet, scorer)):
@@ -287,11 +287,11 @@ def test_with_the_reserve_bounds_are_kept_with_other_arrivals(kind: GpuKind) -> 
     within, gpus = {}, {}
     for reserve in (0.0, RESERVE):
         fleet = msgspec.structs.replace(fleet_of(*services, machines=4), reserve=reserve)
-        shop = Shop(fleet, Scorer({"h200": kind}, KERNELS), "fewest")
-        made = packing.pack(shop, {"h200": 16}, seconds=1, steps=30, progress=Progress())
+        problem = PackingProblem(fleet, Scorer({"h200": kind}, KERNELS), "fewest")
+        made = packing.pack(problem, {"h200": 16}, seconds=1, steps=30, progress=Progress())
         counted = []
         for one, seed in itertools.product(made.bins, (7, 8)):
-            policy, offered = shop.score(one).policy, shop.offered(one.held)
+            policy, offered = problem.score(one).policy, problem.offered(one.held)
             seen = simulate_set(kind, offered, policy, 1e6, seed, whole=True)
             for part, member in zip(seen.within, offered, strict=True):
                 counted.append((part * member.rate_rps, member.rate_rps))
@@ -304,7 +304,9 @@ def test_with_the_reserve_bounds_are_kept_with_other_arrivals(kind: GpuKind) -> 
 def test_a_larger_reserve_needs_more_instances(scorer: Scorer) -> None:
     fleet = fleet_of(service("a", "vgg19:1", 3000, 6.0))
     least = {
-        reserve: Shop(msgspec.structs.replace(fleet, reserve=reserve), scorer, "fewest").least[0]
+        reserve: PackingProblem(
+            msgspec.structs.replace(fleet, reserve=reserve), scorer, "fewest"
+        ).least[0]
         for reserve in (0.0, 1.0)
     }
     assert least[1.0] >= 1.5 * least[0.0]
@@ -322,17 +324,17 @@ def test_repairs_that_go_round_in_circles_open_new_gpus(
         return not hurried
 
     monkeypatch.setattr(packing.Packer, "repair", repair)
-    shop = Shop(fleet_of(*some_services(kind, 2, 0)), scorer, "fewest")
-    packer = packing.Packer(shop, {"h200": 1}, 0)
+    problem = PackingProblem(fleet_of(*some_services(kind, 2, 0)), scorer, "fewest")
+    packer = packing.Packer(problem, {"h200": 1}, 0)
     packer.verify(Packing([], {}), Progress(), lambda: False)
     assert hurries[0] is False
     assert hurries[-1] is True
 
 
 def test_a_gpu_that_holds_nothing_gives_nothing_away(kind: GpuKind, scorer: Scorer) -> None:
-    shop = Shop(fleet_of(*some_services(kind, 2, 0)), scorer, "fewest")
+    problem = PackingProblem(fleet_of(*some_services(kind, 2, 0)), scorer, "fewest")
     empty, left = Bin("h200"), {0: 1}
-    Filler(shop, {"h200": 1}, 0).give_away(empty, left)
+    Filler(problem, {"h200": 1}, 0).give_away(empty, left)
     assert (empty.held, left) == ({}, {0: 1})
 
 
@@ -370,13 +372,13 @@ def test_groups_lose_neither_instances_nor_gpus(
     kind: GpuKind, scorer: Scorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packing, "_GROUP", 2)
-    shop = Shop(fleet_of(*some_services(kind, 20, 3)), scorer, "goodput")
-    packer = packing.Packer(shop, {"h200": 2}, seed=0)
-    before = packer.fill_up(Packing([], shop.instances()))
+    problem = PackingProblem(fleet_of(*some_services(kind, 20, 3)), scorer, "goodput")
+    packer = packing.Packer(problem, {"h200": 2}, seed=0)
+    before = packer.fill_up(Packing([], problem.instances()))
     packer.free["h200"] = 3
     after = packing.in_groups(packer, before, lambda packer, part: part)
     assert len(after.bins) == 2 and after.left
-    assert sum_of([after.left, *(one.held for one in after.bins)]) == shop.instances()
+    assert sum_of([after.left, *(one.held for one in after.bins)]) == problem.instances()
     assert packer.free["h200"] == 3
 
 
@@ -444,13 +446,15 @@ def test_search_is_near_the_optimum_on_two_hundred_instances() -> None:
 
 def test_exact_optimum_is_that_of_all_partitions(kind: GpuKind, scorer: Scorer) -> None:
     fleet = fleet_of(*some_services(kind, 4, 3))
-    shop = Shop(fleet, scorer, "fewest", parts=1)
+    problem = PackingProblem(fleet, scorer, "fewest", parts=1)
     fewest = min(
         len(groups)
         for groups in _partitions(list(range(4)))
-        if all(scorer.score("h200", shop.members(dict.fromkeys(group, 1))).kept for group in groups)
+        if all(
+            scorer.score("h200", problem.members(dict.fromkeys(group, 1))).kept for group in groups
+        )
     )
-    assert len(exact.solve(shop).bins) == fewest
+    assert len(exact.solve(problem).bins) == fewest
 
 
 def _partitions(items: list[int]) -> list[list[list[int]]]:

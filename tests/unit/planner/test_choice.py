@@ -37,7 +37,7 @@ from eclip.planner.search.objective import Objective, Score
 from eclip.planner.search.placement import Home, Placer
 from eclip.planner.search.refine import refine
 from eclip.planner.search.variants import with_variants
-from eclip.rig.rig import Stand
+from eclip.rig.rig import Rig
 from eclip.rig.trials import Trials
 from eclip.sim.device import SimDevice
 from simulations import case_of, flat_profile
@@ -70,8 +70,8 @@ def models_of(plan: Plan) -> list[str]:
     return [str(model) for model in plan.models]
 
 
-def stand_with(others: Sequence[Profile] = OTHERS, own: Sequence[Profile] = OWN) -> Stand:
-    return Stand(case_of(own, others=others), SimDevice(H200, CALIBRATION))
+def stand_with(others: Sequence[Profile] = OTHERS, own: Sequence[Profile] = OWN) -> Rig:
+    return Rig(case_of(own, others=others), SimDevice(H200, CALIBRATION))
 
 
 def predicted_ns(plan: Plan) -> list[int]:
@@ -264,15 +264,15 @@ def test_plans_that_differ_only_in_their_kernels_are_tried_apart(
     first, second = (placer.plan(homes_for(units, 0), "search", "") for units in (0, 66))
     assert (first.lanes, first.variants) == (second.lanes, second.variants)
     tried: list[list[str]] = []
-    stand = stand_with([twin])
-    opened = stand.open
+    rig = stand_with([twin])
+    opened = rig.open
 
     def open_noting(plan: Plan, *, brief: bool = False) -> Any:
         tried.append(models_of(plan))
         return opened(plan, brief=brief)
 
-    monkeypatch.setattr(stand, "open", open_noting)
-    trials = Trials(stand, window=WINDOW)
+    monkeypatch.setattr(rig, "open", open_noting)
+    trials = Trials(rig, window=WINDOW)
     trials([first, second, first, second])
     assert tried == [["a:1", "b:1"], ["a~66:1", "b:1"]]
 
@@ -286,11 +286,11 @@ def test_sources_are_made_once_for_every_worker_and_model(monkeypatch: pytest.Mo
         return profile
 
     monkeypatch.setattr("eclip.rig.rig.make_source", make)
-    stand = stand_with()
-    stand.prepare()
+    rig = stand_with()
+    rig.prepare()
     assert made == ["a:1", "b:1"]
     for units in ((0, 0), (66, 0), (66, 66), (0, 0)):
-        stand.open(plan_for(*units)).close()
+        rig.open(plan_for(*units)).close()
     assert made[2:] == ["a~66:1", "b~66:1"]
     made.clear()
     stand_with((), (OWN[0], OWN[0])).prepare()

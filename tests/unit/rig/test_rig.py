@@ -17,7 +17,7 @@ from eclip.errors import StoppedError, UsageError
 from eclip.models.synthetic import synthetic_profile
 from eclip.planner.alone import alone_rates
 from eclip.progress import Progress
-from eclip.rig.rig import Stand, run_beside_alone
+from eclip.rig.rig import Rig, run_beside_alone
 from eclip.sim.device import SimDevice, SimSession
 from simulations import CALIBRATIONS, H200, case_of, flat_profile, pinned
 
@@ -52,8 +52,8 @@ def test_workers_of_one_model_share_one_measurement(monkeypatch: pytest.MonkeyPa
         return run(self, load, window)
 
     monkeypatch.setattr(SimSession, "run", noting)
-    stand = Stand(case_of((LONG, SHORT, LONG)), SimDevice(H200, CALIBRATIONS["h200"]))
-    first, _, third = stand.alone_rps
+    rig = Rig(case_of((LONG, SHORT, LONG)), SimDevice(H200, CALIBRATIONS["h200"]))
+    first, _, third = rig.alone_rps
     assert first == third
     assert len(loads) == 2
     assert all(len(load.arrivals) == 3 for load in loads)
@@ -70,8 +70,8 @@ def test_stop_in_the_middle_of_a_run_keeps_what_ran_with_its_rates_alone(
 
     monkeypatch.setattr(SimSession, "run", arming)
     case = case_of((LONG, SHORT))
-    stand = Stand(case, SimDevice(H200, CALIBRATIONS["h200"], progress))
-    log = stand.run_once(unpartitioned(H200, case.profiles), closed_loop(2), WINDOW)
+    rig = Rig(case, SimDevice(H200, CALIBRATIONS["h200"], progress))
+    log = rig.run_once(unpartitioned(H200, case.profiles), closed_loop(2), WINDOW)
     assert 0.4e9 < log.duration_ns < 0.7e9
     assert len(log.alone_rps) == 2
 
@@ -93,11 +93,11 @@ OTHER = flat_profile("other", [200_000] * 2, H200)
 TURN = Window(seconds=0.4, warmup_seconds=0.05, trace_ms=0.0)
 
 
-def served(progress: Progress | None = None) -> tuple[Stand, Plan]:
+def served(progress: Progress | None = None) -> tuple[Rig, Plan]:
     """Two services and background between them."""
     case = case_of((SHORT, LONG, OTHER), mix=SERVICES)
-    stand = Stand(case, SimDevice(H200, CALIBRATIONS["h200"], progress))
-    return stand, unpartitioned(H200, case.profiles, case.mix)
+    rig = Rig(case, SimDevice(H200, CALIBRATIONS["h200"], progress))
+    return rig, unpartitioned(H200, case.profiles, case.mix)
 
 
 def loads(rounds: int) -> list[Load]:
@@ -122,9 +122,9 @@ def noted(monkeypatch: pytest.MonkeyPatch, window: Window) -> list[tuple[int, ..
 
 
 def test_every_service_runs_alone_with_the_arrivals_it_has_beside_others() -> None:
-    stand, plan = served()
-    with stand, stand.open(plan) as session:
-        rounds = run_beside_alone(stand, session, plan, loads(2), TURN)
+    rig, plan = served()
+    with rig, rig.open(plan) as session:
+        rounds = run_beside_alone(rig, session, plan, loads(2), TURN)
     assert len(rounds) == 2
     for number, one in enumerate(rounds):
         assert sorted(one.alone) == [0, 2]
@@ -149,11 +149,11 @@ def test_every_service_runs_alone_with_the_arrivals_it_has_beside_others() -> No
 
 def test_service_that_nobody_disturbs_has_no_excess() -> None:
     case = case_of((SHORT, OTHER), mix=parse_mix("short:1@900rps/1.5x,other:1@1rps/5ms"))
-    stand = Stand(case, SimDevice(H200, CALIBRATIONS["h200"]))
+    rig = Rig(case, SimDevice(H200, CALIBRATIONS["h200"]))
     plan = unpartitioned(H200, case.profiles, case.mix)
     load = load_of_mix(case.mix, 0.5, 0.0, 0).only(0)
-    with stand, stand.open(plan) as session:
-        (one,) = run_beside_alone(stand, session, plan, [load], Window(0.5, 0.0, 0.0))
+    with rig, rig.open(plan) as session:
+        (one,) = run_beside_alone(rig, session, plan, [load], Window(0.5, 0.0, 0.0))
     found = measure_excess([(one.shared, one.alone[0])], 0)
     assert found.excess_us.longest == pytest.approx(0, abs=1)
     assert found.p99_ratio.value == pytest.approx(1)
@@ -163,10 +163,10 @@ def test_service_that_nobody_disturbs_has_no_excess() -> None:
 def test_shared_and_alone_take_turns_in_another_order_every_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stand, plan = served()
-    with stand, stand.open(plan) as session:
+    rig, plan = served()
+    with rig, rig.open(plan) as session:
         runs = noted(monkeypatch, TURN)
-        run_beside_alone(stand, session, plan, loads(3), TURN)
+        run_beside_alone(rig, session, plan, loads(3), TURN)
     assert len(runs) == 9
     rounds = [runs[begin : begin + 3] for begin in range(0, 9, 3)]
     assert all(sorted(one) == [(0,), (0, 1, 2), (2,)] for one in rounds)
@@ -177,14 +177,14 @@ def test_rates_alone_are_those_of_the_session_and_not_of_plain_streams() -> None
     slow = synthetic_profile(3, 10, H200, name="slow")
     case = case_of((SHORT, slow), mix=parse_mix("short:1@100rps/9ms,slow:1@background"))
     narrow = pinned(case.profiles, ["0-15", "0-1"], H200)
-    stand = Stand(case, SimDevice(H200, CALIBRATIONS["h200"]))
+    rig = Rig(case, SimDevice(H200, CALIBRATIONS["h200"]))
     load = load_of_mix(case.mix, 0.3, 0.0, 0)
-    with stand, stand.open(narrow) as session:
-        (one,) = run_beside_alone(stand, session, narrow, [load], Window(0.3, 0.0, 0.0))
+    with rig, rig.open(narrow) as session:
+        (one,) = run_beside_alone(rig, session, narrow, [load], Window(0.3, 0.0, 0.0))
         alone = session.run(closed_loop(2, only=1), Window(1.0, 0.1, 0.0))
     background = measure(one.shared).workers[1]
     assert background.alone_rps == pytest.approx(len(alone.requests.worker), rel=0.02)
-    assert background.alone_rps < 0.8 * stand.alone_rps[1]
+    assert background.alone_rps < 0.8 * rig.alone_rps[1]
     assert 0.5 < background.ratio < 1.05
     assert one.shared.plan == narrow
 
@@ -205,20 +205,20 @@ class StopsAfter(Progress):
 @pytest.mark.parametrize(("runs", "kept"), [(1, 0), (3, 0), (4, 1), (7, 1), (8, 2)])
 def test_stop_between_runs_keeps_whole_rounds(runs: int, kept: int) -> None:
     progress = StopsAfter(runs)
-    stand, plan = served(Progress(progress))
-    with stand, stand.open(plan) as session:
+    rig, plan = served(Progress(progress))
+    with rig, rig.open(plan) as session:
         if not kept:
             with pytest.raises(StoppedError):
-                run_beside_alone(stand, session, plan, loads(3), TURN, progress)
+                run_beside_alone(rig, session, plan, loads(3), TURN, progress)
             return
-        rounds = run_beside_alone(stand, session, plan, loads(3), TURN, progress)
+        rounds = run_beside_alone(rig, session, plan, loads(3), TURN, progress)
     assert len(rounds) == kept
     assert all(sorted(one.alone) == [0, 2] for one in rounds)
 
 
 def test_run_that_was_cut_short_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     progress = Progress()
-    stand, plan = served(Progress(progress))
+    rig, plan = served(Progress(progress))
     run = SimSession.run
     logs = []
 
@@ -231,7 +231,7 @@ def test_run_that_was_cut_short_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> 
         return log
 
     monkeypatch.setattr(SimSession, "run", stopping)
-    with stand, stand.open(plan) as session:
-        rounds = run_beside_alone(stand, session, plan, loads(3), TURN, progress)
+    with rig, rig.open(plan) as session:
+        rounds = run_beside_alone(rig, session, plan, loads(3), TURN, progress)
     assert len(logs) == 6
     assert [one.shared.seed for one in rounds] == [0]

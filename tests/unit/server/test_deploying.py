@@ -22,7 +22,7 @@ from eclip.server.device.host import ServingHost, find_host
 def instances_of(host: ServingHost, *services: dict[str, Any]) -> list[int]:
     given = [{"model": "bert", "batches": [1], **service} for service in services]
     config = make_config({"service": given}, "the test")
-    return [one.settings.copies for one in resolve(config, host, {})]
+    return [one.settings.replicas for one in resolve(config, host, {})]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_instances_and_buckets_are_shared_out_evenly(host: ServingHost) -> None:
 
     def chosen(*given: dict[str, Any]) -> list[tuple[int, tuple[int, ...]]]:
         resolved = resolve(make_config({"service": list(given)}, "the test"), host, {})
-        return [(one.settings.copies, one.batches) for one in resolved]
+        return [(one.settings.replicas, one.batches) for one in resolved]
 
     assert chosen(*services[:1]) == [(4, (1, 2, 4, 8, 16))]
     for count in range(2, 9):
@@ -90,7 +90,7 @@ def test_services_wait_for_room_on_the_device_and_background_does_not(tmp_path: 
     service = {"name": "a", "model": "bert", "rate": 300.0, "batches": [1, 8], "bound": "20ms"}
     job = {"name": "job", "model": "vgg19", "batches": [1], "tier": "background"}
     config = make_config({"service": [service, job]}, "the test")
-    ours, background = make_deployment(config, {}, generation=1, folder=tmp_path).sheets
+    ours, background = make_deployment(config, {}, generation=1, folder=tmp_path).specs
     assert 0 < ours.parts[0] < ours.parts[1] <= 1  # a larger batch keeps more of it busy
     assert background.parts == (0.0,)
 
@@ -101,9 +101,9 @@ def test_what_is_compared_with_has_one_instance_and_no_turns(policy: str, tmp_pa
     copies, parts = [], []
     for server in ({}, {"policy": policy}):
         config = make_config({"server": server, "service": [service]}, "the test")
-        (sheet,) = make_deployment(config, {}, generation=1, folder=tmp_path).sheets
-        copies.append(sheet.settings.copies)
-        parts.append(any(sheet.parts))
+        (spec,) = make_deployment(config, {}, generation=1, folder=tmp_path).specs
+        copies.append(spec.settings.replicas)
+        parts.append(any(spec.parts))
     assert copies == [4, 1]
     assert parts == [True, False]
 
@@ -154,10 +154,10 @@ def test_what_a_batch_costs_grows_with_those_who_share_the_device(tmp_path: Path
     costs = []
     for instances in (1, 4):
         config = make_config({"service": [bert | {"instances": instances}]}, "the test")
-        (sheet,) = make_deployment(config, {}, generation=1, folder=tmp_path).sheets
-        costs.append(sheet.costs_ns)
-    assert costs[0] == sheet.times_ns  # alone, a batch costs its time
-    assert costs[1][1] / costs[1][0] > 1.5 * sheet.times_ns[1] / sheet.times_ns[0]
+        (spec,) = make_deployment(config, {}, generation=1, folder=tmp_path).specs
+        costs.append(spec.costs_ns)
+    assert costs[0] == spec.times_ns  # alone, a batch costs its time
+    assert costs[1][1] / costs[1][0] > 1.5 * spec.times_ns[1] / spec.times_ns[0]
 
 
 def test_a_rate_that_nobody_knows_is_no_reason_for_more_instances(

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from eclip.server.config import ServiceSettings
-from eclip.server.control import ServiceSheet
+from eclip.server.control import ServiceSpec
 from eclip.server.counters import WORDS, Count
 from eclip.server.device.models import info_of, slots_of, tensors_of
-from eclip.server.front.desk import FrontDesk
+from eclip.server.front.front_queue import FrontQueue
 from eclip.server.front.open_service import OpenService
 from eclip.server.link import OK, Answer, DeviceOrder, Link, Slots
 from eclip.server.messages import InferRequest, Reason, RefusedError, Tensor
@@ -57,7 +57,7 @@ class Front:
             orders=SimpleNamespace(push=self.orders.append),
             ordered=SimpleNamespace(raise_=lambda: None),
         )
-        self.desk = FrontDesk(
+        self.desk = FrontQueue(
             cast(Any, link),
             cast(Any, self.loop),
             row,
@@ -76,7 +76,7 @@ class Front:
     ) -> OpenService:
         made = ServiceSettings(name=name, model="bert", instances=4, **settings)
         inputs, outputs = tensors_of(made, computed=False)
-        sheet = ServiceSheet(
+        spec = ServiceSpec(
             id=len(name) + ord(name[0]),
             row=0,
             settings=made,
@@ -89,19 +89,19 @@ class Front:
             slots=slots_of(made, inputs, outputs, 8),
             timing_only=True,
         )
-        slots = self._stack.enter_context(Slots.create(sheet.slots))
+        slots = self._stack.enter_context(Slots.create(spec.slots))
         counted = memoryview(bytearray(8 * WORDS)).cast("q")
-        return OpenService(sheet, slots, counted, self.desk)
+        return OpenService(spec, slots, counted, self.desk)
 
     def ask(self, service: OpenService, priority: int = 0, timeout_ns: int | None = None) -> Any:
         """Its future."""
-        info = service.sheet.info
+        info = service.spec.info
         tensors = [
             Tensor(one.name, one.datatype, np.zeros((1, *one.shape), DATATYPES[one.datatype].dtype))
             for one in info.inputs
         ]
         asked = InferRequest(
-            model=service.sheet.name,
+            model=service.spec.name,
             inputs=tensors,
             arrival_ns=self.loop.now_ns,
             priority=priority,
@@ -114,11 +114,11 @@ class Front:
     def end(self, service: OpenService, took_ns: int = 1 * MS) -> None:
         """The batch of it that was ordered first."""
         batch = next(iter(service._batches.values()))
-        sheet, now_ns = service.sheet, self.loop.now_ns
-        for index, tensor in enumerate(sheet.info.outputs, len(sheet.info.inputs)):
+        spec, now_ns = service.spec, self.loop.now_ns
+        for index, tensor in enumerate(spec.info.outputs, len(spec.info.inputs)):
             shape = (len(batch.requests), *tensor.shape)
             service.slots.array(batch.slot, index, shape, DATATYPES[tensor.datatype].dtype)
-        words = (batch.ticket, sheet.id, batch.slot, OK, now_ns - took_ns, now_ns)
+        words = (batch.ticket, spec.id, batch.slot, OK, now_ns - took_ns, now_ns)
         service.take(Answer(*words))
         self.desk.advance()
 
@@ -153,7 +153,7 @@ def test_the_one_that_must_start_first_goes_first(front: Front) -> None:
     assert front.ran == []
     front.loop.now_ns = 2 * MS
     front.end(others)
-    assert front.ran == [urgent.sheet.id, patient.sheet.id]
+    assert front.ran == [urgent.spec.id, patient.spec.id]
 
 
 def test_a_priority_goes_before_what_must_start_earlier(front: Front) -> None:
@@ -164,7 +164,7 @@ def test_a_priority_goes_before_what_must_start_earlier(front: Front) -> None:
     front.ask(urgent)
     front.ask(patient, priority=1)
     front.end(others)
-    assert front.ran == [patient.sheet.id, urgent.sheet.id]
+    assert front.ran == [patient.spec.id, urgent.spec.id]
 
 
 def test_what_has_no_bound_is_not_put_off_for_ever(front: Front) -> None:
@@ -176,7 +176,7 @@ def test_what_has_no_bound_is_not_put_off_for_ever(front: Front) -> None:
     front.loop.now_ns = 2_000 * MS  # a long time
     front.ask(bound)
     front.end(others)
-    assert front.ran == [unbound.sheet.id, bound.sheet.id]
+    assert front.ran == [unbound.spec.id, bound.spec.id]
 
 
 def test_a_batch_that_waits_for_more_has_one_timer_whoever_else_is_busy(front: Front) -> None:
@@ -186,14 +186,14 @@ def test_a_batch_that_waits_for_more_has_one_timer_whoever_else_is_busy(front: F
         front.ask(others)
         front.end(others)
     assert len(front.loop.timers) == 1
-    assert waiting.sheet.id not in front.ran
+    assert waiting.spec.id not in front.ran
 
 
 def test_background_waits_for_no_room(front: Front) -> None:
     service, background = front.open("a", 100.0, (2.0, 2.0)), front.open("b", None, (0.0, 0.0))
     front.ask(service)
     front.ask(background)
-    assert front.ran == [service.sheet.id, background.sheet.id]
+    assert front.ran == [service.spec.id, background.spec.id]
 
 
 def test_what_other_fronts_run_counts_unless_nothing_of_ours_runs(front: Front) -> None:
@@ -215,9 +215,9 @@ def test_a_short_batch_that_would_be_late_slips_in(front: Front) -> None:
     front.ask(long)
     patient, urgent = front.open("patient", 50.0), front.open("urgent", 3.0)
     front.ask(patient)
-    assert front.ran == [long.sheet.id]
+    assert front.ran == [long.spec.id]
     front.ask(urgent)
-    assert front.ran == [long.sheet.id, urgent.sheet.id]
+    assert front.ran == [long.spec.id, urgent.spec.id]
 
 
 def test_what_cannot_be_in_time_makes_nobody_else_late(front: Front) -> None:
@@ -300,7 +300,7 @@ def test_a_batch_that_cannot_be_ordered_ends_and_the_next_one_runs(front: Front)
     ring, link = Link.create(), front.desk.link
     front.desk.link = ring
     service = front.open("a", None)
-    futures = [front.ask(service, timeout_ns=1 << 63) for _ in range(service.sheet.slots.count + 1)]
+    futures = [front.ask(service, timeout_ns=1 << 63) for _ in range(service.spec.slots.count + 1)]
     reasons = [future.error.reason for future in futures]
     assert reasons == [Reason.FAILED] * len(futures)
     assert service.idle and service.row[Count.WAITING] == service.row[Count.RUNNING] == 0

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from eclip.errors import DeviceError
 from eclip.server.counters import Count, CounterPages, add, count, count_in, count_refused
-from eclip.server.front.showing import p99_ms, percentile_ms
+from eclip.server.front.status import p99_ms, percentile_ms
 from eclip.server.link import ENTRIES, DeviceOrder, Link, SlotLayout, Slots, allocate
 from eclip.server.messages import Reason
 from waiting import PATIENCE_S

@@ -18,7 +18,7 @@ from eclip.files.observations import Observations, ObservedHome
 from eclip.models.synthetic import synthetic_profile
 from eclip.planner.search.placement import Placer
 from eclip.progress import Progress
-from eclip.rig.rig import Stand
+from eclip.rig.rig import Rig
 from eclip.sim.device import SimDevice
 from eclip.tune import calibrate
 from eclip.tune import observe as observing
@@ -103,12 +103,12 @@ def test_placements_end_where_there_are_no_more() -> None:
 
 def test_observed_rate_and_power_are_those_of_the_run() -> None:
     case = CASES[0]
-    stand = Stand(case, Device())
+    rig = Rig(case, Device())
     homes = (ObservedHome(0, 1, 8), ObservedHome(8, 1, 8))
-    run = observe(stand, Placer(case.problem()), "split", homes)
+    run = observe(rig, Placer(case.problem()), "split", homes)
     assert run is not None
     assert (run.mix, run.kind, run.homes) == (case.mix.name, "split", homes)
-    assert run.alone_rps == stand.alone_rps
+    assert run.alone_rps == rig.alone_rps
     for profile, rate in zip(case.profiles, run.rates_rps, strict=True):
         alone = 1e9 / (profile.busy_at(64) + profile.gap_at(64)).sum()
         assert 0.6 * alone < rate < alone
@@ -119,7 +119,7 @@ def test_worker_that_gets_nowhere_gives_no_observation(monkeypatch: pytest.Monke
     monkeypatch.setattr(observing, "WINDOW", Window(1e-3, 0.0, 0.0))
     slow = case_of([synthetic_profile(0, 400, H200, name="a"), PROFILES["b"]])
     assert slow.profiles[0].request_ns[-1] > 1_000_000
-    assert observe(Stand(slow, Device()), Placer(slow.problem()), "shared", ()) is None
+    assert observe(Rig(slow, Device()), Placer(slow.problem()), "shared", ()) is None
 
 
 def test_every_mix_gets_its_runs_and_all_are_in_the_file(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from eclip.files.observations import Observations, ObservedJoints
 from eclip.models.synthetic import synthetic_profile
 from eclip.planner.case import make_case
 from eclip.progress import Progress
-from eclip.rig.rig import Stand
+from eclip.rig.rig import Rig
 from eclip.sim.device import SimDevice
 from eclip.tune.calibrate import cases_on, measure
 from eclip.tune.joint_costs import costs_with_joints, observe_joints, pair_of
@@ -32,7 +32,7 @@ def device(joint_ns: int, notice_ns: int, hold_ns: int) -> SimDevice:
 @pytest.mark.parametrize("mix", ["bert:8,vgg19:8", "squeezenet:8,gpt2:8,resnet50:8"])
 def test_costs_of_joints_are_found_again(mix: str, true: tuple[int, int, int]) -> None:
     pair = make_case(pair_of(make_case(mix, H200)), H200)
-    observed = observe_joints(Stand(pair, device(*true)))
+    observed = observe_joints(Rig(pair, device(*true)))
     wrong = replace(BASE.costs, joint_ns=77_777, notice_ns=77_777, hold_ns=77_777)
     found = costs_with_joints(wrong, [observed])
     assert (found.joint_ns, found.notice_ns, found.hold_ns) == pytest.approx(true, rel=0.05, abs=60)

@@ -40,7 +40,7 @@ from eclip.planner.search.giving import FoundProposals, search_rules
 from eclip.planner.search.objective import Objective, Score
 from eclip.planner.tiers import make_promises
 from eclip.progress import Progress
-from eclip.rig.rig import Beside, Stand, run_beside_alone
+from eclip.rig.rig import Beside, Rig, run_beside_alone
 from eclip.rig.trials import tails
 
 TO_DECIDE = 1_000  # requests of the service with the fewest
@@ -79,30 +79,28 @@ def simulate_services(
     return Searched(found, objective, promises)
 
 
-def search_services(
-    stand: Stand, options: PolicyOptions, finalists: int, progress: Progress
-) -> Plan:
+def search_services(rig: Rig, options: PolicyOptions, finalists: int, progress: Progress) -> Plan:
     """Search by simulation, then run the best plans on the device. The scores are in the plan's
     evidence."""
-    case = stand.case
+    case = rig.case
     progress.phase("searching")
-    searched = simulate_services(case, options, stand.evaluator, progress)
+    searched = simulate_services(case, options, rig.evaluator, progress)
     progress.phase("trying the finalists")
-    return confirm_services(stand, searched, finalists, options.seed, progress)
+    return confirm_services(rig, searched, finalists, options.seed, progress)
 
 
 def confirm_services(
-    stand: Stand, searched: Searched, finalists: int, seed: int, progress: Progress
+    rig: Rig, searched: Searched, finalists: int, seed: int, progress: Progress
 ) -> Plan:
     """The finalist that does best on the device. After a stop request before all have run,
     simulation decides."""
-    case, found = stand.case, searched.found
+    case, found = rig.case, searched.found
     problem = case.problem(choosing=True)
     entries = shortlist_rules(found, problem, searched.promises, finalists)
-    if priority_levels(stand) > 1:
+    if priority_levels(rig) > 1:
         entries += _with_services_first(entries)
     try:
-        tried = _Tried(stand, searched, entries, seed, progress)
+        tried = _Tried(rig, searched, entries, seed, progress)
     except StoppedError:
         return decide_by_simulation(entries, found, searched.objective, seed)
     tried.claim()
@@ -112,11 +110,11 @@ def confirm_services(
         found,
         tried.objective,
         seed=seed,
-        device=stand.device.title,
-        modelled=stand.device.modelled,
+        device=rig.device.title,
+        modelled=rig.device.modelled,
         services=tried.services,
     )
-    return with_missed(plan, case.mix, stand.alone_rps, tried.seconds)
+    return with_missed(plan, case.mix, rig.alone_rps, tried.seconds)
 
 
 class _Tried:
@@ -124,19 +122,19 @@ class _Tried:
 
     def __init__(
         self,
-        stand: Stand,
+        rig: Rig,
         searched: Searched,
         entries: Sequence[Finalist],
         seed: int,
         progress: Progress,
     ) -> None:
-        self._stand = stand
+        self._rig = rig
         self._seed = seed
         self._progress = progress
-        self._mix = stand.case.mix
+        self._mix = rig.case.mix
         self.seconds = seconds_for(self._mix, TO_DECIDE)
         window, loads = self._loads(self.seconds, seed)
-        promises = promises_on(stand, lambda: [alone_logs(stand, load, window) for load in loads])
+        promises = promises_on(rig, lambda: [alone_logs(rig, load, window) for load in loads])
         self.objective = searched.objective.for_mix(self._mix, promises)
         self.entries: list[Finalist] = []
         self._rounds: list[list[Beside]] = []
@@ -163,12 +161,12 @@ class _Tried:
     def _run(self, plan: Plan, seconds: float, first_seed: int) -> list[Beside]:
         window, loads = self._loads(seconds, first_seed)
         with contextlib.ExitStack() as stack:
-            session = stack.enter_context(self._stand.open(plan))
+            session = stack.enter_context(self._rig.open(plan))
             alone_in = None
             if any(plan.confines(service) for service in self._mix.services):
-                alone_in = stack.enter_context(self._stand.open(self._stand.plain))
+                alone_in = stack.enter_context(self._rig.open(self._rig.plain))
             rounds = run_beside_alone(
-                self._stand, session, plan, loads, window, Progress(self._progress), alone_in
+                self._rig, session, plan, loads, window, Progress(self._progress), alone_in
             )
         if len(rounds) < _ROUNDS:
             raise StoppedError("stopped before every finalist had run")
@@ -198,7 +196,7 @@ class _Tried:
     def _score(self, rounds: Sequence[Beside]) -> Score:
         """Ratios use the rates alone on all units; a session's own may be those of its lanes. For
         a relative bound the p99 is scaled by the p99 alone of the same requests."""
-        alone_rps = self._stand.alone_rps
+        alone_rps = self._rig.alone_rps
         together = measure_together(
             [msgspec.structs.replace(one.shared, alone_rps=alone_rps) for one in rounds]
         )
@@ -231,10 +229,10 @@ class _Tried:
 
 
 def promises_on(
-    stand: Stand, alone: Callable[[], Iterable[Mapping[int, RunLog]]]
+    rig: Rig, alone: Callable[[], Iterable[Mapping[int, RunLog]]]
 ) -> dict[int, Promise]:
     """Of every service. ``alone``: its runs alone on the device, taken only where they count."""
-    mix = stand.case.mix
+    mix = rig.case.mix
 
     def p99_alone_ms() -> list[float]:
         rounds = list(alone())
@@ -247,17 +245,17 @@ def promises_on(
                 raise UsageError(f"{name} completed no request alone; run longer")
         return tails_ms
 
-    return make_promises(mix, stand.case.profiles, p99_alone_ms)
+    return make_promises(mix, rig.case.profiles, p99_alone_ms)
 
 
-def alone_logs(stand: Stand, load: Load, window: Window) -> dict[int, RunLog]:
+def alone_logs(rig: Rig, load: Load, window: Window) -> dict[int, RunLog]:
     """Every service with its own arrivals of the load, under plain streams, all others idle."""
-    plain = stand.plain
+    plain = rig.plain
     window = dataclasses.replace(window, trace_ms=0.0)
-    with stand.open(plain) as session:
+    with rig.open(plain) as session:
         return {
-            service: stand.run(session, plain, load.only(service), window)
-            for service in stand.case.mix.services
+            service: rig.run(session, plain, load.only(service), window)
+            for service in rig.case.mix.services
         }
 
 

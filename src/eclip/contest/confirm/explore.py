@@ -30,7 +30,7 @@ from eclip.planner.search.objective import Objective, Score
 from eclip.planner.search.placement import Home, Placer, groups_of
 from eclip.planner.search.refine import refine
 from eclip.progress import Progress
-from eclip.rig.rig import Stand
+from eclip.rig.rig import Rig
 from eclip.rig.trials import Trials
 from eclip.tune.fit import plan_of
 from eclip.tune.observe import placements
@@ -96,7 +96,7 @@ class Explorer:
         self,
         found: Found,
         objective: Objective,
-        stand: Stand,
+        rig: Rig,
         trials: Trials,
         progress: Progress,
         known: Sequence[Homes] = (),
@@ -114,25 +114,25 @@ class Explorer:
         starts = dict.fromkeys(self._best_earlier(objective, trials), "earlier")
         starts |= self._starts(found) | dict.fromkeys(known, "static")
         starts |= dict.fromkeys(self._fitting(known), "fewer units")
-        if priority_levels(stand) > 1:
+        if priority_levels(rig) > 1:
             starts |= dict.fromkeys(self._preferring(found, known), "priorities")
-        tried = self._refine([*starts], objective, stand, trials, progress)
+        tried = self._refine([*starts], objective, rig, trials, progress)
         new = [one for one in tried.candidates if one.homes not in self._tried]
         self._tried |= dict.fromkeys(one.homes for one in new)
-        self._note(new, starts, stand, trials)
+        self._note(new, starts, rig, trials)
 
-    def tried(self, objective: Objective, stand: Stand, trials: Trials) -> Found | None:
+    def tried(self, objective: Objective, rig: Rig, trials: Trials) -> Found | None:
         """All that was tried on the device, ranked for the objective; it is known, and takes no
         time. None: nothing was."""
         if not self._tried:
             return None
-        return self._refine([], objective, stand, trials, None)
+        return self._refine([], objective, rig, trials, None)
 
     def _refine(
         self,
         starts: Sequence[Homes],
         objective: Objective,
-        stand: Stand,
+        rig: Rig,
         trials: Trials,
         progress: Progress | None,  # None: known scores only
     ) -> Found:
@@ -147,7 +147,7 @@ class Explorer:
             seconds=0.0 if progress is None else self.how.refine_seconds,
             earlier=[(plan, score) for _, plan, score in self._earlier],
             seed=self.options.seed,
-            priorities=priority_levels(stand),
+            priorities=priority_levels(rig),
             progress=progress,
         )
 
@@ -216,11 +216,11 @@ class Explorer:
         self,
         candidates: Sequence[Candidate],
         kinds: Mapping[Homes, str],
-        stand: Stand,
+        rig: Rig,
         trials: Trials,
     ) -> None:
         """Add the trials' scores, which are known and take no time, to ``observed``."""
-        alone_rps = stand.alone_rps
+        alone_rps = rig.alone_rps
         for one, score in zip(candidates, trials([each.plan for each in candidates]), strict=True):
             if min(score.ratios) == 0 or score.power_w == 0:
                 continue
@@ -250,9 +250,9 @@ def check_refinement(seconds: float, objective: Objective, *, rates: bool) -> No
         )
 
 
-def priority_levels(stand: Stand) -> int:
+def priority_levels(rig: Rig) -> int:
     """How many levels of stream priorities a search uses on the device."""
-    return _LEVELS if Capability.PRIORITIES in stand.device.capabilities else 1
+    return _LEVELS if Capability.PRIORITIES in rig.device.capabilities else 1
 
 
 def plain_score(problem: Problem, objectives: Sequence[Objective], trials: Trials) -> Score:

@@ -25,7 +25,7 @@ from eclip.planner.search.objective import Objective, Score
 from eclip.planner.search.variants import with_variants
 from eclip.planner.tiers import promising
 from eclip.progress import Progress
-from eclip.rig.rig import Stand
+from eclip.rig.rig import Rig
 from eclip.rig.rounds import rotation
 from eclip.rig.trials import Trials
 
@@ -40,7 +40,7 @@ def confirm(
     explorer: Explorer,
     found: Found,
     objective: Objective,
-    stand: Stand,
+    rig: Rig,
     trials: Trials,
     window: Window,
     progress: Progress,
@@ -53,7 +53,7 @@ def confirm(
     if progress.stopped:  # after a stop request a device measures nothing
         return decide_by_search(explorer, found, objective)
     problem, evaluate = explorer.problem, explorer.evaluate
-    tried = explorer.tried(objective, stand, trials)
+    tried = explorer.tried(objective, rig, trials)
     finalists = shortlist(tried or found, problem, explorer.how.finalists, objective)
     if problem.mix.has_rates:
         # Where requests arrive by themselves, what happens beside idle workers counts.
@@ -68,7 +68,7 @@ def confirm(
     logs = run_in_turns(
         [finalist.plan for finalist in finalists],
         problem.mix,
-        stand,
+        rig,
         window,
         explorer.options.seed,
         progress,
@@ -90,27 +90,27 @@ def confirm(
     )
     plan = with_variants(plan, problem, evaluate, objective)
     plan = promising(plan, explorer.options.promises)
-    return with_missed(plan, problem.mix, stand.alone_rps, window.seconds)
+    return with_missed(plan, problem.mix, rig.alone_rps, window.seconds)
 
 
 def search_and_confirm(
-    stand: Stand, options: PolicyOptions, how: Verification, progress: Progress
+    rig: Rig, options: PolicyOptions, how: Verification, progress: Progress
 ) -> Plan:
     """Search by simulation, continue on the device if asked to, and confirm the plan there."""
-    case = stand.case
-    problem, evaluator = case.problem(choosing=True), stand.evaluator
+    case = rig.case
+    problem, evaluator = case.problem(choosing=True), rig.evaluator
     objective = options.objective.for_mix(case.mix, {})
     if case.mix.services:  # every plan holds their promises
         options = dataclasses.replace(options, promises=simulated_promises(case, evaluator))
     explorer = Explorer(problem, evaluator, search_options(case, options), how)
     progress.phase("searching")
     found = explorer.simulate(objective, progress)
-    trials = Trials(stand, progress=progress)
+    trials = Trials(rig, progress=progress)
     if not progress.stopped:
         progress.phase("searching on the device")
-        explorer.explore(found, objective, stand, trials, progress)
+        explorer.explore(found, objective, rig, trials, progress)
         progress.phase("trying the finalists")
-    return confirm(explorer, found, objective, stand, trials, _FINAL, progress)
+    return confirm(explorer, found, objective, rig, trials, _FINAL, progress)
 
 
 def decide_by_search(explorer: Explorer, found: Found, objective: Objective) -> Plan:
@@ -126,7 +126,7 @@ def decide_by_search(explorer: Explorer, found: Found, objective: Objective) -> 
 def run_in_turns(
     plans: Sequence[Plan],
     mix: Mix,
-    stand: Stand,
+    rig: Rig,
     window: Window,
     seed: int,
     progress: Progress,
@@ -143,7 +143,7 @@ def run_in_turns(
         sessions = []
         for index, plan in enumerate(plans):
             try:
-                session = stand.open(plan)
+                session = rig.open(plan)
             except EclipError:
                 if index == 0:
                     raise
@@ -155,7 +155,7 @@ def run_in_turns(
                 break
             index, session = sessions[turn]
             with contextlib.suppress(StoppedError):
-                log = stand.run(session, plans[index], load, window)
+                log = rig.run(session, plans[index], load, window)
                 if not progress.stopped:  # otherwise it may have been cut short
                     logs[index].append(log)
             progress.part(done / (_ROUNDS * len(sessions)))

@@ -25,7 +25,7 @@ from eclip.planner.policies import PolicyOptions
 from eclip.planner.search.objective import THROUGHPUT, Objective
 from eclip.planner.tiers import make_promises
 from eclip.progress import Progress
-from eclip.rig.rig import Stand
+from eclip.rig.rig import Rig
 
 
 def policy_options(
@@ -64,13 +64,13 @@ def objective_of(objective: str | Objective | None, mix: Mix | None = None) -> O
 
 
 def make_verification(
-    stand: Stand, verify: int, refine: float, earlier: str | Path | None
+    rig: Rig, verify: int, refine: float, earlier: str | Path | None
 ) -> Verification:
     """The Verification of a search, from the user's options."""
     if earlier is not None and not refine:
         raise UsageError("an earlier search is continued on the device: give --refine, too")
-    modelled = stand.device.modelled
-    tried = () if earlier is None else find_earlier(earlier, stand.case, modelled=modelled)
+    modelled = rig.device.modelled
+    tried = () if earlier is None else find_earlier(earlier, rig.case, modelled=modelled)
     return Verification(verify, refine, tried)
 
 

@@ -25,7 +25,7 @@ from eclip.planner.search.giving import tradeoff_of
 from eclip.planner.search.masks import StaticMasks, best_setting, masks_setting
 from eclip.planner.search.objective import Objective, Score
 from eclip.progress import Progress
-from eclip.rig.rig import Stand
+from eclip.rig.rig import Rig
 from eclip.rig.trials import Trials, score_of
 
 _WARMUP_S = 0.05
@@ -49,26 +49,26 @@ class Sweep:
 
     def __init__(
         self,
-        stand: Stand,
+        rig: Rig,
         objectives: Sequence[Objective],
         seconds: float,  # of a trial
         seed: int,
         progress: Progress,
     ) -> None:
-        self._stand = stand
-        self._problem: Problem = stand.case.problem()
+        self._rig = rig
+        self._problem: Problem = rig.case.problem()
         self._objectives = objectives
         self._seed = seed
         self._progress = progress
         self.window = Window(seconds=seconds, warmup_seconds=_WARMUP_S, trace_ms=0.0)
-        self.trials = Trials(stand, window=self.window, seed=seed, progress=progress)
+        self.trials = Trials(rig, window=self.window, seed=seed, progress=progress)
         self._masks: list[tuple[Homes, Score]] = []  # that were tried
 
     def run(self, session: Session, plan: Plan) -> Score:
         """The score of a short run under the mix's load."""
         window, mix = self.window, self._problem.mix
         load = load_of_mix(mix, window.seconds, window.warmup_seconds, self._seed)
-        return score_of(self._stand.run(session, plan, load, window))
+        return score_of(self._rig.run(session, plan, load, window))
 
     def masks(self, count: int) -> list[Setting]:
         """The best static masks for every objective, of ``count`` tried for each."""

@@ -17,7 +17,7 @@ from eclip.cuda.driver import Gpu, call, cu
 from eclip.cuda.graphs import Executable
 from eclip.cuda.lanes import GpuLane
 from eclip.cuda.placing import CudaPlacer
-from eclip.cuda.processes.child import Facts, Seated
+from eclip.cuda.processes.child import Attached, Facts
 from eclip.errors import MismatchError
 from eclip.gpu import worker_loop
 from eclip.gpu.closing import Releases
@@ -38,9 +38,9 @@ class ServedCapture:
 
 @contextlib.contextmanager
 def open_capture(
-    gpu: Gpu, made: Capture, seated: Seated | None, warmups: int
+    gpu: Gpu, made: Capture, attached: Attached | None, warmups: int
 ) -> Iterator[ServedCapture]:
-    """``seated``: its seat on the board, if workers give way. The warm-up is off the board."""
+    """``attached``: its row of the board, if workers give way. The warm-up is off the board."""
     facts = Facts(
         trace=made.trace.digest,
         kernels=len(made.trace.kernels),
@@ -54,11 +54,11 @@ def open_capture(
         stack.callback(owner.close)
         lane = GpuLane(Mask(()), stream, gpu.context)
         executables = Executables([made], CudaPlacer([lane]))
-        place, rules = (None, NO_RULES) if seated is None else (seated.place, seated.rules)
-        if seated is None:
+        place, rules = (None, NO_RULES) if attached is None else (attached.place, attached.rules)
+        if attached is None:
             stretches = _whole(made, lane, owner)
         else:
-            stretches = _seated(executables, made, seated, lane, owner)
+            stretches = _seated(executables, made, attached, lane, owner)
         worker_loop.WorkerLoop(gpu, stretches, rules=rules).drive(most_requests=warmups)
         yield ServedCapture(facts, worker_loop.WorkerLoop(gpu, stretches, place, rules))
 
@@ -71,17 +71,18 @@ def _whole(made: Capture, lane: GpuLane, owner: Releases) -> Stretches:
 
 
 def _seated(
-    executables: Executables, made: Capture, seated: Seated, lane: GpuLane, owner: Releases
+    executables: Executables, made: Capture, attached: Attached, lane: GpuLane, owner: Releases
 ) -> Stretches:
-    events, done_ns = executables.progress(0, seated.worker, seated.rules, owner)
-    if seated.worker.joints is None:
+    events, done_ns = executables.progress(0, attached.worker, attached.rules, owner)
+    if attached.worker.joints is None:
         return dataclasses.replace(_whole(made, lane, owner), done_ns=done_ns)
     kernels = len(made.trace.kernels)
-    if kernels != seated.worker.kernels:  # under a share libraries may choose others
+    if kernels != attached.worker.kernels:  # under a share libraries may choose others
         raise MismatchError(
-            f"it launches {kernels} kernels in a process of its own and {seated.worker.kernels} in "
-            f"its plan, so its joints mean nothing here; plan it with lanes or a larger share"
+            f"it launches {kernels} kernels in a process of its own and "
+            f"{attached.worker.kernels} in its plan, so its joints mean nothing here; plan it with "
+            f"lanes or a larger share"
         )
     route = on_one_lane(0, kernels, 0)
-    steps = executables.stretches(route, seated.rules.stretches(kernels), owner)
+    steps = executables.stretches(route, attached.rules.stretches(kernels), owner)
     return Stretches([(ANYBODY, steps)], (), events, done_ns)

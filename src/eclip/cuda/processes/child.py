@@ -32,7 +32,7 @@ _LOOK_S = 0.05  # how often a child that serves looks whether its parent is stil
 
 
 @dataclass(frozen=True)
-class Seat:
+class Attachment:
     """A child's place in a set whose workers give way to each other, sent by the parent."""
 
     plan: Plan
@@ -46,8 +46,8 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class Seated:
-    """A seat that was taken: what a worker's loop needs to give way, or to be given way to."""
+class Attached:
+    """An attachment in use: what a worker's loop needs to give way, or to be given way to."""
 
     worker: PlannedWorker
     rules: Rules
@@ -57,11 +57,11 @@ class Seated:
 @dataclass(frozen=True)
 class Job:
     """What a child builds: ``entry`` is module:function, called with the model; and with what it
-    was seated with, if its set gives way."""
+    was attached with, if its set gives way."""
 
     entry: str
     model: ModelKey
-    seat: Seat | None = None
+    attachment: Attachment | None = None
 
 
 @dataclass(frozen=True)
@@ -133,16 +133,16 @@ def _open(job: Job) -> Iterator[Workload]:
     open_workload = _load(job.entry)
     with contextlib.ExitStack() as stack:
         given: list[Any] = [job.model]
-        if job.seat is not None:
-            given.append(stack.enter_context(_take(job.seat)))
+        if job.attachment is not None:
+            given.append(stack.enter_context(_take(job.attachment)))
         yield stack.enter_context(open_workload(*given))
 
 
 @contextlib.contextmanager
-def _take(seat: Seat) -> Iterator[Seated]:
-    with LentRow(seat.board, seat.rows[seat.worker]) as row:
-        place = Place(row.words, row.row, np.array(seat.rows, dtype=np.int64))
-        yield Seated(seat.planned, rules_of(seat.plan, seat.worker), place)
+def _take(attachment: Attachment) -> Iterator[Attached]:
+    with LentRow(attachment.board, attachment.rows[attachment.worker]) as row:
+        place = Place(row.words, row.row, np.array(attachment.rows, dtype=np.int64))
+        yield Attached(attachment.planned, rules_of(attachment.plan, attachment.worker), place)
 
 
 def _load(entry: str) -> Any:

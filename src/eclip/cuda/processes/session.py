@@ -30,7 +30,7 @@ from eclip.core.plan import Plan, Processes
 from eclip.core.requests import Submitting
 from eclip.core.runlog import RunLog
 from eclip.core.topology import Topology
-from eclip.cuda.processes.child import Facts, Failure, Job, Order, Seat, Served, now_ns
+from eclip.cuda.processes.child import Attachment, Facts, Failure, Job, Order, Served, now_ns
 from eclip.cuda.processes.mps import (
     BELOW_NORMAL,
     NORMAL,
@@ -136,7 +136,7 @@ class ProcessSession(Submitting):
                 f"{', '.join(map(str, self.plan.models))}; the jobs given are for "
                 f"{', '.join(map(str, models)) or 'no worker'}"
             )
-        seats = self._make_board() if self.plan.gives_way else [None] * len(jobs)
+        attachments = self._make_board() if self.plan.gives_way else [None] * len(jobs)
         for index, (worker, job) in enumerate(zip(self.plan.workers, jobs, strict=True)):
             child = _Child(
                 name=f"{worker.name} ({self._label})",
@@ -145,7 +145,7 @@ class ProcessSession(Submitting):
             )
             self.children.append(child)
             self._host.counter.ours.add(child.pid)
-            child.send(replace(job, seat=seats[index]))
+            child.send(replace(job, attachment=attachments[index]))
 
     def _environment(self, worker: int) -> dict[str, str]:
         sharing = self.plan.sharing
@@ -155,13 +155,13 @@ class ProcessSession(Submitting):
         asked = {SHARE: str(sharing.shares[worker]), PRIORITY: str(priority)}
         return _environment(self._host.uuid, self._daemon.pipes, asked)
 
-    def _make_board(self) -> Sequence[Seat | None]:
+    def _make_board(self) -> Sequence[Attachment | None]:
         """A row for every worker. Its process says that it runs, so that one which is stopped or
         killed counts as idle although the rows are ours."""
         self._board = private_board()
         rows = self._board.claim_all(self.plan.workers, beats=False)
         descriptor = self._board.descriptor
-        return [Seat(self.plan, worker, rows, descriptor) for worker in self.plan.everyone]
+        return [Attachment(self.plan, worker, rows, descriptor) for worker in self.plan.everyone]
 
     def check(self, facts: Sequence[Facts]) -> None:
         """Refuse processes that share the GPU in another way than asked, or run other kernels."""

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from eclip.errors import StoppedError, UsageError
+from eclip.fleet.place.problem import Bin, Held, Packing, PackingProblem
 from eclip.fleet.place.scores import CLEARLY
-from eclip.fleet.place.shop import Bin, Held, Packing, Shop
 from eclip.progress import Progress
 
 MOST_SERVICES = 12
@@ -29,23 +29,27 @@ class FeasibleSet:
     held: Held
 
 
-def solve(shop: Shop, progress: Progress | None = None) -> Packing:
+def solve(problem: PackingProblem, progress: Progress | None = None) -> Packing:
     """The best packing there is, by the simulator's scores."""
-    if len(shop.fleet.services) > MOST_SERVICES:
+    if len(problem.fleet.services) > MOST_SERVICES:
         raise UsageError(
             f"the exact optimum is for at most {MOST_SERVICES} services, not "
-            f"{len(shop.fleet.services)}; leave --exact out"
+            f"{len(problem.fleet.services)}; leave --exact out"
         )
-    sets = [found for kind in shop.fleet.kinds for found in feasible_sets(shop, kind, progress)]
+    sets = [
+        found for kind in problem.fleet.kinds for found in feasible_sets(problem, kind, progress)
+    ]
     if progress is not None and progress.stopped:
         raise StoppedError("stopped before all sets were known, so nothing is proven")
-    return _choose(shop, sets)
+    return _choose(problem, sets)
 
 
-def feasible_sets(shop: Shop, kind: str, progress: Progress | None = None) -> Iterator[FeasibleSet]:
+def feasible_sets(
+    problem: PackingProblem, kind: str, progress: Progress | None = None
+) -> Iterator[FeasibleSet]:
     """Every set that keeps its bounds on this kind, the empty one left out."""
-    services = len(shop.fleet.services)
-    most = [parts // least for parts, least in zip(shop.parts, shop.least, strict=True)]
+    services = len(problem.fleet.services)
+    most = [parts // least for parts, least in zip(problem.parts, problem.least, strict=True)]
     kept: list[tuple[int, ...]] = []
     hopeless: list[tuple[int, ...]] = []
     count = 0
@@ -54,7 +58,7 @@ def feasible_sets(shop: Shop, kind: str, progress: Progress | None = None) -> It
     while stack:
         head = stack.pop()
         if len(head) == services:
-            if any(head) and _keeps(shop, kind, head, kept):
+            if any(head) and _keeps(problem, kind, head, kept):
                 count += 1
                 if count > _MOST_SETS:
                     raise UsageError(
@@ -65,28 +69,30 @@ def feasible_sets(shop: Shop, kind: str, progress: Progress | None = None) -> It
         for parts in range(most[len(head)] + 1):
             longer = (*head, parts)
             whole = longer + (0,) * (services - len(longer))
-            if parts == 0 or not _is_hopeless(shop, kind, whole, hopeless):
+            if parts == 0 or not _is_hopeless(problem, kind, whole, hopeless):
                 stack.append(longer)
         if progress is not None and progress.stopped:
             return
 
 
-def _keeps(shop: Shop, kind: str, parts: tuple[int, ...], kept: list[tuple[int, ...]]) -> bool:
+def _keeps(
+    problem: PackingProblem, kind: str, parts: tuple[int, ...], kept: list[tuple[int, ...]]
+) -> bool:
     if any(_within(parts, other) for other in kept):
         return True
-    keeps = shop.scorer.score(kind, shop.members(_held(parts))).kept
+    keeps = problem.scorer.score(kind, problem.members(_held(parts))).kept
     if keeps:
         kept.append(parts)
     return keeps
 
 
 def _is_hopeless(
-    shop: Shop, kind: str, parts: tuple[int, ...], hopeless: list[tuple[int, ...]]
+    problem: PackingProblem, kind: str, parts: tuple[int, ...], hopeless: list[tuple[int, ...]]
 ) -> bool:
     """Whether it and every set that contains it surely miss a bound."""
     if any(_within(other, parts) for other in hopeless):
         return True
-    misses = shop.scorer.estimate(kind, shop.members(_held(parts))) > CLEARLY
+    misses = problem.scorer.estimate(kind, problem.members(_held(parts))) > CLEARLY
     if misses:
         hopeless.append(parts)
     return misses
@@ -100,28 +106,30 @@ def _held(parts: tuple[int, ...]) -> Held:
     return {service: count for service, count in enumerate(parts) if count}
 
 
-def _choose(shop: Shop, sets: list[FeasibleSet]) -> Packing:
+def _choose(problem: PackingProblem, sets: list[FeasibleSet]) -> Packing:
     """Columns: how often a group of GPUs takes a set; for goodput, then the parts served."""
     try:
         import highspy
     except ImportError:
         raise UsageError("the exact optimum needs HiGHS: pip install 'eclip[fleet]'") from None
-    fleet = shop.fleet
+    fleet = problem.fleet
     columns = [(one, group) for group in fleet.gpus for one in sets if one.kind == group.kind]
-    goodput = shop.objective == "goodput"
+    goodput = problem.objective == "goodput"
     solver = highspy.Highs()
     solver.setOptionValue("output_flag", False)
     solver.setOptionValue("mip_rel_gap", 1e-9)
     solver.setOptionValue("mip_abs_gap", 1e-6)
     taken = [
-        solver.addIntegral(0, group.count, 0.0 if goodput else shop.cost(Bin(one.kind, one.held)))
+        solver.addIntegral(
+            0, group.count, 0.0 if goodput else problem.cost(Bin(one.kind, one.held))
+        )
         for one, group in columns
     ]
     for group in fleet.gpus:
         mine = [var for var, (_, where) in zip(taken, columns, strict=True) if where is group]
         solver.addConstr(solver.qsum(mine) <= group.count)
     machines = {group.machine for group in fleet.gpus}
-    for service, parts in enumerate(shop.parts):
+    for service, parts in enumerate(problem.parts):
         holding = [
             (var, one.held[service], group.machine)
             for var, (one, group) in zip(taken, columns, strict=True)
@@ -129,12 +137,12 @@ def _choose(shop: Shop, sets: list[FeasibleSet]) -> Packing:
         ]
         placed = solver.qsum([held * var for var, held, _ in holding])
         if goodput:
-            worth = shop.value({service: 1})
+            worth = problem.value({service: 1})
             served = solver.addIntegral(0, parts, -worth)
             solver.addConstr(served - placed <= 0)
         else:
             solver.addConstr(placed >= parts)
-        if shop.least[service] > 1 and len(machines) > 1:
+        if problem.least[service] > 1 and len(machines) > 1:
             for machine in machines:
                 inside = [held * var for var, held, where in holding if where == machine]
                 if inside:
@@ -146,7 +154,7 @@ def _choose(shop: Shop, sets: list[FeasibleSet]) -> Packing:
             f"GPUs, or take a smaller reserve ({fleet.reserve:g} now) or the objective goodput"
         )
     counts = np.rint(solver.getSolution().col_value[: len(columns)]).astype(int)
-    left = shop.instances()
+    left = problem.instances()
     bins = []
     for (one, group), count in zip(columns, counts.tolist(), strict=True):
         for _ in range(count):

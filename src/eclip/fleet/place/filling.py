@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from eclip.fleet.place.shop import Bin, Held, Packing, Shop, together
+from eclip.fleet.place.problem import Bin, Held, Packing, PackingProblem, together
 
 _MISSES = 10  # instances in a row that find no room: then a bin counts as full
 LOOKED_AT = 8  # bins that an instance left over is offered to
@@ -19,24 +19,26 @@ LOOKED_AT = 8  # bins that an instance left over is offered to
 class Filler:
     """Fills bins in a random order, seeded. ``free``: GPUs of every kind that may be opened."""
 
-    def __init__(self, shop: Shop, free: dict[str, int], seed: int | Sequence[int]) -> None:
-        self.shop = shop
+    def __init__(
+        self, problem: PackingProblem, free: dict[str, int], seed: int | Sequence[int]
+    ) -> None:
+        self.problem = problem
         self.free = dict(free)
         self.random = np.random.default_rng(seed)
 
     def order(self, items: Iterable[tuple[int, int]], kind: str) -> list[tuple[int, int]]:
         """Large and hard ones first, by and large; for goodput, what gives most for its time."""
-        shop, items = self.shop, list(items)
+        problem, items = self.problem, list(items)
         services = np.array([service for service, _ in items], dtype=np.int64)
         parts = np.array([part for _, part in items], dtype=np.float64)
-        size = shop.sizes[kind][services] * parts / np.array(shop.parts)[services]
-        if shop.objective == "goodput":
-            value = [shop.value({service: part}) for service, part in items]
+        size = problem.sizes[kind][services] * parts / np.array(problem.parts)[services]
+        if problem.objective == "goodput":
+            value = [problem.value({service: part}) for service, part in items]
             key = np.array(value) / size
             key *= self.random.uniform(self.random.choice([0.1, 0.5]), 1.0, len(items))
         else:
             blend = self.random.choice([0.0, 0.0, 0.5, 1.0])
-            key = size * (shop.tightness[services] ** blend)
+            key = size * (problem.tightness[services] ** blend)
             key *= self.random.uniform(self.random.choice([0.3, 0.9]), 1.0, len(items))
         return [items[index] for index in np.argsort(-key, kind="stable")]
 
@@ -59,14 +61,14 @@ class Filler:
 
     def _fitting_parts(self, one: Bin, service: int, parts: int) -> int:
         """All or nothing; for goodput also some."""
-        shop = self.shop
+        problem = self.problem
         if service in one.held:
             return 0
-        if shop.fits(one, service, parts):
+        if problem.fits(one, service, parts):
             return parts
-        if shop.objective == "goodput":
+        if problem.objective == "goodput":
             for fewer in range(parts - 1, 0, -1):
-                if shop.fits(one, service, fewer):
+                if problem.fits(one, service, fewer):
                     return fewer
         return 0
 
@@ -90,17 +92,17 @@ class Filler:
 
     def worth(self, one: Bin) -> float:
         """The content of a bin relative to its cost, comparable between kinds of GPUs."""
-        shop = self.shop
-        if shop.objective == "goodput":
-            return shop.value(one.held)
-        return shop.size(shop.fleet.kinds[0], one.held) / shop.cost(one)
+        problem = self.problem
+        if problem.objective == "goodput":
+            return problem.value(one.held)
+        return problem.size(problem.fleet.kinds[0], one.held) / problem.cost(one)
 
     def offer(self, items: list[tuple[int, int]], bins: Sequence[Bin]) -> list[tuple[int, int]]:
         left = []
         for service, parts in items:
             sample = self.random.choice(len(bins), min(3 * LOOKED_AT, len(bins)), False)
             for index in sample:
-                if self.shop.fits(bins[index], service, parts):
+                if self.problem.fits(bins[index], service, parts):
                     bins[index].held[service] = parts
                     break
             else:
@@ -111,18 +113,20 @@ class Filler:
         """Take out the smallest instances until the rest is expected to keep its bounds. The
         estimate is corrected by its error for the full bin. Sets known to keep their bounds are
         preferred, since they need no simulation."""
-        shop = self.shop
+        problem = self.problem
         if not one.held:
             return
-        sizes, off = shop.sizes[one.kind], shop.off(one)
-        while one.held and shop.predict(one.kind, one.held, off) > 1:
+        sizes, off = problem.sizes[one.kind], problem.off(one)
+        while one.held and problem.predict(one.kind, one.held, off) > 1:
             rests = {
                 service: _without(one.held, service) for service in one.held if len(one.held) > 1
             }
             enough = [
-                service for service, rest in rests.items() if shop.predict(one.kind, rest, off) <= 1
+                service
+                for service, rest in rests.items()
+                if problem.predict(one.kind, rest, off) <= 1
             ]
-            known = [service for service in enough if shop.is_known(one.kind, rests[service])]
+            known = [service for service in enough if problem.is_known(one.kind, rests[service])]
             candidates = known or enough or list(rests) or list(one.held)
             service = min(candidates, key=lambda held: sizes[held] * one.held[held])
             parts = one.held.pop(service)

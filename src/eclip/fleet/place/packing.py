@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from eclip.errors import UsageError
 from eclip.fleet.place.filling import LOOKED_AT, Filler
-from eclip.fleet.place.shop import Bin, Held, Packing, Shop, sum_of, together
+from eclip.fleet.place.problem import Bin, Held, Packing, PackingProblem, sum_of, together
 from eclip.progress import Progress
 
 _TAKEN_APART = (2, 3, 4)  # bins at once
@@ -33,7 +33,7 @@ class Packer(Filler):
 
     def fill_up(self, packing: Packing) -> Packing:
         """The packing with new bins for the instances left."""
-        more = self.open_bins(self.shop.cut(packing.left))
+        more = self.open_bins(self.problem.cut(packing.left))
         return Packing(packing.bins + more.bins, more.left)
 
     def improve(self, packing: Packing, steps: int, enough: Callable[[], bool]) -> Packing:
@@ -51,15 +51,15 @@ class Packer(Filler):
         free = dict(self.free)
         for one in old:
             self.free[one.kind] += 1
-        items = self.shop.cut(sum_of([packing.left, *(one.held for one in old)]))
-        most = None if self.shop.objective == "goodput" else len(old) - 1
+        items = self.problem.cut(sum_of([packing.left, *(one.held for one in old)]))
+        most = None if self.problem.objective == "goodput" else len(old) - 1
         made = self.open_bins(items, most)
         made.bins = _keep_gpus(made.bins, old)
         touched: list[tuple[Bin, Held]] = []
-        if made.left and self.shop.objective != "goodput":
+        if made.left and self.problem.objective != "goodput":
             touched = self._spread(made, others)
             if made.left:
-                more = self.open_bins(self.shop.cut(made.left))
+                more = self.open_bins(self.problem.cut(made.left))
                 taken = {one.gpu for one in made.bins}
                 homes = [one for one in old if one.gpu not in taken]
                 made = Packing(made.bins + _keep_gpus(more.bins, homes), more.left)
@@ -85,12 +85,12 @@ class Packer(Filler):
         touched: list[tuple[Bin, Held]] = []
         if not others:
             return touched
-        for service, parts in self.shop.cut(made.left):
+        for service, parts in self.problem.cut(made.left):
             sample = self.random.choice(len(others), min(LOOKED_AT, len(others)), False)
             wanted = parts
             for one in [*made.bins, *(others[index] for index in sample)]:
                 for size in dict.fromkeys((wanted, wanted // 2)):
-                    if size and self.shop.fits(one, service, size):
+                    if size and self.problem.fits(one, service, size):
                         if not any(one is seen for seen, _ in touched):
                             touched.append((one, dict(one.held)))
                         one.held[service] = size
@@ -106,13 +106,16 @@ class Packer(Filler):
         return touched
 
     def _better(self, made: Packing, old: list[Bin], left: Held) -> bool:
-        shop = self.shop
-        if shop.objective == "goodput":
-            new = sum(shop.value(one.held) for one in made.bins)
-            return new >= sum(shop.value(one.held) for one in old) - 1e-9
-        if shop.size(shop.fleet.kinds[0], made.left) > shop.size(shop.fleet.kinds[0], left) + 1e-9:
+        problem = self.problem
+        if problem.objective == "goodput":
+            new = sum(problem.value(one.held) for one in made.bins)
+            return new >= sum(problem.value(one.held) for one in old) - 1e-9
+        if (
+            problem.size(problem.fleet.kinds[0], made.left)
+            > problem.size(problem.fleet.kinds[0], left) + 1e-9
+        ):
             return False
-        gain = sum(map(shop.cost, old)) - sum(map(shop.cost, made.bins))
+        gain = sum(map(problem.cost, old)) - sum(map(problem.cost, made.bins))
         if abs(gain) > 1e-9 or len(made.left) < len(left):
             return gain > 0 or len(made.left) < len(left)
         # Of equals, the more uneven: what holds little may go next.
@@ -125,15 +128,15 @@ class Packer(Filler):
         """Simulate what changed. Bins that miss a bound give instances away, and those go where
         there is room by estimate; in a hurry only into new bins, since what takes them must be
         simulated again. False: there is nothing to repair, and every bin was simulated."""
-        shop = self.shop
-        keys = [(one.kind, shop.members(one.held)) for one in packing.bins]
-        scores = shop.scorer.score_all(keys, progress)
+        problem = self.problem
+        keys = [(one.kind, problem.members(one.held)) for one in packing.bins]
+        scores = problem.scorer.score_all(keys, progress)
         broken = [one for one, score in zip(packing.bins, scores, strict=True) if not score.kept]
         for one in broken:
             self.give_away(one, packing.left)
         if broken:
             packing.bins = [one for one in packing.bins if one.held or self.close(one)]
-            items = shop.cut(packing.left)
+            items = problem.cut(packing.left)
             more = self.open_bins(items if hurried else self.offer(items, packing.bins))
             packing.bins += more.bins
             packing.left = more.left
@@ -150,7 +153,7 @@ class Packer(Filler):
     def _drop_broken(self, packing: Packing) -> Packing:
         kept = []
         for one in packing.bins:
-            if self.shop.score(one).kept:
+            if self.problem.score(one).kept:
                 kept.append(one)
                 continue
             packing.left = sum_of([packing.left, one.held])
@@ -159,7 +162,7 @@ class Packer(Filler):
 
 
 def pack(
-    shop: Shop,
+    problem: PackingProblem,
     free: dict[str, int],
     *,
     start: Packing | None = None,
@@ -174,15 +177,15 @@ def pack(
     there is no search, and a shorter repair.
     """
     begun = time.monotonic()
-    packer = Packer(shop, free, seed)
+    packer = Packer(problem, free, seed)
 
     def is_past(second: float) -> bool:
         return progress.stopped or (steps is None and time.monotonic() > begun + second)
 
     progress.phase("filling GPUs")
-    packing = start.copy() if start is not None else Packing([], shop.instances())
+    packing = start.copy() if start is not None else Packing([], problem.instances())
     if packing.bins:
-        packing.left = together(packer.offer(shop.cut(packing.left), packing.bins))
+        packing.left = together(packer.offer(problem.cut(packing.left), packing.bins))
     packing = in_groups(packer, packing, Packer.fill_up)
     packing = packer.fill_up(packing)  # a group may have lacked GPUs that another had
     filled, free_beside = packing.copy(), dict(packer.free)
@@ -205,27 +208,28 @@ def pack(
         packing = improve_in_groups(packer, packing, count, functools.partial(is_past, until))
     progress.phase("simulating what changed")
     sure.append(packer.verify(packing, progress, lambda: is_past(seconds)))
-    packing = min(sure, key=lambda one: _value(shop, one))
-    if _value(shop, filled) < _value(shop, packing):
+    packing = min(sure, key=lambda one: _value(problem, one))
+    if _value(problem, filled) < _value(problem, packing):
         # Repairs took back more than the search had gained. Its beginning was not simulated yet.
-        beginner = Packer(shop, free_beside, seed)
+        beginner = Packer(problem, free_beside, seed)
         sure = [packing, beginner.verify(filled, progress, lambda: is_past(seconds))]
-        packing = min(sure, key=lambda one: _value(shop, one))
-    if packing.left and shop.objective != "goodput":
-        names = [shop.fleet.services[service].name for service in packing.left]
+        packing = min(sure, key=lambda one: _value(problem, one))
+    if packing.left and problem.objective != "goodput":
+        names = [problem.fleet.services[service].name for service in packing.left]
+        others = " and others" if len(names) > 3 else ""
         raise UsageError(
-            f"the fleet's {shop.fleet.count} GPUs do not hold all services within their bounds: no "
-            f"room for {', '.join(names[:3])}{' and others' if len(names) > 3 else ''}; add GPUs, "
-            f"or take a smaller reserve ({shop.fleet.reserve:g} now) or the objective goodput"
+            f"the fleet's {problem.fleet.count} GPUs do not hold all services within their bounds: "
+            f"no room for {', '.join(names[:3])}{others}; add GPUs, or take a smaller reserve "
+            f"({problem.fleet.reserve:g} now) or the objective goodput"
         )
     return packing
 
 
-def _value(shop: Shop, packing: Packing) -> tuple[float, float]:
+def _value(problem: PackingProblem, packing: Packing) -> tuple[float, float]:
     """The less the better."""
-    if shop.objective == "goodput":
-        return (-sum(shop.value(one.held) for one in packing.bins), 0.0)
-    return (shop.value(packing.left), sum(map(shop.cost, packing.bins)))
+    if problem.objective == "goodput":
+        return (-sum(problem.value(one.held) for one in packing.bins), 0.0)
+    return (problem.value(packing.left), sum(map(problem.cost, packing.bins)))
 
 
 def improve_in_groups(
@@ -258,7 +262,7 @@ def in_groups(
     packers, parts = [], []
     for group, seed in enumerate(seeds):
         free = {kind: (gpus + group) // count for kind, gpus in packer.free.items()}
-        packers.append(Packer(packer.shop, free, seed))
+        packers.append(Packer(packer.problem, free, seed))
         left = {service: packing.left[service] for service in services[group::count]}
         parts.append(Packing([packing.bins[index] for index in drawn[group::count]], left))
     with ThreadPoolExecutor(os.cpu_count()) as threads:

@@ -19,8 +19,8 @@ from eclip.errors import ArtefactError, PlanningError, UsageError
 from eclip.files import store
 from eclip.fleet.place import exact
 from eclip.fleet.place.packing import pack
+from eclip.fleet.place.problem import PARTS, Bin, Held, Packing, PackingProblem
 from eclip.fleet.place.scores import Scorer
-from eclip.fleet.place.shop import PARTS, Bin, Held, Packing, Shop
 from eclip.fleet.place.spec import Fleet, GpuId, gpu_ids
 from eclip.progress import Progress
 
@@ -82,17 +82,17 @@ def place(
     """
     begun = time.monotonic()
     progress = progress or Progress()
-    shop = Shop(fleet, scorer, objective, parts)
+    problem = PackingProblem(fleet, scorer, objective, parts)
     free = Counter(gpu.kind for gpu in gpu_ids(fleet))
     start = None
     if running is not None:
-        start = packing_of(running, shop)
+        start = packing_of(running, problem)
         free.subtract(one.kind for one in start.bins)
     left_s = max(seconds - (time.monotonic() - begun), 0.0)  # measuring pairs takes its time, too
     packing = pack(
-        shop, dict(free), start=start, seconds=left_s, steps=steps, seed=seed, progress=progress
+        problem, dict(free), start=start, seconds=left_s, steps=steps, seed=seed, progress=progress
     )
-    return name_gpus(packing, shop)
+    return name_gpus(packing, problem)
 
 
 def place_exactly(
@@ -100,8 +100,8 @@ def place_exactly(
 ) -> Placement:
     """The best placement of a small fleet, with a proof. Services have the fewest possible
     instances."""
-    shop = Shop(fleet, scorer, objective, parts=1)
-    return name_gpus(exact.solve(shop, progress), shop, exact=True)
+    problem = PackingProblem(fleet, scorer, objective, parts=1)
+    return name_gpus(exact.solve(problem, progress), problem, exact=True)
 
 
 def load_placement(path: Path) -> Placement:
@@ -119,12 +119,12 @@ def save_placement(placement: Placement, path: Path) -> None:
     store.save_export(path, text + b"\n", ASSUMED.encode())
 
 
-def packing_of(running: Placement, shop: Shop) -> Packing:
+def packing_of(running: Placement, problem: PackingProblem) -> Packing:
     """A placement as bins of a fleet that may have other services, rates and GPUs by now. Bins that
     would miss a bound give instances away."""
-    there = set(gpu_ids(shop.fleet))
-    index = {service.name: number for number, service in enumerate(shop.fleet.services)}
-    left = shop.instances()
+    there = set(gpu_ids(problem.fleet))
+    index = {service.name: number for number, service in enumerate(problem.fleet.services)}
+    left = problem.instances()
     bins = []
     for placed in running.gpus:
         if placed.gpu not in there:
@@ -134,7 +134,7 @@ def packing_of(running: Placement, shop: Shop) -> Packing:
             service = index.get(instance.service)
             if service is None or service not in left:
                 continue
-            wanted = max(1, round(instance.share * shop.parts[service]))
+            wanted = max(1, round(instance.share * problem.parts[service]))
             held[service] = min(wanted, left[service])
             left[service] -= held[service]
             if not left[service]:
@@ -144,9 +144,9 @@ def packing_of(running: Placement, shop: Shop) -> Packing:
     return Packing(bins, left)
 
 
-def name_gpus(packing: Packing, shop: Shop, *, exact: bool = False) -> Placement:
+def name_gpus(packing: Packing, problem: PackingProblem, *, exact: bool = False) -> Placement:
     """The packing on GPUs of the fleet."""
-    choose_gpus(packing.bins, shop)
+    choose_gpus(packing.bins, problem)
     names = Counter(str(one.gpu) for one in packing.bins)
     if twice := [name for name, count in names.items() if count > 1]:
         raise PlanningError(f"more than one set was given to {', '.join(twice)}")
@@ -154,12 +154,12 @@ def name_gpus(packing: Packing, shop: Shop, *, exact: bool = False) -> Placement
     served: dict[str, float] = defaultdict(float)
     for one in sorted(packing.bins, key=lambda one: str(one.gpu)):
         assert one.gpu is not None
-        score = shop.score(one)
-        order = sorted(one.held, key=lambda service: shop.member(service, one.held[service]))
+        score = problem.score(one)
+        order = sorted(one.held, key=lambda service: problem.member(service, one.held[service]))
         instances = []
         for service, p99_ms in zip(order, score.p99_ms, strict=True):
-            asked = shop.fleet.services[service]
-            share = one.held[service] / shop.parts[service]
+            asked = problem.fleet.services[service]
+            share = one.held[service] / problem.parts[service]
             served[asked.name] += share
             instances.append(
                 Instance(
@@ -178,9 +178,9 @@ def name_gpus(packing: Packing, shop: Shop, *, exact: bool = False) -> Placement
                 power_w=score.power_w,
             )
         )
-    services = shop.fleet.services
+    services = problem.fleet.services
     return Placement(
-        objective=shop.objective,
+        objective=problem.objective,
         gpus=tuple(placed),
         refused={
             service.name: 1 - served[service.name]
@@ -189,16 +189,16 @@ def name_gpus(packing: Packing, shop: Shop, *, exact: bool = False) -> Placement
         },
         goodput_rps=sum(service.rate_rps * min(served[service.name], 1.0) for service in services),
         power_w=sum(one.power_w for one in placed),
-        reserve=shop.fleet.reserve,
+        reserve=problem.fleet.reserve,
         exact=exact,
     )
 
 
-def choose_gpus(bins: Sequence[Bin], shop: Shop) -> None:
+def choose_gpus(bins: Sequence[Bin], problem: PackingProblem) -> None:
     """A GPU for every bin without one, such that no service is in one machine only."""
     taken = {one.gpu for one in bins}
     free: dict[str, list[GpuId]] = defaultdict(list)
-    for gpu in gpu_ids(shop.fleet):
+    for gpu in gpu_ids(problem.fleet):
         if gpu not in taken:
             free[gpu.kind].append(gpu)
     homes: dict[int, list[Bin]] = defaultdict(list)
@@ -218,10 +218,10 @@ def choose_gpus(bins: Sequence[Bin], shop: Shop) -> None:
             chosen = next((gpu for gpu in queue if gpu.machine not in avoid), queue[0])
             queue.remove(chosen)
             one.gpu = chosen
-    if len({group.machine for group in shop.fleet.gpus}) > 1:
+    if len({group.machine for group in problem.fleet.gpus}) > 1:
         for service, where in homes.items():
             if len(where) > 1 and len(_machines(where)) == 1:
-                name = shop.fleet.services[service].name
+                name = problem.fleet.services[service].name
                 _move_apart(name, where, bins, homes, machines_left)
 
 

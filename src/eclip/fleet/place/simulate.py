@@ -21,8 +21,8 @@ from eclip.fleet.place.coarse import Floats
 from eclip.fleet.place.filling import Filler
 from eclip.fleet.place.moves import LOAD_BYTES_PER_S, START_S
 from eclip.fleet.place.placement import choose_gpus
+from eclip.fleet.place.problem import Packing, PackingProblem
 from eclip.fleet.place.scores import Scorer, rounded_up, simulate_set
-from eclip.fleet.place.shop import Packing, Shop
 from eclip.fleet.place.spec import Fleet, GpuId, gpu_ids
 from eclip.fleet.place.windows import window
 from eclip.progress import Progress
@@ -145,10 +145,10 @@ class _Cell:
             kind: sum(gpu.kind == kind for gpu in gpu_ids(self.fleet)) for kind in self.fleet.kinds
         }
         planned = self.expected.max(axis=0)
-        shop = self._shop(planned)
-        filler = Filler(shop, free, [options.seed, 1])
-        packing = filler.open_bins(shop.cut(shop.instances()))
-        choose_gpus(packing.bins, shop)
+        problem = self._problem(planned)
+        filler = Filler(problem, free, [options.seed, 1])
+        packing = filler.open_bins(problem.cut(problem.instances()))
+        choose_gpus(packing.bins, problem)
         steps = []
         windows = STEPS // options.every_steps
         for step in range(STEPS):
@@ -162,12 +162,12 @@ class _Cell:
                     drifted = (ahead > planned) | (ahead < planned / _FALLEN)
                     planned = np.where(drifted, ahead, planned)
                     before = _homes(packing)
-                    shop = self._shop(planned)
-                    filler = Filler(shop, filler.free, [options.seed, 2 + step])
+                    problem = self._problem(planned)
+                    filler = Filler(problem, filler.free, [options.seed, 2 + step])
                     packing = follow(filler, packing)
-                    choose_gpus(packing.bins, shop)
+                    choose_gpus(packing.bins, problem)
                     moved += len(_homes(packing) - before)
-                self._sample(shop, packing, options.requests / windows / self.cells)
+                self._sample(problem, packing, options.requests / windows / self.cells)
             rates = self.base * self.factors[step]
             failed = int(self.random.poisson(options.failures_a_gpu / STEPS * len(packing.bins)))
             failed = min(failed, len(packing.bins))
@@ -176,14 +176,14 @@ class _Cell:
                 lost_s, replaced = self._fail(filler, packing)
                 moved += replaced
                 lost_rps += lost_s / STEP_S
-            kept = self._kept_rps(shop, packing, rates, planned) - lost_rps
+            kept = self._kept_rps(problem, packing, rates, planned) - lost_rps
             steps.append(
                 DayStep(
                     hour=step * STEP_S / 3600,
                     rate_rps=float(rates.sum()),
                     gpus=len(packing.bins),
                     kept=max(kept, 0.0) / float(rates.sum()),
-                    power_w=self._power_w(shop, packing, rates),
+                    power_w=self._power_w(problem, packing, rates),
                     moved=moved,
                     failed=failed,
                 )
@@ -191,48 +191,51 @@ class _Cell:
             progress.part((step + 1) / STEPS)
         return steps, self.totals
 
-    def _shop(self, planned: Floats) -> Shop:
+    def _problem(self, planned: Floats) -> PackingProblem:
         services = tuple(
             msgspec.structs.replace(service, rate_rps=float(base * factor))
             for service, base, factor in zip(self.fleet.services, self.base, planned, strict=True)
         )
         fleet = msgspec.structs.replace(self.fleet, services=services)
-        return Shop(fleet, self.scorer, "fewest", parts=1, estimated=True)
+        return PackingProblem(fleet, self.scorer, "fewest", parts=1, estimated=True)
 
     def _fail(self, filler: Filler, packing: Packing) -> tuple[float, int]:
         """A GPU goes: requests lost until its instances stand elsewhere, and how many move."""
         gone = packing.bins.pop(int(self.random.integers(len(packing.bins))))
-        shop = filler.shop
+        problem = filler.problem
         items = filler.offer(list(gone.held.items()), packing.bins)
         more = filler.open_bins(items)
         packing.bins += more.bins
         packing.left = more.left
-        choose_gpus(packing.bins, shop)
+        choose_gpus(packing.bins, problem)
         lost = 0.0
         for service, parts in gone.held.items():
-            profile = self.scorer.kinds[gone.kind].profiles[shop.fleet.services[service].model]
+            profile = self.scorer.kinds[gone.kind].profiles[problem.fleet.services[service].model]
             weights = profile.footprint.weights_bytes if profile.footprint else 0
             away_s = self.options.notice_s
-            if parts == shop.parts[service]:  # no other GPU serves it meanwhile
+            if parts == problem.parts[service]:  # no other GPU serves it meanwhile
                 away_s += START_S + weights / LOAD_BYTES_PER_S
-            lost += self.base[service] * parts / shop.parts[service] * away_s
+            lost += self.base[service] * parts / problem.parts[service] * away_s
         return lost, len(gone.held)
 
-    def _kept_rps(self, shop: Shop, packing: Packing, rates: Floats, planned: Floats) -> float:
+    def _kept_rps(
+        self, problem: PackingProblem, packing: Packing, rates: Floats, planned: Floats
+    ) -> float:
         """Requests/s of GPUs that keep their bounds."""
         kept = 0.0
         over = rates > self.base * planned * (1 + self.fleet.reserve)
         for one in packing.bins:
             now = sum(
-                rates[service] * parts / shop.parts[service] for service, parts in one.held.items()
+                rates[service] * parts / problem.parts[service]
+                for service, parts in one.held.items()
             )
             if any(over[service] for service in one.held):
                 members = tuple(
                     sorted(
                         msgspec.structs.replace(
-                            shop.member(service, parts),
+                            problem.member(service, parts),
                             rate_rps=rounded_up(
-                                float(rates[service] * parts / shop.parts[service])
+                                float(rates[service] * parts / problem.parts[service])
                             ),
                         )
                         for service, parts in one.held.items()
@@ -243,51 +246,52 @@ class _Cell:
             kept += float(now)
         return kept
 
-    def _power_w(self, shop: Shop, packing: Packing, rates: Floats) -> float:
+    def _power_w(self, problem: PackingProblem, packing: Packing, rates: Floats) -> float:
         watts = 0.0
         for one in packing.bins:
             watts += self.scorer.kinds[one.kind].calibration.power.idle_w
             for service, parts in one.held.items():
-                model = shop.fleet.services[service].model
-                rate = float(rates[service]) * parts / shop.parts[service]
+                model = problem.fleet.services[service].model
+                rate = float(rates[service]) * parts / problem.parts[service]
                 watts += rate * self.scorer.joules(one.kind, model)
         return watts
 
-    def _sample(self, shop: Shop, packing: Packing, requests: float) -> None:
+    def _sample(self, problem: PackingProblem, packing: Packing, requests: float) -> None:
         """A GPU kernel by kernel, and a window request by request."""
         totals, random = self.totals, self.random
         gpus = self.options.sampled_gpus * self.options.every_steps / STEPS / self.cells
         if random.random() < gpus % 1 + (gpus >= 1):
             one = packing.bins[int(random.integers(len(packing.bins)))]
-            policy = shop.scorer.policy_of(one.kind, shop.members(one.held))
-            kind, members = shop.scorer.kinds[one.kind], shop.offered(one.held)
+            policy = problem.scorer.policy_of(one.kind, problem.members(one.held))
+            kind, members = problem.scorer.kinds[one.kind], problem.offered(one.held)
             totals.sampled += 1
-            totals.kept += simulate_set(kind, members, policy, shop.scorer.most_kernels).kept
-        offered, within = window(shop, packing, requests, random)
+            totals.kept += simulate_set(kind, members, policy, problem.scorer.most_kernels).kept
+        offered, within = window(problem, packing, requests, random)
         totals.requests += offered
         totals.within += within
 
 
 def follow(filler: Filler, packing: Packing) -> Packing:
-    """The packing for the shop's rates: overfull bins give instances away, and GPUs that are no
+    """The packing for the problem's rates: overfull bins give instances away, and GPUs that are no
     longer needed are freed."""
     packing = packing.copy()
-    packing.left = _missing(filler.shop, packing)
+    packing.left = _missing(filler.problem, packing)
     for one in packing.bins:
         filler.give_away(one, packing.left)
     packing.bins = [one for one in packing.bins if one.held or filler.close(one)]
-    items = filler.offer(filler.shop.cut(packing.left), packing.bins)
+    items = filler.offer(filler.problem.cut(packing.left), packing.bins)
     more = filler.open_bins(items)
     packing = Packing(packing.bins + more.bins, more.left)
     return filler.shrink(packing)
 
 
-def _missing(shop: Shop, packing: Packing) -> dict[int, int]:
-    """Make every bin hold parts as the shop counts them now; returns what then stands nowhere."""
-    left = shop.instances()
+def _missing(problem: PackingProblem, packing: Packing) -> dict[int, int]:
+    """Make every bin hold parts as the problem counts them now; returns what then stands
+    nowhere."""
+    left = problem.instances()
     for one in packing.bins:
         for service in list(one.held):
-            wanted = shop.parts[service] // shop.least[service]
+            wanted = problem.parts[service] // problem.least[service]
             held = min(wanted, left.get(service, 0))
             if held:
                 one.held[service] = held

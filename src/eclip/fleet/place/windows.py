@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from eclip.fleet.place import routing
 from eclip.fleet.place.coarse import Floats, run_coarsely
-from eclip.fleet.place.shop import Bin, Packing, Shop
+from eclip.fleet.place.problem import Bin, Packing, PackingProblem
 from eclip.jit import compiled, compiled_with
 
 _REQUESTS = 4000  # of one GPU's window, about
@@ -50,7 +50,7 @@ def _route(
 
 
 def window(
-    shop: Shop, packing: Packing, requests: float, random: np.random.Generator
+    problem: PackingProblem, packing: Packing, requests: float, random: np.random.Generator
 ) -> tuple[int, int]:
     """Some GPUs, request by request: how many requests were sent there, and how many answered in
     time. Services with several instances are routed; the router's view is 20 ms old."""
@@ -64,18 +64,18 @@ def window(
         if offered >= requests:
             break
         one = packing.bins[int(index)]
-        sent, answered = _window_of(shop, one, homes, random)
+        sent, answered = _window_of(problem, one, homes, random)
         offered += sent
         within += answered
     return offered, within
 
 
 def _window_of(
-    shop: Shop, one: Bin, homes: dict[int, list[Bin]], random: np.random.Generator
+    problem: PackingProblem, one: Bin, homes: dict[int, list[Bin]], random: np.random.Generator
 ) -> tuple[int, int]:
-    device = shop.scorer.kinds[one.kind]
+    device = problem.scorer.kinds[one.kind]
     services = sorted(one.held)
-    members = [shop.offered_member(service, one.held[service]) for service in services]
+    members = [problem.offered_member(service, one.held[service]) for service in services]
     seconds = _REQUESTS / sum(member.rate_rps for member in members)
     arrivals = []
     for service, member in zip(services, members, strict=True):
@@ -92,13 +92,13 @@ def _window_of(
     bound_ns = np.array([member.bound_ms * 1e6 for member in members])
     if first[-1] == 0:
         return 0, 0
-    policy = shop.scorer.policy_of(one.kind, shop.members(one.held))
+    policy = problem.scorer.policy_of(one.kind, problem.members(one.held))
     took = run_coarsely(
         np.concatenate(arrivals),
         first,
         request_ns,
         bound_ns,
-        *shop.scorer.beside(one.kind, tuple(members)),
+        *problem.scorer.beside(one.kind, tuple(members)),
         policy == "yield",
         np.full(len(members), np.inf),
     )

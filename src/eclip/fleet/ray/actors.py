@@ -17,12 +17,12 @@ import msgspec
 import ray
 import uvloop
 
+from eclip.fleet.backends import Backends
 from eclip.fleet.config import RouterSettings
 from eclip.fleet.orders import GpuOrder, GpuPlace, RoutingTable
 from eclip.fleet.place.spec import GpuId
 from eclip.fleet.rates import RouterReport
 from eclip.fleet.ray.cluster import CONTROLLER
-from eclip.fleet.replicas import Replicas
 from eclip.fleet.router import RouterCore, choice_route
 from eclip.server.config import read_token
 from eclip.server.front.front import FrontSettings, Ports, open_front
@@ -102,7 +102,7 @@ class RouterActor:
         self._stop = asyncio.Event()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
         token = None if settings.token_file is None else read_token(settings.token_file)
-        self._replicas = Replicas(self._address, shared_memory=settings.shared_memory, token=token)
+        self._replicas = Backends(self._address, shared_memory=settings.shared_memory, token=token)
         self._core = RouterCore(self._replicas)
         self.take(ray.get(ray.get_actor(CONTROLLER).table.remote()))
         self._front = FrontSettings(

@@ -233,9 +233,9 @@ def _signals_as_they_were() -> Iterator[None]:
 
 def check_nodes(file: FleetFile) -> None:
     """Refuse a cluster that lacks GPUs of the file, and say how they are offered."""
-    crew = importlib.import_module("eclip.fleet.ray.crew")
+    handles = importlib.import_module("eclip.fleet.ray.handles")
     there = {
-        (group.machine, group.kind): group.count for group in crew.fleet_there(file.fleet).gpus
+        (group.machine, group.kind): group.count for group in handles.fleet_there(file.fleet).gpus
     }
     for group in file.fleet.gpus:
         count = there.get((group.machine, group.kind), 0)

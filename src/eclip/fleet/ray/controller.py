@@ -26,7 +26,7 @@ from eclip.fleet.place.spec import Fleet, GpuId, gpu_ids
 from eclip.fleet.planning import Planned, plan_again
 from eclip.fleet.rates import RateWatch, RouterReport, with_rates
 from eclip.fleet.ray.cluster import CONTROLLER, one_line
-from eclip.fleet.ray.crew import KEPT, GpuCrew, RouterCrew, fleet_there
+from eclip.fleet.ray.handles import KEPT, GpuHandles, RouterHandles, fleet_there
 from eclip.fleet.replanning import Replanning
 from eclip.server.log import ServerLog
 
@@ -58,8 +58,8 @@ class Controller:
     def __init__(self, file: FleetFile, planned: Planned) -> None:
         self._file = file
         self._log = ServerLog()
-        self._gpus = GpuCrew()
-        self._routers = RouterCrew(file.router, file.fleet)
+        self._gpus = GpuHandles()
+        self._routers = RouterHandles(file.router, file.fleet)
         self._rates = RateWatch(file.fleet)
         self._replanning = Replanning(file.fleet)
         self._placement = planned.placement

@@ -1,4 +1,4 @@
-"""Deploying: from a configuration and rates to sheets for the fronts and a plan for the device.
+"""Deploying: from a configuration and rates to specs for the fronts and a plan for the device.
 
 Every instance of a service has a worker per bucket in the plan. All buckets of an instance behave
 alike at joints, so a search looks at one worker an instance, at the bucket that its rate asks for,
@@ -33,7 +33,7 @@ from eclip.planner.search.giving import search_rules
 from eclip.planner.search.objective import Objective
 from eclip.planner.search.proposals import Proposer
 from eclip.server.config import MOST_BATCH, YIELD, ServiceSettings, ServingConfig
-from eclip.server.control import Deployment, ServiceSheet
+from eclip.server.control import Deployment, ServiceSpec
 from eclip.server.device.claim import shares_gpu
 from eclip.server.device.host import ServingHost, find_host
 from eclip.server.device.models import (
@@ -78,7 +78,7 @@ class Resolved:
     @property
     def usual(self) -> Profile:
         """Of the bucket that its rate asks for."""
-        share = self.rate_rps / self.settings.copies
+        share = self.rate_rps / self.settings.replicas
         for profile in self.profiles:
             if share / profile.model.batch * profile.request_ns[-1] <= _EASY_LOAD * 1e9:
                 return profile
@@ -87,7 +87,7 @@ class Resolved:
     def worker(self, instance: int, profile: Profile, bound_ns: int | None) -> MixWorker:
         settings = self.settings
         most_rps = _MOST_LOAD * 1e9 / profile.request_ns[-1]
-        share = min(self.rate_rps / settings.copies / profile.model.batch, most_rps)
+        share = min(self.rate_rps / settings.replicas / profile.model.batch, most_rps)
         background = settings.tier == "background"
         return MixWorker(
             name=f"{settings.name}.{instance + 1}:{profile.model.batch}",
@@ -150,12 +150,12 @@ def make_deployment(
         plan, notes = make_plan(config.server.policy, full.problem()), ()
     path = folder / f"plan-{generation}.json.gz"
     store.save(plan, path)
-    instances = sum(one.settings.copies for one in resolved if one.settings.tier == "service")
+    instances = sum(one.settings.replicas for one in resolved if one.settings.tier == "service")
     return Deployment(
         generation=generation,
         server=config.server,
-        sheets=tuple(
-            _sheet(service, bound_ns, host, instances, config.server.policy)
+        specs=tuple(
+            _spec(service, bound_ns, host, instances, config.server.policy)
             for service, bound_ns in zip(resolved, bounds_ns, strict=True)
         ),
         plan=str(path),
@@ -184,20 +184,20 @@ def resolve(
     for batch in _USUAL_BATCHES[1:]:
         for index, settings in enumerate(wanted):
             everybody = _everybody(wanted, buckets)
-            full = len(everybody) + settings.copies > MAX_WORKERS
+            full = len(everybody) + settings.replicas > MAX_WORKERS
             if settings.batches or not settings.batched or full or batch > late[index]:
                 continue
             profile = _profile(settings, batch, host)
             if _is_late(settings, profile):
                 late[index] = batch
-            elif _fit(host, [*everybody, *[profile] * settings.copies]):
+            elif _fit(host, [*everybody, *[profile] * settings.replicas]):
                 buckets[index].append(profile)
     found = []
     for settings, profiles in zip(wanted, buckets, strict=True):
         profiles.sort(key=lambda profile: profile.model.batch)
         rate = _rate(settings, rates_rps)
         if rate is None:
-            rate = _ASSUMED_LOAD * settings.copies * 1e9 / profiles[0].request_ns[-1]
+            rate = _ASSUMED_LOAD * settings.replicas * 1e9 / profiles[0].request_ns[-1]
         found.append(Resolved(settings, tuple(profiles), rate))
     return found
 
@@ -221,7 +221,7 @@ def _everybody(
     return [
         profile
         for settings, profiles in zip(services, buckets, strict=True)
-        for _ in range(settings.copies)
+        for _ in range(settings.replicas)
         for profile in profiles
     ]
 
@@ -244,13 +244,14 @@ def _instances(
     where a policy is to be compared with.
 
     Requests of one instance wait for each other. Most models leave most of the device idle at small
-    batches, so instances run beside each other, as long as the device has room (front_desk.py).
+    batches, so instances run beside each other, as long as the device has room
+    (front/front_queue.py).
     """
     wanted = []
     for settings in config.services:
         _check(settings, host)
         rate = _rate(settings, rates_rps)
-        copies = settings.copies
+        copies = settings.replicas
         ours = settings.instances is None and config.server.policy is None
         if ours and settings.tier == "service" and rate is not None:
             copies = _wanted(settings, rate, host)
@@ -258,8 +259,8 @@ def _instances(
     asked = [settings.instances for settings in config.services]
     for count in range(_MOST_INSTANCES, 1, -1):  # who has most gives up first
         for index, settings in enumerate(wanted):
-            if asked[index] is None and settings.copies >= count and not _have_room(wanted, host):
-                wanted[index] = msgspec.structs.replace(settings, instances=settings.copies - 1)
+            if asked[index] is None and settings.replicas >= count and not _have_room(wanted, host):
+                wanted[index] = msgspec.structs.replace(settings, instances=settings.replicas - 1)
     return wanted
 
 
@@ -277,7 +278,7 @@ def _few(settings: ServiceSettings) -> tuple[int, ...]:
 def _have_room(services: Sequence[ServiceSettings], host: ServingHost) -> bool:
     """With the buckets that were asked for, or a few."""
     workers = sum(
-        settings.copies * len(settings.batches or _few(settings)) for settings in services
+        settings.replicas * len(settings.batches or _few(settings)) for settings in services
     )
     buckets = [
         [_profile(settings, batch, host) for batch in settings.batches or (1,)]
@@ -298,12 +299,12 @@ def _check(settings: ServiceSettings, host: ServingHost) -> None:
         check_file(settings, settings.file)
 
 
-def profiles_of(sheets: Sequence[ServiceSheet], host: ServingHost) -> list[Profile]:
+def profiles_of(specs: Sequence[ServiceSpec], host: ServingHost) -> list[Profile]:
     """Of every worker of a deployment's plan, in its order."""
     profiles: list[Profile] = []
-    for sheet in sheets:
-        of_buckets = [_profile(sheet.settings, batch, host) for batch in sheet.buckets]
-        profiles += of_buckets * sheet.settings.copies
+    for spec in specs:
+        of_buckets = [_profile(spec.settings, batch, host) for batch in spec.buckets]
+        profiles += of_buckets * spec.settings.replicas
     return profiles
 
 
@@ -331,9 +332,9 @@ def _fit(host: ServingHost, profiles: Sequence[Profile]) -> bool:
     return memory_of(host.topology, workers, lanes=host.topology.hardware_queues).fits
 
 
-def _sheet(
+def _spec(
     service: Resolved, bound_ns: int | None, host: ServingHost, instances: int, policy: str | None
-) -> ServiceSheet:
+) -> ServiceSpec:
     """``instances`` of all services share the device."""
     settings = service.settings
     function = function_of(settings)
@@ -342,7 +343,7 @@ def _sheet(
     largest = service.batches[-1]
     # Background gives way on the device. Other policies are there to compare with.
     waits = settings.tier == "service" and policy is None
-    return ServiceSheet(
+    return ServiceSpec(
         id=0,
         row=0,
         settings=settings,
@@ -391,7 +392,7 @@ def _case(
     """A worker for every instance: one a bucket, or one at the bucket that its rate asks for."""
     workers, profiles = [], []
     for service, bound_ns in zip(resolved, bounds_ns, strict=True):
-        for instance in range(service.settings.copies):
+        for instance in range(service.settings.replicas):
             for profile in service.profiles if every_bucket else (service.usual,):
                 workers.append(service.worker(instance, profile, bound_ns))
                 profiles.append(profile)
@@ -444,7 +445,7 @@ def _plan(
         f"best of {found.evaluated} plans: worst tail {best.tail:.2f} of its bound, "
         f"background {best.background:.2f}"
     )
-    instances = [service for service in resolved for _ in range(service.settings.copies)]
+    instances = [service for service in resolved for _ in range(service.settings.replicas)]
     each = [
         rules
         for rules, service in zip(best.proposal.each, instances, strict=True)
@@ -458,7 +459,7 @@ def _homes(plan: Plan, resolved: Sequence[Resolved]) -> dict[str, tuple[int, ...
     homes: dict[str, tuple[int, ...]] = {}
     first = 0
     for service in resolved:
-        workers = len(service.profiles) * service.settings.copies
+        workers = len(service.profiles) * service.settings.replicas
         lanes = {
             group.lane
             for assignment in plan.main.assignments[first : first + workers]

@@ -24,7 +24,7 @@ from eclip.core.program import lower
 from eclip.errors import DeviceError, EclipError
 from eclip.files import store
 from eclip.server import link
-from eclip.server.control import Deployment, ServiceSheet
+from eclip.server.control import Deployment, ServiceSpec
 from eclip.server.device.deploying import profiles_of
 from eclip.server.device.host import host_of
 from eclip.server.device.models import (
@@ -75,7 +75,7 @@ class OpenOrder:
 class Stage:
     """A service of a generation."""
 
-    sheet: ServiceSheet
+    spec: ServiceSpec
     workers: list[dict[int, int]]  # of every instance: the plan's worker by bucket
     function: CpuFunction | None
     yielded: int = 0  # as counted last
@@ -86,7 +86,7 @@ class Stage:
 
     def __post_init__(self) -> None:
         self.running = [[] for _ in self.workers]
-        self.threads = ThreadPoolExecutor(len(self.workers), self.sheet.name)
+        self.threads = ThreadPoolExecutor(len(self.workers), self.spec.name)
 
     def instance_for(self, bucket: int) -> int | None:
         """One that is free, or runs the same bucket and has nothing behind it."""
@@ -101,8 +101,8 @@ class Stage:
 
 
 class Generation(Closing):
-    """``slots`` are those of every seat, by service. ``wake`` is called, from any thread, when
-    ``collect`` has something to do."""
+    """``slots`` are those of every attachment, by service. ``wake`` is called, from any thread,
+    when ``collect`` has something to do."""
 
     def __init__(
         self,
@@ -127,9 +127,9 @@ class Generation(Closing):
             raise
 
     def _open(self, device: Device, slots: Mapping[int, Mapping[int, Slots]]) -> Session:
-        deployment, sheets = self._deployment, self._deployment.sheets
-        announce_files(sheet.settings for sheet in sheets)
-        profiles = profiles_of(sheets, host_of(device, deployment.server))
+        deployment, specs = self._deployment, self._deployment.specs
+        announce_files(spec.settings for spec in specs)
+        profiles = profiles_of(specs, host_of(device, deployment.server))
         plan = store.load(deployment.plan, Plan)
         kind = device.source_kind(plan.sharing)
         sources = [make_source(kind, profile, device) for profile in profiles]
@@ -137,38 +137,38 @@ class Generation(Closing):
         # One more slot for every service, to warm it in: in the others, fronts and the generation
         # that runs may be at work.
         spare = {
-            sheet.id: self._stack.enter_context(_spare_slot(sheet))
-            for sheet in sheets
+            spec.id: self._stack.enter_context(_spare_slot(spec))
+            for spec in specs
             if not device.modelled
         }
         session = self._stack.enter_context(device.open(program, sources))
         first = 0
-        of_workers: list[ServiceSheet] = []
-        for sheet in sheets:
+        of_workers: list[ServiceSpec] = []
+        for spec in specs:
             workers = []
-            for _ in range(sheet.settings.copies):
-                workers.append({size: first + place for place, size in enumerate(sheet.buckets)})
-                first += len(sheet.buckets)
-                of_workers += [sheet] * len(sheet.buckets)
+            for _ in range(spec.settings.replicas):
+                workers.append({size: first + place for place, size in enumerate(spec.buckets)})
+                first += len(spec.buckets)
+                of_workers += [spec] * len(spec.buckets)
             try:
-                function = None if sheet.function is None else _warm_function(sheet.function, sheet)
+                function = None if spec.function is None else _warm_function(spec.function, spec)
             except EclipError as error:
-                self.failed[sheet.id] = str(error)
+                self.failed[spec.id] = str(error)
                 continue
-            stage = self.stages[sheet.id] = Stage(sheet, workers, function)
+            stage = self.stages[spec.id] = Stage(spec, workers, function)
             self._stack.callback(stage.threads.shutdown, wait=False, cancel_futures=True)
         if device.modelled:
-            most = max(sheet.slots.count for sheet in sheets)
+            most = max(spec.slots.count for spec in specs)
             session.serve(len(slots) * most + 1)
         else:
-            of_seats = [*(slots[seat] for seat in range(len(slots))), spare]
+            of_attachments = [*(slots[attachment] for attachment in range(len(slots))), spare]
             session.serve(
                 [
-                    _device_slots(sheet, worker.model.batch, of_seats)
-                    for sheet, worker in zip(of_workers, plan.workers, strict=True)
+                    _device_slots(spec, worker.model.batch, of_attachments)
+                    for spec, worker in zip(of_workers, plan.workers, strict=True)
                 ]
             )
-        _warm(session, [len(slots) * sheet.slots.count for sheet in of_workers])
+        _warm(session, [len(slots) * spec.slots.count for spec in of_workers])
         return session
 
     @property
@@ -180,19 +180,19 @@ class Generation(Closing):
 
     def busy_rows(self) -> list[int]:
         """The counters' rows of services of which something runs."""
-        return [stage.sheet.row for stage in self.stages.values() if any(stage.running)]
+        return [stage.spec.row for stage in self.stages.values() if any(stage.running)]
 
     def oldest_ns(self) -> tuple[int, str] | None:
         """Since when the oldest order should have ended, and whose it is. Background work may be
         kept waiting as long as others get on."""
         ages = []
         for stage in self.stages.values():
-            gives_way = stage.sheet.settings.tier == "background"
+            gives_way = stage.spec.settings.tier == "background"
             for orders in stage.running:
                 if orders:
                     held = gives_way and orders[0].completion is None
                     since_ns = max(orders[0].taken_ns, self._completed_ns if held else 0)
-                    ages.append((since_ns, stage.sheet.name))
+                    ages.append((since_ns, stage.spec.name))
         return min(ages, default=None)
 
     def new_yields(self) -> dict[int, int]:
@@ -200,7 +200,7 @@ class Generation(Closing):
         yielded, found = self.session.yielded, {}
         for stage in self.stages.values():
             total = sum(yielded[worker] for of in stage.workers for worker in of.values())
-            found[stage.sheet.row] = total - stage.yielded
+            found[stage.spec.row] = total - stage.yielded
             stage.yielded = total
         return found
 
@@ -233,7 +233,7 @@ class Generation(Closing):
             if instance is None:
                 return
             one = stage.waiting.popleft()
-            order, count = one.order, stage.sheet.slots.count
+            order, count = one.order, stage.spec.slots.count
             worker = stage.workers[instance][order.bucket]
             slot = one.front.number * count + order.slot
             one.instance = instance
@@ -246,7 +246,7 @@ class Generation(Closing):
 
     def _compute(self, stage: Stage, function: CpuFunction, one: OpenOrder) -> None:
         """In a thread of its own: from the inputs in the slot to outputs there."""
-        slot, info = one.order.slot, stage.sheet.info
+        slot, info = one.order.slot, stage.spec.info
         try:
             slots = one.front.slots[one.order.service]
             inputs = {}
@@ -267,7 +267,7 @@ class Generation(Closing):
                 else:
                     slots.array(slot, index, array.shape, array.dtype)[...] = array
         except Exception as error:  # a user's function may raise anything
-            one.failure = f"{stage.sheet.name}: {type(error).__name__}: {error}"
+            one.failure = f"{stage.spec.name}: {type(error).__name__}: {error}"
         self._done.append(one)
         self._wake()
 
@@ -304,7 +304,7 @@ class Generation(Closing):
         elif status == link.OK and stage.function is not None:
             ended_ns = max(ended_ns, time.monotonic_ns())
         elif status == link.OK:
-            _describe_outputs(stage.sheet, slots, order, completion)
+            _describe_outputs(stage.spec, slots, order, completion)
         _answer(one, status, completion.start_ns, ended_ns)
 
     def close(self) -> None:
@@ -317,44 +317,45 @@ def _answer(one: OpenOrder, status: int, started_ns: int, ended_ns: int) -> None
 
 
 def _describe_outputs(
-    sheet: ServiceSheet, slots: Slots, order: DeviceOrder, completion: Completion
+    spec: ServiceSpec, slots: Slots, order: DeviceOrder, completion: Completion
 ) -> None:
     """Say which shapes the device has written; or, where nobody computes, how long it took."""
-    first = len(sheet.info.inputs)
-    for index, tensor in enumerate(sheet.info.outputs, first):
-        shape = (order.rows, *tensor.shape) if sheet.info.max_batch else tensor.shape
+    first = len(spec.info.inputs)
+    for index, tensor in enumerate(spec.info.outputs, first):
+        shape = (order.rows, *tensor.shape) if spec.info.max_batch else tensor.shape
         room = slots.array(order.slot, index, shape, DATATYPES[tensor.datatype].dtype)
-        if sheet.timing_only:
+        if spec.timing_only:
             room[...] = np.float64((completion.end_ns - completion.start_ns) / 1e6)
 
 
-def _spare_slot(sheet: ServiceSheet) -> Slots:
-    return Slots.create(msgspec.structs.replace(sheet.slots, count=1))
+def _spare_slot(spec: ServiceSpec) -> Slots:
+    return Slots.create(msgspec.structs.replace(spec.slots, count=1))
 
 
 def _device_slots(
-    sheet: ServiceSheet, batch: int, of_seats: Sequence[Mapping[int, Slots]]
+    spec: ServiceSpec, batch: int, of_attachments: Sequence[Mapping[int, Slots]]
 ) -> Sequence[Slot]:
-    """A worker's view of all slots, seat by seat: the first ``batch`` rows of each tensor."""
-    largest, inputs = sheet.buckets[-1], len(sheet.slots.inputs)
+    """A worker's view of all slots, attachment by attachment: the first ``batch`` rows of each
+    tensor."""
+    largest, inputs = spec.buckets[-1], len(spec.slots.inputs)
     found = []
-    for seat in of_seats:
-        slots = seat[sheet.id]
+    for attachment in of_attachments:
+        slots = attachment[spec.id]
         for slot in range(slots.layout.count):
             rooms = [
                 slots.room(slot, index)[: room // largest * batch]
-                for index, room in enumerate((*sheet.slots.inputs, *sheet.slots.outputs))
+                for index, room in enumerate((*spec.slots.inputs, *spec.slots.outputs))
             ]
             found.append(Slot(tuple(rooms[:inputs]), tuple(rooms[inputs:])))
     return found
 
 
-def _warm_function(name: str, sheet: ServiceSheet) -> CpuFunction:
+def _warm_function(name: str, spec: ServiceSpec) -> CpuFunction:
     """The function, when it has given what it should for every bucket."""
     function = find_function(name)
-    for batch in sheet.buckets:
+    for batch in spec.buckets:
         try:
-            compute(function, example_inputs(sheet.info, batch), sheet.info, batch)
+            compute(function, example_inputs(spec.info, batch), spec.info, batch)
         except EclipError:
             raise
         except Exception as error:  # a user's function may raise anything

@@ -75,7 +75,7 @@ def slots_of(
     return SlotLayout(
         inputs=tuple(largest * _row_bytes(one) for one in inputs),
         outputs=tuple(largest * _row_bytes(one) for one in outputs),
-        count=IN_FLIGHT * settings.copies + 1,
+        count=IN_FLIGHT * settings.replicas + 1,
     )
 
 

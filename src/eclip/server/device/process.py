@@ -93,7 +93,8 @@ class DeviceProcess:
         self._meter: EnergyMeter | None = None
         self._epoch = 0
         self._fronts: dict[int, AttachedFront] = {}
-        # Of every seat, by service: they stay when a front goes, for sessions hold their addresses.
+        # Of every attachment, by service: they stay when a front goes, for sessions hold their
+        # addresses.
         self._slots: dict[int, dict[int, Slots]] = {}
         self._generations: list[Generation] = []  # the newest first
         self._opened: collections.deque[tuple[Deploy, Generation | str, float]] = (
@@ -217,7 +218,7 @@ class DeviceProcess:
                 raise EclipError(f"a device process cannot do {message}")
 
     def _forget(self, number: int) -> None:
-        """The seat's link as it was, where the server says it once more."""
+        """The attachment's link as it was, where the server says it once more."""
         front = self._fronts.pop(number, None)
         if front is not None:
             front.leaving = True

@@ -27,9 +27,9 @@ from eclip.server.control import (
     Welcome,
 )
 from eclip.server.counters import Count, CounterPages, count_refused
-from eclip.server.front.desk import FrontDesk
+from eclip.server.front.front_queue import FrontQueue
 from eclip.server.front.open_service import RETRY_S, OpenService
-from eclip.server.front.showing import Showing
+from eclip.server.front.status import ServerStatus
 from eclip.server.link import Answer, Link, Slots
 from eclip.server.messages import (
     Counters,
@@ -50,7 +50,7 @@ class FrontServices(Closing):
     """The services of a front, as the server offers them and the device process answers."""
 
     def __init__(
-        self, front: int, desk: FrontDesk, counters: CounterPages, channel: Channel
+        self, front: int, desk: FrontQueue, counters: CounterPages, channel: Channel
     ) -> None:
         self.desk = desk
         self.counters = counters
@@ -166,14 +166,14 @@ class FrontServices(Closing):
 
     def _take_offer(self, offer: Offer) -> None:
         services: dict[str, OpenService] = {}
-        for sheet in offer.sheets:
-            service = self._by_id.get(sheet.id)
+        for spec in offer.specs:
+            service = self._by_id.get(spec.id)
             if service is None:
-                row = self.counters.row(self._front, sheet.row)
-                service = OpenService(sheet, self._slots[sheet.id], row, self.desk)
-                self._by_id[sheet.id] = service
-            service.sheet = sheet
-            services[sheet.name] = service
+                row = self.counters.row(self._front, spec.row)
+                service = OpenService(spec, self._slots[spec.id], row, self.desk)
+                self._by_id[spec.id] = service
+            service.spec = spec
+            services[spec.name] = service
         for key in [one for one in self._slots if one not in {*offer.deployed, *self._by_id}]:
             self._slots.pop(key).close()
         self.services = services
@@ -185,13 +185,13 @@ class FrontServices(Closing):
     def _look_around(self) -> None:
         """Say what has come to its end: services that are gone, or everything."""
         if not self._settled:
-            kept = {service.sheet.id for service in self.services.values()}
+            kept = {service.spec.id for service in self.services.values()}
             gone = [service for key, service in self._by_id.items() if key not in kept]
             if all(service.idle for service in gone):
                 for service in gone:
                     service.row.release()
-                    del self._by_id[service.sheet.id]
-                    self._slots.pop(service.sheet.id).close()
+                    del self._by_id[service.spec.id]
+                    self._slots.pop(service.spec.id).close()
                 self._channel.send(Settled(self.offer.number))
                 self._settled = True
         if self._refuses and all(service.idle for service in self._by_id.values()):
@@ -227,7 +227,7 @@ class FrontCore(Closing):
     def __init__(self, services: FrontServices) -> None:
         self.behind = services
         self._nobody = services.desk.row
-        self._showing = Showing(services.counters)
+        self._showing = ServerStatus(services.counters)
         self._showing.keep_sampling(services.desk.loop, lambda: services.offer)
 
     @property
@@ -260,7 +260,7 @@ class FrontCore(Closing):
         service = self.behind.services.get(name)
         if service is None:
             return Statistics()
-        return self.behind.counters.statistics(service.sheet.row)
+        return self.behind.counters.statistics(service.spec.row)
 
     def counters(self) -> Counters:
         for service in self.behind.services.values():
@@ -317,7 +317,7 @@ def _elsewhere(behind: FrontServices, service: OpenService, word: Count) -> int:
     """What other fronts have counted."""
     if behind.counters.fronts == 1:
         return 0
-    return behind.counters.total(service.sheet.row, word) - int(service.row[word])
+    return behind.counters.total(service.spec.row, word) - int(service.row[word])
 
 
 async def open_core(channel: Channel) -> tuple[FrontCore, Welcome]:
@@ -332,8 +332,10 @@ async def open_core(channel: Channel) -> tuple[FrontCore, Welcome]:
     if not isinstance(message, Welcome):
         raise EclipError(f"a front is welcomed first, not told {message}")
     memory, orders, answers, counters = descriptors
-    rows = CounterPages(counters, message.seats)
+    rows = CounterPages(counters, message.attachments)
     own = rows.row(message.front, 0)
-    desk = FrontDesk(Link((memory, orders, answers)), loop, own, lambda: rows.total(0, Count.TAKEN))
+    desk = FrontQueue(
+        Link((memory, orders, answers)), loop, own, lambda: rows.total(0, Count.TAKEN)
+    )
     services = FrontServices(message.front, desk, rows, channel)
     return FrontCore(services), message

@@ -1,8 +1,8 @@
-"""Guests: processes of this machine that take a front's seat without being a child of the server.
+"""Guests: processes of this machine that use a front's attachment and are no child of the server.
 
 A router uses a deployment as a front does, through shared memory. It comes through the server's
-door, a Unix socket in a folder that only the server's user may enter, and keeps its seat as long as
-its connection lives.
+door, a Unix socket in a folder that only the server's user may enter, and keeps its attachment as
+long as its connection lives.
 """
 
 from __future__ import annotations

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from eclip.server import link
-from eclip.server.control import ServiceSheet
+from eclip.server.control import ServiceSpec
 from eclip.server.counters import Count, add, count, count_in, count_refused
-from eclip.server.front.desk import FrontDesk, left_ns
-from eclip.server.front.waiting_line import OpenBatch, OpenRequest, WaitingLine, order_of
+from eclip.server.front.front_queue import FrontQueue, left_ns
+from eclip.server.front.service_queue import OpenBatch, OpenRequest, ServiceQueue, order_of
 from eclip.server.link import IN_FLIGHT, Answer, DeviceOrder, Slots
 from eclip.server.messages import (
     Array,
@@ -37,15 +37,15 @@ _log = logging.getLogger(__name__)
 RETRY_S = 1.0  # after which a client may ask again while something starts or ends
 
 
-class OpenService(WaitingLine):
+class OpenService(ServiceQueue):
     """A deployed service. ``row`` is this front's of the counters."""
 
-    def __init__(self, sheet: ServiceSheet, slots: Slots, row: memoryview, desk: FrontDesk) -> None:
-        super().__init__(sheet, desk)
+    def __init__(self, spec: ServiceSpec, slots: Slots, row: memoryview, desk: FrontQueue) -> None:
+        super().__init__(spec, desk)
         self.slots = slots
         self.row = row
         self._batches: dict[int, OpenBatch] = {}  # by ticket, in order
-        self._free = list(range(sheet.slots.count))
+        self._free = list(range(spec.slots.count))
         self._timer: asyncio.TimerHandle | None = None
         row[Count.WAITING] = row[Count.RUNNING] = row[Count.DUE_NS] = 0
 
@@ -58,12 +58,12 @@ class OpenService(WaitingLine):
     def accept(self, asked: InferRequest, rows_elsewhere: int) -> OpenRequest:
         """Queue a request that its protocol has checked, or refuse it. ``rows_elsewhere`` wait in
         other fronts."""
-        sheet, info = self.sheet, self.sheet.info
+        spec, info = self.spec, self.spec.info
         arrays = [tensor.data for tensor in asked.inputs]
         rows = arrays[0].shape[0] if info.max_batch else 1
-        _check_room(sheet, asked.inputs, rows)
+        _check_room(spec, asked.inputs, rows)
         add(self.row, Count.ARRIVED)
-        due_ns = NEVER if sheet.bound_ns is None else asked.arrival_ns + sheet.bound_ns
+        due_ns = NEVER if spec.bound_ns is None else asked.arrival_ns + spec.bound_ns
         expires_ns = NEVER if asked.timeout_ns is None else asked.arrival_ns + asked.timeout_ns
         now_ns = self.desk.now_ns()
         if now_ns >= expires_ns:
@@ -75,20 +75,20 @@ class OpenService(WaitingLine):
         backlog = Backlog(
             waiting=len(self.queue) - gives_place,
             rows_before=sum(one.rows for one in self.queue[:place]) + rows_elsewhere,
-            running_ns=_left_ns(self._batches.values(), sheet.settings.copies, now_ns),
+            running_ns=_left_ns(self._batches.values(), spec.settings.replicas, now_ns),
             room_in_ns=self.room_in_ns(order),
         )
         refusal = refuse(
             rows,
             min(due_ns, expires_ns) - now_ns,
             backlog,
-            sheet.settings.queue,
+            spec.settings.queue,
             self.buckets,
-            sheet.settings.copies,
+            spec.settings.replicas,
         )
         if refusal is not None:
             count_refused(self.row, Reason.OVERLOADED)
-            line = f"{sheet.name} is overloaded: {refusal.line}"
+            line = f"{spec.name} is overloaded: {refusal.line}"
             raise RefusedError(Reason.OVERLOADED, line, refusal.retry_after_s)
         pending = OpenRequest(
             asked=asked,
@@ -104,10 +104,10 @@ class OpenService(WaitingLine):
             pending.timer = self.desk.loop.call_at(expires_ns / 1e9, self._expire, pending)
         self.queue.insert(place, pending)
         add(self.row, Count.WAITING, rows)
-        if len(self.queue) > sheet.settings.queue:  # the last one is late anyway
+        if len(self.queue) > spec.settings.queue:  # the last one is late anyway
             last = self.queue.pop()
             add(self.row, Count.WAITING, -last.rows)
-            line = f"{sheet.name} is overloaded: its answer would be late"
+            line = f"{spec.name} is overloaded: its answer would be late"
             retry_s = self.buckets.times_ns[-1] / 1e9
             self._refuse(last, RefusedError(Reason.OVERLOADED, line, retry_s))
         return pending
@@ -157,7 +157,7 @@ class OpenService(WaitingLine):
         self.desk.advance(self)
 
     def send(self) -> bool:
-        settings = self.sheet.settings
+        settings = self.spec.settings
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -172,9 +172,9 @@ class OpenService(WaitingLine):
             batch = form_batch(rows, dues_ns, buckets, now_ns)
             if not self.put_late_last(buckets.time_of(batch.bucket)):
                 break
-        if len(self._batches) >= settings.copies:  # only full ones go behind others
+        if len(self._batches) >= settings.replicas:  # only full ones go behind others
             full = batch.rows >= buckets.largest
-            if not full or len(self._batches) >= IN_FLIGHT * settings.copies:
+            if not full or len(self._batches) >= IN_FLIGHT * settings.replicas:
                 return False
         elif settings.wait_ns:
             oldest_ns = min(one.asked.arrival_ns for one in alike[: batch.requests])
@@ -199,7 +199,7 @@ class OpenService(WaitingLine):
         except Exception as error:  # nothing of this batch has begun: it ends here, and no other
             self._free.append(slot)
             line = f"the request could not be handed to the device: {type(error).__name__}"
-            _log.exception("a batch of %s could not be ordered", self.sheet.name)
+            _log.exception("a batch of %s could not be ordered", self.spec.name)
             for one in requests:
                 self._refuse(one, RefusedError(Reason.FAILED, line))
             return
@@ -220,7 +220,7 @@ class OpenService(WaitingLine):
             add(self.row, Count.EXECUTIONS)
             self._answer(batch, answer)
         else:
-            error = _why(answer, self.sheet.name, self.slots)
+            error = _why(answer, self.spec.name, self.slots)
             for one in batch.requests:
                 if one.waits:
                     self._refuse(one, error)
@@ -228,12 +228,12 @@ class OpenService(WaitingLine):
         self.row[Count.RUNNING] = len(self._batches)
 
     def _answer(self, batch: OpenBatch, answer: Answer) -> None:
-        row, info = self.row, self.sheet.info
+        row, info = self.row, self.spec.info
         begin_ns = self.desk.now_ns()
         for one in batch.requests:
             if one.waits and begin_ns >= one.expires_ns:  # before its timer came to it
                 self._refuse(one, RefusedError(Reason.EXPIRED, "its timeout is over"))
-        outputs = _outputs(self.sheet, self.slots, batch.slot)
+        outputs = _outputs(self.spec, self.slots, batch.slot)
         answered = []
         first = 0
         for one in batch.requests:
@@ -271,16 +271,16 @@ class OpenService(WaitingLine):
 
     def slack_ns(self, rows_elsewhere: int, batches_elsewhere: int) -> float:
         """What a row that came now would have left of its bound; other fronts have so much."""
-        instances = self.sheet.settings.copies
+        instances = self.spec.settings.replicas
         now_ns = self.desk.now_ns()
         running_ns = _left_ns(self._batches.values(), instances, now_ns)
         backlog = Backlog(
             waiting=len(self.queue),
             rows_before=self.row[Count.WAITING] + rows_elsewhere,
             running_ns=running_ns + batches_elsewhere * self.expected_ns[0] / instances,
-            room_in_ns=self.room_in_ns(urgency(0, now_ns + (self.sheet.bound_ns or NEVER), 0)),
+            room_in_ns=self.room_in_ns(urgency(0, now_ns + (self.spec.bound_ns or NEVER), 0)),
         )
-        return (self.sheet.bound_ns or 0) - expected_ns(1, backlog, self.buckets, instances)
+        return (self.spec.bound_ns or 0) - expected_ns(1, backlog, self.buckets, instances)
 
     def note_due(self) -> None:
         """Count when the most urgent request is due."""
@@ -316,9 +316,9 @@ def _ordered(
 ) -> OpenBatch:
     """Fill a slot and order its batch from the device, the last step that can fail."""
     begin_ns = service.desk.now_ns()
-    _fill(service.sheet, service.slots, slot, requests, rows)
+    _fill(service.spec, service.slots, slot, requests, rows)
     now_ns = service.desk.now_ns()
-    place = service.sheet.buckets.index(bucket)
+    place = service.spec.buckets.index(bucket)
     batch = OpenBatch(
         ticket=service.desk.number(),
         slot=slot,
@@ -327,7 +327,7 @@ def _ordered(
         sent_ns=now_ns,
         expected_ns=service.expected_ns[place],
         input_ns=now_ns - begin_ns,
-        part=service.sheet.parts[place],
+        part=service.spec.parts[place],
     )
     service.desk.order(_order_of(service, link.RUN, batch, rows))
     return batch
@@ -338,7 +338,7 @@ def _order_of(service: OpenService, kind: int, batch: OpenBatch, rows: int = 0) 
     return DeviceOrder(
         kind,
         batch.ticket,
-        service.sheet.id,
+        service.spec.id,
         batch.slot,
         rows,
         batch.bucket,
@@ -364,10 +364,10 @@ def _why(answer: Answer, name: str, slots: Slots) -> RefusedError:
     return RefusedError(Reason.FAILED, slots.get_line(answer.slot))
 
 
-def _check_room(sheet: ServiceSheet, inputs: Sequence[Tensor], rows: int) -> None:
+def _check_room(spec: ServiceSpec, inputs: Sequence[Tensor], rows: int) -> None:
     """Refuse a tensor of open size that does not fit into its part of a slot."""
-    largest = sheet.buckets[-1]
-    for tensor, room in zip(inputs, sheet.slots.inputs, strict=True):
+    largest = spec.buckets[-1]
+    for tensor, room in zip(inputs, spec.slots.inputs, strict=True):
         size = len(to_raw(tensor)) if tensor.data.dtype.hasobject else tensor.data.nbytes
         if size > room // largest * rows:
             raise RefusedError(
@@ -378,10 +378,10 @@ def _check_room(sheet: ServiceSheet, inputs: Sequence[Tensor], rows: int) -> Non
 
 
 def _fill(
-    sheet: ServiceSheet, slots: Slots, slot: int, requests: list[OpenRequest], rows: int
+    spec: ServiceSpec, slots: Slots, slot: int, requests: list[OpenRequest], rows: int
 ) -> None:
     """Put the requests' rows one after another."""
-    info = sheet.info
+    info = spec.info
     for index, tensor in enumerate(info.inputs):
         parts = [one.arrays[index] for one in requests]
         shape = parts[0].shape
@@ -399,8 +399,8 @@ def _fill(
             np.concatenate(parts, out=room)
 
 
-def _outputs(sheet: ServiceSheet, slots: Slots, slot: int) -> list[Array]:
-    info = sheet.info
+def _outputs(spec: ServiceSpec, slots: Slots, slot: int) -> list[Array]:
+    info = spec.info
     found: list[Array] = []
     for index, tensor in enumerate(info.outputs, len(info.inputs)):
         datatype = DATATYPES[tensor.datatype]

@@ -25,8 +25,8 @@ from eclip.server.control import (
 )
 from eclip.server.counters import Count, CounterPages
 from eclip.server.log import ServerLog
+from eclip.server.supervisor.attachments import Attachment
 from eclip.server.supervisor.children import BackOff, Child, start_child
-from eclip.server.supervisor.seats import FrontSeat
 
 _DEPLOY_S = 600.0  # models are loaded and warmed
 _LOOK_S = 1.0
@@ -58,7 +58,7 @@ class DeviceKeeper:
 
     async def keep(
         self,
-        seats: Iterable[FrontSeat],
+        attachments: Iterable[Attachment],
         deployment: Callable[[], Deployment],
         counters: CounterPages,
     ) -> None:
@@ -71,10 +71,10 @@ class DeviceKeeper:
             child.listen(self._hear, self._bell)
             self.epoch += 1
             self._send(AttachCounters(counters.fronts), (counters.descriptor,))
-            for seat in seats:
-                self.attach(seat)
-                for service in seat.slots:
-                    self.attach_slots(seat, service)
+            for attachment in attachments:
+                self.attach(attachment)
+                for service in attachment.slots:
+                    self.attach_slots(attachment, service)
             answer = await self.deploy(deployment())
             if isinstance(answer, Deployed):
                 self.up = True
@@ -116,16 +116,16 @@ class DeviceKeeper:
                 self._log.write("device process does not go on; it is ended", pid=child.pid)
                 await child.end(0.0)
 
-    def attach(self, seat: FrontSeat) -> None:
-        self._send(Attach(seat.number), seat.link.descriptors)
+    def attach(self, attachment: Attachment) -> None:
+        self._send(Attach(attachment.number), attachment.link.descriptors)
 
-    def attach_slots(self, seat: FrontSeat, service: int) -> None:
-        slots = seat.slots[service]
-        self._send(AttachSlots(seat.number, service, slots.layout), (slots.descriptor,))
+    def attach_slots(self, attachment: Attachment, service: int) -> None:
+        slots = attachment.slots[service]
+        self._send(AttachSlots(attachment.number, service, slots.layout), (slots.descriptor,))
 
-    async def detach(self, seat: FrontSeat) -> None:
+    async def detach(self, attachment: Attachment) -> None:
         """Returns when nothing uses the seat's link any more."""
-        child, number = self.child, seat.number
+        child, number = self.child, attachment.number
         if child is None:
             return
         self._detached.discard(number)
@@ -145,7 +145,7 @@ class DeviceKeeper:
             return NotDeployed(generation, f"not ready after {_DEPLOY_S:.0f} s")
         if generation in self._answers:
             return self._answers.pop(generation)
-        names = ", ".join(sheet.name for sheet in deployment.sheets)
+        names = ", ".join(spec.name for spec in deployment.specs)
         return NotDeployed(
             generation,
             f"the device process ended with status {child.process.returncode} while it loaded "

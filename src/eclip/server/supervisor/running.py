@@ -129,7 +129,7 @@ class RunningServer(Closing):
     def models(self) -> dict[str, ModelInfo]:
         """Those that are loaded."""
         offer = self._supervisor.services.offer(0)
-        return {sheet.name: sheet.info for sheet in offer.sheets}
+        return {spec.name: spec.info for spec in offer.specs}
 
     def failed(self) -> dict[str, str]:
         """Those that could not be loaded, and why."""

@@ -35,7 +35,7 @@ from eclip.server.control import (
     LoadAsked,
     NotDeployed,
     Offer,
-    ServiceSheet,
+    ServiceSpec,
     Welcome,
 )
 from eclip.server.counters import ROWS, Count, CounterPages
@@ -45,11 +45,11 @@ from eclip.server.folder import own_folder
 from eclip.server.log import ServerLog
 from eclip.server.messages import ModelInfo
 from eclip.server.ports import reserve_ports
+from eclip.server.supervisor.attachments import Attachment, Attachments, welcome_front
 from eclip.server.supervisor.children import Chores, Planners
 from eclip.server.supervisor.device_keeper import DeviceKeeper
 from eclip.server.supervisor.drift import DriftWatch
 from eclip.server.supervisor.planner_process import PlanRequest
-from eclip.server.supervisor.seats import FrontSeat, SeatKeeper, welcome_front
 
 _FRONT_PACKAGES = (
     *("google.protobuf", "grpc", "httptools", "prometheus_client"),
@@ -71,15 +71,15 @@ class Supervisor:
         self.bell = Bell()
         self.chores = Chores(self.bell)
         self.planners = Planners()
-        seats = config.server.fronts + guests
-        self.counters = CounterPages.create(seats)
+        attachments = config.server.fronts + guests
+        self.counters = CounterPages.create(attachments)
         self.device = DeviceKeeper(log, self.bell, self._device_changed)
-        self.fronts = SeatKeeper(
-            seats,
+        self.fronts = Attachments(
+            attachments,
             log,
             self.bell,
             self._welcome,
-            lambda seat, asked: self.chores.begin(self._load(seat, asked)),
+            lambda attachment, asked: self.chores.begin(self._load(attachment, asked)),
         )
         self.server = config.server  # with the ports that were found free
         self._log = log
@@ -108,26 +108,28 @@ class Supervisor:
         if planned.uuid is not None:
             self._stack.enter_context(claimed(planned.uuid))
         self.services.take(self.config, self.services.with_ids(planned))
-        _share_slots(self.fronts.seats, self.device, self.services.deployed.sheets)
+        _share_slots(self.fronts.attachments, self.device, self.services.deployed.specs)
         self.chores.begin(
-            self.device.keep(self.fronts.seats, lambda: self.services.deployed, self.counters)
+            self.device.keep(self.fronts.attachments, lambda: self.services.deployed, self.counters)
         )
-        own = self.fronts.seats[: self.config.server.fronts]
+        own = self.fronts.attachments[: self.config.server.fronts]
         if self._own_fronts:
-            for seat in own:
-                self.chores.begin(self.fronts.keep(seat, self._clear))
-            await self.bell.until(lambda: all(seat.ports for seat in own) or self._cannot_start)
+            for attachment in own:
+                self.chores.begin(self.fronts.keep(attachment, self._clear))
+            await self.bell.until(
+                lambda: all(attachment.ports for attachment in own) or self._cannot_start
+            )
         await self.bell.until(lambda: self.device.up or self._cannot_start)
         self.chores.check()
         if self.device.refusal is not None:
             raise DeviceError(self.device.refusal)
-        if not (offer := self.services.offer(0)).sheets:
+        if not (offer := self.services.offer(0)).specs:
             raise UsageError(
                 "; ".join(f"service {name!r}: {why}" for name, why in offer.idle.items() if why)
             )
         if self.door is not None:
             self.chores.begin(
-                self.fronts.receive(self.door, self.fronts.seats[len(own) :], self._clear)
+                self.fronts.receive(self.door, self.fronts.attachments[len(own) :], self._clear)
             )
         if self.config.server.replan:
             self.chores.begin(self._watch_rates())
@@ -154,9 +156,15 @@ class Supervisor:
         self._log.write("stopping", grace_seconds=self.server.grace_seconds)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.server.grace_seconds):
-                await self.bell.until(lambda: all(seat.child is None for seat in self.fronts.seats))
+                await self.bell.until(
+                    lambda: all(attachment.child is None for attachment in self.fronts.attachments)
+                )
         self.fronts.tell(Leave(now=True))
-        fronts = [seat.child for seat in self.fronts.seats if seat.child is not None]
+        fronts = [
+            attachment.child
+            for attachment in self.fronts.attachments
+            if attachment.child is not None
+        ]
         await asyncio.gather(*(child.end(_DRAIN_S) for child in fronts))
         await self.device.stop()
         await self.close()
@@ -172,20 +180,20 @@ class Supervisor:
         self.counters.close()
         self._stack.close()
 
-    def _welcome(self, seat: FrontSeat) -> None:
-        seats = len(self.fronts.seats)
-        welcome = Welcome(seat.number, seats, self.server, str(self._regions))
-        welcome_front(seat, welcome, self.counters.descriptor, self.services.ids)
-        seat.settled = self.services.offers
-        seat.send(self.services.offer(self.device.restarts))
+    def _welcome(self, attachment: Attachment) -> None:
+        attachments = len(self.fronts.attachments)
+        welcome = Welcome(attachment.number, attachments, self.server, str(self._regions))
+        welcome_front(attachment, welcome, self.counters.descriptor, self.services.ids)
+        attachment.settled = self.services.offers
+        attachment.send(self.services.offer(self.device.restarts))
         if self.device.up:
-            seat.send(DeviceUp(self.device.epoch))
+            attachment.send(DeviceUp(self.device.epoch))
 
-    async def _clear(self, seat: FrontSeat) -> None:
-        await self.device.detach(seat)
-        self.counters.forget(seat.number)
-        seat.link.reset()
-        self.device.attach(seat)
+    async def _clear(self, attachment: Attachment) -> None:
+        await self.device.detach(attachment)
+        self.counters.forget(attachment.number)
+        attachment.link.reset()
+        self.device.attach(attachment)
 
     def _device_changed(self, answer: Deployed | None) -> None:
         if answer is None:
@@ -216,7 +224,7 @@ class Supervisor:
         """Changes are made one at a time."""
         deployment = self.services.with_ids(planned)
         await self.bell.until(lambda: self.device.up)
-        added = _share_slots(self.fronts.seats, self.device, deployment.sheets)
+        added = _share_slots(self.fronts.attachments, self.device, deployment.specs)
         answer = await self.device.deploy(deployment)
         if isinstance(answer, NotDeployed):
             self.fronts.drop_slots(self.services.ids)
@@ -250,9 +258,9 @@ class Supervisor:
         config = msgspec.structs.replace(config, server=server)
         await self.change(config, {service.name for service in config.services if service.load})
 
-    async def _load(self, seat: FrontSeat, asked: LoadAsked) -> None:
+    async def _load(self, attachment: Attachment, asked: LoadAsked) -> None:
         error: str | None = None
-        loaded = {sheet.name for sheet in self.services.deployed.sheets}
+        loaded = {spec.name for spec in self.services.deployed.specs}
         wanted = loaded | {asked.name} if asked.load else loaded - {asked.name}
         try:
             if not wanted:
@@ -262,7 +270,7 @@ class Supervisor:
                 error = self.services.failed.get(asked.name)
         except (EclipError, OSError) as refusal:
             error = str(refusal)
-        seat.send(LoadAnswer(asked.number, error))
+        attachment.send(LoadAnswer(asked.number, error))
 
     async def _watch_rates(self) -> None:
         watch = DriftWatch()
@@ -272,8 +280,7 @@ class Supervisor:
                 continue
             deployment = self.services.deployed
             arrived = {
-                sheet.name: self.counters.total(sheet.row, Count.ARRIVED)
-                for sheet in deployment.sheets
+                spec.name: self.counters.total(spec.row, Count.ARRIVED) for spec in deployment.specs
             }
             watch.take(arrived, time.monotonic())
             measured = watch.drifted(deployment.rates_rps)
@@ -289,7 +296,7 @@ class Supervisor:
     async def _replan(self, deployment: Deployment, rates_rps: dict[str, float]) -> None:
         """Another plan, unless what runs suits the new rates, too, or something else runs by the
         time that it is found."""
-        loaded = {sheet.name for sheet in deployment.sheets}
+        loaded = {spec.name for spec in deployment.specs}
         seconds = self.server.replan_seconds
         search = asyncio.create_task(self._plan(self.config, loaded, rates_rps, seconds))
         self._search = search
@@ -359,28 +366,28 @@ class Services:
     def with_ids(self, planned: Deployment) -> Deployment:
         """A service that runs as before keeps its id, so that its requests go over to the new
         generation. Any other is a new one."""
-        before = () if self._deployment is None else self._deployment.sheets
-        known = {sheet.name: sheet for sheet in before if sheet.name not in self.failed}
-        sheets = []
-        for sheet in planned.sheets:
-            old = known.get(sheet.name)
-            if old is not None and _runs_alike(old, sheet):
+        before = () if self._deployment is None else self._deployment.specs
+        known = {spec.name: spec for spec in before if spec.name not in self.failed}
+        specs = []
+        for spec in planned.specs:
+            old = known.get(spec.name)
+            if old is not None and _runs_alike(old, spec):
                 key = old.id
             else:
                 self._ids += 1
                 key = self._ids
-            row = self._rows.setdefault(sheet.name, len(self._rows) + 1)
+            row = self._rows.setdefault(spec.name, len(self._rows) + 1)
             if row >= ROWS:
                 raise UsageError(f"a server counts {ROWS} services over its life; start it anew")
-            sheets.append(msgspec.structs.replace(sheet, id=key, row=row))
-        return msgspec.structs.replace(planned, sheets=tuple(sheets))
+            specs.append(msgspec.structs.replace(spec, id=key, row=row))
+        return msgspec.structs.replace(planned, specs=tuple(specs))
 
     @property
     def ids(self) -> set[int]:
-        return {sheet.id for sheet in self.deployed.sheets}
+        return {spec.id for spec in self.deployed.specs}
 
     def note_failed(self, answer: Deployed, log: ServerLog) -> None:
-        names = {sheet.id: sheet.name for sheet in self.deployed.sheets}
+        names = {spec.id: spec.name for spec in self.deployed.specs}
         # A model's own error may have several lines; a client gets one.
         self.failed = {
             names[key]: " ".join(reason.splitlines()) for key, reason in answer.failed.items()
@@ -391,12 +398,12 @@ class Services:
     def offer(self, restarts: int, *, new: bool = False) -> Offer:
         """What fronts are told."""
         self.offers += new
-        sheets = tuple(one for one in self.deployed.sheets if one.name not in self.failed)
-        infos = {sheet.name: sheet.info for sheet in self.deployed.sheets}
-        there = {sheet.name for sheet in sheets}
+        specs = tuple(one for one in self.deployed.specs if one.name not in self.failed)
+        infos = {spec.name: spec.info for spec in self.deployed.specs}
+        there = {spec.name for spec in specs}
         return Offer(
             number=self.offers,
-            sheets=sheets,
+            specs=specs,
             deployed=tuple(self.ids),
             known=tuple(infos.get(one.name) or _unloaded(one) for one in self._config.services),
             idle={
@@ -413,15 +420,15 @@ class Services:
 
 
 def _share_slots(
-    seats: Sequence[FrontSeat], device: DeviceKeeper, sheets: Sequence[ServiceSheet]
+    attachments: Sequence[Attachment], device: DeviceKeeper, specs: Sequence[ServiceSpec]
 ) -> set[int]:
     """Give new services slots, of which the device is told; fronts are when it runs them."""
     added = set()
-    for seat in seats:
-        for sheet in sheets:
-            if seat.add_slots(sheet):
-                device.attach_slots(seat, sheet.id)
-                added.add(sheet.id)
+    for attachment in attachments:
+        for spec in specs:
+            if attachment.add_slots(spec):
+                device.attach_slots(attachment, spec.id)
+                added.add(spec.id)
     return added
 
 
@@ -430,12 +437,12 @@ def _unloaded(settings: ServiceSettings) -> ModelInfo:
     return info_of(settings, inputs, outputs, (settings.batches or (1,))[-1])
 
 
-def _runs_alike(old: ServiceSheet, new: ServiceSheet) -> bool:
-    def essence(sheet: ServiceSheet) -> tuple[Any, ...]:
-        settings = sheet.settings
+def _runs_alike(old: ServiceSpec, new: ServiceSpec) -> bool:
+    def essence(spec: ServiceSpec) -> tuple[Any, ...]:
+        settings = spec.settings
         return (
-            (settings.model, settings.file, settings.copies, settings.profile),
-            (sheet.info, sheet.buckets, sheet.slots, sheet.function, sheet.timing_only),
+            (settings.model, settings.file, settings.replicas, settings.profile),
+            (spec.info, spec.buckets, spec.slots, spec.function, spec.timing_only),
         )
 
     return essence(old) == essence(new)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from eclip.core.device import Closing
-from eclip.server.control import Offer, ServiceSheet
+from eclip.server.control import Offer, ServiceSpec
 from eclip.server.counters import WORDS, Count, CounterPages
 from eclip.server.descriptions import describe_server
 from eclip.server.messages import (
@@ -33,7 +33,7 @@ _SAMPLES = 5
 _NOBODY = 0  # the row of what is no service's
 
 
-class Showing(Closing):
+class ServerStatus(Closing):
     def __init__(self, counters: CounterPages) -> None:
         self._counters = counters
         self._began_s = time.monotonic()
@@ -52,24 +52,24 @@ class Showing(Closing):
             self._next.cancel()
 
     def sample(self, offer: Offer) -> None:
-        rows = {sheet.row: self._words(sheet.row) for sheet in offer.sheets}
+        rows = {spec.row: self._words(spec.row) for spec in offer.specs}
         rows[_NOBODY] = self._words(_NOBODY)
         self._samples.append((time.monotonic(), rows))
 
     def counters(self, offer: Offer) -> Counters:
         pages = self._counters
         services = {}
-        for sheet in offer.sheets:
-            row = sheet.row
-            services[sheet.name] = ServiceCounters(
+        for spec in offer.specs:
+            row = spec.row
+            services[spec.name] = ServiceCounters(
                 statistics=pages.statistics(row),
                 latency=pages.durations(row, Count.LATENCIES, Count.SUCCESS),
                 queue=pages.durations(row, Count.QUEUED, Count.QUEUE),
                 refused=pages.refused(row),
                 running=pages.total(row, Count.RUNNING),
                 waiting=pages.total(row, Count.WAITING),
-                bound_s=None if sheet.bound_ns is None else sheet.bound_ns / 1e9,
-                slack_s=self._slack_s(sheet),
+                bound_s=None if spec.bound_ns is None else spec.bound_ns / 1e9,
+                slack_s=self._slack_s(spec),
                 busy_share=self._busy_share(row),
                 yields=pages.of_device(row)[Count.YIELDS],
                 run_again=pages.total(row, Count.AGAIN),
@@ -87,7 +87,7 @@ class Showing(Closing):
         self, offer: Offer, ready: bool, ready_services: Sequence[str], note: str
     ) -> ServerState:
         services = tuple(
-            self._service(sheet, sheet.name in ready_services, offer) for sheet in offer.sheets
+            self._service(spec, spec.name in ready_services, offer) for spec in offer.specs
         )
         device = DeviceState(
             name=offer.device,
@@ -101,18 +101,18 @@ class Showing(Closing):
         uptime_s = time.monotonic() - self._began_s
         return ServerState(describe_server()["version"], uptime_s, ready, note, (device,))
 
-    def _service(self, sheet: ServiceSheet, ready: bool, offer: Offer) -> ServiceState:
-        row, pages = sheet.row, self._counters
+    def _service(self, spec: ServiceSpec, ready: bool, offer: Offer) -> ServiceState:
+        row, pages = spec.row, self._counters
         seconds, before = self._before(row)
         now = self._words(row)
         recent = [late - early for late, early in zip(now, before, strict=True)]
         latencies = recent[Count.LATENCIES : Count.LATENCIES + len(BUCKETS_S) + 1]
         refused = sum(recent[Count.REFUSED : Count.REFUSED + len(Reason)])
         answered = recent[Count.SUCCESS]
-        bound_ms = None if sheet.bound_ns is None else sheet.bound_ns / 1e6
+        bound_ms = None if spec.bound_ns is None else spec.bound_ns / 1e6
         return ServiceState(
-            name=sheet.name,
-            tier=sheet.settings.tier,
+            name=spec.name,
+            tier=spec.settings.tier,
             ready=ready,
             rate_rps=answered / seconds,
             goodput_rps=(answered - recent[Count.LATE]) / seconds,
@@ -123,20 +123,20 @@ class Showing(Closing):
             running=pages.total(row, Count.RUNNING),
             refused_rps=refused / seconds,
             yields_rps=recent[Count.YIELDS] / seconds,
-            slices=offer.homes.get(sheet.name, ()),
+            slices=offer.homes.get(spec.name, ()),
             active=pages.total(row, Count.RUNNING) > 0,
         )
 
-    def _slack_s(self, sheet: ServiceSheet) -> float | None:
+    def _slack_s(self, spec: ServiceSpec) -> float | None:
         """The least of all fronts, less what a request needs."""
         dues = [
-            self._counters.row(page, sheet.row)[Count.DUE_NS]
+            self._counters.row(page, spec.row)[Count.DUE_NS]
             for page in range(self._counters.fronts)
         ]
         due_ns = min(filter(None, dues), default=None)
-        if due_ns is None or sheet.bound_ns is None:
+        if due_ns is None or spec.bound_ns is None:
             return None
-        return float((due_ns - time.monotonic_ns() - sheet.times_ns[0]) / 1e9)
+        return float((due_ns - time.monotonic_ns() - spec.times_ns[0]) / 1e9)
 
     def _busy_share(self, row: int) -> float:
         seconds, before = self._before(row)

@@ -1,4 +1,4 @@
-"""Seats: the places of fronts. A seat's link and slots stay, whichever process sits there."""
+"""Attachments of fronts: their links and slots, which stay when a front is started anew."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from eclip.server.control import (
     LoadAsked,
     Message,
     Said,
-    ServiceSheet,
+    ServiceSpec,
     Settled,
     Welcome,
 )
@@ -24,7 +24,7 @@ from eclip.server.log import ServerLog
 from eclip.server.supervisor.children import BackOff, Child, start_child
 
 
-class FrontSeat:
+class Attachment:
     def __init__(self, number: int) -> None:
         self.number = number
         self.link = Link.create()
@@ -37,11 +37,11 @@ class FrontSeat:
         if self.child is not None:
             self.child.channel.send(message, descriptors)
 
-    def add_slots(self, sheet: ServiceSheet) -> bool:
+    def add_slots(self, spec: ServiceSpec) -> bool:
         """Memory for a service's tensors, unless it is there."""
-        if sheet.id in self.slots:
+        if spec.id in self.slots:
             return False
-        self.slots[sheet.id] = Slots.create(sheet.slots)
+        self.slots[spec.id] = Slots.create(spec.slots)
         return True
 
     def send_slots(self, services: Iterable[int]) -> None:
@@ -58,26 +58,28 @@ class FrontSeat:
         self.drop_slots(set())
 
 
-class SeatKeeper:
+class Attachments:
     """Keeps fronts running."""
 
     def __init__(
         self,
-        seats: int,
+        attachments: int,
         log: ServerLog,
         bell: Bell,
-        welcome: Callable[[FrontSeat], None],
-        load: Callable[[FrontSeat, LoadAsked], None],
+        welcome: Callable[[Attachment], None],
+        load: Callable[[Attachment, LoadAsked], None],
     ) -> None:
         """``welcome`` tells a new front all there is; ``load`` is what a front asks for."""
-        self.seats = [FrontSeat(number) for number in range(seats)]
+        self.attachments = [Attachment(number) for number in range(attachments)]
         self.leaving = False
         self._log = log
         self._bell = bell
         self._welcome = welcome
         self._load = load
 
-    async def keep(self, seat: FrontSeat, clear: Callable[[FrontSeat], Awaitable[None]]) -> None:
+    async def keep(
+        self, attachment: Attachment, clear: Callable[[Attachment], Awaitable[None]]
+    ) -> None:
         """Run a front there, again and again; ``clear`` takes what one has left from the device. If
         the first never listens, no other would."""
         back_off = BackOff()
@@ -85,10 +87,10 @@ class SeatKeeper:
         while not self.leaving:
             back_off.begin()
             child = await start_child("front.process")
-            self.take(seat, child)
+            self.take(attachment, child)
             await child.ended.wait()
-            listened |= seat.ports is not None
-            seat.child = seat.ports = None
+            listened |= attachment.ports is not None
+            attachment.child = attachment.ports = None
             child.close()
             self._bell.ring()
             if self.leaving:
@@ -101,82 +103,85 @@ class SeatKeeper:
             pause_s = back_off.pause_s()
             self._log.write(
                 "front ended",
-                front=seat.number,
+                front=attachment.number,
                 status=child.process.returncode,
                 again_in_s=pause_s,
             )
             await asyncio.sleep(pause_s)
-            await clear(seat)
+            await clear(attachment)
 
     async def receive(
         self,
         door: Path,
-        seats: Sequence[FrontSeat],
-        clear: Callable[[FrontSeat], Awaitable[None]],
+        attachments: Sequence[Attachment],
+        clear: Callable[[Attachment], Awaitable[None]],
     ) -> None:
         """Give guests these seats as they come; who finds none is sent away."""
-        free = list(seats)
+        free = list(attachments)
 
-        async def host(seat: FrontSeat, guest: Guest) -> None:
+        async def host(attachment: Attachment, guest: Guest) -> None:
             await guest.ended.wait()
-            seat.child = None
+            attachment.child = None
             guest.close()
             self._bell.ring()
             if not self.leaving:
-                await clear(seat)
-                free.append(seat)
+                await clear(attachment)
+                free.append(attachment)
 
         async with asyncio.TaskGroup() as hosts:
             async for guest in visitors(door):
                 if not free or self.leaving:
                     guest.close()
                     continue
-                seat = free.pop()
-                self.take(seat, guest)
-                hosts.create_task(host(seat, guest))
+                attachment = free.pop()
+                self.take(attachment, guest)
+                hosts.create_task(host(attachment, guest))
 
     def tell(self, message: Message) -> None:
-        for seat in self.seats:
-            seat.send(message)
+        for attachment in self.attachments:
+            attachment.send(message)
 
     def have_settled(self, offer: int) -> bool:
-        return all(seat.child is None or seat.settled >= offer for seat in self.seats)
+        return all(
+            attachment.child is None or attachment.settled >= offer
+            for attachment in self.attachments
+        )
 
     def send_slots(self, services: Iterable[int]) -> None:
-        for seat in self.seats:
-            seat.send_slots(services)
+        for attachment in self.attachments:
+            attachment.send_slots(services)
 
     def drop_slots(self, kept: set[int]) -> None:
-        for seat in self.seats:
-            seat.drop_slots(kept)
+        for attachment in self.attachments:
+            attachment.drop_slots(kept)
 
     async def close(self) -> None:
         """At once."""
-        for seat in self.seats:
-            if seat.child is not None:
-                await seat.child.kill()
-            seat.close()
+        for attachment in self.attachments:
+            if attachment.child is not None:
+                await attachment.child.kill()
+            attachment.close()
 
-    def take(self, seat: FrontSeat, child: Child | Guest) -> None:
-        seat.child = child
-        child.listen(lambda message: self._hear(seat, message), self._bell)
-        self._welcome(seat)
+    def take(self, attachment: Attachment, child: Child | Guest) -> None:
+        attachment.child = child
+        child.listen(lambda message: self._hear(attachment, message), self._bell)
+        self._welcome(attachment)
 
-    def _hear(self, seat: FrontSeat, message: Message) -> None:
+    def _hear(self, attachment: Attachment, message: Message) -> None:
         match message:
             case Listening():
-                seat.ports = message
+                attachment.ports = message
             case Settled(number=number):
-                seat.settled = number
+                attachment.settled = number
             case LoadAsked():
-                self._load(seat, message)
+                self._load(attachment, message)
             case Said(line=line):
-                self._log.write("front says", front=seat.number, line=line)
+                self._log.write("front says", front=attachment.number, line=line)
 
 
 def welcome_front(
-    seat: FrontSeat, welcome: Welcome, counters: int, services: Iterable[int]
+    attachment: Attachment, welcome: Welcome, counters: int, services: Iterable[int]
 ) -> None:
     """The first words to a front: its link, the counters, and its slots of these services."""
-    seat.send(welcome, (*seat.link.descriptors, counters))
-    seat.send_slots(services)
+    attachment.send(welcome, (*attachment.link.descriptors, counters))
+    attachment.send_slots(services)

@@ -1,4 +1,4 @@
-"""The shop: a fleet with its scores, and the bins that a packing is made of.
+"""Packing problem: a fleet with its scores, and the bins that a packing is made of.
 
 A service's rate is cut into equal *parts*; an instance serves some of them. A *bin* is one GPU: its
 kind, and how many parts of which services it holds.
@@ -47,7 +47,7 @@ class Packing:
         return Packing([one.copy() for one in self.bins], dict(self.left))
 
 
-class Shop:
+class PackingProblem:
     """A fleet with its scores: sizes, values and predictions for bins.
 
     All sets are judged with the fleet's reserve: ``member`` is the one place that adds it.

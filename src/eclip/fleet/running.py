@@ -31,7 +31,7 @@ _LOST = 2  # successive looks without an answer of the head
 _DOWN = 6  # successive looks without a controller: a change of the fleet has none for a moment
 
 
-class FleetKeeper(Closing):
+class FleetRunner(Closing):
     def __init__(self, path: Path, folders: Sequence[Path] = (), seconds: float = AGAIN_S) -> None:
         self.path = path
         self.file = load_fleet_file(path)

@@ -1,6 +1,6 @@
 """A waiting line: requests of a service in a front, the most urgent first, and what they take.
 
-It is a ``WaitingService`` of front_desk.py, but for ``send``.
+It is a ``QueuedService`` of front_queue.py, but for ``send``.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import bisect
 import math
 from dataclasses import dataclass
 
-from eclip.server.control import ServiceSheet
-from eclip.server.front.desk import FrontDesk, Urgency
+from eclip.server.control import ServiceSpec
+from eclip.server.front.front_queue import FrontQueue, Urgency
 from eclip.server.messages import Array, InferRequest, InferResponse
 from eclip.server.queue.batching import NEVER, Buckets, work_of
 
@@ -58,13 +58,13 @@ class OpenBatch:
     cancelled: bool = False
 
 
-class WaitingLine:
-    def __init__(self, sheet: ServiceSheet, desk: FrontDesk) -> None:
-        self.sheet = sheet
+class ServiceQueue:
+    def __init__(self, spec: ServiceSpec, desk: FrontQueue) -> None:
+        self.spec = spec
         self.desk = desk
         self.queue: list[OpenRequest] = []
-        self.expected_ns = [float(time_ns) for time_ns in sheet.times_ns]  # as measured lately
-        self.buckets = Buckets(sheet.buckets, tuple(self.expected_ns), sheet.costs_ns)
+        self.expected_ns = [float(time_ns) for time_ns in spec.times_ns]  # as measured lately
+        self.buckets = Buckets(spec.buckets, tuple(self.expected_ns), spec.costs_ns)
 
     @property
     def queued(self) -> bool:
@@ -72,7 +72,7 @@ class WaitingLine:
 
     @property
     def _takes_room(self) -> bool:
-        return any(self.sheet.parts)
+        return any(self.spec.parts)
 
     def needs_no_room(self, room_in_ns: float) -> bool:
         if not self._takes_room:
@@ -94,8 +94,8 @@ class WaitingLine:
         due_ns = start_ns + self.expected_ns[0]
         place = bisect.bisect(self.queue, (priority, due_ns, math.inf), key=order_of)
         rows = sum(one.rows for one in self.queue[:place])
-        buckets = zip(self.sheet.parts, self.sheet.times_ns, strict=True)
-        return work_of(rows, self.sheet.buckets, [part * time_ns for part, time_ns in buckets])
+        buckets = zip(self.spec.parts, self.spec.times_ns, strict=True)
+        return work_of(rows, self.spec.buckets, [part * time_ns for part, time_ns in buckets])
 
     def _must_start(self, order: tuple[int, float, float], arrival_ns: int) -> Urgency:
         priority, due_ns, _ = order
@@ -117,13 +117,13 @@ class WaitingLine:
     def learn(self, bucket: int, took_ns: int) -> None:
         """What makes one bucket slower, mostly others on the device, makes all of them slower. None
         is faster than alone."""
-        sheet = self.sheet
-        factor = 1 + _LEARNING * (took_ns / self.expected_ns[sheet.buckets.index(bucket)] - 1)
+        spec = self.spec
+        factor = 1 + _LEARNING * (took_ns / self.expected_ns[spec.buckets.index(bucket)] - 1)
         self.expected_ns = [
             max(factor * expected_ns, alone_ns)
-            for expected_ns, alone_ns in zip(self.expected_ns, sheet.times_ns, strict=True)
+            for expected_ns, alone_ns in zip(self.expected_ns, spec.times_ns, strict=True)
         ]
-        self.buckets = Buckets(sheet.buckets, tuple(self.expected_ns), sheet.costs_ns)
+        self.buckets = Buckets(spec.buckets, tuple(self.expected_ns), spec.costs_ns)
 
     def room_in_ns(self, order: tuple[int, float, float]) -> float:
         """For a batch of one that comes now."""

@@ -35,7 +35,7 @@ class RunningBatch(Protocol):
     expected_ns: float
 
 
-class WaitingService(Protocol):
+class QueuedService(Protocol):
     @property
     def queued(self) -> bool: ...
 
@@ -56,7 +56,7 @@ class WaitingService(Protocol):
         ...
 
 
-class FrontDesk:
+class FrontQueue:
     """``row`` is the front's own of the counters, that of no service; ``taken`` adds up what all
     fronts have counted there."""
 
@@ -76,7 +76,7 @@ class FrontDesk:
         self._taken = taken
         self._number = 0
         self._running: dict[int, RunningBatch] = {}  # by ticket
-        self._waiting: dict[WaitingService, None] = {}  # and some that do not any more
+        self._waiting: dict[QueuedService, None] = {}  # and some that do not any more
         self._count()
 
     def number(self) -> int:
@@ -117,7 +117,7 @@ class FrontDesk:
         now_ns = self.now_ns()
         return min(left_ns(one, now_ns) for one in self._running.values())
 
-    def advance(self, service: WaitingService | None = None) -> None:
+    def advance(self, service: QueuedService | None = None) -> None:
         """Order from the device what may go now. ``service`` has something new in its queue."""
         if service is not None:
             self._waiting[service] = None
@@ -142,5 +142,5 @@ def left_ns(batch: RunningBatch, now_ns: int) -> float:
     return max(left, _LEAST_LEFT * batch.expected_ns)
 
 
-def _urgency(service: WaitingService) -> Urgency:
+def _urgency(service: QueuedService) -> Urgency:
     return service.urgency()

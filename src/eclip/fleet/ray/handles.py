@@ -35,7 +35,7 @@ KEPT: dict[str, Any] = {
 }
 
 
-class GpuCrew:
+class GpuHandles:
     """The GPUs' actors, with their configurations (``orders``) and addresses (``places``)."""
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class GpuCrew:
         return self._actors[gpu]
 
 
-class RouterCrew:
+class RouterHandles:
     """The routers, dealt to the machines in turn."""
 
     def __init__(self, settings: RouterSettings, fleet: Fleet) -> None:

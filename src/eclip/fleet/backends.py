@@ -43,7 +43,7 @@ _DRAIN_S = 20.0
 _RETRY_S = 1.0
 
 
-class Replica(Protocol):
+class Backend(Protocol):
     """A GPU's deployment, as a router reaches it."""
 
     place: GpuPlace
@@ -64,7 +64,7 @@ class Replica(Protocol):
     async def close(self) -> None: ...
 
 
-class NearReplica:
+class NearBackend:
     """A deployment on this machine, attached through shared memory. Reconnects by itself."""
 
     def __init__(self, place: GpuPlace) -> None:
@@ -78,7 +78,7 @@ class NearReplica:
         core = self._core
         if core is None or core.why_not_ready(model) is not None:
             return None
-        return core.behind.services[model].sheet.info
+        return core.behind.services[model].spec.info
 
     def slack_ns(self, model: str) -> tuple[float, bool]:
         slack_ns = None if self._core is None else self._core.slack_ns(model)
@@ -122,7 +122,7 @@ class NearReplica:
                 self._core = None
 
 
-class FarReplica:
+class FarBackend:
     """A deployment on another machine, over HTTP."""
 
     def __init__(self, place: GpuPlace, token: str | None) -> None:
@@ -177,11 +177,11 @@ class FarReplica:
         await self._front.close()
 
 
-class Replicas:
+class Backends:
     """``host``: this machine; its deployments are near."""
 
     def __init__(self, host: str, *, shared_memory: bool = True, token: str | None = None) -> None:
-        self.here: dict[GpuId, Replica] = {}
+        self.here: dict[GpuId, Backend] = {}
         self.models: dict[str, ModelInfo] = {}  # as clients are told
         self.shares: dict[str, dict[GpuId, float]] = {}  # by model
         self._host = host
@@ -211,7 +211,7 @@ class Replicas:
             if name in table.shares
         }
 
-    def candidates(self, name: str, without: frozenset[GpuId] = frozenset()) -> list[Replica]:
+    def candidates(self, name: str, without: frozenset[GpuId] = frozenset()) -> list[Backend]:
         """Deployments whose inputs and outputs of the model match the description for clients.
         While a model changes, some deployments differ."""
         info = self.models.get(name)
@@ -224,7 +224,7 @@ class Replicas:
             if gpu in shares and gpu not in without and replica.info(name) == info
         ]
 
-    def choose(self, name: str, without: frozenset[GpuId] = frozenset()) -> Replica | None:
+    def choose(self, name: str, without: frozenset[GpuId] = frozenset()) -> Backend | None:
         """The deployment for the next request for the model."""
         candidates = self.candidates(name, without)
         if len(candidates) < 2:
@@ -261,11 +261,11 @@ class Replicas:
         closing = [replica.close() for replica in self.here.values()]
         await asyncio.gather(*closing, *self._closing, return_exceptions=True)
 
-    def _reach(self, place: GpuPlace) -> Replica:
+    def _reach(self, place: GpuPlace) -> Backend:
         near = self._shared_memory and place.host == self._host
         if near and place.door is not None and Path(place.door).exists():
-            return NearReplica(place)
-        return FarReplica(place, self._token)
+            return NearBackend(place)
+        return FarBackend(place, self._token)
 
 
 def _same_server(now: GpuPlace | None, before: GpuPlace) -> bool:
