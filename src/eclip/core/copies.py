@@ -2,7 +2,7 @@
 
 A request is a sequence of steps: its kernels, and its copies before, between and behind them. A
 copy of more than ``PART_BYTES`` is a step for each of its parts: a worker with joints can give way
-before and behind every one of them, wherever its plan has joints.
+before and behind each part, even where its plan has no joint.
 """
 
 from __future__ import annotations

@@ -106,9 +106,11 @@ def publish(
     request_ns: int,
     now: int,
 ) -> None:
-    """Say what a service that begins a request is up to: deadline and time left of the most urgent
-    request that has arrived. ``queued`` are the arrivals after this one, some still to come; each
-    is served when all before it are."""
+    """Write the deadline and the time left of a service's most urgent request into its row.
+
+    Called when a request begins. ``queued`` are the arrivals after this one, some still to come;
+    each is served when all before it are.
+    """
     tightest = arrival + bound_ns - request_ns
     board[row, DEADLINE] = arrival + bound_ns
     board[row, LEFT] = request_ns
@@ -124,8 +126,8 @@ def publish(
 
 @inlined
 def due_after(due: int, floor: float, done_ns: float, now: int) -> int:
-    """When a worker's floor is owed, after so much work of its requests alone. That is its
-    DEADLINE; once it has passed, the floor is owed.
+    """The new DEADLINE of background that has done work which takes ``done_ns`` alone: later by
+    ``done_ns / floor``. Once it has passed, the floor is owed.
 
     Work done beyond the floor counts for a while only, so that a busy hour is no excuse for a
     starved second.

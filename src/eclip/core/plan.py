@@ -5,9 +5,10 @@ their kernels are cut into groups (runs on one lane). Always: groups cover a wor
 exactly, two neighbouring groups differ in lane, and a worker uses only its own lanes or the one
 owned by all.
 
-A worker may have joints: kernel positions, the same in all variants, at which it looks who else is
-busy and goes on, moves to another lane, or yields. Only services are given way to. Among services
-the one with less slack goes first, so no two workers can wait for each other.
+A worker may have joints: kernel positions, the same in all variants, at which it reads the board
+and goes on, moves to another lane, or yields. It gives way to services, and to background that is
+owed its floor. Among services the one with less slack goes first, so no two workers can wait for
+each other.
 """
 
 from __future__ import annotations

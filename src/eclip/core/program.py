@@ -2,8 +2,8 @@
 
 For every kernel a route holds its lane and the lane it must wait on. ``wait_on`` is NO_WAIT where
 the predecessor is on the same lane, whose own order suffices, and at the head of a request, which
-the worker's user stream orders. Graph builders, the simulator's core and dispatch tables read
-these arrays.
+begins only when the worker's last request has ended. Graph builders and the simulator's core read
+these arrays; libeclip's table takes the lanes only.
 
 Where a worker moves at a joint, the barrier is set while running, from where the last stretch went.
 """

@@ -1,16 +1,16 @@
 """Rules: what a worker does at a joint, decided while it runs.
 
 Workers say on a *board* how they are: one row of 64-bit words each, written by its owner and read
-by everybody. The words need not agree with each other at every instant. ``core/decide.py``
-reads the board and a worker's rules, for the simulator and the driving loop of a GPU alike.
+by all workers. A reader may see one word new and its neighbour old. ``core/decide.py`` reads the
+board and a worker's rules, for the simulator and the driving loop of a GPU alike.
 
 Rules that keep it from waiting for ever:
 
 - A service gives way to services only.
-- Of two services, the one that must act first goes on. While both wait nothing of that changes, so
-  exactly one of them waits. A request is overtaken at most twice.
-- A background worker that is owed its floor yields to nobody. One that is owed nothing yields to
-  those that are. So of two of them at most one waits for the other.
+- Of two services, the one whose slack runs out first goes on and the other yields. Waiting moves
+  neither's deadline nor its time left. A request of a service yields at most twice.
+- Background that is owed its floor does not yield. Background that is owed nothing yields to
+  background that is owed. So of two of them at most one waits for the other.
 - An owner that is stopped (no heartbeat) or busy ten times its bound counts as idle.
 """
 
@@ -43,7 +43,7 @@ MOST_ROWS = 256
 FOREIGN_BIT = 62  # in a rule's bit set of workers: services of other sessions
 
 GO_ON, YIELD = 0, -1  # choices; a positive one is a move
-MOST_OVERTAKEN = 2  # times that one request of a service lets another go first
+MOST_OVERTAKEN = 2  # times that one request of a service yields
 MOST_QUEUED = 64  # requests behind one that begins, among which the most urgent is looked for
 STOPPED_NS = 100_000_000  # since the last heartbeat
 HUNG_BOUNDS = 10  # that a request may last before its service counts as idle

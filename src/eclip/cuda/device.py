@@ -1,6 +1,6 @@
 """An NVIDIA GPU as a device: captures in, run logs out.
 
-Sessions are those of every GPU (``devices/gpu``); this room gives them lanes of green contexts,
+Sessions are those of every GPU (``gpu/``); this room gives them lanes of green contexts,
 slots in pinned memory, kernels recorded by CUPTI, and energy by NVML.
 """
 

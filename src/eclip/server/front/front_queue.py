@@ -1,4 +1,4 @@
-"""The front desk: what the services of a front share, and whose batch goes to the device next.
+"""Front queue: what the services of a front share, and whose batch goes to the device next.
 
 As many batches run at once as fill the device, those of other fronts counted. The others wait in
 their queues and grow there: a row of a large batch keeps less of the device busy than one of a
