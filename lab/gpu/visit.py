@@ -14,6 +14,7 @@ done again: so the same command in the next call goes on. Without a GPU:
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
@@ -144,9 +145,10 @@ def finish(options: argparse.Namespace) -> None:
     partial = options.folder / "services.partial"
     partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
     partial.rename(options.folder / RESULTS)
-    text = "\n".join(table.markdown() for table in tables_of(rows))
-    (options.folder / "tables.md").write_text(text)
-    print(text)
+    tables = tables_of(rows)
+    lines = [json.dumps(dataclasses.asdict(table), ensure_ascii=False) for table in tables]
+    (options.folder / "tables.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    print("\n".join(table.markdown() for table in tables))
     for row in rows:
         if "error" in row:
             print(f"{row['part']}: {row['error']}")

@@ -38,7 +38,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from lab.support.beside import SEATS, SETTINGS, BackgroundFront, busy_share_during
+from lab.support.beside import ATTACHMENTS, SETTINGS, BackgroundFront, busy_share_during
 from lab.support.goodput_tables import (
     generator_was_late,
     print_beside,
@@ -139,7 +139,7 @@ def measure_beside(mix: str, times: float, *, device: str, seconds: float, goodp
     services = services_of(mix, times)
     load, seconds = BESIDE_PART * goodput, BESIDE_TIMES * seconds
     settings = [service.settings() for service in services]
-    config = config_of(*settings, SETTINGS, device=device, fronts=SEATS)
+    config = config_of(*settings, SETTINGS, device=device, fronts=ATTACHMENTS)
     begin_s = time.monotonic()
     with Driver(config, patience_s=START_S) as driver, BackgroundFront(driver) as background:
         front = Front(driver, services)

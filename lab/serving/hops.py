@@ -64,7 +64,7 @@ class Notes:
             arrival_ns = min(one.asked.arrival_ns for one in batch.requests)
             moments = (
                 *(arrival_ns, batch.sent_ns, answer.started_ns),
-                *(answer.ended_ns, service.desk.now_ns()),
+                *(answer.ended_ns, service.front_queue.now_ns()),
             )
             each = tuple(after - before for before, after in itertools.pairwise(moments))
             rows = sum(one.rows for one in batch.requests)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from lab.support.contenders import plan_of
 from lab.support.kept import Row
 from lab.support.stages import WARMUP_S, Part
-from lab.support.workshop import Bench, KeptStand
+from lab.support.workshop import Bench, KeptRig
 
 from eclip.core.device import Session, Window
 from eclip.core.load import closed_loop
@@ -35,7 +35,7 @@ def run_always_busy(bench: Bench, part: Part) -> None:
     profiles = tuple(bench.profile(model, index) for index, model in enumerate(part.models))
     mix = replace(part, load=FOR_PLANS).mix(shelf)
     case = Case(mix, shelf.topology, shelf.calibration, profiles, usual_kernels=True)
-    rig = KeptStand(case, bench.device, bench.made)
+    rig = KeptRig(case, bench.device, bench.made)
     with contextlib.ExitStack() as stack:
         sessions: dict[str, Session] = {}
         for name in dict.fromkeys((ALONE, *part.contenders)):

@@ -15,14 +15,14 @@ from lab.support.knee import WANTED
 from lab.support.offered import zeros
 
 from eclip.server.counters import Count
-from served_core import Driver, LoopThread, open_front, request, take_seat
+from served_core import Driver, LoopThread, open_front, request, take_attachment
 
 T = TypeVar("T")
 
 MODEL, BATCH = "vgg19", 32
 NAME = "background"
 SETTINGS = {"name": NAME, "model": MODEL, "tier": "background", "batches": [BATCH]}
-SEATS = 2  # of the server: this module's front has the second
+ATTACHMENTS = 2  # of the server: this module's front has the second
 LEAST_PART = 0.9  # of what services leave
 _IN_FLIGHT = 3  # two on the device, and one that is being copied
 _WARM_UP_S = 0.5
@@ -45,7 +45,7 @@ class BackgroundFront(LoopThread):
 
     @staticmethod
     async def _sit(driver: Driver) -> Any:
-        return take_seat(driver.served.supervisor, SEATS - 1)
+        return take_attachment(driver.served.supervisor, ATTACHMENTS - 1)
 
     def rate_during(self, meanwhile: Callable[[], T]) -> tuple[float, T]:
         """Batches a second while something else happens, and what that gave."""

@@ -15,7 +15,7 @@ from lab.support.contenders import PLANS
 from lab.support.kept import Row
 from lab.support.pairs import PAIRS
 from lab.support.stages import LEAST_TRIAL_S, MASKS, PROCESS_SETS, SEARCH_S, WARMUP_S, Part
-from lab.support.workshop import Bench, KeptStand, Shelf
+from lab.support.workshop import Bench, KeptRig, Shelf
 
 from eclip.contest.confirm.plans import make_verification, policy_options
 from eclip.contest.contest import CompareOptions, Contest, ContestOptions
@@ -42,7 +42,7 @@ def run_part(bench: Bench, part: Part) -> None:
         profiles,
         usual_kernels=part.pair in PAIRS,  # what else there is would have to be captured first
     )
-    rig = KeptStand(case, bench.device, bench.made)
+    rig = KeptRig(case, bench.device, bench.made)
     plans = {name: PLANS[name](case) for name in part.contenders if name in PLANS}
     policies = tuple(name for name in part.contenders if name not in PLANS)
     if part.contenders and not policies:

@@ -189,13 +189,13 @@ class _Run(Closing):
         assert pacer is not None
         self._pacer = pacer
         front = cast(AttachedFront, _Front(clock, slots, self._take_answer))
-        self._desk = desk = _Desk(clock, lambda order: self._take_order(front, order))
+        self._desk = front_queue = _Desk(clock, lambda order: self._take_order(front, order))
         self._services = {
             spec.id: OpenService(
                 spec,
                 slots[spec.id],
                 memoryview(bytearray(8 * WORDS)).cast("q"),
-                desk,
+                front_queue,
             )
             for spec in deployment.specs
         }

@@ -33,7 +33,7 @@ from eclip.rig.rig import Rig
 RESULTS = "services.jsonl"
 
 
-class KeptStand(Rig):
+class KeptRig(Rig):
     """Shares its captures with the rigs of other pairs, and leaves the device open."""
 
     def __init__(self, case: Case, device: Device, made: dict[Any, Any]) -> None:

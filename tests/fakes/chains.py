@@ -69,12 +69,12 @@ def enqueue_cluster(stressors: Stressors, stream: Any, cluster: int, data: int =
 
 
 @contextlib.contextmanager
-def open_chain(model: ModelKey, seated: Attached | None = None) -> Iterator[ServedCapture]:
+def open_chain(model: ModelKey, attached: Attached | None = None) -> Iterator[ServedCapture]:
     """A model in a process of its own: what ``job_of`` runs in a child."""
     with (
         contextlib.closing(Gpu(0, connections=None)) as gpu,
         Chains(gpu) as chains,
-        open_capture(gpu, chains.capture(model), seated, warmups=1) as served,
+        open_capture(gpu, chains.capture(model), attached, warmups=1) as served,
     ):
         yield served
 

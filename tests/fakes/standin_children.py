@@ -29,16 +29,16 @@ class ServedOnStandin:
 
 
 @contextlib.contextmanager
-def open_on_standin(model: ModelKey, seated: Attached) -> Iterator[ServedOnStandin]:
+def open_on_standin(model: ModelKey, attached: Attached) -> Iterator[ServedOnStandin]:
     gpu = StandinGpu(Path(os.environ[LIBRARY]))
     gpu.behave(0, lazy=False)
     worker = make_worker(
         gpu,
         0,
-        [[[(0, [_MICROS] * len(part))] for part in seated.rules.stretches(KERNELS)]],
+        [[[(0, [_MICROS] * len(part))] for part in attached.rules.stretches(KERNELS)]],
         streams=[gpu.stream()],
-        place=seated.place,
-        depth=seated.rules.depth,
-        rules=seated.rules,
+        place=attached.place,
+        depth=attached.rules.depth,
+        rules=attached.rules,
     )
     yield ServedOnStandin(model, worker)

@@ -81,20 +81,20 @@ class GivingStandin(Standin):
     """A service that is busy for as long as it serves, if it has requests, or a worker that looks
     at the board as often as it can and counts in its one request how often it would yield."""
 
-    def __init__(self, key: ModelKey, seated: Attached) -> None:
+    def __init__(self, key: ModelKey, attached: Attached) -> None:
         super().__init__(key)
-        self._seated = seated
+        self._attached = attached
         self._choice()  # compiles
 
     def _choice(self) -> int:
-        place = self._seated.place
-        rules = self._seated.rules
+        place = self._attached.place
+        rules = self._attached.rules
         return decide(place.board, place.row, place.peers, *rules[:3], 0, now_ns())
 
     def serve(self, arrivals: Ints | None, stop_at_ns: int, stop: Ints) -> Ints:
-        seated, place = self._seated, self._seated.place
+        attached, place = self._attached, self._attached.place
         begin, yields = now_ns(), 0
-        if seated.worker.promise is not None and (arrivals is None or len(arrivals) > 0):
+        if attached.worker.promise is not None and (arrivals is None or len(arrivals) > 0):
             place.board[place.row, BUSY_SINCE] = begin
         while not stop[0] and now_ns() < stop_at_ns - self._request_ns:
             yields += self._choice() == YIELD
@@ -106,10 +106,10 @@ class GivingStandin(Standin):
 
 
 @contextlib.contextmanager
-def open_standin(key: ModelKey, seated: Attached | None = None) -> Iterator[Standin]:
+def open_standin(key: ModelKey, attached: Attached | None = None) -> Iterator[Standin]:
     model = key.name
-    if seated is not None:
-        yield GivingStandin(key, seated)
+    if attached is not None:
+        yield GivingStandin(key, attached)
         return
     if model == "refuses":
         raise DeviceError("refuses does not fit into the GPU's memory")

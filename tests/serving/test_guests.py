@@ -100,26 +100,26 @@ def test_slack_falls_with_what_waits() -> None:
 
 def test_replicas_near_and_far_answer_and_count_as_fresh() -> None:
     async def visit(server: RunningServer) -> None:
-        replicas = Backends("here")
+        backends = Backends("here")
         table = RoutingTable(
             places=(place_of(server, NEAR, "here"), place_of(server, FAR, "there")),
             shares={"add": {NEAR: 0.5, FAR: 0.5}, "slow": {FAR: 1.0}},
         )
-        replicas.take(table)
-        near, far = replicas.here[NEAR], replicas.here[FAR]
+        backends.take(table)
+        near, far = backends.here[NEAR], backends.here[FAR]
         assert (near.near, far.near) == (True, False)
-        await until(lambda: len(replicas.candidates("add")) == 2)
-        for replica in (near, far):
-            answer = await replica.infer(add_request(4, id="x"))
+        await until(lambda: len(backends.candidates("add")) == 2)
+        for backend in (near, far):
+            answer = await backend.infer(add_request(4, id="x"))
             assert output(answer, "sum").tolist() == [[9] * 4] and answer.id == "x"
-            slack_ns, fresh = replica.slack_ns("add")
+            slack_ns, fresh = backend.slack_ns("add")
             assert fresh and slack_ns < 0  # without a bound, what a request takes
-        assert replicas.choose("slow") is far  # the only one with a share
-        assert replicas.choose("other") is None
+        assert backends.choose("slow") is far  # the only one with a share
+        assert backends.choose("other") is None
         with pytest.raises(RefusedError, match="no GPU has other ready") as refusal:
-            await replicas.infer(msgspec.structs.replace(add_request(1), model="other"))
+            await backends.infer(msgspec.structs.replace(add_request(1), model="other"))
         assert refusal.value.reason is Reason.NOT_READY
-        await replicas.close()
+        await backends.close()
 
     with_server(CONFIG, visit)
 
@@ -128,40 +128,40 @@ def test_two_that_are_far_both_get_requests() -> None:
     """Only answers tell slack: one that has said nothing yet, or not lately, must be asked."""
 
     async def visit(server: RunningServer) -> None:
-        replicas = Backends("here")
+        backends = Backends("here")
         places = (place_of(server, NEAR, "there"), place_of(server, FAR, "there"))
         shares = {"add": {NEAR: 0.5, FAR: 0.5}}
-        replicas.take(RoutingTable(places=places, shares=shares))
-        await until(lambda: len(replicas.candidates("add")) == 2)
-        first = replicas.choose("add")
+        backends.take(RoutingTable(places=places, shares=shares))
+        await until(lambda: len(backends.candidates("add")) == 2)
+        first = backends.choose("add")
         assert first is not None
         await first.infer(add_request(1))
-        second = replicas.choose("add")
+        second = backends.choose("add")
         assert second is not None and second is not first
         await second.infer(add_request(1))
         assert first.slack_ns("add")[0] < ASK_NS > second.slack_ns("add")[0]
-        await replicas.close()
+        await backends.close()
 
     with_server(CONFIG, visit)
 
 
 def test_what_one_did_not_accept_another_gets_and_what_was_accepted_is_lost_with_it() -> None:
     async def visit(server: RunningServer) -> None:
-        replicas = Backends("here")
+        backends = Backends("here")
         nobody = GpuPlace(  # where nobody listens
             gpu=NEAR, host="there", http="127.0.0.1:9", grpc="", door=None,
             models=server.models(), pid=1,
         )  # fmt: skip
         shares = {NEAR: 1.0, FAR: 1.0}
-        replicas.take(
+        backends.take(
             RoutingTable(
                 places=(nobody, place_of(server, FAR, "there")),
                 shares={"add": shares, "slow": shares},
             )
         )
-        await until(lambda: replicas.candidates("add"))
+        await until(lambda: backends.candidates("add"))
         for number in range(20):
-            answer = await replicas.infer(add_request(number))
+            answer = await backends.infer(add_request(number))
             assert output(answer, "sum").tolist() == [[2 * number + 1] * 4]
         front = RemoteFront(server.url.removeprefix("http://"))
         await until(lambda: front.connected)
@@ -175,7 +175,7 @@ def test_what_one_did_not_accept_another_gets_and_what_was_accepted_is_lost_with
         with pytest.raises(RefusedError) as refusal:
             await front.infer(asked)
         assert refusal.value.reason is Reason.NOT_READY  # it never left: another may be asked
-        await replicas.close()
+        await backends.close()
 
     with_server(CONFIG, visit)
 

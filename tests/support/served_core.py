@@ -112,7 +112,7 @@ async def serving(config: ServingConfig) -> AsyncIterator[Served]:
     core: FrontCore | None = None
     try:
         await supervisor.start()
-        core = await open_front(take_seat(supervisor))
+        core = await open_front(take_attachment(supervisor))
         yield Served(supervisor, core, log)
     finally:
         if core is not None:
@@ -120,7 +120,7 @@ async def serving(config: ServingConfig) -> AsyncIterator[Served]:
         await supervisor.close()
 
 
-def take_seat(supervisor: Supervisor, place: int = 0) -> socket.socket:
+def take_attachment(supervisor: Supervisor, place: int = 0) -> socket.socket:
     """A front's end of a channel to the server; called in the server's loop."""
     channel, theirs = Channel.pair()
     child = Child(channel, cast(Any, _NoProcess()))

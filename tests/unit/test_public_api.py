@@ -18,7 +18,7 @@ import pytest
 
 import eclip
 from comparisons import comparison
-from eclip.contest import compare as lab_compare
+from eclip.contest import compare as contest_compare
 from eclip.contest.contest import known_policies
 from eclip.models.library import file_of
 from eclip.models.synthetic import synthetic_profile
@@ -157,7 +157,7 @@ def test_examples_run(
     ):
         code = code.replace(long, short)
     quick = functools.partial(eclip.CompareOptions, batches=0, trials=2, trial_seconds=0.05)
-    monkeypatch.setattr(lab_compare, "CompareOptions", quick)
+    monkeypatch.setattr(contest_compare, "CompareOptions", quick)
     monkeypatch.chdir(tmp_path)
     eclip.save(plan, "plan.json")
     mine = synthetic_profile(1, 30, h200, "my.package:factory", 4)

@@ -1,8 +1,8 @@
 """Models by name: a model of the zoo, a factory of the user's, or a file.
 
 ``albert`` is the zoo's; ``package.module:factory`` is a function that takes the batch size and
-gives a module and its example inputs, both on the GPU. ``files.py`` maps names to files. A ``~``
-and a number of units choose the kernels of a capture, not the module.
+gives a module and its example inputs, both on the GPU. ``models/files.py`` maps names to files. A
+``~`` and a number of units choose the kernels of a capture, not the module.
 """
 
 from __future__ import annotations

@@ -19,10 +19,10 @@ _WARMUPS = 5
 
 
 @contextlib.contextmanager
-def open_model(model: ModelKey, seated: Attached | None = None) -> Iterator[ServedCapture]:
+def open_model(model: ModelKey, attached: Attached | None = None) -> Iterator[ServedCapture]:
     """The model on the one GPU that this process sees; ``seated`` in a set that gives way."""
     with contextlib.closing(Gpu(0, connections=None)) as gpu:
         module, inputs = build(model)
         made = capture(module, inputs, model).capture
-        with open_capture(gpu, made, seated, _WARMUPS) as served:
+        with open_capture(gpu, made, attached, _WARMUPS) as served:
             yield served

@@ -193,8 +193,8 @@ class Backends:
     def take(self, table: RoutingTable) -> None:
         """Route by this table from now on. Removed deployments may still answer open requests."""
         places = {place.gpu: place for place in table.places}
-        for gpu, replica in list(self.here.items()):
-            if not _same_server(places.get(gpu), replica.place):
+        for gpu, backend in list(self.here.items()):
+            if not _same_server(places.get(gpu), backend.place):
                 task = asyncio.create_task(self.here.pop(gpu).close())
                 self._closing.add(task)
                 task.add_done_callback(self._closing.discard)
@@ -219,9 +219,9 @@ class Backends:
             return []
         shares = self.shares.get(name, {})
         return [
-            replica
-            for gpu, replica in self.here.items()
-            if gpu in shares and gpu not in without and replica.info(name) == info
+            backend
+            for gpu, backend in self.here.items()
+            if gpu in shares and gpu not in without and backend.info(name) == info
         ]
 
     def choose(self, name: str, without: frozenset[GpuId] = frozenset()) -> Backend | None:
@@ -246,10 +246,10 @@ class Backends:
             Reason.NOT_READY, f"no GPU has {request.model} ready; ask again", _RETRY_S
         )
         tried: frozenset[GpuId] = frozenset()
-        while len(tried) < TRIES and (replica := self.choose(request.model, tried)) is not None:
-            tried |= {replica.place.gpu}
+        while len(tried) < TRIES and (backend := self.choose(request.model, tried)) is not None:
+            tried |= {backend.place.gpu}
             try:
-                return await replica.infer(request)
+                return await backend.infer(request)
             except RefusedError as error:
                 if error.reason not in (Reason.OVERLOADED, Reason.NOT_READY):
                     raise
@@ -258,7 +258,7 @@ class Backends:
 
     async def close(self) -> None:
         """Close all deployments after open requests are answered."""
-        closing = [replica.close() for replica in self.here.values()]
+        closing = [backend.close() for backend in self.here.values()]
         await asyncio.gather(*closing, *self._closing, return_exceptions=True)
 
     def _reach(self, place: GpuPlace) -> Backend:

@@ -36,12 +36,12 @@ from eclip.server.protocol.http import answer_json
 class RouterCore:
     """``Core`` of messages.py."""
 
-    def __init__(self, replicas: Backends) -> None:
+    def __init__(self, backends: Backends) -> None:
         self.live = True
         self.started = False
         self.leaving = False
         self.arrived: dict[str, int] = {}  # requests by model
-        self._replicas = replicas
+        self._backends = backends
         self._counts: dict[str, ServiceCounters] = {}
         self._latencies: dict[str, list[int]] = {}
         self._refused: dict[str, dict[Reason, int]] = {}
@@ -49,11 +49,11 @@ class RouterCore:
 
     @property
     def models(self) -> Mapping[str, ModelInfo]:
-        return self._replicas.models
+        return self._backends.models
 
     @property
     def ready(self) -> bool:
-        shares = self._replicas.shares
+        shares = self._backends.shares
         ready = bool(shares) and all(self.why_not_ready(name) is None for name in shares)
         self.started = self.started or ready
         return ready and not self.leaving
@@ -61,10 +61,10 @@ class RouterCore:
     def why_not_ready(self, name: str) -> str | None:
         if self.leaving:
             return "the router stops"
-        return None if self._replicas.candidates(name) else "no GPU has it ready"
+        return None if self._backends.candidates(name) else "no GPU has it ready"
 
     def slack_ns(self, name: str) -> float | None:
-        candidates = self._replicas.candidates(name)
+        candidates = self._backends.candidates(name)
         known = (one.slack_ns(name)[0] for one in candidates)
         return max((slack_ns for slack_ns in known if slack_ns < ASK_NS), default=None)
 
@@ -74,7 +74,7 @@ class RouterCore:
         self.arrived[model] = self.arrived.get(model, 0) + 1
         counts.running += 1
         try:
-            response = await self._replicas.infer(request)
+            response = await self._backends.infer(request)
         except RefusedError as error:
             self.refuse(model, error.reason)
             counts.statistics.fail.count += 1
@@ -97,12 +97,12 @@ class RouterCore:
         refused[reason] = refused.get(reason, 0) + 1
 
     def counters(self) -> Counters:
-        here = self._replicas.here
-        devices = {str(gpu): _counters_of(replica.state()) for gpu, replica in here.items()}
+        here = self._backends.here
+        devices = {str(gpu): _counters_of(backend.state()) for gpu, backend in here.items()}
         return Counters(dict(self._counts), devices)
 
     def state(self) -> ServerState:
-        states = [state for one in self._replicas.here.values() for state in one.state()]
+        states = [state for one in self._backends.here.values() for state in one.state()]
         uptime_s = time.monotonic() - self._began_s
         note = "a router: of GPUs on other machines their own pages say more"
         return ServerState(describe_server()["version"], uptime_s, self.ready, note, tuple(states))
@@ -124,19 +124,19 @@ class RouterCore:
         return counts
 
 
-def choice_route(replicas: Backends) -> Route:
+def choice_route(backends: Backends) -> Route:
     """The endpoint that a gateway asks."""
 
     async def answer(request: Request) -> Response:
         model = request.path_params["model"]
-        if model not in replicas.models:
+        if model not in backends.models:
             return answer_json({"error": f"there is no model {model!r}"}, 404)
-        replica = replicas.choose(model)
-        if replica is None:
+        backend = backends.choose(model)
+        if backend is None:
             line = f"no GPU has {model} ready; ask again"
             return answer_json({"error": line}, 503, {"retry-after": "1"})
-        slack_ns, fresh = replica.slack_ns(model)
-        place = replica.place
+        slack_ns, fresh = backend.slack_ns(model)
+        place = backend.place
         return answer_json(
             {
                 "model": model,

@@ -2,7 +2,7 @@
 
 A profile is measured in a child, and a worker is captured in another process: both get a model's
 name and nothing else. So the files are in a variable of the environment. Their inputs are there
-too, because a TorchScript file does not tell them. Loading needs torch: ``models.py``.
+too, because a TorchScript file does not tell them. Loading needs torch: ``capture/named.py``.
 """
 
 from __future__ import annotations

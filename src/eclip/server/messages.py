@@ -25,6 +25,9 @@ import numpy.typing as npt
 
 from eclip.errors import EclipError
 
+# Moments are 64-bit nanoseconds, so a timeout has an end: clients write 2^62 and more for "none".
+LONGEST_TIMEOUT_NS = 10 * 365 * 24 * 3600 * 10**9
+
 Array = npt.NDArray[np.generic]  # BYTES: one object array of ``bytes``; BF16: uint16 bit patterns
 
 
@@ -63,20 +66,16 @@ class InferRequest(msgspec.Struct, frozen=True):
     priority: int = 0  # 0: the service's own; 1 is the highest
 
 
-# Moments are 64-bit nanoseconds, so a timeout has an end: clients write 2^62 and more for "none".
-LONGEST_TIMEOUT_NS = 10 * 365 * 24 * 3600 * 10**9
-
-
-def bounded_timeout(asked_ns: float) -> int | None:
-    """The timeout of a request, or None where ``asked_ns`` is 0 or longer than ten years."""
-    return int(asked_ns) if 0 < asked_ns <= LONGEST_TIMEOUT_NS else None
-
-
 class InferResponse(msgspec.Struct, frozen=True):
     model: str
     outputs: Sequence[Tensor]
     id: str = ""
     version: str = "1"
+
+
+def bounded_timeout(asked_ns: float) -> int | None:
+    """A request's timeout, or None where ``asked_ns`` is 0 or less, or longer than ten years."""
+    return int(asked_ns) if 0 < asked_ns <= LONGEST_TIMEOUT_NS else None
 
 
 class Reason(enum.Enum):

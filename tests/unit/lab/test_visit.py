@@ -106,7 +106,7 @@ def test_a_rehearsal_keeps_every_way_and_a_second_call_nothing_more(
         if row.get("way") in ("yield", "search"):
             assert row["simulated"]["background"] == pytest.approx(row["background"], rel=1e-9)
             assert row["simulated"]["p99_ratios"] == [row["services"][0]["p99_ratio"]["value"]]
-    assert "background off, worst: 0, at most 0.12; kept" in (tmp_path / "tables.md").read_text()
+    assert "background off, worst: 0, at most 0.12; kept" in (tmp_path / "tables.jsonl").read_text()
 
 
 def test_beside_a_service_that_is_always_busy_only_lanes_leave_background_something(

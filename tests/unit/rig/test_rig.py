@@ -1,4 +1,4 @@
-"""A stand: how a plan is opened and run, and what its rates alone are."""
+"""A rig: how a plan is opened and run, and what its rates alone are."""
 
 from __future__ import annotations
 

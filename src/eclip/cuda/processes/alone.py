@@ -58,7 +58,7 @@ def open_capture(
         if attached is None:
             stretches = _whole(made, lane, owner)
         else:
-            stretches = _seated(executables, made, attached, lane, owner)
+            stretches = _attached(executables, made, attached, lane, owner)
         worker_loop.WorkerLoop(gpu, stretches, rules=rules).drive(most_requests=warmups)
         yield ServedCapture(facts, worker_loop.WorkerLoop(gpu, stretches, place, rules))
 
@@ -70,7 +70,7 @@ def _whole(made: Capture, lane: GpuLane, owner: Releases) -> Stretches:
     return whole_request((LAUNCH, executable.handle, lane.stream))
 
 
-def _seated(
+def _attached(
     executables: Executables, made: Capture, attached: Attached, lane: GpuLane, owner: Releases
 ) -> Stretches:
     events, done_ns = executables.progress(0, attached.worker, attached.rules, owner)

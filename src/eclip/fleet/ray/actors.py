@@ -102,8 +102,8 @@ class RouterActor:
         self._stop = asyncio.Event()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
         token = None if settings.token_file is None else read_token(settings.token_file)
-        self._replicas = Backends(self._address, shared_memory=settings.shared_memory, token=token)
-        self._core = RouterCore(self._replicas)
+        self._backends = Backends(self._address, shared_memory=settings.shared_memory, token=token)
+        self._core = RouterCore(self._backends)
         self.take(ray.get(ray.get_actor(CONTROLLER).table.remote()))
         self._front = FrontSettings(
             host=settings.host or self._address,
@@ -131,21 +131,21 @@ class RouterActor:
 
     async def _serve(self, listening: asyncio.Future[Ports]) -> None:
         try:
-            async with open_front(self._core, self._front, [choice_route(self._replicas)]) as ports:
+            async with open_front(self._core, self._front, [choice_route(self._backends)]) as ports:
                 listening.set_result(ports)
                 await self._stop.wait()
                 self._core.leaving = True
-            await self._replicas.close()
+            await self._backends.close()
         except BaseException as error:
             if not listening.done():
                 listening.set_exception(error)
             raise
 
     async def _take(self, table: RoutingTable) -> None:
-        self._replicas.take(table)
+        self._backends.take(table)
 
     async def _report(self) -> RouterReport:
-        near = sum(one.near for one in self._replicas.here.values())
+        near = sum(one.near for one in self._backends.here.values())
         host = self._front.host
         return RouterReport(
             number=self._number,
@@ -153,7 +153,7 @@ class RouterActor:
             grpc=f"{host}:{self._ports.grpc}",
             ready=self._core.ready,
             near=near,
-            far=len(self._replicas.here) - near,
+            far=len(self._backends.here) - near,
             arrived=dict(self._core.arrived),
             pid=os.getpid(),
         )

@@ -251,11 +251,11 @@ def _instances(
     for settings in config.services:
         _check(settings, host)
         rate = _rate(settings, rates_rps)
-        copies = settings.replicas
+        replicas = settings.replicas
         ours = settings.instances is None and config.server.policy is None
         if ours and settings.tier == "service" and rate is not None:
-            copies = _wanted(settings, rate, host)
-        wanted.append(msgspec.structs.replace(settings, instances=copies))
+            replicas = _wanted(settings, rate, host)
+        wanted.append(msgspec.structs.replace(settings, instances=replicas))
     asked = [settings.instances for settings in config.services]
     for count in range(_MOST_INSTANCES, 1, -1):  # who has most gives up first
         for index, settings in enumerate(wanted):

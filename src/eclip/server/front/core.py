@@ -50,9 +50,9 @@ class FrontServices(Closing):
     """The services of a front, as the server offers them and the device process answers."""
 
     def __init__(
-        self, front: int, desk: FrontQueue, counters: CounterPages, channel: Channel
+        self, front: int, front_queue: FrontQueue, counters: CounterPages, channel: Channel
     ) -> None:
-        self.desk = desk
+        self.front_queue = front_queue
         self.counters = counters
         self.services: dict[str, OpenService] = {}  # by name
         self.models: dict[str, ModelInfo] = {}  # all that are offered, loaded or not
@@ -70,8 +70,8 @@ class FrontServices(Closing):
         self._give_up: asyncio.TimerHandle | None = None
         self._refuses = False  # it drains
         self._drained = asyncio.Event()
-        desk.loop.add_reader(channel.fileno(), self._listen)
-        desk.loop.add_reader(desk.link.answered.descriptor, self._take_answers)
+        front_queue.loop.add_reader(channel.fileno(), self._listen)
+        front_queue.loop.add_reader(front_queue.link.answered.descriptor, self._take_answers)
 
     def find(self, name: str) -> OpenService:
         """The service, if it takes requests."""
@@ -84,7 +84,7 @@ class FrontServices(Closing):
         if self._refuses:
             count_refused(service.row, Reason.NOT_READY)
             raise RefusedError(Reason.NOT_READY, _STOPS, RETRY_S)
-        if not self.desk.epoch:
+        if not self.front_queue.epoch:
             count_refused(service.row, Reason.NOT_READY)
             line = "the device process starts; ask again"
             raise RefusedError(Reason.NOT_READY, line, RETRY_S)
@@ -94,8 +94,8 @@ class FrontServices(Closing):
         """To load or unload a model; returns when that is done."""
         if name not in self.models:
             raise RefusedError(Reason.UNKNOWN_MODEL, f"there is no model {name!r}")
-        number = self.desk.number()
-        self._loads[number] = self.desk.loop.create_future()
+        number = self.front_queue.number()
+        self._loads[number] = self.front_queue.loop.create_future()
         self._channel.send(LoadAsked(number, name, load))
         await self._loads[number]
 
@@ -107,9 +107,9 @@ class FrontServices(Closing):
 
     def close(self) -> None:
         """Whoever still waits is told that the server ends."""
-        loop = self.desk.loop
+        loop = self.front_queue.loop
         loop.remove_reader(self._channel.fileno())
-        loop.remove_reader(self.desk.link.answered.descriptor)
+        loop.remove_reader(self.front_queue.link.answered.descriptor)
         if self._give_up is not None:
             self._give_up.cancel()
         self._channel.close()
@@ -118,17 +118,17 @@ class FrontServices(Closing):
             service.row.release()
         for slots in self._slots.values():
             slots.close()
-        self.desk.link.close()
+        self.front_queue.link.close()
         self.counters.close()
 
     def _take_answers(self) -> None:
-        self.desk.link.answered.clear()
-        for words in self.desk.link.answers.take():
+        self.front_queue.link.answered.clear()
+        for words in self.front_queue.link.answers.take():
             answer = Answer(*words[: len(Answer._fields)])
             service = self._by_id.get(answer.service)
             if service is not None:
                 service.take(answer)
-        self.desk.advance()
+        self.front_queue.advance()
         self._look_around()
 
     def _listen(self) -> None:
@@ -136,7 +136,7 @@ class FrontServices(Closing):
             while (received := self._channel.receive()) is not None:
                 self._hear(*received)
         except EOFError:  # the server is gone
-            self.desk.loop.remove_reader(self._channel.fileno())
+            self.front_queue.loop.remove_reader(self._channel.fileno())
             self.live = False
             self.leaving.set()
 
@@ -170,7 +170,7 @@ class FrontServices(Closing):
             service = self._by_id.get(spec.id)
             if service is None:
                 row = self.counters.row(self._front, spec.row)
-                service = OpenService(spec, self._slots[spec.id], row, self.desk)
+                service = OpenService(spec, self._slots[spec.id], row, self.front_queue)
                 self._by_id[spec.id] = service
             service.spec = spec
             services[spec.name] = service
@@ -198,21 +198,21 @@ class FrontServices(Closing):
             self._drained.set()
 
     def _device_up(self, epoch: int) -> None:
-        self.desk.epoch = epoch
+        self.front_queue.epoch = epoch
         if self._give_up is not None:
             self._give_up.cancel()
             self._give_up = None
         self.started = True
-        self.desk.advance()
+        self.front_queue.advance()
 
     def _device_down(self) -> None:
         self._take_answers()  # those that it still gave
-        self.desk.epoch = 0
+        self.front_queue.epoch = 0
         for service in self._by_id.values():
             service.run_again()
         self._look_around()
         if self._give_up is None:
-            self._give_up = self.desk.loop.call_later(_GIVE_UP_S, self._abandon)
+            self._give_up = self.front_queue.loop.call_later(_GIVE_UP_S, self._abandon)
 
     def _abandon(self) -> None:
         line = f"there is no device process for {_GIVE_UP_S:.0f} s"
@@ -226,9 +226,9 @@ class FrontCore(Closing):
 
     def __init__(self, services: FrontServices) -> None:
         self.behind = services
-        self._nobody = services.desk.row
-        self._showing = ServerStatus(services.counters)
-        self._showing.keep_sampling(services.desk.loop, lambda: services.offer)
+        self._nobody = services.front_queue.row
+        self._status = ServerStatus(services.counters)
+        self._status.keep_sampling(services.front_queue.loop, lambda: services.offer)
 
     @property
     def models(self) -> Mapping[str, ModelInfo]:
@@ -246,7 +246,7 @@ class FrontCore(Closing):
     def ready(self) -> bool:
         behind = self.behind
         loaded = bool(behind.services) and not any(behind.offer.idle.values())
-        return loaded and behind.desk.epoch > 0 and not behind.not_ready
+        return loaded and behind.front_queue.epoch > 0 and not behind.not_ready
 
     def why_not_ready(self, name: str) -> str | None:
         behind = self.behind
@@ -254,7 +254,7 @@ class FrontCore(Closing):
             return behind.offer.idle.get(name) or "it is not loaded"
         if behind.not_ready:
             return "the server stops"
-        return None if behind.desk.epoch else "the device process starts"
+        return None if behind.front_queue.epoch else "the device process starts"
 
     def statistics(self, name: str) -> Statistics:
         service = self.behind.services.get(name)
@@ -265,7 +265,7 @@ class FrontCore(Closing):
     def counters(self) -> Counters:
         for service in self.behind.services.values():
             service.note_due()
-        return self._showing.counters(self.behind.offer)
+        return self._status.counters(self.behind.offer)
 
     def state(self) -> ServerState:
         offer = self.behind.offer
@@ -273,9 +273,9 @@ class FrontCore(Closing):
         note = "; ".join(f"{name} is not loaded: {why}" for name, why in offer.idle.items() if why)
         if self.behind.not_ready:
             note = "stopping"
-        if not self.behind.desk.epoch:
+        if not self.behind.front_queue.epoch:
             note = "the device process starts"
-        return self._showing.state(offer, self.ready, services, note)
+        return self._status.state(offer, self.ready, services, note)
 
     def refuse(self, model: str, reason: Reason) -> None:
         service = self.behind.services.get(model)
@@ -308,7 +308,7 @@ class FrontCore(Closing):
         await self.behind.ask_server(name, load=False)
 
     def close(self) -> None:
-        self._showing.close()
+        self._status.close()
         self._nobody.release()
         self.behind.close()
 
@@ -334,8 +334,8 @@ async def open_core(channel: Channel) -> tuple[FrontCore, Welcome]:
     memory, orders, answers, counters = descriptors
     rows = CounterPages(counters, message.attachments)
     own = rows.row(message.front, 0)
-    desk = FrontQueue(
+    front_queue = FrontQueue(
         Link((memory, orders, answers)), loop, own, lambda: rows.total(0, Count.TAKEN)
     )
-    services = FrontServices(message.front, desk, rows, channel)
+    services = FrontServices(message.front, front_queue, rows, channel)
     return FrontCore(services), message

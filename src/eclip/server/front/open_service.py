@@ -40,8 +40,10 @@ RETRY_S = 1.0  # after which a client may ask again while something starts or en
 class OpenService(ServiceQueue):
     """A deployed service. ``row`` is this front's of the counters."""
 
-    def __init__(self, spec: ServiceSpec, slots: Slots, row: memoryview, desk: FrontQueue) -> None:
-        super().__init__(spec, desk)
+    def __init__(
+        self, spec: ServiceSpec, slots: Slots, row: memoryview, front_queue: FrontQueue
+    ) -> None:
+        super().__init__(spec, front_queue)
         self.slots = slots
         self.row = row
         self._batches: dict[int, OpenBatch] = {}  # by ticket, in order
@@ -65,11 +67,11 @@ class OpenService(ServiceQueue):
         add(self.row, Count.ARRIVED)
         due_ns = NEVER if spec.bound_ns is None else asked.arrival_ns + spec.bound_ns
         expires_ns = NEVER if asked.timeout_ns is None else asked.arrival_ns + asked.timeout_ns
-        now_ns = self.desk.now_ns()
+        now_ns = self.front_queue.now_ns()
         if now_ns >= expires_ns:
             count_refused(self.row, Reason.EXPIRED)
             raise RefusedError(Reason.EXPIRED, "its timeout is over")
-        order = urgency(asked.priority, min(due_ns, expires_ns), self.desk.number())
+        order = urgency(asked.priority, min(due_ns, expires_ns), self.front_queue.number())
         place = bisect.bisect(self.queue, order, key=order_of)
         gives_place = bool(self.queue) and self.queue[-1].late
         backlog = Backlog(
@@ -98,10 +100,10 @@ class OpenService(ServiceQueue):
             order=order,
             due_ns=due_ns,
             expires_ns=expires_ns,
-            future=self.desk.loop.create_future(),
+            future=self.front_queue.loop.create_future(),
         )
         if asked.timeout_ns is not None:
-            pending.timer = self.desk.loop.call_at(expires_ns / 1e9, self._expire, pending)
+            pending.timer = self.front_queue.loop.call_at(expires_ns / 1e9, self._expire, pending)
         self.queue.insert(place, pending)
         add(self.row, Count.WAITING, rows)
         if len(self.queue) > spec.settings.queue:  # the last one is late anyway
@@ -125,7 +127,7 @@ class OpenService(ServiceQueue):
                 self.advance()
         elif not batch.cancelled and not any(one.waits for one in batch.requests):
             batch.cancelled = True
-            self.desk.order(_order_of(self, link.CANCEL, batch))
+            self.front_queue.order(_order_of(self, link.CANCEL, batch))
 
     def _expire(self, pending: OpenRequest) -> None:
         if pending.waits:
@@ -137,7 +139,7 @@ class OpenService(ServiceQueue):
             pending.timer.cancel()
         pending.future.set_exception(error)
         count_refused(self.row, error.reason)
-        count(self.row, Count.FAIL, self.desk.now_ns() - pending.asked.arrival_ns)
+        count(self.row, Count.FAIL, self.front_queue.now_ns() - pending.asked.arrival_ns)
 
     def refuse_all(self, error: RefusedError) -> None:
         """Answer everybody with this; what is on the device may end there."""
@@ -154,7 +156,7 @@ class OpenService(ServiceQueue):
 
     def advance(self) -> None:
         """Something has changed: order from the device what may go now."""
-        self.desk.advance(self)
+        self.front_queue.advance(self)
 
     def send(self) -> bool:
         settings = self.spec.settings
@@ -163,7 +165,7 @@ class OpenService(ServiceQueue):
             self._timer = None
         if not self._free:
             return False
-        now_ns = self.desk.now_ns()
+        now_ns = self.front_queue.now_ns()
         buckets = self.buckets
         while True:
             first = self.queue[0]
@@ -181,7 +183,7 @@ class OpenService(ServiceQueue):
             due_ns = min(first.due_ns, first.expires_ns)
             until_ns = wait_until(batch, due_ns, oldest_ns, settings.wait_ns, buckets)
             if until_ns > now_ns:
-                self._timer = self.desk.loop.call_at(until_ns / 1e9, self.advance)
+                self._timer = self.front_queue.loop.call_at(until_ns / 1e9, self.advance)
                 return False
         self._send(alike[: batch.requests], batch.rows, batch.bucket)
         return True
@@ -201,12 +203,13 @@ class OpenService(ServiceQueue):
             line = f"the request could not be handed to the device: {type(error).__name__}"
             _log.exception("a batch of %s could not be ordered", self.spec.name)
             for one in requests:
-                self._refuse(one, RefusedError(Reason.FAILED, line))
+                if one.waits:
+                    self._refuse(one, RefusedError(Reason.FAILED, line))
             return
         for one in requests:
             one.batch = batch
         self._batches[batch.ticket] = batch
-        self.desk.begun(batch)
+        self.front_queue.begun(batch)
         self.row[Count.RUNNING] = len(self._batches)
 
     def take(self, answer: Answer) -> None:
@@ -214,7 +217,7 @@ class OpenService(ServiceQueue):
         batch = self._batches.pop(answer.ticket, None)
         if batch is None:  # of a device process that has died since
             return
-        self.desk.ended(batch)
+        self.front_queue.ended(batch)
         if answer.status == link.OK:
             self.learn(batch.bucket, answer.ended_ns - answer.started_ns)
             add(self.row, Count.EXECUTIONS)
@@ -229,7 +232,7 @@ class OpenService(ServiceQueue):
 
     def _answer(self, batch: OpenBatch, answer: Answer) -> None:
         row, info = self.row, self.spec.info
-        begin_ns = self.desk.now_ns()
+        begin_ns = self.front_queue.now_ns()
         for one in batch.requests:
             if one.waits and begin_ns >= one.expires_ns:  # before its timer came to it
                 self._refuse(one, RefusedError(Reason.EXPIRED, "its timeout is over"))
@@ -253,7 +256,7 @@ class OpenService(ServiceQueue):
                 one.future.set_result(InferResponse(info.name, tensors, one.asked.id))
                 answered.append(one)
             first = last
-        now_ns = self.desk.now_ns()
+        now_ns = self.front_queue.now_ns()
         for one in answered:
             took_ns = now_ns - one.asked.arrival_ns
             queued_ns = max(answer.started_ns - one.asked.arrival_ns, 0)
@@ -272,7 +275,7 @@ class OpenService(ServiceQueue):
     def slack_ns(self, rows_elsewhere: int, batches_elsewhere: int) -> float:
         """What a row that came now would have left of its bound; other fronts have so much."""
         instances = self.spec.settings.replicas
-        now_ns = self.desk.now_ns()
+        now_ns = self.front_queue.now_ns()
         running_ns = _left_ns(self._batches.values(), instances, now_ns)
         backlog = Backlog(
             waiting=len(self.queue),
@@ -295,9 +298,9 @@ class OpenService(ServiceQueue):
         twice = RefusedError(Reason.FAILED, "the device process died twice while it ran")
         batches, self._batches = list(self._batches.values()), {}
         self.row[Count.RUNNING] = 0
-        self.desk.advance(self)  # when there is another
+        self.front_queue.advance(self)  # when there is another
         for batch in batches:
-            self.desk.ended(batch)
+            self.front_queue.ended(batch)
             self._free.append(batch.slot)
             for one in batch.requests:
                 if not one.waits:
@@ -315,12 +318,12 @@ def _ordered(
     service: OpenService, slot: int, requests: list[OpenRequest], rows: int, bucket: int
 ) -> OpenBatch:
     """Fill a slot and order its batch from the device, the last step that can fail."""
-    begin_ns = service.desk.now_ns()
+    begin_ns = service.front_queue.now_ns()
     _fill(service.spec, service.slots, slot, requests, rows)
-    now_ns = service.desk.now_ns()
+    now_ns = service.front_queue.now_ns()
     place = service.spec.buckets.index(bucket)
     batch = OpenBatch(
-        ticket=service.desk.number(),
+        ticket=service.front_queue.number(),
         slot=slot,
         bucket=bucket,
         requests=requests,
@@ -329,7 +332,7 @@ def _ordered(
         input_ns=now_ns - begin_ns,
         part=service.spec.parts[place],
     )
-    service.desk.order(_order_of(service, link.RUN, batch, rows))
+    service.front_queue.order(_order_of(service, link.RUN, batch, rows))
     return batch
 
 
@@ -343,7 +346,7 @@ def _order_of(service: OpenService, kind: int, batch: OpenBatch, rows: int = 0) 
         rows,
         batch.bucket,
         0 if last_ns == NEVER else int(last_ns),
-        service.desk.epoch,
+        service.front_queue.epoch,
     )
 
 

@@ -1,4 +1,4 @@
-"""A waiting line: requests of a service in a front, the most urgent first, and what they take.
+"""Service queue: requests of a service in a front, the most urgent first, and what they take.
 
 It is a ``QueuedService`` of front_queue.py, but for ``send``.
 """
@@ -59,9 +59,9 @@ class OpenBatch:
 
 
 class ServiceQueue:
-    def __init__(self, spec: ServiceSpec, desk: FrontQueue) -> None:
+    def __init__(self, spec: ServiceSpec, front_queue: FrontQueue) -> None:
         self.spec = spec
-        self.desk = desk
+        self.front_queue = front_queue
         self.queue: list[OpenRequest] = []
         self.expected_ns = [float(time_ns) for time_ns in spec.times_ns]  # as measured lately
         self.buckets = Buckets(spec.buckets, tuple(self.expected_ns), spec.costs_ns)
@@ -80,7 +80,7 @@ class ServiceQueue:
         _, start_ns = self.urgency()
         takes_ns = self.expected_ns[0]
         # Its own time is the margin: half of those that start at the last moment are late.
-        may_be_late = start_ns - self.desk.now_ns() < room_in_ns + takes_ns
+        may_be_late = start_ns - self.front_queue.now_ns() < room_in_ns + takes_ns
         return may_be_late and takes_ns <= room_in_ns
 
     def urgency(self) -> Urgency:
@@ -106,7 +106,7 @@ class ServiceQueue:
     def put_late_last(self, needs_ns: float) -> bool:
         """The first request, if it cannot be in time any more: behind those that can."""
         first = self.queue[0]
-        if first.due_ns >= self.desk.now_ns() + needs_ns or first.late:
+        if first.due_ns >= self.front_queue.now_ns() + needs_ns or first.late:
             return False
         priority, due_ns, number = first.order
         first.late, first.order = True, (priority, due_ns + _PATIENCE_NS, number)
@@ -129,7 +129,7 @@ class ServiceQueue:
         """For a batch of one that comes now."""
         if not self._takes_room:
             return 0.0
-        return self.desk.room_in_ns(self._must_start(order, self.desk.now_ns()))
+        return self.front_queue.room_in_ns(self._must_start(order, self.front_queue.now_ns()))
 
 
 def order_of(pending: OpenRequest) -> tuple[int, float, float]:

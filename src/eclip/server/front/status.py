@@ -1,4 +1,4 @@
-"""Showing: what a server says of itself, from the counters that all its processes share.
+"""Server status: what a server says of itself, from the counters that all its processes share.
 
 Rates and percentiles are those of the last few seconds: every front keeps a few samples of the
 counters and shows the difference between now and the oldest.

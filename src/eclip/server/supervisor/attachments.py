@@ -116,7 +116,7 @@ class Attachments:
         attachments: Sequence[Attachment],
         clear: Callable[[Attachment], Awaitable[None]],
     ) -> None:
-        """Give guests these seats as they come; who finds none is sent away."""
+        """Give guests these attachments as they come; a guest that finds none is sent away."""
         free = list(attachments)
 
         async def host(attachment: Attachment, guest: Guest) -> None:

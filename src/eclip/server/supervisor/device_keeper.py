@@ -124,7 +124,7 @@ class DeviceKeeper:
         self._send(AttachSlots(attachment.number, service, slots.layout), (slots.descriptor,))
 
     async def detach(self, attachment: Attachment) -> None:
-        """Returns when nothing uses the seat's link any more."""
+        """Returns when nothing uses the attachment's link any more."""
         child, number = self.child, attachment.number
         if child is None:
             return

@@ -61,7 +61,7 @@ _LOOK_S = 1.0
 
 
 class Supervisor:
-    """``own_fronts``: fronts are its processes; otherwise the caller takes the seats. So many
+    """``own_fronts``: fronts are its processes; otherwise the caller takes the attachments. So many
     ``guests`` may come through its door besides."""
 
     def __init__(

@@ -34,7 +34,12 @@ class Loop:
     def create_future(self) -> Any:
         future = SimpleNamespace(error=None, result=None)
         future.done = lambda: future.error is not None or future.result is not None
-        future.set_exception = lambda error: setattr(future, "error", error)
+
+        def set_exception(error: Exception) -> None:
+            assert not future.done(), "answered twice"
+            future.error = error
+
+        future.set_exception = set_exception
         future.set_result = lambda result: setattr(future, "result", result)
         return future
 
@@ -57,14 +62,14 @@ class Front:
             orders=SimpleNamespace(push=self.orders.append),
             ordered=SimpleNamespace(raise_=lambda: None),
         )
-        self.desk = FrontQueue(
+        self.front_queue = FrontQueue(
             cast(Any, link),
             cast(Any, self.loop),
             row,
             lambda: row[Count.TAKEN] + self.elsewhere,
             lambda: self.loop.now_ns,
         )
-        self.desk.epoch = 1
+        self.front_queue.epoch = 1
         self._stack = stack
 
     def open(
@@ -91,7 +96,7 @@ class Front:
         )
         slots = self._stack.enter_context(Slots.create(spec.slots))
         counted = memoryview(bytearray(8 * WORDS)).cast("q")
-        return OpenService(spec, slots, counted, self.desk)
+        return OpenService(spec, slots, counted, self.front_queue)
 
     def ask(self, service: OpenService, priority: int = 0, timeout_ns: int | None = None) -> Any:
         """Its future."""
@@ -120,7 +125,7 @@ class Front:
             service.slots.array(batch.slot, index, shape, DATATYPES[tensor.datatype].dtype)
         words = (batch.ticket, spec.id, batch.slot, OK, now_ns - took_ns, now_ns)
         service.take(Answer(*words))
-        self.desk.advance()
+        self.front_queue.advance()
 
     @property
     def ran(self) -> list[int]:
@@ -285,20 +290,20 @@ def test_a_device_process_that_died_leaves_no_room_taken(front: Front) -> None:
     service = front.open("a", 100.0)
     for _ in range(4):
         front.ask(service)
-    assert front.desk.full
-    front.desk.epoch = 0
+    assert front.front_queue.full
+    front.front_queue.epoch = 0
     service.run_again()
-    assert not front.desk.full
+    assert not front.front_queue.full
     front.orders.clear()
-    front.desk.epoch = 2
-    front.desk.advance()
+    front.front_queue.epoch = 2
+    front.front_queue.advance()
     assert len(front.ran) == 1  # all four in one batch
 
 
 def test_a_batch_that_cannot_be_ordered_ends_and_the_next_one_runs(front: Front) -> None:
     """So many nanoseconds fit into no ring: before, the service never ran again."""
-    ring, link = Link.create(), front.desk.link
-    front.desk.link = ring
+    ring, link = Link.create(), front.front_queue.link
+    front.front_queue.link = ring
     service = front.open("a", None)
     futures = [front.ask(service, timeout_ns=1 << 63) for _ in range(service.spec.slots.count + 1)]
     reasons = [future.error.reason for future in futures]
@@ -306,7 +311,21 @@ def test_a_batch_that_cannot_be_ordered_ends_and_the_next_one_runs(front: Front)
     assert service.idle and service.row[Count.WAITING] == service.row[Count.RUNNING] == 0
     assert list(ring.orders.take()) == []
     ring.close()
-    front.desk.link = link
+    front.front_queue.link = link
     future = front.ask(service)
     front.end(service)
     assert future.result is not None
+
+
+def test_a_client_that_left_keeps_no_other_of_its_batch_from_an_answer(front: Front) -> None:
+    ring, link = Link.create(), front.front_queue.link
+    front.front_queue.link = ring
+    service = front.open("a", None)
+    front.front_queue.epoch = 0  # both wait, and are one batch
+    gone, other = (front.ask(service, timeout_ns=1 << 63) for _ in range(2))
+    gone.set_exception(RefusedError(Reason.CANCELLED, "its client has gone"))
+    front.front_queue.epoch = 1
+    service.advance()
+    assert (gone.error.reason, other.error.reason) == (Reason.CANCELLED, Reason.FAILED)
+    ring.close()
+    front.front_queue.link = link
