@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -46,18 +46,6 @@ CONFIG = config_of(
     WRONG,
     {"name": "timed", "model": "alexnet", "batches": [1]},
 )
-
-
-@pytest.fixture(scope="module")
-def driver() -> Iterator[Driver]:
-    driver = Driver(CONFIG)
-    yield driver
-    driver.close()
-
-
-@pytest.fixture
-def served(driver: Driver) -> Served:
-    return driver.served
 
 
 def slow_request(number: int, rows: int = 1, **more: Any) -> InferRequest:

@@ -7,7 +7,6 @@ import asyncio
 import collections
 import os
 import signal
-from collections.abc import Iterator
 
 import msgspec
 import numpy as np
@@ -39,18 +38,6 @@ CONFIG = config_of(
     {"name": "timed", "model": "alexnet", "batches": [1]},
     {**ADD, "name": "later", "load": False},
 )
-
-
-@pytest.fixture(scope="module")
-def driver() -> Iterator[Driver]:
-    driver = Driver(CONFIG)
-    yield driver
-    driver.close()
-
-
-@pytest.fixture
-def served(driver: Driver) -> Served:
-    return driver.served
 
 
 class Load:

@@ -22,6 +22,7 @@ from eclip.errors import PlanningError
 from eclip.planner.problem import Choice
 
 _BINS = 48
+Row = tuple[float, float, Sequence[int], Sequence[float]]  # least, most, columns, values
 
 
 def allocate_by_ilp(
@@ -29,22 +30,20 @@ def allocate_by_ilp(
     sizes: Sequence[int],
     units: int,
     switch_max: int,
-    time_limit_s: float = 120.0,  # per integer programme
 ) -> tuple[tuple[Choice, ...], float]:
     """Proven best sizes and their objective (1 + α)·T."""
     model = _Model(times, sizes, units, switch_max)
     edges = np.linspace(len(times) * min(sizes) / units, len(times) * max(sizes) / units, _BINS + 1)
     bins = []
     for low, high in pairwise(edges.tolist()):
-        bound = model.solve(low, high, relaxed=True, time_limit_s=time_limit_s)
+        bound = model.solve(low, high, relaxed=True)
         if bound is not None:
             bins.append((bound[0], low, high))
     best: tuple[float, tuple[Choice, ...]] | None = None
     for lowest, low, high in sorted(bins):
         if best is not None and lowest >= best[0]:
             break
-        below = None if best is None else best[0]
-        found = model.solve(low, high, below=below, time_limit_s=time_limit_s)
+        found = model.solve(low, high, below=None if best is None else best[0])
         if found is not None and (best is None or found[0] < best[0]):
             best = found
     if best is None:
@@ -66,20 +65,20 @@ class _Model:
         self.possible = np.isfinite(flat)
         flat = np.where(self.possible, flat, 0.0)
         self.cost = np.concatenate([flat, np.zeros(self.cells), flat, [0.0]])
-        self.rows = _Rows()
+        self.rows: list[Row] = []
         share_columns: list[int] = [self.alpha]
         share_values: list[float] = [-1.0]
         for start, end in zip(self.first[:-1], self.first[1:], strict=True):
             for kernel in range(start, end):
                 x = range(kernel * self.sizes, (kernel + 1) * self.sizes)
-                self.rows.add(1.0, 1.0, x, [1.0] * self.sizes)
+                self.add(1.0, 1.0, x, [1.0] * self.sizes)
                 z = [2 * self.cells + column for column in x]
-                self.rows.add(0.0, 0.0, [*z, self.alpha], [1.0] * self.sizes + [-1.0])
+                self.add(0.0, 0.0, [*z, self.alpha], [1.0] * self.sizes + [-1.0])
                 share_columns += x
                 share_values += [size / ((end - start) * units) for size in sizes]
                 if kernel > start:
                     for column in x:  # arrival ≥ x here - x one kernel earlier
-                        self.rows.add(
+                        self.add(
                             0.0,
                             highspy.kHighsInf,
                             [self.cells + column, column, column - self.sizes],
@@ -88,8 +87,11 @@ class _Model:
             arrivals = [
                 self.cells + column for column in range((start + 1) * self.sizes, end * self.sizes)
             ]
-            self.rows.add(-highspy.kHighsInf, float(switch_max), arrivals, [1.0] * len(arrivals))
-        self.rows.add(0.0, 0.0, share_columns, share_values)
+            self.add(-highspy.kHighsInf, float(switch_max), arrivals, [1.0] * len(arrivals))
+        self.add(0.0, 0.0, share_columns, share_values)
+
+    def add(self, least: float, most: float, columns: Sequence[int], values: list[float]) -> None:
+        self.rows.append((least, most, columns, values))
 
     def solve(
         self,
@@ -98,17 +100,16 @@ class _Model:
         *,
         relaxed: bool = False,
         below: float | None = None,
-        time_limit_s: float,
     ) -> tuple[float, tuple[Choice, ...]] | None:
         """The optimum with α inside these bounds and under ``below``, or None if there is none."""
-        rows = self.rows.copy()
+        rows = [*self.rows]
         for column in range(self.cells):
             pair = [2 * self.cells + column, column]
-            rows.add(0.0, highspy.kHighsInf, pair, [1.0, -alpha_low])
-            rows.add(-highspy.kHighsInf, 0.0, pair, [1.0, -alpha_high])
+            rows.append((0.0, highspy.kHighsInf, pair, [1.0, -alpha_low]))
+            rows.append((-highspy.kHighsInf, 0.0, pair, [1.0, -alpha_high]))
         if below is not None:
             priced = np.flatnonzero(self.cost)
-            rows.add(-highspy.kHighsInf, below, priced.tolist(), self.cost[priced].tolist())
+            rows.append((-highspy.kHighsInf, below, priced.tolist(), self.cost[priced].tolist()))
         model = highspy.HighsLp()
         model.num_col_ = len(self.cost)
         model.col_cost_ = self.cost
@@ -116,18 +117,19 @@ class _Model:
         model.col_upper_ = np.concatenate(
             [self.possible, np.ones(self.cells), np.full(self.cells + 1, alpha_high)]
         )
-        rows.fill(model)
+        lower, upper, columns, values = zip(*rows, strict=True)
+        model.num_row_ = len(rows)
+        model.row_lower_, model.row_upper_ = np.array(lower), np.array(upper)
+        model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        model.a_matrix_.start_ = np.cumsum([0, *map(len, columns)], dtype=np.int32)
+        model.a_matrix_.index_ = np.concatenate(columns).astype(np.int32)
+        model.a_matrix_.value_ = np.concatenate(values).astype(np.float64)
         if not relaxed:
             model.integrality_ = [highspy.HighsVarType.kInteger] * self.cells + [
                 highspy.HighsVarType.kContinuous
             ] * (2 * self.cells + 1)
         solver = highspy.Highs()
-        for option, value in (
-            ("output_flag", False),
-            ("mip_rel_gap", 1e-9),
-            ("mip_abs_gap", 1e-6),
-            ("time_limit", time_limit_s),
-        ):
+        for option, value in (("output_flag", False), ("mip_rel_gap", 1e-9), ("mip_abs_gap", 1e-6)):
             solver.setOptionValue(option, value)
         solver.passModel(model)
         solver.run()
@@ -135,45 +137,8 @@ class _Model:
         if status == highspy.HighsModelStatus.kInfeasible:
             return None
         if status != highspy.HighsModelStatus.kOptimal:
-            raise PlanningError(
-                f"HiGHS stopped with {solver.modelStatusToString(status)} after {time_limit_s:g} s"
-            )
-        values = np.array(solver.getSolution().col_value)[: self.cells].reshape(-1, self.sizes)
-        sizes_taken = values.argmax(axis=1).astype(np.int64)
+            raise PlanningError(f"HiGHS stopped with {solver.modelStatusToString(status)}")
+        taken = np.array(solver.getSolution().col_value)[: self.cells].reshape(-1, self.sizes)
+        sizes_taken = taken.argmax(axis=1).astype(np.int64)
         choices = tuple(np.split(sizes_taken, self.first[1:-1]))
         return float(solver.getInfo().objective_function_value), choices
-
-
-class _Rows:
-    """Constraints, collected row by row as HiGHS takes them."""
-
-    def __init__(self) -> None:
-        self.lower: list[float] = []
-        self.upper: list[float] = []
-        self.start: list[int] = []
-        self.index: list[int] = []
-        self.value: list[float] = []
-
-    def copy(self) -> _Rows:
-        twin = _Rows()
-        for name, column in vars(self).items():
-            setattr(twin, name, column.copy())
-        return twin
-
-    def add(
-        self, lower: float, upper: float, columns: Sequence[int], values: Sequence[float]
-    ) -> None:
-        self.lower.append(lower)
-        self.upper.append(upper)
-        self.start.append(len(self.index))
-        self.index += columns
-        self.value += values
-
-    def fill(self, model: highspy.HighsLp) -> None:
-        model.num_row_ = len(self.lower)
-        model.row_lower_ = np.array(self.lower)
-        model.row_upper_ = np.array(self.upper)
-        model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-        model.a_matrix_.start_ = np.array([*self.start, len(self.index)])
-        model.a_matrix_.index_ = np.array(self.index)
-        model.a_matrix_.value_ = np.array(self.value)

@@ -318,8 +318,7 @@ def test_a_batch_that_cannot_be_ordered_ends_and_the_next_one_runs(front: Front)
 
 
 def test_a_client_that_left_keeps_no_other_of_its_batch_from_an_answer(front: Front) -> None:
-    ring, link = Link.create(), front.front_queue.link
-    front.front_queue.link = ring
+    ring = front.front_queue.link = Link.create()
     service = front.open("a", None)
     front.front_queue.epoch = 0  # both wait, and are one batch
     gone, other = (front.ask(service, timeout_ns=1 << 63) for _ in range(2))
@@ -328,4 +327,3 @@ def test_a_client_that_left_keeps_no_other_of_its_batch_from_an_answer(front: Fr
     service.advance()
     assert (gone.error.reason, other.error.reason) == (Reason.CANCELLED, Reason.FAILED)
     ring.close()
-    front.front_queue.link = link
