@@ -230,7 +230,7 @@ def test_background_that_is_owed_its_floor_is_yielded_to_while_it_has_work(
 
 
 def test_a_worker_says_until_when_its_floor_is_paid(gpu: StandinGpu) -> None:
-    scene = Scene(gpu, floor=0.3)
+    scene = Scene(gpu, floor=0.05)  # so little is worked in advance on busy cores, too
     due = scene.board[1]
 
     def paid_ns() -> int:
