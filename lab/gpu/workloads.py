@@ -336,7 +336,7 @@ class Adder(nn.Module):
 
 
 def add(batch: int) -> Made:
-    """What lab/serving/faults.py serves: the answer is known, whatever batch a request is in."""
+    """What lab/serving/faults.py serves: the answer is known for a request in any batch."""
     with torch.device(DEVICE):
         numbers = torch.zeros(batch, 4, dtype=torch.int32)
         return Adder(), (numbers, numbers.clone())

@@ -28,7 +28,7 @@ from eclip.core.plan import FOREIGN, Plan, Promise, Slack
 
 Ints = npt.NDArray[np.int64]
 
-# The words of a row. A row of zeros belongs to nobody. What others decide by fills one cache line;
+# The words of a row. A row of zeros has no owner. What others decide by fills one cache line;
 # what a person may want to see is behind it.
 TIER, BUSY_SINCE, DEADLINE, LEFT, HEARTBEAT, BOUND, SOME, NONE = range(8)
 PID, SERVED, LAUNCHED, YIELDED, MOVED, CROSSED, LONGEST_PAUSE, TAIL = range(8, 16)
@@ -134,6 +134,6 @@ def enter(row: Ints, promise: Promise | None, heartbeat: int, name: str = "") ->
 
 
 def clear(row: Ints) -> None:
-    """Leave a row to nobody."""
+    """Clear a row: it has no owner then."""
     row[TIER] = NOBODY
     row[:] = 0

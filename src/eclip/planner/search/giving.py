@@ -112,7 +112,7 @@ def search_rules(
     progress: Progress | None = None,
 ) -> FoundProposals:
     """Search for so many seconds, or exactly so many batches after the beginning of the grid.
-    ``services``: what all of them do; None: the one with less slack goes first, or nobody waits."""
+    ``services``: what all of them do; None: the one with less slack goes first, or none waits."""
     progress = progress or Progress()
     objective.check(len(problem.profiles))
     evaluate = _carefully(evaluate)

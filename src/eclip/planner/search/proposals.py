@@ -77,7 +77,7 @@ class Proposer:
         return len(self._promises) > 1 and self._services is None
 
     def _fits(self, worker: int, units: int) -> bool:
-        """Whether all kernels of a worker, whichever it chooses, can run on so many units."""
+        """True if all kernels that a worker may choose can run on so many units."""
         for kernels_for in self.problem.kernels_for(worker):
             choice = [0] * len(self.problem.profiles)
             choice[worker] = kernels_for
