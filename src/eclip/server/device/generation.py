@@ -35,6 +35,7 @@ from eclip.server.device.models import (
     find_function,
 )
 from eclip.server.link import IN_FLIGHT, Answer, DeviceOrder, Link, Slots
+from eclip.server.log import report
 from eclip.server.messages import Tensor
 from eclip.server.tensors import DATATYPES, from_raw, to_raw
 
@@ -267,7 +268,8 @@ class Generation(Closing):
                 else:
                     slots.array(slot, index, array.shape, array.dtype)[...] = array
         except Exception as error:  # a user's function may raise anything
-            one.failure = f"{stage.spec.name}: {type(error).__name__}: {error}"
+            line = report(f"model {stage.spec.name} failed", error)
+            one.failure = f"model {stage.spec.name} failed: {line}"
         self._done.append(one)
         self._wake()
 
@@ -359,7 +361,7 @@ def _warm_function(name: str, spec: ServiceSpec) -> CpuFunction:
         except EclipError:
             raise
         except Exception as error:  # a user's function may raise anything
-            raise DeviceError(f"{name} failed: {type(error).__name__}: {error}") from None
+            raise DeviceError(f"{name} failed: {report(f'{name} failed', error)}") from None
     return function
 
 

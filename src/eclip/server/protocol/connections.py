@@ -1,14 +1,20 @@
-"""HTTP connections that end when a client sends too slowly, too much, or does not read.
+"""HTTP connections: ended when a client sends too slowly, too much, or does not read.
 
 uvicorn limits only the pause between two requests. Here a request's head has a size and a request
 a time to arrive, from its first byte to its last; and an answer a time to be read.
+
+The number of connections is limited, too. Beyond the limit the connection that has been idle the
+longest ends. Where none is idle, a further connection may ask for health and metrics only.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Callable
 from typing import Any
 
+import httptools
 import msgspec
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import (
@@ -19,10 +25,17 @@ from uvicorn.protocols.http.httptools_impl import (
 from uvicorn.server import ServerState as UvicornState
 
 from eclip.server.limits import Limits
+from eclip.server.messages import Reason
 
 _LARGE_HEAD = (431, "the request's headers are too large")
+_NO_PROXY = (405, "this server is no proxy")
+_FULL = (503, "too many connections have requests open; ask again")
+_TCP_CLOSE = 7  # a state of the kernel: nobody is at the other end
+_LOOK_S = 0.01  # after a client has ended its sending, whether it has gone
+_MOST_LOOK_S = 1.0
 
-
+# Probes and metrics: they are answered however many connections there are.
+ALWAYS_PATHS = frozenset({"/v2/health/live", "/v2/health/ready", "/v2/health/startup", "/metrics"})
 CONNECTION = "eclip.connection"  # in the scope of a request: the connection that it came by
 
 
@@ -30,23 +43,66 @@ class _ParsingEndedError(Exception):
     """The parser stops, and ``send_400_response`` says why."""
 
 
+class Connections:
+    """The connections of a front. ``changed`` is told of each that begins (1) or ends (-1);
+    ``refused`` counts what is answered without the application."""
+
+    def __init__(
+        self, limits: Limits, changed: Callable[[int], None], refused: Callable[[Reason], None]
+    ) -> None:
+        self.limits = limits
+        self.refused = refused
+        self._changed = changed
+        self._open: set[GuardedConnection] = set()
+        self._idle: dict[GuardedConnection, None] = {}  # the longest first
+
+    def begin(self, connection: GuardedConnection) -> bool:
+        """False: there are too many, and none is idle."""
+        self._open.add(connection)
+        self._changed(1)
+        fits = len(self._open) <= self.limits.connections
+        if not fits and self._idle:
+            next(iter(self._idle)).transport.abort()
+            fits = True
+        self._idle[connection] = None
+        return fits
+
+    def work(self, connection: GuardedConnection) -> None:
+        """It has a request now."""
+        self._idle.pop(connection, None)
+
+    def rest(self, connection: GuardedConnection) -> None:
+        """It has none any more."""
+        if connection in self._open:
+            self._idle[connection] = None
+
+    def end(self, connection: GuardedConnection) -> None:
+        self._open.discard(connection)
+        self._idle.pop(connection, None)
+        self._changed(-1)
+
+
 class GuardedConnection(HttpToolsProtocol):
     def __init__(
         self,
-        limits: Limits,
+        connections: Connections,
         config: Config,
         server_state: UvicornState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._limits = limits
+        self._all = connections
+        self._limits = connections.limits
+        self._surplus = False  # only for what is always answered
         self._head_bytes = 0
         self._in_head = True
         self._fault: tuple[int, str] | None = None
         self._unanswered: list[RequestResponseCycle] = []
         self._arriving: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
+        self._look: asyncio.TimerHandle | None = None
+        self._half_closed = False  # the client sends no more
         self._watched: set[asyncio.Task[Any]] = set()
         self.lost = False  # the client has gone
 
@@ -61,12 +117,14 @@ class GuardedConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._surplus = not self._all.begin(self)
         self.timeout_keep_alive_task = self.loop.call_later(
             self._limits.idle_s, self.timeout_keep_alive_handler
         )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._arriving, self._unread, self.timeout_keep_alive_task):
+        self._all.end(self)
+        for timer in (self._arriving, self._unread, self._look, self.timeout_keep_alive_task):
             if timer is not None:
                 timer.cancel()
         # uvicorn tells only the last of several requests that were sent at once.
@@ -81,11 +139,56 @@ class GuardedConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._in_head:
             self._head_bytes += len(data)
-        super().data_received(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._head_bytes = 0
+            self._read_on(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("this is not a valid HTTP request")
+            return
         if self._in_head and self._head_bytes > self._limits.header_bytes:
             self._refuse(*_LARGE_HEAD)
 
+    def _read_on(self, rest: bytes) -> None:
+        """The client offers another protocol (Java's offers h2c each time), after which the parser
+        takes no body: parse the head once more without the offer, then the rest."""
+        lines = [b"%s %s HTTP/1.1" % (self.parser.get_method(), self.url)]
+        for name, value in self.headers:
+            if name == b"connection":
+                tokens = [token.strip() for token in value.lower().split(b",")]
+                value = b", ".join(one for one in tokens if one != b"upgrade")
+            if name != b"upgrade":
+                lines.append(b"%s: %s" % (name, value))
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.data_received(b"\r\n".join([*lines, b"", rest]))
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """True: the client only ends its sending, and waits for the answer. A client that has gone
+        looks the same until something is sent to it, so it is told to continue, which says
+        nothing; its system then refuses that. TLS has no half of a connection."""
+        cycle = self.cycle
+        if not self._in_head or cycle is None or (cycle.response_complete and not self.pipeline):
+            return False
+        if self.transport.get_extra_info("ssl_object") is not None:
+            return False
+        self._half_closed = True
+        if not cycle.response_started and self.scope["http_version"] == "1.1":
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._look = self.loop.call_later(_LOOK_S, self._look_for_client, _LOOK_S)
+        return True
+
+    def _look_for_client(self, after_s: float) -> None:
+        tcp: socket.socket = self.transport.get_extra_info("socket")
+        if tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE:
+            self.transport.abort()
+            return
+        again_s = min(2 * after_s, _MOST_LOOK_S)
+        self._look = self.loop.call_later(again_s, self._look_for_client, again_s)
+
     def on_message_begin(self) -> None:
+        self._unset_keepalive_if_required()
         super().on_message_begin()
         self.scope[CONNECTION] = self  # type: ignore[literal-required]
         if self._arriving is not None:
@@ -93,22 +196,44 @@ class GuardedConnection(HttpToolsProtocol):
         self._arriving = self.loop.call_later(self._limits.read_s, self._too_slow)
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if size > self._limits.header_bytes:
             self._fault = _LARGE_HEAD
+            raise _ParsingEndedError
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                self._fault = _NO_PROXY
+                raise _ParsingEndedError
+            return
+        self._in_head = False
+        self._all.work(self)
+        if self._surplus and self.url.partition(b"?")[0].decode("latin-1") not in ALWAYS_PATHS:
+            self._fault = _FULL
             raise _ParsingEndedError
         super().on_headers_complete()
         self._unanswered = [one for one in self._unanswered if not one.response_complete]
         self._unanswered.append(self.cycle)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         if self._arriving is not None:
             self._arriving.cancel()
             self._arriving = None
         self._in_head = True
         self._head_bytes = 0
         super().on_message_complete()
+        self._rest_if_answered()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._rest_if_answered()
+        if self._half_closed and not self.pipeline and self.cycle.response_complete:
+            self.transport.close()
+
+    def _rest_if_answered(self) -> None:
+        if self._in_head and self.cycle.response_complete and not self.pipeline:
+            self._all.rest(self)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -140,7 +265,10 @@ class GuardedConnection(HttpToolsProtocol):
         """Answer without the application, and end the connection."""
         if self.transport.is_closing():
             return
+        self._all.refused(Reason.OVERLOADED if status == _FULL[0] else Reason.BAD_REQUEST)
         body = msgspec.json.encode({"error": line})
-        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-        self.transport.write(STATUS_LINE[status] + head % len(body) + body)
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n"
+        if status == _FULL[0]:
+            head += b"retry-after: 1\r\n"
+        self.transport.write(STATUS_LINE[status] + head % len(body) + b"\r\n" + body)
         self.transport.close()
