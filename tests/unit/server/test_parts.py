@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import pytest
 
@@ -12,7 +13,7 @@ from eclip.server.device.parts import Parts, process_age_s
 
 def test_compiling_is_a_part_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, compiled = itertools.count(0.0, 5.0), iter([0.0, 3.0, 3.0, 3.0])
-    monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(module, "compiling_s", lambda: next(compiled))
     parts = Parts()
     with parts.part("captures"):
