@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -99,8 +100,7 @@ def measure_hops(requests: int, rate: float) -> Found:
     return found | {"the device process's CPU": device_ns / requests / 1e3}
 
 
-def ask_by(module: ModuleType, address: str, name: str, elements: int) -> Callable[[], None]:
-    client = module.InferenceServerClient(address)
+def ask_by(module: ModuleType, client: Any, name: str, elements: int) -> Callable[[], None]:
     given = module.InferInput("x", (1, elements), "FP32")
     given.set_data_from_numpy(np.zeros((1, elements), np.float32))
 
@@ -122,14 +122,18 @@ def measure_whole(requests: int) -> Found:
             address = http if protocol == "HTTP" else server.grpc
             for size, elements in SIZES.items():
                 name = size.replace(" ", "")
-                ask, statistics = ask_by(module, address, name, elements), Statistics(http, name)
-                for _ in range(WARM_UP):
-                    ask()
-                before_ns = cpu_ns(front)
-                for _ in range(requests):
-                    ask()
-                front_ns = (cpu_ns(front) - before_ns) / requests
-                inside, seen, _ = sample(ask, statistics, requests)
+                with (
+                    contextlib.closing(module.InferenceServerClient(address)) as client,
+                    contextlib.closing(Statistics(http, name)) as statistics,
+                ):
+                    ask = ask_by(module, client, name, elements)
+                    for _ in range(WARM_UP):
+                        ask()
+                    before_ns = cpu_ns(front)
+                    for _ in range(requests):
+                        ask()
+                    front_ns = (cpu_ns(front) - before_ns) / requests
+                    inside, seen, _ = sample(ask, statistics, requests)
                 title = f"{protocol}, {size}"
                 found[f"{title}: inside, p50"] = float(np.median(inside)) / 1e3
                 found[f"{title}: round trip, p50"] = float(np.median(seen)) / 1e3

@@ -66,6 +66,9 @@ class Statistics:
         stats = found["inference_stats"]
         return stats["success"]["ns"], stats["compute_infer"]["ns"]
 
+    def close(self) -> None:
+        self._connection.close()
+
 
 def ask_by_socket(address: str) -> Callable[[], None]:
     host, _, port = address.partition(":")
