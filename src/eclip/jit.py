@@ -17,11 +17,15 @@ from typing import Any, TypeVar, cast
 
 import numba
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba.core import config
+from numba.core import config, event
 from numba.core.caching import FunctionCache
 from numba.extending import intrinsic
 
 F = TypeVar("F", bound=Callable[..., object])
+
+# Of what is really compiled, and not read from a cache.
+_TIMER: Any = event.TimingListener()  # type: ignore[no-untyped-call]
+event.register("numba:compile", _TIMER)  # type: ignore[no-untyped-call]
 
 _config: Any = config  # numba sets its attributes at import, so mypy does not know them
 
@@ -74,6 +78,11 @@ def _call_c(
 # ctypes function, an address can be passed to cached code. A C function with fewer parameters
 # ignores the registers of the other words.
 call_c: Callable[[Any, Any, Any, Any], int] = cast(Any, intrinsic)(_call_c)
+
+
+def compiling_s() -> float:
+    """What this process has spent on compiling so far."""
+    return float(_TIMER.duration) if _TIMER.done else 0.0
 
 
 def get_ready() -> None:

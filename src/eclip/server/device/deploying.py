@@ -44,6 +44,7 @@ from eclip.server.device.models import (
     slots_of,
     tensors_of,
 )
+from eclip.server.device.parts import Parts
 from eclip.server.log import ServerLog
 
 _USUAL_BATCHES = (1, 8, 32, 4, 2, 16)  # the most useful first
@@ -135,19 +136,24 @@ def make_deployment(
     folder: Path,
     seconds: float = 0.0,
     log: ServerLog | None = None,
+    parts: Parts | None = None,
 ) -> Deployment:
     """What to deploy for these services. ``rates_rps``: as measured, by name; the configuration's
     for the others. ``seconds`` of search; without, background yields to services. With a
     ``log`` models that have no profile are measured."""
-    host = find_host(config.server, log)
-    resolved = resolve(config, host, rates_rps)
-    bounds_ns = [_bound_ns(service, host) for service in resolved]
-    full = _case(resolved, bounds_ns, host, every_bucket=True)
-    if config.server.policy in (None, YIELD):
-        in_turn = config.server.policy == YIELD or shares_gpu()
-        plan, notes = _plan(resolved, bounds_ns, host, full, seconds, in_turn=in_turn)
-    else:
-        plan, notes = make_plan(config.server.policy, full.problem()), ()
+    parts = parts or Parts()
+    with parts.part("device"):
+        host = find_host(config.server, log)
+    with parts.part("profiles"):
+        resolved = resolve(config, host, rates_rps)
+    with parts.part("plan"):
+        bounds_ns = [_bound_ns(service, host) for service in resolved]
+        full = _case(resolved, bounds_ns, host, every_bucket=True)
+        if config.server.policy in (None, YIELD):
+            in_turn = config.server.policy == YIELD or shares_gpu()
+            plan, notes = _plan(resolved, bounds_ns, host, full, seconds, in_turn=in_turn)
+        else:
+            plan, notes = make_plan(config.server.policy, full.problem()), ()
     path = folder / f"plan-{generation}.json.gz"
     store.save(plan, path)
     instances = sum(one.settings.replicas for one in resolved if one.settings.tier == "service")
@@ -167,6 +173,7 @@ def make_deployment(
         homes=_homes(plan, resolved),
         policy=plan.policy,
         notes=(*notes, *_warnings(resolved)),
+        parts=parts.take(),
     )
 
 

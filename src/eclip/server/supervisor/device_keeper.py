@@ -79,7 +79,10 @@ class DeviceKeeper:
             if isinstance(answer, Deployed):
                 self.up = True
                 self._log.write(
-                    "device process is ready", pid=child.pid, seconds=round(answer.seconds, 2)
+                    "device process is ready",
+                    pid=child.pid,
+                    seconds=round(answer.seconds, 2),
+                    parts=answer.parts,
                 )
                 self._changed(answer)
                 self._bell.ring()

@@ -39,6 +39,10 @@ def main() -> None:
     """From stdin to stdout."""
     from eclip.server.device.deploying import make_deployment
     from eclip.server.device.models import announce_files
+    from eclip.server.device.parts import Parts, process_age_s
+
+    parts = Parts()
+    parts.add("imports", process_age_s())
 
     request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=PlanRequest)
     announce_files(request.config.services)
@@ -53,6 +57,7 @@ def main() -> None:
             folder=Path(request.folder),
             seconds=request.seconds,
             log=ServerLog() if request.may_measure else None,
+            parts=parts,
         )
         answer = PlanAnswer(deployment=deployment)
     except EclipError as error:

@@ -104,7 +104,10 @@ class Supervisor:
         check_files(self.config.server)
         self.server = reserve_ports(self.config.server, self._stack)
         wanted = {service.name for service in self.config.services if service.load}
+        begin_s = time.monotonic()
         planned = await self._plan(self.config, wanted, {}, 0.0)
+        seconds = round(time.monotonic() - begin_s, 2)
+        self._log.write("planned", seconds=seconds, parts=planned.parts)
         if planned.uuid is not None:
             self._stack.enter_context(claimed(planned.uuid))
         self.services.take(self.config, self.services.with_ids(planned))
@@ -139,6 +142,7 @@ class Supervisor:
             grpc=self.server.grpc_port,
             services=self.services.deployed.in_words,
             notes=list(self.services.deployed.notes),
+            seconds=round(time.monotonic() - begin_s, 2),
         )
 
     @property
