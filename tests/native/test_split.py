@@ -231,7 +231,7 @@ def test_what_does_not_fit_is_refused_in_one_line_and_takes_nothing(side: Side) 
         (("48",), "not '48'"),
     ):
         with pytest.raises(UsageError, match=words) as refused:
-            eclip.split(*asked)  # type: ignore[arg-type]
+            eclip.split(*asked)
         assert "\n" not in str(refused.value)
     for device, kind in ((3, DeviceError), (-1, UsageError), ("0", UsageError)):
         with pytest.raises(kind):
