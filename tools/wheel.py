@@ -4,7 +4,7 @@ With ziglang (`make wheel`) the library needs no newer C library than glibc 2.28
 says what the library really needs, whoever compiled it.
 
 Compiled code (src/eclip/jit.py) is for this version of Python and numba; with others a server
-compiles at its first start. Compiling needs eclip's own requirements, which an isolated build lacks.
+compiles at its first start. Compiling needs eclip's requirements, which an isolated build lacks.
 """
 
 from __future__ import annotations
