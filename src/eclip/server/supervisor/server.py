@@ -105,6 +105,7 @@ class Supervisor:
         self.server = reserve_ports(self.config.server, self._stack)
         wanted = {service.name for service in self.config.services if service.load}
         begin_s = time.monotonic()
+        await self.device.start_ahead()
         planned = await self._plan(self.config, wanted, {}, 0.0)
         seconds = round(time.monotonic() - begin_s, 2)
         self._log.write("planned", seconds=seconds, parts=planned.parts)
