@@ -150,21 +150,7 @@ class Supervisor:
             seconds=round(time.monotonic() - begin_s, 2),
         )
         if staged:
-            self.chores.begin(self._complete(self.services.deployed, wanted, begin_s))
-
-    async def _complete(self, first: Deployment, wanted: set[str], begin_s: float) -> None:
-        """Open what the first generation left out, beside it; any other change does that, too."""
-        async with self._changing:
-            if self.services.deployed is not first:
-                return
-            try:
-                planned = await self._plan(self.config, wanted, {}, 0.0)
-                await self._deploy(self.config, planned)
-            except (EclipError, OSError) as error:
-                self._log.write("larger batches are not opened", reason=str(error))
-                return
-        seconds = round(time.monotonic() - begin_s, 2)
-        self._log.write("complete", services=self.services.deployed.in_words, seconds=seconds)
+            self.chores.begin(_complete(self, self.services.deployed, wanted, begin_s))
 
     @property
     def _cannot_start(self) -> bool:
@@ -369,6 +355,23 @@ class Supervisor:
             smallest=smallest,
         )
         return await self.planners.plan(request)
+
+
+async def _complete(
+    server: Supervisor, first: Deployment, wanted: set[str], begin_s: float
+) -> None:
+    """Open what the first generation left out, beside it; any other change does that, too."""
+    async with server._changing:
+        if server.services.deployed is not first:
+            return
+        try:
+            planned = await server._plan(server.config, wanted, {}, 0.0)
+            await server._deploy(server.config, planned)
+        except (EclipError, OSError) as error:
+            server._log.write("larger batches are not opened", reason=str(error))
+            return
+    seconds = round(time.monotonic() - begin_s, 2)
+    server._log.write("complete", services=server.services.deployed.in_words, seconds=seconds)
 
 
 class Services:
