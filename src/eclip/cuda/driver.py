@@ -63,14 +63,20 @@ class Gpu:
         synchronise="cuStreamSynchronize",
     )
 
-    def __init__(self, index: int = 0, connections: int | None = CONNECTIONS) -> None:
-        """``connections=None`` leaves their number to the driver: one stream needs no more."""
+    def __init__(
+        self, index: int = 0, connections: int | None = CONNECTIONS, *, insist: bool = True
+    ) -> None:
+        """``connections=None`` leaves their number to the driver: one stream needs no more.
+
+        Without ``insist``, the process goes on with another number where it is too late to choose.
+        """
         if cu is None:
             raise DeviceError(
                 "the Python package cuda-bindings is missing; install it: pip install cuda-bindings"
             )
         if connections is not None:
-            _ask_for_connections(connections)
+            with contextlib.nullcontext() if insist else contextlib.suppress(DeviceError):
+                _ask_for_connections(connections)
         try:
             call(cu.cuInit, 0)
         except (DeviceError, RuntimeError) as error:
