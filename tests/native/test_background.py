@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import sys
 import threading
@@ -13,7 +14,7 @@ import pytest
 
 import eclip
 from eclip.core.plan import Promise
-from eclip.core.rules import BUSY_SINCE, HEARTBEAT, IDLE, STOPPED_NS
+from eclip.core.rules import BUSY_SINCE, HEARTBEAT, IDLE, PID, STOPPED_NS
 from eclip.cuda import driver
 from eclip.errors import DeviceError, UsageError
 from eclip.gpu import board as boards
@@ -182,7 +183,7 @@ def test_without_a_floor_a_long_hold_is_told_once(torch: Cuda, board: Board, clo
         warnings.simplefilter("always")
         work.give_way()
     assert [str(one.message) for one in told] == [
-        f"held for 10 s by the service bert (process {board.words[row, module.PID]}), which is "
+        f"held for 10 s by the service bert (process {board.words[row][PID]}), which is "
         f"busy; with a floor, background goes on all the same"
     ]
 
@@ -215,7 +216,7 @@ def test_under_libeclip_its_own_way_counts(
 ) -> None:
     busy_row(board, clock)
     monkeypatch.setenv("ECLIP_TIER", "background")
-    monkeypatch.setattr(module.ctypes, "CDLL", lambda _: type("", (), {"eclip_request": None}))
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: type("", (), {"eclip_request": None}))
     for _ in eclip.background(range(2)):
         assert ours(tmp_path) == []
     monkeypatch.setenv("ECLIP_TIER", "service")

@@ -12,7 +12,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 
@@ -141,9 +141,21 @@ class Background(Closing, Generic[T]):
         return self._begun_ns + min(self._lengths) / self._floor
 
 
+@overload
 def background(
-    steps: Iterable[T] = (), *, floor: float = 0.0, device: int | None = None, name: str = "python"
-) -> Background[T]:
+    *, floor: float = ..., device: int | None = ..., name: str = ...
+) -> Background[None]: ...
+@overload
+def background(
+    steps: Iterable[T], *, floor: float = ..., device: int | None = ..., name: str = ...
+) -> Background[T]: ...
+def background(
+    steps: Iterable[Any] = (),
+    *,
+    floor: float = 0.0,
+    device: int | None = None,
+    name: str = "python",
+) -> Background[Any]:
     """Mark a training loop as background: between two steps it waits while a service is busy.
 
     Services are programs under ``eclip exec --service``, and eclip's own sessions and servers with
