@@ -53,7 +53,8 @@ def buckets_of(driver: Driver) -> dict[str, tuple[int, ...]]:
 
 def measure(given: argparse.Namespace, profiles: str) -> dict[str, Any]:
     settings = settings_of(given)
-    server = {"device": given.device, "profiles": [profiles]}
+    staged = None if given.staged == "usual" else given.staged == "yes"
+    server = {"device": given.device, "profiles": [profiles], "staged": staged}
     begin_s = time.monotonic()
     with Driver(config_of(*settings, **server), patience_s=_PATIENCE_S) as driver:
         ready_s = time.monotonic() - begin_s
@@ -86,6 +87,7 @@ def main() -> None:
     parser.add_argument("--inputs", default="[]")
     parser.add_argument("--outputs", default="[]")
     parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--staged", choices=("usual", "yes", "no"), default="usual")
     parser.add_argument("--only-ready", action="store_true", help="do not wait for further buckets")
     parser.add_argument("--wait", type=float, default=120.0, help="for further buckets, at most")
     given = parser.parse_args()
