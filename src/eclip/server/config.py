@@ -173,6 +173,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     watch: bool = False  # read the file, the token and the certificate again when they change
     # How services share the device; none: they give way to each other as a search finds best.
     policy: str | None = None
+    # Answer as soon as the smallest batch of each service is ready, and open the others then; none:
+    # where opening takes long, on a GPU.
+    staged: bool | None = None
     replan: bool = True  # when measured rates drift
     replan_seconds: float = 5.0  # of a search
 
