@@ -75,9 +75,7 @@ def test_a_log_that_nobody_reads_stops_nothing(start: Start) -> None:
     while not told.endswith(b"}\n") or select.select([stream], [], [], 0.2)[0]:
         told += os.read(stream.fileno(), 65536)
     lines = [json.loads(line) for line in told.splitlines()]  # each of them is an object
-    assert {line["event"] for line in lines} == {
-        "device process is ready", "ready", "model broken failed",
-    }  # fmt: skip
+    assert {"ready", "model broken failed"} <= {line["event"] for line in lines}
     server.add(13, "broken")
     assert select.select([stream], [], [], 60)[0]
     lost = json.loads(os.read(stream.fileno(), 65536).splitlines()[0])

@@ -10,6 +10,7 @@ All of it runs in the thread of one event loop, whose clock is CLOCK_MONOTONIC.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Mapping
 
 from eclip.core.device import Closing
@@ -236,6 +237,7 @@ class FrontCore(Closing):
     def __init__(self, services: FrontServices) -> None:
         self.behind = services
         self._nobody = services.front_queue.row
+        self.count_connections = functools.partial(_count_connections, self._nobody)
         self._status = ServerStatus(services.counters)
         self._status.keep_sampling(services.front_queue.loop, lambda: services.offer)
 
@@ -292,10 +294,6 @@ class FrontCore(Closing):
         service = self.behind.services.get(model)
         count_refused(self._nobody if service is None else service.row, reason)
 
-    def count_connections(self, change: int) -> None:
-        self._nobody[Count.CONNECTIONS] += change
-        self._nobody[Count.CONNECTED] += change > 0
-
     async def infer(self, request: InferRequest) -> InferResponse:
         service = self.behind.find(request.model)
         pending = service.accept(request, _elsewhere(self.behind, service, Count.WAITING))
@@ -326,6 +324,11 @@ class FrontCore(Closing):
         self._status.close()
         self._nobody.release()
         self.behind.close()
+
+
+def _count_connections(row: memoryview, change: int) -> None:
+    row[Count.CONNECTIONS] += change
+    row[Count.CONNECTED] += change > 0
 
 
 def _elsewhere(behind: FrontServices, service: OpenService, word: Count) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httptools
@@ -82,6 +82,47 @@ class Connections:
         self._changed(-1)
 
 
+class Client:
+    """The client of a connection, as those see it who answer it."""
+
+    def __init__(self, connection: GuardedConnection) -> None:
+        self._connection = connection
+        self._watched: set[asyncio.Task[Any]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self.sends_no_more = False
+        self.gone = False
+
+    def watch(self, task: asyncio.Task[Any]) -> None:
+        """Cancel the task when the client goes. A task of its own that waits for that would cost
+        a request more than all of its reading."""
+        self._connection.flow.resume_reading()  # a connection that is not read does not end
+        self._watched.add(task)
+
+    def unwatch(self, task: asyncio.Task[Any]) -> None:
+        self._watched.discard(task)
+
+    def look(self, after_s: float = _LOOK_S) -> None:
+        """The client sends no more. Look from now on whether it has gone."""
+        self.sends_no_more = True
+        transport = self._connection.transport
+        tcp: socket.socket = transport.get_extra_info("socket")
+        if tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE:
+            transport.abort()
+            return
+        next_s = min(2 * after_s, _MOST_LOOK_S)
+        self._timer = asyncio.get_running_loop().call_later(after_s, self.look, next_s)
+
+    def abort(self) -> None:
+        self._connection.transport.abort()
+
+    def leave(self) -> None:
+        self.gone = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._watched:
+            task.cancel()
+
+
 class GuardedConnection(HttpToolsProtocol):
     def __init__(
         self,
@@ -96,24 +137,12 @@ class GuardedConnection(HttpToolsProtocol):
         self._limits = connections.limits
         self._surplus = False  # only for what is always answered
         self._head_bytes = 0
-        self._in_head = True
+        self.in_head = True
         self._fault: tuple[int, str] | None = None
         self._unanswered: list[RequestResponseCycle] = []
         self._arriving: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
-        self._look: asyncio.TimerHandle | None = None
-        self._half_closed = False  # the client sends no more
-        self._watched: set[asyncio.Task[Any]] = set()
-        self.lost = False  # the client has gone
-
-    def watch(self, task: asyncio.Task[Any]) -> None:
-        """Cancel the task when the client goes. A task of its own that waits for that would cost
-        a request more than all of its reading."""
-        self.flow.resume_reading()  # a connection that is not read does not end
-        self._watched.add(task)
-
-    def unwatch(self, task: asyncio.Task[Any]) -> None:
-        self._watched.discard(task)
+        self._client = Client(self)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -124,7 +153,7 @@ class GuardedConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._all.end(self)
-        for timer in (self._arriving, self._unread, self._look, self.timeout_keep_alive_task):
+        for timer in (self._arriving, self._unread, self.timeout_keep_alive_task):
             if timer is not None:
                 timer.cancel()
         # uvicorn tells only the last of several requests that were sent at once.
@@ -132,65 +161,44 @@ class GuardedConnection(HttpToolsProtocol):
             cycle.disconnected = not cycle.response_complete
             cycle.message_event.set()
         super().connection_lost(exc)
-        self.lost = True
-        for task in self._watched:
-            task.cancel()
+        self._client.leave()
 
     def data_received(self, data: bytes) -> None:
-        if self._in_head:
+        if self.in_head:
             self._head_bytes += len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
+            # Java's client offers h2c each time, after which the parser takes no body.
+            again = _without_offer(self.parser.get_method(), self.url, self.headers)
             self._head_bytes = 0
-            self._read_on(data[upgrade.args[0] :])
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self.data_received(again + data[upgrade.args[0] :])
         except httptools.HttpParserError:
             self.send_400_response("this is not a valid HTTP request")
             return
-        if self._in_head and self._head_bytes > self._limits.header_bytes:
+        if self.in_head and self._head_bytes > self._limits.header_bytes:
             self._refuse(*_LARGE_HEAD)
-
-    def _read_on(self, rest: bytes) -> None:
-        """The client offers another protocol (Java's offers h2c each time), after which the parser
-        takes no body: parse the head once more without the offer, then the rest."""
-        lines = [b"%s %s HTTP/1.1" % (self.parser.get_method(), self.url)]
-        for name, value in self.headers:
-            if name == b"connection":
-                tokens = [token.strip() for token in value.lower().split(b",")]
-                value = b", ".join(one for one in tokens if one != b"upgrade")
-            if name != b"upgrade":
-                lines.append(b"%s: %s" % (name, value))
-        self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        self.data_received(b"\r\n".join([*lines, b"", rest]))
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """True: the client only ends its sending, and waits for the answer. A client that has gone
         looks the same until something is sent to it, so it is told to continue, which says
         nothing; its system then refuses that. TLS has no half of a connection."""
         cycle = self.cycle
-        if not self._in_head or cycle is None or (cycle.response_complete and not self.pipeline):
+        if not self.in_head or cycle is None or (cycle.response_complete and not self.pipeline):
             return False
         if self.transport.get_extra_info("ssl_object") is not None:
             return False
-        self._half_closed = True
-        if not cycle.response_started and self.scope["http_version"] == "1.1":
+        if not cycle.response_started and cycle.scope["http_version"] == "1.1":
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._look = self.loop.call_later(_LOOK_S, self._look_for_client, _LOOK_S)
+        self._client.look()
         return True
-
-    def _look_for_client(self, after_s: float) -> None:
-        tcp: socket.socket = self.transport.get_extra_info("socket")
-        if tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE:
-            self.transport.abort()
-            return
-        again_s = min(2 * after_s, _MOST_LOOK_S)
-        self._look = self.loop.call_later(again_s, self._look_for_client, again_s)
 
     def on_message_begin(self) -> None:
         self._unset_keepalive_if_required()
         super().on_message_begin()
-        self.scope[CONNECTION] = self  # type: ignore[literal-required]
+        self.scope[CONNECTION] = self._client  # type: ignore[literal-required]
         if self._arriving is not None:
             self._arriving.cancel()
         self._arriving = self.loop.call_later(self._limits.read_s, self._too_slow)
@@ -205,7 +213,7 @@ class GuardedConnection(HttpToolsProtocol):
                 self._fault = _NO_PROXY
                 raise _ParsingEndedError
             return
-        self._in_head = False
+        self.in_head = False
         self._all.work(self)
         if self._surplus and self.url.partition(b"?")[0].decode("latin-1") not in ALWAYS_PATHS:
             self._fault = _FULL
@@ -220,20 +228,18 @@ class GuardedConnection(HttpToolsProtocol):
         if self._arriving is not None:
             self._arriving.cancel()
             self._arriving = None
-        self._in_head = True
+        self.in_head = True
         self._head_bytes = 0
         super().on_message_complete()
-        self._rest_if_answered()
+        if _is_idle(self):  # it was answered before all of it had arrived
+            self._all.rest(self)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._rest_if_answered()
-        if self._half_closed and not self.pipeline and self.cycle.response_complete:
-            self.transport.close()
-
-    def _rest_if_answered(self) -> None:
-        if self._in_head and self.cycle.response_complete and not self.pipeline:
+        if _is_idle(self):
             self._all.rest(self)
+        if self._client.sends_no_more and not self.pipeline and self.cycle.response_complete:
+            self.transport.close()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -248,7 +254,7 @@ class GuardedConnection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Whenever the parser gives up."""
-        if not self._in_head and self.cycle is not None and self.cycle.response_started:
+        if not self.in_head and self.cycle is not None and self.cycle.response_started:
             self.transport.close()  # what followed an answer was no HTTP
         else:
             self._refuse(*(self._fault or (400, msg)))
@@ -256,7 +262,7 @@ class GuardedConnection(HttpToolsProtocol):
     def _too_slow(self) -> None:
         if self.pipeline:  # this server is not reading: an earlier request is being answered
             self._arriving = self.loop.call_later(self._limits.read_s, self._too_slow)
-        elif self.cycle is not None and not self._in_head and self.cycle.response_started:
+        elif self.cycle is not None and not self.in_head and self.cycle.response_started:
             self.transport.abort()
         else:
             self._refuse(408, f"the request took longer than {self._limits.read_s:g} s to arrive")
@@ -272,3 +278,20 @@ class GuardedConnection(HttpToolsProtocol):
             head += b"retry-after: 1\r\n"
         self.transport.write(STATUS_LINE[status] + head % len(body) + b"\r\n" + body)
         self.transport.close()
+
+
+def _is_idle(connection: GuardedConnection) -> bool:
+    answered = connection.cycle.response_complete and not connection.pipeline
+    return bool(connection.in_head and answered)
+
+
+def _without_offer(method: bytes, url: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """A request's head without its offer to speak another protocol."""
+    lines = [b"%s %s HTTP/1.1" % (method, url)]
+    for name, value in headers:
+        if name == b"connection":
+            tokens = [token.strip() for token in value.lower().split(b",")]
+            value = b", ".join(token for token in tokens if token != b"upgrade")
+        if name != b"upgrade":
+            lines.append(b"%s: %s" % (name, value))
+    return b"\r\n".join([*lines, b"", b""])

@@ -31,7 +31,7 @@ from eclip.server.limits import Limits
 from eclip.server.log import report
 from eclip.server.messages import Core, InferRequest, InferResponse, Reason, RefusedError
 from eclip.server.protocol.bodies import Bodies, ClientGoneError, Headers, choose_coding, compress
-from eclip.server.protocol.connections import CONNECTION, Connections, GuardedConnection
+from eclip.server.protocol.connections import CONNECTION, Client, Connections, GuardedConnection
 from eclip.server.protocol.http_infer import read_request, write_response
 from eclip.server.protocol.metrics import Metrics
 from eclip.server.shared_memory import Region, Regions
@@ -131,7 +131,7 @@ class _Door:
         except Exception as error:
             line = report("a request failed", error, path=scope["path"], **_trace_of(scope))
             if begun:
-                scope[CONNECTION].transport.abort()
+                scope[CONNECTION].abort()
             else:
                 failure = answer_json({"error": f"the server failed: {line}"}, 500)
                 await failure(scope, receive, send)
@@ -205,22 +205,20 @@ class InferEndpoint:
             raise
 
 
-async def infer_while_connected(
-    core: Core, request: InferRequest, connection: GuardedConnection
-) -> InferResponse:
+async def infer_while_connected(core: Core, request: InferRequest, client: Client) -> InferResponse:
     """The result; a client that goes away cancels the request."""
-    if connection.lost:
+    if client.gone:
         raise ClientGoneError
     task = cast("asyncio.Task[Any]", asyncio.current_task())
-    connection.watch(task)
+    client.watch(task)
     try:
         return await core.infer(request)
     except asyncio.CancelledError:
-        if connection.lost:
+        if client.gone:
             raise ClientGoneError from None
         raise
     finally:
-        connection.unwatch(task)
+        client.unwatch(task)
 
 
 # --- Everything else --------------------------------------------------------------------------

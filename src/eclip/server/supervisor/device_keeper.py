@@ -54,7 +54,7 @@ class DeviceKeeper:
 
     async def start_ahead(self) -> None:
         """Start the first process beside what is done before it is needed."""
-        self._spare = await start_child("device.process")
+        self._spare = await start_child("device.process", self._log)
 
     async def keep(
         self,

@@ -21,6 +21,7 @@ import msgspec
 from eclip.errors import DeviceError, EclipError, UsageError
 from eclip.server.bell import Bell
 from eclip.server.config import (
+    ServerSettings,
     ServiceSettings,
     ServingConfig,
     check_files,
@@ -155,11 +156,6 @@ class Supervisor:
             self.chores.begin(_complete(self, self.services.deployed, wanted, begin_s))
 
     @property
-    def _drain_s(self) -> float:
-        """For fronts to answer what is open of a service, or of a server, that goes."""
-        return max(_LEAST_S, self.server.grace_seconds)
-
-    @property
     def _cannot_start(self) -> bool:
         return self.device.refusal is not None or self.chores.failure is not None
 
@@ -183,7 +179,7 @@ class Supervisor:
             for attachment in self.fronts.attachments
             if attachment.child is not None
         ]
-        await asyncio.gather(*(child.end(self._drain_s + _LEAST_S) for child in fronts))
+        await asyncio.gather(*(child.end(_drain_s(self.server) + _LEAST_S) for child in fronts))
         await self.device.stop()
         await self.close()
         self.stopped = True
@@ -255,7 +251,7 @@ class Supervisor:
         offer = self.services.offer(self.device.restarts, new=True)
         self.fronts.tell(offer)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._drain_s):
+            async with asyncio.timeout(_drain_s(self.server)):
                 await self.bell.until(lambda: self.fronts.have_settled(offer.number))
         await self.device.retire(deployment.generation)
         self.fronts.drop_slots(self.services.ids)
@@ -477,6 +473,11 @@ def _share_slots(
                 device.attach_slots(attachment, spec.id)
                 added.add(spec.id)
     return added
+
+
+def _drain_s(server: ServerSettings) -> float:
+    """For fronts to answer what is open of a service, or of a server, that goes."""
+    return max(_LEAST_S, server.grace_seconds)
 
 
 def _unloaded(settings: ServiceSettings) -> ModelInfo:
