@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -27,6 +27,9 @@ from eclip.files.machine import Machine
 from eclip.files.observations import Observations
 from eclip.files.store import Artefact
 
+if TYPE_CHECKING:
+    from eclip.reports.exports import Export
+
 _ROWS = 12  # of the longest kernels
 
 
@@ -35,8 +38,12 @@ def inspect(
     as_json: JsonOption = False,
 ) -> None:
     """Show the contents of any file that eclip wrote."""
+    from eclip.reports.exports import read_export
+
     if store.holds_results(file):
         results.results(file, as_json=as_json)
+    elif store.kind_at(file) is None and (export := read_export(file)) is not None:
+        _show_export(export, as_json)
     else:
         show(store.load(file), as_json)
 
@@ -46,6 +53,19 @@ def show(artefact: Artefact, as_json: bool) -> None:
         screen.print_json(store.to_data(artefact))
     else:
         _SHOWN_BY[type(artefact)](artefact)
+
+
+def _show_export(export: Export, as_json: bool) -> None:
+    from eclip.cli.fleet import print_placement
+
+    if export.placement is not None and as_json:
+        screen.print_json(export.placement)
+    elif export.placement is not None:
+        print_placement(export.placement)
+    elif as_json:
+        screen.print_json({"kind": export.kind, **export.facts})
+    else:
+        screen.print_facts([("file", export.kind), *export.facts.items()])
 
 
 def _show_plan(plan: Plan) -> None:

@@ -305,6 +305,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             self._check_variant(variant)
         for index in self.everyone:
             self._check_joints(index)
+        if self.evidence is not None:
+            self._check_evidence(self.evidence)
+
+    def _check_evidence(self, evidence: Evidence) -> None:
+        workers = len(self.workers)
+        if sum(trial.chosen for trial in evidence.trials) != 1:
+            raise ValueError("of the trials of a search, one is the chosen plan's")
+        if len(evidence.bounds_ms) not in (0, workers):
+            raise ValueError(f"the evidence needs {workers} bounds, or none")
+        for trial in evidence.trials:
+            if {len(trial.ratios), len(trial.p99_ms)} != {workers}:
+                raise ValueError(f"the trial {trial.label!r} needs a ratio and p99 of every worker")
 
     def _check_joints(self, index: int) -> None:
         worker = self.workers[index]
