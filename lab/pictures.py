@@ -5,6 +5,8 @@
 ``throughput.svg`` and ``efficiency.svg``: what every policy gave on the GPU over plain streams, mix
 by mix, from docs/results.jsonl; its entry for that objective, where it has one of its own.
 ``services.svg``: p99 of services against background work, pair by pair, from docs/services.jsonl.
+``ten-ms.svg``: ten milliseconds under plain streams, masks and joints, from docs/ten-ms.jsonl,
+which ``--record`` makes anew on the simulator.
 ``plans.svg``: which slices the workers of the plans in docs/plans hold for how much of their time,
 and their priorities; ``~66`` stands for kernels that were chosen for 66 SMs.
 ``report-light.png`` and ``report-dark.png``: the report of `eclip demo`, in a browser, if there is
@@ -28,6 +30,7 @@ from lab.support.kept import read_rows
 from lab.support.pages import started, take_picture
 from lab.support.picture import Picture
 from lab.support.services_picture import draw_services
+from lab.support.ten_ms import draw_ten_ms, record
 
 from eclip.core.plan import Plan
 from eclip.files import store
@@ -43,6 +46,7 @@ NAMES = {
     "search": "search",
 }
 SHARES = "#1f4e79"
+TEN_MS = DOCS / "ten-ms.jsonl"
 
 
 def draw_gains(
@@ -118,6 +122,8 @@ def draw_plans(plans: dict[str, Plan]) -> Picture:
 
 def main() -> None:
     folder = DOCS / "pictures"
+    if "--record" in sys.argv:
+        record(TEN_MS)
     draw_all(folder)
     picture_report(folder)
 
@@ -142,6 +148,7 @@ def draw_all(folder: Path) -> None:
     }
     draw_plans(plans).save(folder / "plans.svg")
     draw_services(read_rows(DOCS / "services.jsonl")).save(folder / "services.svg")
+    draw_ten_ms(read_rows(TEN_MS)).save(folder / "ten-ms.svg")
 
 
 def picture_report(folder: Path) -> None:

@@ -5,7 +5,7 @@
  * tests/unit/gpu/test_board.py compares both with this file, word by word.
  *
  * The file is one header and ECLIP_BOARD_ROWS rows. Of a row, what others decide by is the first
- * cache line; the others are for people. Integers are the machine's
+ * two cache lines; the others are for people. Integers are the machine's
  * own. Who opens it checks owner, mode, size and the header before mapping it, and refuses another
  * version. It is put in place by link(), never renamed over, truncated or removed; space is taken by
  * posix_fallocate() before it is mapped, because writing to a page that a full tmpfs cannot give is
@@ -24,10 +24,11 @@
 #define ECLIP_BOARD_MAGIC INT64_C(0x64726270696c6365) /* "eclipbrd" */
 
 enum {
-    ECLIP_BOARD_VERSION = 2,
+    ECLIP_BOARD_VERSION = 3,
     ECLIP_BOARD_ROWS = 256,
-    ECLIP_BOARD_WORDS = 24, /* of a row: three cache lines */
+    ECLIP_BOARD_WORDS = 64, /* of a row: eight cache lines */
     ECLIP_BOARD_NAME_BYTES = 64,
+    ECLIP_SLICE_WORDS = 4,
 };
 
 enum { ECLIP_NOBODY = 0, ECLIP_SERVICE = 1, ECLIP_BACKGROUND = 2 }; /* tiers */
@@ -55,6 +56,27 @@ struct eclip_board_row {
     int64_t some_ns;    /* less slack than this (deadline - left_ns - now) is not plenty, */
     int64_t none_ns;    /* and less than this is none */
 
+    int64_t strict;       /* why background launches nothing beside it; 0: it may */
+    int64_t latest;       /* from then on one of its requests cannot be in time any more */
+    int64_t account;      /* the row that holds the account: its own, or of another replica */
+    int64_t credit;       /* in millionths of a late request; this and the following of the account */
+    int64_t gain;         /* for each request in time; 0: no account */
+    int64_t lock;         /* 1 while a thread of its owner changes the account */
+    int64_t strict_since; /* in this busy period */
+    int64_t draw;         /* state of the random choice of audits */
+
+    int64_t counted;      /* requests that have ended or expired, as the following to free_late */
+    int64_t late;
+    int64_t lost;         /* late without credit, in busy periods that began free */
+    int64_t late_strict;  /* late without credit, in busy periods that began strict */
+    int64_t late_host;    /* in time but for what the host lost before their start */
+    int64_t audited;      /* of busy periods that were strict by chance */
+    int64_t audited_late;
+    int64_t free;         /* of busy periods that began free */
+    int64_t free_late;
+    int64_t strict_ns[3]; /* busy and strict, by reason */
+    int64_t spare[4];
+
     int64_t pid;              /* as its owner sees itself: shown, never trusted */
     int64_t served;           /* requests, as the following since the row was claimed */
     int64_t launched;         /* stretches */
@@ -64,6 +86,17 @@ struct eclip_board_row {
     int64_t longest_pause_ns; /* at a joint */
     int64_t tail_ns;          /* about the p99 of its requests */
 
+    int64_t units_wanted; /* by the process; 0: all */
+    int64_t units_held;
+    int64_t slices_held[ECLIP_SLICE_WORDS]; /* bit sets of slices */
+    int64_t slices_wanted[ECLIP_SLICE_WORDS];
+    int64_t changes;     /* of what it holds, that are done */
+    int64_t memory_cap;  /* bytes that it may allocate; 0: no cap */
+    int64_t memory_used; /* bytes */
+    int64_t begun;       /* requests that the process has marked, as the following */
+    int64_t ended;
+    int64_t more_spare;
+
     char name[ECLIP_BOARD_NAME_BYTES]; /* for people, filled with zeros; UTF-8 that may be cut */
 };
 
@@ -72,7 +105,7 @@ struct eclip_board {
     int64_t version;
     int64_t rows;
     int64_t words;
-    int64_t reserved[20]; /* 0 */
+    int64_t reserved[60]; /* 0 */
     struct eclip_board_row row[ECLIP_BOARD_ROWS];
 };
 

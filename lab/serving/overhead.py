@@ -55,15 +55,19 @@ CLIENTS = ("a socket, HTTP", "tritonclient, HTTP", "tritonclient, gRPC")
 class Statistics:
     """The sums of the server, asked over a connection of its own."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, model: str = "add") -> None:
         self._connection = HTTPConnection(address)
+        self._path = f"/v2/models/{model}/stats"
 
     def sums_ns(self) -> tuple[int, int]:
         """Of all requests so far: from the last byte to the answer, and of that the model's."""
-        self._connection.request("GET", "/v2/models/add/stats")
+        self._connection.request("GET", self._path)
         (found,) = json.loads(self._connection.getresponse().read())["model_stats"]
         stats = found["inference_stats"]
         return stats["success"]["ns"], stats["compute_infer"]["ns"]
+
+    def close(self) -> None:
+        self._connection.close()
 
 
 def ask_by_socket(address: str) -> Callable[[], None]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from eclip.core.rules import BUSY_SINCE, IDLE
+from eclip.core.rules import BUSY_SINCE, IDLE, WORDS
 from eclip.gpu.board import Board
 from native_build import Native
 from unmodified import running
@@ -66,7 +66,7 @@ while True:
     launch(0)
     synchronise()
     done = now()
-    while rows[24 + {BUSY_SINCE}] != {IDLE}: pass
+    while rows[{WORDS + BUSY_SINCE}] != {IDLE}: pass
     say(1, 80_000 < now() - done < 130_000)
 """
 

@@ -17,6 +17,8 @@ from eclip.core.rules import (
     HEARTBEAT,
     IDLE,
     LAUNCHED,
+    NAME,
+    PID,
     SERVED,
     SERVICE,
     YIELDED,
@@ -247,7 +249,7 @@ seen = ctypes.CFUNCTYPE(None, ctypes.c_char_p, u64)(lambda call, stream: look(ca
 def look(call):
     if call == b"copy":
         with open(os.environ["ECLIP_BOARD"], "rb") as file:
-            row = file.read()[192:]
+            row = file.read()[512:]
         say(1, int.from_bytes(row[8:16], "little", signed=True) != -(1 << 62))
         say(2)
 launch(0)
@@ -419,7 +421,7 @@ time.sleep(1000)
     with running(native, tmp_path, body, "background"):
         assert until(lambda: len(rows_of(board, BACKGROUND)) == 1)
         (row,) = rows_of(board, BACKGROUND)
-        child = int(board.words[row, 8])
+        child = int(board.words[row, PID])
         os.kill(child, signal.SIGKILL)
         assert until(lambda: rows_of(board, BACKGROUND) == [])
 
@@ -469,7 +471,7 @@ def test_a_board_that_cannot_be_used_is_said_once_and_nothing_else(
         _, errors = program.child.communicate(timeout=PATIENCE_S)
         assert program.child.returncode == 0
     (line,) = errors.splitlines()
-    assert "is of version 99, and this eclip's is 2" in line
+    assert "is of version 99, and this eclip's is 3" in line
     assert program.launched == 50
 
 
@@ -482,7 +484,7 @@ def test_the_board_is_where_python_looks_for_it(native: Native, tmp_path: Path) 
         assert path.stat().st_mode & 0o777 == 0o600
         with open_board(path) as opened:
             (row,) = rows_of(opened, SERVICE)
-            assert bytes(opened.words[row, 16:]).startswith(b"service-")
+            assert bytes(opened.words[row, NAME:]).startswith(b"service-")
 
 
 def test_many_processes_join_at_once(native: Native, board: Board, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ MOST_LINES = {"design.md": 60, "core.md": 250, "design": 100}
 
 def test_readme_is_short_and_starts_with_two_commands() -> None:
     text = (ROOT / "README.md").read_text()
-    assert len(text.splitlines()) <= 150
+    assert len(text.splitlines()) <= 140
     assert "make demo" in text and "make test" in text
 
 

@@ -28,12 +28,25 @@ from eclip.core.plan import FOREIGN, Plan, Promise, Slack
 
 Ints = npt.NDArray[np.int64]
 
-# The words of a row. A row of zeros has no owner. What others decide by fills one cache line;
-# what a person may want to see is behind it.
+# The words of a row: eight cache lines. A row of zeros has no owner. Others decide by the first two
+# lines; what a person may want to see is behind them.
 TIER, BUSY_SINCE, DEADLINE, LEFT, HEARTBEAT, BOUND, SOME, NONE = range(8)
-PID, SERVED, LAUNCHED, YIELDED, MOVED, CROSSED, LONGEST_PAUSE, TAIL = range(8, 16)
-NAME = 16  # and the words behind it
-WORDS = 24
+# A service's account (core/credit.py). STRICT says why background launches nothing beside it,
+# LATEST from when on one of its requests cannot be in time any more. ACCOUNT is the row that holds
+# the account: replicas of one service share one, and LOCK keeps their threads apart.
+STRICT, LATEST, ACCOUNT, CREDIT, GAIN, LOCK, STRICT_SINCE, DRAW = range(8, 16)
+# What the account has counted, requests first. AUDITED and FREE are requests of busy periods that
+# began so; STRICT_NS is one word for each reason to be strict.
+COUNTED, LATE, LOST, LATE_STRICT, LATE_HOST, AUDITED, AUDITED_LATE, FREE = range(16, 24)
+FREE_LATE, STRICT_NS = 24, 25
+PID, SERVED, LAUNCHED, YIELDED, MOVED, CROSSED, LONGEST_PAUSE, TAIL = range(32, 40)
+# Of a process: units that it wants and holds (0: all), slices as bit sets, changes of them done.
+UNITS_WANTED, UNITS_HELD, SLICES_HELD, SLICES_WANTED, CHANGES = 40, 41, 42, 46, 50
+SLICE_WORDS = 4
+# Bytes it may allocate (0: no cap) and has; requests that it has marked as begun and as ended.
+MEMORY_CAP, MEMORY_USED, BEGUN, ENDED = range(51, 55)
+NAME = 56  # and the words behind it
+WORDS = 64
 NAME_BYTES = 8 * (WORDS - NAME)
 NOBODY, SERVICE, BACKGROUND = 0, 1, 2  # tiers
 IDLE = -(1 << 62)  # in BUSY_SINCE; times may be negative

@@ -55,7 +55,7 @@ from eclip.errors import ArtefactError, DeviceError, UsageError
 
 VARIABLE = "ECLIP_BOARD"  # a file, or a folder with a file for every GPU
 MAGIC = int.from_bytes(b"eclipbrd", "little")
-VERSION = 2
+VERSION = 3
 ROW_BYTES = 8 * WORDS
 FIRST_ROW = ROW_BYTES  # where row 0 begins: the header has as much room as a row
 SIZE = FIRST_ROW + MOST_ROWS * ROW_BYTES

@@ -59,6 +59,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     homes: dict[str, tuple[int, ...]]
     policy: str
     notes: tuple[str, ...] = ()  # for the log
+    parts: dict[str, float] = {}  # seconds of planning, by what was done; for the log
 
     @property
     def known_rps(self) -> dict[str, float]:
@@ -139,6 +140,7 @@ class Deployed(msgspec.Struct, frozen=True, tag=True):
     generation: int
     seconds: float
     failed: dict[int, str]  # services that could not be loaded, and why
+    parts: dict[str, float] = {}  # seconds, by what was done; for the log
 
 
 class NotDeployed(msgspec.Struct, frozen=True, tag=True):

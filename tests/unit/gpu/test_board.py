@@ -87,7 +87,7 @@ def test_a_board_is_the_users_alone_and_put_in_place_whole(path: Path) -> None:
         os.umask(before)
     assert path.stat().st_mode & 0o777 == 0o600
     assert struct.unpack("=8q", path.read_bytes()[:64]) == (*boards.HEADER, 0, 0, 0, 0)
-    assert path.stat().st_size == boards.SIZE == 192 * 257
+    assert path.stat().st_size == boards.SIZE == 512 * 257
     assert path.stat().st_blocks * 512 >= boards.SIZE, "its space is not taken"
     assert list(path.parent.iterdir()) == [path], "a draft is left"
 
@@ -135,9 +135,10 @@ def damage(path: Path, how: str) -> None:
     if how == "foreign":
         content[:8] = b"somebody"
     elif how == "version":
-        content[8:16] = struct.pack("=q", 1)
+        content[8:16] = struct.pack("=q", 2)
+        del content[24 * 8 * 257 :]  # as long as boards of version 2
     elif how == "newer and longer":
-        content[8:16] = struct.pack("=q", 3)
+        content[8:16] = struct.pack("=q", 4)
         content += bytes(4096)
     elif how == "rows":
         content[16:24] = struct.pack("=q", 1000)
@@ -170,8 +171,8 @@ def damage(path: Path, how: str) -> None:
         ("cut", "is no board of eclip"),
         ("empty", "is no board of eclip"),
         ("pipe", "is no board of eclip"),
-        ("version", "is of version 1, and this eclip's is 2"),
-        ("newer and longer", "is of version 3, and this eclip's is 2"),
+        ("version", "is of version 2, and this eclip's is 3"),
+        ("newer and longer", "is of version 4, and this eclip's is 3"),
         ("rows", "is damaged"),
         ("short", "is damaged"),
         ("long", "is damaged"),
@@ -289,6 +290,7 @@ CONSTANTS = {
     "ECLIP_BOARD_ROWS": MOST_ROWS,
     "ECLIP_BOARD_WORDS": WORDS,
     "ECLIP_BOARD_NAME_BYTES": rules.NAME_BYTES,
+    "ECLIP_SLICE_WORDS": rules.SLICE_WORDS,
     "ECLIP_NOBODY": rules.NOBODY,
     "ECLIP_SERVICE": SERVICE,
     "ECLIP_BACKGROUND": BACKGROUND,
@@ -312,6 +314,24 @@ CONSTANTS = {
     "offsetof(struct eclip_board_row, bound_ns)": 8 * BOUND,
     "offsetof(struct eclip_board_row, some_ns)": 8 * SOME,
     "offsetof(struct eclip_board_row, none_ns)": 8 * NONE,
+    "offsetof(struct eclip_board_row, strict)": 8 * rules.STRICT,
+    "offsetof(struct eclip_board_row, latest)": 8 * rules.LATEST,
+    "offsetof(struct eclip_board_row, account)": 8 * rules.ACCOUNT,
+    "offsetof(struct eclip_board_row, credit)": 8 * rules.CREDIT,
+    "offsetof(struct eclip_board_row, gain)": 8 * rules.GAIN,
+    "offsetof(struct eclip_board_row, lock)": 8 * rules.LOCK,
+    "offsetof(struct eclip_board_row, strict_since)": 8 * rules.STRICT_SINCE,
+    "offsetof(struct eclip_board_row, draw)": 8 * rules.DRAW,
+    "offsetof(struct eclip_board_row, counted)": 8 * rules.COUNTED,
+    "offsetof(struct eclip_board_row, late)": 8 * rules.LATE,
+    "offsetof(struct eclip_board_row, lost)": 8 * rules.LOST,
+    "offsetof(struct eclip_board_row, late_strict)": 8 * rules.LATE_STRICT,
+    "offsetof(struct eclip_board_row, late_host)": 8 * rules.LATE_HOST,
+    "offsetof(struct eclip_board_row, audited)": 8 * rules.AUDITED,
+    "offsetof(struct eclip_board_row, audited_late)": 8 * rules.AUDITED_LATE,
+    "offsetof(struct eclip_board_row, free)": 8 * rules.FREE,
+    "offsetof(struct eclip_board_row, free_late)": 8 * rules.FREE_LATE,
+    "offsetof(struct eclip_board_row, strict_ns)": 8 * rules.STRICT_NS,
     "offsetof(struct eclip_board_row, pid)": 8 * rules.PID,
     "offsetof(struct eclip_board_row, served)": 8 * rules.SERVED,
     "offsetof(struct eclip_board_row, launched)": 8 * rules.LAUNCHED,
@@ -320,6 +340,15 @@ CONSTANTS = {
     "offsetof(struct eclip_board_row, crossed)": 8 * rules.CROSSED,
     "offsetof(struct eclip_board_row, longest_pause_ns)": 8 * rules.LONGEST_PAUSE,
     "offsetof(struct eclip_board_row, tail_ns)": 8 * rules.TAIL,
+    "offsetof(struct eclip_board_row, units_wanted)": 8 * rules.UNITS_WANTED,
+    "offsetof(struct eclip_board_row, units_held)": 8 * rules.UNITS_HELD,
+    "offsetof(struct eclip_board_row, slices_held)": 8 * rules.SLICES_HELD,
+    "offsetof(struct eclip_board_row, slices_wanted)": 8 * rules.SLICES_WANTED,
+    "offsetof(struct eclip_board_row, changes)": 8 * rules.CHANGES,
+    "offsetof(struct eclip_board_row, memory_cap)": 8 * rules.MEMORY_CAP,
+    "offsetof(struct eclip_board_row, memory_used)": 8 * rules.MEMORY_USED,
+    "offsetof(struct eclip_board_row, begun)": 8 * rules.BEGUN,
+    "offsetof(struct eclip_board_row, ended)": 8 * rules.ENDED,
     "offsetof(struct eclip_board_row, name)": 8 * rules.NAME,
 }
 

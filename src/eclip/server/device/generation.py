@@ -34,6 +34,7 @@ from eclip.server.device.models import (
     example_inputs,
     find_function,
 )
+from eclip.server.device.parts import Parts
 from eclip.server.link import IN_FLIGHT, Answer, DeviceOrder, Link, Slots
 from eclip.server.messages import Tensor
 from eclip.server.tensors import DATATYPES, from_raw, to_raw
@@ -110,6 +111,7 @@ class Generation(Closing):
         device: Device,
         slots: Mapping[int, Mapping[int, Slots]],
         wake: Callable[[], None],
+        parts: Parts | None = None,
     ) -> None:
         self.number = deployment.generation
         self.failed: dict[int, str] = {}
@@ -121,18 +123,22 @@ class Generation(Closing):
         self._done: collections.deque[OpenOrder] = collections.deque()  # their function has ended
         self._stack = contextlib.ExitStack()
         try:
-            self.session = self._open(device, slots)
+            self.session = self._open(device, slots, parts or Parts())
         except BaseException:
             self._stack.close()
             raise
 
-    def _open(self, device: Device, slots: Mapping[int, Mapping[int, Slots]]) -> Session:
+    def _open(
+        self, device: Device, slots: Mapping[int, Mapping[int, Slots]], parts: Parts
+    ) -> Session:
         deployment, specs = self._deployment, self._deployment.specs
         announce_files(spec.settings for spec in specs)
-        profiles = profiles_of(specs, host_of(device, deployment.server))
-        plan = store.load(deployment.plan, Plan)
+        with parts.part("profiles"):
+            profiles = profiles_of(specs, host_of(device, deployment.server))
+            plan = store.load(deployment.plan, Plan)
         kind = device.source_kind(plan.sharing)
-        sources = [make_source(kind, profile, device) for profile in profiles]
+        with parts.part("captures"):
+            sources = [make_source(kind, profile, device) for profile in profiles]
         program = lower(plan, [profile.trace for profile in profiles])
         # One more slot for every service, to warm it in: in the others, fronts and the generation
         # that runs may be at work.
@@ -141,7 +147,8 @@ class Generation(Closing):
             for spec in specs
             if not device.modelled
         }
-        session = self._stack.enter_context(device.open(program, sources))
+        with parts.part("instantiating"):
+            session = self._stack.enter_context(device.open(program, sources))
         first = 0
         of_workers: list[ServiceSpec] = []
         for spec in specs:
@@ -157,18 +164,20 @@ class Generation(Closing):
                 continue
             stage = self.stages[spec.id] = Stage(spec, workers, function)
             self._stack.callback(stage.threads.shutdown, wait=False, cancel_futures=True)
-        if device.modelled:
-            most = max(spec.slots.count for spec in specs)
-            session.serve(len(slots) * most + 1)
-        else:
-            of_attachments = [*(slots[attachment] for attachment in range(len(slots))), spare]
-            session.serve(
-                [
-                    _device_slots(spec, worker.model.batch, of_attachments)
-                    for spec, worker in zip(of_workers, plan.workers, strict=True)
-                ]
-            )
-        _warm(session, [len(slots) * spec.slots.count for spec in of_workers])
+        with parts.part("slots"):
+            if device.modelled:
+                most = max(spec.slots.count for spec in specs)
+                session.serve(len(slots) * most + 1)
+            else:
+                of_attachments = [*(slots[attachment] for attachment in range(len(slots))), spare]
+                session.serve(
+                    [
+                        _device_slots(spec, worker.model.batch, of_attachments)
+                        for spec, worker in zip(of_workers, plan.workers, strict=True)
+                    ]
+                )
+        with parts.part("warming"):
+            _warm(session, [len(slots) * spec.slots.count for spec in of_workers])
         return session
 
     @property

@@ -44,6 +44,7 @@ from eclip.server.control import (
 )
 from eclip.server.counters import Count, CounterPages
 from eclip.server.device.generation import AttachedFront, Generation
+from eclip.server.device.parts import Parts, process_age_s
 from eclip.server.link import Answer, DeviceOrder, Link, Signal, Slots
 
 _LOOK_S = 1.0  # how often it looks for what hangs
@@ -84,8 +85,9 @@ class EnergyMeter(threading.Thread):
 
 
 class DeviceProcess:
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, parts: Parts | None = None) -> None:
         self._channel = channel
+        self._parts = parts or Parts()  # of what is opened next
         self._selector = selectors.DefaultSelector()
         self._device: Device | None = None
         self._counters: CounterPages | None = None
@@ -232,10 +234,13 @@ class DeviceProcess:
         opened: Generation | str
         try:
             if self._device is None:
-                topology = find_topology(server.topology)
-                calibration = find_calibration(None, topology)
-                self._device = open_device(server.device, topology, calibration)
-            opened = Generation(deploy.deployment, self._device, self._slots, self._woken.raise_)
+                with self._parts.part("device"):
+                    topology = find_topology(server.topology)
+                    calibration = find_calibration(None, topology)
+                    self._device = open_device(server.device, topology, calibration)
+            opened = Generation(
+                *(deploy.deployment, self._device, self._slots, self._woken.raise_), self._parts
+            )
         except EclipError as error:
             opened = str(error)
         except Exception as error:  # a model of the user's may raise anything
@@ -256,7 +261,7 @@ class DeviceProcess:
             self._meter = EnergyMeter(self._device, self._counters)
             self._meter.start()
         gc.freeze()  # what was just made stays: no need to look at it again and again
-        self._channel.send(Deployed(number, seconds, opened.failed))
+        self._channel.send(Deployed(number, seconds, opened.failed, self._parts.take()))
 
     def _finish(self) -> None:
         """Say what has come to its end."""
@@ -301,7 +306,10 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when to end
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.setswitchinterval(_SWITCH_S)
-    get_ready()  # a spare process waits long enough
+    parts = Parts()
+    parts.add("imports", process_age_s())
+    with parts.part("numba's tables"):
+        get_ready()  # a spare process waits long enough
     with Channel(socket.socket(fileno=descriptor)) as channel:
-        DeviceProcess(channel).run()
+        DeviceProcess(channel, parts).run()
     os._exit(0)  # a function that hangs in its thread may not keep us

@@ -56,6 +56,10 @@ class DeviceKeeper:
         # The next process, started ahead: it has imported what it needs, which takes seconds.
         self._spare: Child | None = None
 
+    async def start_ahead(self) -> None:
+        """Start the first process beside what is done before it is needed."""
+        self._spare = await start_child("device.process")
+
     async def keep(
         self,
         attachments: Iterable[Attachment],
@@ -79,7 +83,10 @@ class DeviceKeeper:
             if isinstance(answer, Deployed):
                 self.up = True
                 self._log.write(
-                    "device process is ready", pid=child.pid, seconds=round(answer.seconds, 2)
+                    "device process is ready",
+                    pid=child.pid,
+                    seconds=round(answer.seconds, 2),
+                    parts=answer.parts,
                 )
                 self._changed(answer)
                 self._bell.ring()

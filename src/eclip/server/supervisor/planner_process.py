@@ -28,6 +28,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     seconds: float  # of search; 0: none
     may_measure: bool  # models without a profile: nothing runs that it would disturb
+    smallest: bool = False  # of every service the smallest bucket only
 
 
 class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +40,10 @@ def main() -> None:
     """From stdin to stdout."""
     from eclip.server.device.deploying import make_deployment
     from eclip.server.device.models import announce_files
+    from eclip.server.device.parts import Parts, process_age_s
+
+    parts = Parts()
+    parts.add("imports", process_age_s())
 
     request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=PlanRequest)
     announce_files(request.config.services)
@@ -53,6 +58,8 @@ def main() -> None:
             folder=Path(request.folder),
             seconds=request.seconds,
             log=ServerLog() if request.may_measure else None,
+            parts=parts,
+            smallest=request.smallest,
         )
         answer = PlanAnswer(deployment=deployment)
     except EclipError as error:
