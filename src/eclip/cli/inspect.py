@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from eclip.cli import explain, results, screen
+from eclip.cli.fleet import print_placement
 from eclip.cli.options import JsonOption
 from eclip.core.calibration import Calibration
 from eclip.core.fingerprint import Fingerprint
@@ -26,9 +27,7 @@ from eclip.files.comparison import Comparison
 from eclip.files.machine import Machine
 from eclip.files.observations import Observations
 from eclip.files.store import Artefact
-
-if TYPE_CHECKING:
-    from eclip.reports.exports import Export
+from eclip.reports.exports import Export, read_export
 
 _ROWS = 12  # of the longest kernels
 
@@ -38,8 +37,6 @@ def inspect(
     as_json: JsonOption = False,
 ) -> None:
     """Show the contents of any file that eclip wrote."""
-    from eclip.reports.exports import read_export
-
     if store.holds_results(file):
         results.results(file, as_json=as_json)
     elif store.kind_at(file) is None and (export := read_export(file)) is not None:
@@ -56,8 +53,6 @@ def show(artefact: Artefact, as_json: bool) -> None:
 
 
 def _show_export(export: Export, as_json: bool) -> None:
-    from eclip.cli.fleet import print_placement
-
     if export.placement is not None and as_json:
         screen.print_json(export.placement)
     elif export.placement is not None:

@@ -312,8 +312,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         workers = len(self.workers)
         if sum(trial.chosen for trial in evidence.trials) != 1:
             raise ValueError("of the trials of a search, one is the chosen plan's")
-        if len(evidence.bounds_ms) not in (0, workers):
-            raise ValueError(f"the evidence needs {workers} bounds, or none")
+        if len(evidence.bounds_ms) not in (
+            (workers,) if evidence.objective == "slo" else (0, workers)
+        ):
+            raise ValueError(f"the evidence needs the bounds of {workers} workers")
         for trial in evidence.trials:
             if {len(trial.ratios), len(trial.p99_ms)} != {workers}:
                 raise ValueError(f"the trial {trial.label!r} needs a ratio and p99 of every worker")

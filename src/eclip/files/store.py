@@ -401,7 +401,7 @@ def _decode(data: bytes, where: str) -> Artefact:
         )
     if (number := beyond_exact(body)) is not None:
         raise ArtefactError(
-            f"{where} is not {_a(kind, 'valid ')}: it holds {number}, "
+            f"{where} is not {_a(kind, 'valid ')}: it holds {str(number)[:20]}, "
             f"and a whole number is at most {MOST_EXACT}"
         )
     try:

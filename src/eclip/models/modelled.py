@@ -96,9 +96,9 @@ def model_profile(
     )
     traffic = weights, misses, hits = _traffic(ops, calibration)
     busy = _busy_ns(ops, traffic, sizes, topology, calibration)
-    if not (busy < _MOST_NS).all():
+    if not ((busy >= 0) & (busy < _MOST_NS)).all():  # beyond, the conversion had overflown
         raise MismatchError(
-            f"a kernel of {model} would take {busy.max() / 1e9:.3g} s with this calibration; "
+            f"a kernel of {model} would take over {_MOST_NS / 1e9:.0f} s with this calibration; "
             f"correct its unit_flops, unit_bytes_per_s, dram_bytes_per_s and l2_bytes_per_s"
         )
     gap_ns = calibration.compute.gap_ns

@@ -117,7 +117,7 @@ def decode_placement(data: bytes, where: str) -> Placement:
     try:
         return msgspec.json.decode(data, type=Placement)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ArtefactError(f"{where} is no valid placement: {error}") from None
+        raise ArtefactError(f"{where} is no placement: {error}") from None
 
 
 def save_placement(placement: Placement, path: Path) -> None:
