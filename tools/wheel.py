@@ -1,12 +1,16 @@
-"""Builds libeclip into a wheel. An editable install leaves it to `make native`.
+"""Builds libeclip and compiled code into a wheel. An editable install leaves it to `make native`.
 
 With ziglang (`make wheel`) the library needs no newer C library than glibc 2.28. The wheel's tag
 says what the library really needs, whoever compiled it.
+
+Compiled code (src/eclip/jit.py) is for this version of Python and numba; with others a server
+compiles at its first start. Compiling needs eclip's requirements, which an isolated build lacks.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
 import re
 import shutil
@@ -45,10 +49,27 @@ def build(native: Path, compiler: str) -> list[Path]:
     return libraries
 
 
+def precompile(source: Path, folder: Path) -> bool:
+    """Fill the folder with compiled code; False: what eclip needs to run is not here."""
+    if any(importlib.util.find_spec(name) is None for name in ("numba", "msgspec", "numpy")):
+        return False
+    command = [sys.executable, "-m", "eclip.server.device.precompile", str(folder)]
+    subprocess.run(command, env=os.environ | {"PYTHONPATH": str(source)}, check=True)
+    return True
+
+
 class LibeclipHook(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if version == "editable":
             return
+        compiled = Path(self.root) / "native" / "build" / "wheel" / "compiled"
+        if precompile(Path(self.root) / "src", compiled):
+            build_data["force_include"][str(compiled)] = "eclip/lib/compiled"
+        else:
+            self.app.display_warning(
+                "numba is not here: the wheel is built without compiled code; after the "
+                "installation call python -m eclip.server.device.precompile"
+            )
         found = compiler()
         if found is None:
             self.app.display_warning(

@@ -14,6 +14,7 @@ from eclip.core.device import Device
 from eclip.core.topology import Topology
 from eclip.errors import UsageError, unknown_name
 from eclip.gpu.findings import Finding
+from eclip.gpu.partition import LaneMaker
 from eclip.progress import Progress
 
 _NAME = re.compile(r"(?P<kind>[a-z]+)(?::(?P<index>\d{1,3}))?", re.ASCII)
@@ -38,6 +39,37 @@ def _parse(name: str) -> tuple[str, int]:
     if match is None or match["kind"] not in _OPENERS:
         raise unknown_name("device", name, ["sim", *_measured_names()])
     return match["kind"], int(match["index"] or 0)
+
+
+def open_lanes(name: str) -> LaneMaker:
+    """What makes lanes on the GPU of this name for a program that uses the GPU by itself."""
+    kind, index = _parse(name)
+    if kind == "cuda":
+        from eclip.cuda.lanes import CudaLanes
+
+        return CudaLanes(index)
+    if kind == "hip":
+        from eclip.hip.driver import HipGpu, check_version
+        from eclip.hip.lanes import HipLanes
+
+        gpu = HipGpu(index)
+        check_version(gpu.version)
+        return HipLanes(gpu)
+    raise UsageError(f"a simulator has no streams; choose one of: {', '.join(_measured_names())}")
+
+
+def uuid_of(name: str) -> str:
+    """The UUID of the GPU of this name, without making lanes on it."""
+    kind, index = _parse(name)
+    if kind == "cuda":
+        from eclip.cuda.driver import uuid_of as cuda_uuid
+
+        return cuda_uuid(index)
+    if kind == "hip":
+        from eclip.hip.driver import HipGpu
+
+        return HipGpu(index).uuid
+    raise UsageError(f"a simulator has no UUID; choose one of: {', '.join(_measured_names())}")
 
 
 @dataclass(frozen=True)

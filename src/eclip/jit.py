@@ -4,12 +4,17 @@ Compiled code holds no GIL and is cached on disk: only the first run of a checko
 cache is numba's own (``NUMBA_CACHE_DIR``, beside the source, or in the home folder). If none of
 these can be written, the cache is a private folder in the temporary directory. Caches hold code, so
 a folder that other users can write is never used. Without a cache, every process compiles again.
+
+A wheel and an image bring compiled code along (``SHIPPED``), so a new pod with an empty cache
+compiles nothing. That code runs on any processor of its architecture. It counts only for the same
+sources, the same versions of numba and Python; a cache comes first.
 """
 
 import contextlib
 import hashlib
 import os
 import stat
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +23,8 @@ from typing import Any, TypeVar, cast
 import numba
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import config, event
-from numba.core.caching import FunctionCache
+from numba.core.caching import FunctionCache, IndexDataCacheFile, NullCache
+from numba.core.compiler import CompileResult
 from numba.extending import intrinsic
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -26,6 +32,12 @@ F = TypeVar("F", bound=Callable[..., object])
 # Of what is really compiled, and not read from a cache.
 _TIMER: Any = event.TimingListener()  # type: ignore[no-untyped-call]
 event.register("numba:compile", _TIMER)  # type: ignore[no-untyped-call]
+
+SHIPPED = Path(__file__).parent / "lib" / "compiled"  # of the package; there may be none
+# For the process that compiles what is shipped: the folder to fill. Numba must be told to compile
+# for every processor, by these variables.
+FILL = "ECLIP_COMPILED"
+EVERY_PROCESSOR = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
 
 _config: Any = config  # numba sets its attributes at import, so mypy does not know them
 
@@ -42,12 +54,7 @@ def compiled_with(*files: str) -> Callable[[F], F]:
     """
 
     def decorate(function: F) -> F:
-        dispatcher = _compile(function)
-        if dispatcher.stats.cache_path is not None:
-            digest = hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()
-            index = dispatcher._cache._cache_file
-            index._source_stamp = (index._source_stamp, digest)
-        return cast(F, dispatcher)
+        return cast(F, _compile(function, *files))
 
     return decorate
 
@@ -95,32 +102,100 @@ def _nothing() -> int:
     return 0
 
 
-def _compile(function: Callable[..., object]) -> Any:
+def _compile(function: Callable[..., object], *files: str) -> Any:
     # Reassociation lets sums use vector instructions; NaN and infinity keep their meaning.
     dispatcher: Any = numba.njit(nogil=True, error_model="numpy", fastmath={"reassoc", "nsz"})(
         function
     )
-    cache = _cache_of(function)
-    if cache is not None:
-        dispatcher._cache = cache  # as ``cache=True`` does
+    shipped = _Shipped(function, files)
+    dispatcher._cache = _cache_of(function, files, shipped) or _Uncached(shipped)
     return dispatcher
+
+
+def _digest(files: tuple[str, ...]) -> str:
+    return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()
+
+
+class _Shipped:
+    """A function's code that came with the package."""
+
+    def __init__(self, function: Callable[..., object], files: tuple[str, ...]) -> None:
+        name = f"{function.__module__}.{function.__qualname__}"
+        python = f"py{sys.version_info[0]}{sys.version_info[1]}"
+        self._folder = Path(os.environ.get(FILL, SHIPPED))
+        self._function, self._files = function, files
+        self._name = f"{name}.{python}"
+
+    def load(self, sig: Any, target_context: Any) -> Any:
+        """The code, or None: there is none, or it is of other sources."""
+        if not self._folder.is_dir():
+            return None
+        target_context.refresh()
+        try:
+            data = self._file.load(_key(sig, target_context.codegen()))  # type: ignore[no-untyped-call]
+            if data is None:
+                return None
+            return CompileResult._rebuild(target_context, *data)  # type: ignore[no-untyped-call]
+        except Exception:  # of another numba, or damaged: it is compiled again
+            return None
+
+    def save(self, sig: Any, data: Any) -> None:
+        if FILL in os.environ:
+            _, *processor = data.codegen.magic_tuple()
+            if processor != [*EVERY_PROCESSOR.values()]:
+                raise RuntimeError(f"compiled for {processor}, not for every processor")
+            self._file.save(_key(sig, data.codegen), data._reduce())  # type: ignore[no-untyped-call]
+
+    @property
+    def _file(self) -> IndexDataCacheFile:
+        sources = (str(self._function.__code__.co_filename), *self._files)
+        stamp = _digest(sources)
+        return IndexDataCacheFile(str(self._folder), self._name, stamp)  # type: ignore[no-untyped-call]
+
+
+def _key(sig: Any, codegen: Any) -> tuple[Any, str]:
+    return sig, codegen.magic_tuple()[0]  # the architecture, without the processor
+
+
+class _Uncached(NullCache):
+    """Where nothing can be written: what is shipped, and nothing else."""
+
+    def __init__(self, shipped: _Shipped) -> None:
+        self._shipped = shipped
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        return self._shipped.load(sig, target_context)
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        self._shipped.save(sig, data)
 
 
 class _Cache(FunctionCache):
     """Numba's cache. A disk that is full or read-only, or an older cache, does not break it."""
 
-    def __init__(self, function: Callable[..., object]) -> None:
+    def __init__(
+        self, function: Callable[..., object], files: tuple[str, ...], shipped: _Shipped
+    ) -> None:
         super().__init__(function)  # type: ignore[no-untyped-call]
+        self._shipped = shipped
+        if files:
+            index = self._cache_file
+            index._source_stamp = (index._source_stamp, _digest(files))
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """The cached code, or None. A cache of an older eclip may name classes that are gone; such
-        a cache is flushed."""
+        """The cached code, what is shipped, or None. A cache of an older eclip may name classes
+        that are gone; such a cache is flushed."""
         try:
-            return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+            found = super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
         except Exception:
+            found = None
             with contextlib.suppress(OSError):
                 self.flush()  # type: ignore[no-untyped-call]
-            return None
+        return found or self._shipped.load(sig, target_context)
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+        self._shipped.save(sig, data)
 
     @contextlib.contextmanager
     def _guard_against_spurious_io_errors(self) -> Iterator[None]:
@@ -128,10 +203,12 @@ class _Cache(FunctionCache):
             yield
 
 
-def _cache_of(function: Callable[..., object]) -> _Cache | None:
+def _cache_of(
+    function: Callable[..., object], files: tuple[str, ...], shipped: _Shipped
+) -> _Cache | None:
     """A cache in the first folder that can be written; None without such a folder."""
     with contextlib.suppress(RuntimeError):  # numba found no place
-        return _Cache(function)
+        return _Cache(function, files, shipped)
     folder = _private_folder()
     if folder is None:
         return None
@@ -139,7 +216,7 @@ def _cache_of(function: Callable[..., object]) -> _Cache | None:
     _config.CACHE_DIR = str(folder)  # read when a cache is made, and not again
     try:
         with contextlib.suppress(RuntimeError):
-            return _Cache(function)
+            return _Cache(function, files, shipped)
         return None
     finally:
         _config.CACHE_DIR = given

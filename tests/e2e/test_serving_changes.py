@@ -15,7 +15,7 @@ import pytest
 from eclip.errors import DeviceError, UsageError
 from eclip.server.control import Deployment
 from eclip.server.counters import Count
-from eclip.server.messages import RefusedError
+from eclip.server.messages import Reason, RefusedError
 from eclip.server.supervisor import device_keeper, drift
 from eclip.server.supervisor.planner_process import PlanRequest
 from served_core import (
@@ -353,3 +353,32 @@ def test_background_that_gives_way_is_counted_and_a_hanging_function_harms_nobod
         assert seen["right"] > 0 and set(seen) <= {"right", "not ready"}
     finally:
         driver.close()
+
+
+def test_a_staged_server_answers_in_its_smallest_batch_and_opens_the_others_then() -> None:
+    with Driver(config_of({**ADD, "instances": 2}, staged=True)) as driver:
+        served = driver.served
+        assert served.core.models["add"].max_batch == 4  # a client need not know
+
+        async def refused() -> RefusedError | None:
+            """What two rows are told, unless their bucket is there already."""
+            if served.core.behind.services["add"].spec.buckets == (1,):
+                with pytest.raises(RefusedError, match="not ready for 2 rows") as refusal:
+                    await served.core.infer(add_request(3, rows=2))
+                return refusal.value
+            return None
+
+        refusal = driver(refused())
+        assert refusal is None or refusal.reason is Reason.NOT_READY
+
+        async def complete() -> None:
+            while '"complete"' not in served.log.getvalue():
+                response = await served.core.infer(add_request(3))
+                assert output(response, "sum").tolist() == [[7] * 4]
+
+        driver(complete())
+        (spec,) = served.supervisor.services.deployed.specs
+        assert (spec.buckets, spec.settings.replicas) == ((1, 4), 2)
+        response = driver(served.core.infer(add_request(5, rows=4)))
+        assert output(response, "sum").tolist() == [[11] * 4] * 4
+        assert served.core.ready

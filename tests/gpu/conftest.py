@@ -181,18 +181,8 @@ def sms_of(device: CudaDevice, stressors: Stressors) -> Callable[[Mask], frozens
     """The SMs that a kernel launched on a lane of this mask sees."""
 
     def look(mask: Mask) -> frozenset[int]:
-        seen = np.zeros(256, dtype=np.uint32)
-        data = int(call(cu.cuMemAlloc, seen.nbytes))
-        try:
-            call(cu.cuMemsetD32, data, 0, len(seen))
-            call(cu.cuCtxSynchronize)
-            with contextlib.closing(LanePool(device.slices, [mask])) as pool:
-                stressors.launch("where", pool.lanes[0].stream, 4000, 128, data, 20_000, 0)
-                call(cu.cuStreamSynchronize, pool.lanes[0].stream)
-            call(cu.cuMemcpyDtoH, seen.ctypes.data, data, seen.nbytes)
-        finally:
-            call(cu.cuMemFree, data)
-        return frozenset(np.flatnonzero(seen).tolist())
+        with contextlib.closing(LanePool(device.slices, [mask])) as pool:
+            return stressors.sms_of(pool.lanes[0].stream)
 
     return look
 

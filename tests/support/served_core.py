@@ -70,7 +70,8 @@ _DATATYPES = {
 
 
 def config_of(*services: Mapping[str, Any], **server: Any) -> ServingConfig:
-    settings = {"http_port": 0, "grpc_port": 0, "replan": False, "grace_seconds": 0.0, **server}
+    settings = {"http_port": 0, "grpc_port": 0, "replan": False, "grace_seconds": 0.0}
+    settings |= {"staged": False, **server}
     return make_config({"server": settings, "service": list(services)}, "the test")
 
 

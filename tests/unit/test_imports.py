@@ -29,6 +29,7 @@ MAY_IMPORT = {
         "planner": "models sim files core jit progress",
         "capture": f"models {DEVICES} files core progress",
         "programs": f"models {DEVICES} files core",
+        "pytorch": f"{DEVICES} core",
         "varout": f"capture {DEVICES} files core",
         "rig": "planner capture files core progress",
         "tune": f"{RIG} progress",

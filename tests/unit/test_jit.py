@@ -194,3 +194,48 @@ def test_cache_of_an_older_version_is_made_anew(tmp_path: Path) -> None:
     index.write_bytes(version + b"\x80\x04cmodule\nGone\n.")
     assert double() == "6"
     assert index.read_bytes() != version + b"\x80\x04cmodule\nGone\n."
+
+
+# Its argument is the folder of what is shipped.
+SHIPPED_SCRIPT = """
+import sys
+from pathlib import Path
+from eclip import jit
+jit.SHIPPED = Path(sys.argv[1])
+from module import quadruple
+assert quadruple(3) == 12
+print(jit.compiling_s() > 0)
+"""
+
+
+@pytest.mark.slow
+def test_what_is_shipped_is_not_compiled_again(tmp_path: Path) -> None:
+    shipped, module = tmp_path / "shipped", tmp_path / "module.py"
+    module.write_text(MODULE)
+    shipped.mkdir()
+
+    def compiles(cache: str, **more: str) -> bool:
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)]),
+            "NUMBA_CACHE_DIR": str(tmp_path / cache),
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", SHIPPED_SCRIPT, str(shipped)],
+            env=environment | more,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip() == "True"
+
+    assert compiles("first", **jit.EVERY_PROCESSOR, **{jit.FILL: str(shipped)})
+    assert len(list(shipped.glob("module.*.nbc"))) == 2
+    assert not compiles("second")  # whose cache is empty
+    module.write_text(MODULE.replace("2 * x", "x + x"))
+    assert compiles("third")  # of other sources
+    module.write_text(MODULE)
+    for file in shipped.iterdir():
+        file.write_bytes(b"damaged")
+    assert compiles("fourth")

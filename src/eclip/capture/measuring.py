@@ -45,6 +45,7 @@ def measure_profiles(
     energy_seconds: float = 1.0,  # per lane size; 0 measures none
     traffic: bool = True,  # count DRAM and L2 bytes with Nsight Compute
     limit_seconds: float = 180.0,  # that one model may take
+    quick: bool = False,  # times only: no energy, no memory traffic, nothing beside stressors
     progress: Progress,
 ) -> list[ModelKey]:
     """Measure every kernel of these models at every lane size; those that failed, with the reasons
@@ -66,7 +67,8 @@ def measure_profiles(
         progress.part(done / len(missing))
 
     progress.phase(f"profiling {len(missing)} models")
-    command = [str(gpu), str(energy_seconds), str(folder)]
+    command = [str(gpu), "0" if quick else str(energy_seconds), "quick" if quick else "full"]
+    command.append(str(folder))
     while done < len(missing) and not progress.stopped:
         rest = [str(model) for model in missing[done:]]
         reason = _measure([*command, *rest], rest, limit_seconds, finished, progress)
@@ -75,7 +77,7 @@ def measure_profiles(
             failed.append(missing[done])
             finished()
     measured = [model for model in models if file_of(folder, model).exists()]
-    if traffic and not progress.stopped:
+    if traffic and not quick and not progress.stopped:
         failed += _count_traffic(measured, folder, gpu, progress)
     return failed
 

@@ -292,7 +292,9 @@ def _beside_stressors(device: CudaDevice, graph: CapturedGraph) -> dict[str, flo
     return slowdown
 
 
-def _main(gpu: int, energy_seconds: float, folder: Path, keys: Sequence[str]) -> None:
+def _main(
+    gpu: int, energy_seconds: float, folder: Path, keys: Sequence[str], *, quick: bool
+) -> None:
     """The child of ``eclip profile``: prints a line when ready, and a line per finished model."""
     if torch.version.hip is None and torch.version.cuda is None:
         raise DeviceError(
@@ -314,7 +316,7 @@ def _main(gpu: int, energy_seconds: float, folder: Path, keys: Sequence[str]) ->
         model = parse_model(key)
         module, inputs = build(model)
         captured = capture(module, inputs, model)
-        profile = measure_profile(device, captured, energy_seconds=energy_seconds)
+        profile = measure_profile(device, captured, energy_seconds=energy_seconds, stress=not quick)
         del module, inputs, captured
         torch.cuda.empty_cache()
         store.save(profile, file_of(folder, model))
@@ -329,6 +331,7 @@ def _tell(word: str) -> None:
 
 if __name__ == "__main__":
     try:
-        _main(int(sys.argv[1]), float(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])
+        gpu, energy_seconds, kind, folder, *keys = sys.argv[1:]
+        _main(int(gpu), float(energy_seconds), Path(folder), keys, quick=kind == "quick")
     except EclipError as error:
         sys.exit(f"eclip: {error}")

@@ -7,12 +7,14 @@ primary context: captured graphs run there unchanged, which is what plain stream
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from eclip.core.topology import Mask, Topology
 from eclip.cuda.driver import CONNECTIONS, Gpu, call, cu
+from eclip.cuda.stressors import Stressors
 from eclip.errors import DeviceError
 from eclip.gpu.closing import Releases, noting
 
@@ -145,6 +147,34 @@ class LanePool:
         """Release everything, a lane's stream before its context, even if a release fails."""
         self.lanes = []
         self._releases.close()
+
+
+class CudaLanes:
+    """Lanes for programs that have a context already, such as PyTorch's (gpu/partition.py).
+
+    If CUDA is initialised already, the program keeps the number of hardware queues that it has.
+    """
+
+    def __init__(self, index: int = 0) -> None:
+        self.gpu = Gpu(index, insist=False)
+        self._slices = Slices(self.gpu)
+        self.topology = self._slices.topology()
+        self._pools: list[LanePool] = []  # never closed: a partition keeps its streams
+
+    def make_lane(self, mask: Mask) -> int:
+        with self.gpu.ready_to_close():
+            pool = LanePool(self._slices, [mask])
+        self._pools.append(pool)
+        return int(pool.lanes[0].stream)
+
+    def wait_for(self, stream: int) -> None:
+        with self.gpu.ready_to_close():
+            self.gpu.wait_for(stream)
+
+    def units_of(self, mask: Mask, stream: int) -> frozenset[int]:
+        """The numbers that kernels on this lane find in %smid."""
+        with self.gpu.ready_to_close(), contextlib.closing(Stressors(self.gpu)) as kernels:
+            return kernels.sms_of(stream)
 
 
 def cuda_priority(wanted: int) -> int:

@@ -116,6 +116,28 @@ class MaskedStreams:
         releases.close()
 
 
+class HipLanes:
+    """Lanes for programs that use HIP already, such as PyTorch's (gpu/partition.py)."""
+
+    def __init__(self, gpu: HipGpu) -> None:
+        self.gpu = gpu
+        self._streams = MaskedStreams(gpu)  # never closed: a partition keeps its streams
+        self.topology = read_topology(gpu)
+
+    def make_lane(self, mask: Mask) -> int:
+        with self.gpu.ready_to_close():
+            return self._streams.take(mask)
+
+    def wait_for(self, stream: int) -> None:
+        with self.gpu.ready_to_close():
+            self.gpu.wait_for(stream)
+
+    def units_of(self, mask: Mask, stream: int) -> frozenset[int]:
+        """The bits of the CU mask, which the runtime has confirmed when it made the stream."""
+        bits = slice_bits(self.gpu.build)
+        return frozenset(bit for index in mask for bit in bits[index])
+
+
 class MaskedLanes:
     """A session's lanes, in the order of its plan; their streams belong to ``MaskedStreams``."""
 

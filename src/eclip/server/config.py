@@ -169,6 +169,9 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     grace_seconds: float = 5.0  # after SIGTERM: not ready, but serving
     # How services share the device; none: they give way to each other as a search finds best.
     policy: str | None = None
+    # Answer as soon as the smallest batch of each service is ready, and open the others then; none:
+    # where opening takes long, on a GPU.
+    staged: bool | None = None
     replan: bool = True  # when measured rates drift
     replan_seconds: float = 5.0  # of a search
 

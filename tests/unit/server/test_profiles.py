@@ -27,7 +27,7 @@ from eclip.models.modelled import model_profile
 from eclip.planner.case import find_calibration, find_topology
 from eclip.server.config import ServingConfig, make_config
 from eclip.server.device import host as hosts
-from eclip.server.device.deploying import resolve
+from eclip.server.device.deploying import _unprofiled, resolve
 from eclip.server.device.host import ServingHost
 from eclip.server.device.models import announce_files
 from eclip.server.log import ServerLog
@@ -57,8 +57,10 @@ def test_the_first_start_measures_once(
 ) -> None:
     asked: list[ModelKey] = []
 
-    def measure(models: Sequence[ModelKey], folder: Path, *, gpu: int, **_: Any) -> list[ModelKey]:
-        assert gpu == 1
+    def measure(
+        models: Sequence[ModelKey], folder: Path, *, gpu: int, quick: bool, **_: Any
+    ) -> list[ModelKey]:
+        assert (gpu, quick) == (1, True)
         asked.extend(models)
         for model in models:
             made = model_profile(model, host.topology, host.calibration)
@@ -70,13 +72,54 @@ def test_the_first_start_measures_once(
     starting = replace(host, gpu=1, log=ServerLog(said))
     assert starting.profile(MODEL).model == MODEL
     assert [json.loads(line)["event"] for line in said.getvalue().splitlines()] == [
-        "profiling, once",
+        "profiling quickly, once",
         "profiled",
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["profiles"]
     assert starting.profile(MODEL).model == MODEL
     assert host.profile(MODEL).model == MODEL  # kept
     assert asked == [MODEL]
+
+
+def test_a_built_in_model_is_served_in_the_batches_that_were_measured(host: ServingHost) -> None:
+    config = make_config({"service": [{"name": "a", "model": "bert", "rate": 100}]}, "the test")
+    assert _unprofiled(config, host) == []
+    (found,) = resolve(config, host, {})  # without a log nothing may be measured
+    assert found.batches == (1, 8, 32)
+
+
+def test_a_new_model_is_measured_in_all_usual_batches_at_once(
+    host: ServingHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def measure(models: Sequence[ModelKey], folder: Path, **_: Any) -> list[ModelKey]:
+        asked.append([str(model) for model in models])
+        for model in models:
+            stand_in = model_profile(
+                ModelKey("squeezenet", model.batch), host.topology, host.calibration
+            )
+            trace = msgspec.structs.replace(stand_in.trace, model=model)
+            mine = with_traces(host.topology.fingerprint, [trace])
+            made = msgspec.structs.replace(stand_in, trace=trace, fingerprint=mine)
+            store.save(made, file_of(folder, model))
+        return []
+
+    monkeypatch.setattr(hosts, "measure_profiles", measure)
+    tensor = {"name": "x", "datatype": "FP16", "shape": [8]}
+    new = {"name": "n", "model": "my.package:net", "inputs": [tensor], "outputs": [tensor]}
+    config = make_config(
+        {"service": [new, {"name": "b", "model": "bert", "batches": [1, 3]}]}, "the test"
+    )
+    starting = replace(host, log=ServerLog(io.StringIO()))
+    starting.measure(_unprofiled(config, starting))
+    assert asked == [[*(f"my.package:net:{batch}" for batch in (1, 2, 4, 8, 16, 32)), "bert:3"]]
+    new_, bert = resolve(config, host, {})
+    assert (new_.batches, bert.batches) == ((1, 2, 4, 8, 16, 32), (1, 3))
+    # One of `eclip profile` counts more than a quick one.
+    full = msgspec.structs.replace(bert.profiles[1], source="measured in full")
+    store.save(full, file_of(host.folders[0], ModelKey("bert", 3)))
+    assert host.profile(ModelKey("bert", 3)).source == "measured in full"
 
 
 def test_a_model_that_cannot_be_measured_is_said(

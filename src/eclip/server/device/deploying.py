@@ -25,6 +25,7 @@ from eclip.core.profile import Profile
 from eclip.errors import UsageError
 from eclip.files import store
 from eclip.models.files import name_of
+from eclip.planner.alone import p99_alone_ns
 from eclip.planner.case import Case
 from eclip.planner.evaluate import SimEvaluator
 from eclip.planner.joints import JointRules, promise_of
@@ -75,6 +76,12 @@ class Resolved:
     @property
     def times_ns(self) -> tuple[int, ...]:
         return tuple(profile.request_ns[-1] for profile in self.profiles)
+
+    @property
+    def smallest(self) -> Resolved:
+        """With one instance and the smallest bucket only."""
+        settings = msgspec.structs.replace(self.settings, instances=1)
+        return replace(self, settings=settings, profiles=self.profiles[:1])
 
     @property
     def usual(self) -> Profile:
@@ -137,15 +144,20 @@ def make_deployment(
     seconds: float = 0.0,
     log: ServerLog | None = None,
     parts: Parts | None = None,
+    smallest: bool = False,
 ) -> Deployment:
     """What to deploy for these services. ``rates_rps``: as measured, by name; the configuration's
     for the others. ``seconds`` of search; without, background yields to services. With a
-    ``log`` models that have no profile are measured."""
+    ``log`` models that have no profile are measured. ``smallest``: of every service one instance
+    and its smallest bucket, which are ready soon."""
     parts = parts or Parts()
     with parts.part("device"):
         host = find_host(config.server, log)
+    with parts.part("profiling"):
+        host.measure(_unprofiled(config, host))
     with parts.part("profiles"):
-        resolved = resolve(config, host, rates_rps)
+        found = resolve(config, host, rates_rps)
+        resolved = [one.smallest if smallest else one for one in found]
     with parts.part("plan"):
         bounds_ns = [_bound_ns(service, host) for service in resolved]
         full = _case(resolved, bounds_ns, host, every_bucket=True)
@@ -161,8 +173,8 @@ def make_deployment(
         generation=generation,
         server=config.server,
         specs=tuple(
-            _spec(service, bound_ns, host, instances, config.server.policy)
-            for service, bound_ns in zip(resolved, bounds_ns, strict=True)
+            _spec(service, bound_ns, host, instances, config.server.policy, of.batches[-1])
+            for service, of, bound_ns in zip(resolved, found, bounds_ns, strict=True)
         ),
         plan=str(path),
         rates_rps={service.settings.name: service.rate_rps for service in resolved},
@@ -194,6 +206,8 @@ def resolve(
             full = len(everybody) + settings.replicas > MAX_WORKERS
             if settings.batches or not settings.batched or full or batch > late[index]:
                 continue
+            if not host.has(_key(settings, batch, host)):
+                continue
             profile = _profile(settings, batch, host)
             if _is_late(settings, profile):
                 late[index] = batch
@@ -206,6 +220,19 @@ def resolve(
         if rate is None:
             rate = _ASSUMED_LOAD * settings.replicas * 1e9 / profiles[0].request_ns[-1]
         found.append(Resolved(settings, tuple(profiles), rate))
+    return found
+
+
+def _unprofiled(config: ServingConfig, host: ServingHost) -> list[ModelKey]:
+    """What must be measured first: the buckets that were asked for, or of a model that was never
+    measured all usual ones. A model with some measured buckets is served in these."""
+    found: list[ModelKey] = []
+    for settings in config.services if host.computes else ():
+        _check(settings, host)
+        usual = sorted(_USUAL_BATCHES) if settings.batched else [1]
+        keys = [_key(settings, batch, host) for batch in settings.batches or usual]
+        if settings.batches or not host.has(keys[0]):
+            found += [key for key in keys if not host.has(key)]
     return found
 
 
@@ -340,14 +367,19 @@ def _fit(host: ServingHost, profiles: Sequence[Profile]) -> bool:
 
 
 def _spec(
-    service: Resolved, bound_ns: int | None, host: ServingHost, instances: int, policy: str | None
+    service: Resolved,
+    bound_ns: int | None,
+    host: ServingHost,
+    instances: int,
+    policy: str | None,
+    largest: int,
 ) -> ServiceSpec:
-    """``instances`` of all services share the device."""
+    """``instances`` of all services share the device. A request may have ``largest`` rows, now or
+    when its bucket is there."""
     settings = service.settings
     function = function_of(settings)
     computed = host.computes or function is not None
     inputs, outputs = tensors_of(settings, computed=computed)
-    largest = service.batches[-1]
     # Background gives way on the device. Other policies are there to compare with.
     waits = settings.tier == "service" and policy is None
     return ServiceSpec(
@@ -363,7 +395,7 @@ def _spec(
             for profile in service.profiles
         ),
         bound_ns=bound_ns,
-        slots=slots_of(settings, inputs, outputs, largest),
+        slots=slots_of(settings, inputs, outputs, service.batches[-1]),
         function=function,
         timing_only=not computed,
     )
@@ -375,18 +407,15 @@ def _bound_ns(service: Resolved, host: ServingHost) -> int | None:
         case Bound(ms=float(bound_ms)):
             return round(1e6 * bound_ms)
         case Bound(times_alone=float(times)):
-            return round(1e6 * times * _p99_alone_ms(service, host))
+            return round(times * _p99_alone_ns(service, host))
         case _:
             return None
 
 
-def _p99_alone_ms(service: Resolved, host: ServingHost) -> float:
+def _p99_alone_ns(service: Resolved, host: ServingHost) -> float:
     profile = service.usual
-    alone = service.worker(0, profile, round(1e9))
-    mix = Mix(name=service.settings.name, workers=(alone,))
-    evaluator = SimEvaluator(host.topology, [profile], host.calibration, mix)
-    (p99_ms,) = evaluator.p99_alone_ms(unpartitioned(host.topology, [profile], mix))
-    return float(p99_ms)
+    (times,) = SimEvaluator(host.topology, [profile], host.calibration).alone_ns
+    return p99_alone_ns(service.worker(0, profile, round(1e9)).rate_rps or 0.0, times)
 
 
 def _case(

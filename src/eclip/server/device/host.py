@@ -24,7 +24,7 @@ from eclip.server.config import ServerSettings
 from eclip.server.log import ServerLog
 
 _KEPT = "profiles"  # where new profiles go unless a folder is given
-_PROFILING_S = 30  # a model, roughly
+_QUICK = "quick"  # in it: those that a server measured
 
 
 @dataclass(frozen=True)
@@ -40,34 +40,56 @@ class ServingHost:
 
     def profile(self, model: ModelKey) -> Profile:
         """What runs on a GPU needs a measured one. A model without is measured once, and kept."""
-        if self.computes and not has_file(model, self.topology, self._searched):
-            self._measure(model)
+        self.measure([model])
         return find_profile(model, self.topology, self.calibration, self._searched)
+
+    def has(self, model: ModelKey) -> bool:
+        """Whether its profile was measured, or need not be."""
+        return not self.computes or has_file(model, self.topology, self._searched)
+
+    @property
+    def quick(self) -> Path:
+        """Where profiles are kept that a server measured: times only. One of ``eclip profile`` in a
+        folder before it counts more."""
+        return self.folders[0] / _QUICK
 
     @property
     def _searched(self) -> Sequence[Path]:
-        """All folders, but that for new profiles only once it holds some."""
-        if self.computes and not self.folders[0].is_dir():
-            return self.folders[1:]
-        return self.folders
+        """All folders; those for new profiles only once they hold some."""
+        if not self.computes:
+            return self.folders
+        first, *others = self.folders
+        return [*filter(Path.is_dir, [first]), *others, *filter(Path.is_dir, [self.quick])]
 
-    def _measure(self, model: ModelKey) -> None:
-        folder = self.folders[0]
+    def measure(self, models: Sequence[ModelKey]) -> None:
+        """Measure quickly those that have no profile: all in one process, which takes seconds to
+        start and less than one for each."""
+        missing = [model for model in dict.fromkeys(models) if not self.has(model)]
+        if not missing:
+            return
+        names = ", ".join(map(str, missing))
         if self.log is None:
-            remedy = f"measure it first: eclip profile {model} -o {folder}"
-            if find_file(model.name) is not None:
+            remedy = f"measure it first: eclip profile {missing[0]} -o {self.folders[0]}"
+            if find_file(missing[0].name) is not None:
                 remedy = "start the server again, which measures it"
             raise UsageError(
-                f"{model} has no profile, and measuring it would disturb what runs; {remedy}"
+                f"{missing[0]} has no profile, and measuring it would disturb what runs; {remedy}"
             )
-        store.make_folder(folder)
-        self.log.write("profiling, once", model=str(model), about_seconds=_PROFILING_S)
+        store.make_folder(self.folders[0])
+        store.make_folder(self.quick)
+        self.log.write("profiling quickly, once", models=names)
         begin_s = time.monotonic()
-        measure_profiles([model], folder, gpu=self.gpu, progress=_Logged(self.log))
-        if not has_file(model, self.topology, self.folders):
-            raise DeviceError(f"{model} could not be profiled; the log says why")
-        seconds = round(time.monotonic() - begin_s, 1)
-        self.log.write("profiled", model=str(model), seconds=seconds, folder=str(folder))
+        measure_profiles(missing, self.quick, gpu=self.gpu, quick=True, progress=_Logged(self.log))
+        for model in missing:
+            if not self.has(model):
+                raise DeviceError(f"{model} could not be profiled; the log says why")
+        self.log.write(
+            "profiled",
+            models=names,
+            seconds=round(time.monotonic() - begin_s, 1),
+            folder=str(self.quick),
+            guessed=f"memory traffic; eclip profile -o {self.folders[0]} measures it, too",
+        )
 
 
 class _Logged(Progress):

@@ -63,6 +63,10 @@ class OpenService(ServiceQueue):
         spec, info = self.spec, self.spec.info
         arrays = [tensor.data for tensor in asked.inputs]
         rows = arrays[0].shape[0] if info.max_batch else 1
+        if rows > self.buckets.largest:  # the protocol has seen that it will hold so many
+            count_refused(self.row, Reason.NOT_READY)
+            line = f"{spec.name} is not ready for {rows} rows at once; ask again, or ask for fewer"
+            raise RefusedError(Reason.NOT_READY, line, RETRY_S)
         _check_room(spec, asked.inputs, rows)
         add(self.row, Count.ARRIVED)
         due_ns = NEVER if spec.bound_ns is None else asked.arrival_ns + spec.bound_ns

@@ -56,6 +56,10 @@ class DeviceKeeper:
         # The next process, started ahead: it has imported what it needs, which takes seconds.
         self._spare: Child | None = None
 
+    async def start_ahead(self) -> None:
+        """Start the first process beside what is done before it is needed."""
+        self._spare = await start_child("device.process")
+
     async def keep(
         self,
         attachments: Iterable[Attachment],

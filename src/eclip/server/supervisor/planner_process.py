@@ -28,6 +28,7 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     seconds: float  # of search; 0: none
     may_measure: bool  # models without a profile: nothing runs that it would disturb
+    smallest: bool = False  # of every service the smallest bucket only
 
 
 class PlanAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +59,7 @@ def main() -> None:
             seconds=request.seconds,
             log=ServerLog() if request.may_measure else None,
             parts=parts,
+            smallest=request.smallest,
         )
         answer = PlanAnswer(deployment=deployment)
     except EclipError as error:

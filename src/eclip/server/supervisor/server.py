@@ -58,6 +58,7 @@ _FRONT_PACKAGES = (
 _SETTLE_S = 60.0  # for fronts to answer what is open of a service that is gone
 _DRAIN_S = 25.0
 _LOOK_S = 1.0
+_FOLLOWS = "larger batches and more instances follow"
 
 
 class Supervisor:
@@ -105,7 +106,11 @@ class Supervisor:
         self.server = reserve_ports(self.config.server, self._stack)
         wanted = {service.name for service in self.config.services if service.load}
         begin_s = time.monotonic()
-        planned = await self._plan(self.config, wanted, {}, 0.0)
+        await self.device.start_ahead()
+        staged = self.config.server.staged
+        if staged is None:
+            staged = not self.config.server.device.startswith("sim")
+        planned = await self._plan(self.config, wanted, {}, 0.0, smallest=staged)
         seconds = round(time.monotonic() - begin_s, 2)
         self._log.write("planned", seconds=seconds, parts=planned.parts)
         if planned.uuid is not None:
@@ -141,9 +146,11 @@ class Supervisor:
             http=self.server.http_port,
             grpc=self.server.grpc_port,
             services=self.services.deployed.in_words,
-            notes=list(self.services.deployed.notes),
+            notes=[*self.services.deployed.notes, *[_FOLLOWS] * staged],
             seconds=round(time.monotonic() - begin_s, 2),
         )
+        if staged:
+            self.chores.begin(_complete(self, self.services.deployed, wanted, begin_s))
 
     @property
     def _cannot_start(self) -> bool:
@@ -324,7 +331,13 @@ class Supervisor:
             await self._deploy(self.config, planned)
 
     async def _plan(
-        self, config: ServingConfig, wanted: set[str], rates_rps: dict[str, float], seconds: float
+        self,
+        config: ServingConfig,
+        wanted: set[str],
+        rates_rps: dict[str, float],
+        seconds: float,
+        *,
+        smallest: bool = False,
     ) -> Deployment:
         services = tuple(service for service in config.services if service.name in wanted)
         if not services:
@@ -339,8 +352,26 @@ class Supervisor:
             folder=str(self._folder),
             seconds=seconds,
             may_measure=not self.device.up,
+            smallest=smallest,
         )
         return await self.planners.plan(request)
+
+
+async def _complete(
+    server: Supervisor, first: Deployment, wanted: set[str], begin_s: float
+) -> None:
+    """Open what the first generation left out, beside it; any other change does that, too."""
+    async with server._changing:
+        if server.services.deployed is not first:
+            return
+        try:
+            planned = await server._plan(server.config, wanted, {}, 0.0)
+            await server._deploy(server.config, planned)
+        except (EclipError, OSError) as error:
+            server._log.write("larger batches are not opened", reason=str(error))
+            return
+    seconds = round(time.monotonic() - begin_s, 2)
+    server._log.write("complete", services=server.services.deployed.in_words, seconds=seconds)
 
 
 class Services:

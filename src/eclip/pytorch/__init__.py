@@ -1,0 +1,1 @@
+"""Lanes and giving way for programs of PyTorch, without a plan."""
