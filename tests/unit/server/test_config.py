@@ -9,7 +9,7 @@ import pytest
 
 from eclip.core.mix import read_bound
 from eclip.errors import UsageError
-from eclip.server.config import ServerSettings, make_config, read_config
+from eclip.server.config import ServerSettings, check_workers, make_config, read_config
 from served_core import ADD, DIGITS
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "serving"
@@ -125,6 +125,16 @@ def test_what_is_wrong_is_said_in_one_line_with_its_key(
         make_config(settings, "models.toml")
     assert str(refusal.value).startswith("models.toml: ")
     assert "\n" not in str(refusal.value)
+
+
+def test_more_models_may_be_known_than_loaded() -> None:
+    services = [
+        {**ADD, "name": f"m{number}", "batches": [1], "load": number < 32} for number in range(100)
+    ]
+    config = make_config({"service": services}, "here")
+    assert len(config.services) == 100 and check_workers(config.services[:32]) is None
+    refusal = check_workers(config.services[:33])
+    assert refusal is not None and "add up to 33, and 32 is the most that is loaded" in refusal
 
 
 @pytest.mark.parametrize(
