@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from eclip.planner.policies import PolicyOptions as PolicyOptions
     from eclip.planner.search.objective import Objective as Objective
     from eclip.progress import Progress as Progress
+    from eclip.pytorch.background import Background as Background
+    from eclip.pytorch.background import background as background
     from eclip.pytorch.lanes import Lane as Lane
     from eclip.pytorch.lanes import lane as lane
     from eclip.pytorch.lanes import split as split
@@ -85,6 +87,7 @@ _ROOMS = {
     "planner.policies": ("PolicyOptions",),
     "planner.search.objective": ("Objective",),
     "progress": ("Progress",),
+    "pytorch.background": ("Background", "background"),
     "pytorch.lanes": ("Lane", "lane", "split"),
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}

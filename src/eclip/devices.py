@@ -58,6 +58,20 @@ def open_lanes(name: str) -> LaneMaker:
     raise UsageError(f"a simulator has no streams; choose one of: {', '.join(_measured_names())}")
 
 
+def uuid_of(name: str) -> str:
+    """The UUID of the GPU of this name, without making lanes on it."""
+    kind, index = _parse(name)
+    if kind == "cuda":
+        from eclip.cuda.driver import uuid_of as cuda_uuid
+
+        return cuda_uuid(index)
+    if kind == "hip":
+        from eclip.hip.driver import HipGpu
+
+        return HipGpu(index).uuid
+    raise UsageError(f"a simulator has no UUID; choose one of: {', '.join(_measured_names())}")
+
+
 @dataclass(frozen=True)
 class Examined:
     findings: Sequence[Finding]

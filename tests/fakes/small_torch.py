@@ -7,7 +7,7 @@ import threading
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -16,6 +16,10 @@ class Stream:
     cuda_stream: int
     device: int
     lane: Any = None
+    waited: list[int] = field(default_factory=list)
+
+    def synchronize(self) -> None:
+        self.waited.append(self.cuda_stream)
 
 
 class Cuda:
@@ -23,7 +27,15 @@ class Cuda:
 
     def __init__(self, initialised: bool) -> None:
         self.initialised = initialised
+        self.capturing = False
+        self.waited: list[int] = []  # handles of the streams that were waited for
         self._thread = threading.local()
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.capturing
+
+    def current_stream(self, device: int) -> Stream:
+        return Stream(self.current(), device, waited=self.waited)
 
     def is_initialized(self) -> bool:
         return self.initialised

@@ -26,10 +26,10 @@ from logs import make_log, make_mix
 from waiting import PATIENCE_S
 
 FUNCTIONS = [
-    *("case", "colocate", "compare", "lane", "load", "load_builtin", "measure", "parse_mix"),
-    *("plan", "report", "request", "run", "save", "search", "serve", "split"),
+    *("background", "case", "colocate", "compare", "lane", "load", "load_builtin", "measure"),
+    *("parse_mix", "plan", "report", "request", "run", "save", "search", "serve", "split"),
 ]
-NEEDS_A_GPU = {"colocate", "lane", "split"}
+NEEDS_A_GPU = {"background", "colocate", "lane", "split"}
 EVIL = "</script><script>alert(1)</script>&<b>ä"
 ROOT = Path(eclip.__file__).parent
 UNTYPED: Any = eclip  # for calls that no type checker lets pass

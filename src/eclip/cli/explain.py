@@ -10,6 +10,7 @@ import typer
 
 from eclip.cli import screen
 from eclip.cli.options import JsonOption
+from eclip.core.display import digits_apart
 from eclip.core.plan import Assignment, Evidence, Plan, PlannedWorker, Trial
 from eclip.files import store
 from eclip.planner.search.decision import MARGIN_IN_WORDS
@@ -174,11 +175,10 @@ def _tried(plan: Plan, evidence: Evidence, trial: Trial) -> dict[str, str]:
         ratios = zip(names, trial.ratios, strict=True)
         return row | {f"{name} of alone": f"{ratio:.0%}" for name, ratio in ratios}
     parts = list(zip(names, evidence.bounds_ms, trial.p99_ms, trial.ratios, strict=True))
-    row |= {
-        f"{name} p99 ms (at most {bound:.2f})": screen.number(p99, 2)
-        for name, bound, p99, _ in parts
-        if bound is not None
-    }
+    for index, (name, bound, p99, _) in enumerate(parts):
+        if bound is not None:
+            digits = digits_apart(bound, [one.p99_ms[index] for one in evidence.trials])
+            row[f"{name} p99 ms (at most {bound:.{digits}f})"] = screen.number(p99, digits)
     return row | {
         f"{name} of alone": f"{ratio:.1%}" for name, bound, _, ratio in parts if bound is None
     }

@@ -14,8 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from eclip.core.measures import busy_share, falls_behind, quantiles
-from eclip.core.mix import Bound
+from eclip.core.measures import bound_of, busy_share, falls_behind, quantiles
 from eclip.core.runlog import OTHERS_IDLE, RunLog
 from eclip.errors import UsageError
 
@@ -80,7 +79,7 @@ def measure_excess(pairs: Sequence[Pair], worker: int, *, seed: int = 0) -> Exce
     alone_ms = _spread(alone / 1e6)
     shared_logs = [log for log, _ in pairs]
     planned = shared_logs[0].plan.mix.workers[worker]
-    bound_ms = _in_ms(planned.bound, alone_ms.p99)
+    bound_ms = bound_of(shared_logs[0].plan.workers[worker])
     shared_ms = _spread(shared / 1e6)
     return Excess(
         name=planned.name,
@@ -200,12 +199,6 @@ def _spread(values: Floats) -> Spread:
         p999=p999 if len(values) >= ENOUGH_FOR_P999 else None,
         curve=tuple(float(f"{value:.5g}") for value in quantiles(values)),
     )
-
-
-def _in_ms(bound: Bound | None, alone_p99_ms: float) -> float | None:
-    if bound is None or bound.times_alone is None:
-        return None if bound is None else bound.ms
-    return bound.times_alone * alone_p99_ms
 
 
 def _count(log: RunLog, worker: int) -> int:

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from eclip.core.display import told_apart
 from eclip.core.model_key import ModelKey
 from eclip.core.plan import Plan, PlannedWorker
 from eclip.core.runlog import RunLog
@@ -253,10 +254,11 @@ def bounds_missed(
     for worker, p99 in zip(workers, p99_ms, strict=True):
         bound_ms = bound_of(worker)
         if bound_ms is not None and (p99 is None or p99 > bound_ms):
-            tail = "none completed" if p99 is None else f"{p99:.2f} ms"
-            words.append(
-                f"{worker.name} misses its bound: p99 {tail}, at most {bound_ms:.2f} ms wanted"
-            )
+            tail, most = "none completed", f"{bound_ms:.2f}"
+            if p99 is not None:
+                tail, most = told_apart(p99, bound_ms)
+                tail += " ms"
+            words.append(f"{worker.name} misses its bound: p99 {tail}, at most {most} ms wanted")
     return tuple(words)
 
 

@@ -100,7 +100,7 @@ def look_around(path: Path | None = None) -> list[SeenBoard]:
 
 def _worker(row: Ints, now: int) -> SeenWorker:
     service = bool(row[TIER] == SERVICE)
-    state = _state(row, now)
+    state = state_of(row, now)
     slack_ns = int(row[DEADLINE] - row[LEFT] - now)
     return SeenWorker(
         name=row[NAME:].tobytes().rstrip(b"\0").decode(errors="replace"),
@@ -119,7 +119,8 @@ def _worker(row: Ints, now: int) -> SeenWorker:
     )
 
 
-def _state(row: Ints, now: int) -> str:
+def state_of(row: Ints, now: int) -> str:
+    """How a row's owner is: busy, idle, stopped or hung, as ``counts_as_busy`` decides."""
     if now - row[HEARTBEAT] > STOPPED_NS:
         return "stopped"
     if row[BUSY_SINCE] == IDLE:

@@ -12,13 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from eclip.core.calibration import Calibration
-from eclip.core.load import CLOSED_LOOP, Load, load_of_mix
+from eclip.core.load import CLOSED_LOOP, Load
 from eclip.core.mix import Mix
 from eclip.core.model_key import ModelKey
 from eclip.core.plan import Plan
-from eclip.core.profile import Profile
+from eclip.core.profile import Profile, Times
 from eclip.core.topology import Topology
-from eclip.planner.alone import alone_rates
+from eclip.planner.alone import alone_rates, typical_load
 from eclip.planner.case import Case
 from eclip.planner.search.objective import Score
 from eclip.sim.contention import Ints
@@ -61,18 +61,12 @@ class SimEvaluator:
                 wanted = max(wanted, min(_PROMISED / slowest, _MOST_PROMISED / most_rps))
             self._window_ns = max(self._window_ns, wanted * 1e9)
             seconds = self._window_ns / 1e9
-            self._load = load_of_mix(mix, seconds, _WARMUP * seconds, seed=0)
+            self._load = typical_load(mix, seconds, _WARMUP * seconds, self.alone_rps)
 
-    def p99_alone_ms(self, plain: Plan) -> tuple[float, ...]:
-        """Of every worker, with its own arrivals of the load and all others idle, under plain
-        streams; infinite for those that run back to back."""
-        self._prepare([plain])
-        return tuple(self._alone_p99_ms(plain, worker) for worker in range(self._workers))
-
-    def _alone_p99_ms(self, plain: Plan, worker: int) -> float:
-        if self._load is None or self._load.arrivals[worker] is CLOSED_LOOP:
-            return float("inf")
-        return self._score(plain, plain.everyone, self._load.only(worker)).p99_ms[worker]
+    @property
+    def alone_ns(self) -> list[Times]:
+        """Of every worker, what a request takes alone: simulated, each takes the same."""
+        return [np.array([1e9 / rate]) for rate in self.alone_rps]
 
     @property
     def seconds(self) -> float:

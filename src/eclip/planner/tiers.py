@@ -13,9 +13,10 @@ import msgspec
 
 from eclip.core.mix import Mix
 from eclip.core.plan import FOREIGN, Joints, Plan, Promise, Rule, Slack
-from eclip.core.profile import Profile
+from eclip.core.profile import Profile, Times
 from eclip.core.topology import Topology
 from eclip.errors import UsageError
+from eclip.planner.alone import p99_alone_ns
 from eclip.planner.joints import JointRules, give_way, promise_of
 
 # Kernels of a stretch, and stretches in flight: 16-8 is 16 launches in flight, a look every 8.
@@ -26,25 +27,29 @@ FOR_SERVICES = ("priority-segments", *LAUNCHES, "yield", "move")  # policies
 def make_promises(
     mix: Mix,
     profiles: Sequence[Profile],
-    p99_alone_ms: Callable[[], Sequence[float]] | None = None,
+    alone_ns: Callable[[], Sequence[Times]] | None = None,
 ) -> dict[int, Promise]:
     """Every service's promise in times. A bound that cannot be kept is refused.
 
-    ``p99_alone_ms``: of every worker under its own arrivals, on a device or simulated. Only bounds
-    that are so many times the p99 alone need it.
+    ``alone_ns``: of every worker, times of its requests alone without their waiting, measured or
+    modelled. Only bounds that are so many times the p99 alone need it.
     """
     check_rates(mix, profiles)
     promises = {}
-    tails_ms: Sequence[float] = ()
-    if needs_alone(mix) and p99_alone_ms is not None:
-        tails_ms = p99_alone_ms()
+    times: Sequence[Times] = ()
+    if needs_alone(mix) and alone_ns is not None:
+        times = alone_ns()
     for index in mix.services:
         worker, request_ns = mix.workers[index], profiles[index].request_ns[-1]
         assert worker.bound is not None
-        if worker.bound.times_alone is not None and not tails_ms:
-            raise UsageError(f"{worker.name}'s bound needs its p99 alone, which is not known here")
-        tail_ms = tails_ms[index] if tails_ms else 0.0
-        promise = promise_of(worker, profiles[index], 1e6 * tail_ms)
+        tail_ns = 0.0
+        if worker.bound.times_alone is not None:
+            if not len(times):
+                raise UsageError(
+                    f"{worker.name}'s bound needs its p99 alone, which is not known here"
+                )
+            tail_ns = p99_alone_ns(worker.rate_rps or 0.0, times[index])
+        promise = promise_of(worker, profiles[index], tail_ns)
         if promise.bound_ns < request_ns:
             raise UsageError(
                 f"{worker.name} cannot keep a bound of {promise.bound_ns / 1e6:g} ms: one request "

@@ -153,6 +153,13 @@ def _tell(lanes: Iterable[Lane]) -> None:
 
 def _partition_of(device: int | None) -> tuple[Partition, int]:
     """The partition of this GPU, and PyTorch's index of the GPU."""
+    name, index = name_of(device)
+    with _opening:
+        return _opened(name), index
+
+
+def name_of(device: int | None) -> tuple[str, int]:
+    """eclip's name of a GPU, and PyTorch's index of it; by default PyTorch's current device."""
     try:
         import torch
     except ImportError:
@@ -167,8 +174,7 @@ def _partition_of(device: int | None) -> tuple[Partition, int]:
         device = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
     if not isinstance(device, int) or isinstance(device, bool) or device < 0:
         raise UsageError(f"device is the index of a GPU, counted from 0, not {device!r}")
-    with _opening:
-        return _opened(f"{'hip' if on_rocm else 'cuda'}:{device}"), device
+    return f"{'hip' if on_rocm else 'cuda'}:{device}", device
 
 
 @functools.cache

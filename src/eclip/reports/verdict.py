@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from eclip.core.display import told_apart
 from eclip.core.excess import PairedRatio
 from eclip.files.comparison import Summary, floors_over_served
 from eclip.reports.chapters import Chapter, SharingWay
@@ -242,7 +243,10 @@ def _tails(chapter: Chapter, way: SharingWay, *, interval: bool = True) -> str:
         if p99 is None:
             parts.append(f"{name} completed no request, p99 of at most {number(bound)} ms wanted")
             continue
-        words = f"{name} p99 {number(p99)} ms of at most {number(bound)} ms"
+        tail, most = number(p99), number(bound)
+        if tail == most and bound is not None:
+            tail, most = told_apart(p99, bound)
+        words = f"{name} p99 {tail} ms of at most {most} ms"
         if interval and (excess := way.excess(name)) is not None:
             low, high = (
                 excess.alone_ms.p99 * side for side in (excess.p99_ratio.low, excess.p99_ratio.high)

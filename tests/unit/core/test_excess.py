@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from eclip.core import excess as module
 from eclip.core.excess import Excess, Floats, measure_excess, paired_ratios
 from eclip.core.mix import parse_mix
-from eclip.core.plan import Plan, unpartitioned
+from eclip.core.plan import Plan, Promise, unpartitioned
 from eclip.core.runlog import OTHERS_IDLE, KernelRecords, Requests, RunLog, WorkerCounters
 from eclip.core.topology import Topology
 from eclip.errors import UsageError
@@ -27,7 +27,14 @@ US = 1000  # ns
 
 
 def plan_of(mix: str = "a:1@100rps/2ms,b:1") -> Plan:
-    return unpartitioned(H200, PROFILES, parse_mix(mix))
+    """Of plain streams, with the promise of a bound in ms."""
+    plan = unpartitioned(H200, PROFILES, parse_mix(mix))
+    bound = plan.mix.workers[0].bound
+    if bound is None or bound.ms is None:
+        return plan
+    promise = Promise(bound_ns=round(1e6 * bound.ms), request_ns=1, some_ns=0, none_ns=0)
+    first = msgspec.structs.replace(plan.workers[0], promise=promise)
+    return msgspec.structs.replace(plan, workers=(first, *plan.workers[1:]))
 
 
 def log_of(
@@ -125,11 +132,10 @@ def test_bound_is_kept_by_the_p99_and_goodput_counts_what_is_within_it() -> None
     assert (broken.kept, broken.goodput_rps) == (False, 390)
 
 
-def test_bound_may_be_times_the_p99_alone() -> None:
-    found = excess_of([1000] * 10, [800] * 10, "a:1@100rps/1.2x,b:1")
-    assert found.bound_ms == pytest.approx(0.96)
-    assert found.kept is False
-    assert excess_of([1000] * 10, [900] * 10, "a:1@100rps/1.2x,b:1").kept is True
+def test_bound_is_the_promise_of_the_plan_whatever_the_run_alone_gave() -> None:
+    for alone in (800, 1500):
+        found = excess_of([1000] * 10, [alone] * 10)
+        assert (found.bound_ms, found.kept) == (2, True)
     free = excess_of([1000], [900], "a:1@100rps,b:1")
     assert free.bound_ms is free.kept is free.goodput_rps is None
 

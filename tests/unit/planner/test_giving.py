@@ -328,7 +328,7 @@ def test_alone_and_candidates_have_the_same_arrivals_and_enough_of_them() -> Non
     first, again = (simulated_promises(case, evaluator) for _ in range(2))
     assert first == again
     (alone,) = (one.bound_ns / 2e6 for one in first.values())
-    assert math.isclose(alone, 1.0, rel_tol=0.3)  # hardly ever does it queue
+    assert math.isclose(alone, 1.5, rel_tol=0.1)  # one in fifty meets another, half done on average
 
 
 def test_stop_while_searching_still_decides() -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import pytest
 
+import eclip
 from eclip.contest.confirm.plans import make_plan as lab_plan
+from eclip.core.device import Window
 from eclip.core.mix import Mix, parse_mix
-from eclip.core.plan import FOREIGN, Plan, Slack
+from eclip.core.plan import FOREIGN, Plan, Slack, unpartitioned
 from eclip.core.profile import Profile
 from eclip.core.program import lower
 from eclip.errors import UsageError
+from eclip.planner.alone import p99_alone_ns, typical_load
 from eclip.planner.joints import GRAIN_NS, far_mask
 from eclip.planner.policies import POLICIES, PolicyOptions, make_plan
 from eclip.planner.problem import Problem
@@ -20,7 +24,8 @@ from eclip.planner.tiers import (
     expected_excess_ns,
     make_promises,
 )
-from simulations import H200, case_of, flat_profile
+from eclip.sim.device import SimDevice
+from simulations import CALIBRATIONS, H200, case_of, flat_profile
 
 US = 1000
 SERVICE = flat_profile("s", [100 * US] * 10, H200)
@@ -147,7 +152,11 @@ def test_bound_below_a_request_at_rest_is_refused_with_both_times() -> None:
 def test_bound_longer_than_a_day_is_refused(bound: str) -> None:
     """Ten times as long would be more than a word holds, and the service would count as hung."""
     with pytest.raises(UsageError, match="a day"):
-        make_promises(mix(f"s:1@100rps/{bound},b:1"), [SERVICE, JOB], lambda: [100.0, 100.0])
+        make_promises(
+            mix(f"s:1@100rps/{bound},b:1"),
+            [SERVICE, JOB],
+            lambda: [np.array([1e8]), np.array([1e8])],
+        )
 
 
 def test_service_that_a_simulation_asks_nothing_of_is_refused() -> None:
@@ -163,7 +172,7 @@ def test_rate_above_capacity_is_refused_with_the_most_it_serves() -> None:
     make_promises(mix("s:1@999rps/5ms,b:1"), [SERVICE, JOB])
 
 
-def test_bound_of_times_alone_is_of_the_p99_that_simulation_gives() -> None:
+def test_bound_of_times_alone_is_of_the_p99_that_modelled_times_give() -> None:
     with pytest.raises(UsageError, match="p99 alone"):
         make_promises(mix("s:1@100rps/2x,b:1"), [SERVICE, JOB])
     plans = [
@@ -178,3 +187,41 @@ def test_bound_of_times_alone_is_of_the_p99_that_simulation_gives() -> None:
     assert twice is not None and once is not None and crowded is not None
     assert abs(twice.bound_ns - 2 * once.bound_ns) <= 1
     assert once.request_ns < once.bound_ns < crowded.bound_ns  # its own queue counts
+
+
+def test_p99_alone_is_that_of_the_queue_that_theory_knows() -> None:
+    """Where all requests take a second, at half load, waits fall off as 0.661 exp(-1.2564 t)."""
+    waits_s = np.log(66.1) / 1.2564
+    assert p99_alone_ns(0.5, np.array([1e9])) == pytest.approx(1e9 * (1 + waits_s), rel=0.03)
+    # Exponential times: the time in the system is exponential, too.
+    drawn = np.random.default_rng(5).exponential(1e9, 100_000)
+    assert p99_alone_ns(0.5, drawn) == pytest.approx(1e9 * np.log(100) / 0.5, rel=0.04)
+    assert p99_alone_ns(1e-6, np.array([1e9])) == pytest.approx(1e9)
+
+
+def test_typical_arrivals_give_services_the_p99_alone_of_many() -> None:
+    both = mix("s:1@300rps/2x,t:1@100rps/2x,b:1")
+    load = typical_load(both, 2.0, 0.5, (1000.0, 500.0, 700.0))
+    plan = unpartitioned(H200, (SERVICE, OTHER, JOB), both)
+    with SimDevice(H200, CALIBRATIONS["h200"]).open(
+        lower(plan, [SERVICE.trace, OTHER.trace, JOB.trace]), (SERVICE, OTHER, JOB)
+    ) as session:
+        for service, rate in ((0, 300), (1, 100)):
+            log = session.run(load.only(service), Window(2.0, 0.5, 0.0))
+            ends, arrivals = np.array(log.requests.end_ns), np.array(log.requests.arrival_ns)
+            found = np.percentile(ends - arrivals, 99)
+            times = np.array([float(np.median(ends - np.array(log.requests.start_ns)))])
+            assert found == pytest.approx(p99_alone_ns(rate, times), rel=0.06)
+
+
+def test_a_bound_of_times_alone_is_one_number_on_a_modelled_device() -> None:
+    """Whatever arrivals a comparison has, it judges by the bound that a plan says."""
+    case = case_of([SERVICE, JOB], mix=mix("s:1@300rps/1.5x,b:1"))
+    planned = lab_plan(case, "yield", PolicyOptions()).workers[0].promise
+    for seconds in (0.2, 1.0):
+        compared = eclip.compare(case, ["yield"], seconds=seconds)
+        assert compared.plans["yield"].workers[0].promise == planned
+        assert planned is not None
+        assert compared.comparison.bounds_ms[0] == planned.bound_ns / 1e6
+        (excess,) = compared.comparison.entries[0].services
+        assert excess.bound_ms == planned.bound_ns / 1e6

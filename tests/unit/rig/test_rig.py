@@ -6,6 +6,7 @@ import pytest
 
 import eclip
 import eclip.devices
+from eclip.contest.confirm.plans import make_plan
 from eclip.core.device import Window
 from eclip.core.excess import measure_excess
 from eclip.core.load import CLOSED_LOOP, Load, closed_loop, load_of_mix
@@ -16,6 +17,7 @@ from eclip.core.runlog import RunLog
 from eclip.errors import StoppedError, UsageError
 from eclip.models.synthetic import synthetic_profile
 from eclip.planner.alone import alone_rates
+from eclip.planner.policies import PolicyOptions
 from eclip.progress import Progress
 from eclip.rig.rig import Rig, run_beside_alone
 from eclip.sim.device import SimDevice, SimSession
@@ -97,7 +99,7 @@ def served(progress: Progress | None = None) -> tuple[Rig, Plan]:
     """Two services and background between them."""
     case = case_of((SHORT, LONG, OTHER), mix=SERVICES)
     rig = Rig(case, SimDevice(H200, CALIBRATIONS["h200"], progress))
-    return rig, unpartitioned(H200, case.profiles, case.mix)
+    return rig, make_plan(case, "shared", PolicyOptions())
 
 
 def loads(rounds: int) -> list[Load]:

@@ -29,6 +29,7 @@ from rich.text import Text
 
 from eclip.cli.screen import interrupt
 from eclip.cli.screen.tables import fold_header, lay_out
+from eclip.core.display import digits_apart
 from eclip.core.measures import Measures
 from eclip.core.model_key import ModelKey
 from eclip.progress import Progress
@@ -371,6 +372,11 @@ def _print_workers(measures: Sequence[Measures], note: str) -> None:
 
 def _print_services(measures: Sequence[Measures], services: Sequence[int], note: str) -> None:
     """A table by policy: services' p99 and bounds, background's share, yields and moves."""
+    bounds = {index: measures[0].workers[index].bound_ms or 0.0 for index in services}
+    digits = {
+        index: digits_apart(bound, [one.workers[index].p99_ms for one in measures])
+        for index, bound in bounds.items()
+    }
     rows = []
     for one in measures:
         others = [worker for worker in one.workers if worker.bound_ms is None]
@@ -378,7 +384,7 @@ def _print_services(measures: Sequence[Measures], services: Sequence[int], note:
         for index in services:
             worker = one.workers[index]
             mark = "kept" if worker.kept else "missed"
-            row += [number(worker.p50_ms, 2), f"{number(worker.p99_ms, 2)} {mark}"]
+            row += [number(worker.p50_ms, 2), f"{number(worker.p99_ms, digits[index])} {mark}"]
         row += [
             "none" if one.background is None else f"{one.background:.1%}",
             str(sum(worker.yields for worker in others)),
@@ -387,8 +393,8 @@ def _print_services(measures: Sequence[Measures], services: Sequence[int], note:
         ]
         rows.append(row)
     tails = [
-        (f"{worker.name} p50 ms", f"{worker.name} p99 ms, at most {worker.bound_ms:.2f}")
-        for worker in (measures[0].workers[index] for index in services)
+        (f"{name} p50 ms", f"{name} p99 ms, at most {number(bounds[index], digits[index])}")
+        for index, name in ((index, measures[0].workers[index].name) for index in services)
     ]
     print_table(
         f"Services and background{note}",

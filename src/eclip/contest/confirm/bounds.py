@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
 from eclip.contest.confirm.explore import priority_levels
 from eclip.contest.confirm.plans import simulated_promises, with_missed
@@ -25,6 +26,7 @@ from eclip.core.load import Load, load_of_mix
 from eclip.core.measures import measure_together
 from eclip.core.mix import Mix
 from eclip.core.plan import Plan, Promise, ServiceTrial
+from eclip.core.profile import Times
 from eclip.core.runlog import RunLog
 from eclip.errors import EclipError, StoppedError, UsageError
 from eclip.planner.case import Case
@@ -49,6 +51,7 @@ MOST_SECONDS = 60.0  # of one finalist
 _ROUNDS = 2
 _ROOM = 1.1  # more requests than wanted, since some may be unfinished at the end
 _WARMUP_S = 0.1
+NO_TIMES: Times = np.empty(0)
 
 
 @dataclass(frozen=True)
@@ -194,21 +197,15 @@ class _Tried:
         return [self._score(rounds) for rounds in self._rounds]
 
     def _score(self, rounds: Sequence[Beside]) -> Score:
-        """Ratios use the rates alone on all units; a session's own may be those of its lanes. For
-        a relative bound the p99 is scaled by the p99 alone of the same requests."""
+        """Ratios use the rates alone on all units; a session's own may be those of its lanes."""
         alone_rps = self._rig.alone_rps
         together = measure_together(
             [msgspec.structs.replace(one.shared, alone_rps=alone_rps) for one in rounds]
         )
-        p99_ms = list(tails(together))
-        for service, excess in self._excesses(rounds).items():
-            bound, bound_ms = self._mix.workers[service].bound, self.objective.bounds_ms[service]
-            if bound is not None and bound.times_alone is not None and bound_ms is not None:
-                p99_ms[service] = excess.p99_ratio.value * bound_ms / bound.times_alone
         return Score(
             ratios=tuple(worker.ratio for worker in together.workers),
             power_w=together.power_w,
-            p99_ms=tuple(p99_ms),
+            p99_ms=tails(together),
         )
 
     @property
@@ -231,21 +228,32 @@ class _Tried:
 def promises_on(
     rig: Rig, alone: Callable[[], Iterable[Mapping[int, RunLog]]]
 ) -> dict[int, Promise]:
-    """Of every service. ``alone``: its runs alone on the device, taken only where they count."""
+    """Of every service. ``alone``: its runs alone on the device, taken only where they count. A
+    modelled device has the bounds of a plan for it."""
     mix = rig.case.mix
+    if rig.device.modelled:
+        return simulated_promises(rig.case)
 
-    def p99_alone_ms() -> list[float]:
+    def alone_ns() -> list[Times]:
         rounds = list(alone())
-        tails_ms = [math.inf] * len(mix.workers)
-        for service in mix.services:
-            together = measure_together([logs[service] for logs in rounds])
-            tails_ms[service] = tails(together)[service]
-            if math.isinf(tails_ms[service]):
-                name = mix.workers[service].name
-                raise UsageError(f"{name} completed no request alone; run longer")
-        return tails_ms
+        return [
+            np.concatenate([_times_alone(logs[service], service) for logs in rounds])
+            if service in mix.services
+            else NO_TIMES
+            for service in range(len(mix.workers))
+        ]
 
-    return make_promises(mix, rig.case.profiles, p99_alone_ms)
+    return make_promises(mix, rig.case.profiles, alone_ns)
+
+
+def _times_alone(log: RunLog, service: int) -> Times:
+    """Of its requests, from where each began to where it ended."""
+    own = np.array(log.requests.worker, dtype=np.int64) == service
+    if not own.any():
+        name = log.plan.workers[service].name
+        raise UsageError(f"{name} completed no request alone; run longer")
+    times: Times = np.subtract(log.requests.end_ns, log.requests.start_ns)[own].astype(np.float64)
+    return times
 
 
 def alone_logs(rig: Rig, load: Load, window: Window) -> dict[int, RunLog]:

@@ -16,7 +16,8 @@ from eclip.core.measures import (
     overload_sentence,
 )
 from eclip.core.mix import Mix
-from eclip.core.plan import Plan, Promise, unpartitioned
+from eclip.core.plan import Plan, Promise
+from eclip.core.profile import Times
 from eclip.errors import StoppedError, UsageError
 from eclip.planner import policies
 from eclip.planner.case import Case, find_earlier
@@ -92,14 +93,12 @@ def make_plan(
 
 
 def simulated_promises(case: Case, evaluator: SimEvaluator | None = None) -> dict[int, Promise]:
-    """Of every service, with its p99 alone by simulation where that is needed."""
+    """Of every service, with its times alone by simulation where they are needed."""
 
-    def p99_alone_ms() -> Sequence[float]:
-        simulated = evaluator or SimEvaluator.of(case)
-        _check_arrivals(case.mix, simulated)
-        return simulated.p99_alone_ms(unpartitioned(case.topology, case.profiles, case.mix))
+    def alone_ns() -> Sequence[Times]:
+        return (evaluator or SimEvaluator.of(case)).alone_ns
 
-    promises = make_promises(case.mix, case.profiles, p99_alone_ms)
+    promises = make_promises(case.mix, case.profiles, alone_ns)
     if evaluator is not None:
         _check_arrivals(case.mix, evaluator)
     return promises

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from eclip.core.display import told_apart
 from eclip.core.plan import Evidence, Plan, Promise, ServiceTrial, Trial, unpartitioned
 from eclip.planner.joints import JointRules
 from eclip.planner.problem import Problem
@@ -163,7 +164,7 @@ def decide_by_simulation(
 
 def _why_of_services(objective: Objective, score: Score, plan: Plan, how: str) -> str:
     tails = ", ".join(
-        f"{worker.name} p99 {_milliseconds(p99)} of at most {bound:.2f} ms"
+        f"{worker.name} p99 {_of_at_most(p99, bound)} ms"
         for worker, p99, bound in zip(plan.workers, score.p99_ms, objective.bounds_ms, strict=True)
         if bound is not None
     )
@@ -176,8 +177,10 @@ def _why_of_services(objective: Objective, score: Score, plan: Plan, how: str) -
     )
 
 
-def _milliseconds(p99_ms: float) -> str:
-    return "none (no request)" if math.isinf(p99_ms) else f"{p99_ms:.2f} ms"
+def _of_at_most(p99_ms: float, bound_ms: float) -> str:
+    if math.isinf(p99_ms):
+        return f"none (no request) of at most {bound_ms:.2f}"
+    return " ms of at most ".join(told_apart(p99_ms, bound_ms))
 
 
 def _why(score: Score, plain: Score, how: str) -> str:

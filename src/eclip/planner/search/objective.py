@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from eclip.core.display import told_apart
 from eclip.core.mix import Background, Mix
 from eclip.core.plan import Plan, Promise
 from eclip.errors import UsageError, unknown_name
@@ -158,7 +159,8 @@ class Objective:
     def _late(self, score: Score) -> Iterator[Shortfall]:
         for worker, (p99, bound) in enumerate(zip(score.p99_ms, self.bounds_ms, strict=True)):
             if bound is not None and p99 > bound:
-                words = f"p99 {p99:.2f} ms, at most {bound:.2f} wanted"
+                tail, most = told_apart(p99, bound)
+                words = f"p99 {tail} ms, at most {most} wanted"
                 yield Shortfall("p99", worker, 1 - bound / p99, words)
 
     def _starved(self, score: Score) -> Iterator[Shortfall]:

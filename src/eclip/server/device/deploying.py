@@ -25,6 +25,7 @@ from eclip.core.profile import Profile
 from eclip.errors import UsageError
 from eclip.files import store
 from eclip.models.files import name_of
+from eclip.planner.alone import p99_alone_ns
 from eclip.planner.case import Case
 from eclip.planner.evaluate import SimEvaluator
 from eclip.planner.joints import JointRules, promise_of
@@ -406,18 +407,15 @@ def _bound_ns(service: Resolved, host: ServingHost) -> int | None:
         case Bound(ms=float(bound_ms)):
             return round(1e6 * bound_ms)
         case Bound(times_alone=float(times)):
-            return round(1e6 * times * _p99_alone_ms(service, host))
+            return round(times * _p99_alone_ns(service, host))
         case _:
             return None
 
 
-def _p99_alone_ms(service: Resolved, host: ServingHost) -> float:
+def _p99_alone_ns(service: Resolved, host: ServingHost) -> float:
     profile = service.usual
-    alone = service.worker(0, profile, round(1e9))
-    mix = Mix(name=service.settings.name, workers=(alone,))
-    evaluator = SimEvaluator(host.topology, [profile], host.calibration, mix)
-    (p99_ms,) = evaluator.p99_alone_ms(unpartitioned(host.topology, [profile], mix))
-    return float(p99_ms)
+    (times,) = SimEvaluator(host.topology, [profile], host.calibration).alone_ns
+    return p99_alone_ns(service.worker(0, profile, round(1e9)).rate_rps or 0.0, times)
 
 
 def _case(
