@@ -34,6 +34,7 @@ from eclip.server.tensors import DATATYPES, from_raw, to_raw
 
 _log = logging.getLogger(__name__)
 
+_AHEAD_NS = 300_000  # of its end a full batch may be ordered behind one: both ways take as long
 RETRY_S = 1.0  # after which a client may ask again while something starts or ends
 
 
@@ -54,6 +55,16 @@ class OpenService(ServiceQueue):
     @property
     def idle(self) -> bool:
         return not self.queue and not self._batches
+
+    @property
+    def may_follow(self) -> bool:
+        if not self._batches:
+            return True
+        full = self.row[Count.WAITING] >= self.buckets.largest
+        if not full or len(self._batches) >= IN_FLIGHT:
+            return False
+        (first,) = self._batches.values()
+        return left_ns(first, self.front_queue.now_ns()) < _AHEAD_NS
 
     # --- Requests --------------------------------------------------------------------------------
 
@@ -81,8 +92,7 @@ class OpenService(ServiceQueue):
         backlog = Backlog(
             waiting=len(self.queue) - gives_place,
             rows_before=sum(one.rows for one in self.queue[:place]) + rows_elsewhere,
-            running_ns=_left_ns(self._batches.values(), spec.settings.replicas, now_ns),
-            room_in_ns=self.room_in_ns(order),
+            running_ns=_left_ns(self._batches.values(), self.instances, now_ns),
         )
         refusal = refuse(
             rows,
@@ -90,7 +100,7 @@ class OpenService(ServiceQueue):
             backlog,
             spec.settings.queue,
             self.buckets,
-            spec.settings.replicas,
+            self.instances,
         )
         if refusal is not None:
             count_refused(self.row, Reason.OVERLOADED)
@@ -278,14 +288,13 @@ class OpenService(ServiceQueue):
 
     def slack_ns(self, rows_elsewhere: int, batches_elsewhere: int) -> float:
         """What a row that came now would have left of its bound; other fronts have so much."""
-        instances = self.spec.settings.replicas
+        instances = self.instances
         now_ns = self.front_queue.now_ns()
         running_ns = _left_ns(self._batches.values(), instances, now_ns)
         backlog = Backlog(
             waiting=len(self.queue),
             rows_before=self.row[Count.WAITING] + rows_elsewhere,
             running_ns=running_ns + batches_elsewhere * self.expected_ns[0] / instances,
-            room_in_ns=self.room_in_ns(urgency(0, now_ns + (self.spec.bound_ns or NEVER), 0)),
         )
         return (self.spec.bound_ns or 0) - expected_ns(1, backlog, self.buckets, instances)
 
@@ -354,7 +363,7 @@ def _order_of(service: OpenService, kind: int, batch: OpenBatch, rows: int = 0) 
     )
 
 
-def _left_ns(batches: Iterable[OpenBatch], instances: int, now_ns: int) -> float:
+def _left_ns(batches: Iterable[OpenBatch], instances: float, now_ns: int) -> float:
     """What is left of batches on the device, per instance; those behind have not begun."""
     left = 0.0
     for place, batch in enumerate(batches):
