@@ -32,7 +32,6 @@ from eclip.server.queue.admission import Backlog, expected_ns, refuse
 from eclip.server.queue.batching import NEVER, form_batch, urgency, wait_until
 from eclip.server.tensors import DATATYPES, from_raw, to_raw
 
-_AHEAD_NS = 300_000  # of its end a full batch may be ordered behind one: both ways take as long
 RETRY_S = 1.0  # after which a client may ask again while something starts or ends
 
 
@@ -45,7 +44,6 @@ class OpenService(ServiceQueue):
         super().__init__(spec, front_queue)
         self.slots = slots
         self.row = row
-        self._batches: dict[int, OpenBatch] = {}  # by ticket, in order
         self._free = list(range(spec.slots.count))
         self._timer: asyncio.TimerHandle | None = None
         row[Count.WAITING] = row[Count.RUNNING] = row[Count.DUE_NS] = 0
@@ -53,16 +51,6 @@ class OpenService(ServiceQueue):
     @property
     def idle(self) -> bool:
         return not self.queue and not self._batches
-
-    @property
-    def may_follow(self) -> bool:
-        if not self._batches:
-            return True
-        full = self.row[Count.WAITING] >= self.buckets.largest
-        if not full or len(self._batches) >= IN_FLIGHT:
-            return False
-        (first,) = self._batches.values()
-        return left_ns(first, self.front_queue.now_ns()) < _AHEAD_NS
 
     # --- Requests --------------------------------------------------------------------------------
 

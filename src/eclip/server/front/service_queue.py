@@ -11,12 +11,13 @@ import logging
 from dataclasses import dataclass
 
 from eclip.server.control import ServiceSpec
-from eclip.server.front.front_queue import FrontQueue, Urgency
+from eclip.server.front.front_queue import FrontQueue, Urgency, left_ns
 from eclip.server.messages import Array, InferRequest, InferResponse
 from eclip.server.queue.batching import NEVER, Buckets
 
 _log = logging.getLogger(__name__)
 
+_AHEAD_NS = 300_000  # both ways between the processes together, roughly
 _LEARNING = 0.2  # how much of an expectation a new measurement is
 # Of requests without a bound, and of late ones: they wait so long behind those that can be in time,
 # and not for ever.
@@ -65,6 +66,7 @@ class ServiceQueue:
         self.spec = spec
         self.front_queue = front_queue
         self.queue: list[OpenRequest] = []
+        self._batches: dict[int, OpenBatch] = {}  # on the device, by ticket, in order
         self._told = False  # that its profile is wrong
         self.expected_ns = [float(time_ns) for time_ns in spec.times_ns]  # as measured lately
         self.buckets = self._buckets()
@@ -89,6 +91,15 @@ class ServiceQueue:
     @property
     def _takes_room(self) -> bool:
         return any(self.spec.parts)
+
+    @property
+    def may_follow(self) -> bool:
+        """Nothing of it runs, or one batch that ends soon, and the next one is full."""
+        if len(self._batches) != 1:
+            return not self._batches
+        (first,) = self._batches.values()
+        ends_soon = left_ns(first, self.front_queue.now_ns()) < _AHEAD_NS
+        return ends_soon and sum(one.rows for one in self.queue) >= self.buckets.largest
 
     def needs_no_room(self, room_in_ns: float) -> bool:
         if not self._takes_room:
