@@ -205,6 +205,10 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
     now: bool
 
 
+class TakeAccess(msgspec.Struct, frozen=True, tag=True):
+    """Read the token and the certificate again, and ask for these from now on."""
+
+
 class LoadAnswer(msgspec.Struct, frozen=True, tag=True):
     number: int
     error: str | None
@@ -232,7 +236,7 @@ class LoadAsked(msgspec.Struct, frozen=True, tag=True):
 
 ToDevice = Attach | Detach | AttachSlots | AttachCounters | Deploy | Retire | Stop
 FromDevice = Deployed | NotDeployed | Detached | Retired | Said
-ToFront = Welcome | Offer | AttachSlots | DeviceUp | DeviceDown | Leave | LoadAnswer
+ToFront = Welcome | Offer | AttachSlots | DeviceUp | DeviceDown | Leave | TakeAccess | LoadAnswer
 FromFront = Listening | Settled | LoadAsked | Said
 Message = ToDevice | FromDevice | ToFront | FromFront
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import bisect
-import logging
 import time
 from collections.abc import Iterable, Sequence
 
@@ -20,6 +19,7 @@ from eclip.server.counters import Count, add, count, count_in, count_refused
 from eclip.server.front.front_queue import FrontQueue, left_ns
 from eclip.server.front.service_queue import OpenBatch, OpenRequest, ServiceQueue, order_of
 from eclip.server.link import IN_FLIGHT, Answer, DeviceOrder, Slots
+from eclip.server.log import report
 from eclip.server.messages import (
     Array,
     InferRequest,
@@ -31,8 +31,6 @@ from eclip.server.messages import (
 from eclip.server.queue.admission import Backlog, expected_ns, refuse
 from eclip.server.queue.batching import NEVER, form_batch, urgency, wait_until
 from eclip.server.tensors import DATATYPES, from_raw, to_raw
-
-_log = logging.getLogger(__name__)
 
 RETRY_S = 1.0  # after which a client may ask again while something starts or ends
 
@@ -204,8 +202,8 @@ class OpenService(ServiceQueue):
             batch = _ordered(self, slot, requests, rows, bucket)
         except Exception as error:  # nothing of this batch has begun: it ends here, and no other
             self._free.append(slot)
-            line = f"the request could not be handed to the device: {type(error).__name__}"
-            _log.exception("a batch of %s could not be ordered", self.spec.name)
+            line = report(f"a batch of {self.spec.name} could not be ordered", error)
+            line = f"the request could not be handed to the device: {line}"
             for one in requests:
                 if one.waits:
                     self._refuse(one, RefusedError(Reason.FAILED, line))
