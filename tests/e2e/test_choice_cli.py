@@ -183,7 +183,7 @@ def test_plan_whose_profile_is_gone_or_has_changed_is_refused(cli: Cli, tmp_path
             "run.json",
         ),
     ):
-        assert_refused(cli(*command), "no profile of gpt2~40:8", "--profiles")
+        assert_refused(cli(*command), "no profile of gpt2~40:8", "as profiles")
     file.unlink()
     store.save(renamed(store.load(PACK / "gpt2-8.json.gz", Profile), "gpt2~40:8"), file)
     changed = cli("run", "plan.json", "--profiles", mine)
