@@ -14,14 +14,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
 from eclip.core.display import told_apart
-from eclip.core.plan import Evidence, Plan, Promise, ServiceTrial, Trial, unpartitioned
+from eclip.core.plan import Evidence, Plan, Promise, ServiceTrial, Slack, Trial, unpartitioned
 from eclip.planner.joints import JointRules
 from eclip.planner.problem import Problem
 from eclip.planner.search.candidates import Found
-from eclip.planner.search.giving import LANES_MARGIN, FoundProposals, shares_by_lanes
-from eclip.planner.search.objective import Objective, Score
+from eclip.planner.search.giving import FoundProposals
+from eclip.planner.search.objective import Evaluator, Objective, Score
 from eclip.planner.search.placement import groups_of
 from eclip.planner.search.proposals import STAYS, in_words
 from eclip.planner.tiers import excess_in_words, promising
@@ -29,10 +30,9 @@ from eclip.planner.tiers import excess_in_words, promising
 PLAIN = "plain streams"
 STATIC = "best static masks"
 OTHER_KERNELS = "plain streams, kernels for fewer units"
-MARGIN_IN_WORDS = (
-    f"where only lanes keep background away from services, p99 is taken to be {LANES_MARGIN:g} "
-    f"times the simulated one"
-)
+_GAIN = 0.01  # of strict background, that sharing has to give more
+_LOSS = 0.01  # ... that it may give less elsewhere
+_IN_DOUBT = 5  # finalists that are tried with other arrivals and elsewhere
 
 
 @dataclass(frozen=True)
@@ -102,12 +102,16 @@ def decide(
     modelled: bool,
     tried: Found | None = None,
     services: Sequence[tuple[ServiceTrial, ...]] = (),
+    elsewhere: Sequence[Sequence[Score]] = (),
 ) -> Plan:
     """The plan that did best, with the evidence in it; ``tried``: the search on the device.
-    ``services``: of every entry, what its services gave against running alone."""
+    ``services``: of every entry, what its services gave against running alone. ``elsewhere``:
+    scores of all entries on devices that differ."""
     plain = scores[0]
     values = [objective.value(score, plain) for score in scores]
     best = values.index(max(values))
+    if objective.kind == "slo":
+        best = _best_guarded(entries, [scores, *elsewhere], objective)
     names = [worker.name for worker in entries[0].plan.workers]
     refused = [
         tuple(miss.sentence(names) for miss in objective.shortfalls(score, plain))
@@ -115,6 +119,8 @@ def decide(
     ]
     how = f"{entries[best].label}, best of {len(entries)} finalists "
     how += "simulated once more" if modelled else f"measured on {device}"
+    if elsewhere:
+        how += f", and on {len(elsewhere)} devices that differ"
     evidence = Evidence(
         objective=objective.kind,
         seed=seed,
@@ -146,11 +152,76 @@ def decide(
     chosen = entries[best].plan
     if objective.kind == "slo":
         why = _why_of_services(objective, scores[best], chosen, how)
-        if modelled and not services and shares_by_lanes(chosen):
-            why += f"; {MARGIN_IN_WORDS}"
     else:
         why = _why(scores[best], plain, how)
     return msgspec.structs.replace(chosen, policy="search", why=why, evidence=evidence)
+
+
+def _best_guarded(
+    entries: Sequence[Finalist], settings: Sequence[Sequence[Score]], objective: Objective
+) -> int:
+    """Of plans that account for lateness the best; the best strict one if sharing gains nothing.
+
+    ``settings``: scores of all entries, first on the device, then elsewhere. Where no entry has
+    joints, as on a device without them, all count.
+    """
+    values = np.array(
+        [[objective.value(score, scores[0]) for score in scores] for scores in settings]
+    )
+    everyone = range(len(entries))
+    guarded = [index for index in everyone if is_guarded(entries[index].plan)] or [*everyone]
+    strict = [index for index in guarded if is_strict(entries[index].plan)]
+    if not strict:
+        return max(guarded, key=values.mean(axis=0).__getitem__)
+    base = max(strict, key=values.mean(axis=0).__getitem__)
+    given = np.array([objective.background(scores[base]) for scores in settings])
+    needed = values[:, base] - _LOSS * given
+    needed[0] = values[0, base] + _GAIN * given[0]
+    gaining = [index for index in guarded if (values[:, index] >= needed).all()]
+    return max(gaining, key=values.mean(axis=0).__getitem__, default=base)
+
+
+def is_guarded(plan: Plan) -> bool:
+    """Whether all background has rules, so that spent accounts of services can hold it."""
+    return all(
+        worker.joints is not None and worker.joints.rules
+        for worker in plan.workers
+        if worker.promise is None
+    )
+
+
+def is_strict(plan: Plan) -> bool:
+    """Whether all background yields to every busy service, whatever its credit."""
+    return is_guarded(plan) and all(
+        rule.lane is None and rule.slack is Slack.PLENTY
+        for worker in plan.workers
+        if worker.promise is None and worker.joints is not None
+        for rule in worker.joints.rules
+    )
+
+
+def decide_in_doubt(
+    found: FoundProposals,
+    problem: Problem,
+    promises: Mapping[int, Promise],
+    evaluate: Evaluator,
+    objective: Objective,
+    seed: int,
+) -> Plan:
+    """The finalist that does best with other arrivals and gains on devices that differ, too."""
+    entries = shortlist_rules(found, problem, promises, _IN_DOUBT)
+    plans = [entry.plan for entry in entries]
+    here, *elsewhere = (other(plans) for other in evaluate.doubts())
+    return decide(
+        entries,
+        here,
+        found,
+        objective,
+        seed=seed,
+        device="the simulator",
+        modelled=True,
+        elsewhere=elsewhere,
+    )
 
 
 def decide_by_simulation(

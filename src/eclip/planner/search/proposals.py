@@ -97,6 +97,23 @@ class Proposer:
             each[worker] = replace(rules, lane=self._near(worker, units))
         return Proposal(tuple(each), none, some).plainly
 
+    @property
+    def yields(self) -> Proposal:
+        """The policy yield."""
+        return self.all_alike(JointRules())
+
+    def strict(self, proposal: Proposal) -> Proposal | None:
+        """The same joints with background that only yields; None: some background has no joints."""
+        if not all(proposal.each[worker].joints for worker in self.background):
+            return None
+        each = [
+            rules
+            if worker in self._promises
+            else replace(rules, yields=Slack.PLENTY, moves=None, lane=None)
+            for worker, rules in enumerate(proposal.each)
+        ]
+        return Proposal(tuple(each))
+
     def _side_by_side(self, proposal: Proposal) -> Proposal:
         """The same, with services that never wait for each other."""
         each = [
