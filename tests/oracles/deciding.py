@@ -21,6 +21,8 @@ class Owner:
     bound: int = 0
     some: int = 0
     none: int = 0
+    strict: bool = False  # its account says so
+    latest: int | None = None  # when one of its requests is too late; None: it has no account
 
     @property
     def must_act_at(self) -> int:
@@ -32,6 +34,9 @@ class Owner:
         stopped = self.heartbeat is not None and now > self.heartbeat + TENTH_OF_A_SECOND
         hung = self.bound > 0 and now > self.busy_since + 10 * self.bound
         return not stopped and not hung
+
+    def is_strict(self, now: int) -> bool:
+        return self.latest is not None and (self.strict or now > self.latest)
 
     def is_owed(self, now: int) -> bool:
         """Its floor, as background."""
@@ -61,7 +66,17 @@ _LESS_OR_EQUAL = {
 def choice_of(
     owners: Mapping[int, Owner], mine: int, rules: Sequence[Rule], overtaken: int, now: int
 ) -> str | int:
-    """The first rule that applies to anybody who is busy. Who is owed its floor does not yield."""
+    """The first rule that applies to anybody who is busy. Who is owed its floor does not yield.
+    Background yields to services that are strict, if any of its rules is about them."""
+    strict = [
+        one
+        for rule in rules
+        if rule.slack != "owed" and not owners[mine].service
+        for one in (owners.get(other) for other in rule.to)
+        if one is not None and one.service and one.counts_as_busy(now) and one.is_strict(now)
+    ]
+    if strict:
+        return "go on" if owners[mine].is_owed(now) else "yield"
     for rule in rules:
         if any(_applies(rule, owners, mine, other, overtaken, now) for other in rule.to):
             yields = rule.choice == "yield"

@@ -6,6 +6,7 @@ are nanoseconds of the caller's clock.
 
 from __future__ import annotations
 
+from eclip.core.credit import is_strict
 from eclip.core.rules import (
     BACKGROUND,
     BANKED_NS,
@@ -17,6 +18,7 @@ from eclip.core.rules import (
     HEARTBEAT,
     HUNG_BOUNDS,
     IDLE,
+    LATEST,
     LEFT,
     MOST_OVERTAKEN,
     MOST_QUEUED,
@@ -57,6 +59,9 @@ def decide(
 ) -> int:
     """GO_ON, YIELD, or the number of a move, for the worker of row ``mine`` at a joint.
 
+    Beside a strict service (core/credit.py) background's rules for it count as *yield*, so of
+    several services it follows the strictest that is busy.
+
     ``peers`` are the rows of its session's workers, by their index; ``who``, ``level`` and
     ``choice`` are its rules; ``overtaken`` says how often this request of a service has yielded
     already.
@@ -64,16 +69,14 @@ def decide(
     service = board[mine, TIER] == SERVICE
     own_limit = board[mine, DEADLINE] - board[mine, LEFT]
     owed = board[mine, TIER] == BACKGROUND and own_limit < now
+    if not service and _meets_strict(board, peers, who, level, now):
+        return GO_ON if owed else YIELD
     for rule in range(choice.shape[0]):
         tier = BACKGROUND if level[rule] == OWED else SERVICE
         for row in range(board.shape[0]):
             if board[row, TIER] != tier or not counts_as_busy(board, row, now):
                 continue
-            worker = FOREIGN_BIT
-            for peer in range(peers.shape[0]):
-                if peers[peer] == row:
-                    worker = peer
-            if not (who[rule] >> worker) & 1:
+            if not (who[rule] >> _bit_of(row, peers)) & 1:
                 continue
             limit = board[row, DEADLINE] - board[row, LEFT]  # when its slack is used up
             if tier == BACKGROUND:
@@ -97,6 +100,30 @@ def decide(
 
 
 @inlined
+def _bit_of(row: int, peers: Ints) -> int:
+    """The bit of a row's worker in a rule."""
+    worker = FOREIGN_BIT
+    for peer in range(peers.shape[0]):
+        if peers[peer] == row:
+            worker = peer
+    return worker
+
+
+@inlined
+def _meets_strict(board: Ints, peers: Ints, who: Ints, level: Ints, now: int) -> bool:
+    """A service that a rule names is busy and strict."""
+    for row in range(board.shape[0]):
+        if board[row, TIER] != SERVICE or board[row, BUSY_SINCE] == IDLE:
+            continue
+        if not is_strict(board, row, now) or not counts_as_busy(board, row, now):
+            continue
+        for rule in range(who.shape[0]):
+            if level[rule] != OWED and (who[rule] >> _bit_of(row, peers)) & 1:
+                return True
+    return False
+
+
+@inlined
 def publish(
     board: Ints,
     row: int,
@@ -106,22 +133,28 @@ def publish(
     request_ns: int,
     now: int,
 ) -> None:
-    """Write the deadline and the time left of a service's most urgent request into its row.
+    """Write the deadline and the time left of a service's most urgent request into its row, and
+    when one is too late: the running one when it is due, one behind it when those before it should
+    have ended for it to begin in time.
 
     Called when a request begins. ``queued`` are the arrivals after this one, some still to come;
-    each is served when all before it are.
+    each is served when all before it are. One that is to come counts from its arrival on.
     """
-    tightest = arrival + bound_ns - request_ns
-    board[row, DEADLINE] = arrival + bound_ns
+    latest = arrival + bound_ns
+    tightest = latest - request_ns
+    board[row, DEADLINE] = latest
     board[row, LEFT] = request_ns
     for behind in range(min(queued.shape[0], MOST_QUEUED)):
-        if queued[behind] > now:
+        came = queued[behind]
+        if came > now and came >= latest:
             break
-        deadline, left = queued[behind] + bound_ns, (behind + 2) * request_ns
-        if deadline - left < tightest:
-            tightest = deadline - left
+        deadline, before_ns = came + bound_ns, (behind + 1) * request_ns
+        latest = min(latest, max(came, deadline - before_ns))
+        if came <= now and deadline - before_ns - request_ns < tightest:
+            tightest = deadline - before_ns - request_ns
             board[row, DEADLINE] = deadline
-            board[row, LEFT] = left
+            board[row, LEFT] = before_ns + request_ns
+    board[row, LATEST] = latest
 
 
 @inlined

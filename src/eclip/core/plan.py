@@ -30,6 +30,8 @@ from eclip.errors import MismatchError
 ALL_WORKERS = -1
 FOREIGN = -1  # in a rule: services of other sessions on the same device
 MOST_DEPTH = 2
+P99_GAIN = 0.005  # of an account whose service has a bound on its p99
+LEAST_GAIN, MOST_GAIN = 1e-5, P99_GAIN
 EVERYTHING = 100  # percent
 MOST_VARIANTS = 16  # of one worker: a device keeps an executable for each
 
@@ -124,13 +126,18 @@ class Joints(
             raise ValueError("a piece takes at least 0 ns and no longer than the longest stretch")
 
 
-class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Promise(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """What a service is to keep, in times that a joint can compare."""
 
     bound_ns: int  # of a request, from arrival to completion
     request_ns: int  # that a request takes alone
     some_ns: int  # less slack than this is not plenty
     none_ns: int  # less than this is none
+    # Credit for lateness that a request in time earns (core/credit.py); 0: the service has no
+    # account, as in plans of version 0.1.
+    gain: float = 0.0
 
     def __post_init__(self) -> None:
         if self.bound_ns < 1 or self.request_ns < 1:
@@ -139,6 +146,8 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ValueError("a bound is at most a day")
         if not 0 <= self.none_ns <= self.some_ns:
             raise ValueError("slack limits are at least 0, and none_ns at most some_ns")
+        if self.gain and not LEAST_GAIN <= self.gain <= MOST_GAIN:
+            raise ValueError(f"a gain is 0, or {LEAST_GAIN} to {MOST_GAIN} of a late request")
 
 
 class PlannedWorker(
@@ -376,6 +385,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def has_tiers(self) -> bool:
         """Some worker gives way or has a promise, so other processes may want to know."""
         return self.gives_way or any(worker.promise is not None for worker in self.workers)
+
+    @property
+    def has_accounts(self) -> bool:
+        """Some service has an account of its lateness (core/credit.py)."""
+        return any(worker.promise is not None and worker.promise.gain for worker in self.workers)
 
     @property
     def main(self) -> Variant:

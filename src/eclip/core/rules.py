@@ -51,7 +51,7 @@ NAME_BYTES = 8 * (WORDS - NAME)
 NOBODY, SERVICE, BACKGROUND = 0, 1, 2  # tiers
 IDLE = -(1 << 62)  # in BUSY_SINCE; times may be negative
 ALWAYS = 1 << 62  # a heartbeat of an owner that cannot stop without its readers
-NEVER = 1 << 62  # in DEADLINE: when background without a floor is owed it
+NEVER = 1 << 62  # in DEADLINE: when background without a floor is owed it; in LATEST
 MOST_ROWS = 256
 FOREIGN_BIT = 62  # in a rule's bit set of workers: services of other sessions
 
@@ -63,6 +63,10 @@ HUNG_BOUNDS = 10  # that a request may last before its service counts as idle
 BANKED_NS = 100_000_000  # so long before it is due, work counts for a floor
 
 OWED = -1  # in a rule's level: it is about background, and applies while a floor is owed
+ONE_CREDIT = 1_000_000  # in CREDIT and GAIN: what a late request costs
+_FIRST_DRAW = 2_654_435_761  # times a row's number from 1 on: rows draw differently
+SPENT = 1  # in STRICT: an account begins without credit
+
 LEVELS = {Slack.NONE: 0, Slack.SOME: 1, Slack.PLENTY: 2}
 
 
@@ -126,13 +130,16 @@ def _bits(workers: Sequence[int]) -> int:
 def board_of(plan: Plan) -> Ints:
     """A board in this process's memory, for a session that is alone: worker i has row i."""
     board = np.zeros((len(plan.workers), WORDS), dtype=np.int64)
-    for row, worker in zip(board, plan.workers, strict=True):
-        enter(row, worker.promise, ALWAYS)
+    for number, worker in enumerate(plan.workers):
+        enter(board, number, worker.promise, ALWAYS)
     return board
 
 
-def enter(row: Ints, promise: Promise | None, heartbeat: int, name: str = "") -> None:
+def enter(
+    board: Ints, number: int, promise: Promise | None, heartbeat: int, name: str = ""
+) -> None:
     """Write a worker that is idle into its row: with a promise a service, else background."""
+    row = board[number]
     clear(row)
     row[NAME:] = np.frombuffer(name.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0"), dtype=np.int64)
     row[PID] = os.getpid()
@@ -142,6 +149,11 @@ def enter(row: Ints, promise: Promise | None, heartbeat: int, name: str = "") ->
         row[DEADLINE] = NEVER
     else:
         row[[BOUND, SOME, NONE]] = promise.bound_ns, promise.some_ns, promise.none_ns
+        row[LATEST] = NEVER
+        if promise.gain:
+            row[[ACCOUNT, STRICT, STRICT_SINCE]] = number, SPENT, IDLE
+            row[DRAW] = _FIRST_DRAW * (number + 1) % (1 << 31)
+            row[GAIN] = round(ONE_CREDIT * promise.gain)
     # Last: others may read meanwhile.
     row[TIER] = BACKGROUND if promise is None else SERVICE
 

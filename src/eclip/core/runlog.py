@@ -17,23 +17,29 @@ from eclip.core.display import html_table, number
 from eclip.core.made import Made
 from eclip.core.plan import Plan
 
+MOST_VERDICT = 16
 MOST_LAG_NS = 1_000_000  # of a load generator that counts as punctual
 OTHERS_IDLE = "; all others idle"  # the end of the label of a worker's load alone
 
 
-class Requests(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Requests(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """Requests that completed in the measured part, in order of completion."""
 
     worker: tuple[int, ...]
     arrival_ns: tuple[int, ...]
     start_ns: tuple[int, ...]
     end_ns: tuple[int, ...]
+    verdict: tuple[int, ...] = ()  # of accounts (core/credit.py); empty: no service has one
 
     def __post_init__(self) -> None:
         _check_columns("requests", self)
         for times in zip(self.arrival_ns, self.start_ns, self.end_ns, strict=True):
             if list(times) != sorted(times):
                 raise ValueError("a request ends before it starts, or starts before it arrives")
+        if not all(0 <= verdict <= MOST_VERDICT for verdict in self.verdict):
+            raise ValueError(f"a verdict is 0 to {MOST_VERDICT}")
 
 
 class KernelRecords(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -166,6 +172,7 @@ def _check_columns(name: str, columns: Requests | KernelRecords) -> None:
         len(column)
         for field in columns.__struct_fields__
         if isinstance(column := getattr(columns, field), tuple)
+        and not (field == "verdict" and not column)
     }
     if len(lengths) > 1:
         raise ValueError(f"the columns of {name} have different lengths")

@@ -162,7 +162,7 @@ class Board(Closing):
             with self._lock:
                 row = self._take_free_row()
                 if row is not None:
-                    enter(self.words[row], promise, _now_ns(), name)
+                    enter(self.words, row, promise, _now_ns(), name)
                     if beats:
                         self._heart.add(row)
                     return row

@@ -203,6 +203,7 @@ class SimSession(Submitting):
                 arrival_ns=tuple(request_columns[1]),
                 start_ns=tuple(request_columns[2]),
                 end_ns=tuple(request_columns[3]),
+                verdict=tuple(request_columns[4]) if plan.has_accounts else (),
             ),
             kernels=KernelRecords(
                 window_ns=trace_ns,
@@ -232,7 +233,7 @@ class Glimpse:
 
     rates_rps: tuple[float, ...]  # per worker
     power_w: float
-    requests: Ints  # rows of worker, arrival, start, end
+    requests: Ints  # rows of worker, arrival, start, end, verdict
 
 
 def glimpse(
@@ -334,7 +335,7 @@ def build_machine(
         turn_ns=float(costs.turn_ns),
         turn_switch_ns=float(costs.turn_switch_ns),
         trace_until=float(trace_ns),
-        gives_way=int(plan.gives_way),
+        gives_way=int(plan.gives_way or plan.has_accounts),
         stretches=joints.columns(),
     )
 
@@ -371,7 +372,7 @@ def initial_state(
         queue_holder=np.full(machine.queues, events.NOBODY, dtype=np.int64),
         active=np.zeros(len(workers), dtype=np.int64),
         scratch=np.zeros((2, machine.lane_units.shape[1])),
-        request_rows=np.zeros((_BUFFER_ROWS, 4), dtype=np.int64),
+        request_rows=np.zeros((_BUFFER_ROWS, 5), dtype=np.int64),
         kernel_rows=np.zeros((_BUFFER_ROWS, 5), dtype=np.int64),
         joined=stretches.Joined(
             board=board_of(plan),

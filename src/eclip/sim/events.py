@@ -19,8 +19,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eclip.core import decide, rules
+from eclip.core import credit, decide, rules
 from eclip.core.copies import NO_LINK
+from eclip.core.credit import NO_VERDICT
 from eclip.jit import compiled_with, inlined
 from eclip.sim import contention, stretches
 from eclip.sim.contention import (
@@ -45,6 +46,7 @@ from eclip.sim.stretches import (
     keeps_link,
     rest,
     settle,
+    settle_account,
 )
 
 NOBODY = -1
@@ -143,12 +145,15 @@ class State(NamedTuple):
     queue_holder: Ints  # per queue: the worker whose kernel or copy is in it
     active: Ints  # scratch, per worker
     scratch: Floats  # 2 × slices
-    request_rows: Ints  # buffer of (worker, arrival, start, end)
+    request_rows: Ints  # buffer of (worker, arrival, start, end, verdict)
     kernel_rows: Ints  # buffer of (worker, position, lane, start, end)
     joined: Joined
 
 
-@compiled_with(contention.__file__, stretches.__file__, decide.__file__, rules.__file__)
+@compiled_with(
+    *(contention.__file__, stretches.__file__),
+    *(decide.__file__, credit.__file__, rules.__file__),
+)
 def advance(m: Setup, s: State, until: float, finish: bool) -> int:
     """Handle all events before ``until``; with ``finish`` let the time up to it pass as well.
 
@@ -156,8 +161,7 @@ def advance(m: Setup, s: State, until: float, finish: bool) -> int:
     calls does not change it: only the last one finishes.
     """
     # Taken out of their tuples once: inside the loop that would cost as much as the work itself.
-    kernels, routes, variant_active = m.kernels, m.routes, m.variant_active
-    arrivals = m.arrivals
+    kernels = m.kernels
     lane_units, lane_total, limits = m.lane_units, m.lane_total, m.limits
     workers, queue_holder = s.workers, s.queue_holder
     active, held, crowd = s.active, s.scratch[0], s.scratch[1]
@@ -200,21 +204,10 @@ def advance(m: Setup, s: State, until: float, finish: bool) -> int:
             elif worker["due"] <= now + instant:
                 if worker["phase"] == COPYING:
                     _finish_copy(m, s, index)
-                elif worker["phase"] == DELAY:
-                    if worker["kernel"] < worker["route_end"]:
-                        _enter_queue(workers, index, clock, kernels, queue_holder)
-                    else:
-                        _finish_request(worker, index, clock, request_rows, arrivals)
-                # Not else: the next request may be there already.
-                if worker["phase"] == IDLE:
-                    if worker["due"] <= now + instant:
-                        first = _begin_request(
-                            workers, index, now, arrivals, routes, variant_active
-                        )
-                        if gives_way:
-                            accept_request(fixed, joined, workers, index, arrivals, now, first)
-                    elif gives_way:
-                        rest(joined, index)
+                elif worker["phase"] == DELAY and worker["kernel"] < worker["route_end"]:
+                    _enter_queue(workers, index, clock, kernels, queue_holder)
+                else:
+                    _change_request(m, s, index, instant)
         if gives_way and (joined.unsettled[0] or joined.wake[0] <= now + instant):
             settle(fixed, joined, workers, kernels, now)
 
@@ -422,17 +415,8 @@ def _go_on(worker: np.void, kernels: Records, now: float) -> None:
 
 
 @inlined
-def _finish_request(
-    worker: np.void, index: int, clock: np.void, rows: Ints, arrivals: Ints
-) -> None:
+def _finish_request(worker: np.void, index: int, clock: np.void, arrivals: Ints) -> None:
     now = clock["now"]
-    if now >= 0.0:
-        row = clock["requests"]
-        rows[row, 0] = index
-        rows[row, 1] = round(worker["arrival"])
-        rows[row, 2] = round(worker["start"])
-        rows[row, 3] = round(now)
-        clock["requests"] += 1
     worker["phase"] = IDLE
     if clock["holder"] == index:
         clock["turn_end"] = now
@@ -444,7 +428,39 @@ def _finish_request(
         worker["due"] = np.inf
 
 
-@compiled_with(stretches.__file__, decide.__file__, rules.__file__)
+@inlined
+def _record(worker: np.void, index: int, clock: np.void, rows: Ints, verdict: int) -> None:
+    row = clock["requests"]
+    rows[row, 0] = index
+    rows[row, 1] = round(worker["arrival"])
+    rows[row, 2] = round(worker["start"])
+    rows[row, 3] = round(clock["now"])
+    rows[row, 4] = verdict
+    clock["requests"] += 1
+
+
+@compiled_with(stretches.__file__, decide.__file__, credit.__file__, rules.__file__)
+def _change_request(m: Setup, s: State, index: int, instant: float) -> None:
+    """A request ends, and the next one begins if it is there already; or an idle worker's begins.
+    Not inlined, as ``_finish_copy``."""
+    workers, clock = s.workers, s.clock[0]
+    worker, now = workers[index], clock["now"]
+    if worker["phase"] == DELAY:
+        _finish_request(worker, index, clock, m.arrivals)
+        verdict = NO_VERDICT
+        if m.gives_way:
+            verdict = settle_account(m.stretches, s.joined, worker, index, now)
+        if now >= 0.0:
+            _record(worker, index, clock, s.request_rows, verdict)
+    if worker["due"] <= now + instant:
+        first = _begin_request(workers, index, now, m.arrivals, m.routes, m.variant_active)
+        if m.gives_way:
+            accept_request(m.stretches, s.joined, workers, index, m.arrivals, now, first)
+    elif m.gives_way:
+        rest(s.joined, index)
+
+
+@compiled_with(stretches.__file__, decide.__file__, credit.__file__, rules.__file__)
 def _finish_copy(m: Setup, s: State, index: int) -> None:
     """Not inlined: it is rare, and a longer loop is slower for all workers."""
     worker, clock = s.workers[index], s.clock[0]

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from eclip.core import decide, rules
+from eclip.core import credit, decide, rules
 from eclip.core.device import CLOSED
 from eclip.core.requests import (
     ARRIVAL,
@@ -50,7 +50,7 @@ Change = tuple[
 
 @compiled_with(
     *(events.__file__, contention.__file__, stretches.__file__),
-    *(decide.__file__, rules.__file__),
+    *(decide.__file__, credit.__file__, rules.__file__),
 )
 def _run_ahead(m: events.Setup, s: events.State, until: float, own: Ints) -> int:
     """Simulate up to there, or until a request ends that is nobody's own: how many rows tell of
@@ -104,7 +104,7 @@ class Timeline:
         self._machine = machine
         self._state = state
         self.own: Ints = np.zeros(len(state.workers), dtype=np.int64)  # requests, by worker
-        self.ended: list[list[int]] = []  # worker, arrival, start, end
+        self.ended: list[list[int]] = []  # worker, arrival, start, end, verdict
         joined = state.joined
         self._changing = (
             *(self.own, state.workers, state.clock, state.queue_holder),
@@ -246,7 +246,7 @@ class Pacer(threading.Thread):
     def _give_out(self) -> None:
         if not self._timeline.ended:
             return
-        for worker, _, start, end in self._timeline.ended:
+        for worker, _, start, end, _ in self._timeline.ended:
             zero_ns = self._zero_ns
             if self._queues[worker].ended(zero_ns + start, zero_ns + end):
                 self._lateness_ns.append(time.monotonic_ns() - zero_ns - end)

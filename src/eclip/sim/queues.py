@@ -11,7 +11,8 @@ from collections import deque
 
 import numpy as np
 
-from eclip.core.requests import OWN, SERVED, WITH_RESULT, Ring
+from eclip.core.credit import charge, expect
+from eclip.core.requests import HAS_EXPIRED, OWN, SERVED, WITH_RESULT, Ring
 from eclip.sim import events
 from eclip.sim.stretches import AT_JOINT, DELAY, IDLE
 
@@ -36,6 +37,7 @@ class WorkerQueue:
         self._row = state.workers[worker]
         self._progress = state.joined.progress[worker]
         self._unsettled = state.joined.unsettled
+        self._board, self._number = state.joined.board, worker
 
     @property
     def busy(self) -> bool:
@@ -52,6 +54,9 @@ class WorkerQueue:
             self._runs_own = bool(row["phase"] != IDLE)
         if row["phase"] == IDLE:
             row["due"] = max(float(at), float(self._clock["now"]))
+        elif self._given["request_ns"]:
+            before_ns = (len(self.waiting) - 1) * int(self._given["request_ns"])
+            expect(self._board, self._number, at + int(self._given["bound_ns"]), before_ns, at)
 
     def end_early(self, at: int, at_ns: int, number: int, outcome: int) -> None:
         """Without a result: now (``at_ns`` is the clock's), when its turn comes, or at its next
@@ -66,6 +71,8 @@ class WorkerQueue:
         else:
             self._take_out(number)
             self._over[number] = outcome
+            if outcome == HAS_EXPIRED:
+                charge(self._board, self._number, True, False, at)
         self._answer_over(at_ns)
         self._go_on()
 
@@ -132,7 +139,7 @@ class WorkerQueue:
         row, launched = self._row, int(self._progress["launched"])
         if not self._given["jointed"] or launched == self._stretches or self._stopping:
             return
-        self._stopping = outcome
+        self._stopping = self._progress["outcome"] = outcome
         if row["phase"] == AT_JOINT and launched == self._progress["done"]:
             self._progress["held"] = 0
             row["kernel"] = row["route_end"]

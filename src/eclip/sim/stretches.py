@@ -20,8 +20,10 @@ from typing import NamedTuple
 import numpy as np
 
 import eclip.core.decide
-from eclip.core import rules
+from eclip.core import credit, rules
+from eclip.core.credit import NO_VERDICT, charge, end_period, foresee
 from eclip.core.decide import counts_as_busy, decide, due_after, publish
+from eclip.core.requests import HAS_EXPIRED, WITH_RESULT
 from eclip.core.rules import (
     BOUND,
     BUSY_SINCE,
@@ -79,6 +81,7 @@ PROGRESS = np.dtype(
         ("held", np.int64),  # 1 while it yields
         ("held_since", np.float64),
         ("overtaken", np.int64),  # times that this request has yielded
+        ("outcome", np.int64),  # that its request will have
         ("barriers", np.int64),  # counters, as the following
         ("yields", np.int64),
         ("moves", np.int64),
@@ -127,6 +130,7 @@ def accept_request(
         queued = arrivals[worker["next_arrival"] : end]
         arrival = round(worker["arrival"])
         publish(j.board, index, arrival, queued, given["bound_ns"], given["request_ns"], at)
+        foresee(j.board, index, at)
     if given["jointed"]:
         mine = j.progress[index]
         if given["floor"] > 0.0:
@@ -152,6 +156,8 @@ def end_stretch(c: Stretches, j: Joined, workers: Records, index: int, now: floa
         due = j.board[index, DEADLINE]
         j.board[index, DEADLINE] = due_after(due, given["floor"], stretch["alone_ns"], round(now))
     j.board[index, LEFT] -= stretch["left_ns"]
+    if given["request_ns"] > 0:
+        foresee(j.board, index, round(now))
     j.unsettled[0] = 1
     mine["done"] += 1
     mine["free_at"] = worker["due"]
@@ -178,13 +184,30 @@ def keeps_link(
 
 
 @inlined
+def settle_account(c: Stretches, j: Joined, worker: np.void, index: int, now: float) -> int:
+    """A request of a service has ended; its verdict. If none waits, its busy period is over."""
+    given, mine = c.joints[index], j.progress[index]
+    if given["request_ns"] == 0:
+        return NO_VERDICT
+    at = round(now)
+    late = mine["outcome"] == HAS_EXPIRED or at > round(worker["arrival"]) + given["bound_ns"]
+    verdict = NO_VERDICT
+    if late or mine["outcome"] == WITH_RESULT:
+        verdict = charge(j.board, index, late, False, at)
+    mine["outcome"] = WITH_RESULT
+    if worker["closed"] or worker["due"] > now:
+        end_period(j.board, index, at)
+    return verdict
+
+
+@inlined
 def rest(j: Joined, index: int) -> None:
     """No request is left."""
     j.board[index, BUSY_SINCE] = rules.IDLE
     j.unsettled[0] = 1
 
 
-@compiled_with(eclip.core.decide.__file__, rules.__file__)
+@compiled_with(eclip.core.decide.__file__, credit.__file__, rules.__file__)
 def settle(c: Stretches, j: Joined, workers: Records, kernels: Records, now: float) -> None:
     """Launch what may be launched, start what may start, and say when to look again."""
     wake = np.inf

@@ -14,18 +14,22 @@ import deciding as oracle
 from deciding import Owner, Rule, choice_of
 from eclip.core.decide import counts_as_busy, decide, due_after
 from eclip.core.rules import (
+    ACCOUNT,
     ALWAYS,
     BACKGROUND,
     BANKED_NS,
     BUSY_SINCE,
     FOREIGN_BIT,
+    GAIN,
     GO_ON,
     HEARTBEAT,
     IDLE,
+    LATEST,
     MOST_ROWS,
     OWED,
     SERVICE,
     STOPPED_NS,
+    STRICT,
     WORDS,
     YIELD,
     Ints,
@@ -37,6 +41,7 @@ CHOICES = {"go on": GO_ON, "yield": YIELD}
 ROWS = 5
 NAMED = 8  # words of a row that are decided by
 PEERS = (3, 0, 4, 1, 2)  # rows by worker: any order
+ACCOUNTS = (1, 2, 3, 4, 0)  # rows that hold the accounts, by row: any, too
 
 # Few values, so that limits are met exactly, and mostly services that are busy; times may be
 # negative.
@@ -51,6 +56,8 @@ owner = st.builds(
     bound=st.sampled_from([0, 0, 1, STOPPED_NS]),
     some=st.integers(2, 4),
     none=st.integers(0, 2),
+    strict=st.sampled_from([False, False, True]),
+    latest=st.sampled_from([None, None, 0]) | times,
 )
 rule = st.builds(
     Rule,
@@ -74,6 +81,10 @@ def board_of(rows: Mapping[int, Owner]) -> Ints:
             one.some,
             one.none,
         )
+        board[row, ACCOUNT] = ACCOUNTS[row]
+        board[ACCOUNTS[row], STRICT] = one.strict
+        if one.latest is not None:
+            board[row, [GAIN, LATEST]] = 1, one.latest
     return board
 
 

@@ -454,7 +454,7 @@ def test_owners_beat_while_they_have_a_row(path: Path) -> None:
 def test_words_from_before_a_restart_of_the_machine_are_cleared(path: Path) -> None:
     with open_board(path) as board:
         left = np.zeros_like(board.words)
-        rules.enter(left[4], PROMISE, now_ns() + 10**15)
+        rules.enter(left, 4, PROMISE, now_ns() + 10**15)
         left[4, BUSY_SINCE] = now_ns()
         assert counts_as_busy(left, 4, now_ns())
         board.words[4] = left[4]  # nobody's: a sweep may clear it at any time
