@@ -47,7 +47,9 @@ class SimEvaluator:
         *,
         requests: int = _PROMISED,  # of the service with the fewest
         seed: int = 0,
+        warm: bool = True,  # accounts of services begin with all credit
     ) -> None:
+        self._warm = warm
         self._case = topology, profiles, mix, others
         self._workers = len(profiles)
         self._calibration = calibration
@@ -89,7 +91,8 @@ class SimEvaluator:
         return cls(case.topology, case.profiles, case.calibration, mix or case.mix, case.others)
 
     def doubts(self) -> Iterator[SimEvaluator]:
-        """Evaluators for a shortlist: more and other arrivals, and devices that differ."""
+        """Evaluators for a shortlist: more and other arrivals, and devices that differ. Accounts
+        begin without credit there, since a plan must not live on what it was given."""
         topology, profiles, mix, others = self._case
         for number, setting in enumerate(SETTINGS, 1):
             yield SimEvaluator(
@@ -100,6 +103,7 @@ class SimEvaluator:
                 [setting.profile(profile) for profile in others],
                 requests=REQUESTS,
                 seed=number,
+                warm=False,
             )
 
     def __call__(self, plans: Sequence[Plan], active: tuple[int, ...] | None = None) -> list[Score]:
@@ -128,7 +132,8 @@ class SimEvaluator:
                 seed=0,
                 arrivals=tuple(CLOSED_LOOP if w in active else nothing for w in plan.everyone),
             )
-        seen = glimpse(plan, self._tables[plan.models], load, self._window_ns)
+        tables = self._tables[plan.models]
+        seen = glimpse(plan, tables, load, self._window_ns, warm=self._warm)
         owner = seen.requests[:, 0]
         return Score(
             ratios=tuple(seen.rates_rps[worker] / self.alone_rps[worker] for worker in active),

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from eclip.core import credit
 from eclip.core.calibration import Calibration
 from eclip.core.copies import LINKS, NO_LINK
 from eclip.core.device import (
@@ -242,12 +243,17 @@ def glimpse(
     load: Load,
     window_ns: float,
     is_decided: Callable[[Ints], bool] | None = None,
+    *,
+    warm: bool = False,
 ) -> Glimpse:
     """Simulate a plan made from these tables' profiles for so long, after a quarter of that. With
     ``is_decided`` it is asked in between about the requests so far, and True ends the simulation:
-    only the requests mean something then."""
+    only the requests mean something then. ``warm``: accounts of services begin with all credit, as
+    they have after a while where bounds are kept."""
     machine = build_machine(program_of(plan), tables, load, 0)
     state = initial_state(machine, plan, load, -_GLIMPSE_WARMUP * window_ns, tables.profiles)
+    if warm:
+        credit.warm(state.joined.board)
     rows: list[Ints] = []
     pieces = _GLIMPSE_PIECES if is_decided is not None else 1
     for piece in range(1, pieces + 1):

@@ -17,11 +17,16 @@ import msgspec
 import numpy as np
 
 from eclip.core.display import told_apart
-from eclip.core.plan import Evidence, Plan, Promise, ServiceTrial, Slack, Trial, unpartitioned
+from eclip.core.plan import Evidence, Plan, Promise, ServiceTrial, Trial, unpartitioned
 from eclip.planner.joints import JointRules
 from eclip.planner.problem import Problem
 from eclip.planner.search.candidates import Found
-from eclip.planner.search.giving import FoundProposals
+from eclip.planner.search.giving import (
+    FoundProposals,
+    TriedProposal,
+    is_guarded,
+    is_strict,
+)
 from eclip.planner.search.objective import Evaluator, Objective, Score
 from eclip.planner.search.placement import groups_of
 from eclip.planner.search.proposals import STAYS, in_words
@@ -32,6 +37,7 @@ STATIC = "best static masks"
 OTHER_KERNELS = "plain streams, kernels for fewer units"
 _GAIN = 0.01  # of strict background, that sharing has to give more
 _LOSS = 0.01  # ... that it may give less elsewhere
+_NEAR = 0.9  # of a bound: where strict tails are longer, the shortest of them is safer
 _IN_DOUBT = 5  # finalists that are tried with other arrivals and elsewhere
 
 
@@ -74,8 +80,12 @@ def shortlist_rules(
         STATIC: found.best_with(STAYS),
         "yield, depth 2": found.best_with(JointRules(depth=2)),
         "yield, depth 1": found.best_with(JointRules(depth=1)),
+        "yield, shortest tail": found.shortest_strict(),
     }
-    chosen = {label: one for label, one in baselines.items() if one is not None}
+    chosen: dict[str, TriedProposal] = {}
+    for label, one in baselines.items():
+        if one is not None and one not in chosen.values():
+            chosen[label] = one
     others = [one for one in found.finalists(finalists + 3) if one not in chosen.values()]
     entries += [Finalist(label, one.plan, one.score) for label, one in chosen.items()]
     return [
@@ -173,7 +183,7 @@ def _best_guarded(
     strict = [index for index in guarded if is_strict(entries[index].plan)]
     if not strict:
         return max(guarded, key=values.mean(axis=0).__getitem__)
-    base = max(strict, key=values.mean(axis=0).__getitem__)
+    base = _best_strict(strict, settings[0], objective)
     given = np.array([objective.background(scores[base]) for scores in settings])
     needed = values[:, base] - _LOSS * given
     needed[0] = values[0, base] + _GAIN * given[0]
@@ -181,23 +191,16 @@ def _best_guarded(
     return max(gaining, key=values.mean(axis=0).__getitem__, default=base)
 
 
-def is_guarded(plan: Plan) -> bool:
-    """Whether all background has rules, so that spent accounts of services can hold it."""
-    return all(
-        worker.joints is not None and worker.joints.rules
-        for worker in plan.workers
-        if worker.promise is None
-    )
-
-
-def is_strict(plan: Plan) -> bool:
-    """Whether all background yields to every busy service, whatever its credit."""
-    return is_guarded(plan) and all(
-        rule.lane is None and rule.slack is Slack.PLENTY
-        for worker in plan.workers
-        if worker.promise is None and worker.joints is not None
-        for rule in worker.joints.rules
-    )
+def _best_strict(strict: Sequence[int], scores: Sequence[Score], objective: Objective) -> int:
+    """Of strict entries the one with the best value; if its tail comes near a bound, of those with
+    hardly less background the one with the shortest tail."""
+    values = {index: objective.value(scores[index], scores[0]) for index in strict}
+    tails = {index: objective.worst_tail(scores[index]) for index in strict}
+    best = max(strict, key=values.__getitem__)
+    if tails[best] <= _NEAR:
+        return best
+    least = values[best] - _LOSS * objective.background(scores[best])
+    return min((index for index in strict if values[index] >= least), key=tails.__getitem__)
 
 
 def decide_in_doubt(

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from eclip.core.plan import Plan, Promise, Tradeoff, unpartitioned
+from eclip.core.plan import Plan, Promise, Slack, Tradeoff, unpartitioned
 from eclip.planner.joints import JointRules
 from eclip.planner.problem import Problem
 from eclip.planner.search.candidates import Evaluate, turns
@@ -85,6 +85,13 @@ class FoundProposals:
             chosen += itertools.islice(apart, 1)
         return chosen or list(self.candidates[:1])
 
+    def shortest_strict(self) -> TriedProposal | None:
+        """Of what only yields and costs hardly more than the policy yield, the shortest tail."""
+        strict = [one for one in self.candidates if one.guarded and is_strict(one.plan)]
+        most = max((one.background for one in strict), default=0.0)
+        near = [one for one in strict if one.background >= (1 - _AS_GOOD) * most]
+        return min(near, key=lambda one: one.tail, default=None)
+
     def best_with(self, rules: JointRules) -> TriedProposal | None:
         """The best in which all background has these rules and this depth; lanes, grain and kernels
         may differ."""
@@ -130,6 +137,25 @@ def search_rules(
             break  # nothing new is left near the best
         done += 1
     return hunt.found(done)
+
+
+def is_guarded(plan: Plan) -> bool:
+    """Whether all background has rules, so that spent accounts of services can hold it."""
+    return all(
+        worker.joints is not None and worker.joints.rules
+        for worker in plan.workers
+        if worker.promise is None
+    )
+
+
+def is_strict(plan: Plan) -> bool:
+    """Whether all background yields to every busy service, whatever its credit."""
+    return is_guarded(plan) and all(
+        rule.lane is None and rule.slack is Slack.PLENTY
+        for worker in plan.workers
+        if worker.promise is None and worker.joints is not None
+        for rule in worker.joints.rules
+    )
 
 
 class _Hunt:
