@@ -45,8 +45,8 @@ from lab.support.programs import (
 )
 from lab.support.tables import print_table
 
-from eclip.core.excess import paired_ratios
 from eclip.cuda.processes.mps import MpsDaemon
+from eclip.files.excess import paired_ratios
 from eclip.gpu.board_view import look
 
 T = TypeVar("T")

@@ -62,7 +62,7 @@ def uuid_of(name: str) -> str:
     """The UUID of the GPU of this name, without making lanes on it."""
     kind, index = _parse(name)
     if kind == "cuda":
-        from eclip.cuda.driver import uuid_of as cuda_uuid
+        from eclip.cuda.uuid import uuid_of as cuda_uuid
 
         return cuda_uuid(index)
     if kind == "hip":

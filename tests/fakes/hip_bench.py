@@ -23,6 +23,7 @@ from eclip.core.mix import mix_of
 from eclip.core.profile import Profile
 from eclip.core.topology import Topology
 from eclip.gpu import closing, energy, loop, session, worker_loop
+from eclip.gpu.entry_points import EntryPoints
 from eclip.gpu.executables import Capture
 from eclip.gpu.steps import Words
 from eclip.gpu.worker_loop import Runner
@@ -125,7 +126,7 @@ class StandIn:
         monkeypatch.setattr(closing.Belongings, "running", watched)
         known = loop.addresses_of
 
-        def addresses_of(table: loop.EntryPoints) -> Words:
+        def addresses_of(table: EntryPoints) -> Words:
             found = known(table).copy()
             for name in ("clock_gettime", "usleep", "poll"):
                 place = np.flatnonzero(found == loop._address("libc.so.6", name))

@@ -88,11 +88,6 @@ class StandinDriver:
     def cuDeviceTotalMem(self, device: int) -> tuple[Result, int]:  # noqa: N802
         return Result.CUDA_SUCCESS, 1 << 30
 
-    def cuDeviceGetUuid(self, device: int) -> tuple[Result, Any]:  # noqa: N802
-        digits = (ctypes.c_ubyte * 16)()
-        status = self._call("cuDeviceGetUuid", digits, device)
-        return status, types.SimpleNamespace(bytes=bytes(digits))
-
     def cuDevicePrimaryCtxRetain(self, device: int) -> tuple[Result, int]:  # noqa: N802
         return self._made("cuDevicePrimaryCtxRetain", device)
 

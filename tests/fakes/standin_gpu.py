@@ -33,7 +33,8 @@ from eclip.core.rules import (
     Ints,
     Rules,
 )
-from eclip.gpu.loop import EntryPoints, drive
+from eclip.gpu.entry_points import EntryPoints
+from eclip.gpu.loop import drive
 from eclip.gpu.steps import ANYBODY, Steps, Stretches, chained
 from eclip.gpu.worker_loop import Place, Runner, WorkerLoop
 from waiting import until

@@ -15,7 +15,7 @@ import pytest
 import eclip
 from eclip.core.plan import Promise
 from eclip.core.rules import BUSY_SINCE, HEARTBEAT, IDLE, PID, STOPPED_NS
-from eclip.cuda import driver
+from eclip.cuda import uuid
 from eclip.errors import DeviceError, UsageError
 from eclip.gpu import board as boards
 from eclip.gpu.board import Board, open_board
@@ -23,7 +23,6 @@ from eclip.gpu.board_view import SeenWorker, look
 from eclip.pytorch import background as module
 from native_build import Native
 from small_torch import Cuda, small_torch
-from standin_cu import StandinDriver
 from two_programs import BUSY_MS, Service
 from waiting import until
 
@@ -36,7 +35,7 @@ def torch(
     native: Native, board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Cuda]:
     """PyTorch's streams on the stand-in, on the board of the test."""
-    monkeypatch.setattr(driver, "cu", StandinDriver(native.standin))
+    monkeypatch.setattr(uuid, "LIBRARY", str(native.standin))
     monkeypatch.setenv(boards.VARIABLE, str(tmp_path / "board"))
     made = small_torch(cuda="13.0", initialised=True)
     monkeypatch.setitem(sys.modules, "torch", made)

@@ -494,3 +494,36 @@ def test_a_plan_may_be_given_together_with_a_tier(
     for worker, line in enumerate(lines):
         assert line.split()[1:] == expected_masks(worker)
     assert counts["planned"] >= 0.95 * counts["launches"]
+
+
+# --- What eclip exec needs -----------------------------------------------------------------------
+
+# Packages that other commands need, and that a container with an engine may lack.
+_WITHOUT = """
+import sys
+for name in ("numba", "llvmlite", "torch", "cuda", "cupti", "pynvml", "highspy", "ray", "jinja2",
+             "starlette", "uvicorn", "grpc", "google", "httptools", "uvloop", "prometheus_client"):
+    sys.modules[name] = None
+sys.argv = ["eclip", *sys.argv[1:]]
+from eclip.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--background"], ["--service", "--bound", "5ms"], ["--replicas", "1", "--restarts", "0"]],
+)
+def test_exec_without_a_plan_needs_no_compiler_no_driver_package_and_no_server(
+    native: Native, options: list[str], tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT, "exec", *options, "--", "sh", "-c", "exit 7"],
+        env={**os.environ, "ECLIP_BOARD": str(tmp_path / "board")},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (7, "")
+    assert "Traceback" not in done.stderr

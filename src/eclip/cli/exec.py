@@ -21,8 +21,10 @@ from eclip.core.program import lower
 from eclip.errors import UsageError
 from eclip.files import store
 from eclip.planner.case import case_of
+from eclip.programs.replicas import Patience, Replication
 from eclip.programs.table import plan_table, workers_by
 from eclip.programs.transparent import (
+    AMD,
     Tier,
     Vendor,
     background_tier,
@@ -61,6 +63,27 @@ def exec(
             "its rate alone (0.2 is a fifth)."
         ),
     ] = None,
+    replicas: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=64,
+            help="Run N processes of the command. {index} in its words is the process's number.",
+        ),
+    ] = None,
+    restarts: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="With --replicas: start a replica that fails again, at most N times in a row "
+            "[default: 5].",
+        ),
+    ] = None,
+    mps: Annotated[
+        bool,
+        typer.Option("--mps", help="With --replicas: let them share an MPS server of their own."),
+    ] = False,
     workers: WorkersOption = "stream",
     stats: Annotated[
         bool,
@@ -81,15 +104,18 @@ def exec(
     """Run an unmodified command with its kernels on the lanes of a plan, or without a plan as a
     service or background that shares its GPU with other processes."""
     tier = _tier(service, background, bound, floor)
-    if file is None and tier is None:
-        raise UsageError("say what the command is: --service, --background, or --plan FILE")
+    replication = _replication(replicas, restarts, mps, gpu, file)
+    if file is None and tier is None and replication is None:
+        raise UsageError(
+            "say what the command is: --service, --background, --replicas N, or --plan FILE"
+        )
     if file is None and stats:
         raise UsageError("--stats needs --plan; without a plan, `eclip top` shows the command")
     table, vendor = None, vendor_here()
     if file is not None:
         table, vendor = _table(file, workers, calibration, profiles or [])
     chosen = 0 if gpu is None and table else gpu
-    outcome = run_under(command, table, chosen, tier=tier, vendor=vendor)
+    outcome = run_under(command, table, chosen, tier=tier, vendor=vendor, run=replication)
     if as_json:
         screen.print_json({"code": outcome.code, "processes": outcome.counters})
         sys.exit(outcome.code)
@@ -98,6 +124,23 @@ def exec(
     if table and not outcome.placed and os.environ.get("ECLIP_DISABLE") is None:
         screen.warn(_nothing_placed(outcome.launches))
     sys.exit(outcome.code)
+
+
+def _replication(
+    replicas: int | None, restarts: int | None, mps: bool, gpu: int | None, plan: Path | None
+) -> Replication | None:
+    if replicas is None:
+        if mps or restarts is not None:
+            raise UsageError(f"{'--mps' if mps else '--restarts'} needs --replicas N")
+        return None
+    if plan is not None:
+        raise UsageError(
+            "a plan's lanes belong to a single process; leave out --plan, or --replicas"
+        )
+    if mps and vendor_here() is AMD:
+        raise UsageError("MPS is NVIDIA's, and this host has AMD GPUs; leave out --mps")
+    patience = Patience() if restarts is None else Patience(restarts=restarts)
+    return Replication(replicas, screen.tell, patience, (gpu or 0) if mps else None)
 
 
 def _tier(service: bool, background: bool, bound: str | None, floor: float | None) -> Tier | None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 
 from eclip.contest.contest import Contest, Entrant
-from eclip.core.excess import Excess, measure_excess
 from eclip.core.made import Made, made_now
 from eclip.core.measures import Measures, bound_of, measure, measure_together
 from eclip.core.mix import Background, Mix
@@ -27,6 +26,7 @@ from eclip.files.comparison import (
     shortly,
     summary_of,
 )
+from eclip.files.excess import Excess, measure_excess
 from eclip.files.observations import Observations
 from eclip.planner.case import Case
 

@@ -12,8 +12,9 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from eclip.cuda.uuid import uuid_of
 from eclip.errors import DeviceError
-from eclip.gpu.loop import EntryPoints
+from eclip.gpu.entry_points import EntryPoints
 
 try:
     from cuda.bindings import driver as cu
@@ -70,12 +71,22 @@ class Gpu:
 
         Without ``insist``, the process goes on with another number where it is too late to choose.
         """
-        _check_bindings()
+        if cu is None:
+            raise DeviceError(
+                "the Python package cuda-bindings is missing; install it: pip install cuda-bindings"
+            )
         if connections is not None:
             with contextlib.nullcontext() if insist else contextlib.suppress(DeviceError):
                 _ask_for_connections(connections)
+        try:
+            call(cu.cuInit, 0)
+        except (DeviceError, RuntimeError) as error:
+            raise DeviceError(f"there is no working CUDA driver here: {error}") from None
+        count = call(cu.cuDeviceGetCount)
+        if not 0 <= index < count:
+            raise DeviceError(f"there is no GPU {index}; this host has {count}, counted from 0")
         self.index = index
-        self.handle = _find(index)
+        self.handle = call(cu.cuDeviceGet, index)
         self._spare: Any = None  # another context, and something to work on in it
         self._word: Any = None
         self._quickens = True
@@ -163,44 +174,13 @@ class Gpu:
 
     @property
     def uuid(self) -> str:
-        return _uuid(self.handle)
+        return uuid_of(self.index)
 
     def close(self) -> None:
         self._drop_spare()
         if self.context is not None:
             self.context = None
             call(cu.cuDevicePrimaryCtxRelease, self.handle)
-
-
-def uuid_of(index: int) -> str:
-    """The UUID of this GPU, without a context there."""
-    _check_bindings()
-    return _uuid(_find(index))
-
-
-def _check_bindings() -> None:
-    if cu is None:
-        raise DeviceError(
-            "the Python package cuda-bindings is missing; install it: pip install cuda-bindings"
-        )
-
-
-def _find(index: int) -> Any:
-    """The handle of this GPU; initialises the driver."""
-    try:
-        call(cu.cuInit, 0)
-    except (DeviceError, RuntimeError) as error:
-        raise DeviceError(f"there is no working CUDA driver here: {error}") from None
-    count = call(cu.cuDeviceGetCount)
-    if not 0 <= index < count:
-        raise DeviceError(f"there is no GPU {index}; this host has {count}, counted from 0")
-    return call(cu.cuDeviceGet, index)
-
-
-def _uuid(handle: Any) -> str:
-    digits = bytes(call(cu.cuDeviceGetUuid, handle).bytes).hex()
-    parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
-    return "GPU-" + "-".join(parts)
 
 
 def _ask_for_connections(connections: int) -> None:

@@ -17,11 +17,11 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from eclip.core.display import html_table, number
-from eclip.core.excess import Excess
 from eclip.core.measures import Measures, floor_over_served, latencies_ms, quantiles
 from eclip.core.model_key import ModelKey
 from eclip.core.plan import Plan, Tradeoff
 from eclip.core.runlog import RunLog
+from eclip.files.excess import Excess
 
 _DIGITS = 5  # significant ones; no run is that exact, and files are to be read and compared
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -69,6 +68,7 @@ from eclip.core.rules import (
 )
 from eclip.errors import DeviceError
 from eclip.gpu import steps
+from eclip.gpu.entry_points import EntryPoints
 from eclip.gpu.steps import LAUNCH, RECORD, WAIT, Ints, Words
 from eclip.jit import call_c, compiled_with, inlined
 
@@ -87,19 +87,6 @@ _TIMER_SLACK = (
 _MOST_REST_MS, _MOST_REST_WITHOUT_BELL_MS = 100, 10
 _WAKE_UP_NS, _SPIN_BEFORE_NS = 200_000, 150_000
 _READABLE = 1 << 32  # POLLIN, in the word that is a ``struct pollfd``
-
-
-@dataclass(frozen=True)
-class EntryPoints:
-    """The functions of a GPU's driver that the loop calls, by their names in its library. All their
-    arguments are 64-bit words; they return 0 or a bad status."""
-
-    library: str
-    graph_launch: str  # executable, stream
-    event_record: str  # event, stream
-    stream_wait: str  # stream, event, flags
-    event_hold: str  # event: the host waits for it
-    synchronise: str  # stream: the host waits for it
 
 
 def _address(library: str, name: str) -> int:

@@ -27,7 +27,8 @@ from eclip.core.rules import (
     Rules,
 )
 from eclip.errors import DeviceError
-from eclip.gpu.loop import EntryPoints, addresses_of, drive
+from eclip.gpu.entry_points import EntryPoints
+from eclip.gpu.loop import addresses_of, drive
 from eclip.gpu.steps import LAUNCH, Ints, Stretches, Words, whole_request
 
 _CHUNK = 1 << 15  # requests of its own between two returns to Python

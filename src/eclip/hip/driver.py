@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from eclip.errors import DeviceError
-from eclip.gpu.loop import EntryPoints
+from eclip.gpu.entry_points import EntryPoints
 from eclip.hip.api import LEAST, NO_DEVICE, Hip, Uuid
 
 # Up to 7 masked streams beside the default stream run side by side on an MI50 (the paper). HIP

@@ -117,6 +117,10 @@ def background_tier(floor: float | None) -> Tier:
     return Tier(service=False, floor=floor or 0.0)
 
 
+# From a command and its environment to its exit status and the first signal that was passed on.
+Runner = Callable[[Sequence[str], dict[str, str]], tuple[int, int | None]]
+
+
 @dataclass(frozen=True)
 class CommandOutcome:
     code: int  # of the command, as a shell would give it
@@ -169,11 +173,12 @@ def run_under(
     record_to: Path | None = None,
     tier: Tier | None = None,
     vendor: Vendor = NVIDIA,
+    run: Runner | None = None,
 ) -> CommandOutcome:
     """Run a command with this table and wait for its end; signals are passed on to the command.
 
     Without a table nothing is redirected, and only the tier counts. Without ``gpu``, the GPU of the
-    command's first launch is meant.
+    command's first launch is meant. ``run`` starts the command in another way, such as replicas.
     """
     if not command:
         raise UsageError("no command given; write it after --, like: eclip exec … -- python app.py")
@@ -203,7 +208,7 @@ def run_under(
             }
         if record_to is not None:
             environment["ECLIP_RECORD"] = str(record_to)
-        code, passed_on = _run(command, environment)
+        code, passed_on = (run or _run)(command, environment)
         counters = {int(path.name): _read(path) for path in (place / "counters").iterdir()}
     met = {process: counts for process, counts in sorted(counters.items()) if any(counts.values())}
     return CommandOutcome(code if code >= 0 else 128 - code, met, passed_on)

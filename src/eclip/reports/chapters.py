@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from eclip.contest.outcome import Outcome
-from eclip.core.excess import Excess
 from eclip.core.made import Made
 from eclip.core.measures import bound_of, measure
 from eclip.core.mix import Background, parse_mix
@@ -36,6 +35,7 @@ from eclip.files.comparison import (
     value_of,
     worst_tail_of,
 )
+from eclip.files.excess import Excess
 
 Given = RunLog | Plan | Comparison | Outcome
 NOT_RUN = "only planned, not run"

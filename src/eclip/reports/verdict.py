@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from eclip.core.display import told_apart
-from eclip.core.excess import PairedRatio
 from eclip.files.comparison import Summary, floors_over_served
+from eclip.files.excess import PairedRatio
 from eclip.reports.chapters import Chapter, SharingWay
 from eclip.reports.labels import count, is_baseline, listed, number, percent
 

@@ -206,7 +206,7 @@ def advance(m: Setup, s: State, until: float, finish: bool) -> int:
                     _finish_copy(m, s, index)
                 elif worker["phase"] == DELAY and worker["kernel"] < worker["route_end"]:
                     _enter_queue(workers, index, clock, kernels, queue_holder)
-                else:
+                elif worker["phase"] <= DELAY:
                     _change_request(m, s, index, instant)
         if gives_way and (joined.unsettled[0] or joined.wake[0] <= now + instant):
             settle(fixed, joined, workers, kernels, now)

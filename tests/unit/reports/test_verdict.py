@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from comparisons import comparison, entry, score
-from eclip.core.excess import Excess, PairedRatio, Spread
 from eclip.core.model_key import ModelKey
 from eclip.files.comparison import best_policy
+from eclip.files.excess import Excess, PairedRatio, Spread
 from eclip.reports import per_model
 from eclip.reports.chapters import Chapter
 from eclip.reports.verdict import compared, judge

@@ -8,13 +8,13 @@ import eclip
 import eclip.devices
 from eclip.contest.confirm.plans import make_plan
 from eclip.core.device import Window
-from eclip.core.excess import measure_excess
 from eclip.core.load import CLOSED_LOOP, Load, closed_loop, load_of_mix
 from eclip.core.measures import measure
 from eclip.core.mix import parse_mix
 from eclip.core.plan import Plan, unpartitioned
 from eclip.core.runlog import RunLog
 from eclip.errors import StoppedError, UsageError
+from eclip.files.excess import measure_excess
 from eclip.models.synthetic import synthetic_profile
 from eclip.planner.alone import alone_rates
 from eclip.planner.policies import PolicyOptions

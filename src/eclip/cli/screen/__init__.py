@@ -175,6 +175,12 @@ def print_facts(facts: Iterable[tuple[str, str]]) -> None:
     out.print(table)
 
 
+def tell(message: str) -> None:
+    """Print a line about the work on standard error."""
+    with contextlib.suppress(OSError):
+        err.print(f"eclip: {message}", soft_wrap=True)
+
+
 def warn(message: str) -> None:
     with contextlib.suppress(OSError):
         err.print(f"warning: {message}", style="yellow", soft_wrap=True)

@@ -21,7 +21,6 @@ import numpy as np
 from eclip.contest.confirm.explore import priority_levels
 from eclip.contest.confirm.plans import simulated_promises, with_missed
 from eclip.core.device import Window
-from eclip.core.excess import Excess, measure_excess
 from eclip.core.load import Load, load_of_mix
 from eclip.core.measures import measure_together
 from eclip.core.mix import Mix
@@ -29,6 +28,7 @@ from eclip.core.plan import Plan, Promise, ServiceTrial
 from eclip.core.profile import Times
 from eclip.core.runlog import RunLog
 from eclip.errors import EclipError, StoppedError, UsageError
+from eclip.files.excess import Excess, measure_excess
 from eclip.planner.case import Case
 from eclip.planner.evaluate import SimEvaluator
 from eclip.planner.policies import PolicyOptions

@@ -79,6 +79,12 @@ def python_path() -> str:
     return os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
 
 
+def client_variables(uuid: str, pipes: Path) -> dict[str, str]:
+    """What a client of the daemon with these pipes needs in its environment."""
+    # By UUID: indices mean something else to clients of a daemon that shows them one GPU.
+    return {"CUDA_VISIBLE_DEVICES": uuid, PIPES: str(pipes)}
+
+
 def guard(uuid: str) -> None:
     """The guard's whole life."""
     signal.signal(signal.SIGTERM, _leave)

@@ -34,10 +34,10 @@ from eclip.cuda.processes.child import Attachment, Facts, Failure, Job, Order, S
 from eclip.cuda.processes.mps import (
     BELOW_NORMAL,
     NORMAL,
-    PIPES,
     PRIORITY,
     SHARE,
     MpsDaemon,
+    client_variables,
     python_path,
 )
 from eclip.errors import DeviceError, MismatchError, UsageError
@@ -366,12 +366,7 @@ def _check_stays(plan: Plan) -> None:
 
 def _environment(uuid: str, pipes: Path, asked: dict[str, str]) -> dict[str, str]:
     """The environment of a child; ``asked``: variables for MPS."""
-    environment = os.environ | {
-        # By UUID: indices mean something else to clients of a daemon that shows them one GPU.
-        "CUDA_VISIBLE_DEVICES": uuid,
-        PIPES: str(pipes),
-        "PYTHONPATH": python_path(),
-    }
+    environment = os.environ | client_variables(uuid, pipes) | {"PYTHONPATH": python_path()}
     # One stream needs few hardware queues, and those of one MPS client are taken from the others.
     for variable in ("CUDA_DEVICE_MAX_CONNECTIONS", SHARE, PRIORITY):
         environment.pop(variable, None)

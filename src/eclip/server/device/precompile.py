@@ -18,7 +18,7 @@ from pathlib import Path
 
 from eclip.core.rules import NO_RULES
 from eclip.devices import open_device
-from eclip.gpu.loop import EntryPoints
+from eclip.gpu.entry_points import EntryPoints
 from eclip.gpu.steps import LAUNCH, whole_request
 from eclip.gpu.worker_loop import WorkerLoop
 from eclip.jit import EVERY_PROCESSOR, FILL, SHIPPED, get_ready

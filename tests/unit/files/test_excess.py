@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eclip.core import excess as module
-from eclip.core.excess import Excess, Floats, measure_excess, paired_ratios
 from eclip.core.mix import parse_mix
 from eclip.core.plan import Plan, Promise, unpartitioned
 from eclip.core.runlog import OTHERS_IDLE, KernelRecords, Requests, RunLog, WorkerCounters
 from eclip.core.topology import Topology
 from eclip.errors import UsageError
+from eclip.files import excess as module
 from eclip.files import store
+from eclip.files.excess import Excess, Floats, measure_excess, paired_ratios
 from eclip.models.synthetic import synthetic_profile
 
 H200 = store.load_builtin("h200", Topology)
