@@ -7,12 +7,35 @@ standard library only.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import os
 import signal
 import sys
 from types import FrameType
+
+# What a screen without these characters shows instead. A higher bar becomes a denser sign.
+_PLAIN = str.maketrans(
+    {
+        **dict(zip("▁▂▃▄▅▆▇█", "_-~=+*%#", strict=True)),
+        "·": ".",
+        "◆": "@",
+        "┤": "|",
+        "│": "|",
+        "└": "+",
+        "─": "-",
+        "━": "-",
+        "╸": "-",
+        "→": ">",
+        "×": "x",
+        "µ": "u",
+        "α": "a",
+        "σ": "s",
+        "…": "...",
+        "≤": "<=",
+    }
+)
 
 
 def main() -> None:
@@ -32,7 +55,10 @@ def _end_at_once(number: int, frame: FrameType | None) -> None:
 
 
 def _mend_streams() -> None:
-    """Refuse a closed standard output; replace characters that its encoding does not have."""
+    """Refuse a closed standard output; replace characters that a stream's encoding does not have.
+
+    In the locale C a screen has ASCII only, though Python would write UTF-8.
+    """
     nowhere = sys.stdout is None
     for descriptor in (0, 1, 2):
         try:
@@ -46,8 +72,19 @@ def _mend_streams() -> None:
         sys.stdin = io.TextIOWrapper(io.FileIO(0), encoding="utf-8")
     if sys.stderr is None:
         sys.stderr = io.TextIOWrapper(io.FileIO(2, "w"), encoding="utf-8", line_buffering=True)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
+    codecs.register_error("eclip-plain", _in_plain_signs)
+    locale = os.environ.get("LC_ALL") or os.environ.get("LC_CTYPE") or os.environ.get("LANG")
+    encoding = "ascii" if locale in ("C", "POSIX") else None
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding=encoding or stream.encoding, errors="eclip-plain")
+
+
+def _in_plain_signs(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    plain = error.object[error.start : error.end].translate(_PLAIN)
+    return plain.encode("ascii", "replace").decode(), error.end
 
 
 def _say(line: str) -> None:

@@ -15,6 +15,9 @@ A message says what is wrong and what to do next. The command line prints the me
 ``eclip:`` and exits with the class's code, without a traceback.
 """
 
+from __future__ import annotations
+
+import difflib
 from collections.abc import Iterable
 
 
@@ -81,5 +84,15 @@ class ArenaError(DeviceError):
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> UsageError:
-    """The error for an unknown name; its text lists the known names."""
-    return UsageError(f"unknown {what} {name!r}; choose one of: {', '.join(known)}")
+    """The error for an unknown name; its text has the most similar name, and all known names."""
+    names = list(known)
+    near = nearest_name(name, names)
+    meant = "; " if near is None else f"; did you mean {near}? "
+    return UsageError(f"unknown {what} {name!r}{meant}choose one of: {', '.join(names)}")
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str | None:
+    """The known name that the user most probably meant; None: no name is similar."""
+    by_plain = {one.lower(): one for one in known}
+    near = difflib.get_close_matches(name.lower(), by_plain, n=1)
+    return by_plain[near[0]] if near else None

@@ -259,6 +259,28 @@ def test_a_wrong_name_lists_the_right_ones(
 
 
 @pytest.mark.parametrize(
+    ("arguments", "right"),
+    [
+        (("compare", "albrt:8"), "albert"),
+        (("compare", "albert", "--policies", "eclips"), "eclip"),
+        (("plan", "albert", "--policy", "Serach"), "search"),
+        (("plan", "albert", "--policy", "search", "--objective", "enrgy"), "energy"),
+        (("plan", "albert", "--topology", "h20"), "h200"),
+        (("compare", "albert", "--device", "cudo"), "cuda"),
+        (("compare", "albert", "--set", "trace_ms=3"), "trace-ms"),
+        (("comparr", "albert"), "compare"),
+        (("compare", "albert", "--secons", "3"), "--seconds"),
+    ],
+)
+def test_mistyped_name_is_met_with_the_right_one(
+    cli: Cli, arguments: tuple[str, ...], right: str
+) -> None:
+    refused = cli(*arguments)
+    assert_refused(refused)
+    assert re.search(rf"did you mean '?{right}'?\?", refused.err, re.IGNORECASE), refused.err
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         ("compare", ""),

@@ -76,6 +76,21 @@ def test_plan_is_printed_and_written_and_then_nothing_moves(cli: Cli, fleet: Pat
     assert Path("s.json.gz").exists()
     again = cli("fleet", "plan", fleet, "--steps", "0", "--running", "p.json").out
     assert "Nothing has to be loaded or unloaded." in again and "modelled" in again
+    assert "2 GPUs, objective fewest" in cli("inspect", "p.json").out
+    assert cli("inspect", "p.json", "--json").data == told["placement"]
+    assert "sets of services" in cli("inspect", "s.json.gz").out
+
+
+def test_simulated_day_is_printed_as_json_and_drawn(cli: Cli, fleet: Path) -> None:
+    command = ("fleet", "plan", fleet, "--steps", 0, "--simulate", "--picture", "day.svg")
+    told = cli(*command, "--json").data
+    assert [day["label"] for day in told["days"]] == ["following", "static"]
+    assert "picture of a simulated day" in cli("inspect", "day.svg").out
+
+
+def test_fleet_rendered_for_kubernetes_is_known_to_inspect(cli: Cli, fleet: Path) -> None:
+    assert cli("fleet", "render", fleet, "--k8s", "-o", "fleet.yaml", "--seconds", 0.1).code == 0
+    assert "Deployment" in cli("inspect", "fleet.yaml").out
 
 
 def test_a_day_that_is_interrupted_leaves_the_placement(fleet: Path, tmp_path: Path) -> None:

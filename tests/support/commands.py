@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import subprocess
 import sys
@@ -61,6 +62,9 @@ class Cli:
     def __call__(self, *arguments: object) -> Outcome:
         self.monkeypatch.setattr(sys, "argv", ["eclip", *map(str, arguments)])
         self.capsys.readouterr()
+        for stream in (sys.stdout, sys.stderr):  # as __main__ does: names may be no UTF-8
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")
         with pytest.raises(SystemExit) as stop:
             main()
         captured = self.capsys.readouterr()

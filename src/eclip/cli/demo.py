@@ -54,9 +54,6 @@ def demo(
     cases = [eclip.case(one, topology) for one in wanted]
     done: list[eclip.Outcome] = []
     for part, (case, name) in enumerate(zip(cases, ("closed-loop", "services"), strict=True)):
-        if not as_json:
-            title = ("Models back to back", "A service beside background work")[part]
-            screen.out.print(f"\n{part + 1}. {title}: {case.mix.name}", style="bold")
         with screen.progress_bar(f"part {part + 1} of 2: {case.mix.name}") as progress:
             outcome = eclip.compare(
                 case,
@@ -75,6 +72,8 @@ def demo(
         done.append(outcome)
         comparisons.warn(outcome.comparison)
         if not as_json:
+            title = ("Models back to back", "A service beside background work")[part]
+            screen.out.print(f"\n{part + 1}. {title}: {case.mix.name}", style="bold")
             _tell(outcome)
         kept.report()
         compare.raise_failure(outcome, kept)

@@ -15,6 +15,7 @@ from eclip.cli.options import (
     JsonOption,
     ProfilesOption,
     WorkersOption,
+    given_options,
 )
 from eclip.core.plan import Plan
 from eclip.core.program import lower
@@ -34,8 +35,11 @@ from eclip.programs.transparent import (
     vendor_of,
 )
 
+_FOR_PLANS = ("--workers", "--calibration", "--profiles")
+
 
 def exec(
+    context: typer.Context,
     command: Annotated[
         list[str], typer.Argument(metavar="-- COMMAND...", help="The command and its arguments.")
     ],
@@ -111,6 +115,9 @@ def exec(
         )
     if file is None and stats:
         raise UsageError("--stats needs --plan; without a plan, `eclip top` shows the command")
+    for option in given_options(context):
+        if file is None and option in _FOR_PLANS:
+            raise UsageError(f"{option} needs --plan")
     table, vendor = None, vendor_here()
     if file is not None:
         table, vendor = _table(file, workers, calibration, profiles or [])

@@ -294,7 +294,5 @@ def _slices_picture(plan: Plan) -> str:
             )
             row += "·" if inside == 0 else _BARS[round(inside / total * (len(_BARS) - 1))]
         lines.append(f"{_label(plan.workers[part.worker]):{name_width}}  {row}")
-    lines.append(
-        "(the higher the bar, the more of its request the worker may use the slice; · never)"
-    )
+    lines.append("(from ▁ to █: the more of its request the worker may use the slice; · never)")
     return "\n".join(lines)

@@ -129,12 +129,12 @@ def plan(
     if out is not None:
         placing.save_placement(made, out)
     if picture is not None and days:
-        store.save_export(picture, fleet_day.draw_days(days).encode(), fleet_day.MARK)
+        store.save_export(picture, fleet_day.draw_days(days), fleet_day.MARK)
     if as_json:
         told: dict[str, Any] = {"placement": made, "moves": moves, "days": days}
         screen.print_json({name: value for name, value in told.items() if value})
     else:
-        _print_placement(made)
+        print_placement(made)
         if moves is not None:
             _print_moves(moves)
         _print_days(days)
@@ -142,7 +142,7 @@ def plan(
     screen.exit_if_stopped(progress, f"the placement is the best found until then{no_day}")
 
 
-def _print_placement(made: Placement) -> None:
+def print_placement(made: Placement) -> None:
     rows = [
         [
             str(placed.gpu),
@@ -336,7 +336,7 @@ def render(
     if out is None:
         screen.write(text)
     else:
-        store.save_export(out, text.encode(), kubernetes.MARK)
+        store.save_export(out, text, kubernetes.MARK)
     screen.exit_if_stopped(progress, "the placement is the best found until then")
 
 

@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from eclip.cli import explain, results, screen
+from eclip.cli.fleet import print_placement
 from eclip.cli.options import JsonOption
 from eclip.core.calibration import Calibration
 from eclip.core.fingerprint import Fingerprint
@@ -26,6 +27,7 @@ from eclip.files.comparison import Comparison
 from eclip.files.machine import Machine
 from eclip.files.observations import Observations
 from eclip.files.store import Artefact
+from eclip.reports.exports import Export, read_export
 
 _ROWS = 12  # of the longest kernels
 
@@ -37,6 +39,8 @@ def inspect(
     """Show the contents of any file that eclip wrote."""
     if store.holds_results(file):
         results.results(file, as_json=as_json)
+    elif store.kind_at(file) is None and (export := read_export(file)) is not None:
+        _show_export(export, as_json)
     else:
         show(store.load(file), as_json)
 
@@ -46,6 +50,17 @@ def show(artefact: Artefact, as_json: bool) -> None:
         screen.print_json(store.to_data(artefact))
     else:
         _SHOWN_BY[type(artefact)](artefact)
+
+
+def _show_export(export: Export, as_json: bool) -> None:
+    if export.placement is not None and as_json:
+        screen.print_json(export.placement)
+    elif export.placement is not None:
+        print_placement(export.placement)
+    elif as_json:
+        screen.print_json({"kind": export.kind, **export.facts})
+    else:
+        screen.print_facts([("file", export.kind), *export.facts.items()])
 
 
 def _show_plan(plan: Plan) -> None:

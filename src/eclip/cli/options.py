@@ -270,8 +270,10 @@ def settings_of(
     settings: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        if not equals or name not in known:
-            raise unknown_name("setting", text, [f"{setting}=…" for setting in sorted(known)])
+        if name not in known:
+            raise unknown_name("setting", name, sorted(known))
+        if not equals:
+            raise UsageError(f"--set {text}: a value is missing; write {text}=VALUE")
         settings[known[name]] = _setting(text, value, str(kinds[known[name]]))
     return settings
 

@@ -13,6 +13,7 @@ from eclip.cli.options import JsonOption
 from eclip.errors import ArtefactError, UsageError
 from eclip.files import store
 from eclip.files.comparison import Comparison
+from eclip.files.writing import check_name
 from eclip.reports import results as drawn
 
 # On a narrow screen these columns are left out, in this order.
@@ -48,7 +49,7 @@ def results(
             f"{file} has no comparisons{readable}; add one: eclip compare MIX --results {file}"
         )
     if into is not None:
-        store.check_name(into, "file")
+        check_name(into, "file")
     if as_json:
         screen.print_json(comparisons)
         return
@@ -58,7 +59,7 @@ def results(
             text = drawn.replace_section(document, drawn.markdown(comparisons))
         except ValueError as error:
             raise ArtefactError(f"{into}: {error}; add both marks where tables belong") from None
-        store.save_export(into, text.encode(), drawn.BEGIN.encode())
+        store.save_export(into, text, drawn.BEGIN.encode())
         screen.out.print(f"Tables of {len(comparisons)} comparisons are in {into}.")
     elif as_markdown:
         screen.write(drawn.markdown(comparisons) + "\n")

@@ -69,7 +69,7 @@ def compare(
         chosen.sort(key=lambda one: one.gpu is not None)  # the document's first
     found = [growth.compare(one, allocated, wanted) for one in chosen]
     if report_file is not None:
-        store.save_export(report_file, page.render(found).encode(), _PAGE)
+        store.save_export(report_file, page.render(found), _PAGE)
     if as_json:
         screen.print_json(found)
         return

@@ -10,6 +10,8 @@ import msgspec
 
 from eclip.core.fingerprint import Fingerprint
 
+MOST_NS = 10**12  # of a constant: a thousand seconds, so that sums over a model stay countable
+
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Times besides kernels."""
@@ -84,6 +86,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             for name in part.__struct_fields__:
                 if not 0 <= getattr(part, name) < float("inf"):
                     raise ValueError(f"{name} must be a finite number of at least 0")
+                if name.endswith("_ns") and getattr(part, name) > MOST_NS:
+                    raise ValueError(f"{name} must be at most {MOST_NS} ns")
         for name in ("dram_bytes_per_s", "l2_bytes_per_s"):
             if getattr(self.memory, name) <= 0:
                 raise ValueError(f"{name} must be more than 0")

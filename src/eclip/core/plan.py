@@ -227,6 +227,16 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # bound).
     simulated: tuple[tuple[float, float], ...] = ()
 
+    def check(self, workers: int) -> None:
+        """Raise ValueError if this is not the evidence of a plan of so many workers."""
+        if sum(trial.chosen for trial in self.trials) != 1:
+            raise ValueError("of the trials of a search, one is the chosen plan's")
+        if len(self.bounds_ms) != workers and (self.bounds_ms or self.objective == "slo"):
+            raise ValueError(f"the evidence of a search needs the bounds of {workers} workers")
+        for trial in self.trials:
+            if {len(trial.ratios), len(trial.p99_ms)} != {workers}:
+                raise ValueError(f"the trial {trial.label!r} needs a ratio and p99 of every worker")
+
 
 class Lanes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="lanes"):
     """All workers run at once in one process, every kernel group on its lane."""
@@ -314,6 +324,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             self._check_variant(variant)
         for index in self.everyone:
             self._check_joints(index)
+        if self.evidence is not None:
+            self.evidence.check(len(self.workers))
 
     def _check_joints(self, index: int) -> None:
         worker = self.workers[index]

@@ -114,8 +114,10 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError("a topology needs at least one slice, and a unit in each")
         if self.units > _MAX_UNITS:
             raise ValueError(f"a device has at most {_MAX_UNITS} units, not {self.units}")
-        if self.hardware_queues < 1:
-            raise ValueError(f"hardware_queues must be at least 1, not {self.hardware_queues}")
+        if not 1 <= self.hardware_queues <= _MAX_UNITS:
+            raise ValueError(
+                f"hardware_queues must be 1 to {_MAX_UNITS}, not {self.hardware_queues}"
+            )
         if self.memory_bytes < 1 or self.context_bytes < 0 or self.lane_bytes < 0:
             raise ValueError("memory_bytes starts above 0, context_bytes and lane_bytes at 0")
         if list(self.lane_sizes) != sorted(set(self.lane_sizes)):

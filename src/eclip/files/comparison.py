@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from eclip.core.display import html_table, number
-from eclip.core.measures import Measures, floor_over_served, latencies_ms, quantiles
+from eclip.core.measures import LEVELS, Measures, floor_over_served, latencies_ms, quantiles
 from eclip.core.model_key import ModelKey
 from eclip.core.plan import Plan, Tradeoff
 from eclip.core.runlog import RunLog
@@ -101,6 +101,15 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         workers = len(self.workers)
         if not workers or {len(self.models), len(self.alone_rps)} != {workers}:
             raise ValueError("workers, models and alone_rps need one entry each for every worker")
+        if not all(0 < rate < math.inf for rate in self.alone_rps):
+            raise ValueError("every alone_rps must be a finite number above 0")
+        for name in ("bounds_ms", "weights", "floors"):
+            if len(getattr(self, name)) not in (0, workers):
+                raise ValueError(f"{name} needs {workers} entries, or none")
+        if not all(bound is None or 0 < bound < math.inf for bound in self.bounds_ms):
+            raise ValueError("every bound must be a finite number above 0")
+        if not all(0 <= value < math.inf for value in (*self.weights, *self.floors)):
+            raise ValueError("weights and floors must be finite numbers of at least 0")
         names = [entry.policy for entry in self.entries]
         if not names or len(set(names)) != len(names):
             raise ValueError("a comparison needs entries, one for each policy")
@@ -119,8 +128,15 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 )
                 if {len(column) for column in columns} != {workers}:
                     raise ValueError(f"a score of {entry.policy} is not for {workers} workers")
+                if min(score.requests) < 0 or not 0 < score.seconds < math.inf:
+                    raise ValueError(f"a score of {entry.policy} needs requests and a time")
             if len(entry.switches) != workers:
                 raise ValueError(f"{entry.policy} needs the switches of {workers} workers")
+            curves = [len(curve) for curve in entry.latencies_ms]
+            if len(curves) not in (0, workers) or not {*curves} <= {0, len(LEVELS)}:
+                raise ValueError(
+                    f"{entry.policy} needs {len(LEVELS)} latencies, or none, of {workers} workers"
+                )
 
     def __repr__(self) -> str:
         stps = shortly([f"{entry.policy} {entry.together.stp:.3f}" for entry in self.entries])

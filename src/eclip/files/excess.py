@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from eclip.core.measures import bound_of, busy_share, falls_behind, quantiles
+from eclip.core.measures import LEVELS, bound_of, busy_share, falls_behind, quantiles
 from eclip.core.runlog import OTHERS_IDLE, RunLog
 from eclip.errors import UsageError
 
@@ -36,6 +36,10 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     longest: float
     p999: float | None  # None: too few requests
     curve: tuple[float, ...] = ()  # at measures.LEVELS; empty: not kept
+
+    def __post_init__(self) -> None:
+        if len(self.curve) not in (0, len(LEVELS)):
+            raise ValueError(f"a curve has {len(LEVELS)} values, or none")
 
 
 class PairedRatio(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

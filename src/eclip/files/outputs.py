@@ -16,6 +16,7 @@ from eclip.errors import ArtefactError
 from eclip.files import store
 from eclip.files.comparison import Comparison
 from eclip.files.store import Artefact
+from eclip.files.writing import check_name, folder_of
 
 _MOST_NAMES = 100  # rescued files in one folder
 
@@ -36,20 +37,22 @@ def check_output(path: Path, what: type[Artefact] | bytes) -> None:
     """Refuse a path to which ``store.save`` (of this type), or ``store.save_export`` (with this
     mark) could not write.
     """
-    store.check_name(path, "file")
+    check_name(path, "file")
     store.check_replaceable(path, what)
-    folder = path.resolve().parent  # of the file that a link leads to
-    if not folder.is_dir():
-        raise ArtefactError(f"cannot write {path}: there is no folder {path.parent}; make it first")
-    _check_room(path, folder)
+    _check_room(path, folder_of(path))
 
 
 def check_folder(path: Path) -> None:
     """Refuse an unusable output folder. A missing folder is accepted and made later."""
-    store.check_name(path, "folder")
+    check_name(path, "folder")
     there = path.absolute()
     try:
         while not there.exists():
+            if there.is_symlink():
+                raise ArtefactError(
+                    f"cannot use the folder {path}: {there.name} is a link to "
+                    f"{there.readlink()}, which does not exist; remove the link"
+                )
             there = there.parent
     except OSError as error:  # such as a name that is too long
         raise ArtefactError(f"cannot use the folder {path}: {error.strerror or error}") from None

@@ -15,12 +15,10 @@ the other lines count.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import gzip
 import hashlib
 import os
-import tempfile
 import zlib
 from importlib import resources
 from pathlib import Path
@@ -33,12 +31,21 @@ from eclip.core.lengths import Lengths
 from eclip.core.plan import Plan
 from eclip.core.profile import Profile
 from eclip.core.runlog import RunLog
-from eclip.core.topology import Mask, Topology
+from eclip.core.topology import Topology
 from eclip.core.trace import Trace
 from eclip.errors import ArtefactError, UsageError, unknown_name
 from eclip.files.comparison import Comparison
+from eclip.files.encoding import (
+    MOST_EXACT,
+    beyond_exact,
+    decode_mask,
+    encode_json,
+    encode_mask,
+    encode_text,
+)
 from eclip.files.machine import Machine
 from eclip.files.observations import Observations
+from eclip.files.writing import check_name, exists, folder_of, write_atomically
 
 Artefact = (
     Topology
@@ -140,7 +147,7 @@ def save(artefact: Artefact, path: str | Path) -> None:
     _decode(data, str(path))  # a float where an int belongs must not wait for the next reader
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
-    _write_atomically(path, data)
+    write_atomically(path, data)
 
 
 def make_folder(path: str | Path) -> Path:
@@ -223,21 +230,12 @@ def check_results(path: Path) -> list[str]:
     """
     check_name(path, "file")
     warnings = []
-    if _exists(path):
+    if exists(path):
         warnings = load_results(path).warnings
-    elif not path.parent.is_dir():
-        raise ArtefactError(f"cannot write {path}: there is no folder {path.parent}")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
+    folder = folder_of(path)
+    if not os.access(path if path.exists() else folder, os.W_OK):
         raise ArtefactError(f"cannot write {path}: permission denied")
     return warnings
-
-
-def check_name(path: Path, what: str) -> None:
-    """Refuse ``-``, which other programs take for standard output."""
-    if str(path) == "-":
-        raise ArtefactError(
-            f"- is not a {what} name; name a {what} (tables and --json go to standard output)"
-        )
 
 
 @overload
@@ -268,7 +266,7 @@ def load(path: str | Path, kind: type[A] | None = None) -> A | Artefact:
 
 def _load_any(path: Path) -> Artefact:
     try:
-        data = _read(path)
+        data = read_bytes(path)
     except OSError as error:
         raise ArtefactError(f"cannot read {path}: {error.strerror or error}") from None
     return _decode(data, str(path))
@@ -287,7 +285,7 @@ def load_builtin(name: str, kind: type[A]) -> A:
     files = _builtin_files(kind)
     if name not in files:
         raise unknown_name(_kind_of(kind), name, builtin_names(kind))
-    artefact = _decode(_read(files[name]), name)
+    artefact = _decode(read_bytes(files[name]), name)
     if not isinstance(artefact, kind):
         raise ArtefactError(f"the built-in {name} is not {_a(_kind_of(kind))}; reinstall eclip")
     return artefact
@@ -300,7 +298,7 @@ def builtin_names(kind: type[A]) -> tuple[str, ...]:
 def kind_at(path: Path) -> str | None:
     """Which kind of artefact a file claims to be, or None; other damage does not matter."""
     try:
-        format_name = _open_envelope(_read(path), str(path)).format
+        format_name = _open_envelope(read_bytes(path), str(path)).format
     except (ArtefactError, OSError):
         return None
     return format_name.removeprefix("eclip/")
@@ -308,24 +306,24 @@ def kind_at(path: Path) -> str | None:
 
 def to_data(artefact: Artefact) -> Any:
     """The artefact as plain data, as it stands in its file."""
-    return msgspec.to_builtins(artefact, enc_hook=_encode_mask)
+    return msgspec.to_builtins(artefact, enc_hook=encode_mask)
 
 
-def save_export(path: Path, data: bytes, mark: bytes) -> None:
+def save_export(path: Path, data: str | bytes, mark: bytes) -> None:
     """Write a report or trace atomically; only a file that carries the same mark is replaced."""
     check_replaceable(path, mark)
-    _write_atomically(path, data)
+    write_atomically(path, encode_text(data) if isinstance(data, str) else data)
 
 
 def check_replaceable(path: Path, what: type[Artefact] | bytes) -> None:
     """Refuse to replace anything but an artefact of this kind, or an export with this mark."""
-    if not _exists(path):
+    if not exists(path):
         return
     if path.is_dir():
         raise ArtefactError(f"{path} is a folder; give the name of a file")
     if isinstance(what, bytes):
         try:
-            ours = what in _read(path)
+            ours = what in read_bytes(path)
         except (ArtefactError, OSError):
             ours = False
         if not ours:
@@ -340,45 +338,8 @@ def check_replaceable(path: Path, what: type[Artefact] | bytes) -> None:
         )
 
 
-def _write_atomically(path: Path, data: bytes) -> None:
-    """Replace ``path`` by ``data`` or leave it as it was."""
-    target = path.resolve()  # a link stays a link
-    try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".eclip-", suffix=".tmp")
-    except OSError as error:
-        raise ArtefactError(f"cannot write {path}: {error.strerror or error}") from None
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(0o666 & ~_umask())  # mkstemp's 0600 would stop other users
-        Path(name).replace(target)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            Path(name).unlink()
-        if isinstance(error, OSError):
-            raise ArtefactError(f"cannot write {path}: {error.strerror or error}") from None
-        raise
-
-
-def _umask() -> int:
-    umask = os.umask(0o022)  # there is no way to read it without setting it
-    os.umask(umask)
-    return umask
-
-
-def _exists(path: Path) -> bool:
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:  # such as a name that is too long
-        raise ArtefactError(f"cannot write {path}: {error.strerror or error}") from None
-    return True
-
-
-def _read(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
+    """The contents of a file, unpacked if it is gzipped."""
     with path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)
     if data[:2] == b"\x1f\x8b":
@@ -407,7 +368,7 @@ def _open_envelope(data: bytes, where: str) -> _Envelope:
 
 
 def _encode(artefact: Artefact) -> bytes:
-    body = msgspec.json.encode(artefact, enc_hook=_encode_mask)
+    body = encode_json(artefact)
     kind = _kind_of(type(artefact))
     envelope = _Envelope(
         format=f"eclip/{kind}",
@@ -438,8 +399,13 @@ def _decode(data: bytes, where: str) -> Artefact:
             f"{where} is damaged or was edited: its digest does not match "
             f"(after an edit you meant, remove the digest)"
         )
+    if (number := beyond_exact(body)) is not None:
+        raise ArtefactError(
+            f"{where} is not {_a(kind, 'valid ')}: it holds {str(number)[:20]}, "
+            f"and a whole number is at most {MOST_EXACT}"
+        )
     try:
-        artefact: Artefact = msgspec.json.decode(body, type=cls, dec_hook=_decode_mask)
+        artefact: Artefact = msgspec.json.decode(body, type=cls, dec_hook=decode_mask)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ArtefactError(f"{where} is not {_a(kind, 'valid ')}: {error}") from None
     return artefact
@@ -462,15 +428,3 @@ def _builtin_files(cls: type[Artefact]) -> dict[str, Path]:
     """The built-in files of this kind, by name."""
     folder = Path(str(resources.files("eclip") / "data" / _BUILTIN_FOLDERS[cls]))
     return {path.name.partition(".")[0]: path for path in folder.iterdir()}
-
-
-def _encode_mask(value: Any) -> str:
-    if isinstance(value, Mask):
-        return str(value)
-    raise TypeError(f"cannot write a {type(value).__name__}")
-
-
-def _decode_mask(wanted: type, value: Any) -> Mask:
-    if wanted is Mask and isinstance(value, str):
-        return Mask.parse(value)
-    raise ValueError(f"expected {wanted.__name__}, got {value!r}")

@@ -25,9 +25,11 @@ from eclip.core.model_key import ModelKey
 from eclip.core.profile import Profile, Times
 from eclip.core.topology import Topology
 from eclip.core.trace import Kernel, Trace, with_traces
-from eclip.errors import UsageError
+from eclip.errors import MismatchError, UsageError
 from eclip.models import zoo
 from eclip.models.zoo.ops import HALF, Kind, Op, Tape
+
+_MOST_NS = 10**15  # of a kernel: sums over a model stay countable
 
 
 class _Class(msgspec.Struct, frozen=True):
@@ -94,6 +96,11 @@ def model_profile(
     )
     traffic = weights, misses, hits = _traffic(ops, calibration)
     busy = _busy_ns(ops, traffic, sizes, topology, calibration)
+    if not ((busy >= 0) & (busy < _MOST_NS)).all():  # beyond, the conversion had overflown
+        raise MismatchError(
+            f"a kernel of {model} would take over {_MOST_NS / 1e9:.0f} s with this calibration; "
+            f"correct its unit_flops, unit_bytes_per_s, dram_bytes_per_s and l2_bytes_per_s"
+        )
     gap_ns = calibration.compute.gap_ns
     return Profile(
         trace=trace,

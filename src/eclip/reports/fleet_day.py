@@ -7,7 +7,8 @@ from html import escape
 
 from eclip.fleet.place.simulate import Day, DayStep
 
-MARK = b"<svg"
+TITLE = "a simulated day: modelled"
+MARK = TITLE.encode()
 _COLOURS = ("#d1322f", "#3b7dbd", "#7a8a3a")
 _WIDTH, _HEIGHT, _LEFT, _GAP = 560.0, 110.0, 70.0, 46.0
 _TOP = 64.0
@@ -28,7 +29,7 @@ def draw_days(days: Sequence[Day]) -> str:
         ("requests at GPUs that keep their bounds, %", lambda step: 100 * step.kept, False),
         ("power, kW", lambda step: step.power_w / 1e3, True),
     ]
-    parts = [f'<text x="{_LEFT}" y="18" {_FONT}>a simulated day: modelled</text>']
+    parts = [f'<text x="{_LEFT}" y="18" {_FONT}>{TITLE}</text>']
     for number, (title, value, from_zero) in enumerate(panels):
         top = _TOP + number * (_HEIGHT + _GAP)
         parts.append(

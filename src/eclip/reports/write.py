@@ -32,7 +32,7 @@ def write_report(
     wanted = [given] if isinstance(given, Reportable) else given
     named = [one for item in wanted for one in _read(item)]
     profiles = _profiles(named, case)
-    store.save_export(path, page.render(chapters_of(named), profiles).encode(), REPORT_MARK)
+    store.save_export(path, page.render(chapters_of(named), profiles), REPORT_MARK)
     if trace is not None:
         logs = [log for one in named for log in _logs(one.what)]
         if not logs:

@@ -269,6 +269,9 @@ def check_files(server: ServerSettings) -> None:
 def with_settings(config: ServingConfig, given: Mapping[str, Any]) -> ServingConfig:
     """The configuration with these settings of the server instead, where they are not None."""
     changed = {name: value for name, value in given.items() if value is not None}
+    for name, value in changed.items():
+        if isinstance(value, str) and not value.isprintable():  # such as bytes that are no UTF-8
+            raise UsageError(f"{name} {value!r} is not readable text; give another one")
     try:
         server = msgspec.structs.replace(config.server, **changed)
     except ValueError as error:

@@ -19,7 +19,7 @@ def free_port(host: str, asked: int, name: str) -> int:
         alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             alone.bind((host, asked))
-        except OSError as error:
+        except (OSError, TypeError) as error:  # TypeError: a name that no host can have
             raise _refusal(host, asked, name, error) from None
         number: int = alone.getsockname()[1]
         return number
@@ -46,7 +46,6 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def _refusal(host: str, port: int, name: str, error: OSError) -> UsageError:
-    return UsageError(
-        f"cannot listen on {host}:{port} ({error.strerror or error}); give another host or {name}"
-    )
+def _refusal(host: str, port: int, name: str, error: OSError | TypeError) -> UsageError:
+    why = getattr(error, "strerror", None) or error
+    return UsageError(f"cannot listen on {host}:{port} ({why}); give another host or {name}")

@@ -55,7 +55,7 @@ M_66 = {"name": "m", "batch": 2, "kernels_for": 66}
         ("calibration", ("memory", "dram_bytes_per_s"), 0, "dram_bytes_per_s"),
         ("calibration", ("memory", "l2_bytes_per_s"), 0.0, "l2_bytes_per_s"),
         ("calibration", ("power", "idle_w"), -0.5, "idle_w"),
-        ("calibration", ("power", "idle_w"), 10**400, "idle_w"),
+        ("calibration", ("power", "idle_w"), 10**400, "a whole number"),
         ("calibration", ("interference", "cohabit"), 1.5, "at most 1"),
         ("calibration", ("interference", "pressure"), -0.1, "pressure"),
         ("observations", ("date",), "yesterday", "date"),

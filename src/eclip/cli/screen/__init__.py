@@ -32,6 +32,7 @@ from eclip.cli.screen.tables import fold_header, lay_out
 from eclip.core.display import digits_apart
 from eclip.core.measures import Measures
 from eclip.core.model_key import ModelKey
+from eclip.files.encoding import encode_json
 from eclip.progress import Progress
 
 _PIPE_WIDTH = 160  # a table cut at 80 columns is of no use in a file
@@ -95,7 +96,13 @@ def _silence() -> None:
 
 def print_json(value: Any) -> None:
     """One JSON document on standard output, and nothing else; a model is its text, ``bert:8``."""
-    write(msgspec.json.format(msgspec.json.encode(_readable(value)), indent=2).decode() + "\n")
+    data = msgspec.json.format(encode_json(_readable(value)), indent=2) + b"\n"
+    try:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)  # JSON is UTF-8, whatever the screen's encoding is
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _silence()
 
 
 def _readable(value: Any) -> Any:
@@ -245,7 +252,7 @@ def progress_bar(what: str) -> Iterator[ProgressBar]:
     shown = err.is_terminal  # elsewhere it would leave an empty line
     with rich.progress.Progress(*columns, console=err, transient=True, disable=not shown) as bar:
         progress = ProgressBar(what, bar)
-        with interrupt.handled_by(progress.on_signal):
+        with interrupt.handled_by(progress.on_signal, clock):
             yield progress
 
 

@@ -10,10 +10,12 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SAME_S = 0.5  # `timeout` sends its signal to the command, and again to the group of the command
 Handler = Callable[[int, FrameType | None], None]
 
 
@@ -25,18 +27,37 @@ class Interrupt(KeyboardInterrupt):
         self.number = number
 
 
+class _Counted:
+    """A handler that counts signals within SAME_S of each other once, also across blocks."""
+
+    def __init__(self, handler: Handler, last_s: list[float], clock: Callable[[], float]) -> None:
+        self._handler, self._clock = handler, clock
+        self.last_s = last_s  # shared by nested blocks; empty: no signal yet
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        now = self._clock()
+        if self.last_s and now - self.last_s[0] < SAME_S:
+            return
+        self.last_s[:] = [now]
+        self._handler(number, frame)
+
+
 def end_at_once(number: int, frame: FrameType | None) -> None:
     raise Interrupt(number)
 
 
 @contextlib.contextmanager
-def handled_by(handler: Handler) -> Iterator[None]:
-    """Handle both signals during the block. Outside of the main thread nothing changes."""
+def handled_by(handler: Handler, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
+    """Handle both signals during the block; signals within half a second count once. Outside of the
+    main thread nothing changes.
+    """
     here = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in SIGNALS} if here else {}
     kept = {number: old for number, old in before.items() if old is not signal.SIG_IGN}
+    outer = next((old for old in kept.values() if isinstance(old, _Counted)), None)
+    counted = _Counted(handler, outer.last_s if outer else [], clock)
     for number in kept:
-        signal.signal(number, handler)
+        signal.signal(number, counted)
     try:
         yield
     finally:

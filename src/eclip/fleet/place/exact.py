@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from eclip.progress import Progress
 
 MOST_SERVICES = 12
 _MOST_SETS = 200_000
+_LOOK_S = 0.1  # between two looks for a stop request
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ def solve(problem: PackingProblem, progress: Progress | None = None) -> Packing:
     ]
     if progress is not None and progress.stopped:
         raise StoppedError("stopped before all sets were known, so nothing is proven")
-    return _choose(problem, sets)
+    return _choose(problem, sets, progress or Progress())
 
 
 def feasible_sets(
@@ -106,7 +108,18 @@ def _held(parts: tuple[int, ...]) -> Held:
     return {service: count for service, count in enumerate(parts) if count}
 
 
-def _choose(problem: PackingProblem, sets: list[FeasibleSet]) -> Packing:
+def _run(solver: Any, progress: Progress) -> None:
+    """Solve in a thread of the solver, so that a stop request is heard meanwhile."""
+    solver.HandleUserInterrupt = True
+    solver.startSolve()
+    while not solver.wait(_LOOK_S)[0]:
+        if progress.stopped:
+            solver.cancelSolve()  # it ends at its next callback
+    if progress.stopped:
+        raise StoppedError("stopped before the solver had ended, so nothing is proven")
+
+
+def _choose(problem: PackingProblem, sets: list[FeasibleSet], progress: Progress) -> Packing:
     """Columns: how often a group of GPUs takes a set; for goodput, then the parts served."""
     try:
         import highspy
@@ -147,7 +160,7 @@ def _choose(problem: PackingProblem, sets: list[FeasibleSet]) -> Packing:
                 inside = [held * var for var, held, where in holding if where == machine]
                 if inside:
                     solver.addConstr(solver.qsum(inside) <= parts - 1)
-    solver.run()
+    _run(solver, progress)
     if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
         raise UsageError(
             f"the fleet's {fleet.count} GPUs do not hold all services within their bounds; add "

@@ -17,6 +17,7 @@ import msgspec
 
 from eclip.errors import ArtefactError, PlanningError, UsageError
 from eclip.files import store
+from eclip.files.encoding import encode_json
 from eclip.fleet.place import exact
 from eclip.fleet.place.packing import pack
 from eclip.fleet.place.problem import PARTS, Bin, Held, Packing, PackingProblem
@@ -107,15 +108,20 @@ def place_exactly(
 def load_placement(path: Path) -> Placement:
     """A placement from a file that ``eclip fleet plan -o`` wrote."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Placement)
+        return decode_placement(path.read_bytes(), str(path))
     except OSError as error:
         raise ArtefactError(f"cannot read {path}: {error.strerror or error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ArtefactError(f"{path} is no placement: {error}") from None
+
+
+def decode_placement(data: bytes, where: str) -> Placement:
+    try:
+        return msgspec.json.decode(data, type=Placement)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ArtefactError(f"{where} is no placement: {error}") from None
 
 
 def save_placement(placement: Placement, path: Path) -> None:
-    text = msgspec.json.format(msgspec.json.encode(placement), indent=1)
+    text = msgspec.json.format(encode_json(placement), indent=1)
     store.save_export(path, text + b"\n", ASSUMED.encode())
 
 

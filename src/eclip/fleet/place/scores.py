@@ -21,7 +21,6 @@ import hashlib
 import itertools
 import math
 import os
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -41,6 +40,7 @@ from eclip.core.shapes import Poisson
 from eclip.core.topology import Topology
 from eclip.errors import ArtefactError
 from eclip.files import store
+from eclip.files.encoding import encode_json
 from eclip.fleet.place.coarse import Floats, most_late, p99, tail_coarsely
 from eclip.planner import policies
 from eclip.planner.joints import GRAIN_NS
@@ -138,10 +138,21 @@ class GpuKind:
         return 0 if footprint is None else footprint.total_bytes
 
 
-class _KeptScores(msgspec.Struct, frozen=True, kw_only=True):
+class KeptScores(msgspec.Struct, frozen=True, kw_only=True):
     title: str = MARK.decode()
     digests: dict[str, str]  # by kind: of the inputs of its scores
     entries: tuple[tuple[str, Members, SetScore], ...]
+
+
+def decode_scores(data: bytes, where: str) -> KeptScores:
+    try:
+        kept = msgspec.json.decode(data, type=KeptScores)
+        for _, members, score in kept.entries:
+            if {len(score.p99_ms), len(score.within)} != {len(members)}:
+                raise msgspec.ValidationError("a score has not as many entries as its set")
+        return kept
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ArtefactError(f"{where} does not hold scores: {error}; remove it") from None
 
 
 def unit_time_ns(profile: Profile) -> float:
@@ -224,11 +235,11 @@ class Scorer:
     def remember(self, path: Path) -> None:
         """Take over the scores of a file, if they are of the same profiles and constants."""
         try:
-            kept = msgspec.json.decode(gzip.decompress(path.read_bytes()), type=_KeptScores)
+            kept = decode_scores(store.read_bytes(path), str(path))
         except FileNotFoundError:
             return
-        except (OSError, EOFError, zlib.error, msgspec.DecodeError) as error:
-            raise ArtefactError(f"{path} does not hold scores: {error}; remove it") from None
+        except OSError as error:
+            raise ArtefactError(f"cannot read {path}: {error.strerror or error}") from None
         for name, digest in self._digests().items():
             if kept.digests.get(name) == digest:
                 mine = [entry for entry in kept.entries if entry[0] == name]
@@ -241,8 +252,8 @@ class Scorer:
             for (kind, members), score in self.scores.items()
             if score.policy  # what profiles refuse is refused again as quickly
         )
-        kept = _KeptScores(digests=self._digests(), entries=entries)
-        store.save_export(path, gzip.compress(msgspec.json.encode(kept)), MARK)
+        kept = KeptScores(digests=self._digests(), entries=entries)
+        store.save_export(path, gzip.compress(encode_json(kept)), MARK)
 
     def _digests(self) -> dict[str, str]:
         return {name: kind.digest(self.most_kernels) for name, kind in self.kinds.items()}

@@ -324,11 +324,13 @@ def _joined(label: str, runs: Sequence[tuple[list[DayStep], _Totals]], cpu_s: fl
     steps = tuple(
         DayStep(
             hour=parts[0].hour,
-            rate_rps=sum(part.rate_rps for part in parts),
+            rate_rps=float(sum(part.rate_rps for part in parts)),
             gpus=sum(part.gpus for part in parts),
-            kept=sum(part.kept * part.rate_rps for part in parts)
-            / sum(part.rate_rps for part in parts),
-            power_w=sum(part.power_w for part in parts),
+            kept=float(
+                sum(part.kept * part.rate_rps for part in parts)
+                / sum(part.rate_rps for part in parts)
+            ),
+            power_w=float(sum(part.power_w for part in parts)),
             moved=sum(part.moved for part in parts),
             failed=sum(part.failed for part in parts),
         )
@@ -347,7 +349,7 @@ def _joined(label: str, runs: Sequence[tuple[list[DayStep], _Totals]], cpu_s: fl
         failed=sum(step.failed for step in steps),
         energy_kwh=sum(step.power_w for step in steps) * STEP_S / 3.6e6,
         requests=requests,
-        within=sum(one.within for one in totals) / max(requests, 1),
+        within=float(sum(one.within for one in totals) / max(requests, 1)),
         sampled_gpus=sum(one.sampled for one in totals),
         sampled_kept=sum(one.kept for one in totals),
         cpu_s=cpu_s,
