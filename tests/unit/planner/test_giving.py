@@ -19,7 +19,13 @@ from eclip.planner.evaluate import SimEvaluator
 from eclip.planner.joints import JointRules, far_mask
 from eclip.planner.policies import PolicyOptions
 from eclip.planner.problem import Problem
-from eclip.planner.search.decision import PLAIN, STATIC, decide_in_doubt, shortlist_rules
+from eclip.planner.search.decision import (
+    PLAIN,
+    STATIC,
+    UNGUARDED,
+    decide_in_doubt,
+    shortlist_rules,
+)
 from eclip.planner.search.giving import (
     FoundProposals,
     is_guarded,
@@ -27,7 +33,7 @@ from eclip.planner.search.giving import (
     search_rules,
 )
 from eclip.planner.search.objective import Objective, Score
-from eclip.planner.search.proposals import STAYS, Proposal, Proposer, in_words
+from eclip.planner.search.proposals import STAYS, Proposal, Proposer, in_words, strict_of
 from eclip.planner.tiers import expected_excess_ns
 from eclip.progress import Progress
 from heard import Heard
@@ -213,7 +219,7 @@ def test_strict_is_the_same_plan_with_its_rules_replaced_by_yield() -> None:
     proposer = Proposer(PROBLEM, {0: PROMISE})
     for rules in (PATIENT, MOVE, MOVE_YIELD, STEPWISE):
         proposal = Proposal((STAYS, replace(rules, grain_ns=300_000, depth=1)), 0.5)
-        strict = proposer.strict(proposal)
+        strict = strict_of(proposal, proposer.background)
         assert strict is not None
         mine, other = (proposer.plan(one).workers[1].joints for one in (proposal, strict))
         assert mine is not None and other is not None
@@ -221,7 +227,7 @@ def test_strict_is_the_same_plan_with_its_rules_replaced_by_yield() -> None:
         assert is_strict(proposer.plan(strict)) and is_guarded(proposer.plan(proposal))
         assert not is_strict(proposer.plan(proposal))
     for rules in (STAYS, MASKED):
-        assert proposer.strict(Proposal((STAYS, rules))) is None
+        assert strict_of(Proposal((STAYS, rules)), proposer.background) is None
 
 
 def decided(found: FoundProposals, *elsewhere: object, here: object) -> Plan:
@@ -414,3 +420,12 @@ def test_stop_while_searching_still_decides() -> None:
     options = PolicyOptions(objective=Objective("slo"), batches=400, progress=progress)
     plan = make_plan(case_of([SERVICE, JOB], mix=mix), "search", options)
     assert plan.evidence is not None and plan.evidence.batches < 400
+
+
+def test_lanes_alone_protect_services_where_no_joint_comes_in_time() -> None:
+    def late_with_joints(plans: Sequence[Plan]) -> list[Score]:
+        tails = [9.0 if plan.gives_way or not plan.confines(1) else 3.0 for plan in plans]
+        return [Score((0.3, 0.5), 300.0, (tail, 9.0)) for tail in tails]
+
+    plan = decided(found_by(late_with_joints), late_with_joints, here=late_with_joints)
+    assert not plan.gives_way and UNGUARDED in plan.why

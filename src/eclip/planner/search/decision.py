@@ -35,6 +35,7 @@ from eclip.planner.tiers import excess_in_words, promising
 PLAIN = "plain streams"
 STATIC = "best static masks"
 OTHER_KERNELS = "plain streams, kernels for fewer units"
+UNGUARDED = "only lanes keep background away: nothing holds it back while a service is late"
 _GAIN = 0.01  # of strict background, that sharing has to give more
 _LOSS = 0.01  # ... that it may give less elsewhere
 _NEAR = 0.9  # of a bound: where strict tails are longer, the shortest of them is safer
@@ -162,6 +163,8 @@ def decide(
     chosen = entries[best].plan
     if objective.kind == "slo":
         why = _why_of_services(objective, scores[best], chosen, how)
+        if objective.bounds_ms and not is_guarded(chosen):
+            why += f"; {UNGUARDED}"
     else:
         why = _why(scores[best], plain, how)
     return msgspec.structs.replace(chosen, policy="search", why=why, evidence=evidence)
@@ -172,17 +175,20 @@ def _best_guarded(
 ) -> int:
     """Of plans that account for lateness the best; the best strict one if sharing gains nothing.
 
-    ``settings``: scores of all entries, first on the device, then elsewhere. Where no entry has
-    joints, as on a device without them, all count.
+    ``settings``: scores of all entries, first on the device, then elsewhere. Where none of these
+    plans keeps all bounds, as beside kernels that are longer than a bound, or on a device without
+    joints, lanes alone may protect services.
     """
     values = np.array(
         [[objective.value(score, scores[0]) for score in scores] for scores in settings]
     )
+    plain = settings[0][0]
     everyone = range(len(entries))
-    guarded = [index for index in everyone if is_guarded(entries[index].plan)] or [*everyone]
+    guarded = [index for index in everyone if is_guarded(entries[index].plan)]
     strict = [index for index in guarded if is_strict(entries[index].plan)]
-    if not strict:
-        return max(guarded, key=values.mean(axis=0).__getitem__)
+    kept = [index for index in guarded if not objective.shortfalls(settings[0][index], plain)]
+    if not strict or not kept:
+        return max(everyone, key=values.mean(axis=0).__getitem__)
     base = _best_strict(strict, settings[0], objective)
     given = np.array([objective.background(scores[base]) for scores in settings])
     needed = values[:, base] - _LOSS * given

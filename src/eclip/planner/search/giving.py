@@ -26,7 +26,7 @@ from eclip.planner.joints import JointRules
 from eclip.planner.problem import Problem
 from eclip.planner.search.candidates import Evaluate, turns
 from eclip.planner.search.objective import Objective, Score
-from eclip.planner.search.proposals import Proposal, Proposer, in_words
+from eclip.planner.search.proposals import Proposal, Proposer, in_words, strict_of
 from eclip.planner.tiers import promising
 from eclip.progress import Progress
 
@@ -170,6 +170,7 @@ class _Hunt:
         random: np.random.Generator,
     ) -> None:
         self._proposer = proposer
+        self._yields = proposer.all_alike(JointRules())  # the policy yield
         self._evaluate = evaluate
         self._objective = objective
         self._plain = plain
@@ -179,8 +180,8 @@ class _Hunt:
     def try_all(self, wanted: Sequence[Proposal]) -> bool:
         """Evaluate those that are new, and how they are while strict; False: none is."""
         new = [one for one in dict.fromkeys(wanted) if one not in self.known]
-        strict = [self._proposer.strict(one) for one in new]
-        every = [self._proposer.yields, *(one for one in strict if one is not None), *new]
+        strict = [strict_of(one, self._proposer.background) for one in new]
+        every = [self._yields, *(one for one in strict if one is not None), *new]
         every = [one for one in dict.fromkeys(every) if one not in self.known]
         plans = [self._proposer.plan(one) for one in every]
         for one, plan, score in zip(every, plans, self._evaluate(plans), strict=True):
@@ -194,10 +195,10 @@ class _Hunt:
         return bool(new)
 
     def _is_guarded(self, proposal: Proposal) -> bool:
-        strict = self._proposer.strict(proposal)
+        strict = strict_of(proposal, self._proposer.background)
         if strict is None:
             return False
-        mine, usual = self.known[strict], self.known[self._proposer.yields]
+        mine, usual = self.known[strict], self.known[self._yields]
         if usual.tail > 1 and mine.score != usual.score:
             return mine.tail < usual.tail
         short = mine.tail <= max(_EASILY, (1 + _AS_GOOD) * usual.tail)

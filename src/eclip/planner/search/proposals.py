@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,6 +55,19 @@ def _plainly(rules: JointRules) -> JointRules:
     return rules if rules.moves else replace(rules, lane=None)
 
 
+def strict_of(proposal: Proposal, background: Sequence[int]) -> Proposal | None:
+    """The same joints with background that only yields; None: some background has no joints."""
+    if not all(proposal.each[worker].joints for worker in background):
+        return None
+    each = [
+        replace(rules, yields=Slack.PLENTY, moves=None, lane=None)
+        if worker in background
+        else rules
+        for worker, rules in enumerate(proposal.each)
+    ]
+    return Proposal(tuple(each))
+
+
 class Proposer:
     """Candidates, their plans, and what may be varied."""
 
@@ -96,23 +109,6 @@ class Proposer:
         for worker in self.background:
             each[worker] = replace(rules, lane=self._near(worker, units))
         return Proposal(tuple(each), none, some).plainly
-
-    @property
-    def yields(self) -> Proposal:
-        """The policy yield."""
-        return self.all_alike(JointRules())
-
-    def strict(self, proposal: Proposal) -> Proposal | None:
-        """The same joints with background that only yields; None: some background has no joints."""
-        if not all(proposal.each[worker].joints for worker in self.background):
-            return None
-        each = [
-            rules
-            if worker in self._promises
-            else replace(rules, yields=Slack.PLENTY, moves=None, lane=None)
-            for worker, rules in enumerate(proposal.each)
-        ]
-        return Proposal(tuple(each))
 
     def _side_by_side(self, proposal: Proposal) -> Proposal:
         """The same, with services that never wait for each other."""
