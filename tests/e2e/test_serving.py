@@ -183,7 +183,9 @@ def test_cancelling_frees_the_way(driver: Driver, served: Served) -> None:
 
 def test_a_function_that_raises_fails_its_request_only(driver: Driver, served: Served) -> None:
     broken = named(add_request(13), "broken")
-    with pytest.raises(RefusedError, match="broken: ValueError: 13 brings bad luck") as refusal:
+    with pytest.raises(
+        RefusedError, match=r"model broken failed: ValueError, fault [0-9a-f]{8} in"
+    ) as refusal:
         driver(served.core.infer(broken))
     assert refusal.value.reason is Reason.FAILED
     driver(served.core.infer(named(add_request(12), "broken")))
@@ -191,9 +193,9 @@ def test_a_function_that_raises_fails_its_request_only(driver: Driver, served: S
 
 def test_a_model_that_cannot_be_loaded_leaves_the_others(driver: Driver, served: Served) -> None:
     assert served.core.why_not_ready("wrong") is not None
-    assert not served.core.ready  # one that should be loaded is not
+    assert served.core.ready  # for the others; a strict server is not
     state = served.core.state()  # and the live page says so
-    assert not state.ready and "wrong is not loaded: wrong gave 'sum' as float32" in state.note
+    assert state.ready and "wrong is not loaded: wrong gave 'sum' as float32" in state.note
     index = {model["name"]: model for model in describe_repository(served.core, ready_only=False)}
     assert index["add"] == {"name": "add", "version": "1", "state": "READY"}
     assert index["wrong"]["reason"].startswith("wrong gave 'sum' as float32")

@@ -69,6 +69,7 @@ class NumpyCore:
         }
         self.refused: Counter[tuple[str, Reason]] = Counter()
         self._journal: list[dict[str, Any]] = []  # what was told and what happened to ``slow``
+        self._connections = self._connected = 0
         self._started_s = time.monotonic()
         self.live = True
         self.ready = True
@@ -147,8 +148,15 @@ class NumpyCore:
     def refuse(self, model: str, reason: Reason) -> None:
         self.refused[model, reason] += 1
 
+    def count_connections(self, change: int) -> None:
+        self._connections += change
+        self._connected += change > 0
+
     def counters(self) -> Counters:
         services = {}
+        nobody = {reason: self.refused["", reason] for reason in Reason if self.refused["", reason]}
+        if nobody:
+            services[""] = ServiceCounters(refused=nobody)
         for name in sorted(self._models):
             statistics = self._statistics[name]
             services[name] = ServiceCounters(
@@ -158,7 +166,9 @@ class NumpyCore:
             )
             services[name].latency.buckets[3] = statistics.success.count  # type: ignore[index]
             services[name].latency.total_s = statistics.success.ns / 1e9
-        return Counters(services, {"sim": DeviceCounters(0.5, 321.0)})
+        return Counters(
+            services, {"sim": DeviceCounters(0.5, 321.0)}, self._connections, self._connected
+        )
 
     def state(self) -> ServerState:
         """Numbers that a page can draw; they move."""

@@ -56,7 +56,14 @@ def serve(
     def read() -> ServingConfig:
         return with_settings(read_config(source), given)
 
-    run_server(read(), read, ServerLog(), lambda server: _say_where(server, source))
+    file = Path(source)
+    run_server(
+        read(),
+        read,
+        ServerLog(),
+        lambda server: _say_where(server, source),
+        file if file.is_file() else None,
+    )
 
 
 def _say_where(server: ServerSettings, source: str) -> None:

@@ -45,6 +45,7 @@ class RouterCore:
         self._counts: dict[str, ServiceCounters] = {}
         self._latencies: dict[str, list[int]] = {}
         self._refused: dict[str, dict[Reason, int]] = {}
+        self._connections = self._connected = 0
         self._began_s = time.monotonic()
 
     @property
@@ -96,10 +97,14 @@ class RouterCore:
         refused = self._refused[model]
         refused[reason] = refused.get(reason, 0) + 1
 
+    def count_connections(self, change: int) -> None:
+        self._connections += change
+        self._connected += change > 0
+
     def counters(self) -> Counters:
         here = self._backends.here
         devices = {str(gpu): _counters_of(backend.state()) for gpu, backend in here.items()}
-        return Counters(dict(self._counts), devices)
+        return Counters(dict(self._counts), devices, self._connections, self._connected)
 
     def state(self) -> ServerState:
         states = [state for one in self._backends.here.values() for state in one.state()]

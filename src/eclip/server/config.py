@@ -8,6 +8,7 @@ write instead.
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 import re
 import ssl
@@ -165,8 +166,11 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     token_file: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
+    hosts: tuple[str, ...] = ()  # names by which clients without a token may change what is served
     max_body_mb: float = 64.0
     grace_seconds: float = 5.0  # after SIGTERM: not ready, but serving
+    strict_readiness: bool = False  # not ready while a model that should be loaded is not
+    watch: bool = False  # read the file, the token and the certificate again when they change
     # How services share the device; none: they give way to each other as a search finds best.
     policy: str | None = None
     # Answer as soon as the smallest batch of each service is ready, and open the others then; none:
@@ -242,15 +246,17 @@ def read_token(file: str) -> str:
     return token
 
 
-def check_files(server: ServerSettings) -> None:
-    """Refuse files that cannot be read, before anything starts."""
+def check_files(server: ServerSettings) -> str:
+    """Refuse files that cannot be read, before anything starts. The digest of token and
+    certificate."""
+    digest = hashlib.sha256()
     if server.token_file is not None:
-        read_token(server.token_file)
+        digest.update(read_token(server.token_file).encode())
     for key in ("tls_cert", "tls_key"):
         file = getattr(server, key)
         try:
             if file is not None:
-                Path(file).read_bytes()
+                digest.update(Path(file).read_bytes())
         except OSError as error:
             raise UsageError(f"{key}: cannot read {file}: {error.strerror or error}") from None
     if server.tls_cert is not None:
@@ -264,6 +270,7 @@ def check_files(server: ServerSettings) -> None:
                 f"tls_cert, tls_key: {server.tls_cert} and {server.tls_key} are no certificate and "
                 f"its unencrypted key in PEM ({error.reason or error})"
             ) from None
+    return digest.hexdigest()
 
 
 def with_settings(config: ServingConfig, given: Mapping[str, Any]) -> ServingConfig:

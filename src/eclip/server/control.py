@@ -32,6 +32,7 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True):
     buckets: tuple[int, ...]
     times_ns: tuple[int, ...]  # per bucket, with the device to itself
     costs_ns: tuple[int, ...]  # per bucket, while all instances on the device are busy
+    least_costs_ns: tuple[int, ...]  # per bucket, while one instance of every service is
     parts: tuple[float, ...]  # per bucket, of the device, that it fills; 0: it waits for no room
     bound_ns: int | None
     slots: SlotLayout
@@ -205,6 +206,10 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
     now: bool
 
 
+class TakeAccess(msgspec.Struct, frozen=True, tag=True):
+    """Read the token and the certificate again, and ask for these from now on."""
+
+
 class LoadAnswer(msgspec.Struct, frozen=True, tag=True):
     number: int
     error: str | None
@@ -232,7 +237,7 @@ class LoadAsked(msgspec.Struct, frozen=True, tag=True):
 
 ToDevice = Attach | Detach | AttachSlots | AttachCounters | Deploy | Retire | Stop
 FromDevice = Deployed | NotDeployed | Detached | Retired | Said
-ToFront = Welcome | Offer | AttachSlots | DeviceUp | DeviceDown | Leave | LoadAnswer
+ToFront = Welcome | Offer | AttachSlots | DeviceUp | DeviceDown | Leave | TakeAccess | LoadAnswer
 FromFront = Listening | Settled | LoadAsked | Said
 Message = ToDevice | FromDevice | ToFront | FromFront
 

@@ -47,7 +47,9 @@ class Count(enum.IntEnum):
     METERED_NS = 39  # of the device process, in row 0: until when
     LATENCIES = 40  # a histogram
     QUEUED = 64  # a histogram
-    HEARTBEAT_NS = 88  # of the device process, in row 0: when its loop went round last
+    HEARTBEAT_NS = 88  # of each process, in row 0: when its loop went round last
+    CONNECTIONS = 89  # now, in row 0: of HTTP
+    CONNECTED = 90  # in row 0: connections of HTTP since the start
 
 
 WORDS = 96  # of a row
@@ -86,7 +88,14 @@ class CounterPages(Closing):
         """What is there now, of a front that is gone."""
         for service in range(ROWS):
             row = self.row(front, service)
-            row[Count.WAITING] = row[Count.RUNNING] = row[Count.DUE_NS] = row[Count.TAKEN] = 0
+            for word in (
+                Count.WAITING,
+                Count.RUNNING,
+                Count.DUE_NS,
+                Count.TAKEN,
+                Count.CONNECTIONS,
+            ):
+                row[word] = 0
             row.release()
 
     def statistics(self, service: int) -> Statistics:

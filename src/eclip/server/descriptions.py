@@ -6,11 +6,12 @@ HTTP sends these as JSON; gRPC's messages have the same names and are made from 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import metadata
 from typing import Any
 
 from eclip.server.messages import Core, ModelInfo, Phase, Reason, RefusedError, TensorInfo
+from eclip.server.tensors import bad_request
 
 Description = dict[str, Any]
 
@@ -34,6 +35,16 @@ def find_model(core: Core, name: str, version: str = "") -> ModelInfo:
             Reason.UNKNOWN_MODEL, f"model {name!r} has version {model.version}, not {version!r}"
         )
     return model
+
+
+def refuse_overrides(parameters: Collection[str]) -> None:
+    """A model's settings are the server's file; a client cannot bring others with a load."""
+    given = [name for name in parameters if name == "config" or name.startswith("file:")]
+    if given:
+        raise bad_request(
+            f"a load cannot bring {given[0][:100]!r}: settings of a model are in the server's "
+            f"file; change them there and send SIGHUP"
+        )
 
 
 def is_ready(core: Core, name: str, version: str = "") -> bool:

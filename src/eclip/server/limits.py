@@ -19,5 +19,6 @@ class Limits:
     read_s: float = 10.0  # from a request's first byte to its last
     write_s: float = 30.0  # without progress while a client reads its answer
     idle_s: float = 75.0  # a connection between two requests
-    connections: int = 1024  # of HTTP; and calls of gRPC at a time
+    connections: int = 4096  # of HTTP, and as many of gRPC
+    calls: int = 1024  # of gRPC at a time
     regions: int = 256  # of shared memory

@@ -177,6 +177,8 @@ class Counters:
 
     services: Mapping[str, ServiceCounters]
     devices: Mapping[str, DeviceCounters]
+    connections: int = 0  # of HTTP, now
+    connected: int = 0  # connections of HTTP since the start
 
 
 @dataclass(slots=True)
@@ -259,6 +261,10 @@ class Core(Protocol):
 
     def refuse(self, model: str, reason: Reason) -> None:
         """Count a request that a protocol refused before the core saw it. No such model: ``""``."""
+        ...
+
+    def count_connections(self, change: int) -> None:
+        """A client's HTTP connection begins (1) or ends (-1)."""
         ...
 
     def counters(self) -> Counters: ...

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from eclip.server.config import read_config
+from eclip.server.log import ServerLog
 from eclip.server.supervisor.children import Planners
 from eclip.server.supervisor.planner_process import PlanRequest
 
@@ -29,7 +30,7 @@ def request(folder: Path, seconds: float) -> PlanRequest:
 @pytest.mark.parametrize("pause_s", [0.0, 0.3])
 def test_a_plan_that_is_given_up_leaves_nothing_behind(tmp_path: Path, pause_s: float) -> None:
     async def give_up() -> int:
-        planners = Planners()
+        planners = Planners(ServerLog(quiet=True))
         task = asyncio.create_task(planners.plan(request(tmp_path, 60.0)))
         while (pid := planners.pid) is None:
             await asyncio.sleep(0.001)

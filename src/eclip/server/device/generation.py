@@ -36,6 +36,7 @@ from eclip.server.device.models import (
 )
 from eclip.server.device.parts import Parts
 from eclip.server.link import IN_FLIGHT, Answer, DeviceOrder, Link, Slots
+from eclip.server.log import report
 from eclip.server.messages import Tensor
 from eclip.server.tensors import DATATYPES, from_raw, to_raw
 
@@ -276,7 +277,8 @@ class Generation(Closing):
                 else:
                     slots.array(slot, index, array.shape, array.dtype)[...] = array
         except Exception as error:  # a user's function may raise anything
-            one.failure = f"{stage.spec.name}: {type(error).__name__}: {error}"
+            line = report(f"model {stage.spec.name} failed", error)
+            one.failure = f"model {stage.spec.name} failed: {line}"
         self._done.append(one)
         self._wake()
 
@@ -368,7 +370,7 @@ def _warm_function(name: str, spec: ServiceSpec) -> CpuFunction:
         except EclipError:
             raise
         except Exception as error:  # a user's function may raise anything
-            raise DeviceError(f"{name} failed: {type(error).__name__}: {error}") from None
+            raise DeviceError(f"{name} failed: {report(f'{name} failed', error)}") from None
     return function
 
 

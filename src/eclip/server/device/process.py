@@ -46,6 +46,7 @@ from eclip.server.counters import Count, CounterPages
 from eclip.server.device.generation import AttachedFront, Generation
 from eclip.server.device.parts import Parts, process_age_s
 from eclip.server.link import Answer, DeviceOrder, Link, Signal, Slots
+from eclip.server.log import log_to_server, report
 
 _LOOK_S = 1.0  # how often it looks for what hangs
 _HANGS_S = 20.0
@@ -244,7 +245,7 @@ class DeviceProcess:
         except EclipError as error:
             opened = str(error)
         except Exception as error:  # a model of the user's may raise anything
-            opened = f"{type(error).__name__}: {error}"
+            opened = report("a deployment could not be opened", error)
         self._opened.append((deploy, opened, time.monotonic() - begin))
         self._woken.raise_()
 
@@ -303,6 +304,7 @@ class DeviceProcess:
 
 def main(descriptor: int) -> None:
     """The whole life of the process, which hears from the server through this descriptor."""
+    log_to_server()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when to end
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.setswitchinterval(_SWITCH_S)

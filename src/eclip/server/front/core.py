@@ -10,7 +10,8 @@ All of it runs in the thread of one event loop, whose clock is CLOCK_MONOTONIC.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 
 from eclip.core.device import Closing
 from eclip.errors import EclipError
@@ -24,6 +25,7 @@ from eclip.server.control import (
     LoadAsked,
     Offer,
     Settled,
+    TakeAccess,
     Welcome,
 )
 from eclip.server.counters import Count, CounterPages, count_refused
@@ -60,6 +62,8 @@ class FrontServices(Closing):
         self.live = True
         self.started = False
         self.not_ready = False  # the server stops
+        self.strict_readiness = False
+        self.take_access: Callable[[], None] = lambda: None  # nothing, where nobody connects
         self.leaving = asyncio.Event()  # the server wants us to drain and end, or is gone
         self._front = front
         self._channel = channel
@@ -105,8 +109,13 @@ class FrontServices(Closing):
         self._look_around()
         await self._drained.wait()
 
+    def give_up(self) -> None:
+        """Requests that still wait are told that the server ends."""
+        for service in self._by_id.values():
+            service.refuse_all(RefusedError(Reason.LOST, "the server ended before it was answered"))
+
     def close(self) -> None:
-        """Whoever still waits is told that the server ends."""
+        self.give_up()
         loop = self.front_queue.loop
         loop.remove_reader(self._channel.fileno())
         loop.remove_reader(self.front_queue.link.answered.descriptor)
@@ -114,7 +123,6 @@ class FrontServices(Closing):
             self._give_up.cancel()
         self._channel.close()
         for service in self._by_id.values():
-            service.refuse_all(RefusedError(Reason.LOST, "the server ended before it was answered"))
             service.row.release()
         for slots in self._slots.values():
             slots.close()
@@ -154,6 +162,8 @@ class FrontServices(Closing):
                 self.not_ready = True
                 if now:
                     self.leaving.set()
+            case TakeAccess():
+                self.take_access()
             case LoadAnswer(number=number, error=error):
                 waiting = self._loads.pop(number, None)
                 if waiting is not None and not waiting.done():
@@ -227,6 +237,7 @@ class FrontCore(Closing):
     def __init__(self, services: FrontServices) -> None:
         self.behind = services
         self._nobody = services.front_queue.row
+        self.count_connections = functools.partial(_count_connections, self._nobody)
         self._status = ServerStatus(services.counters)
         self._status.keep_sampling(services.front_queue.loop, lambda: services.offer)
 
@@ -245,7 +256,9 @@ class FrontCore(Closing):
     @property
     def ready(self) -> bool:
         behind = self.behind
-        loaded = bool(behind.services) and not any(behind.offer.idle.values())
+        loaded = bool(behind.services)
+        if behind.strict_readiness:
+            loaded = loaded and not any(behind.offer.idle.values())
         return loaded and behind.front_queue.epoch > 0 and not behind.not_ready
 
     def why_not_ready(self, name: str) -> str | None:
@@ -313,6 +326,11 @@ class FrontCore(Closing):
         self.behind.close()
 
 
+def _count_connections(row: memoryview, change: int) -> None:
+    row[Count.CONNECTIONS] += change
+    row[Count.CONNECTED] += change > 0
+
+
 def _elsewhere(behind: FrontServices, service: OpenService, word: Count) -> int:
     """What other fronts have counted."""
     if behind.counters.fronts == 1:
@@ -338,4 +356,5 @@ async def open_core(channel: Channel) -> tuple[FrontCore, Welcome]:
         Link((memory, orders, answers)), loop, own, lambda: rows.total(0, Count.TAKEN)
     )
     services = FrontServices(message.front, front_queue, rows, channel)
+    services.strict_readiness = message.server.strict_readiness
     return FrontCore(services), message

@@ -12,7 +12,7 @@ from pathlib import Path
 from starlette.routing import Route
 
 from eclip.errors import UsageError
-from eclip.server.access import Tls, Token
+from eclip.server.access import Access, Tls
 from eclip.server.folder import own_folder
 from eclip.server.limits import Limits
 from eclip.server.messages import Core
@@ -28,6 +28,7 @@ class FrontSettings:
     grpc_port: int = 8001
     token: str | None = None
     tls: Tls | None = None
+    hosts: tuple[str, ...] = ()  # names by which clients may change what it serves
     limits: Limits = field(default_factory=Limits)
     reuse_port: bool = False  # several fronts on the same ports
     regions: Path | None = None  # where all fronts keep names of shared memory; None: only here
@@ -42,10 +43,15 @@ class Ports:
 
 @contextlib.asynccontextmanager
 async def open_front(
-    core: Core, settings: FrontSettings, routes: Sequence[Route] = ()
+    core: Core,
+    settings: FrontSettings,
+    routes: Sequence[Route] = (),
+    access: Access | None = None,
 ) -> AsyncIterator[Ports]:
     """Serves until the context ends; then nothing new is accepted and what runs may end.
-    ``routes`` are those of HTTP that only this core has."""
+    ``routes`` are those of HTTP that only this core has. Through ``access`` the caller changes the
+    token and the certificate."""
+    access = access or Access(settings.token, settings.tls, settings.hosts)
     async with contextlib.AsyncExitStack() as stack:
         folder = settings.regions
         if folder is None:
@@ -53,14 +59,13 @@ async def open_front(
         limits = settings.limits
         regions = Regions(folder, limits)
         stack.callback(regions.close)
-        token = None if settings.token is None else Token(settings.token)
         listener = _listen(settings)
-        app = make_app(core, regions, limits, token, routes)
-        http = HttpServer(app, listener, limits, settings.tls)
-        grpc_server = rpc.make_server(core, regions, limits, token, settings.reuse_port)
+        app = make_app(core, regions, limits, access, routes)
+        http = HttpServer(app, listener, core, limits, access)
+        grpc_server = rpc.make_server(core, regions, limits, access, settings.reuse_port)
         try:
             address = f"{_bracketed(settings.host)}:{settings.grpc_port}"
-            grpc_port = rpc.add_port(grpc_server, address, settings.tls)
+            grpc_port = rpc.add_port(grpc_server, address, access)
         except RuntimeError:
             listener.close()
             raise _port_in_use(settings.host, settings.grpc_port) from None

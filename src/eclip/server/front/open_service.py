@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import bisect
-import logging
 import time
 from collections.abc import Iterable, Sequence
 
@@ -20,6 +19,7 @@ from eclip.server.counters import Count, add, count, count_in, count_refused
 from eclip.server.front.front_queue import FrontQueue, left_ns
 from eclip.server.front.service_queue import OpenBatch, OpenRequest, ServiceQueue, order_of
 from eclip.server.link import IN_FLIGHT, Answer, DeviceOrder, Slots
+from eclip.server.log import report
 from eclip.server.messages import (
     Array,
     InferRequest,
@@ -31,8 +31,6 @@ from eclip.server.messages import (
 from eclip.server.queue.admission import Backlog, expected_ns, refuse
 from eclip.server.queue.batching import NEVER, form_batch, urgency, wait_until
 from eclip.server.tensors import DATATYPES, from_raw, to_raw
-
-_log = logging.getLogger(__name__)
 
 RETRY_S = 1.0  # after which a client may ask again while something starts or ends
 
@@ -46,7 +44,6 @@ class OpenService(ServiceQueue):
         super().__init__(spec, front_queue)
         self.slots = slots
         self.row = row
-        self._batches: dict[int, OpenBatch] = {}  # by ticket, in order
         self._free = list(range(spec.slots.count))
         self._timer: asyncio.TimerHandle | None = None
         row[Count.WAITING] = row[Count.RUNNING] = row[Count.DUE_NS] = 0
@@ -81,8 +78,7 @@ class OpenService(ServiceQueue):
         backlog = Backlog(
             waiting=len(self.queue) - gives_place,
             rows_before=sum(one.rows for one in self.queue[:place]) + rows_elsewhere,
-            running_ns=_left_ns(self._batches.values(), spec.settings.replicas, now_ns),
-            room_in_ns=self.room_in_ns(order),
+            running_ns=_left_ns(self._batches.values(), self.instances, now_ns),
         )
         refusal = refuse(
             rows,
@@ -90,7 +86,7 @@ class OpenService(ServiceQueue):
             backlog,
             spec.settings.queue,
             self.buckets,
-            spec.settings.replicas,
+            self.instances,
         )
         if refusal is not None:
             count_refused(self.row, Reason.OVERLOADED)
@@ -204,8 +200,8 @@ class OpenService(ServiceQueue):
             batch = _ordered(self, slot, requests, rows, bucket)
         except Exception as error:  # nothing of this batch has begun: it ends here, and no other
             self._free.append(slot)
-            line = f"the request could not be handed to the device: {type(error).__name__}"
-            _log.exception("a batch of %s could not be ordered", self.spec.name)
+            line = report(f"a batch of {self.spec.name} could not be ordered", error)
+            line = f"the request could not be handed to the device: {line}"
             for one in requests:
                 if one.waits:
                     self._refuse(one, RefusedError(Reason.FAILED, line))
@@ -278,14 +274,13 @@ class OpenService(ServiceQueue):
 
     def slack_ns(self, rows_elsewhere: int, batches_elsewhere: int) -> float:
         """What a row that came now would have left of its bound; other fronts have so much."""
-        instances = self.spec.settings.replicas
+        instances = self.instances
         now_ns = self.front_queue.now_ns()
         running_ns = _left_ns(self._batches.values(), instances, now_ns)
         backlog = Backlog(
             waiting=len(self.queue),
             rows_before=self.row[Count.WAITING] + rows_elsewhere,
             running_ns=running_ns + batches_elsewhere * self.expected_ns[0] / instances,
-            room_in_ns=self.room_in_ns(urgency(0, now_ns + (self.spec.bound_ns or NEVER), 0)),
         )
         return (self.spec.bound_ns or 0) - expected_ns(1, backlog, self.buckets, instances)
 
@@ -354,7 +349,7 @@ def _order_of(service: OpenService, kind: int, batch: OpenBatch, rows: int = 0) 
     )
 
 
-def _left_ns(batches: Iterable[OpenBatch], instances: int, now_ns: int) -> float:
+def _left_ns(batches: Iterable[OpenBatch], instances: float, now_ns: int) -> float:
     """What is left of batches on the device, per instance; those behind have not begun."""
     left = 0.0
     for place, batch in enumerate(batches):

@@ -81,7 +81,12 @@ class ServerStatus(Closing):
             power_w=self._power_w(),
             restarts=offer.restarts,
         )
-        return Counters(services, {offer.device: device})
+        return Counters(
+            services,
+            {offer.device: device},
+            connections=pages.total(_NOBODY, Count.CONNECTIONS),
+            connected=pages.total(_NOBODY, Count.CONNECTED),
+        )
 
     def state(
         self, offer: Offer, ready: bool, ready_services: Sequence[str], note: str

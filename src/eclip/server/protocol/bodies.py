@@ -36,35 +36,39 @@ class Bodies:
 
     @contextlib.asynccontextmanager
     async def read(self, headers: Headers, receive: Receive) -> AsyncIterator[memoryview]:
-        """The body, decompressed. It counts as held until the context ends."""
-        held = int(headers.get(b"content-length", self._limits.body_bytes))
-        if held > self._limits.body_bytes:
+        """The body, decompressed. Its bytes count as held from their arrival to the context's
+        end."""
+        if int(headers.get(b"content-length", 0)) > self._limits.body_bytes:
             raise self._too_large()
-        if self._held_bytes + held > self._limits.bodies_bytes:
-            raise RefusedError(
-                Reason.OVERLOADED, "too many large requests at once; try again later", 1.0
-            )
-        self._held_bytes += held
+        held = _Held(self)
         try:
-            body = await self._receive(receive)
+            body = await self._receive(receive, held)
             coding = headers.get(b"content-encoding", b"identity").strip().lower()
             if coding != b"identity":
                 body = await self._decompress(body, coding)
+                held.take(len(body))
             yield memoryview(body)
         finally:
-            self._held_bytes -= held
+            self._held_bytes -= held.size
 
-    async def _receive(self, receive: Receive) -> bytes:
+    def hold(self, size: int) -> None:
+        """Count so many bytes as held, or refuse."""
+        if self._held_bytes + size > self._limits.bodies_bytes:
+            raise RefusedError(
+                Reason.OVERLOADED, "too many large requests at once; try again later", 1.0
+            )
+        self._held_bytes += size
+
+    async def _receive(self, receive: Receive, held: _Held) -> bytes:
         """How long it may take is the connection's business (connections.py)."""
         parts: list[bytes] = []
-        size = 0
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientGoneError
             parts.append(message["body"])
-            size += len(parts[-1])
-            if size > self._limits.body_bytes:
+            held.take(len(parts[-1]))
+            if held.size > self._limits.body_bytes:
                 raise self._too_large()
             if not message["more_body"]:
                 return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -96,6 +100,18 @@ class Bodies:
     def _too_large(self) -> HTTPException:
         line = f"a request's body may have {self._limits.body_bytes} bytes"
         return HTTPException(413, line, {"connection": "close"})  # the rest of it is not read
+
+
+class _Held:
+    """The bytes that one request holds."""
+
+    def __init__(self, bodies: Bodies) -> None:
+        self.size = 0
+        self._bodies = bodies
+
+    def take(self, size: int) -> None:
+        self._bodies.hold(size)
+        self.size += size
 
 
 def choose_coding(accepted: bytes) -> bytes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
 import math
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -24,20 +23,19 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from eclip.server import descriptions
-from eclip.server.access import Tls, Token
+from eclip.server.access import Access
 from eclip.server.limits import Limits
+from eclip.server.log import report
 from eclip.server.messages import Core, InferRequest, InferResponse, Reason, RefusedError
 from eclip.server.protocol.bodies import Bodies, ClientGoneError, Headers, choose_coding, compress
-from eclip.server.protocol.connections import CONNECTION, GuardedConnection
+from eclip.server.protocol.connections import CONNECTION, Client, Connections, GuardedConnection
 from eclip.server.protocol.http_infer import read_request, write_response
 from eclip.server.protocol.metrics import Metrics
 from eclip.server.shared_memory import Region, Regions
 from eclip.server.tensors import parse_json
-
-_log = logging.getLogger(__name__)
 
 STATUSES = {
     Reason.BAD_REQUEST: 400,
@@ -54,6 +52,9 @@ STATUSES = {
 }
 # In a request: its sender, a router, wants to know what the next one would have left of its bound.
 SLACK = b"eclip-slack-ns"
+# What changes the server, or what it may read.
+_CONTROL_PATHS = ("/v2/repository/models/", "/v2/systemsharedmemory/")
+_MOST_TRACE = 128  # bytes of a traceparent; it has 55
 # What needs no token: probes of an orchestrator, and a page without anything of this server on it.
 _OPEN_PATHS = frozenset({"/", "/v2/health/live", "/v2/health/ready", "/v2/health/startup"})
 
@@ -68,6 +69,11 @@ class _RegisterQuestion(msgspec.Struct):
     offset: int = 0
 
 
+class _LoadQuestion(msgspec.Struct):
+    parameters: dict[str, Any] = {}
+
+
+_load_questions = msgspec.json.Decoder(_LoadQuestion)
 _index_questions = msgspec.json.Decoder(_IndexQuestion)
 _register_questions = msgspec.json.Decoder(_RegisterQuestion)
 
@@ -100,24 +106,53 @@ def answer_http_error(_: Request, error: Exception) -> Response:
     return answer_json({"error": error.detail}, error.status_code, dict(error.headers or {}))
 
 
-def answer_failure(_: Request, error: Exception) -> Response:
-    """A fault of ours; Starlette raises the error again, and it is logged there."""
-    return answer_json({"error": f"the server failed: {type(error).__name__}; see its log"}, 500)
+class _Door:
+    """What every request passes: a token and, where it changes the server, a source that may. A
+    fault behind the door is logged here; the client gets its type and number."""
 
-
-class _TokenDoor:
-    def __init__(self, app: ASGIApp, token: Token) -> None:
+    def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
-        self._token = token
+        self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        shown = dict(scope["headers"]).get(b"authorization")
-        if scope["path"] in _OPEN_PATHS or self._token.is_shown(shown):
-            await self._app(scope, receive, send)
+        refused = self._refuse(scope["path"], scope["method"], dict(scope["headers"]))
+        if refused is not None:
+            await refused(scope, receive, send)
             return
-        line = "this server wants the header 'Authorization: Bearer TOKEN'"
-        response = answer_json({"error": line}, 401, {"www-authenticate": "Bearer"})
-        await response(scope, receive, send)
+        begun = False
+
+        async def noting(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting)
+        except Exception as error:
+            line = report("a request failed", error, path=scope["path"], **_trace_of(scope))
+            if begun:
+                scope[CONNECTION].abort()
+            else:
+                failure = answer_json({"error": f"the server failed: {line}"}, 500)
+                await failure(scope, receive, send)
+
+    def _refuse(self, path: str, method: str, headers: Headers) -> Response | None:
+        token = self._access.token
+        if path not in _OPEN_PATHS and token is not None:
+            if not token.is_shown(headers.get(b"authorization")):
+                line = "this server wants the header 'Authorization: Bearer TOKEN'"
+                return answer_json({"error": line}, 401, {"www-authenticate": "Bearer"})
+        elif method == "POST" and path.startswith(_CONTROL_PATHS):
+            why = self._access.why_no_control(headers)
+            if why is not None:
+                return answer_json({"error": why}, 403)
+        return None
+
+
+def _trace_of(scope: Scope) -> dict[str, str]:
+    """The caller's trace, to find a request's lines of the log by."""
+    trace = dict(scope["headers"]).get(b"traceparent")
+    return {} if trace is None else {"traceparent": trace[:_MOST_TRACE].decode("latin-1")}
 
 
 # --- Inference --------------------------------------------------------------------------------
@@ -170,22 +205,20 @@ class InferEndpoint:
             raise
 
 
-async def infer_while_connected(
-    core: Core, request: InferRequest, connection: GuardedConnection
-) -> InferResponse:
+async def infer_while_connected(core: Core, request: InferRequest, client: Client) -> InferResponse:
     """The result; a client that goes away cancels the request."""
-    if connection.lost:
+    if client.gone:
         raise ClientGoneError
     task = cast("asyncio.Task[Any]", asyncio.current_task())
-    connection.watch(task)
+    client.watch(task)
     try:
         return await core.infer(request)
     except asyncio.CancelledError:
-        if connection.lost:
+        if client.gone:
             raise ClientGoneError from None
         raise
     finally:
-        connection.unwatch(task)
+        client.unwatch(task)
 
 
 # --- Everything else --------------------------------------------------------------------------
@@ -236,6 +269,9 @@ class _Endpoints:
         return answer_json(descriptions.describe_repository(self._core, asked.ready))
 
     async def load(self, request: Request) -> Response:
+        async with self._bodies.read(dict(request.scope["headers"]), request.receive) as body:
+            asked = parse_json(body, _load_questions) if body else _LoadQuestion()
+        descriptions.refuse_overrides(asked.parameters)
         await self._core.load(request.path_params["model"])
         return answer_nothing()
 
@@ -304,7 +340,7 @@ def make_app(
     core: Core,
     regions: Regions,
     limits: Limits,
-    token: Token | None = None,
+    access: Access,
     more: Sequence[Route] = (),
 ) -> Starlette:
     """The application. The routes of inferences stand first: routes are tried in their order.
@@ -349,11 +385,10 @@ def make_app(
     ]
     return Starlette(
         routes=routes,
-        middleware=[Middleware(_TokenDoor, token)] if token is not None else [],
+        middleware=[Middleware(_Door, access)],
         exception_handlers={
             RefusedError: answer_refused,
             HTTPException: answer_http_error,
-            Exception: answer_failure,
         },
     )
 
@@ -368,12 +403,18 @@ class _Uvicorn(uvicorn.Server):
 class HttpServer:
     """Serves an application on a bound socket until it is stopped."""
 
-    def __init__(self, app: Starlette, listener: socket.socket, limits: Limits, tls: Tls | None):
+    def __init__(
+        self, app: Starlette, listener: socket.socket, core: Core, limits: Limits, access: Access
+    ) -> None:
         self._listener = listener
+        tls = None if access.tls is None else access.tls.tls
+        connections = Connections(
+            limits, core.count_connections, lambda reason: core.refuse("", reason)
+        )
         self._server = _Uvicorn(
             uvicorn.Config(
                 app,
-                http=functools.partial(GuardedConnection, limits),  # type: ignore[arg-type]
+                http=functools.partial(GuardedConnection, connections),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -382,11 +423,13 @@ class HttpServer:
                 date_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=int(limits.idle_s),
-                limit_concurrency=limits.connections,
                 ssl_certfile=None if tls is None else tls.certificate,
                 ssl_keyfile=None if tls is None else tls.key,
             )
         )
+        self._server.config.load()
+        if access.tls is not None:
+            access.tls.context = self._server.config.ssl
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

@@ -108,6 +108,12 @@ class Metrics(Collector):
         for name, device in counters.devices.items():
             restarts.add_metric([name], device.restarts)
         yield restarts
+        yield GaugeMetricFamily(
+            "eclip_http_connections", "HTTP connections now.", counters.connections
+        )
+        yield CounterMetricFamily(
+            "eclip_http_connections_opened", "HTTP connections since the start.", counters.connected
+        )
         yield from self._triton(counters)
 
     def _triton(self, counters: Counters) -> Iterator[Metric]:

@@ -6,8 +6,8 @@ cancels the request in the core.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -15,15 +15,14 @@ import msgspec
 from google.protobuf.message import DecodeError, Message
 
 from eclip.server import descriptions
-from eclip.server.access import Tls, Token
+from eclip.server.access import Access, Token
 from eclip.server.limits import Limits
+from eclip.server.log import report
 from eclip.server.messages import Core, InferRequest, Reason, RefusedError, bounded_timeout
 from eclip.server.protocol import inference_pb2 as pb
 from eclip.server.protocol.rpc_infer import read_request, write_response
 from eclip.server.shared_memory import Region, Regions
 from eclip.server.tensors import bad_request
-
-_log = logging.getLogger(__name__)
 
 SERVICE = "inference.GRPCInferenceService"  # the name that clients call
 CODES = {
@@ -47,7 +46,16 @@ _LEFT_OUT = {
     "TraceSetting": "trace settings",
     "LogSettings": "log settings",
 }
-_OPEN_METHODS = frozenset(f"/{SERVICE}/{name}" for name in ("ServerLive", "ServerReady"))
+_HEALTH = "grpc.health.v1.Health"  # which probes of Kubernetes call
+_OPEN_METHODS = frozenset(
+    (
+        *(f"/{SERVICE}/{name}" for name in ("ServerLive", "ServerReady")),
+        *(f"/{_HEALTH}/{name}" for name in ("Check", "Watch")),
+    )
+)
+_ALWAYS = ("ServerLive", "ServerReady")  # methods that are answered however many calls are open
+_WATCH_S = 0.5
+_MOST_TRACE = 128  # characters of a traceparent; it has 55
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -133,6 +141,7 @@ class _Questions:
     async def load(
         self, asked: pb.RepositoryModelLoadRequest, _: Context
     ) -> pb.RepositoryModelLoadResponse:
+        descriptions.refuse_overrides(asked.parameters)
         await self._core.load(asked.model_name)
         return pb.RepositoryModelLoadResponse()
 
@@ -178,26 +187,47 @@ class _RegionQuestions:
 Method = Callable[[Any, Context], Awaitable[Message]]
 
 
-def _answering(method: Method) -> Method:
-    """A method that turns errors into gRPC's statuses."""
+class _Calls:
+    """The calls that are open, of which there may be so many."""
 
-    async def answer(asked: Any, context: Context) -> Message:
-        try:
-            if asked is None:
-                raise bad_request("the message is not what this method takes")
-            return await method(asked, context)
-        except RefusedError as error:
-            metadata: Sequence[tuple[str, str]] = ()
-            if error.reason in (Reason.OVERLOADED, Reason.NOT_READY):
-                metadata = (("retry-after", f"{error.retry_after_s or 1.0:g}"),)
-            await context.abort(CODES[error.reason], str(error), metadata)
-        except Exception as error:
-            _log.exception("a call failed")
-            line = f"the server failed: {type(error).__name__}; see its log"
-            await context.abort(grpc.StatusCode.INTERNAL, line)
-        raise AssertionError("abort raises")
+    def __init__(self, core: Core, limits: Limits) -> None:
+        self._core = core
+        self._most = limits.calls
+        self._open = 0
 
-    return answer
+    def answering(self, name: str, method: Method) -> Method:
+        """A method that turns errors into gRPC's statuses."""
+
+        async def answer(asked: Any, context: Context) -> Message:
+            self._open += 1
+            try:
+                if self._open > self._most and name not in _ALWAYS:
+                    self._core.refuse("", Reason.OVERLOADED)
+                    raise RefusedError(Reason.OVERLOADED, "too many calls are open; ask again", 1.0)
+                if asked is None:
+                    raise bad_request("the message is not what this method takes")
+                return await method(asked, context)
+            except RefusedError as error:
+                metadata: Sequence[tuple[str, str]] = ()
+                if error.reason in (Reason.OVERLOADED, Reason.NOT_READY):
+                    metadata = (("retry-after", f"{error.retry_after_s or 1.0:g}"),)
+                await context.abort(CODES[error.reason], str(error), metadata)
+            except Exception as error:
+                line = report("a call failed", error, method=name, **_trace_of(context))
+                await context.abort(grpc.StatusCode.INTERNAL, f"the server failed: {line}")
+            finally:
+                self._open -= 1
+            raise AssertionError("abort raises")
+
+        return answer
+
+
+def _trace_of(context: Context) -> dict[str, str]:
+    """The caller's trace, to find a request's lines of the log by."""
+    for name, value in context.invocation_metadata() or ():
+        if name == "traceparent":
+            return {"traceparent": str(value)[:_MOST_TRACE]}
+    return {}
 
 
 def _reading(kind: type[Message]) -> Callable[[bytes], Message | None]:
@@ -244,6 +274,45 @@ def _methods(core: Core, regions: Regions, limits: Limits) -> dict[str, tuple[Me
     }
 
 
+class _Health:
+    """The standard protocol for health. The server's name is the empty one or the service's; a
+    model has its own; ``live`` asks only whether the process lives."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def _status(self, name: str) -> pb.HealthCheckResponse.ServingStatus:
+        kinds = pb.HealthCheckResponse
+        if name in ("", SERVICE):
+            good = self._core.ready
+        elif name == "live":
+            good = self._core.live
+        elif name in self._core.models:
+            good = self._core.why_not_ready(name) is None
+        else:
+            return kinds.SERVICE_UNKNOWN
+        return kinds.SERVING if good else kinds.NOT_SERVING
+
+    async def check(self, asked: Any, context: Context) -> pb.HealthCheckResponse:
+        if asked is None:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "this is no HealthCheckRequest")
+        status = self._status(asked.service)
+        if status == pb.HealthCheckResponse.SERVICE_UNKNOWN:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service")
+        return pb.HealthCheckResponse(status=status)
+
+    async def watch(self, asked: Any, context: Context) -> AsyncIterator[pb.HealthCheckResponse]:
+        if asked is None:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "this is no HealthCheckRequest")
+        last = None
+        while True:
+            status = self._status(asked.service)
+            if status != last:
+                yield pb.HealthCheckResponse(status=status)
+            last = status
+            await asyncio.sleep(_WATCH_S)
+
+
 class _TokenInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self, token: Token) -> None:
         self._token = token
@@ -269,17 +338,27 @@ async def _refuse_stranger(_: Any, context: Context) -> bytes:
 
 
 def make_server(
-    core: Core, regions: Regions, limits: Limits, token: Token | None, reuse_port: bool
+    core: Core, regions: Regions, limits: Limits, access: Access, reuse_port: bool
 ) -> grpc.aio.Server:
+    def write(answer: Any) -> bytes:
+        return bytes(answer.SerializeToString())
+
+    calls = _Calls(core, limits)
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         name: grpc.unary_unary_rpc_method_handler(
-            _answering(method),
+            calls.answering(name, method),
             request_deserializer=_reading(request),
-            response_serializer=lambda answer: answer.SerializeToString(),
+            response_serializer=write,
         )
         for name, (method, request) in _methods(core, regions, limits).items()
     }
     handlers |= {name: _left_out(what) for name, what in _LEFT_OUT.items()}
+    health, read = _Health(core), _reading(pb.HealthCheckRequest)
+    probes: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Check": grpc.unary_unary_rpc_method_handler(health.check, read, write),
+        "Watch": grpc.unary_stream_rpc_method_handler(health.watch, read, write),
+    }
+    token = access.token
     server = grpc.aio.server(
         interceptors=[_TokenInterceptor(token)] if token is not None else [],
         options=[
@@ -288,18 +367,28 @@ def make_server(
             ("grpc.max_send_message_length", -1),
             ("grpc.max_metadata_size", limits.header_bytes),
             ("grpc.absolute_max_metadata_size", limits.header_bytes),
-            ("grpc.max_concurrent_streams", limits.connections),
+            ("grpc.max_concurrent_streams", 2 * limits.calls),
             ("grpc.max_connection_idle_ms", int(limits.idle_s * 1000)),
+            ("grpc.max_allowed_incoming_connections", limits.connections),
         ],
-        maximum_concurrent_rpcs=limits.connections,
     )
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    server.add_generic_rpc_handlers(
+        (
+            grpc.method_handlers_generic_handler(SERVICE, handlers),
+            grpc.method_handlers_generic_handler(_HEALTH, probes),
+        )
+    )
     return server
 
 
-def add_port(server: grpc.aio.Server, address: str, tls: Tls | None) -> int:
+def add_port(server: grpc.aio.Server, address: str, access: Access) -> int:
     """The port it listens on; with port 0 in the address, a free one."""
+    tls = access.tls
     if tls is None:
         return server.add_insecure_port(address)
-    pair = (tls.key.read_bytes(), tls.certificate.read_bytes())
-    return server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+
+    def configuration() -> Any:  # asked for at every handshake
+        return grpc.ssl_server_certificate_configuration([tls.pair])
+
+    credentials = grpc.dynamic_ssl_server_credentials(configuration(), configuration)
+    return server.add_secure_port(address, credentials)

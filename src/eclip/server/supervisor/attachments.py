@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -18,10 +19,13 @@ from eclip.server.control import (
     Settled,
     Welcome,
 )
+from eclip.server.counters import Count, CounterPages
 from eclip.server.front.guests import Guest, visitors
 from eclip.server.link import Link, Slots
 from eclip.server.log import ServerLog
 from eclip.server.supervisor.children import BackOff, Child, start_child
+
+_SILENT_S = 3.5  # in which a front's loop does not go round, which it does twice a second
 
 
 class Attachment:
@@ -66,6 +70,7 @@ class Attachments:
         attachments: int,
         log: ServerLog,
         bell: Bell,
+        counters: CounterPages,
         welcome: Callable[[Attachment], None],
         load: Callable[[Attachment, LoadAsked], None],
     ) -> None:
@@ -74,6 +79,7 @@ class Attachments:
         self.leaving = False
         self._log = log
         self._bell = bell
+        self._counters = counters
         self._welcome = welcome
         self._load = load
 
@@ -86,9 +92,15 @@ class Attachments:
         listened = False
         while not self.leaving:
             back_off.begin()
-            child = await start_child("front.process")
+            child = await start_child("front.process", self._log)
             self.take(attachment, child)
-            await child.ended.wait()
+            await child.until_ended(
+                lambda: self._beat(attachment),
+                _SILENT_S,
+                lambda pid: self._log.write(
+                    "front does not go on; it is ended", front=attachment.number, pid=pid
+                ),
+            )
             listened |= attachment.ports is not None
             attachment.child = attachment.ports = None
             child.close()
@@ -166,6 +178,12 @@ class Attachments:
         attachment.child = child
         child.listen(lambda message: self._hear(attachment, message), self._bell)
         self._welcome(attachment)
+
+    def _beat(self, attachment: Attachment) -> int:
+        """The front's last sign of life. A front that does not listen yet is given its time."""
+        if attachment.ports is None:
+            return time.monotonic_ns()
+        return int(self._counters.row(attachment.number, 0)[Count.HEARTBEAT_NS])
 
     def _hear(self, attachment: Attachment, message: Message) -> None:
         match message:

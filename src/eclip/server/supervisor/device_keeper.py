@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Iterable
 
 from eclip.server.bell import Bell
@@ -29,10 +28,7 @@ from eclip.server.supervisor.attachments import Attachment
 from eclip.server.supervisor.children import BackOff, Child, start_child
 
 _DEPLOY_S = 600.0  # models are loaded and warmed
-_LOOK_S = 1.0
-# In which its loop does not go round, which it does once a second. Looks are counted and not
-# seconds: where everything was stopped, the server was, too.
-_SILENT_LOOKS = 30
+_SILENT_S = 30.0  # in which its loop does not go round, which it does once a second
 
 
 class DeviceKeeper:
@@ -58,7 +54,7 @@ class DeviceKeeper:
 
     async def start_ahead(self) -> None:
         """Start the first process beside what is done before it is needed."""
-        self._spare = await start_child("device.process")
+        self._spare = await start_child("device.process", self._log)
 
     async def keep(
         self,
@@ -70,7 +66,7 @@ class DeviceKeeper:
         back_off = BackOff()
         while not self.leaving:
             back_off.begin()
-            child = self.child = self._spare or await start_child("device.process")
+            child = self.child = self._spare or await start_child("device.process", self._log)
             self._spare = None
             child.listen(self._hear, self._bell)
             self.epoch += 1
@@ -90,8 +86,14 @@ class DeviceKeeper:
                 )
                 self._changed(answer)
                 self._bell.ring()
-                self._spare = await start_child("device.process")
-                await self._until_ended(child, counters)
+                self._spare = await start_child("device.process", self._log)
+                await child.until_ended(
+                    lambda: counters.of_device(0)[Count.HEARTBEAT_NS],
+                    _SILENT_S,
+                    lambda pid: self._log.write(
+                        "device process does not go on; it is ended", pid=pid
+                    ),
+                )
             else:
                 self._log.write("device process is not ready", reason=answer.reason)
                 if not self.restarts:
@@ -109,19 +111,6 @@ class DeviceKeeper:
             status = child.process.returncode
             self._log.write("device process ended", status=status, again_in_s=pause_s)
             await asyncio.sleep(pause_s)
-
-    async def _until_ended(self, child: Child, counters: CounterPages) -> None:
-        """One that does not go on, stopped or stuck in a driver, is ended here."""
-        beat_ns, silent = 0, 0
-        while not child.ended.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_S):
-                    await child.ended.wait()
-            before_ns, beat_ns = beat_ns, counters.of_device(0)[Count.HEARTBEAT_NS]
-            silent = 0 if beat_ns != before_ns else silent + 1
-            if silent == _SILENT_LOOKS:
-                self._log.write("device process does not go on; it is ended", pid=child.pid)
-                await child.end(0.0)
 
     def attach(self, attachment: Attachment) -> None:
         self._send(Attach(attachment.number), attachment.link.descriptors)

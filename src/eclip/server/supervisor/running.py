@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from eclip.server.messages import ModelInfo
 from eclip.server.supervisor.server import Supervisor
 
 T = TypeVar("T")
+_WATCH_S = 1.0
 
 
 def run_server(
@@ -24,10 +25,12 @@ def run_server(
     read_again: Callable[[], ServingConfig],
     log: ServerLog,
     started: Callable[[ServerSettings], None],
+    file: Path | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; a second one ends the grace time. SIGHUP reads the
-    configuration again. ``started`` is told where the server listens."""
-    asyncio.run(_run(config, read_again, log, started))
+    configuration again, as a change of its ``file`` does where the configuration says so.
+    ``started`` is told where the server listens."""
+    asyncio.run(_run(config, read_again, log, started, file))
 
 
 async def _run(
@@ -35,6 +38,7 @@ async def _run(
     read_again: Callable[[], ServingConfig],
     log: ServerLog,
     started: Callable[[ServerSettings], None],
+    file: Path | None,
 ) -> None:
     supervisor = Supervisor(config, log)
     stopped = asyncio.Event()
@@ -63,6 +67,19 @@ async def _run(
         loop.add_signal_handler(number, begin, stop)
     loop.add_signal_handler(signal.SIGHUP, begin, reload)
 
+    async def watch() -> None:
+        server = config.server
+        names = (file, server.token_file, server.tls_cert, server.tls_key)
+        files = [Path(name) for name in names if name is not None]
+        taken = last = _stamps(files)
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            before, last = last, _stamps(files)
+            if last == before and last != taken:  # whatever writes them has finished
+                taken = last
+                log.write("files have changed and are read again")
+                await reload()
+
     async def fail() -> None:
         await supervisor.bell.until(lambda: supervisor.chores.failure is not None)
         stopped.set()
@@ -71,6 +88,8 @@ async def _run(
         await starting
         started(supervisor.server)
         begin(fail)
+        if config.server.watch:
+            begin(watch)
     except asyncio.CancelledError:  # asked to stop before it was ready
         pass
     except BaseException:
@@ -80,6 +99,18 @@ async def _run(
     if not supervisor.stopped:
         await supervisor.close()
         supervisor.chores.check()
+
+
+def _stamps(files: Sequence[Path]) -> list[tuple[int, int] | None]:
+    """By which a changed file is known, also where a link now leads to another one."""
+    found: list[tuple[int, int] | None] = []
+    for file in files:
+        try:
+            state = file.stat()
+            found.append((state.st_ino, state.st_mtime_ns))
+        except OSError:
+            found.append(None)
+    return found
 
 
 class RunningServer(Closing):

@@ -21,6 +21,7 @@ import msgspec
 from eclip.errors import DeviceError, EclipError, UsageError
 from eclip.server.bell import Bell
 from eclip.server.config import (
+    ServerSettings,
     ServiceSettings,
     ServingConfig,
     check_files,
@@ -36,6 +37,7 @@ from eclip.server.control import (
     NotDeployed,
     Offer,
     ServiceSpec,
+    TakeAccess,
     Welcome,
 )
 from eclip.server.counters import ROWS, Count, CounterPages
@@ -55,8 +57,7 @@ _FRONT_PACKAGES = (
     *("google.protobuf", "grpc", "httptools", "prometheus_client"),
     *("starlette", "uvicorn", "uvloop"),
 )
-_SETTLE_S = 60.0  # for fronts to answer what is open of a service that is gone
-_DRAIN_S = 25.0
+_LEAST_S = 1.0  # for fronts to answer what is open, where the grace time is shorter
 _LOOK_S = 1.0
 _FOLLOWS = "larger batches and more instances follow"
 
@@ -71,7 +72,7 @@ class Supervisor:
         self.config = config
         self.bell = Bell()
         self.chores = Chores(self.bell)
-        self.planners = Planners()
+        self.planners = Planners(log)
         attachments = config.server.fronts + guests
         self.counters = CounterPages.create(attachments)
         self.device = DeviceKeeper(log, self.bell, self._device_changed)
@@ -79,6 +80,7 @@ class Supervisor:
             attachments,
             log,
             self.bell,
+            self.counters,
             self._welcome,
             lambda attachment, asked: self.chores.begin(self._load(attachment, asked)),
         )
@@ -93,6 +95,7 @@ class Supervisor:
         self._changing = asyncio.Lock()
         self._search: asyncio.Task[Deployment] | None = None  # for new rates
         self.services = Services(config)
+        self._access = ""  # the digest of token and certificate
         self._stopping = False
         self.stopped = False
 
@@ -102,7 +105,7 @@ class Supervisor:
         """Returns when every model is ready and every front takes requests."""
         if self._own_fronts:
             check_packages()
-        check_files(self.config.server)
+        self._access = check_files(self.config.server)
         self.server = reserve_ports(self.config.server, self._stack)
         wanted = {service.name for service in self.config.services if service.load}
         begin_s = time.monotonic()
@@ -142,7 +145,7 @@ class Supervisor:
         if self.config.server.replan:
             self.chores.begin(self._watch_rates())
         self._log.write(
-            "serving, but not ready" if self.services.failed else "ready",
+            "serving, but not all models" if self.services.failed else "ready",
             http=self.server.http_port,
             grpc=self.server.grpc_port,
             services=self.services.deployed.in_words,
@@ -176,7 +179,7 @@ class Supervisor:
             for attachment in self.fronts.attachments
             if attachment.child is not None
         ]
-        await asyncio.gather(*(child.end(_DRAIN_S) for child in fronts))
+        await asyncio.gather(*(child.end(_drain_s(self.server) + _LEAST_S) for child in fronts))
         await self.device.stop()
         await self.close()
         self.stopped = True
@@ -248,7 +251,7 @@ class Supervisor:
         offer = self.services.offer(self.device.restarts, new=True)
         self.fronts.tell(offer)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_SETTLE_S):
+            async with asyncio.timeout(_drain_s(self.server)):
                 await self.bell.until(lambda: self.fronts.have_settled(offer.number))
         await self.device.retire(deployment.generation)
         self.fronts.drop_slots(self.services.ids)
@@ -261,7 +264,12 @@ class Supervisor:
         )
 
     async def reload(self, config: ServingConfig) -> None:
-        """The configuration is another now."""
+        """The configuration is another now, or what is in the files of the token and the
+        certificate."""
+        access = check_files(self.server)
+        if access != self._access:
+            self._access = access
+            self.fronts.tell(TakeAccess())
         # A policy is a matter of plans: a fleet may place a GPU's services anew under another one.
         server = msgspec.structs.replace(self.config.server, policy=config.server.policy)
         if config.server != server:
@@ -465,6 +473,11 @@ def _share_slots(
                 device.attach_slots(attachment, spec.id)
                 added.add(spec.id)
     return added
+
+
+def _drain_s(server: ServerSettings) -> float:
+    """For fronts to answer what is open of a service, or of a server, that goes."""
+    return max(_LEAST_S, server.grace_seconds)
 
 
 def _unloaded(settings: ServiceSettings) -> ModelInfo:
