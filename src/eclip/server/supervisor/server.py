@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import importlib.util
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -254,8 +254,11 @@ class Supervisor:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_drain_s(self.server)):
                 await self.bell.until(lambda: self.fronts.have_settled(offer.number))
-        await self.device.retire(deployment.generation)
-        self.fronts.drop_slots(self.services.ids)
+        retired = asyncio.ensure_future(self.device.retire(deployment.generation))
+        if (await asyncio.wait([retired], timeout=_drain_s(self.server)))[0]:
+            self.fronts.drop_slots(self.services.ids)
+        else:  # something hangs there, which the device process looks after
+            self.chores.begin(_drop_slots(retired, self._changing, self.fronts, self.services))
         self._log.write(
             "deployed",
             generation=deployment.generation,
@@ -476,6 +479,15 @@ def _share_slots(
                 device.attach_slots(attachment, spec.id)
                 added.add(spec.id)
     return added
+
+
+async def _drop_slots(
+    retired: Awaitable[None], changing: asyncio.Lock, fronts: Attachments, services: Services
+) -> None:
+    """When old generations have ended at last, and nothing is just being deployed."""
+    await retired
+    async with changing:
+        fronts.drop_slots(services.ids)
 
 
 def _drain_s(server: ServerSettings) -> float:
