@@ -5,7 +5,7 @@
 
 Services are models of the zoo or factories, each with its bound. A factory is
 ``lab.serving.unseen:net/20ms``, which has one input and one output of [128, 1024] in FP16; for
-another give --inputs and --outputs as in a configuration, as JSON. The bench itself is the front, so
+another give --inputs and --outputs as in a configuration, as JSON. The bench is the front, so
 protocols are not measured. It prints the server's log, and as its last line the seconds until the
 server is ready, until every service has answered, and until every bucket is there (or --wait is
 over). --cold: numba's cache is empty. Profiles that are made go to a folder that is removed.
