@@ -25,6 +25,7 @@ from eclip.cli.options import (
     TraceOption,
     WarmupOption,
 )
+from eclip.cli.screen import measured
 from eclip.files import outputs
 from eclip.files.lateness import lateness_of
 from eclip.planner.case import case_of
@@ -72,7 +73,7 @@ def run(
         told = {"lateness": lateness} if lateness else {}
         screen.print_json(msgspec.to_builtins(measures) | msgspec.to_builtins(told))
     else:
-        screen.print_measures([measures])
+        measured.print_measures([measures])
         for one in lateness:
             screen.out.print(f"Account of {one}.")
         if log.prepared is not None:
