@@ -38,6 +38,18 @@ void* original_dlsym(void* handle, const char* name) {
 
 }  // namespace eclip
 
+// Libraries preloaded behind us are there from the start. Where the driver is, too, its functions are
+// found now: later the dynamic linker may be locked by who waits for the first call.
+__attribute__((constructor)) static void look_behind() {
+    using namespace eclip;
+    if (original_dlsym(RTLD_NEXT, kFirstCall) != nullptr) {
+        load_driver();
+        return;
+    }
+    for (const Entry& entry : entries())
+        if (original_dlsym(RTLD_NEXT, entry.symbol) != nullptr) return others_watch();
+}
+
 // The hook for a driver symbol, nothing, or kAbsent; afterwards the original is known.
 void* eclip_replace_symbol(void* handle, const char* name, const void* caller) {
     if (eclip_original_dlsym == nullptr) eclip::original_dlsym(RTLD_DEFAULT, "dlsym");
