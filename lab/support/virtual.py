@@ -2,34 +2,40 @@
 
 Everything between a request and its answer is the server's code, in one thread. What waits for the
 clock there is an event here, and the clock jumps to the next one. So a busy machine changes
-nothing, and the same arrivals give the same answers. What processes need to wake each other is a
-constant. There are no protocols, and nothing is computed.
+nothing, and the same arrivals give the same answers. What processes need to wake each other, when
+they stand still, and how much batches disturb one another is the machine's (machines.py). There are
+no protocols, and nothing is computed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import heapq
 import itertools
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
 
 import msgspec
+from lab.support.machines import EVEN, Machine, Stalls, Ways
 from lab.support.offered import Service, Tally, arrivals_of, zeros
 
 from eclip.core import requests as device_requests
+from eclip.core.calibration import Calibration
 from eclip.core.device import Closing
+from eclip.core.profile import Profile
 from eclip.core.topology import Topology
 from eclip.planner.case import find_calibration, find_topology
 from eclip.server.config import ServingConfig
-from eclip.server.control import Deployment
+from eclip.server.control import Deployment, ServiceSpec
 from eclip.server.counters import WORDS, Count
 from eclip.server.device import generation
-from eclip.server.device.deploying import make_deployment
+from eclip.server.device.deploying import make_deployment, profiles_of
 from eclip.server.device.generation import AttachedFront, Generation
+from eclip.server.device.host import ServingHost
 from eclip.server.front.front_queue import FrontQueue
 from eclip.server.front.open_service import OpenService
 from eclip.server.front.service_queue import OpenRequest
@@ -38,8 +44,6 @@ from eclip.server.messages import RefusedError
 from eclip.sim import pacing
 from eclip.sim.device import SimDevice, SimSession
 from served_core import request
-
-HOP_NS = 60_000  # from one process to the other, by time stamps (docs/results/serving.md)
 
 
 class VirtualTime:
@@ -114,16 +118,16 @@ class VirtualFuture:
 class _Desk(FrontQueue):
     """Orders reach the device process a little later."""
 
-    def __init__(self, clock: VirtualTime, send: Callable[[DeviceOrder], None]) -> None:
+    def __init__(self, clock: VirtualTime, ways: Ways, send: Callable[[DeviceOrder], None]) -> None:
         row = memoryview(bytearray(8 * WORDS)).cast("q")
         super().__init__(
             cast(Any, None), cast(Any, clock), row, lambda: row[Count.TAKEN], clock.monotonic_ns
         )
-        self._clock, self._send = clock, send
+        self._clock, self._ways, self._send = clock, ways, send
         self.epoch = 1
 
     def order(self, order: DeviceOrder) -> None:
-        self._clock.at(self._clock.now_ns + HOP_NS, lambda: self._send(order))
+        self._clock.at(self._ways.arrives_ns(self._clock.now_ns), lambda: self._send(order))
 
 
 class _Front:
@@ -132,16 +136,28 @@ class _Front:
     number = 0
 
     def __init__(
-        self, clock: VirtualTime, slots: dict[int, Slots], take: Callable[[Answer], None]
+        self,
+        clock: VirtualTime,
+        ways: Ways,
+        slots: dict[int, Slots],
+        take: Callable[[Answer], None],
     ) -> None:
-        self._clock, self.slots, self._take = clock, slots, take
+        self._clock, self._ways, self.slots, self._take = clock, ways, slots, take
 
     def answer(self, answer: Answer) -> None:
-        self._clock.at(self._clock.now_ns + HOP_NS, lambda: self._take(answer))
+        self._clock.at(self._ways.arrives_ns(self._clock.now_ns), lambda: self._take(answer))
 
 
 class VirtualServer(Closing):
-    def __init__(self, config: ServingConfig) -> None:
+    """``slower``: how many times longer a service's batches take than its profile says."""
+
+    def __init__(
+        self,
+        config: ServingConfig,
+        machine: Machine = EVEN,
+        slower: Mapping[str, float] | None = None,
+    ) -> None:
+        self._machine, self._slower = machine, slower or {}
         self._stack = contextlib.ExitStack()
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
         made = make_deployment(config, {}, generation=1, folder=folder)
@@ -152,22 +168,53 @@ class VirtualServer(Closing):
         self.deployment: Deployment = msgspec.structs.replace(made, specs=tuple(specs))
         topology: Topology = find_topology("h200")
         self._device = self._stack.enter_context(
-            contextlib.closing(SimDevice(topology, find_calibration(None, topology)))
+            contextlib.closing(SimDevice(topology, _calibration_of(machine, topology)))
         )
 
     def close(self) -> None:
         self._stack.close()
 
-    def run(self, services: Sequence[Service], load: float, seconds: float) -> dict[str, Any]:
-        """What arrivals of a load are answered in time; as ``offered.Front.run``."""
-        with _Run(self.deployment, self._device) as run:
-            return {"load": load} | run.serve(services, load, seconds)
+    def run(
+        self,
+        services: Sequence[Service],
+        load: float,
+        seconds: float,
+        arrivals: Sequence[tuple[float, Service]] | None = None,
+    ) -> dict[str, Any]:
+        """What arrivals of a load, or these, are answered in time; as ``offered.Front.run``."""
+        arrivals = arrivals_of(services, load, seconds) if arrivals is None else arrivals
+        with _Run(self.deployment, self._device, self._machine, self._slower, seconds) as run:
+            return {"load": load} | run.serve(services, arrivals)
+
+
+def _calibration_of(machine: Machine, topology: Topology) -> Calibration:
+    found = find_calibration(None, topology)
+    presence = found.interference.presence + machine.presence
+    interference = msgspec.structs.replace(found.interference, presence=presence)
+    return msgspec.structs.replace(found, interference=interference)
+
+
+def _slowed(profile: Profile, times: float) -> Profile:
+    """With kernels that take so many times longer."""
+    busy = tuple(tuple(round(times * ns) for ns in row) for row in profile.busy_ns)
+    request = tuple(round(times * ns) for ns in profile.request_ns)
+    return msgspec.structs.replace(profile, busy_ns=busy, request_ns=request)
 
 
 class _Run(Closing):
     """From an empty server to the last answer."""
 
-    def __init__(self, deployment: Deployment, device: SimDevice) -> None:
+    def __init__(
+        self,
+        deployment: Deployment,
+        device: SimDevice,
+        machine: Machine,
+        slower: Mapping[str, float],
+        seconds: float,
+    ) -> None:
+        self._stalls = Stalls(machine, seconds, 1)  # of the front
+        ways = Ways(machine, Stalls(machine, seconds, 2), 3)
+        ways_back = Ways(machine, self._stalls, 4)
         self._clock = clock = VirtualTime()
         self._stack = contextlib.ExitStack()
         for module in (device_requests, pacing, generation):
@@ -176,10 +223,20 @@ class _Run(Closing):
             spec.id: self._stack.enter_context(Slots.create(spec.slots))
             for spec in deployment.specs
         }
+
+        def slowed_profiles(specs: Sequence[ServiceSpec], host: ServingHost) -> list[Profile]:
+            found = iter(profiles_of(specs, host))
+            return [
+                _slowed(next(found), slower.get(spec.name, 1.0))
+                for spec in specs
+                for _ in range(spec.settings.replicas * len(spec.buckets))
+            ]
+
         # Nobody waits for the clock in a thread, and the first request is as fast as the others.
         with (
             mock.patch.object(pacing.Pacer, "start", lambda self: None),
             mock.patch.object(generation, "_warm", lambda session, slots: None),
+            mock.patch.object(generation, "profiles_of", slowed_profiles),
         ):
             self._generation = self._stack.enter_context(
                 Generation(deployment, device, {0: slots}, lambda: None)
@@ -188,8 +245,8 @@ class _Run(Closing):
         pacer = session._pacer
         assert pacer is not None
         self._pacer = pacer
-        front = cast(AttachedFront, _Front(clock, slots, self._take_answer))
-        self._desk = front_queue = _Desk(clock, lambda order: self._take_order(front, order))
+        front = cast(AttachedFront, _Front(clock, ways_back, slots, self._take_answer))
+        self._desk = front_queue = _Desk(clock, ways, lambda order: self._take_order(front, order))
         self._services = {
             spec.id: OpenService(
                 spec,
@@ -210,23 +267,26 @@ class _Run(Closing):
         self._services[answer.service].take(answer)
         self._desk.advance()
 
-    def serve(self, services: Sequence[Service], load: float, seconds: float) -> dict[str, Any]:
+    def serve(
+        self, services: Sequence[Service], arrivals: Sequence[tuple[float, Service]]
+    ) -> dict[str, Any]:
         by_name = {one.spec.name: one for one in self._services.values()}
         inputs = {service.name: zeros(by_name[service.name].spec.info, 1) for service in services}
         asked: list[tuple[Service, OpenRequest | None]] = []
 
-        def arrive(service: Service) -> None:
+        def arrive(service: Service, at_ns: int) -> None:
             open_ = by_name[service.name]
             wanted = request(service.name, inputs[service.name])
-            wanted = msgspec.structs.replace(wanted, arrival_ns=self._clock.now_ns)
+            wanted = msgspec.structs.replace(wanted, arrival_ns=at_ns)
             try:
                 asked.append((service, open_.accept(wanted, 0)))
             except RefusedError:
                 asked.append((service, None))
             open_.advance()
 
-        for at_s, service in arrivals_of(services, load, seconds):
-            self._clock.at(round(at_s * 1e9), lambda service=service: arrive(service))  # type: ignore[misc]
+        for at_s, service in arrivals:
+            at_ns = round(at_s * 1e9)
+            self._clock.at(self._stalls.over_ns(at_ns), functools.partial(arrive, service, at_ns))
         self._run_out()
         if any(pending is not None and pending.waits for _, pending in asked):
             raise AssertionError("an accepted request was never answered")

@@ -87,6 +87,18 @@ def _call_c(
 call_c: Callable[[Any, Any, Any, Any], int] = cast(Any, intrinsic)(_call_c)
 
 
+def _swap_word(typing_context: Any, address: Any, value: Any) -> tuple[Any, Callable[..., Any]]:
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        at = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        return builder.atomic_rmw("xchg", at, arguments[1], "acq_rel")
+
+    return numba.types.int64(numba.types.uint64, numba.types.int64), emit
+
+
+# For compiled code: put a word at an address that other threads swap, too, and get what it was.
+swap_word: Callable[[Any, Any], int] = cast(Any, intrinsic)(_swap_word)
+
+
 def compiling_s() -> float:
     """What this process has spent on compiling so far."""
     return float(_TIMER.duration) if _TIMER.done else 0.0

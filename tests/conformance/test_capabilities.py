@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from account import Account, Ended
 from benches import (
     TRACE_MS,
     WAYS,
@@ -21,6 +22,7 @@ from benches import (
     closed_loop,
     with_needs,
 )
+from eclip.core.credit import NO_VERDICT, fate_of
 from eclip.core.device import (
     CANCELLED,
     CLOSED,
@@ -32,8 +34,9 @@ from eclip.core.device import (
     Window,
 )
 from eclip.core.load import CLOSED_LOOP, Load
-from eclip.core.plan import Lane, Plan, Processes, Promise, Slack
+from eclip.core.plan import P99_GAIN, Lane, Plan, Processes, Promise, Slack
 from eclip.core.program import lower
+from eclip.core.rules import SPENT
 from eclip.core.runlog import RunLog
 from eclip.core.topology import Mask
 from eclip.cuda.device import CudaDevice
@@ -274,6 +277,36 @@ def test_overloaded_service_leaves_background_its_floor(bench: Bench) -> None:
         least = 0.2 * alone[worker] * bench.seconds
         assert promised.requests.worker.count(worker) >= (1 - bench.tolerance) * least - 1
         assert starved.requests.worker.count(worker) < 0.5 * least
+
+
+@pytest.mark.needs(Capability.JOINTS)
+def test_accounts_say_of_each_request_what_they_made_of_it_and_begin_anew_with_each_run(
+    bench: Bench, tmp_path: Path
+) -> None:
+    plan = giving_way(bench, yields=Slack.NONE)
+    service = plan.workers[0]
+    assert service.promise is not None
+    promise = msgspec.structs.replace(service.promise, gain=P99_GAIN)
+    service = msgspec.structs.replace(service, promise=promise)
+    plan = msgspec.structs.replace(plan, workers=(service, *plan.workers[1:]))
+    store.save(plan, tmp_path / "plan.json")
+    plan = store.load(tmp_path / "plan.json", Plan)
+    with bench.device.open(bench.program_of(plan), bench.sources_of(plan)) as session:
+        logs = [session.run(bursts_for_the_service(), bench.window) for _ in range(2)]
+    for log in logs:
+        account = Account(promise)
+        columns = log.requests
+        rows = list(
+            zip(columns.worker, columns.arrival_ns, columns.end_ns, columns.verdict, strict=True)
+        )
+        served = [Ended(*times) for worker, *times in rows if worker == 0]
+        for one in served:
+            account.check(one)
+        assert len(served) == log.offered[0]
+        assert fate_of(served[0].verdict)[1] == SPENT  # it begins strict
+        assert {verdict for worker, *_, verdict in rows if worker > 0} == {NO_VERDICT}
+    store.save(logs[0], tmp_path / "run.json")
+    assert store.load(tmp_path / "run.json", RunLog) == logs[0]
 
 
 @pytest.mark.needs(Capability.JOINTS)

@@ -41,7 +41,6 @@ from eclip.errors import DeviceError
 from standin_gpu import (
     BEGIN,
     WHERE,
-    Log,
     StandinGpu,
     Worker,
     ended,
@@ -53,60 +52,12 @@ from standin_gpu import (
     serving,
     set_idle,
 )
+from standin_scene import STILL_S, YIELDS_TO_FIRST, Scene
 from waiting import until
 
 MS = 1_000_000
 SECOND = 1000 * MS
-STILL_S = 0.2  # so long no launch: a worker that may launch gets to it sooner on any machine
-YIELDS_TO_FIRST = rules((1, 2, YIELD))
 YIELDS_TO_OWED = rules((1, OWED, YIELD))
-
-
-class Scene:
-    """A board with a service in row 0 that the test plays, and a worker that gives way to it."""
-
-    def __init__(
-        self,
-        gpu: StandinGpu,
-        *,
-        tier: int = BACKGROUND,
-        stretches: int = 6,
-        micros: int = 500,
-        **given: object,
-    ) -> None:
-        gpu.behave(0, lazy=False)
-        self.board = make_board(SERVICE, tier)
-        self.log: Log = gpu.watch()
-        self.streams = [gpu.stream(), gpu.stream()]
-        wanted: dict[str, object] = {"rules": YIELDS_TO_FIRST, **given}
-        self.worker = make_worker(
-            gpu,
-            1,
-            [[[(0, [micros])]] * stretches],
-            [[[(1, [micros])]] * stretches],
-            streams=self.streams,
-            place=place_on(self.board, 1),
-            **wanted,  # type: ignore[arg-type]
-        )
-
-    def launched(self) -> int:
-        return len(self.worker.launches(self.log))
-
-    def since(self, at: int) -> Ints:
-        launches = self.worker.launches(self.log)
-        return launches[launches[:, BEGIN] > at]
-
-    def goes_on(self, more: int = 3) -> bool:
-        before = self.launched()
-        return until(lambda: self.launched() >= before + more, pause_s=0.001)
-
-    def still(self) -> None:
-        """Until it has launched nothing for a while."""
-        quiet_from, seen = time.monotonic(), self.launched()
-        while time.monotonic() < quiet_from + STILL_S:
-            time.sleep(0.005)
-            if self.launched() != seen:
-                quiet_from, seen = time.monotonic(), self.launched()
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -37,8 +37,8 @@ from eclip.errors import DeviceError, FullError, UsageError
 Ints = npt.NDArray[np.int64]
 
 # The words of a request. Those after EXPIRES are for requests that somebody submitted.
-ARRIVAL, START, END, BARRIERS, YIELDS, MOVES, PAUSE_NS = range(7)
-COLUMNS = 7  # of a served request in a log
+ARRIVAL, START, END, BARRIERS, YIELDS, MOVES, PAUSE_NS, VERDICT = range(8)
+COLUMNS = 8  # of a served request in a log
 EXPIRES, SLOT, GIVEN_UP, OUTCOME = range(COLUMNS, COLUMNS + 4)
 REQUEST_WORDS = COLUMNS + 4
 NO_SLOT = -1

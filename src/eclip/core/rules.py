@@ -149,13 +149,20 @@ def enter(
         row[DEADLINE] = NEVER
     else:
         row[[BOUND, SOME, NONE]] = promise.bound_ns, promise.some_ns, promise.none_ns
-        row[LATEST] = NEVER
-        if promise.gain:
-            row[[ACCOUNT, STRICT, STRICT_SINCE]] = number, SPENT, IDLE
-            row[DRAW] = _FIRST_DRAW * (number + 1) % (1 << 31)
-            row[GAIN] = round(ONE_CREDIT * promise.gain)
+        open_account(board, number, promise)
     # Last: others may read meanwhile.
     row[TIER] = BACKGROUND if promise is None else SERVICE
+
+
+def open_account(board: Ints, number: int, promise: Promise) -> None:
+    """A service's account without credit, as at the beginning of a run."""
+    row = board[number]
+    row[STRICT : STRICT_NS + 3] = 0
+    row[LATEST] = NEVER
+    if promise.gain:
+        row[[ACCOUNT, STRICT, STRICT_SINCE]] = number, SPENT, IDLE
+        row[DRAW] = _FIRST_DRAW * (number + 1) % (1 << 31)
+        row[GAIN] = round(ONE_CREDIT * promise.gain)
 
 
 def clear(row: Ints) -> None:

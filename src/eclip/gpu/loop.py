@@ -17,7 +17,8 @@ import functools
 import numpy as np
 
 import eclip.core.decide
-from eclip.core import requests, rules
+from eclip.core import credit, requests, rules
+from eclip.core.credit import foresee
 from eclip.core.decide import counts_as_busy, decide, due_after, publish
 from eclip.core.requests import (
     ANSWERED,
@@ -39,6 +40,7 @@ from eclip.core.requests import (
     SLOT,
     START,
     SUBMITTED,
+    VERDICT,
     WAKEUP,
     WAS_CANCELLED,
     WITH_RESULT,
@@ -67,7 +69,8 @@ from eclip.core.rules import (
     YIELDED,
 )
 from eclip.errors import DeviceError
-from eclip.gpu import steps
+from eclip.gpu import accounts, steps
+from eclip.gpu.accounts import settle
 from eclip.gpu.entry_points import EntryPoints
 from eclip.gpu.steps import LAUNCH, RECORD, WAIT, Ints, Words
 from eclip.jit import call_c, compiled_with, inlined
@@ -172,6 +175,12 @@ def _look_behind(ring: Ints, marks: Ints, arrivals: Ints) -> int:
 
 
 @inlined
+def _waits(ring: Ints, marks: Ints, number: int, now: int) -> bool:
+    """The request of this number has come."""
+    return bool(marks[SUBMITTED] > number and ring[number % ring.shape[0], ARRIVAL] <= now)
+
+
+@inlined
 def _rest(calls: Words, bell: int, due_ns: int, scratch: Ints) -> None:
     """Until something is due or the bell rings; near the time, spin."""
     if due_ns > 2_000_000:
@@ -216,7 +225,10 @@ def _take(calls: Words, kind: Ints, first: Words, second: Words, begin: int, end
     return 0
 
 
-@compiled_with(eclip.core.decide.__file__, rules.__file__, requests.__file__, steps.__file__)
+@compiled_with(
+    *(eclip.core.decide.__file__, credit.__file__, rules.__file__, requests.__file__),
+    *(steps.__file__, accounts.__file__),
+)
 def drive(
     calls: Words,  # addresses_of the GPU's driver
     kind: Ints,
@@ -254,6 +266,7 @@ def drive(
     request_ns = done_ns[stretches - 1]
     service = board[row, TIER] == SERVICE and bound_ns > 0
     reckoned = _now_ns(calls, scratch)
+    could_begin = reckoned
     if floor > 0.0:
         board[row, DEADLINE] = reckoned
     done = 0
@@ -293,6 +306,7 @@ def drive(
                 count = _look_behind(ring, marks, waiting) if submitted else 0
                 queued = waiting[:count]
                 publish(board, row, request[ARRIVAL], queued, bound_ns, request_ns, now)
+                foresee(board, row, now)
             left = board[row, LEFT]
             board[row, BUSY_SINCE] = now
             active = 0
@@ -317,6 +331,7 @@ def drive(
                 reckoned = now
                 if service:
                     board[row, LEFT] = left - done_ns[launched - depth]
+                    foresee(board, row, now)
             choice = GO_ON
             held_at = 0
             while choices.shape[0] > 0:
@@ -385,6 +400,11 @@ def drive(
             request[START] = now
         request[END] = now
         request[OUTCOME] = outcome
+        if service:
+            could_begin = max(could_begin, request[ARRIVAL])
+            waits = _waits(ring, marks, answered + submitted, now)
+            request[VERDICT] = settle(board, row, peers, request, bound_ns, could_begin, waits)
+            could_begin = now
         if outcome == WITH_RESULT:
             _tell(board, row, request, stretches)
             marks[SERVED_MARK] += 1

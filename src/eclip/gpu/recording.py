@@ -13,6 +13,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -27,6 +28,7 @@ from eclip.core.requests import (
     MOVES,
     PAUSE_NS,
     START,
+    VERDICT,
     YIELDS,
     Ints,
 )
@@ -128,6 +130,8 @@ def make_log(
 ) -> RunLog:
     """The log of a measured run, in one process or several."""
     requests, unfinished = record_requests(served, load, duration_ns)
+    if not plan.has_accounts:
+        requests = msgspec.structs.replace(requests, verdict=())
     lag_ns = lags_ns(served)
     short = "the run was too short for the energy counter: no energy was measured"
     return RunLog(
@@ -209,8 +213,8 @@ def record_requests(
     rows = []
     unfinished = []
     for worker, (spans, arrivals) in enumerate(zip(served, load.arrivals, strict=True)):
-        inside = spans[_inside(spans, duration_ns)][:, [ARRIVAL, START, END]]
-        rows += [(int(end), worker, int(arrival), int(start)) for arrival, start, end in inside]
+        inside = spans[_inside(spans, duration_ns)][:, [ARRIVAL, START, END, VERDICT]].tolist()
+        rows += [(end, worker, arrival, start, verdict) for arrival, start, end, verdict in inside]
         late = int(np.count_nonzero(spans[:, END] >= duration_ns))
         waiting = (
             0 if arrivals is None else int(np.count_nonzero(arrivals < duration_ns)) - len(spans)
@@ -222,5 +226,6 @@ def record_requests(
         arrival_ns=tuple(row[2] for row in rows),
         start_ns=tuple(row[3] for row in rows),
         end_ns=tuple(row[0] for row in rows),
+        verdict=tuple(row[4] for row in rows),
     )
     return requests, tuple(unfinished)

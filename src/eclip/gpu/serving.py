@@ -34,7 +34,8 @@ class LoopServer:
         desk.open(self)
 
     def accepted(self, worker: int, now_ns: int) -> None:
-        self._loops[worker].accepted(now_ns)
+        ring = self._desk.rings[worker]
+        self._loops[worker].accepted(now_ns, ring.submitted - ring.answered - 1)
         os.eventfd_write(self._bells[worker], 1)
 
     def given_up(self, worker: int) -> None:

@@ -25,7 +25,7 @@ from eclip.core.load import CLOSED_LOOP, Arrivals, Load
 from eclip.core.plan import Plan
 from eclip.core.program import Program, Route
 from eclip.core.requests import END, Desk, Submitting
-from eclip.core.rules import board_of
+from eclip.core.rules import board_of, open_account
 from eclip.core.runlog import KernelRecords, Prepared, RunLog
 from eclip.errors import DeviceError, StoppedError, TracingError
 from eclip.gpu import worker_loop
@@ -238,6 +238,9 @@ class GpuSession(Owner, Submitting):
         warnings = [*self._warnings, *_measuring_warnings(self._device.counter, window)]
         duration_ns = round(window.seconds * 1e9)
         self._device.gpu.quicken()
+        for row, worker in zip(self._rows, plan.workers, strict=True):
+            if worker.promise is not None:
+                open_account(self.board, row, worker.promise)
         zero = now_ns() + round(window.warmup_seconds * 1e9)
         stop = np.zeros(1, dtype=np.int64)
         runners = self._runners(load, zero, zero + duration_ns, stop)

@@ -19,6 +19,7 @@ from eclip.core.rules import (
     DEADLINE,
     HEARTBEAT,
     IDLE,
+    LATEST,
     LEFT,
     NO_RULES,
     SERVICE,
@@ -48,14 +49,21 @@ class Place:
         """Others must see that this process runs."""
         return bool(self.board[self.row, HEARTBEAT] != ALWAYS)
 
-    def raise_busy(self, arrival_ns: int, bound_ns: int, request_ns: int) -> None:
-        """A request was accepted: others give way from now on, not when the loop has woken up."""
+    def raise_busy(
+        self, arrival_ns: int, bound_ns: int, request_ns: int, before_ns: int = 0
+    ) -> None:
+        """A request was accepted: others give way from now on, not when the loop has woken up.
+
+        ``before_ns``: what those take that wait before it."""
         row = self.board[self.row]
-        if row[BUSY_SINCE] == IDLE:
-            if row[TIER] == SERVICE:
-                row[DEADLINE] = arrival_ns + bound_ns
-                row[LEFT] = request_ns
-            row[BUSY_SINCE] = arrival_ns
+        due_ns = arrival_ns + bound_ns
+        if row[BUSY_SINCE] != IDLE:
+            row[LATEST] = min(int(row[LATEST]), max(arrival_ns, due_ns - before_ns))
+            return
+        if row[TIER] == SERVICE:
+            row[DEADLINE] = row[LATEST] = due_ns
+            row[LEFT] = request_ns
+        row[BUSY_SINCE] = arrival_ns
 
 
 class LoopGpu(Protocol):
@@ -176,9 +184,10 @@ class WorkerLoop:
         finally:
             self._place.board[self._place.row, BUSY_SINCE] = IDLE
 
-    def accepted(self, arrival_ns: int) -> None:
-        """A request of its ring, which is not known to the loop yet."""
-        self._place.raise_busy(arrival_ns, self._bound_ns, self._request_ns)
+    def accepted(self, arrival_ns: int, behind: int) -> None:
+        """A request of its ring behind so many others, which the loop does not know yet."""
+        before_ns = behind * self._request_ns
+        self._place.raise_busy(arrival_ns, self._bound_ns, self._request_ns, before_ns)
 
 
 class Runner(threading.Thread):

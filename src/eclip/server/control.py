@@ -32,6 +32,7 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True):
     buckets: tuple[int, ...]
     times_ns: tuple[int, ...]  # per bucket, with the device to itself
     costs_ns: tuple[int, ...]  # per bucket, while all instances on the device are busy
+    least_costs_ns: tuple[int, ...]  # per bucket, while one instance of every service is
     parts: tuple[float, ...]  # per bucket, of the device, that it fills; 0: it waits for no room
     bound_ns: int | None
     slots: SlotLayout

@@ -127,6 +127,7 @@ class Stage(contextlib.ExitStack):
             _warnings=("from before",),
             _executables=types.SimpleNamespace(placed={40: Placed(route, range(self.kernels))}),
             _loops=[self.loop],
+            _rows=(0,),
             prepared=None,
             _belongings=Belongings(cast(Any, gpu), None),
         )

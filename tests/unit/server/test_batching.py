@@ -16,7 +16,6 @@ from eclip.server.queue.batching import (
     form_batch,
     urgency,
     wait_until,
-    work_of,
 )
 
 MS = 1_000_000
@@ -120,13 +119,6 @@ def test_beside_others_a_large_bucket_must_serve_more() -> None:
     assert patient([1] * 4, beside) == Batch(4, 4, 8)
 
 
-def test_the_work_of_a_queue_is_that_of_full_batches_and_a_rest() -> None:
-    sizes, works_ns = (1, 8), (2.0, 6.0)
-    assert [work_of(rows, sizes, works_ns) for rows in (0, 1, 2, 8, 9, 20)] == [
-        *(0.0, 2.0, 6.0, 6.0, 8.0, 18.0)
-    ]
-
-
 @given(queues(), st.floats(0, 1e9), st.floats(0, 1e8), st.floats(0, 1e9))
 def test_waiting_leaves_time_for_the_next_bucket(
     queue: tuple[Buckets, list[int]], oldest_ns: float, wait_ns: float, due_ns: float
@@ -156,7 +148,6 @@ backlogs = st.builds(
     waiting=st.integers(0, 50),
     rows_before=st.integers(0, 500),
     running_ns=st.floats(0, 1e9),
-    room_in_ns=st.floats(0, 1e9),
 )
 
 
@@ -179,33 +170,21 @@ def test_what_is_accepted_is_expected_in_time(
 def test_more_before_means_a_later_answer(
     buckets: Buckets, backlog: Backlog, instances: int
 ) -> None:
-    alone = msgspec.structs.replace(backlog, room_in_ns=0.0)
-    longer = msgspec.structs.replace(alone, rows_before=alone.rows_before + buckets.largest)
-    now = expected_ns(1, alone, buckets, instances)
+    longer = msgspec.structs.replace(backlog, rows_before=backlog.rows_before + buckets.largest)
+    now = expected_ns(1, backlog, buckets, instances)
     assert expected_ns(1, longer, buckets, instances) >= now
     assert expected_ns(1, longer, buckets, instances + 1) <= expected_ns(
         1, longer, buckets, instances
     )
     nobody, many = (
-        msgspec.structs.replace(alone, rows_before=rows) for rows in (0, instances * 64 * 64)
+        msgspec.structs.replace(backlog, rows_before=rows) for rows in (0, instances * 64 * 64)
     )
     assert expected_ns(1, many, buckets, instances) > expected_ns(1, nobody, buckets, instances)
 
 
-@given(bucket_sets(), backlogs, st.integers(1, 4))
-def test_an_answer_waits_for_room_on_the_device(
-    buckets: Buckets, backlog: Backlog, instances: int
-) -> None:
-    alone = msgspec.structs.replace(backlog, room_in_ns=0.0)
-    in_turn_ns = expected_ns(1, alone, buckets, instances)
-    own_ns = expected_ns(1, Backlog(0, 0, 0.0, 0.0), buckets, instances)
-    expected = expected_ns(1, backlog, buckets, instances)
-    assert expected == max(in_turn_ns, backlog.room_in_ns + own_ns)
-
-
 def test_rows_that_fit_instances_of_their_own_do_not_wait_for_a_large_batch() -> None:
     buckets = Buckets((1, 8), (1.0 * MS, 3.5 * MS), (1.0 * MS, 3.5 * MS))
-    two_before = Backlog(waiting=2, rows_before=2, running_ns=0.0, room_in_ns=0.0)
+    two_before = Backlog(waiting=2, rows_before=2, running_ns=0.0)
     assert expected_ns(1, two_before, buckets, 1) == 3 * MS
     assert expected_ns(1, two_before, buckets, 3) == 1 * MS
 
@@ -213,12 +192,12 @@ def test_rows_that_fit_instances_of_their_own_do_not_wait_for_a_large_batch() ->
 def test_an_idle_service_accepts_even_what_seems_hopeless() -> None:
     """Else a wrong expectation could never be corrected."""
     buckets = alone((1,), (50.0 * MS,))
-    assert refuse(1, 1 * MS, Backlog(0, 0, 0.0, 0.0), 10, buckets, 1) is None
-    assert refuse(1, 1 * MS, Backlog(0, 0, 1.0, 0.0), 10, buckets, 1) is not None
+    assert refuse(1, 1 * MS, Backlog(0, 0, 0.0), 10, buckets, 1) is None
+    assert refuse(1, 1 * MS, Backlog(0, 0, 1.0), 10, buckets, 1) is not None
 
 
 def test_a_full_queue_refuses_whatever_the_bound() -> None:
     buckets = alone((1, 8), (1.0 * MS, 2.0 * MS))
-    refusal = refuse(1, NEVER, Backlog(10, 0, 0.0, 0.0), 10, buckets, 1)
+    refusal = refuse(1, NEVER, Backlog(10, 0, 0.0), 10, buckets, 1)
     assert refusal is not None and refusal.line == "10 requests wait already"
-    assert refuse(1, NEVER, Backlog(9, 0, 0.0, 0.0), 10, buckets, 1) is None
+    assert refuse(1, NEVER, Backlog(9, 0, 0.0), 10, buckets, 1) is None

@@ -222,7 +222,10 @@ def test_a_policy_can_be_asked_for(policy: str, priorities: set[int], tmp_path: 
 @pytest.mark.parametrize(
     ("service", "said"),
     [
-        ({"model": "brt"}, r"service 'a': unknown model 'brt'; choose one of: albert"),
+        (
+            {"model": "brt"},
+            r"service 'a': unknown model 'brt'; did you mean bert",
+        ),
         ({"model": "bert", "profile": "brt"}, r"service 'a': profile: unknown model 'brt'"),
         ({"model": "my.module:factory"}, r"service 'a': profile: unknown model"),
         ({"file": "a.ts"}, r"service 'a': profile: unknown model"),

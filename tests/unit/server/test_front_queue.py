@@ -89,6 +89,7 @@ class Front:
             buckets=(1, 8),
             times_ns=(1 * MS, 2 * MS),
             costs_ns=(1 * MS, 2 * MS),
+            least_costs_ns=(1 * MS, 2 * MS),
             parts=parts,
             bound_ns=None if bound_ms is None else round(bound_ms * MS),
             slots=slots_of(made, inputs, outputs, 8),
@@ -115,6 +116,14 @@ class Front:
         pending = service.accept(asked, 0)
         service.advance()
         return pending.future
+
+    def stop(self) -> None:
+        """There is no device process: all wait."""
+        self.front_queue.epoch = 0
+
+    def go_on(self) -> None:
+        self.front_queue.epoch = 2
+        self.front_queue.advance()
 
     def end(self, service: OpenService, took_ns: int = 1 * MS) -> None:
         """The batch of it that was ordered first."""
@@ -150,38 +159,96 @@ def test_as_many_batches_run_as_fill_the_device(front: Front) -> None:
 
 def test_the_one_that_must_start_first_goes_first(front: Front) -> None:
     patient, urgent = front.open("patient", 50.0), front.open("urgent", 10.0)
-    others = front.open("o", 100.0, (2.0, 2.0))
-    front.ask(others)  # the device is full
-    front.orders.clear()
+    front.stop()
     for service in (patient, urgent):
         front.ask(service)
     assert front.ran == []
-    front.loop.now_ns = 2 * MS
-    front.end(others)
+    front.go_on()
     assert front.ran == [urgent.spec.id, patient.spec.id]
 
 
 def test_a_priority_goes_before_what_must_start_earlier(front: Front) -> None:
     patient, urgent = front.open("patient", 50.0), front.open("urgent", 10.0)
-    others = front.open("o", 100.0, (2.0, 2.0))
-    front.ask(others)
-    front.orders.clear()
+    front.stop()
     front.ask(urgent)
     front.ask(patient, priority=1)
-    front.end(others)
+    front.go_on()
     assert front.ran == [patient.spec.id, urgent.spec.id]
 
 
 def test_what_has_no_bound_is_not_put_off_for_ever(front: Front) -> None:
     unbound, bound = front.open("u", None), front.open("bound", 10.0)
-    others = front.open("o", 10_000.0, (2.0, 2.0))
-    front.ask(others)
+    front.stop()
     front.ask(unbound)
-    front.orders.clear()
     front.loop.now_ns = 2_000 * MS  # a long time
     front.ask(bound)
-    front.end(others)
+    front.go_on()
     assert front.ran == [unbound.spec.id, bound.spec.id]
+
+
+def test_every_service_may_have_one_batch_on_a_full_device(front: Front) -> None:
+    service, others = front.open("a", 100.0), front.open("o", 100.0, (2.0, 2.0))
+    front.ask(others)
+    assert front.front_queue.full
+    front.ask(service)
+    front.ask(service)
+    assert front.ran == [others.spec.id, service.spec.id]
+    front.end(others)
+    assert front.ran == [others.spec.id, service.spec.id, service.spec.id]
+
+
+def test_batches_that_slow_each_other_leave_one_of_each_service(front: Front) -> None:
+    """As with plain streams; and it is known soon that they do not any more."""
+    service, others = front.open("a", 100.0), front.open("o", 100.0)
+
+    def run(took_ns: int, batches: int) -> None:
+        for one in (service, others) * (batches // 2):
+            front.ask(one)
+            front.end(one, took_ns=took_ns)
+
+    run(3 * MS, 20)
+    assert front.front_queue.concurrency.several == 0.0
+    assert service.instances == 1.0
+    front.orders.clear()
+    for _ in range(4):
+        front.ask(service)
+    assert len(front.ran) == 1
+    front.end(service)
+    assert [order.rows for order in front.orders] == [1, 3]
+    front.end(service)
+    run(1 * MS, 300)
+    assert front.front_queue.concurrency.several == 1.0
+    assert service.instances == 4.0
+    front.orders.clear()
+    for _ in range(4):
+        front.ask(service)
+    assert len(front.ran) == 4
+
+
+def test_a_full_batch_is_ordered_a_little_before_the_one_that_runs_ends(front: Front) -> None:
+    service, others = front.open("a", 100.0), front.open("o", 100.0, (2.0, 2.0))
+    front.ask(others)
+    service.expected_ns = [1.0 * MS, 2.0 * MS]
+    for _ in range(9):
+        front.ask(service)
+    assert front.ran == [others.spec.id, service.spec.id]
+    front.loop.now_ns = 800_000
+    service.advance()
+    assert [(one.bucket, one.rows) for one in front.orders[2:]] == [(8, 8)]
+
+
+def test_a_service_slower_than_its_profile_takes_nothing_from_others(
+    front: Front, caplog: pytest.LogCaptureFixture
+) -> None:
+    right, wrong = front.open("a", 100.0), front.open("wrong", 100.0)
+    for _ in range(20):
+        for service, took_ns in ((right, 1_100_000), (wrong, 3_300_000)):
+            front.ask(service)
+            front.end(service, took_ns=took_ns)
+    assert "wrong takes 3.0 times as long as its profile says" in caplog.text
+    assert len(caplog.records) == 1  # once
+    assert front.front_queue.concurrency.several == 1.0
+    assert wrong.expected_ns[0] > 3.0 * MS  # by which it is admitted
 
 
 def test_a_batch_that_waits_for_more_has_one_timer_whoever_else_is_busy(front: Front) -> None:
@@ -217,30 +284,35 @@ def test_a_short_batch_that_would_be_late_slips_in(front: Front) -> None:
     """It ends before there is room, so nobody waits longer for it."""
     long = front.open("long", 100.0, (2.0, 2.0))
     long.expected_ns = [5.0 * MS, 5.0 * MS]
-    front.ask(long)
     patient, urgent = front.open("patient", 50.0), front.open("urgent", 3.0)
+    for service in (long, patient, urgent):
+        front.ask(service)  # each may have one
+    for service in (patient, urgent):
+        for one in service._batches.values():
+            one.expected_ns = 5.0 * MS
+    front.orders.clear()
     front.ask(patient)
-    assert front.ran == [long.spec.id]
+    assert front.ran == []
     front.ask(urgent)
-    assert front.ran == [long.spec.id, urgent.spec.id]
+    assert front.ran == [urgent.spec.id]
 
 
 def test_what_cannot_be_in_time_makes_nobody_else_late(front: Front) -> None:
-    service, others = front.open("a", 6.0), front.open("o", 100.0, (2.0, 2.0))
-    front.ask(others)
+    service = front.open("a", 6.0)
+    front.stop()
     first = front.ask(service)
     front.loop.now_ns = 5_900_000  # 0.1 ms are left, and it takes 1
     second = front.ask(service)
-    front.orders.clear()
+    service.urgency()
     assert [one.future for one in service.queue] == [second, first]
-    front.end(others)
+    front.go_on()
     (order,) = front.orders
     assert order.rows == 2  # there was room for both
 
 
 def test_what_is_late_is_not_put_off_for_ever(front: Front) -> None:
-    late, others = front.open("a", 6.0), front.open("o", 5_000.0, (2.0, 2.0))
-    front.ask(others)
+    late, others = front.open("a", 6.0), front.open("o", 5_000.0)
+    front.stop()
     front.ask(late)
     front.loop.now_ns = 5_900_000
     late.urgency()
@@ -253,8 +325,7 @@ def test_what_is_late_is_not_put_off_for_ever(front: Front) -> None:
 
 def test_a_full_queue_gives_up_what_is_late_for_what_can_be_in_time(front: Front) -> None:
     service = front.open("a", 6.0, queue=2)
-    others = front.open("o", 100.0, (2.0, 2.0))
-    front.ask(others)
+    front.stop()
     late, later = front.ask(service), front.ask(service)
     with pytest.raises(RefusedError, match="2 requests wait already"):
         front.ask(service)
@@ -267,14 +338,12 @@ def test_a_full_queue_gives_up_what_is_late_for_what_can_be_in_time(front: Front
     assert service.row[Count.WAITING] == 2
 
 
-def test_a_request_that_would_wait_too_long_for_room_is_refused(front: Front) -> None:
-    service, others = front.open("a", 6.0), front.open("o", 100.0, (2.0, 2.0), queue=1_000)
-    front.ask(others)
-    for _ in range(80):  # ten batches of 2 ms on the whole device and more
-        front.ask(others, priority=1)
-    front.ask(service)  # nothing of it waits: it is the one by which we learn
+def test_a_request_that_would_wait_too_long_is_refused(front: Front) -> None:
+    service = front.open("a", 6.0, queue=1_000)
     with pytest.raises(RefusedError, match="its answer would take about"):
-        front.ask(service)
+        for _ in range(200):
+            front.ask(service)
+    assert 20 < len(service.queue) < 100  # in 6 ms, by four instances
 
 
 def test_buckets_get_slower_together_and_none_is_faster_than_alone(front: Front) -> None:

@@ -168,12 +168,12 @@ def make_deployment(
             plan, notes = make_plan(config.server.policy, full.problem()), ()
     path = folder / f"plan-{generation}.json.gz"
     store.save(plan, path)
-    instances = sum(one.settings.replicas for one in resolved if one.settings.tier == "service")
+    served = [one.settings.replicas for one in resolved if one.settings.tier == "service"]
     return Deployment(
         generation=generation,
         server=config.server,
         specs=tuple(
-            _spec(service, bound_ns, host, instances, config.server.policy, of.batches[-1])
+            _spec(service, bound_ns, host, served, config.server.policy, of.batches[-1])
             for service, of, bound_ns in zip(resolved, found, bounds_ns, strict=True)
         ),
         plan=str(path),
@@ -370,11 +370,11 @@ def _spec(
     service: Resolved,
     bound_ns: int | None,
     host: ServingHost,
-    instances: int,
+    served: Sequence[int],
     policy: str | None,
     largest: int,
 ) -> ServiceSpec:
-    """``instances`` of all services share the device. A request may have ``largest`` rows, now or
+    """``served``: the instances of every service here. A request may have ``largest`` rows, now or
     when its bucket is there."""
     settings = service.settings
     function = function_of(settings)
@@ -389,7 +389,8 @@ def _spec(
         info=info_of(settings, inputs, outputs, largest),
         buckets=service.batches,
         times_ns=service.times_ns,
-        costs_ns=tuple(_cost_ns(profile, instances) for profile in service.profiles),
+        costs_ns=tuple(_cost_ns(profile, sum(served)) for profile in service.profiles),
+        least_costs_ns=tuple(_cost_ns(profile, len(served)) for profile in service.profiles),
         parts=tuple(
             _work_ns(profile) / profile.request_ns[-1] if waits else 0.0
             for profile in service.profiles

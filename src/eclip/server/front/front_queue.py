@@ -1,10 +1,12 @@
 """Front queue: what the services of a front share, and whose batch goes to the device next.
 
-As many batches run at once as fill the device, those of other fronts counted. The others wait in
-their queues and grow there: a row of a large batch keeps less of the device busy than one of a
-small batch. Of those that wait, the one goes first that must start first to be in time. What cannot
-be in time any more waits behind what can, so that it makes nobody else late. A short batch that
-would be late may go although there is no room, if it ends before there is: it keeps nobody waiting.
+Every service may have one batch on the device. Further ones run at once as far as there is room:
+as fill the device, those of other fronts counted, and fewer or none where batches slow each other
+(queue/concurrency.py). The others wait in their queues and grow there: a row of a large batch keeps
+less of the device busy than one of a small batch. Of those that wait, the one goes first that must
+start first to be in time. What cannot be in time any more waits behind what can, so that it makes
+nobody else late. A short batch that would be late may go although there is no room, if it ends
+before there is: it keeps nobody waiting.
 
 A front of which nothing runs may always order a batch: it would not hear that another front's has
 ended.
@@ -19,6 +21,7 @@ from typing import Protocol
 
 from eclip.server.counters import Count
 from eclip.server.link import DeviceOrder, Link
+from eclip.server.queue.concurrency import Concurrency
 
 # Parts of the device. A batch leaves gaps that others fill, so a little more than one.
 _FULL = 1.25
@@ -39,16 +42,18 @@ class QueuedService(Protocol):
     @property
     def queued(self) -> bool: ...
 
+    @property
+    def may_follow(self) -> bool:
+        """Its next batch may go whether or not there is room: nothing of it runs, or the batch is
+        full."""
+        ...
+
     def needs_no_room(self, room_in_ns: float) -> bool:
         """Its next batch need not wait until there is room on the device."""
         ...
 
     def urgency(self) -> Urgency:
         """Of what goes first in its queue."""
-        ...
-
-    def work_before_ns(self, urgency: Urgency) -> float:
-        """What the device needs for those in its queue that are more urgent."""
         ...
 
     def send(self) -> bool:
@@ -77,6 +82,7 @@ class FrontQueue:
         self._number = 0
         self._running: dict[int, RunningBatch] = {}  # by ticket
         self._waiting: dict[QueuedService, None] = {}  # and some that do not any more
+        self.concurrency = Concurrency()
         self._count()
 
     def number(self) -> int:
@@ -102,15 +108,7 @@ class FrontQueue:
 
     @property
     def full(self) -> bool:
-        return bool(self._running) and self._taken() >= _FULL * _PARTS
-
-    def room_in_ns(self, urgency: Urgency) -> float:
-        """Until there is room on the device for a batch of this urgency: until the first one ends
-        there, and as long as those that go before keep it full."""
-        if not self.full:
-            return 0.0
-        work_ns = sum(one.work_before_ns(urgency) for one in self._waiting if one.queued)
-        return self._first_end_ns() + work_ns / _FULL
+        return bool(self._running) and self._taken() >= self.concurrency.several * _FULL * _PARTS
 
     def _first_end_ns(self) -> float:
         """Until one of those that run has ended."""
@@ -128,7 +126,12 @@ class FrontQueue:
         while ready:
             if self.full:
                 room_ns = self._first_end_ns()
-                ready = [one for one in ready if one.needs_no_room(room_ns)]
+                several = self.concurrency.several > 0.0
+                ready = [
+                    one
+                    for one in ready
+                    if one.may_follow or (several and one.needs_no_room(room_ns))
+                ]
                 if not ready:
                     return
             first = min(ready, key=_urgency) if len(ready) > 1 else ready[0]

@@ -44,7 +44,6 @@ class OpenService(ServiceQueue):
         super().__init__(spec, front_queue)
         self.slots = slots
         self.row = row
-        self._batches: dict[int, OpenBatch] = {}  # by ticket, in order
         self._free = list(range(spec.slots.count))
         self._timer: asyncio.TimerHandle | None = None
         row[Count.WAITING] = row[Count.RUNNING] = row[Count.DUE_NS] = 0
@@ -79,8 +78,7 @@ class OpenService(ServiceQueue):
         backlog = Backlog(
             waiting=len(self.queue) - gives_place,
             rows_before=sum(one.rows for one in self.queue[:place]) + rows_elsewhere,
-            running_ns=_left_ns(self._batches.values(), spec.settings.replicas, now_ns),
-            room_in_ns=self.room_in_ns(order),
+            running_ns=_left_ns(self._batches.values(), self.instances, now_ns),
         )
         refusal = refuse(
             rows,
@@ -88,7 +86,7 @@ class OpenService(ServiceQueue):
             backlog,
             spec.settings.queue,
             self.buckets,
-            spec.settings.replicas,
+            self.instances,
         )
         if refusal is not None:
             count_refused(self.row, Reason.OVERLOADED)
@@ -276,14 +274,13 @@ class OpenService(ServiceQueue):
 
     def slack_ns(self, rows_elsewhere: int, batches_elsewhere: int) -> float:
         """What a row that came now would have left of its bound; other fronts have so much."""
-        instances = self.spec.settings.replicas
+        instances = self.instances
         now_ns = self.front_queue.now_ns()
         running_ns = _left_ns(self._batches.values(), instances, now_ns)
         backlog = Backlog(
             waiting=len(self.queue),
             rows_before=self.row[Count.WAITING] + rows_elsewhere,
             running_ns=running_ns + batches_elsewhere * self.expected_ns[0] / instances,
-            room_in_ns=self.room_in_ns(urgency(0, now_ns + (self.spec.bound_ns or NEVER), 0)),
         )
         return (self.spec.bound_ns or 0) - expected_ns(1, backlog, self.buckets, instances)
 
@@ -352,7 +349,7 @@ def _order_of(service: OpenService, kind: int, batch: OpenBatch, rows: int = 0) 
     )
 
 
-def _left_ns(batches: Iterable[OpenBatch], instances: int, now_ns: int) -> float:
+def _left_ns(batches: Iterable[OpenBatch], instances: float, now_ns: int) -> float:
     """What is left of batches on the device, per instance; those behind have not begun."""
     left = 0.0
     for place, batch in enumerate(batches):

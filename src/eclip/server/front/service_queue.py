@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import bisect
-import math
+import logging
 from dataclasses import dataclass
 
 from eclip.server.control import ServiceSpec
-from eclip.server.front.front_queue import FrontQueue, Urgency
+from eclip.server.front.front_queue import FrontQueue, Urgency, left_ns
 from eclip.server.messages import Array, InferRequest, InferResponse
-from eclip.server.queue.batching import NEVER, Buckets, work_of
+from eclip.server.queue.batching import NEVER, Buckets
 
+_log = logging.getLogger(__name__)
+
+_AHEAD_NS = 300_000  # both ways between the processes together, roughly
 _LEARNING = 0.2  # how much of an expectation a new measurement is
 # Of requests without a bound, and of late ones: they wait so long behind those that can be in time,
 # and not for ever.
@@ -63,16 +66,40 @@ class ServiceQueue:
         self.spec = spec
         self.front_queue = front_queue
         self.queue: list[OpenRequest] = []
+        self._batches: dict[int, OpenBatch] = {}  # on the device, by ticket, in order
+        self._told = False  # that its profile is wrong
         self.expected_ns = [float(time_ns) for time_ns in spec.times_ns]  # as measured lately
-        self.buckets = Buckets(spec.buckets, tuple(self.expected_ns), spec.costs_ns)
+        self.buckets = self._buckets()
+
+    def _buckets(self) -> Buckets:
+        spec = self.spec
+        several = self.front_queue.concurrency.several if self._takes_room else 1.0
+        costs = zip(spec.least_costs_ns, spec.costs_ns, strict=True)
+        costs_ns = tuple(least + several * (most - least) for least, most in costs)
+        return Buckets(spec.buckets, tuple(self.expected_ns), costs_ns)
 
     @property
     def queued(self) -> bool:
         return bool(self.queue)
 
     @property
+    def instances(self) -> float:
+        """So many batches of it run at once, as it goes now."""
+        more = self.spec.settings.replicas - 1
+        return 1.0 + more * (self.front_queue.concurrency.several if self._takes_room else 1.0)
+
+    @property
     def _takes_room(self) -> bool:
         return any(self.spec.parts)
+
+    @property
+    def may_follow(self) -> bool:
+        """Nothing of it runs, or one batch that ends soon, and the next one is full."""
+        if len(self._batches) != 1:
+            return not self._batches
+        (first,) = self._batches.values()
+        ends_soon = left_ns(first, self.front_queue.now_ns()) < _AHEAD_NS
+        return ends_soon and sum(one.rows for one in self.queue) >= self.buckets.largest
 
     def needs_no_room(self, room_in_ns: float) -> bool:
         if not self._takes_room:
@@ -88,14 +115,6 @@ class ServiceQueue:
             pass
         first = self.queue[0]
         return self._must_start(first.order, first.asked.arrival_ns)
-
-    def work_before_ns(self, urgency: Urgency) -> float:
-        priority, start_ns = urgency
-        due_ns = start_ns + self.expected_ns[0]
-        place = bisect.bisect(self.queue, (priority, due_ns, math.inf), key=order_of)
-        rows = sum(one.rows for one in self.queue[:place])
-        buckets = zip(self.spec.parts, self.spec.times_ns, strict=True)
-        return work_of(rows, self.spec.buckets, [part * time_ns for part, time_ns in buckets])
 
     def _must_start(self, order: tuple[int, float, float], arrival_ns: int) -> Urgency:
         priority, due_ns, _ = order
@@ -118,18 +137,28 @@ class ServiceQueue:
         """What makes one bucket slower, mostly others on the device, makes all of them slower. None
         is faster than alone."""
         spec = self.spec
-        factor = 1 + _LEARNING * (took_ns / self.expected_ns[spec.buckets.index(bucket)] - 1)
+        place = spec.buckets.index(bucket)
+        if self._takes_room:
+            self._compare(took_ns, spec.times_ns[place])
+        factor = 1 + _LEARNING * (took_ns / self.expected_ns[place] - 1)
         self.expected_ns = [
             max(factor * expected_ns, alone_ns)
             for expected_ns, alone_ns in zip(self.expected_ns, spec.times_ns, strict=True)
         ]
-        self.buckets = Buckets(spec.buckets, tuple(self.expected_ns), spec.costs_ns)
+        self.buckets = self._buckets()
 
-    def room_in_ns(self, order: tuple[int, float, float]) -> float:
-        """For a batch of one that comes now."""
-        if not self._takes_room:
-            return 0.0
-        return self.front_queue.room_in_ns(self._must_start(order, self.front_queue.now_ns()))
+    def _compare(self, took_ns: int, alone_ns: int) -> None:
+        """With the others' batches; tell once that a profile is wrong."""
+        concurrency, spec = self.front_queue.concurrency, self.spec
+        concurrency.learn(spec.id, took_ns, alone_ns)
+        times = concurrency.beyond_profile(spec.id)
+        if times > 1.0 and not self._told:
+            self._told = True
+            _log.warning(
+                "%s takes %.1f times as long as its profile says; measure it again with eclip "
+                "profile, or give it a longer bound",
+                *(spec.name, times),
+            )
 
 
 def order_of(pending: OpenRequest) -> tuple[int, float, float]:

@@ -22,7 +22,6 @@ class Backlog(msgspec.Struct, frozen=True):
     waiting: int  # requests in the queue, of any order
     rows_before: int  # of requests that go before it
     running_ns: float  # what is left of the batches on the device, per instance
-    room_in_ns: float  # until other services leave it room on the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +30,12 @@ class Refusal:
     retry_after_s: float
 
 
-def expected_ns(rows: int, backlog: Backlog, buckets: Buckets, instances: int) -> float:
-    """Until the answer: what runs, then those before it and itself; or until the device has room,
-    then itself, where this is later."""
-    in_turn_ns = _served_ns(backlog.rows_before + rows, rows, buckets, instances)
-    own_ns = _served_ns(rows, rows, buckets, instances)
-    return max(backlog.running_ns + in_turn_ns, backlog.room_in_ns + own_ns)
+def expected_ns(rows: int, backlog: Backlog, buckets: Buckets, instances: float) -> float:
+    """Until the answer: what runs, then those before it and itself."""
+    return backlog.running_ns + _served_ns(backlog.rows_before + rows, rows, buckets, instances)
 
 
-def _served_ns(rows: int, least: int, buckets: Buckets, instances: int) -> float:
+def _served_ns(rows: int, least: int, buckets: Buckets, instances: float) -> float:
     """What so many rows take on all instances, in the bucket that suits them best. One request has
     ``least`` rows, and no batch takes less than its own time."""
     return min(
@@ -55,7 +51,7 @@ def refuse(
     backlog: Backlog,
     queue: int,
     buckets: Buckets,
-    instances: int,
+    instances: float,
 ) -> Refusal | None:
     """None: accepted. ``limit_ns`` is what is left until its bound or timeout; ``queue`` is the
     most requests that may wait."""

@@ -86,13 +86,6 @@ def wait_until(
     return min(oldest_ns + wait_ns, due_ns - buckets.time_of(batch.rows + 1))
 
 
-def work_of(rows: int, sizes: Sequence[int], works_ns: Sequence[float]) -> float:
-    """What the device needs for so many rows, in batches that are as large as can be."""
-    full, rest = divmod(rows, sizes[-1])
-    in_rest_ns = works_ns[bisect.bisect_left(sizes, rest)] if rest else 0.0
-    return full * works_ns[-1] + in_rest_ns
-
-
 def _beginning(rows: Sequence[int], size: int) -> tuple[int, int]:
     """How many requests from the beginning fit, and their rows."""
     requests = total = 0
