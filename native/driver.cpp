@@ -29,11 +29,11 @@ namespace {
 // While the slots are filled in a program whose calls nobody else watches: the driver's own table of
 // symbols is enough, and the dynamic linker may be locked by who waits for us.
 thread_local const Symbols* filled_from = nullptr;
-std::atomic<bool> watched{false};
+std::atomic<bool> others_behind{false};
 
 }  // namespace
 
-void others_watch() { watched.store(true); }
+void others_stand_behind() { others_behind.store(true); }
 
 void* real_symbol(const char* name) {
     if (filled_from != nullptr) return filled_from->find(name);
@@ -57,7 +57,7 @@ constinit std::atomic<const Driver*> loaded_driver{nullptr};
 const Driver& load_driver() {
     static const Driver table = [] {
         auto is_driver = [](const Symbols& object) { return is_driver_library(object.name()); };
-        Symbols loaded = watched.load() ? Symbols() : find_object(is_driver);
+        Symbols loaded = others_behind.load() ? Symbols() : find_object(is_driver);
         filled_from = loaded.usable() ? &loaded : nullptr;
         Driver filled = fill_driver();
         filled_from = nullptr;

@@ -97,7 +97,7 @@ struct Driver {
 // The slots, filled on the first call. Empty throughout where there is no driver library.
 extern constinit std::atomic<const Driver*> loaded_driver;
 const Driver& load_driver();
-void others_watch();  // another preloaded library stands between us and the driver
+void others_stand_behind();  // other libraries may come before the driver: the linker is asked
 inline const Driver& driver() {
     const Driver* loaded = loaded_driver.load(std::memory_order_acquire);
     return loaded != nullptr ? *loaded : load_driver();
