@@ -6,6 +6,7 @@ imported when a function needs them, so that ``import eclip`` takes no time.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,15 +17,16 @@ from eclip.core.made import made_now
 from eclip.core.mix import Mix
 from eclip.core.plan import Plan
 from eclip.core.runlog import RunLog
-from eclip.errors import DeviceError
+from eclip.errors import DeviceError, check_number, check_whole
 from eclip.files import store
-from eclip.progress import Progress
+from eclip.progress import Progress, shown
 
 if TYPE_CHECKING:
     from eclip.contest.colocate import Colocation
     from eclip.contest.contest import CompareOptions
     from eclip.contest.outcome import Outcome
     from eclip.core.calibration import Calibration
+    from eclip.core.model_key import ModelKey
     from eclip.core.topology import Topology
     from eclip.planner.case import Case
     from eclip.planner.policies import PolicyOptions
@@ -33,13 +35,15 @@ if TYPE_CHECKING:
     from eclip.server.config import ServingConfig
     from eclip.server.supervisor.running import RunningServer
 
+    AnyMix = str | Mix | Sequence[str | ModelKey] | Case
+
 DEFAULT_SEARCH_SECONDS = 20.0
 DEFAULT_RUN_SECONDS = 2.0
 _TRACE_MS = 20.0
 
 
 def case(
-    mix: str | Mix,
+    mix: str | Mix | Sequence[str | ModelKey],
     topology: str | Topology = "h200",
     *,
     calibration: str | Path | Calibration | None = None,
@@ -63,7 +67,7 @@ def case(
 
 
 def plan(
-    mix: str | Mix | Case,
+    mix: AnyMix,
     policy: str = "eclip",
     *,
     objective: str | Objective | None = None,
@@ -94,13 +98,14 @@ def plan(
         batches=batches,
         seed=seed,
         base=options,
-        progress=progress,
     )
-    return make_kept_plan(asked, policy, chosen)
+    with shown(progress, f"planning {asked.mix.name}") as progress:
+        options = dataclasses.replace(chosen, progress=progress)
+        return make_kept_plan(asked, policy, options)
 
 
 def search(
-    mix: str | Mix | Case,
+    mix: AnyMix,
     objective: str | Objective | None = None,
     *,
     seconds: float = DEFAULT_SEARCH_SECONDS,
@@ -126,10 +131,16 @@ def search(
     from eclip.devices import open_device
     from eclip.rig.rig import Rig
 
-    asked, progress = _case(mix), progress or Progress()
+    asked = _case(mix)
+    check_whole("verify", verify, 1)
+    check_number("refine", refine)
     options = policy_options(objective, mix=asked.mix, seconds=seconds, batches=batches, seed=seed)
-    opened = open_device(device, asked.topology, asked.calibration, Progress(progress))
-    with Rig(asked, opened) as rig:
+    with (
+        shown(progress, f"planning {asked.mix.name}") as progress,
+        Rig(
+            asked, open_device(device, asked.topology, asked.calibration, Progress(progress))
+        ) as rig,
+    ):
         how = make_verification(rig, verify, refine, earlier)
         if options.objective.kind == "slo":
             check_refinement(refine, options.objective, rates=True)
@@ -169,7 +180,8 @@ def run(
     from eclip.rig.rig import Rig
 
     plan = plan if isinstance(plan, Plan) else store.load(plan, Plan)
-    asked, progress = case or case_of(plan), progress or Progress()
+    asked = case or case_of(plan)
+    check_whole("seed", seed)
     window = Window(
         seconds=seconds,
         warmup_seconds=warmup,
@@ -181,8 +193,14 @@ def run(
     else:
         load = load_of_csv(Path(arrivals), plan.mix, seconds, seed)
     profiles = asked.profiles_of(plan.mix)  # before a device is opened, which would stay open
-    opened = open_device(device, plan.topology, asked.calibration, progress)
-    with Rig(asked, opened, extra=profiles) as rig:
+    with (
+        shown(progress, f"running {plan.policy} on {plan.mix.name}") as progress,
+        Rig(
+            asked,
+            open_device(device, plan.topology, asked.calibration, progress),
+            extra=profiles,
+        ) as rig,
+    ):
         progress.phase("measuring each worker alone")
         rig.measure_alone()
         progress.phase(f"running {plan.policy}")
@@ -191,7 +209,7 @@ def run(
 
 
 def compare(
-    mix: str | Mix | Case,
+    mix: AnyMix,
     policies: Sequence[str] | str | None = None,
     *,
     device: str = "sim",
@@ -217,18 +235,20 @@ def compare(
     """
     from eclip.contest.compare import compare_policies
 
-    return compare_policies(
-        _case(mix),
-        policies,
-        device=device,
-        objective=objective,
-        seconds=seconds,
-        repeats=repeats,
-        load=load,
-        plans=plans or {},
-        options=options,
-        progress=progress or Progress(),
-    )
+    asked = _case(mix)
+    with shown(progress, f"comparing {asked.mix.name}") as progress:
+        return compare_policies(
+            asked,
+            policies,
+            device=device,
+            objective=objective,
+            seconds=seconds,
+            repeats=repeats,
+            load=load,
+            plans=plans or {},
+            options=options,
+            progress=progress,
+        )
 
 
 def colocate(
@@ -338,7 +358,7 @@ def request(worker: int = -1) -> None:
     mark_request(worker)
 
 
-def _case(mix: str | Mix | Case) -> Case:
+def _case(mix: AnyMix) -> Case:
     from eclip.planner.case import Case, make_case
 
     return mix if isinstance(mix, Case) else make_case(mix)

@@ -12,13 +12,18 @@
         └── ArenaError          a variable-output stage ran out of room for its output
 
 A message says what is wrong and what to do next. The command line prints the message after
-``eclip:`` and exits with the class's code, without a traceback.
+``eclip:`` and exits with the class's code, without a traceback. The checks at
+the end have words that fit Python and the command line.
 """
 
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
+from typing import Any
+
+MOST_WHOLE = 2**53  # as in stored files
 
 
 class EclipError(Exception):
@@ -96,3 +101,17 @@ def nearest_name(name: str, known: Iterable[str]) -> str | None:
     by_plain = {one.lower(): one for one in known}
     near = difflib.get_close_matches(name.lower(), by_plain, n=1)
     return by_plain[near[0]] if near else None
+
+
+def check_whole(name: str, value: Any, least: int = 0) -> None:
+    """Refuse what is no whole number of at least ``least``."""
+    right = isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST_WHOLE
+    if not right:
+        raise UsageError(f"{name} must be a whole number of at least {least}, not {value!r}")
+
+
+def check_number(name: str, value: Any, least: float = 0) -> None:
+    """Refuse what is no finite number of at least ``least``."""
+    right = isinstance(value, int | float) and not isinstance(value, bool)
+    if not right or not math.isfinite(value) or value < least:
+        raise UsageError(f"{name} must be a number of at least {least:g}, not {value!r}")

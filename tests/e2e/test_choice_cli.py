@@ -175,7 +175,7 @@ def test_plan_whose_profile_is_gone_or_has_changed_is_refused(cli: Cli, tmp_path
     assert cli("plan", MIX, *SEARCH, "--profiles", mine, "-o", "plan.json").code == 0
     assert models_of(Path("plan.json"))[0] == "gpt2~40:8"
     assert cli("run", "plan.json", "--seconds", 0.1, "--profiles", mine).code == 0
-    assert_refused(cli("run", "plan.json"), "no profile of gpt2~40:8", "--profiles")
+    assert_refused(cli("run", "plan.json"), "no profile of gpt2~40:8", "as profiles")
     for command in (
         ("compare", MIX, "--policies", "shared", "--plan", "mine=plan.json"),
         (
@@ -183,7 +183,7 @@ def test_plan_whose_profile_is_gone_or_has_changed_is_refused(cli: Cli, tmp_path
             "run.json",
         ),
     ):
-        assert_refused(cli(*command), "no profile of gpt2~40:8", "--profiles")
+        assert_refused(cli(*command), "no profile of gpt2~40:8", "as profiles")
     file.unlink()
     store.save(renamed(store.load(PACK / "gpt2-8.json.gz", Profile), "gpt2~40:8"), file)
     changed = cli("run", "plan.json", "--profiles", mine)

@@ -126,7 +126,7 @@ def test_wrong_options_are_one_line(cli: Cli, arguments: tuple[str, ...]) -> Non
 
 
 def test_load_needs_workers_without_rates(cli: Cli) -> None:
-    assert_refused(cli("compare", "alexnet@100rps", "--load", 0.5), "--load")
+    assert_refused(cli("compare", "alexnet@100rps", "--load", 0.5), "the load 0.5")
 
 
 def test_files_that_hold_no_results_are_refused_before_anything_runs(

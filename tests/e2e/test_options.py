@@ -22,7 +22,8 @@ def test_strict_exits_with_3_where_a_worker_is_overloaded(cli: Cli) -> None:
     lenient, strict = cli(*command), cli(*command, "--strict")
     assert (lenient.code, strict.code) == (0, 3)
     for outcome in (lenient, strict):
-        assert "alexnet is overloaded: " in outcome.err
+        assert "alexnet: offered" in outcome.out and "overloaded, its queue grew" in outcome.out
+        assert outcome.err.splitlines()[-1].endswith("miss a bound or floor: shared")
         assert "Traceback" not in outcome.err
     assert cli("plan", TOO_MUCH, "--policy", "shared", "--strict").code == 0  # nothing has run
     assert cli("run", "plan.json", "--seconds", 0.1).code == 0
@@ -135,7 +136,7 @@ def test_trace_is_cut_to_a_short_run_unless_it_is_asked_for(cli: Cli) -> None:
     assert cli("plan", "alexnet:8").code == 0
     assert cli("run", "plan.json", "--seconds", 0.01).code == 0
     assert store.load("run.json", RunLog).kernels.window_ns == 10_000_000
-    assert_refused(cli("run", "plan.json", "--seconds", 0.01, "--trace-ms", 11), "--trace-ms")
+    assert_refused(cli("run", "plan.json", "--seconds", 0.01, "--trace-ms", 11), "trace less")
     assert cli("run", "plan.json", "--seconds", 0.01, "--trace-ms", 5).code == 0
     assert store.load("run.json", RunLog).kernels.window_ns == 5_000_000
 
@@ -162,6 +163,6 @@ def test_settings_reach_the_comparison(cli: Cli) -> None:
 
 def test_wrong_setting_lists_the_right_ones(cli: Cli) -> None:
     refused = cli("compare", "alexnet:8", "--set", "trails=3")
-    assert_refused(refused, "trails=3", "trials=", "warmup=", "usual-kernels=")
+    assert_refused(refused, "'trails'; did you mean trials?", "warmup", "usual-kernels")
     for own in ("seed=1", "verify=2", "command=x", "search-seconds=1"):  # have options, or none
-        assert_refused(cli("compare", "alexnet:8", "--set", own), own, "trials=")
+        assert_refused(cli("compare", "alexnet:8", "--set", own), own.partition("=")[0], "trials")

@@ -159,7 +159,7 @@ def test_search_goes_on_from_an_earlier_one_and_says_what_it_cannot_go_on_from(
         find_earlier(tmp_path / "first/observations.json.gz", make_case(MIX), modelled=False)
     (tmp_path / "broken.json.gz").write_bytes(b"no gzip")
     for mix, more, words in (
-        (MIX, earlier, "give --refine, too"),
+        (MIX, earlier, "give refine, too"),
         ("albert:8,alexnet:8", (*refine, *earlier), f"alexnet:8 to go on from, only of {MIX}"),
         (MIX, (*refine, "--set", "earlier=none.json.gz"), "none.json.gz"),
         (MIX, (*refine, "--set", "earlier=broken.json.gz"), "broken.json.gz"),

@@ -32,7 +32,7 @@ def words(text: str) -> str:
         ("bert:1/5ms,vgg19:32", SEARCH, "needs the rate"),
         ("bert:1@300rps,vgg19:32", (*SEARCH, "--objective", "slo"), "slo needs a service"),
         ("bert:1@300rps,vgg19:32", ("--policy", "yield"), "yield needs a service"),
-        (MIX, (*SEARCH, "--verify", 1, "--refine", 1), "--refine"),
+        (MIX, (*SEARCH, "--verify", 1, "--refine", 1), "refine searches"),
         (MIX, (*SEARCH, "--fairness", 0.8), "floors stand in the mix"),
         (MIX, (*SEARCH, "--weights", "1,2"), "weights stand in the mix"),
     ],

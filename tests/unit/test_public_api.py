@@ -327,3 +327,57 @@ def test_plan_takes_from_the_options_what_it_is_not_given() -> None:
     told = eclip.plan("alexnet:8,vgg19:8", "search", batches=0, seed=0, options=options).evidence
     assert told is not None
     assert (told.batches, told.seed) == (0, 0)
+
+
+# --- Arguments, in words of their own ---------------------------------------------------------
+
+
+def test_mix_may_be_a_list_of_its_parts() -> None:
+    listed = eclip.plan(["squeezenet:1", "alexnet:1@20rps"])
+    assert listed == eclip.plan("squeezenet:1,alexnet:1@20rps")
+    assert eclip.case((eclip.ModelKey("alexnet", 2),)).mix.name == "alexnet:2"
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: UNTYPED.plan([]), "a mix is a text such as"),
+        (lambda: UNTYPED.plan(["alexnet:1", 3]), "a mix is a text such as"),
+        (lambda: UNTYPED.plan(None), "a mix is a text such as"),
+        (lambda: UNTYPED.plan("alexnet:1", "search", batches=1.5), "batches must be a whole"),
+        (lambda: UNTYPED.plan("alexnet:1", "search", seed=-1), "seed must be a whole"),
+        (lambda: UNTYPED.plan("alexnet:1", "search", seconds="3"), "seconds must be a number"),
+        (lambda: UNTYPED.search("alexnet:1", verify=0), "verify must be a whole"),
+        (lambda: UNTYPED.search("alexnet:1", refine=-1.0), "refine must be a number"),
+        (lambda: UNTYPED.run(eclip.plan("alexnet:1"), seed=-1), "seed must be a whole"),
+        (lambda: UNTYPED.run(eclip.plan("alexnet:1"), seconds=0), "seconds"),
+        (lambda: UNTYPED.compare("alexnet:1", []), "policies is empty"),
+        (lambda: UNTYPED.compare("alexnet:1", repeats=1.5), "repeats must be a whole"),
+        (lambda: UNTYPED.CompareOptions(trials=True), "trials must be a whole"),
+        (lambda: UNTYPED.PolicyOptions(tolerance=float("nan")), "tolerance must be a number"),
+    ],
+)
+def test_wrong_argument_is_named_in_words_of_python(call: Any, words: str) -> None:
+    with pytest.raises(eclip.UsageError) as refused:
+        call()
+    assert words in str(refused.value)
+    assert "--" not in str(refused.value)
+
+
+def test_no_library_error_names_an_option_of_the_command_line() -> None:
+    """Commands are named with their options, where a library's error says how to make a file."""
+    found = []
+    for path in ROOT.rglob("*.py"):
+        if path.relative_to(ROOT).parts[0] in ("cli", "programs", "cuda", "hip"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Raise):
+                texts = [
+                    part.value
+                    for part in ast.walk(node)
+                    if isinstance(part, ast.Constant) and isinstance(part.value, str)
+                ]
+                text = "".join(texts)
+                if re.search(r"(?<![\w-])--[a-z]", text) and "eclip " not in text:
+                    found.append(f"{path.relative_to(ROOT)}: {text}")
+    assert found == []

@@ -75,6 +75,6 @@ def capture_worker(profile: Profile, gpu: int) -> Capture:
         raise MismatchError(
             f"{profile.model} launches other kernels here than in its profile "
             f"({'modelled' if profile.modelled else profile.source}); measure it on this host: "
-            f"eclip profile {profile.model} -o profiles, then add --profiles profiles"
+            f"eclip profile {profile.model} -o profiles, then give that folder as profiles"
         )
     return made

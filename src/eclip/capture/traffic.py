@@ -67,7 +67,9 @@ def _identity(kernel: Kernel) -> tuple[object, ...]:
 def _count(keys: Sequence[str], gpu: int, timeout_s: float) -> list[tuple[int, int]]:
     ncu = shutil.which("ncu")
     if ncu is None:
-        raise DeviceError("ncu (Nsight Compute) is not on the PATH; install it or use --no-ncu")
+        raise DeviceError(
+            "ncu (Nsight Compute) is not on the PATH; install it, or count no traffic (no ncu)"
+        )
     command = [
         *(ncu, "--clock-control", "none", "--cache-control", "none", "--graph-profiling", "node"),
         *("--profile-from-start", "off", "--metrics", ",".join(_METRICS), "--csv", "--page", "raw"),

@@ -163,7 +163,7 @@ def compare(
     kept.report()
     raise_failure(outcome, kept)
     screen.exit_if_stopped(progress, f"{_ran(outcome)}{kept.words}")
-    screen.exit_if_missed(outcome.missed, strict)
+    screen.exit_if_missed(_short_of(outcome), strict)
 
 
 class Kept:
@@ -219,6 +219,15 @@ def raise_failure(outcome: eclip.Outcome, kept: Kept) -> None:
 
 def _draw(outcome: eclip.Outcome, path: Path) -> None:
     eclip.report(outcome, path)
+
+
+def _short_of(outcome: eclip.Outcome) -> list[str]:
+    """A sentence with the policies that miss a promise; the tables say by how much."""
+    names = dict.fromkeys(words.partition(": ")[0] for words in outcome.missed)
+    if not names:
+        return []
+    ran = len(outcome.comparison.entries)
+    return [f"{len(names)} of {ran} are overloaded or miss a bound or floor: {', '.join(names)}"]
 
 
 def _ran(outcome: eclip.Outcome) -> str:

@@ -11,11 +11,9 @@ import typer
 import eclip
 from eclip.cli import compare, screen
 from eclip.cli.options import DeviceOption, JsonOption, SeedOption, TopologyOption
-from eclip.cli.screen import comparisons
+from eclip.cli.screen import comparisons, measured
 from eclip.files import outputs
-from eclip.reports.chapters import Named, chapters_of
 from eclip.reports.marks import REPORT_MARK
-from eclip.reports.verdict import judge
 
 _ROUNDS = 3  # the fewest for which a verdict has an interval
 _TRACE_MS = 10.0
@@ -84,10 +82,7 @@ def demo(
         screen.print_json(
             {
                 "report": str(page),
-                "parts": [
-                    {"verdict": _verdict(outcome), **comparisons.describe(outcome)}
-                    for outcome in done
-                ],
+                "parts": [comparisons.describe(outcome) for outcome in done],
             }
         )
     else:
@@ -112,10 +107,5 @@ def _usual_services(topology: str) -> str:
 def _tell(outcome: eclip.Outcome) -> None:
     """Print all ways and the verdict."""
     measures = list(outcome.measures.values())
-    screen.print_policies(measures, outcome.best, outcome.comparison.aim)
-    screen.out.print(f"{_verdict(outcome)}\n", style="bold")
-
-
-def _verdict(outcome: eclip.Outcome) -> str:
-    (chapter,) = chapters_of([Named(outcome)])
-    return judge(chapter).sentence
+    measured.print_policies(measures, outcome.best, outcome.comparison.aim)
+    screen.out.print(f"{comparisons.verdict(outcome)}\n", style="bold")

@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from eclip.cli import screen
-from eclip.cli.options import JsonOption
+from eclip.cli.options import FrontierOption, JsonOption
 from eclip.core.display import digits_apart
 from eclip.core.plan import Assignment, Evidence, Plan, PlannedWorker, Trial
 from eclip.files import store
@@ -18,11 +18,13 @@ from eclip.planner.search.objective import Score
 from eclip.planner.tiers import expected_excess_ns, joints_in_words
 
 _BARS = "▁▂▃▄▅▆▇█"
+FRONTIER_ROWS = 5
 _WIDTH = 54  # with the words beside it: 80 columns
 
 
 def explain(
     file: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan file.")],
+    frontier: FrontierOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the lanes of every worker of a plan, and the reasons."""
@@ -30,7 +32,7 @@ def explain(
     if as_json:
         screen.print_json(describe(plan))
     else:
-        print_plan(plan)
+        print_plan(plan, frontier)
 
 
 def describe(plan: Plan) -> dict[str, Any]:
@@ -96,7 +98,8 @@ def _describe_evidence(evidence: Evidence) -> dict[str, Any]:
     return {**data, "frontier_modelled": True, "trials_modelled": modelled}
 
 
-def print_plan(plan: Plan) -> None:
+def print_plan(plan: Plan, frontier: bool = False) -> None:
+    """``frontier``: all plans of the frontier, not FRONTIER_ROWS of them."""
     unit = plan.topology.unit_name
     screen.print_facts(
         [
@@ -131,10 +134,10 @@ def print_plan(plan: Plan) -> None:
             f"worker has all {plan.topology.units} {unit}s."
         )
     if plan.evidence is not None:
-        _print_evidence(plan, plan.evidence)
+        _print_evidence(plan, plan.evidence, frontier)
 
 
-def _print_evidence(plan: Plan, evidence: Evidence) -> None:
+def _print_evidence(plan: Plan, evidence: Evidence, frontier: bool) -> None:
     """What was tried, what was refused and why, and the frontier that the plan was chosen from."""
     rows = [_tried(plan, evidence, trial) for trial in evidence.trials]
     screen.out.print()
@@ -157,7 +160,7 @@ def _print_evidence(plan: Plan, evidence: Evidence) -> None:
             _print_excess(chosen)
         elif evidence.modelled:
             screen.out.print(f"{MARGIN_IN_WORDS[0].upper()}{MARGIN_IN_WORDS[1:]}.")
-        _print_tradeoffs(evidence)
+        _print_tradeoffs(evidence, len(evidence.tradeoffs) if frontier else FRONTIER_ROWS)
     screen.out.print(
         f"To repeat the search: --objective {evidence.objective} --seed {evidence.seed} "
         f"--batches {evidence.batches}"
@@ -210,16 +213,22 @@ def _print_excess(trial: Trial) -> None:
     )
 
 
-def _print_tradeoffs(evidence: Evidence) -> None:
-    """The frontier, simulated: the most background first, and plain streams beside it."""
+def _print_tradeoffs(evidence: Evidence, rows: int) -> None:
+    """The frontier, simulated: the most background first, and plain streams beside it. Of a long
+    one ``rows`` are shown, from end to end."""
+    shown = evidence.tradeoffs
+    if len(shown) > rows:
+        last = len(shown) - 1
+        shown = tuple(shown[round(row * last / (rows - 1))] for row in range(rows))
     screen.print_table(
         f"Background against tails: the frontier of {evidence.evaluated} simulated plans",
         ["what background does", "background of alone", "worst p99 over its bound"],
-        (
-            [one.label, f"{one.background:.1%}", screen.number(one.worst_tail, 2)]
-            for one in evidence.tradeoffs
-        ),
+        ([one.label, f"{one.background:.1%}", screen.number(one.worst_tail, 2)] for one in shown),
     )
+    if len(shown) < len(evidence.tradeoffs):
+        screen.out.print(
+            f"{len(shown)} of {len(evidence.tradeoffs)} plans; all: eclip explain PLAN --frontier"
+        )
 
 
 def _tier(plan: Plan, index: int) -> str:

@@ -239,7 +239,7 @@ def up(
             raise UsageError(
                 "--detach needs an address in [ray]: a Ray on this machine ends with the command"
             )
-        with screen.progress_bar(f"bringing up {file.name}") as progress:
+        with screen.progress_bar(f"bringing up {file.name}", in_lines=True) as progress:
             status = keeper.up(progress)
         routers = sorted({(one.http, one.grpc) for one in status.routers})
         where = ", ".join(f"http://{http} (gRPC {grpc})" for http, grpc in routers)

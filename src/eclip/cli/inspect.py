@@ -12,6 +12,7 @@ import typer
 from eclip.cli import explain, results, screen
 from eclip.cli.fleet import print_placement
 from eclip.cli.options import JsonOption
+from eclip.cli.screen import measured
 from eclip.core.calibration import Calibration
 from eclip.core.fingerprint import Fingerprint
 from eclip.core.footprint import Footprint
@@ -268,7 +269,7 @@ def _show_run(log: RunLog) -> None:
             *(("warning", warning) for warning in log.warnings),
         ]
     )
-    screen.print_measures([measure(log)])
+    measured.print_measures([measure(log)])
     screen.print_table(
         "Counters",
         ["worker", "kernels", "barriers", "lane waits", "false waits", "false wait ms"],

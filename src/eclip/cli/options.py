@@ -203,6 +203,10 @@ TailOption = Annotated[
         "--tail", help="Use p99 times of variable-output kernels instead of expected times."
     ),
 ]
+FrontierOption = Annotated[
+    bool,
+    typer.Option("--frontier", help="Print all plans of a search's frontier, not five of them."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 WorkersOption = Annotated[
     str,

@@ -15,6 +15,7 @@ from eclip.cli.options import (
     DeviceOption,
     EarlierOption,
     FairnessOption,
+    FrontierOption,
     JsonOption,
     MixArgument,
     ObjectiveOption,
@@ -85,6 +86,7 @@ def plan(
     device: DeviceOption = "sim",
     tail: TailOption = False,
     strict: StrictOption = False,
+    frontier: FrontierOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Decide which lane every kernel of a mix takes, and write the plan."""
@@ -148,7 +150,7 @@ def plan(
     if as_json:
         screen.print_json(explain.describe(made))
     else:
-        explain.print_plan(made)
+        explain.print_plan(made, frontier)
         if failed is None:
             screen.out.print(f"Written to {out}. Next: eclip run {out} -o run.json")
     if failed is not None:

@@ -24,6 +24,7 @@ from eclip.cli.options import (
     TraceOption,
     WarmupOption,
 )
+from eclip.cli.screen import measured
 from eclip.files import outputs
 from eclip.planner.case import case_of
 
@@ -68,7 +69,7 @@ def run(
     if as_json:
         screen.print_json(measures)
     else:
-        screen.print_measures([measures])
+        measured.print_measures([measures])
         if log.prepared is not None:
             made = log.prepared
             screen.out.print(

@@ -76,7 +76,7 @@ def compare_policies(
         settings=options,
     )
     if not options.verify and (options.refine or options.earlier is not None):
-        raise UsageError("--refine needs --verify, which decides at the end")
+        raise UsageError("refine needs verify, which decides at the end")
     if part is None:  # a search for a part load does not go on on the device
         for aim in aims:
             check_refinement(options.refine, aim, rates=case.mix.has_rates)

@@ -33,7 +33,14 @@ from eclip.core.device import Capability, Session, StartedSessions
 from eclip.core.mix import Mix
 from eclip.core.plan import Plan, Promise
 from eclip.core.runlog import RunLog
-from eclip.errors import EclipError, StoppedError, UsageError, unknown_name
+from eclip.errors import (
+    EclipError,
+    StoppedError,
+    UsageError,
+    check_number,
+    check_whole,
+    unknown_name,
+)
 from eclip.files.comparison import SettingTrial
 from eclip.files.observations import ObservedRun
 from eclip.planner.case import Case
@@ -111,6 +118,16 @@ class CompareOptions:
     tolerance: float = 0.05  # model, kernel: slowdown that still counts as right-sized
     command: str = "eclip.compare(…)"  # what would repeat it, for a person
 
+    def __post_init__(self) -> None:
+        for name in ("seed", "verify", "switch_max"):
+            check_whole(name, getattr(self, name))
+        for name in ("requests", "trials", "processes"):
+            check_whole(name, getattr(self, name), 1)
+        for name in ("warmup", "trace_ms", "search_seconds", "refine", "trial_seconds"):
+            check_number(name, getattr(self, name))
+        if self.batches is not None:
+            check_whole("batches", self.batches)
+
 
 @dataclass(frozen=True)
 class ContestOptions:
@@ -123,8 +140,9 @@ class ContestOptions:
     settings: CompareOptions = field(default_factory=CompareOptions)
 
     def __post_init__(self) -> None:
-        if min(self.repeats, self.settings.trials, self.settings.processes) < 1:
-            raise UsageError("repeats, trials and processes start at 1")
+        check_whole("repeats", self.repeats, 1)
+        if self.policies == () and not self.plans:
+            raise UsageError("policies is empty; name at least one, or leave it out for all")
         if not 0 < self.settings.trial_seconds <= 60:
             raise UsageError("a trial takes above 0 and at most 60 s")
         if not self.objectives:

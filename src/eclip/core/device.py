@@ -63,18 +63,18 @@ class Window:
         if not MIN_SECONDS <= self.seconds <= MAX_SECONDS:
             raise UsageError(
                 f"a run takes {MIN_SECONDS:g} to {MAX_SECONDS:.0f} s, not {self.seconds:g}; "
-                f"change --seconds"
+                f"change the seconds"
             )
         if not 0 <= self.warmup_seconds <= MAX_SECONDS:
             raise UsageError(
                 f"warming up takes 0 to {MAX_SECONDS:.0f} s, not {self.warmup_seconds:g}; "
-                f"change --warmup"
+                f"change the warm-up"
             )
         # A hair of room: 1000 × seconds may round below the same time given in ms.
         if not 0 <= self.trace_ms <= 1000 * self.seconds * (1 + 1e-12):
             raise UsageError(
                 f"kernels are recorded for 0 to {1000 * self.seconds:g} ms, which is the whole "
-                f"run, not {self.trace_ms:g} ms; change --trace-ms"
+                f"run, not {self.trace_ms:g} ms; trace less"
             )
 
 

@@ -14,7 +14,7 @@ def check_name(path: Path, what: str) -> None:
     """Refuse ``-``, which other programs take for standard output."""
     if str(path) == "-":
         raise ArtefactError(
-            f"- is not a {what} name; name a {what} (tables and --json go to standard output)"
+            f"- is not a {what} name; name a {what} (tables and JSON go to standard output)"
         )
 
 

@@ -62,6 +62,7 @@ class FleetRunner(Closing):
             self._check_ports()
         progress = progress or Progress()
         if self._planned is None or running is not None:
+            progress.phase("searching for a placement")
             self._planned = self._plan(running, progress)
         if settings.address is None and running is None:
             progress.phase("starting Ray")

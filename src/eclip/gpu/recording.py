@@ -78,7 +78,7 @@ def record_kernels(
         if len(ran) != len(part.kernels):
             raise TracingError(
                 f"CUPTI recorded {len(ran)} of the {len(part.kernels)} kernels of a launch; "
-                f"trace a shorter time, or nothing: --trace-ms 0"
+                f"trace a shorter time, or nothing (0 ms)"
             )
         rows += [
             (

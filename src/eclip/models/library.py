@@ -42,7 +42,7 @@ def find_profile(
             )
         raise UsageError(
             f"there is no profile of {model}; measure it: eclip profile {model} -o profiles, then "
-            f"add --profiles profiles"
+            f"give that folder as profiles"
         )
     if model.name not in model_names() or model.kernels_for:
         names = [

@@ -95,7 +95,8 @@ def model_profile(
         inputs=zoo.inputs(model.name, model.batch),
     )
     traffic = weights, misses, hits = _traffic(ops, calibration)
-    busy = _busy_ns(ops, traffic, sizes, topology, calibration)
+    with np.errstate(all="ignore"):  # checked below
+        busy = _busy_ns(ops, traffic, sizes, topology, calibration)
     if not ((busy >= 0) & (busy < _MOST_NS)).all():  # beyond, the conversion had overflown
         raise MismatchError(
             f"a kernel of {model} would take over {_MOST_NS / 1e9:.0f} s with this calibration; "

@@ -59,7 +59,7 @@ class Case:
 
 
 def make_case(
-    mix: str | Mix,
+    mix: str | Mix | Sequence[str | ModelKey],
     topology: str | Topology = "h200",
     calibration: str | Path | Calibration | None = None,
     profiles: Iterable[str | Path] = (),
@@ -73,12 +73,27 @@ def make_case(
     kernels at the times of long outputs. ``usual_kernels`` keeps a search from choosing kernels
     for fewer units.
     """
-    wanted = parse_mix(mix) if isinstance(mix, str) else mix
+    wanted = mix_from(mix)
     shape = find_topology(topology)
     constants = find_calibration(calibration, shape)
     folders = tuple(Path(folder) for folder in profiles)
     found = find_profiles(wanted, shape, constants, folders, tail)
     return Case(wanted, shape, constants, found, folders, tail, usual_kernels)
+
+
+def mix_from(given: str | Mix | Sequence[str | ModelKey]) -> Mix:
+    """The mix that a text, or a list of its parts such as ``["albert:8", "vgg19:8"]``, names."""
+    if isinstance(given, Mix):
+        return given
+    if isinstance(given, str):
+        return parse_mix(given)
+    listed = isinstance(given, list | tuple) and bool(given)
+    if listed and all(isinstance(part, str | ModelKey) for part in given):
+        return parse_mix(",".join(map(str, given)))
+    raise UsageError(
+        f"a mix is a text such as 'albert:8,vgg19:8', a list of such parts, or a Mix, "
+        f"not {given!r:.60}"
+    )
 
 
 def case_of(
@@ -109,7 +124,7 @@ def find_calibration(wanted: str | Path | Calibration | None, topology: Topology
         return store.load(wanted, Calibration)
     if topology.name not in store.builtin_names(Calibration):
         raise UsageError(
-            f"there is no built-in calibration for {topology.name}; give one with --calibration"
+            f"there is no built-in calibration for {topology.name}; give a calibration file"
         )
     return store.load_builtin(topology.name, Calibration)
 
@@ -172,7 +187,7 @@ def find_earlier(path: str | Path, case: Case, *, modelled: bool) -> tuple[Obser
     if not usable:
         raise UsageError(
             f"{path} has placements of {case.mix.name} only with kernels for fewer units, which "
-            f"have no profile here or may not be chosen (--usual-kernels)"
+            f"have no profile here or may not be chosen (usual kernels only)"
         )
     return usable
 

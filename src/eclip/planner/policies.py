@@ -17,7 +17,7 @@ import numpy as np
 from eclip.core.memory import check_memory, memory_of_plan
 from eclip.core.plan import Lane, Plan, Processes, Promise, Slack, Turns, unpartitioned
 from eclip.core.topology import Mask
-from eclip.errors import PlanningError, UsageError, unknown_name
+from eclip.errors import PlanningError, UsageError, check_number, check_whole, unknown_name
 from eclip.planner.joints import JointRules, far_mask
 from eclip.planner.paper import DEFAULT_SWITCH_MAX, plan_as_the_paper
 from eclip.planner.pool import build_pool
@@ -63,14 +63,16 @@ class PolicyOptions:
     progress: Progress = field(default_factory=Progress)
 
     def __post_init__(self) -> None:
-        if self.switch_max < 0:
-            raise UsageError(f"the switch budget must be at least 0, not {self.switch_max}")
+        check_whole("switch_max", self.switch_max)
+        check_whole("seed", self.seed)
+        if self.batches is not None:
+            check_whole("batches", self.batches)
+        check_number("tolerance", self.tolerance)
+        check_number("seconds", self.seconds)
         if not 0 <= self.tolerance < 100:
             raise UsageError(f"the tolerance must be 0 or more (0.05 is 5%), not {self.tolerance}")
         if not 0 < self.seconds <= MOST_SECONDS:
             raise UsageError(f"a search takes more than 0 and at most {MOST_SECONDS:.0f} s")
-        if self.batches is not None and self.batches < 0:
-            raise UsageError(f"the number of batches must be at least 0, not {self.batches}")
 
 
 Policy = Callable[[Problem, PolicyOptions], Plan]

@@ -45,7 +45,7 @@ class Arrivals:
             raise UsageError(f"the load is a part of a rate, such as 0.6, not {part:g}")
         if part is not None and mix.has_rates:
             raise UsageError(
-                f"--load {part:g} draws the arrivals; leave rates (@rps) out of the mix"
+                f"the load {part:g} draws the arrivals; leave rates (@rps) out of the mix"
             )
         check_shape(mix, shape)
         if requests < 1:
@@ -93,7 +93,7 @@ class Arrivals:
             if idle:
                 raise UsageError(
                     f"{', '.join(idle)} completed no request under shared in "
-                    f"{window.seconds:g} s; give more --seconds"
+                    f"{window.seconds:g} s; give more seconds"
                 )
             self._rates = [(self.part or 1.0) * worker.rate_rps for worker in workers]
         return self._rates

@@ -117,8 +117,7 @@ class Rig(Closing):
         missing = [str(model) for model in plan.models if model not in self._profiles]
         if missing:
             raise UsageError(
-                f"the plan needs the profile of {', '.join(missing)}; give its folder with "
-                f"--profiles"
+                f"the plan needs the profile of {', '.join(missing)}; give its folder as profiles"
             )
         return [self._profiles[model] for model in plan.models]
 

@@ -154,10 +154,10 @@ def _begin(device: Device, cases: Sequence[Case], path: Path) -> Observations:
     kept = store.load(path, Observations)
     if kept.modelled != device.modelled:
         which = "simulated" if kept.modelled else "measured"
-        raise MismatchError(f"{path} has {which} runs; give another file with --observations")
+        raise MismatchError(f"{path} has {which} runs; give another file of observations")
     differences = kept.fingerprint.check(here, str(path), "this device")
     if differences:
-        raise MismatchError(f"{differences[0]}; give another file with --observations")
+        raise MismatchError(f"{differences[0]}; give another file of observations")
     both = replace(kept.fingerprint, traces={**kept.fingerprint.traces, **here.traces})
     return replace(kept, fingerprint=both)
 
@@ -194,7 +194,7 @@ def fit_observations(
     """The simulator's constants, fitted to stored runs; constants not fitted are the base's."""
     progress = progress or Progress()
     if not observed.runs:
-        raise UsageError("there are no runs to fit; measure longer: --budget")
+        raise UsageError("there are no runs to fit; measure longer (a larger budget)")
     replay = Replay(observed, topology, find_observed(observed, topology, base, folders))
     count = len(replay.usable())
     joints = f" Joints: measured on {len(observed.joints)} pairs." if observed.joints else ""

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eclip.cli import screen
+from eclip.cli.screen import measured
 from eclip.cli.screen.tables import lay_out
 from eclip.core.measures import Measures, WorkerMeasures
 from eclip.core.model_key import parse_model
@@ -108,12 +109,12 @@ def test_optional_columns_go_first_and_long_names_are_cut() -> None:
 
 def test_best_policy_is_marked_and_held_against_plain_streams(shown: io.StringIO) -> None:
     compared = [measures("shared", 1.0, power=400.0), measures("search", 1.119, power=600.0)]
-    screen.print_measures(compared, best="search", aim="throughput")
+    measured.print_measures(compared, best="search", aim="throughput")
     text = shown.getvalue()
     assert "search *" in text and "+11.9%" in text and "+0.0%" in text and "vs shared" in text
     assert "* highest STP" in text
     assert max(map(len, text.splitlines())) <= 80
-    screen.print_measures(compared, best="shared", aim="energy")
+    measured.print_measures(compared, best="shared", aim="energy")
     assert "shared *" in shown.getvalue()[len(text) :]
 
 
@@ -123,7 +124,7 @@ def test_best_policy_is_not_said_to_keep_what_it_misses(
 ) -> None:
     promised = msgspec.structs.replace(worker("albert", 500.0), **missing)
     compared = [measures("shared", 1.0, promised), measures("yield", 1.2, promised)]
-    screen.print_measures(compared, best="yield", aim="slo")
+    measured.print_measures(compared, best="yield", aim="slo")
     assert ("every bound and floor kept" in shown.getvalue()) == (not missing)
     assert ("no policy keeps every bound and floor" in shown.getvalue()) == bool(missing)
 
@@ -131,30 +132,34 @@ def test_best_policy_is_not_said_to_keep_what_it_misses(
 def test_plan_for_services_of_a_mix_without_any_breaks_no_table(shown: io.StringIO) -> None:
     promised = msgspec.structs.replace(worker("albert", 500.0), bound_ms=2.0)
     for compared in ([worker("albert", 400.0), promised], [promised, worker("albert", 400.0)]):
-        screen.print_measures([measures(str(n), 1.0, one) for n, one in enumerate(compared)])
+        measured.print_measures([measures(str(n), 1.0, one) for n, one in enumerate(compared)])
     assert "Services" not in shown.getvalue()
 
 
 def test_one_policy_is_held_against_nothing(shown: io.StringIO) -> None:
-    screen.print_measures([measures("shared", 1.0)])
+    measured.print_measures([measures("shared", 1.0)])
     assert "vs shared" not in shown.getvalue() and "*" not in shown.getvalue()
 
 
 def test_overload_is_said_in_words(shown: io.StringIO) -> None:
-    screen.print_measures([measures("shared", 1.0, worker("bert", 337.0, 99999.0))])
+    measured.print_measures([measures("shared", 1.0, worker("bert", 337.0, 99999.0))])
     assert "bert: offered 99999/s, served 337/s: overloaded, its queue grew" in shown.getvalue()
     assert "99999.0" in shown.getvalue() and "offered/s" in shown.getvalue()
 
 
 def test_workers_that_keep_up_are_not_called_overloaded(shown: io.StringIO) -> None:
-    screen.print_measures([measures("shared", 1.0, worker("bert", 99.0, 100.0), worker("vgg", 1))])
+    measured.print_measures(
+        [measures("shared", 1.0, worker("bert", 99.0, 100.0), worker("vgg", 1))]
+    )
     assert "overloaded" not in shown.getvalue()
 
 
 def test_kernels_for_fewer_units_are_named(shown: io.StringIO) -> None:
     usual, chosen = worker("gpt2", 500.0), worker("gpt2", 600.0, model="gpt2~66:8")
-    screen.print_measures([measures("shared", 1.0, usual), measures("search", 1.2, chosen)])
-    assert "gpt2~66" in shown.getvalue()
+    measured.print_measures([measures("shared", 1.0, usual), measures("search", 1.2, chosen)])
+    text = shown.getvalue()
+    assert "gpt2~66" not in text  # a model has one name in all rows
+    assert "search uses kernels chosen for fewer units: gpt2 for 66." in text
     assert screen.worker_label("gpt2.2", parse_model("gpt2~66:8")) == "gpt2~66.2"
     assert screen.worker_label("gpt2", parse_model("gpt2:8")) == "gpt2"
     assert screen.worker_label("m", parse_model("package.module:m:8")) == "m"

@@ -239,10 +239,10 @@ def test_search_without_other_kernels_begins_with_none(device: Refusing) -> None
 
 
 def test_only_busy_workers_are_searched_on_the_device() -> None:
-    with pytest.raises(UsageError, match="--refine"):
+    with pytest.raises(UsageError, match="refine"):
         explorer_of(Verification(1, 1.0)).simulate(Objective("slo"), QUIET)
     arriving = at_rates(MIX, [50.0, None])
-    with pytest.raises(UsageError, match="--refine"):
+    with pytest.raises(UsageError, match="refine"):
         explorer_of(Verification(1, 1.0), arriving).simulate(Objective(), QUIET)
 
 

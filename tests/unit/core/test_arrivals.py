@@ -413,7 +413,7 @@ def test_trace_window_may_be_the_whole_run(milliseconds: int) -> None:
 
 def test_load_of_a_part_draws_arrivals_so_a_mix_with_rates_is_refused() -> None:
     with pytest.raises(
-        UsageError, match=r"--load 0.6 draws the arrivals; leave rates \(@rps\) out"
+        UsageError, match=r"the load 0.6 draws the arrivals; leave rates \(@rps\) out"
     ):
         Arrivals(parse_mix("m0@900rps,m1"), Window(), part=0.6)
     Arrivals(parse_mix("m0@900rps,m1"), Window())

@@ -298,7 +298,7 @@ def test_sources_are_made_once_for_every_worker_and_model(monkeypatch: pytest.Mo
 
 
 def test_plan_whose_profile_is_not_there_says_which() -> None:
-    with pytest.raises(UsageError, match=r"needs the profile of a~66:1; .*--profiles"):
+    with pytest.raises(UsageError, match=r"needs the profile of a~66:1; .* as profiles"):
         stand_with(()).open(plan_for(66, 0))
 
 

@@ -196,7 +196,7 @@ def test_time_is_dealt_out_evenly_and_what_is_missing_is_said(
 def test_runs_of_another_driver_are_not_added_to(tmp_path: Path) -> None:
     path = tmp_path / "o.json"
     measure(path, runs=1)
-    with pytest.raises(MismatchError, match=r"driver 1\.0.*--observations"):
+    with pytest.raises(MismatchError, match=r"driver 1\.0.*of observations"):
         measure(path, Device(driver="2.0"))
 
 
@@ -209,9 +209,9 @@ def test_runs_of_the_simulator_say_so_and_are_kept_apart_from_measured_ones(
     assert made.modelled and made.fingerprint.driver == ""
     assert "simulator of" in made.source
     assert not measure(measured, runs=1).modelled
-    with pytest.raises(MismatchError, match=r"has measured runs; .*--observations"):
+    with pytest.raises(MismatchError, match=r"has measured runs; .*of observations"):
         measure(measured, simulator, runs=2)
-    with pytest.raises(MismatchError, match=r"has simulated runs; .*--observations"):
+    with pytest.raises(MismatchError, match=r"has simulated runs; .*of observations"):
         measure(simulated, runs=2)
 
 

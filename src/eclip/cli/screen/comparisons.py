@@ -8,8 +8,11 @@ from typing import Any
 
 import eclip
 from eclip.cli import screen
+from eclip.cli.screen import measured
 from eclip.files.comparison import Comparison, Entry
 from eclip.planner.table_i import TABLE_I
+from eclip.reports.chapters import Named, chapters_of
+from eclip.reports.verdict import judge
 
 
 def show(outcome: eclip.Outcome, as_json: bool) -> None:
@@ -33,13 +36,20 @@ def show(outcome: eclip.Outcome, as_json: bool) -> None:
             ),
         ]
     )
-    screen.print_measures(measures, outcome.best, comparison.aim)
+    measured.print_measures(measures, outcome.best, comparison.aim)
     if comparison.repeats > 1:
         _print_spreads(comparison)
     _print_settings(comparison)
     if comparison.load_part is not None:
         _print_tails(comparison)
     _print_table_i(comparison)
+    screen.out.print(f"\n{verdict(outcome)}", style="bold")
+
+
+def verdict(outcome: eclip.Outcome) -> str:
+    """The best way of sharing, in a sentence, or why that is not decided."""
+    (chapter,) = chapters_of([Named(outcome)])
+    return judge(chapter).sentence
 
 
 def warn(comparison: Comparison) -> None:
@@ -63,6 +73,7 @@ def describe(outcome: eclip.Outcome) -> dict[str, Any]:
         "seed": comparison.seed,
         "policies": list(outcome.measures.values()),
         "best": outcome.best,
+        "verdict": verdict(outcome),
         "table_i": _table_i(comparison),
         "comparison": comparison,
         "warnings": comparison.warnings,

@@ -245,7 +245,7 @@ def check_refinement(seconds: float, objective: Objective, *, rates: bool) -> No
     """Refuse a search on the device for bounds and rates: its trials are too short to tell them."""
     if seconds > 0 and (objective.kind == "slo" or rates):
         raise UsageError(
-            "--refine searches on the device for throughput or energy of workers that are always "
+            "refine searches on the device for throughput or energy of workers that are always "
             "busy; leave it out for mixes with rates"
         )
 
@@ -271,6 +271,6 @@ def check_measured(plain: Score, objectives: Sequence[Objective], seconds: float
     counted = min(float(np.dot(plain.ratios, aim.weights or every)) for aim in objectives)
     if counted == 0 or (energy and plain.power_w == 0):
         raise UsageError(
-            f"a trial of {seconds:g} s measured nothing; give eclip compare a longer one: "
-            f"--set trial-seconds={10 * seconds:g}"
+            f"a trial of {seconds:g} s measured nothing; try {10 * seconds:g} s (the option "
+            f"trial_seconds of a comparison)"
         )

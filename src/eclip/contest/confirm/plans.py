@@ -69,7 +69,7 @@ def make_verification(
 ) -> Verification:
     """The Verification of a search, from the user's options."""
     if earlier is not None and not refine:
-        raise UsageError("an earlier search is continued on the device: give --refine, too")
+        raise UsageError("an earlier search is continued on the device: give refine, too")
     modelled = rig.device.modelled
     tried = () if earlier is None else find_earlier(earlier, rig.case, modelled=modelled)
     return Verification(verify, refine, tried)

@@ -36,7 +36,7 @@ def solve(problem: PackingProblem, progress: Progress | None = None) -> Packing:
     if len(problem.fleet.services) > MOST_SERVICES:
         raise UsageError(
             f"the exact optimum is for at most {MOST_SERVICES} services, not "
-            f"{len(problem.fleet.services)}; leave --exact out"
+            f"{len(problem.fleet.services)}; place it by search instead"
         )
     sets = [
         found for kind in problem.fleet.kinds for found in feasible_sets(problem, kind, progress)
@@ -64,7 +64,7 @@ def feasible_sets(
                 count += 1
                 if count > _MOST_SETS:
                     raise UsageError(
-                        "too many sets fit a GPU for an exact optimum; leave --exact out"
+                        "too many sets fit a GPU for an exact optimum; place it by search instead"
                     )
                 yield FeasibleSet(kind, _held(head))
             continue

@@ -277,16 +277,28 @@ def bring_up(file: FleetFile, planned: Planned, progress: Progress) -> Any:
             time.sleep(0.02)
     controller = start(file, planned)
     deadline = time.monotonic() + _READY_S
+    said = ""
     while time.monotonic() < deadline:
         if progress.stopped:
             raise StoppedError("stopped before the fleet was up")
         status = ask(controller.status)
+        if (doing := _in_words(status)) != said:
+            said = doing
+            progress.phase(f"starting servers, {said}")
         if status.ready:
             return status
         if status.trouble:
             raise DeviceError(status.trouble)
         time.sleep(0.1)
     raise DeviceError(f"the fleet was not ready after {_READY_S:.0f} s")
+
+
+def _in_words(status: Any) -> str:
+    """``2 of 4 GPUs and 0 of 1 routers are ready``"""
+    used = [gpu for gpu in status.gpus if gpu.services]
+    serving = sum(gpu.state == "ready" for gpu in used)
+    routers = sum(bool(router.ready) for router in status.routers)
+    return f"{serving} of {len(used)} GPUs and {routers} of {len(status.routers)} routers are ready"
 
 
 def take_down() -> bool:
