@@ -20,6 +20,14 @@ extern "C" {
  * in the plan, or -1: libeclip finds it. Needs `eclip exec --plan`. */
 ECLIP_OPTIONAL void eclip_request(int worker);
 
+/* Ask for a cap of so many SMs (on AMD, CUs) instead of the one that the process has. A thread of
+ * libeclip does the rest. 0: asked; -1: the process has no cap, or there is no such number. Needs
+ * `eclip exec --sms` or `--share`. */
+ECLIP_OPTIONAL int eclip_sms(int wanted);
+
+/* The SMs that the process holds now; 0: it has no cap. */
+ECLIP_OPTIONAL int eclip_sms_held(void);
+
 #ifdef __cplusplus
 }
 #endif

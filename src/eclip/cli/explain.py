@@ -13,7 +13,6 @@ from eclip.cli.options import FrontierOption, JsonOption
 from eclip.core.display import digits_apart
 from eclip.core.plan import Assignment, Evidence, Plan, PlannedWorker, Trial
 from eclip.files import store
-from eclip.planner.search.decision import MARGIN_IN_WORDS
 from eclip.planner.search.objective import Score
 from eclip.planner.tiers import expected_excess_ns, joints_in_words
 
@@ -158,8 +157,6 @@ def _print_evidence(plan: Plan, evidence: Evidence, frontier: bool) -> None:
     else:
         if chosen.services:
             _print_excess(chosen)
-        elif evidence.modelled:
-            screen.out.print(f"{MARGIN_IN_WORDS[0].upper()}{MARGIN_IN_WORDS[1:]}.")
         _print_tradeoffs(evidence, len(evidence.tradeoffs) if frontier else FRONTIER_ROWS)
     screen.out.print(
         f"To repeat the search: --objective {evidence.objective} --seed {evidence.seed} "

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from eclip.core.rules import (
+    BACKGROUND,
     BOUND,
     BUSY_SINCE,
     CROSSED,
@@ -28,11 +29,16 @@ from eclip.core.rules import (
     NAME,
     NOBODY,
     PID,
+    PLAIN,
     SERVED,
     SERVICE,
+    SLICES_HELD,
+    SLICES_WANTED,
     STOPPED_NS,
     TAIL,
     TIER,
+    UNITS_HELD,
+    UNITS_WANTED,
     WORDS,
     YIELDED,
     Ints,
@@ -40,14 +46,16 @@ from eclip.core.rules import (
 from eclip.errors import ArtefactError, UsageError
 from eclip.gpu.board import FIRST_ROW, SIZE, boards_here, check_board
 
+_TIERS = {SERVICE: "service", BACKGROUND: "background", PLAIN: "plain"}
+
 
 class SeenWorker(msgspec.Struct, frozen=True, kw_only=True):
     """One row of a board at one moment. Counters are since the worker came."""
 
     name: str
     pid: int  # as the worker sees itself: in a container it means nothing outside
-    tier: str  # service or background
-    state: str  # busy, idle, stopped (no heartbeat), or hung (busy for ten bounds)
+    tier: str  # service, background, or plain: neither
+    state: str  # busy, idle, stopped (no heartbeat), hung (busy for ten bounds), or running (plain)
     bound_ms: float | None  # of a service; None also where it has none in time
     slack_ms: float | None  # of a busy service: what is left before its bound breaks
     p99_ms: float | None  # about; None: no request has ended
@@ -57,6 +65,9 @@ class SeenWorker(msgspec.Struct, frozen=True, kw_only=True):
     moves: int
     barriers: int
     longest_pause_ms: float
+    units_wanted: int  # SMs or CUs that the process is capped to; 0: no cap
+    units_held: int  # where work of the process may run: while it moves, also where it was
+    moving: bool  # a kernel still runs where the process was
 
 
 class SeenBoard(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,9 +102,9 @@ def look_around(path: Path | None = None) -> list[SeenBoard]:
     paths = boards_here() if path is None else [path]
     if not paths:
         raise UsageError(
-            "there is no board, so nobody shares a GPU: start a program with eclip exec --service "
-            "or --background, or anything of eclip with ECLIP_BOARD set; --board names the file of "
-            "a board"
+            "there is no board, so nobody shares a GPU: start a program with eclip exec --service, "
+            "--background or --sms, or anything of eclip with ECLIP_BOARD set; --board names the "
+            "file of a board"
         )
     return [look(one) for one in paths]
 
@@ -105,7 +116,7 @@ def _worker(row: Ints, now: int) -> SeenWorker:
     return SeenWorker(
         name=row[NAME:].tobytes().rstrip(b"\0").decode(errors="replace"),
         pid=int(row[PID]),
-        tier="service" if service else "background",
+        tier=_TIERS.get(int(row[TIER]), "unknown"),
         state=state,
         bound_ms=int(row[BOUND]) / 1e6 if service and row[BOUND] > 0 else None,
         slack_ms=slack_ns / 1e6 if service and state == "busy" else None,
@@ -116,6 +127,9 @@ def _worker(row: Ints, now: int) -> SeenWorker:
         moves=int(row[MOVED]),
         barriers=int(row[CROSSED]),
         longest_pause_ms=int(row[LONGEST_PAUSE]) / 1e6,
+        units_wanted=int(row[UNITS_WANTED]),
+        units_held=int(row[UNITS_HELD]),
+        moving=bool(row[SLICES_HELD] != row[SLICES_WANTED]),
     )
 
 
@@ -123,6 +137,8 @@ def state_of(row: Ints, now: int) -> str:
     """How a row's owner is: busy, idle, stopped or hung, as ``counts_as_busy`` decides."""
     if now - row[HEARTBEAT] > STOPPED_NS:
         return "stopped"
+    if row[TIER] == PLAIN:
+        return "running"
     if row[BUSY_SINCE] == IDLE:
         return "idle"
     hung = row[BOUND] > 0 and now - row[BUSY_SINCE] > HUNG_BOUNDS * row[BOUND]
