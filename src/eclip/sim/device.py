@@ -28,7 +28,7 @@ from eclip.core.device import (
 )
 from eclip.core.load import CLOSED_LOOP, Load
 from eclip.core.memory import check_memory, memory_of_plan
-from eclip.core.plan import Plan, Processes, Sharing, Turns
+from eclip.core.plan import Plan, Processes, Sharing, Turns, account_warnings
 from eclip.core.profile import Profile
 from eclip.core.program import Program, program_of
 from eclip.core.requests import OWN, Desk, Submitting, slots_for
@@ -99,6 +99,7 @@ class SimDevice(Closing):
             )
         if any(lane.priority for lane in plan.lanes):
             warnings.append("the simulator does not know stream priorities: the plan's do nothing")
+        warnings += account_warnings(plan)
         if plan.aliased:
             warnings.append(
                 f"{len(plan.lanes)} lanes share {plan.topology.hardware_queues} hardware queues: "
