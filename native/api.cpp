@@ -1,10 +1,14 @@
 // The C interface: a request's mark for programs that have one to give, and the decisions of the
 // frontier and the recorder by themselves, for the test that compares them with Python's.
+#define ECLIP_OPTIONAL  // here they are
+#include "eclip.h"
+
 #include <memory>
 #include <vector>
 
 #include "commands.h"
 #include "dispatcher.h"
+#include "moving.h"
 
 #define ECLIP_API extern "C" __attribute__((visibility("default")))
 
@@ -15,6 +19,12 @@ ECLIP_API void eclip_request(int worker) {
     Dispatcher& dispatcher = Dispatcher::get();
     if (dispatcher.on()) dispatcher.workers().begin_request(worker);
 }
+
+// Ask for a cap of so many units instead of the one that the process has (eclip exec --sms). A thread
+// of libeclip does the rest. 0: asked; -1: the process has no cap, or there is no such number.
+ECLIP_API int eclip_sms(int wanted) { return moving::ask(wanted) ? 0 : -1; }
+// The units that the process holds now; 0: it has no cap.
+ECLIP_API int eclip_sms_held() { return static_cast<int>(moving::held()); }
 
 namespace {
 

@@ -31,7 +31,8 @@ enum {
     ECLIP_SLICE_WORDS = 4,
 };
 
-enum { ECLIP_NOBODY = 0, ECLIP_SERVICE = 1, ECLIP_BACKGROUND = 2 }; /* tiers */
+/* Tiers. Plain ones neither give way nor are given way to: they have slices of their own. */
+enum { ECLIP_NOBODY = 0, ECLIP_SERVICE = 1, ECLIP_BACKGROUND = 2, ECLIP_PLAIN = 3 };
 
 /* In busy_since; times may be negative. */
 #define ECLIP_IDLE (-(INT64_C(1) << 62))
@@ -75,7 +76,9 @@ struct eclip_board_row {
     int64_t free;         /* of busy periods that began free */
     int64_t free_late;
     int64_t strict_ns[3]; /* busy and strict, by reason */
-    int64_t spare[4];
+    int64_t move_ns;  /* how long the last change of units took until launches went there, */
+    int64_t leave_ns; /* and until the last kernel on the units before had ended */
+    int64_t spare[2];
 
     int64_t pid;              /* as its owner sees itself: shown, never trusted */
     int64_t served;           /* requests, as the following since the row was claimed */
@@ -95,7 +98,8 @@ struct eclip_board_row {
     int64_t memory_used; /* bytes */
     int64_t begun;       /* requests that the process has marked, as the following */
     int64_t ended;
-    int64_t more_spare;
+    int64_t asked;       /* units that somebody asks the owner for, above a count of 32 bits: the one
+                            word that others of the user write, too */
 
     char name[ECLIP_BOARD_NAME_BYTES]; /* for people, filled with zeros; UTF-8 that may be cut */
 };

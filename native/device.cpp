@@ -51,10 +51,12 @@ CUcontext current_context() {
     return ask != nullptr && ask(&current) == CUDA_SUCCESS ? current : nullptr;
 }
 
-bool is_current(CUdevice device) {
+bool is_current(CUdevice device) { return device >= 0 && current_device() == device; }
+
+CUdevice current_device() {
     auto ask = driver().cuCtxGetDevice;
     CUdevice current = -1;
-    return ask != nullptr && ask(&current) == CUDA_SUCCESS && current == device;
+    return ask != nullptr && ask(&current) == CUDA_SUCCESS ? current : -1;
 }
 
 bool has_primary(CUdevice device) {

@@ -67,6 +67,7 @@ void destroy_event(CUevent event);
 
 CUcontext current_context();  // the calling thread's, or none
 bool is_current(CUdevice device);
+CUdevice current_device();  // or -1
 bool has_primary(CUdevice device);  // somebody has made its primary context
 CUcontext retain_primary(CUdevice device);
 void release_primary(CUdevice device);

@@ -37,6 +37,11 @@ void Dispatcher::meet_unknown(const char* name) {
     join_home(*thread_state().own);
 }
 
+void Dispatcher::meet_misfit() {
+    count(counters().misfits);
+    say("a kernel does not fit on the process's SMs and runs on the whole device");
+}
+
 void Dispatcher::ended(Stream& stream, uint64_t calls) {
     if (table().mode == Mode::record)
         mark_record(stream.order->kind == Kind::legacy ? kAllWorkers

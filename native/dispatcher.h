@@ -60,6 +60,7 @@ public:
         Inside inside;
         Placing::Hold hold(placing_, *stream);
         if (table().mode == Mode::record) return record(*stream, hold, launch, raw, call);
+        if (table().mode == Mode::cap) return launch_under_cap(*stream, hold, raw, call);
         Workers::Place place = workers_.next(*stream, launch);
         auto [status, queue, refused] = placing_.make(*stream, hold, place.lane, true, raw, call);
         if (refused) workers_.mark_misfit(place.step);
@@ -67,6 +68,18 @@ public:
         if (place.lane >= 0 && queue == kHome) count(counts.contended);
         if (queue != stream->last_queue) count(counts.switches);
         stream->last_queue = queue;
+        return status;
+    }
+
+    // Its kernels go wherever the process may run.
+    template <class Call>
+    CUresult launch_under_cap(Stream& stream, Placing::Hold& hold, CUstream raw, Call& call) {
+        auto [status, queue, refused] = placing_.make(stream, hold, kWork, true, raw, call);
+        Counters& counts = counters();
+        if (queue >= 0) count(counts.redirected);
+        if (refused) meet_misfit();
+        if (queue != stream.last_queue) count(counts.switches);
+        stream.last_queue = queue;
         return status;
     }
 
@@ -223,6 +236,7 @@ public:
     Workers& workers() { return workers_; }
     const Table& table() const { return setup_.table(); }
     const Pool& pool() { return setup_.pool(); }
+    Cap& cap() { return setup_.cap(); }
 
 private:
     Dispatcher();
@@ -235,6 +249,7 @@ private:
         return registry_.find(raw, meaning, pool().primary);
     }
     void join_home(Stream& stream);
+    void meet_misfit();  // a kernel that does not fit under the cap
     void ended(Stream& stream, uint64_t calls);
 
     // What an event ends: a stream, up to so many calls.

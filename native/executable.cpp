@@ -36,6 +36,18 @@ std::vector<CUgraphNode> Executable::stored_handles() const {
     return handles;
 }
 
+CUresult Executable::repeat_updates(CUgraphExec made) const {
+    const Driver& real = driver();
+    CUresult status = CUDA_SUCCESS;
+    for (const Placed& placed : nodes) {
+        if (!placed.enabled && status == CUDA_SUCCESS)
+            status = real.cuGraphNodeSetEnabled(made, placed.stored, 0);
+        if (placed.child != nullptr && status == CUDA_SUCCESS)
+            status = real.cuGraphExecChildGraphNodeSetParams(made, placed.stored, placed.child);
+    }
+    return status;
+}
+
 void Executable::drop_parts() {
     destroy_parts(parts);
     for (Placed& placed : nodes) placed.piece = nullptr;

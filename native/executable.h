@@ -40,6 +40,7 @@ constexpr int kNotRecorded = -2;  // beside lanes and kHome
 struct Executable {
     int worker = -1;
     bool moved = false;  // to lanes: it was made from the clone, not from the user's graph
+    int place = -1;      // under a cap: where its kernels run
     Sequence sequence;   // of the user's graph
     std::unordered_map<CUgraphNode, size_t> places;  // of the user's nodes in it
     std::vector<Placed> nodes;                       // by their places
@@ -62,7 +63,8 @@ struct Executable {
 
     int recorded_on = kNotRecorded;  // the lane that it was cut for
 
-    // Other lanes while only some workers are active, by the plan's variants.
+    // Other lanes while only some workers are active, by the plan's variants. Under a cap: at other
+    // places, the last one used at the end.
     std::unordered_map<int, size_t> variant_of;  // which of the following; without one: this
     std::vector<std::unique_ptr<Executable>> variants;
 
@@ -73,6 +75,7 @@ struct Executable {
     Placed* find(CUgraphNode node);
     CUgraphNode original(CUgraphNode clone_node) const;  // the user's, or none
     std::vector<CUgraphNode> stored_handles() const;
+    CUresult repeat_updates(CUgraphExec made) const;  // what only executables know, said to a new one
     void keep_whole(const char* why);  // from now on
     void drop_parts();
 };

@@ -23,6 +23,7 @@ enum class Kind : int { legacy = 0, blocking = 1, nonblocking = 2 };
 constexpr int kDone = -2;    // a tail: nothing is pending
 constexpr int kHome = -1;    // a queue: the user's own stream; lanes are 0 and up
 constexpr int kFollow = -3;  // a wish: wherever the stream's last work went
+constexpr int kWork = -4;    // likewise, but under a cap (cap.h) the stream's lane there
 constexpr int kMostLanes = 64;
 constexpr uint64_t kNever = ~uint64_t{0};
 
@@ -39,12 +40,12 @@ public:
         bool busy() const { return word & 1; }
     };
 
-    View read() const { return {word_.load(std::memory_order_acquire)}; }
+    View read() const { return {word_.load()}; }
 
     // Take the lane for one submission, if it is still as seen.
     bool claim(View seen, uint64_t user) {
         uint64_t next = user << 32 | (seen.word & kCount) | 3;
-        return word_.compare_exchange_strong(seen.word, next, std::memory_order_acq_rel);
+        return word_.compare_exchange_strong(seen.word, next);
     }
 
     // The submission is in the lane. Counting it makes what others saw before out of date.

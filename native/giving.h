@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "device.h"
+#include "seat.h"
 
 namespace eclip::giving {
 
@@ -24,6 +25,9 @@ inline bool on() {
     int now = state.load(std::memory_order_acquire);  // and what was read with it
     return now != kOff && (now != kUnread || read_state());
 }
+
+// What the process's row says: of its tier, or plain where it has none.
+Promise promise_of_process();
 
 constexpr double kUnknownTime = 0;
 void launch(CUstream stream, Default meaning);

@@ -16,19 +16,6 @@
 namespace eclip {
 namespace {
 
-// What only executables know, said to a new one.
-CUresult repeat_updates(const Executable& exec, CUgraphExec made) {
-    const Driver& real = driver();
-    CUresult status = CUDA_SUCCESS;
-    for (const Placed& placed : exec.nodes) {
-        if (!placed.enabled && status == CUDA_SUCCESS)
-            status = real.cuGraphNodeSetEnabled(made, placed.stored, 0);
-        if (placed.child != nullptr && status == CUDA_SUCCESS)
-            status = real.cuGraphExecChildGraphNodeSetParams(made, placed.stored, placed.child);
-    }
-    return status;
-}
-
 // Nothing waits for those that are not launched any more; they go once the last launch is done.
 void end_retired(Executable& exec) {
     if (exec.retired.empty()) return;
@@ -51,7 +38,7 @@ CUresult instantiate_again(Executable& exec) {
     CUgraphExec made = nullptr;
     CUresult status = real.cuGraphInstantiateWithFlags(&made, exec.stored, exec.flags);
     if (status != CUDA_SUCCESS) return status;
-    status = repeat_updates(exec, made);
+    status = exec.repeat_updates(made);
     if (status != CUDA_SUCCESS) {
         real.cuGraphExecDestroy(made);
         return status;
@@ -275,8 +262,8 @@ CUresult update_graph(Executable& exec, CUgraph graph, GraphExecUpdateResultInfo
     return CUDA_SUCCESS;
 }
 
-// A clone of what a child graph is to be replaced by, on the lanes of what it replaces; none where
-// the driver refuses that.
+}  // namespace
+
 CUgraph place_child(const Executable& exec, const Placed& placed, CUgraph child) {
     const auto place = static_cast<size_t>(&placed - exec.nodes.data());
     const size_t count = exec.sequence.nodes[place].end - place - 1;
@@ -292,7 +279,6 @@ CUgraph place_child(const Executable& exec, const Placed& placed, CUgraph child)
                                                                                              : nullptr;
 }
 
-}  // namespace
 }  // namespace eclip
 
 using namespace eclip;

@@ -4,6 +4,7 @@
 // A launch is one call, or, where background gives way, one for each part of the graph. Whatever cannot
 // be re-homed or cut runs as it is.
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "device.h"
@@ -124,7 +125,10 @@ Executable& choose_variant(Executable& main, CUstream stream, Default meaning) {
 template <class Launch>
 CUresult launch_kept(Executable& main, CUstream stream, Default meaning, Launch&& launch) {
     Dispatcher& dispatcher = Dispatcher::get();
-    Executable& exec = choose_variant(main, stream, meaning);
+    std::optional<Cap::Pin> stays;  // until all of it is launched where its kernels run
+    if (main.place >= 0) stays.emplace(dispatcher.cap());
+    Executable& exec = main.place >= 0 ? find_placed(main, dispatcher.cap().here())
+                                       : choose_variant(main, stream, meaning);
     giving::Alone alone(stream, meaning);
     if (alone.granted()) steer_parts(exec);
     const bool cut = alone.granted() && !exec.parts.empty() && may_launch_parts();
@@ -134,7 +138,7 @@ CUresult launch_kept(Executable& main, CUstream stream, Default meaning, Launch&
     CUresult status = CUDA_SUCCESS;
     for (size_t part = 0; part < count_of_parts && status == CUDA_SUCCESS; ++part) {
         giving::launching_graph(stream, meaning, part_ns(exec, cut, part));
-        status = dispatcher.pass(stream, meaning, kFollow, true, [&](CUstream target) {
+        status = dispatcher.pass(stream, meaning, kWork, true, [&](CUstream target) {
             CUgraphExec made = cut ? exec.parts[part].exec : exec.current;
             if (!followed.needed() || dispatcher.captures(target, meaning)) return launch(made, target);
             CUstream queue = queue_of(target, meaning);
@@ -182,7 +186,7 @@ CUresult launch_graph(CUgraphExec handle, CUstream stream, Default meaning, Laun
     giving::launching_graph(stream, meaning);
     Dispatcher& dispatcher = Dispatcher::get();
     if (!dispatcher.on()) return launch(handle, stream);
-    return dispatcher.pass(stream, meaning, kFollow, true,
+    return dispatcher.pass(stream, meaning, kWork, true,
                            [&](CUstream target) { return launch(handle, target); });
 }
 

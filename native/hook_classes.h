@@ -17,7 +17,7 @@ inline void forget_event(CUevent event) {
 // A memset, or the record of an event.
 template <class Call>
 CUresult follow(Dispatcher& dispatcher, CUdeviceptr, CUstream stream, Default meaning, Call& call) {
-    return dispatcher.pass(stream, meaning, kFollow, true, call);
+    return dispatcher.pass(stream, meaning, kWork, true, call);
 }
 template <class Call>
 CUresult follow(Dispatcher& dispatcher, CUevent event, CUstream stream, Default meaning,
@@ -51,7 +51,7 @@ CUresult follow(Dispatcher& dispatcher, CUevent event, CUstream stream, Default 
         return follow(dispatcher, a1, stream, ECLIP_MEANING_##threaded, call);        \
     }
 #define HOOK_COPY(symbol, name, since, threaded, parameters, arguments)      \
-    ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, kFollow, false, \
+    ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, kWork, false,   \
                     giving::launching(stream, ECLIP_MEANING_##threaded))
 #define HOOK_HOME(symbol, name, since, threaded, parameters, arguments)    \
     ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, kHome, false, \

@@ -13,18 +13,47 @@
 
 namespace eclip {
 
+// A word of a lane. Under a cap it changes while others read it, but not while the lane is theirs.
+template <class T>
+class Slot {
+public:
+    Slot(T value = {}) : value_(value) {}
+    Slot(const Slot& other) : value_(static_cast<T>(other)) {}
+    Slot& operator=(const Slot& other) { return *this = static_cast<T>(other); }
+    Slot& operator=(T value) {
+        value_.store(value, std::memory_order_release);
+        return *this;
+    }
+    operator T() const { return value_.load(std::memory_order_acquire); }
+
+private:
+    std::atomic<T> value_;
+};
+
 struct Lane {
     // None where all slices and no priority are meant: the user's own stream serves.
-    CUstream stream = nullptr;
-    CUcontext context = nullptr;
-    CUevent event = nullptr;  // recorded for each barrier; a wait keeps what it has seen
-    int priority = 0;         // as CUDA counts: lower goes first, 0 is what streams have by default
+    Slot<CUstream> stream = nullptr;
+    Slot<CUcontext> context = nullptr;
+    Slot<CUevent> event = nullptr;  // recorded for each barrier; a wait keeps what it has seen
+    int priority = 0;  // as CUDA counts: lower goes first, 0 is what streams have by default
+    Slot<int> place = -1;  // of the cap (cap.h)
 };
+
+// Some slices as a cap may have them: what streams there are made of.
+struct CapPlace {
+    uint64_t slices = 0;  // a bit each
+    CUgreenCtx green = nullptr;
+    CUcontext context = nullptr;
+    CUstream first = nullptr;  // for questions about the place; also the first lane there
+};
+constexpr int kMostPlaces = 32;  // a green context takes memory that the driver never gives back
 
 struct Pool {
     CUcontext primary = nullptr;
     CUdevice device = -1;
+    std::vector<uint32_t> slice_units;  // of the device, in the order of masks
     Lane lanes[kMostLanes];
+    CapPlace places[kMostPlaces];
     std::atomic<size_t> count{0};  // of lanes; recording adds some while others read
     std::mutex growing;
     bool any = false;              // of the plan's lanes is less than the whole device
@@ -49,6 +78,8 @@ namespace masks {
 std::string open(const Table& table, Pool& pool);  // the device is that of the plan
 std::string make(const Pool& pool, const TableLane& wanted, Lane& lane);
 std::string make_full(const Pool& pool, const TableLane& wanted, Lane& lane);  // with a priority
+std::string open_place(const Pool& pool, CapPlace& place);  // `slices` says which
+std::string make_stream(const Pool& pool, const CapPlace& place, CUstream& stream);
 }  // namespace masks
 
 std::string failed(const char* call, CUresult status);

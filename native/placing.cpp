@@ -13,7 +13,8 @@ constexpr uint32_t kLearnEvery = 32;  // how often a lane is asked only to learn
 
 }  // namespace
 
-Placing::Placing(Setup& setup) : setup_(setup), pool_(setup.pool()) {
+Placing::Placing(Setup& setup) : setup_(setup), pool_(setup.pool()), cap_(setup.cap()) {
+    cap_.serve(order_);
     order_.legacy.seen = kNever;  // blocking streams may hold work that nobody has seen
     if (const char* asking = secure_getenv("ECLIP_ASK"))
         asking_ = strcmp(asking, "always") == 0 ? 1 : strcmp(asking, "never") == 0 ? -1 : 0;
@@ -64,14 +65,14 @@ void Placing::Actions::barrier(const StreamOrder& home, int from, int to) {
         home_stream = kLegacyStream;
         current.emplace(owner.pool_.primary);
     }
-    CUevent event = from >= 0 ? owner.pool_.lanes[from].event : stream.event;
+    CUevent event = from >= 0 ? static_cast<CUevent>(owner.pool_.lanes[from].event) : stream.event;
     if (event == nullptr) {
         status = device::make_event(owner.pool_.primary, stream.event);
         event = stream.event;
     }
     if (status == CUDA_SUCCESS)
-        status = device::barrier(from >= 0 ? owner.pool_.lanes[from].stream : home_stream, event,
-                                 to >= 0 ? owner.pool_.lanes[to].stream : home_stream);
+        status = device::barrier(owner.queue_of(from, home_stream), event,
+                                 owner.queue_of(to, home_stream));
     count(counters().barriers);
 }
 
@@ -90,7 +91,7 @@ CUresult Placing::find_end(Stream& stream, CUstream raw, CUstream& target) {
         return actions.status;
     }
     int tail = pending_tail(*stream.order, order_);
-    target = tail >= 0 ? pool_.lanes[tail].stream : raw;
+    target = queue_of(tail, raw);
     return CUDA_SUCCESS;
 }
 

@@ -118,12 +118,13 @@ private:
         Frontier<Actions> frontier(order_, actions);
         // Read under the stream's lock, which who ends planning takes after saying so.
         if (setup_.at_home() || must_stay(stream)) wish = kHome;
-        queue = frontier.decide(*stream.order, wish);
+        if (wish == kWork) queue = decide_under_cap(frontier, stream);
+        else queue = frontier.decide(*stream.order, wish);
         ++stream.calls;
         CUresult status = actions.status;
         if (status == CUDA_SUCCESS) {
             if (!held) hold.release();
-            status = call(queue == kHome ? raw : pool_.lanes[queue].stream);
+            status = call(queue_of(queue, raw));
         }
         if (!held) {
             hold.take();
@@ -135,16 +136,33 @@ private:
         return status;
     }
 
+    // Without a cap, follow. With one, on the stream's lane where the process is, also if it moves
+    // meanwhile or another stream takes the lane.
+    int decide_under_cap(Frontier<Actions>& frontier, Stream& stream) {
+        if (!cap_.on()) return frontier.decide(*stream.order, kFollow);
+        for (;;) {
+            const int lane = cap_.lane_for(stream);
+            const int queue = frontier.decide(*stream.order, lane);
+            const bool claimed = queue >= 0;
+            if (lane == kHome || (claimed && cap_.is_here(queue))) return queue;
+            if (claimed) order_.lanes[queue].submitted();
+        }
+    }
+
     // On a lane that orders itself with the default stream, the default stream would wait for it.
     bool must_stay(const Stream& stream) const {
         return pool_.waits_for_host != nullptr && stream.order->kind == Kind::nonblocking &&
                pool_.waits_for_host();
+    }
+    CUstream queue_of(int queue, CUstream home) const {
+        return queue >= 0 ? static_cast<CUstream>(pool_.lanes[queue].stream) : home;
     }
     bool asks(const Stream& stream) const;
     size_t wait_for_lanes(LaneWord::View* seen);
 
     Setup& setup_;
     Pool& pool_;
+    Cap& cap_;
     SharedOrder order_;
     std::shared_mutex gate_;
     int asking_ = 0;  // -1 never, 1 always, 0 whichever is cheaper

@@ -22,7 +22,8 @@ CUlaunchAttribute read_cluster(CUgraphNode node) {
     return attribute;
 }
 
-// Whether a kernel's clusters can be resident on a lane; without clusters it always fits.
+}  // namespace
+
 bool fits(CUgraphNode node, const KernelNodeParams& params, CUstream lane) {
     const Driver& real = driver();
     CUlaunchAttribute attribute = read_cluster(node);
@@ -39,6 +40,8 @@ bool fits(CUgraphNode node, const KernelNodeParams& params, CUstream lane) {
     return real.cuOccupancyMaxActiveClusters(&clusters, function, &config) == CUDA_SUCCESS &&
            clusters > 0;
 }
+
+namespace {
 
 // What is planned for a graph, node by node.
 struct Plan {
@@ -141,7 +144,7 @@ CUresult prefer(CUgraphNode twin, int priority) {
     return CUDA_SUCCESS;
 }
 
-CUresult move_node(CUgraphNode twin, int type, const Lane& lane) {
+CUresult move_node(CUgraphNode twin, int type, CUcontext context, int priority) {
     const Driver& real = driver();
     GraphNodeParams params{};
     params.type = type;
@@ -150,24 +153,28 @@ CUresult move_node(CUgraphNode twin, int type, const Lane& lane) {
         CUresult status = real.cuGraphKernelNodeGetParams_v2(twin, &kernel);
         if (status != CUDA_SUCCESS) return status;
         // A function belongs to one context, a kernel to none: only the latter can move.
-        if (kernel.kern == nullptr && kernel.ctx != lane.context) return CUDA_SUCCESS;
+        if (kernel.kern == nullptr && kernel.ctx != context) return CUDA_SUCCESS;
         if (kernel.kern != nullptr) {
             kernel.func = nullptr;
-            kernel.ctx = lane.context;
+            kernel.ctx = context;
             status = real.cuGraphKernelNodeSetParams_v2(twin, &kernel);
         }
-        return status == CUDA_SUCCESS ? prefer(twin, lane.priority) : status;
+        return status == CUDA_SUCCESS ? prefer(twin, priority) : status;
     }
     if (type == kNodeMemset) {
         CUresult status = real.cuGraphMemsetNodeGetParams(twin, &params.memset);
         if (status != CUDA_SUCCESS) return status;
-        params.memset.ctx = lane.context;
+        params.memset.ctx = context;
     } else {
         CUresult status = real.cuGraphMemcpyNodeGetParams(twin, params.memcpy.copy3d);
         if (status != CUDA_SUCCESS) return status;
-        params.memcpy.copyCtx = lane.context;
+        params.memcpy.copyCtx = context;
     }
     return real.cuGraphNodeSetParams(twin, &params);
+}
+
+int priority_of(int lane) {
+    return lane >= kFirstPlace ? 0 : Dispatcher::get().pool().lanes[lane].priority;
 }
 
 // An executable for the graph that is made from it or from a clone.
@@ -182,12 +189,14 @@ std::unique_ptr<Executable> make_executable(const Sequence& sequence, int worker
     return made;
 }
 
-// Of a clone with its nodes on these lanes; none where the driver refuses.
-std::unique_ptr<Executable> make_on_lanes(CUgraph graph, const Sequence& sequence, const Plan& plan,
+}  // namespace
+
+std::unique_ptr<Executable> make_on_lanes(CUgraph graph, const Sequence& sequence,
+                                          const std::vector<CUgraphNode>& handles, int worker,
                                           const std::vector<int>& lanes) {
-    auto made = make_executable(sequence, plan.worker);
+    auto made = make_executable(sequence, worker);
     std::vector<CUgraphNode> twins;
-    CUresult status = clone_on_lanes(graph, sequence, sequence.handles, lanes, made->clone, twins);
+    CUresult status = clone_on_lanes(graph, sequence, handles, lanes, made->clone, twins);
     if (status != CUDA_SUCCESS) {
         say("a graph cannot be placed on lanes (status %d) and runs unplanned", status);
         return nullptr;
@@ -201,6 +210,8 @@ std::unique_ptr<Executable> make_on_lanes(CUgraph graph, const Sequence& sequenc
     }
     return made;
 }
+
+namespace {
 
 // As the user made it, with a clone from which parts can be made.
 std::unique_ptr<Executable> make_at_home(CUgraph graph, const Sequence& sequence, int worker) {
@@ -219,8 +230,8 @@ std::unique_ptr<Executable> make_at_home(CUgraph graph, const Sequence& sequence
 bool can_rehome() {
     Dispatcher& dispatcher = Dispatcher::get();
     const Driver& real = driver();
-    if (!dispatcher.on() || !dispatcher.setup().planning() || dispatcher.table().mode != Mode::plan ||
-        !dispatcher.pool().any)
+    if (!dispatcher.on() || !dispatcher.setup().planning()) return false;
+    if (!dispatcher.cap().on() && (dispatcher.table().mode != Mode::plan || !dispatcher.pool().any))
         return false;
     if (real.cuGraphNodeSetParams != nullptr && real.cuGraphGetEdges_v2 != nullptr &&
         real.cuGraphKernelNodeGetParams_v2 != nullptr)
@@ -244,7 +255,7 @@ void add_variants(CUgraph graph, const Plan& plan, Executable& main, const std::
                     kMostExecutables);
                 return;
             }
-            auto made = make_on_lanes(graph, main.sequence, plan, others);
+            auto made = make_on_lanes(graph, main.sequence, main.sequence.handles, plan.worker, others);
             if (made == nullptr) return;
             made->joints = main.joints;
             main.variants.push_back(std::move(made));
@@ -286,7 +297,10 @@ Launch launch_of(CUgraphNode node, const KernelNodeParams& params) {
 }
 
 CUcontext context_of_lane(int lane) {
-    return lane >= 0 ? Dispatcher::get().pool().lanes[lane].context : nullptr;
+    if (lane < 0) return nullptr;
+    const Pool& pool = Dispatcher::get().pool();
+    if (lane >= kFirstPlace) return pool.places[lane - kFirstPlace].context;
+    return pool.lanes[lane].context;
 }
 
 CUresult clone_on_lanes(CUgraph graph, const Sequence& sequence,
@@ -298,7 +312,7 @@ CUresult clone_on_lanes(CUgraph graph, const Sequence& sequence,
     for (size_t place = 0; place < sequence.size() && status == CUDA_SUCCESS; ++place)
         if (lanes[place] >= 0)
             status = move_node(twins[place], sequence.nodes[place].type,
-                               Dispatcher::get().pool().lanes[lanes[place]]);
+                               context_of_lane(lanes[place]), priority_of(lanes[place]));
     if (status != CUDA_SUCCESS) {
         driver().cuGraphDestroy(clone);
         clone = nullptr;
@@ -315,6 +329,7 @@ std::unique_ptr<Executable> keep_graph(CUgraph graph) {
     CUresult status = read_placeable(graph, sequence);
     if (status != CUDA_SUCCESS || sequence.records_events) dispatcher.distrust_events();
     if (status != CUDA_SUCCESS) return nullptr;
+    if (plans && dispatcher.cap().on()) return keep_placed(graph, sequence);
     Plan plan;
     if (!plans || !plan_graph(sequence, plan))
         return cuts || records ? make_at_home(graph, sequence, -1) : nullptr;
@@ -326,7 +341,7 @@ std::unique_ptr<Executable> keep_graph(CUgraph graph) {
     const bool moves = std::any_of(lanes.begin(), lanes.end(), [](int lane) { return lane >= 0; });
     // All on the whole device, whoever is active: it can stay as it is.
     if (!moves && !cuts && dispatcher.table().variants.empty()) return nullptr;
-    auto made = moves ? make_on_lanes(graph, sequence, plan, lanes)
+    auto made = moves ? make_on_lanes(graph, sequence, sequence.handles, plan.worker, lanes)
                       : make_at_home(graph, sequence, plan.worker);
     if (made == nullptr) return nullptr;
     made->joints = find_joints(plan);

@@ -11,9 +11,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 
 namespace eclip {
 namespace {
@@ -23,6 +25,8 @@ constexpr int64_t kBeatNs = 20'000'000;  // a fifth of what counts as stopped
 constexpr int kSweepBeats = 5;
 constexpr int kAttempts = 5;  // a row that somebody clears is locked for a moment
 constexpr int64_t kPauseNs = 2'000'000;
+constexpr int kHeader = -1;  // the lock of the board itself, beside those of rows
+constexpr int64_t kLockNs = 200'000'000, kLockPauseNs = 100'000;
 constexpr size_t kStackBytes = 256 << 10;
 constexpr const char* kAdvice = "remove it, or set ECLIP_BOARD to another path";
 
@@ -171,6 +175,12 @@ Seat& Seat::get() {
 }
 
 std::string Seat::take(const std::string& path, const Promise& promise) {
+    static std::mutex& lock = *new std::mutex;
+    std::lock_guard hold(lock);
+    return row_ >= 0 ? "" : join(path, promise);
+}
+
+std::string Seat::join(const std::string& path, const Promise& promise) {
     std::string wrong = open_file(path);
     if (wrong.empty()) wrong = check(file_);
     if (wrong.empty()) wrong = map_file();
@@ -285,6 +295,45 @@ void Seat::find_services() {
     service_count_.store(count, std::memory_order_release);
 }
 
+// Its lock is free: it was asked for first, where the owner was seen to run.
+bool Seat::clear_if_gone(int row) {
+    if (!is_our_file() || !try_lock(row)) return false;
+    clear(board_->row[row]);
+    struct flock lock = bytes_of(row, F_UNLCK);
+    fcntl(file_, F_OFD_SETLK, &lock);
+    return true;
+}
+
+bool Seat::lock_slices() const {
+    for (int64_t until = monotonic_ns() + kLockNs; monotonic_ns() < until; nap(kLockPauseNs)) {
+        if (!is_our_file()) return false;
+        if (try_lock(kHeader)) return true;
+    }
+    return false;
+}
+
+void Seat::unlock_slices() const {
+    struct flock lock = bytes_of(kHeader, F_UNLCK);
+    if (is_our_file()) fcntl(file_, F_OFD_SETLK, &lock);
+}
+
+Holders Seat::holders(size_t slices) {
+    Holders found;
+    for (int index = 0; index < ECLIP_BOARD_ROWS; ++index) {
+        const eclip_board_row& row = board_->row[index];
+        if (index == row_ || read_word(row.tier) == ECLIP_NOBODY) continue;
+        auto held = static_cast<uint64_t>(read_word(row.slices_held[0]));
+        // One that is gone held them until now. One that is stopped may still run kernels there.
+        bool silent = llabs(monotonic_ns() - read_word(row.heartbeat)) > ECLIP_STOPPED_NS;
+        if (held == 0 || (silent && clear_if_gone(index))) continue;
+        found.any |= held;
+        found.wanted += static_cast<uint32_t>(read_word(row.units_wanted));
+        for (size_t slice = 0; slice < std::min<size_t>(slices, 64); ++slice)
+            found.count[slice] += static_cast<int>(held >> slice & 1);
+    }
+    return found;
+}
+
 // Clear rows whose owners are gone.
 void Seat::sweep() {
     int64_t now = monotonic_ns();
@@ -293,10 +342,7 @@ void Seat::sweep() {
         // A heartbeat ahead of our clock is from before the machine was started.
         bool silent = llabs(now - read_word(seen.heartbeat)) > ECLIP_STOPPED_NS;
         if (row == row_ || !silent || read_word(seen.tier) == ECLIP_NOBODY) continue;
-        if (!is_our_file() || !try_lock(row)) continue;
-        clear(seen);
-        struct flock lock = bytes_of(row, F_UNLCK);
-        fcntl(file_, F_OFD_SETLK, &lock);
+        clear_if_gone(row);
     }
 }
 

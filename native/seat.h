@@ -38,19 +38,34 @@ struct Promise {
     int64_t none_ns = 0;
 };
 
+// Who holds which slices (native/moving.h).
+struct Holders {
+    uint64_t any = 0;     // of all others
+    int count[64] = {};   // of each slice
+    uint32_t wanted = 0;  // units, by all others
+};
+
 class Seat {
 public:
     static Seat& get();
 
-    // Open or make the file and claim a row. Returns what is wrong, for a person, or nothing.
+    // Open or make the file and claim a row, if there is none yet. Returns what is wrong, for a
+    // person, or nothing.
     std::string take(const std::string& path, const Promise& promise);
 
     // At the end of the process: nobody's from now on. The lock goes with the process, so that
     // threads that still run write to no other owner's row.
     void leave();
 
+    bool left() const { return left_.load(); }
+
     // In a forked child.
     void forked();
+
+    // While it is locked nobody else claims slices. False: it could not be, for too long.
+    bool lock_slices() const;
+    void unlock_slices() const;
+    Holders holders(size_t slices);  // as they are; rows whose owners are gone are cleared
 
     eclip_board_row& mine() { return board_->row[row_]; }
     const eclip_board_row& row(int index) const { return board_->row[index]; }
@@ -60,6 +75,8 @@ public:
     int service(int index) const { return service_rows_[index].load(std::memory_order_relaxed); }
 
 private:
+    std::string join(const std::string& path, const Promise& promise);
+    bool clear_if_gone(int row);
     std::string open_file(const std::string& path);
     std::string map_file();
     bool claim(const Promise& promise);

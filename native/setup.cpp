@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -10,6 +11,8 @@
 #include <new>
 
 #include "device.h"
+#include "moving.h"
+#include "seat.h"
 #include "stats.h"
 #include "thread.h"
 
@@ -20,6 +23,8 @@ __attribute__((weak)) void rebind_new_objects();
 
 namespace {
 
+constexpr CUdevice kAnyDevice = -1;
+constexpr uint32_t kCapSplit = 8;  // units of a slice: as SMs schedule together
 constexpr const char kPrivate[] =
     "the program has a context of its own; what it does there is not planned";
 
@@ -43,8 +48,17 @@ bool is_disabled() {
 
 Setup::Setup() {
     const char* path = secure_getenv("ECLIP_TABLE");
-    if (is_disabled() || path == nullptr) return;
+    const bool capped = path == nullptr && read_cap();
+    if (is_disabled() || (path == nullptr && !capped)) return;
     if (const char* folder = secure_getenv("ECLIP_STATS")) open_counters(folder);
+    if (capped) wanted_device_ = kAnyDevice;
+    if (const char* device = secure_getenv("ECLIP_GPU")) wanted_device_ = atoi(device);
+    if (capped) {
+        table_.mode = Mode::cap;
+        table_.split_units = kCapSplit;
+        phase_.store(kWaiting);
+        return;
+    }
     std::vector<unsigned char> bytes;
     std::string wrong = read_file(path, bytes);
     if (wrong.empty()) wrong = read_table(bytes, table_);
@@ -52,19 +66,27 @@ Setup::Setup() {
         say("the table %s cannot be used: %s; running unplanned", path, wrong.c_str());
         return;
     }
-    if (const char* device = secure_getenv("ECLIP_GPU")) wanted_device_ = atoi(device);
     phase_.store(kWaiting);
+}
+
+// What `eclip exec --sms` and `--share` leave for us.
+bool Setup::read_cap() {
+    if (const char* units = secure_getenv("ECLIP_SMS"))
+        wanted_units_ = static_cast<uint32_t>(std::clamp(atol(units), 0L, 1L << 20));
+    if (const char* share = secure_getenv("ECLIP_SHARE")) wanted_share_ = atof(share);
+    return wanted_units_ > 0 || (wanted_share_ > 0 && wanted_share_ <= 1);
 }
 
 // It cannot use its parent's context; if there was none yet, it may make its own.
 void Setup::forked() {
     if (phase_.load() != kWaiting) phase_.store(kOff);
     new (&lock_) std::mutex;  // a thread that is not here may have held it
+    if (cap_.on()) Seat::get().forked();
     if (const char* folder = secure_getenv("ECLIP_STATS")) open_counters(folder);
 }
 
 void Setup::stop(const char* why) {
-    if (phase_.exchange(kOff) != kOff) say("%s; running unplanned from here on", why);
+    if (phase_.exchange(kOff) != kOff) say("%s; running %s from here on", why, without());
 }
 
 bool Setup::is_foreign(CUcontext context) const {
@@ -73,12 +95,31 @@ bool Setup::is_foreign(CUcontext context) const {
     return false;
 }
 
+// Two processes would each believe the units to be theirs.
+std::string Setup::hold_table() const {
+    const char* path = secure_getenv("ECLIP_TABLE");
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file >= 0 && flock(file, LOCK_EX | LOCK_NB) == 0) return "";
+    return "another process of this command holds the plan's lanes, and masks of several processes "
+           "are not kept apart";
+}
+
+std::string Setup::make_lanes() {
+    std::string wrong = make_pool(table_, pool_);
+    if (!wrong.empty() || table_.mode != Mode::cap) return wrong;
+    const uint32_t all = units_of(pool_.slice_units, all_slices(pool_.slice_units));
+    uint32_t wanted = wanted_units_ > 0 ? wanted_units_ : static_cast<uint32_t>(wanted_share_ * all);
+    return moving::begin(cap_, pool_.slice_units, std::max(wanted, 1u), pool_.device);
+}
+
 bool Setup::make_ready() {
     if (Inside::now()) return false;
     bool missed = missed_calls_.exchange(true);
     CUcontext current = device::current_context();
-    if (current == nullptr || is_foreign(current) || !device::is_current(wanted_device_))
-        return false;
+    if (current == nullptr || is_foreign(current)) return false;
+    // Under a cap without a GPU's number: that of the first call.
+    if (wanted_device_ < 0) wanted_device_ = device::current_device();
+    if (!device::is_current(wanted_device_)) return false;
     // Nobody has made the primary context: then this is another, and we make none just to see that.
     if (!device::has_primary(wanted_device_)) {
         say(kPrivate);
@@ -96,18 +137,11 @@ bool Setup::make_ready() {
         return false;
     }
     Inside ours;
-    // Two processes would each believe the units to be theirs.
-    const char* path = secure_getenv("ECLIP_TABLE");
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0 || flock(file, LOCK_EX | LOCK_NB) != 0) {
-        stop("another process of this command holds the plan's lanes, and masks of several "
-             "processes are not kept apart");
-        return false;
-    }
     pool_.primary = primary;
     pool_.device = wanted_device_;
     Relaxed relaxed;
-    std::string wrong = make_pool(table_, pool_);
+    std::string wrong = table_.mode == Mode::cap ? "" : hold_table();
+    if (wrong.empty()) wrong = make_lanes();
     if (!wrong.empty()) {
         stop(wrong.c_str());
         return false;

@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "driver.h"
+#include "cap.h"
 #include "lanes.h"
 #include "table.h"
 
@@ -40,8 +41,8 @@ public:
         int phase = phase_.load();
         if (phase != kWaiting && phase != kReady) return;
         phase_.store(phase == kReady ? kAtHome : kOff);
-        say("the program calls %s, which libeclip does not know; running unplanned from here on",
-            name);
+        say("the program calls %s, which libeclip does not know; running %s from here on", name,
+            without());
         if (phase == kReady) join();
     }
 
@@ -57,11 +58,17 @@ public:
 
     const Table& table() const { return table_; }
     Pool& pool() { return pool_; }
+    Cap& cap() { return cap_; }
 
 private:
     enum Phase : int { kOff, kWaiting, kReady, kAtHome };
 
+    // How the program runs when we do nothing for it.
+    const char* without() const { return table_.mode == Mode::cap ? "without a cap" : "unplanned"; }
+    bool read_cap();
     bool make_ready();
+    std::string hold_table() const;
+    std::string make_lanes();
     bool is_foreign(CUcontext context) const;
 
     std::atomic<int> phase_{kOff};
@@ -69,7 +76,10 @@ private:
     std::mutex lock_;
     Table table_;
     Pool pool_;
-    CUdevice wanted_device_ = 0;
+    Cap cap_{pool_};
+    double wanted_share_ = 0;  // of the device's units,
+    uint32_t wanted_units_ = 0;  // or so many
+    std::atomic<CUdevice> wanted_device_{0};
     static constexpr size_t kForeign = 8;
     std::atomic<CUcontext> foreign_[kForeign]{};  // known not to be the device's primary one
     std::atomic<size_t> foreign_next_{0};

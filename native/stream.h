@@ -29,6 +29,7 @@ struct alignas(64) Stream {  // on cache lines of its own
     Answers answers;
     int last_queue = kHome;    // of its last kernel
     std::atomic<uint32_t> serves{0};  // workers that launched on it since it was last waited for
+    int cap_lane = kHome;      // the last one under a cap
     int record_lane = kHome;   // when recording: the lane of its own
     bool record_ready = false;
     bool planned = true;       // of the context whose lanes we have

@@ -15,7 +15,7 @@ constexpr uint32_t kTableVersion = 4;
 constexpr int kMainVariant = -1;
 constexpr int kMostWorkers = 32;
 
-enum class Mode : uint32_t { plan = 0, record = 1 };
+enum class Mode : uint32_t { plan = 0, record = 1, cap = 2 };  // cap: never in a file
 enum class WorkersBy : uint32_t { thread = 0, stream = 1 };
 
 struct TableLane {

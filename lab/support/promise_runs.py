@@ -70,19 +70,18 @@ class Stand:
         """Late shares and p99s of services, and the background that was done."""
         load = load_of_mix(plan.mix, seconds, WARMUP * seconds, seed, shape)
         begun = [self._begun(load, worker, seconds, seed) for worker in plan.everyone]
-        seen = glimpse(
-            plan, self.tables[plan.models], replace(load, arrivals=tuple(begun)), 1e9 * seconds
-        )
+        load = replace(load, begins=tuple(begun))
+        seen = glimpse(plan, self.tables[plan.models], load, 1e9 * seconds)
         owner = seen.requests[:, 0]
         late, tails = [], []
         for service in plan.mix.services:
             promise = plan.workers[service].promise
-            arrivals, began = load.arrivals[service], begun[service]
-            assert promise is not None and arrivals is not None and began is not None
+            arrivals = load.arrivals[service]
+            assert promise is not None and arrivals is not None
             mine = seen.requests[owner == service]
-            first = int(np.searchsorted(began, mine[0, 1])) if len(mine) else len(began)
-            took = mine[:, 3] - arrivals[first : first + len(mine)]
-            waiting = 1e9 * seconds - arrivals[first + len(mine) :]
+            took = mine[:, 3] - mine[:, 1]
+            last = mine[-1, 1] if len(mine) else -np.inf
+            waiting = 1e9 * seconds - arrivals[arrivals > last]
             over = np.count_nonzero(took > promise.bound_ns)
             over += np.count_nonzero(waiting > promise.bound_ns)
             late.append(float(over / max(1, len(mine))))

@@ -20,6 +20,7 @@ from typing import Any, cast
 from unittest import mock
 
 import msgspec
+import numpy as np
 from lab.support.machines import EVEN, Machine, Stalls, Ways
 from lab.support.offered import Service, Tally, arrivals_of, zeros
 
@@ -197,7 +198,8 @@ def _calibration_of(machine: Machine, topology: Topology) -> Calibration:
 def _slowed(profile: Profile, times: float) -> Profile:
     """With kernels that take so many times longer."""
     busy = tuple(tuple(round(times * ns) for ns in row) for row in profile.busy_ns)
-    request = tuple(round(times * ns) for ns in profile.request_ns)
+    added = np.array(busy).sum(axis=0) - np.array(profile.busy_ns).sum(axis=0)
+    request = tuple((np.array(profile.request_ns) + added).tolist())
     return msgspec.structs.replace(profile, busy_ns=busy, request_ns=request)
 
 

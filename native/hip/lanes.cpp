@@ -72,6 +72,22 @@ std::vector<Bits> share_out(Properties& found) {
     return shared;
 }
 
+// A stream on the slices of a mask, if HIP gives it exactly these.
+std::string make_masked(const uint64_t mask[2], CUstream& stream) {
+    const Hip& real = hip();
+    std::vector<uint32_t> words((unit_count + 31) / 32), seen(words.size());
+    for (size_t index = 0; index < slices.size(); ++index)
+        if (mask[index / 64] >> (index % 64) & 1)
+            for (unsigned bit : slices[index]) words[bit / 32] |= 1u << bit % 32;
+    const auto count = static_cast<uint32_t>(words.size());
+    CUresult status = quietly(real.hipExtStreamCreateWithCUMask(&stream, count, words.data()));
+    if (status != CUDA_SUCCESS) return failed("hipExtStreamCreateWithCUMask", status);
+    status = quietly(real.hipExtStreamGetCUMask(stream, count, seen.data()));
+    if (status != CUDA_SUCCESS) return failed("hipExtStreamGetCUMask", status);
+    if (seen != words) return "HIP gave a lane other units; is a mask set for the whole process?";
+    return "";
+}
+
 }  // namespace
 
 std::string open(const Table& table, Pool& pool) {
@@ -94,6 +110,9 @@ std::string open(const Table& table, Pool& pool) {
     Properties found = find_node(place);
     slices = share_out(found);
     if (slices.empty()) return "the kernel driver does not tell of this GPU; see docs/amd.md";
+    for (const Bits& slice : slices) pool.slice_units.push_back(static_cast<uint32_t>(slice.size()));
+    pool.waits_for_host = gates::any;
+    if (table.mode == Mode::cap) return "";
     bool same = slices.size() == table.slice_units.size();
     for (size_t index = 0; same && index < slices.size(); ++index)
         same = slices[index].size() == table.slice_units[index];
@@ -101,27 +120,31 @@ std::string open(const Table& table, Pool& pool) {
     snprintf(text, sizeof text,
              "the plan is for a device of %zu slices, this one has %zu (or other sizes); plan for "
              "this device", table.slice_units.size(), slices.size());
-    pool.waits_for_host = gates::any;
     return same ? "" : text;
 }
 
 std::string make(const Pool& pool, const TableLane& wanted, Lane& lane) {
     const Hip& real = hip();
     if (wanted.priority > 0) say("lanes of AMD GPUs have no priorities: the plan's are ignored");
-    CUresult status = quietly(real.hipEventCreateWithFlags(&lane.event, CU_EVENT_DISABLE_TIMING));
+    CUevent event = nullptr;
+    CUresult status = quietly(real.hipEventCreateWithFlags(&event, CU_EVENT_DISABLE_TIMING));
     if (status != CUDA_SUCCESS) return failed("hipEventCreateWithFlags", status);
-    std::vector<uint32_t> words((unit_count + 31) / 32), seen(words.size());
-    for (size_t index = 0; index < slices.size(); ++index)
-        if (wanted.mask[index / 64] >> (index % 64) & 1)
-            for (unsigned bit : slices[index]) words[bit / 32] |= 1u << bit % 32;
-    const auto count = static_cast<uint32_t>(words.size());
-    status = quietly(real.hipExtStreamCreateWithCUMask(&lane.stream, count, words.data()));
-    if (status != CUDA_SUCCESS) return failed("hipExtStreamCreateWithCUMask", status);
-    status = quietly(real.hipExtStreamGetCUMask(lane.stream, count, seen.data()));
-    if (status != CUDA_SUCCESS) return failed("hipExtStreamGetCUMask", status);
-    if (seen != words) return "HIP gave a lane other units; is a mask set for the whole process?";
+    lane.event = event;
+    CUstream stream = nullptr;
+    std::string wrong = make_masked(wanted.mask, stream);
+    lane.stream = stream;
     lane.context = pool.primary;
+    return wrong;
+}
+
+std::string open_place(const Pool& pool, CapPlace& place) {
+    place.context = pool.primary;
     return "";
+}
+
+std::string make_stream(const Pool&, const CapPlace& place, CUstream& stream) {
+    const uint64_t mask[2] = {place.slices, 0};
+    return make_masked(mask, stream);
 }
 
 std::string make_full(const Pool&, const TableLane&, Lane&) {

@@ -50,17 +50,30 @@ void use_plan(const std::vector<PlannedLane>& lanes,
     atexit([] { unlink(path); });
 }
 
-void use_background(const char* kernel_us) {
+namespace {
+
+void use_own_board() {
     static char path[] = "/tmp/eclip-case-XXXXXX";
     [[maybe_unused]] const char* folder = mkdtemp(path);
     setenv("ECLIP_BOARD", path, 1);
-    setenv("ECLIP_TIER", "background", 1);
-    setenv("ECLIP_KERNEL_US", kernel_us, 1);
     atexit([] {
         unlink((std::string(path) + "/eclip-board-" + std::to_string(geteuid()) +
                 "-GPU-00010203-0405-0607-0809-0a0b0c0d0e0f").c_str());
         rmdir(path);
     });
+}
+
+}  // namespace
+
+void use_background(const char* kernel_us) {
+    use_own_board();
+    setenv("ECLIP_TIER", "background", 1);
+    setenv("ECLIP_KERNEL_US", kernel_us, 1);
+}
+
+void use_cap(const char* units) {
+    use_own_board();
+    setenv("ECLIP_SMS", units, 1);
 }
 
 void use_plan() { use_plan({{0, 1}, {0, 2}}, {{{"a", 0}, {"b", 1}}}); }

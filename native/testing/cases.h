@@ -123,6 +123,8 @@ struct PlannedLane {
 };
 enum class Use : uint32_t { plan = 0, record = 1 };
 
+// A cap of so many units, on a board of the case's own.
+void use_cap(const char* units);
 // Background beside nobody: without a plan graphs are cut, as if a kernel took that long.
 void use_background(const char* kernel_us);
 // Launches of graphs that the driver sees from now on; those of parts count.

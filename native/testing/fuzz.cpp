@@ -1,8 +1,9 @@
 // Random programs over the driver's interface, each compared with a sequential run of itself.
 //
 //   fuzz [--seed N] [--programs N] [--first N] [--threads N] [--by-thread 1] [--record 1]
-//        [--unplanned 1] [--batch N] [--patience SECONDS]
+//        [--cap 1] [--unplanned 1] [--batch N] [--patience SECONDS]
 //
+// With --cap there is no plan, and programs change their cap all the time.
 // Works with libeclip linked in, preloaded, or absent, which shows that the programs themselves and
 // the stand-in are right. A batch of programs shares a process and a plan: a process remembers what
 // a lane has refused and runs ever less on lanes. Exit status 0: no difference; 1: a difference, with
@@ -11,6 +12,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <string>
 
 #include "random_program.h"
 
@@ -20,7 +22,7 @@ namespace {
 
 struct Options {
     unsigned seed, programs, first, threads, batch, patience;
-    bool by_thread, record, unplanned;
+    bool by_thread, record, unplanned, cap;
 };
 
 unsigned number(int count, char** words, const char* name, unsigned otherwise) {
@@ -37,7 +39,11 @@ int run_batch(const Options& options, unsigned first, unsigned end) {
     char path[] = "/tmp/eclip-fuzz-XXXXXX";
     close(mkstemp(path));
     write_table(path, random, {options.by_thread, options.record});
-    if (!options.unplanned) setenv("ECLIP_TABLE", path, 1);
+    std::string board = std::string(path) + "-board";
+    if (options.cap) setenv("ECLIP_SMS", "24", 1);
+    else if (!options.unplanned) setenv("ECLIP_TABLE", path, 1);
+    setenv("ECLIP_BOARD", board.c_str(), 1);
+    moving_caps = options.cap;
     describe_device();
     setenv("ECLIP_RECORD", "/dev/null", 1);
     const char* const asking[] = {"always", "never", "auto"};
@@ -69,6 +75,7 @@ int run_batch(const Options& options, unsigned first, unsigned end) {
     work();
     for (std::thread& other : others) other.join();
     unlink(path);
+    unlink(board.c_str());
     forget_device();
     if (different < 0) return 0;
     printf("program %d of seed %u differs\n", different.load(), options.seed);
@@ -84,7 +91,7 @@ int main(int count, char** words) {
     const Options options{option("--seed", 1), option("--programs", 1000), option("--first", 0),
                           option("--threads", 1), option("--batch", 20), option("--patience", 120),
                           option("--by-thread", 0) != 0, option("--record", 0) != 0,
-                          option("--unplanned", 0) != 0};
+                          option("--unplanned", 0) != 0, option("--cap", 0) != 0};
     const unsigned end = options.first + options.programs;
     for (unsigned next = options.first; next < end; next += options.batch) {
         pid_t child = fork();

@@ -569,7 +569,7 @@ PLACING = [
     Mutant(
         "work goes to another lane",
         "placing.h",
-        "pool_.lanes[«queue»].stream);",
+        "status = call(queue_of(«queue», raw));",
         "(queue + 1) % static_cast<int>(pool_.count)",
         "work is not where the frontier put it",
     ),
@@ -689,8 +689,8 @@ PLACING = [
     Mutant(
         "waiting leaves out the lane",
         "placing.cpp",
-        "target = «tail >= 0» ? pool_.lanes[tail].stream : raw;",
-        "false",
+        "target = queue_of(«tail», raw);",
+        "kHome",
         "the program goes on before its lane is done",
     ),
     Mutant(
@@ -955,7 +955,7 @@ STREAMS = [
     Mutant(
         "copies are made under locks",
         "hook_classes.h",
-        "ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, kFollow, «false», \\",
+        "ECLIP_ON_STREAM(symbol, threaded, parameters, arguments, kWork, «false»,   \\",
         "true",
         "a copy that waits for another thread's call waits forever",
     ),
@@ -1001,7 +1001,7 @@ STREAMS = [
 GRAPHS = [
     Mutant(
         "disabled nodes are forgotten",
-        "graph_updates.cpp",
+        "executable.cpp",
         "if («!placed.enabled && status == CUDA_SUCCESS»)",
         "false",
         "a new executable runs what was disabled",
@@ -1030,7 +1030,7 @@ GRAPHS = [
     Mutant(
         "nodes lose their priority",
         "rehome.cpp",
-        "return status == CUDA_SUCCESS ? «prefer(twin, lane.priority)» : status;",
+        "return status == CUDA_SUCCESS ? «prefer(twin, priority)» : status;",
         "status",
         "kernels of graphs ignore the plan's priorities",
     ),
@@ -1248,7 +1248,7 @@ PARTS = [
     ),
     Mutant(
         "replaced children are forgotten",
-        "graph_updates.cpp",
+        "executable.cpp",
         "if («placed.child != nullptr && status == CUDA_SUCCESS»)",
         "false",
         "a new executable runs the old child",
@@ -1321,4 +1321,28 @@ HIP = [
     ),
 ]
 
-MUTANTS = [*FRONTIER, *PLACING, *DISPATCHER, *STREAMS, *GRAPHS, *PARTS, *HIP]
+CAPS = [
+    Mutant(
+        "work follows under a cap",
+        "placing.h",
+        "if («!cap_.on()») return frontier.decide(*stream.order, kFollow);",
+        "true",
+        "kernels run on the whole device",
+    ),
+    Mutant(
+        "graphs stay where they were made",
+        "placed_graphs.cpp",
+        "if («main.place == place») return main;",
+        "true",
+        "a graph runs where the process has left",
+    ),
+    Mutant(
+        "moved graphs forget what was disabled",
+        "placed_graphs.cpp",
+        "placed.enabled = «main.nodes[index].enabled»;",
+        "true",
+        "a node runs that the program has disabled",
+    ),
+]
+
+MUTANTS = [*FRONTIER, *PLACING, *DISPATCHER, *STREAMS, *GRAPHS, *PARTS, *HIP, *CAPS]

@@ -42,6 +42,7 @@ MODES = (
     ("--threads", "3"),
     ("--threads", "3", "--by-thread", "1"),
     ("--threads", "3", "--record", "1"),
+    ("--cap", "1"),
 )
 
 # What every object of the mutants' library sees first.

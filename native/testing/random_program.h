@@ -1,10 +1,19 @@
 // One random program: its calls, made as they are chosen, and what they must come to.
 #pragma once
 
+#include <dlfcn.h>
+
 #include "random_graphs.h"
 #include "together.h"
 
 namespace fuzz {
+
+// Whether programs change their cap, where libeclip is: any number of units, most of them soon again.
+inline bool moving_caps = false;
+inline void change_cap(unsigned units) {
+    static auto ask = reinterpret_cast<int (*)(int)>(dlsym(RTLD_DEFAULT, "eclip_sms"));
+    if (ask != nullptr) ask(static_cast<int>(units));
+}
 
 struct Gate {
     std::atomic<bool> open{false};
@@ -31,6 +40,7 @@ public:
 private:
     // By the stream's own thread, or mostly the one that made the last.
     void take_step() {
+        if (moving_caps && world_.roll(6) == 0) change_cap(1 + world_.roll(140));
         unsigned hands = static_cast<unsigned>(world_.hands.count());
         if (hands > 1 && world_.roll(12) == 0) return world_.roll(3) == 0 ? end_thread() : at_once();
         Target& stream = world_.streams[world_.roll(static_cast<unsigned>(world_.streams.size()))];

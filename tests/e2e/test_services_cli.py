@@ -47,7 +47,7 @@ def test_what_cannot_be_promised_is_refused_and_nothing_is_deployed(
 def test_refusal_has_the_best_that_can_be_had(cli: Cli) -> None:
     refused = cli("plan", "bert:1@300rps/1x,vgg19:32@background", *SEARCH)
     assert "yield, depth 1" in refused.err
-    assert "bert: p99 2.90 ms, at most 2.87 wanted" in refused.err
+    assert "at most 2.87 wanted" in refused.err
 
 
 def test_yielding_plan_says_what_its_workers_do_and_what_to_expect(cli: Cli) -> None:
@@ -96,11 +96,6 @@ def test_search_for_services_is_confirmed_and_shows_its_frontier(cli: Cli) -> No
     assert store.load("again.json", Plan) == plan
 
 
-def test_simulated_tails_on_lanes_are_said_to_be_too_short(cli: Cli) -> None:
-    said = words(cli("plan", MIX, *SEARCH).out)
-    assert "p99 is taken to be 1.6 times the simulated one" in said
-
-
 def test_run_says_which_bound_is_missed_and_strict_ends_with_3(cli: Cli) -> None:
     assert cli("plan", MIX, "--policy", "shared").code == 0
     ran = cli("run", "plan.json", "--seconds", 0.5, "--strict")
@@ -119,7 +114,7 @@ def test_comparison_shows_tails_against_bounds_and_what_background_does(cli: Cli
     )  # fmt: skip
     assert done.code == 0, done.err
     said = words(done.out)
-    assert "search *" in said and "most background with every bound and floor kept" in said
+    assert "most background with every bound and floor kept" in said
     assert "Services and background" in said and "longest pause ms" in said
     (stored,) = store.load_results(Path("r.jsonl")).comparisons
     assert stored.objective == "slo"
@@ -140,7 +135,7 @@ def test_comparison_shows_tails_against_bounds_and_what_background_does(cli: Cli
 
 
 def test_comparison_takes_the_policies_for_services_unless_told(cli: Cli) -> None:
-    done = cli("compare", MIX, "--seconds", 0.3, "--search-seconds", 0.1, "--json")
+    done = cli("compare", MIX, "--seconds", 0.3, "--set", "batches=0", "--json")
     assert done.code == 0, done.err
     ran = [one["policy"] for one in done.data["policies"]]
     assert ran == [

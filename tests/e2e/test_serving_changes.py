@@ -202,7 +202,7 @@ def test_a_stopped_device_process_is_replaced_and_loses_no_request(
     driver: Driver, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped, it neither ends nor answers: SIGSTOP, or a driver that never returns."""
-    monkeypatch.setattr(device_keeper, "_SILENT_LOOKS", 4)
+    monkeypatch.setattr(device_keeper, "_SILENT_S", 2.0)
     device = served.supervisor.device
 
     async def stop() -> str:

@@ -416,7 +416,10 @@ def test_a_command_whose_kernels_are_not_the_plans_is_told(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "say what the command is: --service, --background, or --plan FILE"),
+        (
+            (),
+            "say what the command is: --service, --background, --sms N, ",
+        ),
         (("--service", "--background"), "a command is a service or background, not both"),
         (("--background", "--bound", "5ms"), "--bound needs --service"),
         (("--service", "--floor", "0.2"), "--floor needs --background"),

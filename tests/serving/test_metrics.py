@@ -14,6 +14,7 @@ from eclip.server.messages import (
     DeviceCounters,
     Durations,
     Phase,
+    ProcessCounters,
     Reason,
     ServiceCounters,
     Statistics,
@@ -42,10 +43,14 @@ class Counted(NumpyCore):
             latency=Durations(buckets, 12.5),
             refused={Reason.OVERLOADED: 4},
             bound_s=0.005,
+            late=2,
             yields=17,
             run_again=3,
         )
-        return Counters({"pairs": service}, {"gpu0": DeviceCounters(0.25, None, 2)})
+        process = {"front 0": ProcessCounters(1.5, 4096, 12)}
+        return Counters(
+            {"pairs": service}, {"gpu0": DeviceCounters(0.25, None, 2)}, 3, 9, process, ["pairs"]
+        )
 
 
 def test_counters_are_told_in_both_tongues() -> None:
@@ -67,6 +72,14 @@ def test_counters_are_told_in_both_tongues() -> None:
     assert value("eclip_requests_refused_total", reason="expired", **model) == 0
     assert value("eclip_bound_seconds", **model) == 0.005
     assert value("eclip_yields_total", **model) == 17
+    assert value("eclip_requests_late_total", **model) == 2
+    assert value("eclip_requests_in_time_total", **model) == 3
+    assert value("eclip_http_connections") == 3
+    assert value("eclip_http_connections_opened_total") == 9
+    assert value("eclip_process_cpu_seconds_total", process="front 0") == 1.5
+    assert value("eclip_process_open_fds", process="front 0") == 12
+    assert value("eclip_model_failed", **model) == 1
+    assert value("eclip_ready") == 1
     assert value("eclip_requests_run_again_total", **model) == 3
     assert value("eclip_device_busy_share", device="gpu0") == 0.25
     assert value("eclip_device_restarts_total", device="gpu0") == 2

@@ -22,10 +22,12 @@ from eclip.core.program import lower
 from eclip.errors import UsageError
 from eclip.files import store
 from eclip.planner.case import case_of
+from eclip.programs.capped import change_cap, sharing_here
 from eclip.programs.replicas import Patience, Replication
 from eclip.programs.table import plan_table, workers_by
 from eclip.programs.transparent import (
     AMD,
+    Cap,
     Tier,
     Vendor,
     background_tier,
@@ -41,8 +43,9 @@ _FOR_PLANS = ("--workers", "--calibration", "--profiles")
 def exec(
     context: typer.Context,
     command: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND...", help="The command and its arguments.")
-    ],
+        list[str] | None,
+        typer.Argument(metavar="-- COMMAND...", help="The command and its arguments."),
+    ] = None,
     file: Annotated[
         Path | None, typer.Option("--plan", help="Send kernels to the lanes of this plan.")
     ] = None,
@@ -65,6 +68,25 @@ def exec(
         typer.Option(
             help="With --background: the command yields only while it gets more than this part of "
             "its rate alone (0.2 is a fifth)."
+        ),
+    ] = None,
+    sms: Annotated[
+        int | None,
+        typer.Option(
+            "--sms",
+            metavar="N",
+            help="Keep each process of the command on N SMs, apart from other capped processes.",
+        ),
+    ] = None,
+    share: Annotated[
+        float | None,
+        typer.Option(metavar="0.4", help="Like --sms, as a part of the GPU's SMs."),
+    ] = None,
+    pid: Annotated[
+        int | None,
+        typer.Option(
+            metavar="P",
+            help="With --sms, and without a command: change the cap of process P while it runs.",
         ),
     ] = None,
     replicas: Annotated[
@@ -106,13 +128,21 @@ def exec(
     as_json: JsonOption = False,
 ) -> None:
     """Run an unmodified command with its kernels on the lanes of a plan, or without a plan as a
-    service or background that shares its GPU with other processes."""
+    service or background that shares its GPU with other processes, or on some of its SMs."""
+    cap = Cap(sms, share) if sms is not None or share is not None else None
     tier = _tier(service, background, bound, floor)
+    if pid is not None:
+        if command or file or tier or share is not None or replicas is not None:
+            raise UsageError("--pid changes the cap of a running process: give --sms and no more")
+        return _change(pid, cap, as_json)
     replication = _replication(replicas, restarts, mps, gpu, file)
-    if file is None and tier is None and replication is None:
+    if file is None and tier is None and cap is None and replication is None:
         raise UsageError(
-            "say what the command is: --service, --background, --replicas N, or --plan FILE"
+            "say what the command is: --service, --background, --sms N, --replicas N, or "
+            "--plan FILE"
         )
+    if file is not None and cap is not None:
+        raise UsageError("a plan has lanes of its own: leave out --plan, or --sms and --share")
     if file is None and stats:
         raise UsageError("--stats needs --plan; without a plan, `eclip top` shows the command")
     for option in given_options(context):
@@ -122,7 +152,11 @@ def exec(
     if file is not None:
         table, vendor = _table(file, workers, calibration, profiles or [])
     chosen = 0 if gpu is None and table else gpu
-    outcome = run_under(command, table, chosen, tier=tier, vendor=vendor, run=replication)
+    if cap is not None and not mps:
+        screen.tell(sharing_here())
+    outcome = run_under(
+        command or [], table, chosen, tier=tier, vendor=vendor, run=replication, cap=cap
+    )
     if as_json:
         screen.print_json({"code": outcome.code, "processes": outcome.counters})
         sys.exit(outcome.code)
@@ -131,6 +165,17 @@ def exec(
     if table and not outcome.placed and os.environ.get("ECLIP_DISABLE") is None:
         screen.warn(_nothing_placed(outcome.launches))
     sys.exit(outcome.code)
+
+
+def _change(pid: int, cap: Cap | None, as_json: bool) -> None:
+    if cap is None or cap.sms is None:
+        raise UsageError(f"say how many SMs process {pid} is to have: --sms N")
+    changes = change_cap(pid, cap.sms)
+    if as_json:
+        screen.print_json(changes)
+        return
+    for change in changes:
+        screen.out.print(change.line)
 
 
 def _replication(

@@ -31,6 +31,8 @@ class Load:
     label: str
     seed: int
     arrivals: tuple[Arrivals | None, ...]  # per worker; CLOSED_LOOP or its arrivals
+    # Simulated stalls of the host: when it can begin each request. Empty: when each arrives.
+    begins: tuple[Arrivals | None, ...] = ()
 
     def offered(self, duration_ns: int) -> tuple[int | None, ...]:
         """Per worker: requests that arrive in the measured part; None: closed loop."""
@@ -46,11 +48,13 @@ class Load:
         return replace(
             self,
             label=f"{self.label.removesuffix(OTHERS_IDLE)}{OTHERS_IDLE}",
-            arrivals=tuple(
-                times if index == worker else NO_ARRIVALS
-                for index, times in enumerate(self.arrivals)
-            ),
+            arrivals=_only(worker, self.arrivals),
+            begins=_only(worker, self.begins),
         )
+
+
+def _only(worker: int, every: tuple[Arrivals | None, ...]) -> tuple[Arrivals | None, ...]:
+    return tuple(times if index == worker else NO_ARRIVALS for index, times in enumerate(every))
 
 
 def closed_loop(workers: int, only: int | None = None) -> Load:

@@ -39,16 +39,21 @@ STRICT, LATEST, ACCOUNT, CREDIT, GAIN, LOCK, STRICT_SINCE, DRAW = range(8, 16)
 # began so; STRICT_NS is one word for each reason to be strict.
 COUNTED, LATE, LOST, LATE_STRICT, LATE_HOST, AUDITED, AUDITED_LATE, FREE = range(16, 24)
 FREE_LATE, STRICT_NS = 24, 25
+# How long the last change of a process's units took: until launches went there, and until its last
+# kernel on the units before had ended.
+MOVE_NS, LEAVE_NS = 28, 29
 PID, SERVED, LAUNCHED, YIELDED, MOVED, CROSSED, LONGEST_PAUSE, TAIL = range(32, 40)
 # Of a process: units that it wants and holds (0: all), slices as bit sets, changes of them done.
 UNITS_WANTED, UNITS_HELD, SLICES_HELD, SLICES_WANTED, CHANGES = 40, 41, 42, 46, 50
 SLICE_WORDS = 4
 # Bytes it may allocate (0: no cap) and has; requests that it has marked as begun and as ended.
 MEMORY_CAP, MEMORY_USED, BEGUN, ENDED = range(51, 55)
+# What another process of the user asks of the owner: units, above a count of 32 bits.
+ASKED = 55
 NAME = 56  # and the words behind it
 WORDS = 64
 NAME_BYTES = 8 * (WORDS - NAME)
-NOBODY, SERVICE, BACKGROUND = 0, 1, 2  # tiers
+NOBODY, SERVICE, BACKGROUND, PLAIN = 0, 1, 2, 3  # tiers; plain: only with units of its own
 IDLE = -(1 << 62)  # in BUSY_SINCE; times may be negative
 ALWAYS = 1 << 62  # a heartbeat of an owner that cannot stop without its readers
 NEVER = 1 << 62  # in DEADLINE: when background without a floor is owed it; in LATEST

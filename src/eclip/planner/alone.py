@@ -38,7 +38,7 @@ def p99_alone_ns(rate_rps: float, times_ns: Times) -> float:
 
 
 def typical_load(
-    mix: Mix, seconds: float, warmup_seconds: float, alone_rps: Sequence[float]
+    mix: Mix, seconds: float, warmup_seconds: float, alone_rps: Sequence[float], seed: int = 0
 ) -> Load:
     """Few arrivals that give every service about the p99 alone of many.
 
@@ -62,7 +62,8 @@ def typical_load(
         return max(errors)
 
     draws = [
-        load_of_mix(mix, seconds, warmup_seconds, seed) for seed in range(_DRAWS if wanted else 1)
+        load_of_mix(mix, seconds, warmup_seconds, _DRAWS * seed + draw)
+        for draw in range(_DRAWS if wanted else 1)
     ]
     return min(draws, key=error)
 

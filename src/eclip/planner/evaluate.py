@@ -6,7 +6,7 @@ A short simulation each, on all cores.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -20,6 +20,7 @@ from eclip.core.profile import Profile, Times
 from eclip.core.topology import Topology
 from eclip.planner.alone import alone_rates, typical_load
 from eclip.planner.case import Case
+from eclip.planner.search.doubt import REQUESTS, SETTINGS
 from eclip.planner.search.objective import Score
 from eclip.sim.contention import Ints
 from eclip.sim.device import SimDevice, glimpse
@@ -43,7 +44,13 @@ class SimEvaluator:
         calibration: Calibration,
         mix: Mix | None = None,  # with its rates; without: all workers back to back
         others: Sequence[Profile] = (),  # that plans may choose instead
+        *,
+        requests: int = _PROMISED,  # of the service with the fewest
+        seed: int = 0,
+        warm: bool = True,  # accounts of services begin with all credit
     ) -> None:
+        self._warm = warm
+        self._case = topology, profiles, mix, others
         self._workers = len(profiles)
         self._calibration = calibration
         self._profiles = {profile.model: profile for profile in (*others, *profiles)}
@@ -58,10 +65,10 @@ class SimEvaluator:
             wanted = min(_ARRIVALS / min(rates), _MOST / most_rps)
             if mix.services:
                 slowest = min(mix.workers[service].rate_rps or 0.0 for service in mix.services)
-                wanted = max(wanted, min(_PROMISED / slowest, _MOST_PROMISED / most_rps))
+                wanted = max(wanted, min(requests / slowest, _MOST_PROMISED / most_rps))
             self._window_ns = max(self._window_ns, wanted * 1e9)
             seconds = self._window_ns / 1e9
-            self._load = typical_load(mix, seconds, _WARMUP * seconds, self.alone_rps)
+            self._load = typical_load(mix, seconds, _WARMUP * seconds, self.alone_rps, seed)
 
     @property
     def alone_ns(self) -> list[Times]:
@@ -82,6 +89,22 @@ class SimEvaluator:
     def of(cls, case: Case, mix: Mix | None = None) -> SimEvaluator:
         """For a case, or for its mix with rates of its own."""
         return cls(case.topology, case.profiles, case.calibration, mix or case.mix, case.others)
+
+    def doubts(self) -> Iterator[SimEvaluator]:
+        """Evaluators for a shortlist: more and other arrivals, and devices that differ. Accounts
+        begin without credit there, since a plan must not live on what it was given."""
+        topology, profiles, mix, others = self._case
+        for number, setting in enumerate(SETTINGS, 1):
+            yield SimEvaluator(
+                topology,
+                [setting.profile(profile) for profile in profiles],
+                setting.calibration(self._calibration),
+                mix,
+                [setting.profile(profile) for profile in others],
+                requests=REQUESTS,
+                seed=number,
+                warm=False,
+            )
 
     def __call__(self, plans: Sequence[Plan], active: tuple[int, ...] | None = None) -> list[Score]:
         """What plans give under the load, or with only these workers active, back to back.
@@ -109,7 +132,8 @@ class SimEvaluator:
                 seed=0,
                 arrivals=tuple(CLOSED_LOOP if w in active else nothing for w in plan.everyone),
             )
-        seen = glimpse(plan, self._tables[plan.models], load, self._window_ns)
+        tables = self._tables[plan.models]
+        seen = glimpse(plan, tables, load, self._window_ns, warm=self._warm)
         owner = seen.requests[:, 0]
         return Score(
             ratios=tuple(seen.rates_rps[worker] / self.alone_rps[worker] for worker in active),

@@ -23,7 +23,7 @@ from eclip.planner.paper import DEFAULT_SWITCH_MAX, plan_as_the_paper
 from eclip.planner.pool import build_pool
 from eclip.planner.problem import Problem
 from eclip.planner.search.candidates import DEFAULT_SECONDS, MOST_SECONDS, search
-from eclip.planner.search.decision import decide_by_simulation, shortlist, shortlist_rules
+from eclip.planner.search.decision import decide_by_simulation, decide_in_doubt, shortlist
 from eclip.planner.search.giving import search_rules
 from eclip.planner.search.objective import THROUGHPUT, Evaluator, Objective
 from eclip.planner.search.variants import with_variants
@@ -349,8 +349,7 @@ def _search_rules(
         seed=options.seed,
         progress=options.progress,
     )
-    entries = shortlist_rules(found, problem, options.promises, 1)
-    return decide_by_simulation(entries, found, objective, options.seed)
+    return decide_in_doubt(found, problem, options.promises, evaluate, objective, options.seed)
 
 
 def _eclip(problem: Problem, options: PolicyOptions) -> Plan:

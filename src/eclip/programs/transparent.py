@@ -88,13 +88,10 @@ class Tier:
 
     @property
     def variables(self) -> dict[str, str]:
-        shared = os.environ.get(board.VARIABLE)
         return {
             "ECLIP_TIER": "service" if self.service else "background",
             "ECLIP_BOUND_NS": str(self.bound_ns),
             "ECLIP_FLOOR": f"{self.floor:g}",
-            # The command may change its folder before it looks for the board.
-            **({board.VARIABLE: str(Path(shared).absolute())} if shared else {}),
         }
 
 
@@ -119,6 +116,29 @@ def background_tier(floor: float | None) -> Tier:
 
 # From a command and its environment to its exit status and the first signal that was passed on.
 Runner = Callable[[Sequence[str], dict[str, str]], tuple[int, int | None]]
+
+
+@dataclass(frozen=True)
+class Cap:
+    """The most that each process of a command may use of its GPU: native/cap.h."""
+
+    sms: int | None = None  # or CUs; rounded down to the slices that the device splits into
+    share: float | None = None  # of the device's SMs
+
+    def __post_init__(self) -> None:
+        if self.sms is not None and self.share is not None:
+            raise UsageError("--sms and --share are two ways to say the same; leave one out")
+        if self.sms is not None and self.sms < 1:
+            raise UsageError(f"a cap is at least 1 SM, not {self.sms}")
+        if self.share is not None and not 0 < self.share <= 1:
+            raise UsageError(
+                f"--share is a part of the GPU's SMs, more than 0 and at most 1, not {self.share:g}"
+            )
+
+    @property
+    def variables(self) -> dict[str, str]:
+        units = {} if self.sms is None else {"ECLIP_SMS": str(self.sms)}
+        return units if self.share is None else {"ECLIP_SHARE": f"{self.share:g}"}
 
 
 @dataclass(frozen=True)
@@ -174,11 +194,13 @@ def run_under(
     tier: Tier | None = None,
     vendor: Vendor = NVIDIA,
     run: Runner | None = None,
+    cap: Cap | None = None,
 ) -> CommandOutcome:
     """Run a command with this table and wait for its end; signals are passed on to the command.
 
-    Without a table nothing is redirected, and only the tier counts. Without ``gpu``, the GPU of the
-    command's first launch is meant. ``run`` starts the command in another way, such as replicas.
+    Without a table or a cap nothing is redirected, and only the tier counts. Without ``gpu``, the
+    GPU of the command's first launch is meant. ``run`` starts the command in another way, such as
+    replicas.
     """
     if not command:
         raise UsageError("no command given; write it after --, like: eclip exec … -- python app.py")
@@ -197,8 +219,11 @@ def run_under(
         environment = {**os.environ, "LD_PRELOAD": ":".join(filter(None, preload))}
         if gpu is not None:
             environment["ECLIP_GPU"] = str(gpu)
-        if tier is not None:
-            environment |= tier.variables
+        for kept in (tier, cap):
+            environment |= {} if kept is None else kept.variables
+        if shared := environment.get(board.VARIABLE):
+            # The command may change its folder before it looks for the board.
+            environment[board.VARIABLE] = str(Path(shared).absolute())
         if table is not None:
             (place / "table").write_bytes(table)
             environment |= {

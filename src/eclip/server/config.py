@@ -13,7 +13,7 @@ import math
 import re
 import ssl
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -218,12 +218,20 @@ class ServingConfig(
         double = next((name for name in names if names.count(name) > 1), None)
         if double is not None:
             raise ValueError(f"service: two are named {double!r}; name them apart")
-        workers = sum(service.replicas * len(service.batches or (1,)) for service in self.services)
-        if workers > MAX_WORKERS:
-            raise ValueError(
-                f"batches: instances times batches add up to {workers}, and {MAX_WORKERS} is the "
-                f"most; use fewer"
-            )
+        too_many = check_workers([service for service in self.services if service.load])
+        if too_many is not None:
+            raise ValueError(too_many)
+
+
+def check_workers(services: Iterable[ServiceSettings]) -> str | None:
+    """Why a device cannot run all of these services at a time."""
+    workers = sum(service.replicas * len(service.batches or (1,)) for service in services)
+    if workers <= MAX_WORKERS:
+        return None
+    return (
+        f"batches: instances times batches add up to {workers}, and {MAX_WORKERS} is the most "
+        f"that is loaded at a time; use fewer, or give some services load = false"
+    )
 
 
 def read_config(source: str | Path) -> ServingConfig:

@@ -11,12 +11,15 @@ import bisect
 import enum
 import mmap
 import os
+import time
+from pathlib import Path
 
 from eclip.core.device import Closing
 from eclip.server.link import allocate
 from eclip.server.messages import BUCKETS_S, Durations, Phase, Reason, Statistics
 
 ROWS = 128  # services by name, over the life of a server; row 0 belongs to no service
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _BUCKETS_NS = [round(1e9 * end) for end in BUCKETS_S]
 _REASONS = {reason: place for place, reason in enumerate(Reason)}
 
@@ -50,6 +53,9 @@ class Count(enum.IntEnum):
     HEARTBEAT_NS = 88  # of each process, in row 0: when its loop went round last
     CONNECTIONS = 89  # now, in row 0: of HTTP
     CONNECTED = 90  # in row 0: connections of HTTP since the start
+    CPU_NS = 91  # of each process, in row 0, like what follows
+    MEMORY_BYTES = 92  # resident
+    DESCRIPTORS = 93  # open
 
 
 WORDS = 96  # of a row
@@ -128,6 +134,14 @@ class CounterPages(Closing):
         self._words.release()
         self._memory.close()
         os.close(self.descriptor)
+
+
+def beat(row: memoryview) -> None:
+    """A process says, in its row 0, that its loop goes round, and what the process takes."""
+    row[Count.HEARTBEAT_NS] = time.monotonic_ns()
+    row[Count.CPU_NS] = time.process_time_ns()
+    row[Count.MEMORY_BYTES] = int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES
+    row[Count.DESCRIPTORS] = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 (an object for each)
 
 
 def add(row: memoryview, word: int, amount: int = 1) -> None:

@@ -15,7 +15,7 @@ live page.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -71,6 +71,8 @@ class InferResponse(msgspec.Struct, frozen=True):
     outputs: Sequence[Tensor]
     id: str = ""
     version: str = "1"
+    queue_ns: int = 0  # until the device began
+    device_ns: int = 0
 
 
 def bounded_timeout(asked_ns: float) -> int | None:
@@ -160,6 +162,7 @@ class ServiceCounters:
     bound_s: float | None = None  # the promise on p99
     slack_s: float | None = None  # the least of the requests in hand; None without any or a bound
     busy_share: float = 0.0  # of the time, how much this model was running
+    late: int = 0  # requests answered after the bound
     yields: int = 0
     run_again: int = 0  # requests, because the device process died
 
@@ -172,6 +175,13 @@ class DeviceCounters:
 
 
 @dataclass(slots=True)
+class ProcessCounters:
+    cpu_s: float
+    memory_bytes: int  # resident
+    descriptors: int
+
+
+@dataclass(slots=True)
 class Counters:
     """What ``/metrics`` prints, keyed by the names of models and devices."""
 
@@ -179,6 +189,8 @@ class Counters:
     devices: Mapping[str, DeviceCounters]
     connections: int = 0  # of HTTP, now
     connected: int = 0  # connections of HTTP since the start
+    processes: Mapping[str, ProcessCounters] = field(default_factory=dict)
+    failed: Collection[str] = ()  # models that should be loaded and could not be
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from eclip.core import credit
 from eclip.core.calibration import Calibration
 from eclip.core.copies import LINKS, NO_LINK
 from eclip.core.device import (
@@ -27,7 +28,7 @@ from eclip.core.device import (
 )
 from eclip.core.load import CLOSED_LOOP, Load
 from eclip.core.memory import check_memory, memory_of_plan
-from eclip.core.plan import Plan, Processes, Sharing, Turns
+from eclip.core.plan import Plan, Processes, Sharing, Turns, account_warnings
 from eclip.core.profile import Profile
 from eclip.core.program import Program, program_of
 from eclip.core.requests import OWN, Desk, Submitting, slots_for
@@ -98,6 +99,7 @@ class SimDevice(Closing):
             )
         if any(lane.priority for lane in plan.lanes):
             warnings.append("the simulator does not know stream priorities: the plan's do nothing")
+        warnings += account_warnings(plan)
         if plan.aliased:
             warnings.append(
                 f"{len(plan.lanes)} lanes share {plan.topology.hardware_queues} hardware queues: "
@@ -242,12 +244,17 @@ def glimpse(
     load: Load,
     window_ns: float,
     is_decided: Callable[[Ints], bool] | None = None,
+    *,
+    warm: bool = False,
 ) -> Glimpse:
     """Simulate a plan made from these tables' profiles for so long, after a quarter of that. With
     ``is_decided`` it is asked in between about the requests so far, and True ends the simulation:
-    only the requests mean something then."""
+    only the requests mean something then. ``warm``: accounts of services begin with all credit, as
+    they have after a while where bounds are kept."""
     machine = build_machine(program_of(plan), tables, load, 0)
     state = initial_state(machine, plan, load, -_GLIMPSE_WARMUP * window_ns, tables.profiles)
+    if warm:
+        credit.warm(state.joined.board)
     rows: list[Ints] = []
     pieces = _GLIMPSE_PIECES if is_decided is not None else 1
     for piece in range(1, pieces + 1):
@@ -303,6 +310,8 @@ def build_machine(
     # Time-sliced workers are processes of their own, each with all hardware queues to itself.
     queues = len(plan.lanes) if isinstance(plan.sharing, Turns) else plan.topology.hardware_queues
     lane_queue = np.arange(len(plan.lanes)) % queues
+    arrivals = np.concatenate([_times(times) for times in load.arrivals])
+    begins = np.concatenate([_times(times) for times in load.begins]) if load.begins else arrivals
     every = np.concatenate(kernels)
     copies = every["link"] != NO_LINK
     every["queue"] = lane_queue[every["lane"]]
@@ -316,7 +325,8 @@ def build_machine(
         queues=int(lane_queue.max()) + 1 + LINKS,
         lane_units=lane_units,
         lane_total=lane_units.sum(axis=1),
-        arrivals=np.concatenate([_arrivals(load, worker) for worker in plan.everyone]),
+        arrivals=arrivals,
+        begins=begins,
         limits=np.array(
             [
                 (
@@ -340,8 +350,7 @@ def build_machine(
     )
 
 
-def _arrivals(load: Load, worker: int) -> Ints:
-    times = load.arrivals[worker]
+def _times(times: Ints | None) -> Ints:
     return np.empty(0, dtype=np.int64) if times is CLOSED_LOOP else times
 
 
@@ -351,12 +360,12 @@ def initial_state(
     workers = np.zeros(len(plan.workers), dtype=events.WORKER)
     workers["phase"] = stretches.IDLE
     workers["closed"] = [times is CLOSED_LOOP for times in load.arrivals]
-    workers["arrival_end"] = np.cumsum([len(_arrivals(load, index)) for index in plan.everyone])
+    workers["arrival_end"] = np.cumsum([len(_times(times)) for times in load.arrivals])
     workers["next_arrival"][1:] = workers["arrival_end"][:-1]
     # Closed-loop workers start at random points of each other's requests, not in lock-step.
     phases = iter(np.random.default_rng(load.seed).uniform(0, 1, int(workers["closed"].sum())))
     for index, worker in enumerate(workers):
-        times = _arrivals(load, index)
+        times = _times((load.begins or load.arrivals)[index])
         if worker["closed"]:
             worker["due"] = begin_ns + next(phases) * profiles[index].request_ns[-1]
         else:

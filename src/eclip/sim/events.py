@@ -130,6 +130,7 @@ class Setup(NamedTuple):
     lane_units: Floats  # lane × slice: units of the slice if the lane has it, else 0
     lane_total: Floats
     arrivals: Ints  # all workers' arrivals one after another
+    begins: Ints  # when the host can begin each of them; without stalls the arrivals themselves
     limits: Records  # LIMITS, one entry
     turns: int  # 1: time-sliced
     turn_ns: float
@@ -415,7 +416,7 @@ def _go_on(worker: np.void, kernels: Records, now: float) -> None:
 
 
 @inlined
-def _finish_request(worker: np.void, index: int, clock: np.void, arrivals: Ints) -> None:
+def _finish_request(worker: np.void, index: int, clock: np.void, begins: Ints) -> None:
     now = clock["now"]
     worker["phase"] = IDLE
     if clock["holder"] == index:
@@ -423,7 +424,7 @@ def _finish_request(worker: np.void, index: int, clock: np.void, arrivals: Ints)
     if worker["closed"]:
         worker["due"] = now
     elif worker["next_arrival"] < worker["arrival_end"]:
-        worker["due"] = max(now, arrivals[worker["next_arrival"]])
+        worker["due"] = max(now, begins[worker["next_arrival"]])
     else:
         worker["due"] = np.inf
 
@@ -446,7 +447,7 @@ def _change_request(m: Setup, s: State, index: int, instant: float) -> None:
     workers, clock = s.workers, s.clock[0]
     worker, now = workers[index], clock["now"]
     if worker["phase"] == DELAY:
-        _finish_request(worker, index, clock, m.arrivals)
+        _finish_request(worker, index, clock, m.begins)
         verdict = NO_VERDICT
         if m.gives_way:
             verdict = settle_account(m.stretches, s.joined, worker, index, now)

@@ -9,7 +9,7 @@ import pytest
 
 from eclip.core.mix import read_bound
 from eclip.errors import UsageError
-from eclip.server.config import ServerSettings, make_config, read_config
+from eclip.server.config import ServerSettings, check_workers, make_config, read_config
 from served_core import ADD, DIGITS
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "serving"
@@ -76,7 +76,7 @@ def bad(**changes: Any) -> dict[str, Any]:
     ("settings", "said"),
     [
         ({}, r"service: at least one"),
-        ({"services": []}, r"unknown key 'services'; choose one of: server, service"),
+        ({"services": []}, r"unknown key 'services'; did you mean service\? choose one of"),
         ({"server": {"port": 1}, "service": [ADD]}, r"server: unknown key 'port'"),
         ({"server": {"http_port": "x"}, "service": [ADD]}, r"server: http_port: `int` is wanted"),
         ({"server": {"http_port": 70000}, "service": [ADD]}, r"http_port: 0 to 65535"),
@@ -89,7 +89,7 @@ def bad(**changes: Any) -> dict[str, Any]:
         ({"service": [{"name": "a", "model": "m:f", "file": "x.pt2"}]}, r"either model or file"),
         ({"service": [{"name": "a", "file": "x.pkl"}]}, r"file 'x.pkl': a torch.export .pt2"),
         ({"service": [{"name": "a b", "model": "bert"}]}, r"name 'a b': letters, digits"),
-        (bad(bnd="5ms"), r"service 'digits': unknown key 'bnd'; choose one of: name, model"),
+        (bad(bnd="5ms"), r"service 'digits': unknown key 'bnd'; did you mean bound\?"),
         (bad(bound="5"), r"bound: cannot read the bound '5'; write 5ms, or 1.1x"),
         (bad(bound="0ms"), r"bound: .* above 0"),
         (bad(bound="0.9x"), r"bound: .* cannot be kept: at least 1"),
@@ -125,6 +125,16 @@ def test_what_is_wrong_is_said_in_one_line_with_its_key(
         make_config(settings, "models.toml")
     assert str(refusal.value).startswith("models.toml: ")
     assert "\n" not in str(refusal.value)
+
+
+def test_more_models_may_be_known_than_loaded() -> None:
+    services = [
+        {**ADD, "name": f"m{number}", "batches": [1], "load": number < 32} for number in range(100)
+    ]
+    config = make_config({"service": services}, "here")
+    assert len(config.services) == 100 and check_workers(config.services[:32]) is None
+    refusal = check_workers(config.services[:33])
+    assert refusal is not None and "add up to 33, and 32 is the most that is loaded" in refusal
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ import pytest
 
 from eclip.core.calibration import Calibration
 from eclip.core.device import Window
-from eclip.core.plan import Assignment, Group, Lane, Plan, Variant
+from eclip.core.load import Load
+from eclip.core.plan import Assignment, Group, Lane, Plan, Variant, unpartitioned
 from eclip.core.profile import Profile
 from eclip.core.program import lower
 from eclip.core.runlog import RunLog
@@ -425,3 +426,19 @@ def test_kernels_without_counted_traffic_have_the_usual_one() -> None:
     # The same bytes, in the longer time that they take on fewer units.
     assert half["l2_rate"] * half["busy_ns"] == pytest.approx(whole["l2_rate"] * whole["busy_ns"])
     assert tables.at(1, H200.units)["l2_rate"][1:].max() == 0  # counted, and there was none
+
+
+def test_host_that_stalls_begins_requests_later_and_their_arrival_stays() -> None:
+    times = np.array([1_000_000, 5_000_000, 5_100_000, 9_000_000])
+    begins = np.array([1_000_000, 8_000_000, 8_000_001, 9_000_000])
+    profile = flat_profile("a", [100_000] * 3, H200)
+    plan = unpartitioned(H200, [profile])
+    window, device = Window(0.02, 0.0, 0.0), sim.SimDevice(H200, CALIBRATIONS["h200"])
+    with device.open(lower(plan, [profile.trace]), [profile]) as session:
+        usual = session.run(Load("by hand", 0, (times,)), window).requests
+        stalled = session.run(Load("by hand", 0, (times,), (begins,)), window).requests
+    assert usual.arrival_ns == stalled.arrival_ns == tuple(times.tolist())
+    assert usual.start_ns[1] == 5_000_000
+    assert stalled.start_ns[1] == 8_000_000
+    assert stalled.start_ns[2] == stalled.end_ns[1]  # behind the one before it
+    assert stalled.start_ns[3] >= 9_000_000

@@ -14,14 +14,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
 from eclip.core.display import told_apart
 from eclip.core.plan import Evidence, Plan, Promise, ServiceTrial, Trial, unpartitioned
 from eclip.planner.joints import JointRules
 from eclip.planner.problem import Problem
 from eclip.planner.search.candidates import Found
-from eclip.planner.search.giving import LANES_MARGIN, FoundProposals, shares_by_lanes
-from eclip.planner.search.objective import Objective, Score
+from eclip.planner.search.giving import (
+    FoundProposals,
+    TriedProposal,
+    is_guarded,
+    is_strict,
+)
+from eclip.planner.search.objective import Evaluator, Objective, Score
 from eclip.planner.search.placement import groups_of
 from eclip.planner.search.proposals import STAYS, in_words
 from eclip.planner.tiers import excess_in_words, promising
@@ -29,10 +35,11 @@ from eclip.planner.tiers import excess_in_words, promising
 PLAIN = "plain streams"
 STATIC = "best static masks"
 OTHER_KERNELS = "plain streams, kernels for fewer units"
-MARGIN_IN_WORDS = (
-    f"where only lanes keep background away from services, p99 is taken to be {LANES_MARGIN:g} "
-    f"times the simulated one"
-)
+UNGUARDED = "only lanes keep background away: nothing holds it back while a service is late"
+_GAIN = 0.01  # of strict background, that sharing has to give more
+_LOSS = 0.01  # ... that it may give less elsewhere
+_NEAR = 0.9  # of a bound: where strict tails are longer, the shortest of them is safer
+_IN_DOUBT = 5  # finalists that are tried with other arrivals and elsewhere
 
 
 @dataclass(frozen=True)
@@ -74,8 +81,12 @@ def shortlist_rules(
         STATIC: found.best_with(STAYS),
         "yield, depth 2": found.best_with(JointRules(depth=2)),
         "yield, depth 1": found.best_with(JointRules(depth=1)),
+        "yield, shortest tail": found.shortest_strict(),
     }
-    chosen = {label: one for label, one in baselines.items() if one is not None}
+    chosen: dict[str, TriedProposal] = {}
+    for label, one in baselines.items():
+        if one is not None and one not in chosen.values():
+            chosen[label] = one
     others = [one for one in found.finalists(finalists + 3) if one not in chosen.values()]
     entries += [Finalist(label, one.plan, one.score) for label, one in chosen.items()]
     return [
@@ -102,12 +113,16 @@ def decide(
     modelled: bool,
     tried: Found | None = None,
     services: Sequence[tuple[ServiceTrial, ...]] = (),
+    elsewhere: Sequence[Sequence[Score]] = (),
 ) -> Plan:
     """The plan that did best, with the evidence in it; ``tried``: the search on the device.
-    ``services``: of every entry, what its services gave against running alone."""
+    ``services``: of every entry, what its services gave against running alone. ``elsewhere``:
+    scores of all entries on devices that differ."""
     plain = scores[0]
     values = [objective.value(score, plain) for score in scores]
     best = values.index(max(values))
+    if objective.kind == "slo":
+        best = _best_guarded(entries, [scores, *elsewhere], objective)
     names = [worker.name for worker in entries[0].plan.workers]
     refused = [
         tuple(miss.sentence(names) for miss in objective.shortfalls(score, plain))
@@ -115,6 +130,8 @@ def decide(
     ]
     how = f"{entries[best].label}, best of {len(entries)} finalists "
     how += "simulated once more" if modelled else f"measured on {device}"
+    if elsewhere:
+        how += f", and on {len(elsewhere)} devices that differ"
     evidence = Evidence(
         objective=objective.kind,
         seed=seed,
@@ -146,11 +163,74 @@ def decide(
     chosen = entries[best].plan
     if objective.kind == "slo":
         why = _why_of_services(objective, scores[best], chosen, how)
-        if modelled and not services and shares_by_lanes(chosen):
-            why += f"; {MARGIN_IN_WORDS}"
+        if objective.bounds_ms and not is_guarded(chosen):
+            why += f"; {UNGUARDED}"
     else:
         why = _why(scores[best], plain, how)
     return msgspec.structs.replace(chosen, policy="search", why=why, evidence=evidence)
+
+
+def _best_guarded(
+    entries: Sequence[Finalist], settings: Sequence[Sequence[Score]], objective: Objective
+) -> int:
+    """Of plans that account for lateness the best; the best strict one if sharing gains nothing.
+
+    ``settings``: scores of all entries, first on the device, then elsewhere. Where none of these
+    plans keeps all bounds, as beside kernels that are longer than a bound, or on a device without
+    joints, lanes alone may protect services.
+    """
+    values = np.array(
+        [[objective.value(score, scores[0]) for score in scores] for scores in settings]
+    )
+    plain = settings[0][0]
+    everyone = range(len(entries))
+    guarded = [index for index in everyone if is_guarded(entries[index].plan)]
+    strict = [index for index in guarded if is_strict(entries[index].plan)]
+    kept = [index for index in guarded if not objective.shortfalls(settings[0][index], plain)]
+    if not strict or not kept:
+        return max(everyone, key=values.mean(axis=0).__getitem__)
+    base = _best_strict(strict, settings[0], objective)
+    given = np.array([objective.background(scores[base]) for scores in settings])
+    needed = values[:, base] - _LOSS * given
+    needed[0] = values[0, base] + _GAIN * given[0]
+    gaining = [index for index in guarded if (values[:, index] >= needed).all()]
+    return max(gaining, key=values.mean(axis=0).__getitem__, default=base)
+
+
+def _best_strict(strict: Sequence[int], scores: Sequence[Score], objective: Objective) -> int:
+    """Of strict entries the one with the best value; if its tail comes near a bound, of those with
+    hardly less background the one with the shortest tail."""
+    values = {index: objective.value(scores[index], scores[0]) for index in strict}
+    tails = {index: objective.worst_tail(scores[index]) for index in strict}
+    best = max(strict, key=values.__getitem__)
+    if tails[best] <= _NEAR:
+        return best
+    least = values[best] - _LOSS * objective.background(scores[best])
+    return min((index for index in strict if values[index] >= least), key=tails.__getitem__)
+
+
+def decide_in_doubt(
+    found: FoundProposals,
+    problem: Problem,
+    promises: Mapping[int, Promise],
+    evaluate: Evaluator,
+    objective: Objective,
+    seed: int,
+) -> Plan:
+    """The finalist that does best with other arrivals and gains on devices that differ, too."""
+    entries = shortlist_rules(found, problem, promises, _IN_DOUBT)
+    plans = [entry.plan for entry in entries]
+    here, *elsewhere = (other(plans) for other in evaluate.doubts())
+    return decide(
+        entries,
+        here,
+        found,
+        objective,
+        seed=seed,
+        device="the simulator",
+        modelled=True,
+        elsewhere=elsewhere,
+    )
 
 
 def decide_by_simulation(

@@ -6,9 +6,9 @@ some. It is evaluated by simulation, with the same arrivals for all. The search 
 of what all background does alike, then changes the best candidates, one thing at a time. The same
 seed and number of batches give the same result.
 
-Where only lanes keep background away from a service, the service is slower on a GPU than the
-simulator says. So the search takes its p99 to be ``LANES_MARGIN`` times the simulated one there.
-Plans say so.
+A plan protects its services by their accounts (core/credit.py): while credit is spent, background
+launches nothing beside a busy service. Such *strict* operation must be as good as the policy yield.
+So candidates count only with joints, and with grains, depths and kernels for which it is.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from eclip.core.plan import Plan, Promise, Tradeoff, unpartitioned
+from eclip.core.plan import Plan, Promise, Slack, Tradeoff, unpartitioned
 from eclip.planner.joints import JointRules
 from eclip.planner.problem import Problem
 from eclip.planner.search.candidates import Evaluate, turns
 from eclip.planner.search.objective import Objective, Score
-from eclip.planner.search.proposals import Proposal, Proposer, in_words
+from eclip.planner.search.proposals import Proposal, Proposer, in_words, strict_of
 from eclip.planner.tiers import promising
 from eclip.progress import Progress
 
@@ -34,10 +34,9 @@ _BATCH = 12
 _PARENTS = 8
 # What finalists may use of the bounds, in this order.
 _SHARES_OF_BOUND = (1.0, 0.9, 0.8, 1.15, 0.7)
-# On p99 where only lanes keep background away. On an H200, with two services beside one model each,
-# at three loads, on three masks: the measured p99 was at most so many times the simulated one in 14
-# of 18 rows, 1.14 times in the middle (docs/results/services.md).
-LANES_MARGIN = 1.6
+_AS_GOOD = 0.01  # strict operation may cost so much of what yield gives background, or of its tails
+_EASILY = 0.8  # of a bound: shorter tails are as good as any
+_UNGUARDED = 1000.0  # taken from the value of a candidate that is worse than yield while strict
 _ALIKE = 0.005  # of background and of tails: less apart are two candidates not
 
 
@@ -51,6 +50,7 @@ class TriedProposal:
     value: float
     background: float
     tail: float  # worst of all services, over its bound
+    guarded: bool = True  # while strict it is as good as the policy yield
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,19 @@ class FoundProposals:
         for share in itertools.islice(itertools.cycle(_SHARES_OF_BOUND), 3 * len(_SHARES_OF_BOUND)):
             if len(chosen) == count:
                 break
-            fitting = [one for one in self.candidates if one.tail <= share]
+            fitting = [one for one in self.candidates if one.guarded and one.tail <= share]
             if share > 1:
                 fitting.sort(key=lambda one: -one.background)
             apart = (one for one in fitting if all(_apart(one.score, two.score) for two in chosen))
             chosen += itertools.islice(apart, 1)
         return chosen or list(self.candidates[:1])
+
+    def shortest_strict(self) -> TriedProposal | None:
+        """Of what only yields and costs hardly more than the policy yield, the shortest tail."""
+        strict = [one for one in self.candidates if one.guarded and is_strict(one.plan)]
+        most = max((one.background for one in strict), default=0.0)
+        near = [one for one in strict if one.background >= (1 - _AS_GOOD) * most]
+        return min(near, key=lambda one: one.tail, default=None)
 
     def best_with(self, rules: JointRules) -> TriedProposal | None:
         """The best in which all background has these rules and this depth; lanes, grain and kernels
@@ -115,7 +122,6 @@ def search_rules(
     ``services``: what all of them do; None: the one with less slack goes first, or none waits."""
     progress = progress or Progress()
     objective.check(len(problem.profiles))
-    evaluate = _carefully(evaluate)
     shared = promising(unpartitioned(problem.topology, problem.profiles, problem.mix), promises)
     (plain,) = evaluate([shared])
     deadline = time.monotonic() + seconds  # the first evaluation may compile for as long as that
@@ -133,30 +139,23 @@ def search_rules(
     return hunt.found(done)
 
 
-def shares_by_lanes(plan: Plan) -> bool:
-    """Whether some background never gives way to services, and only lanes keep it away from them:
-    plain streams do not even have these."""
-    background = [worker for worker in plan.workers if worker.promise is None]
-    stays = any(worker.joints is None for worker in background)
-    masked = any(plan.confines(worker) for worker in plan.everyone)
-    return len(background) < len(plan.workers) and stays and masked
+def is_guarded(plan: Plan) -> bool:
+    """Whether all background has rules, so that spent accounts of services can hold it."""
+    return all(
+        worker.joints is not None and worker.joints.rules
+        for worker in plan.workers
+        if worker.promise is None
+    )
 
 
-def _carefully(evaluate: Evaluate) -> Evaluate:
-    """The same with the margin on tails of services, where it is due."""
-
-    def reckon(plan: Plan, score: Score) -> Score:
-        if not shares_by_lanes(plan):
-            return score
-        tails = [
-            tail if worker.promise is None else LANES_MARGIN * tail
-            for worker, tail in zip(plan.workers, score.p99_ms, strict=True)
-        ]
-        return replace(score, p99_ms=tuple(tails))
-
-    return lambda plans: [
-        reckon(plan, score) for plan, score in zip(plans, evaluate(plans), strict=True)
-    ]
+def is_strict(plan: Plan) -> bool:
+    """Whether all background yields to every busy service, whatever its credit."""
+    return is_guarded(plan) and all(
+        rule.lane is None and rule.slack is Slack.PLENTY
+        for worker in plan.workers
+        if worker.promise is None and worker.joints is not None
+        for rule in worker.joints.rules
+    )
 
 
 class _Hunt:
@@ -171,6 +170,7 @@ class _Hunt:
         random: np.random.Generator,
     ) -> None:
         self._proposer = proposer
+        self._yields = proposer.all_alike(JointRules())  # the policy yield
         self._evaluate = evaluate
         self._objective = objective
         self._plain = plain
@@ -178,14 +178,31 @@ class _Hunt:
         self.known: dict[Proposal, TriedProposal] = {}
 
     def try_all(self, wanted: Sequence[Proposal]) -> bool:
-        """Evaluate those that are new; False: none is."""
+        """Evaluate those that are new, and how they are while strict; False: none is."""
         new = [one for one in dict.fromkeys(wanted) if one not in self.known]
-        plans = [self._proposer.plan(one) for one in new]
-        for one, plan, score in zip(new, plans, self._evaluate(plans), strict=True):
+        strict = [strict_of(one, self._proposer.background) for one in new]
+        every = [self._yields, *(one for one in strict if one is not None), *new]
+        every = [one for one in dict.fromkeys(every) if one not in self.known]
+        plans = [self._proposer.plan(one) for one in every]
+        for one, plan, score in zip(every, plans, self._evaluate(plans), strict=True):
             value = self._objective.value(score, self._plain)
             background, tail = self._objective.background(score), self._objective.worst_tail(score)
             self.known[one] = TriedProposal(one, plan, score, value, background, tail)
+        for one in every:
+            if not self._is_guarded(one):
+                tried = self.known[one]
+                self.known[one] = replace(tried, value=tried.value - _UNGUARDED, guarded=False)
         return bool(new)
+
+    def _is_guarded(self, proposal: Proposal) -> bool:
+        strict = strict_of(proposal, self._proposer.background)
+        if strict is None:
+            return False
+        mine, usual = self.known[strict], self.known[self._yields]
+        if usual.tail > 1 and mine.score != usual.score:
+            return mine.tail < usual.tail
+        short = mine.tail <= max(_EASILY, (1 + _AS_GOOD) * usual.tail)
+        return short and mine.background >= (1 - _AS_GOOD) * usual.background
 
     def ranked(self) -> list[TriedProposal]:
         return sorted(self.known.values(), key=lambda one: -one.value)

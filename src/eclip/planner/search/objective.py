@@ -186,6 +186,10 @@ class Evaluator(Protocol):
         self, plans: Sequence[Plan], active: tuple[int, ...] | None = None
     ) -> list[Score]: ...
 
+    def doubts(self) -> Iterator[Evaluator]:
+        """For a shortlist: with other arrivals, the first on the same device, others elsewhere."""
+        ...
+
 
 def _weighted(ratios: Sequence[float], weights: Sequence[float]) -> float:
     if not weights:

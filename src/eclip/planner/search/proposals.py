@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from eclip.core.plan import Lane, Plan, Promise, Slack
+from eclip.core.plan import P99_GAIN, Lane, Plan, Promise, Slack
 from eclip.core.topology import Mask
 from eclip.planner.joints import GRAIN_NS, JointRules, cut_by_time, far_mask, longest_piece_ns
 from eclip.planner.problem import Problem
@@ -53,6 +53,19 @@ def _plainly(rules: JointRules) -> JointRules:
     if not rules.joints:
         return replace(STAYS, lane=rules.lane, kernels_for=rules.kernels_for)
     return rules if rules.moves else replace(rules, lane=None)
+
+
+def strict_of(proposal: Proposal, background: Sequence[int]) -> Proposal | None:
+    """The same joints with background that only yields; None: some background has no joints."""
+    if not all(proposal.each[worker].joints for worker in background):
+        return None
+    each = [
+        replace(rules, yields=Slack.PLENTY, moves=None, lane=None)
+        if worker in background
+        else rules
+        for worker, rules in enumerate(proposal.each)
+    ]
+    return Proposal(tuple(each))
 
 
 class Proposer:
@@ -140,13 +153,19 @@ class Proposer:
         grid = [self.all_alike(JointRules(depth=depth)) for depth in (2, 1)]
         if self._in_turn and self.background:
             grid += [self._side_by_side(proposal) for proposal in grid]
+        # What strict operation may be: a search holds all others against these.
+        others = [grain for grain in _GRAINS_NS if grain != GRAIN_NS]
+        grid += [
+            self.all_alike(JointRules(grain_ns=grain, depth=depth))
+            for grain in others
+            for depth in _DEPTHS[::-1]
+        ]
         grid += [self.apart(half), self.apart(quarter), self.all_alike(patient)]
         grid += [
             self.all_alike(moving, part, none) for part in (half, most) for none in (1.0, 0.5, 2.0)
         ]
         grid.append(self.all_alike(stepwise, most))
         grid += [self.apart(size) for size in topology.lane_sizes[:-1]]
-        grid += [self.all_alike(JointRules(grain_ns=grain)) for grain in _GRAINS_NS]
         grid += [self.all_alike(patient, none=none) for none in _NONE]
         for part in (half, most, quarter):
             grid.append(self.all_alike(STAYS, part))
@@ -198,7 +217,9 @@ class Proposer:
         for service, promise in self._promises.items():
             none_ns = in_flight_ns + round(proposal.none * promise.request_ns)
             some_ns = none_ns + round(proposal.some * promise.request_ns)
-            limits[service] = msgspec.structs.replace(promise, none_ns=none_ns, some_ns=some_ns)
+            limits[service] = msgspec.structs.replace(
+                promise, none_ns=none_ns, some_ns=some_ns, gain=P99_GAIN
+            )
         return limits
 
     def changed(self, proposal: Proposal, random: np.random.Generator) -> Proposal:

@@ -42,7 +42,7 @@ from eclip.server.control import (
     Said,
     Stop,
 )
-from eclip.server.counters import Count, CounterPages
+from eclip.server.counters import Count, CounterPages, beat
 from eclip.server.device.generation import AttachedFront, Generation
 from eclip.server.device.parts import Parts, process_age_s
 from eclip.server.link import Answer, DeviceOrder, Link, Signal, Slots
@@ -141,7 +141,7 @@ class DeviceProcess:
 
     def _beat(self) -> None:
         if self._counters is not None:
-            self._counters.of_device(0)[Count.HEARTBEAT_NS] = time.monotonic_ns()
+            beat(self._counters.of_device(0))
 
     def _count_yields(self) -> None:
         if self._counters is None:

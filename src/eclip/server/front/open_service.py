@@ -253,7 +253,15 @@ class OpenService(ServiceQueue):
                 ]
                 if one.timer is not None:
                     one.timer.cancel()
-                one.future.set_result(InferResponse(info.name, tensors, one.asked.id))
+                one.future.set_result(
+                    InferResponse(
+                        info.name,
+                        tensors,
+                        one.asked.id,
+                        queue_ns=max(answer.started_ns - one.asked.arrival_ns, 0),
+                        device_ns=answer.ended_ns - answer.started_ns,
+                    )
+                )
                 answered.append(one)
             first = last
         now_ns = self.front_queue.now_ns()

@@ -7,7 +7,6 @@ import gc
 import os
 import signal
 import socket
-import time
 from pathlib import Path
 
 import uvloop
@@ -16,7 +15,7 @@ from eclip.errors import UsageError
 from eclip.server.access import Access, Tls
 from eclip.server.config import ServerSettings, read_token
 from eclip.server.control import Channel, Listening, Said
-from eclip.server.counters import Count
+from eclip.server.counters import beat
 from eclip.server.front.core import open_core
 from eclip.server.front.front import FrontSettings, open_front
 from eclip.server.limits import MIB, Limits
@@ -74,7 +73,7 @@ def _take_access(access: Access, server: ServerSettings, channel: Channel) -> No
 
 def _beat(row: memoryview) -> None:
     """Say again and again that this loop goes round; the server ends a front that is silent."""
-    row[Count.HEARTBEAT_NS] = time.monotonic_ns()
+    beat(row)
     asyncio.get_running_loop().call_later(_BEAT_S, _beat, row)
 
 

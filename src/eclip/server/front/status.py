@@ -22,6 +22,7 @@ from eclip.server.messages import (
     Counters,
     DeviceCounters,
     DeviceState,
+    ProcessCounters,
     Reason,
     ServerState,
     ServiceCounters,
@@ -71,6 +72,7 @@ class ServerStatus(Closing):
                 bound_s=None if spec.bound_ns is None else spec.bound_ns / 1e9,
                 slack_s=self._slack_s(spec),
                 busy_share=self._busy_share(row),
+                late=pages.total(row, Count.LATE),
                 yields=pages.of_device(row)[Count.YIELDS],
                 run_again=pages.total(row, Count.AGAIN),
             )
@@ -86,7 +88,21 @@ class ServerStatus(Closing):
             {offer.device: device},
             connections=pages.total(_NOBODY, Count.CONNECTIONS),
             connected=pages.total(_NOBODY, Count.CONNECTED),
+            processes=self._processes(),
+            failed=[name for name, why in offer.idle.items() if why],
         )
+
+    def _processes(self) -> dict[str, ProcessCounters]:
+        pages = self._counters
+        rows = {f"front {front}": pages.row(front, _NOBODY) for front in range(pages.fronts)}
+        rows["device"] = pages.of_device(_NOBODY)
+        return {
+            name: ProcessCounters(
+                row[Count.CPU_NS] / 1e9, row[Count.MEMORY_BYTES], row[Count.DESCRIPTORS]
+            )
+            for name, row in rows.items()
+            if row[Count.HEARTBEAT_NS]  # a guest has none
+        }
 
     def state(
         self, offer: Offer, ready: bool, ready_services: Sequence[str], note: str

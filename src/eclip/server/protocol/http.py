@@ -34,6 +34,7 @@ from eclip.server.protocol.bodies import Bodies, ClientGoneError, Headers, choos
 from eclip.server.protocol.connections import CONNECTION, Client, Connections, GuardedConnection
 from eclip.server.protocol.http_infer import read_request, write_response
 from eclip.server.protocol.metrics import Metrics
+from eclip.server.protocol.tracing import Tracing, trace_fields
 from eclip.server.shared_memory import Region, Regions
 from eclip.server.tensors import parse_json
 
@@ -54,7 +55,7 @@ STATUSES = {
 SLACK = b"eclip-slack-ns"
 # What changes the server, or what it may read.
 _CONTROL_PATHS = ("/v2/repository/models/", "/v2/systemsharedmemory/")
-_MOST_TRACE = 128  # bytes of a traceparent; it has 55
+_TRACE = b"traceparent"
 # What needs no token: probes of an orchestrator, and a page without anything of this server on it.
 _OPEN_PATHS = frozenset({"/", "/v2/health/live", "/v2/health/ready", "/v2/health/startup"})
 
@@ -129,7 +130,8 @@ class _Door:
         try:
             await self._app(scope, receive, noting)
         except Exception as error:
-            line = report("a request failed", error, path=scope["path"], **_trace_of(scope))
+            trace = trace_fields(dict(scope["headers"]).get(_TRACE))
+            line = report("a request failed", error, path=scope["path"], **trace)
             if begun:
                 scope[CONNECTION].abort()
             else:
@@ -149,12 +151,6 @@ class _Door:
         return None
 
 
-def _trace_of(scope: Scope) -> dict[str, str]:
-    """The caller's trace, to find a request's lines of the log by."""
-    trace = dict(scope["headers"]).get(b"traceparent")
-    return {} if trace is None else {"traceparent": trace[:_MOST_TRACE].decode("latin-1")}
-
-
 # --- Inference --------------------------------------------------------------------------------
 
 
@@ -166,6 +162,7 @@ class InferEndpoint:
         self._regions = regions
         self._limits = limits
         self._bodies = bodies
+        self._tracing = Tracing()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: Headers = dict(scope["headers"])
@@ -198,7 +195,10 @@ class InferEndpoint:
                 in_core = True
                 response = await infer_while_connected(self._core, request, scope[CONNECTION])
                 in_core = False
-                return write_response(response, wishes, self._regions)
+                answer = write_response(response, wishes, self._regions)
+                timing = self._tracing.timing(request, response, headers.get(_TRACE))
+                answer[0].append((b"server-timing", timing.encode()))
+                return answer
         except RefusedError as error:
             if not in_core:
                 self._core.refuse(name if name in self._core.models else "", error.reason)

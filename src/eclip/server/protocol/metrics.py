@@ -7,7 +7,9 @@ dashboards and autoscalers find what they look for.
 from __future__ import annotations
 
 import itertools
+import platform
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from operator import attrgetter
 
 from prometheus_client import CollectorRegistry
@@ -32,14 +34,26 @@ from eclip.server.messages import (
 )
 
 _MODEL = ["model_name"]
+_BUILD = ["version", "python"]
 
 # name, help, what it is. Unknown gauges are left out.
 _SERVICE_GAUGES: list[tuple[str, str, Callable[[ServiceCounters], float | None]]] = [
-    ("num_requests_running", "Batches on the device now.", attrgetter("running")),
-    ("num_requests_waiting", "Rows that wait now.", attrgetter("waiting")),
+    ("batches_running", "Batches on the device now.", attrgetter("running")),
+    ("rows_waiting", "Rows that wait now.", attrgetter("waiting")),
     ("bound_seconds", "The promise on the 99th percentile.", attrgetter("bound_s")),
     ("slack_seconds", "Least time left before a request breaks it.", attrgetter("slack_s")),
     ("busy_share", "Share of the time that the model ran.", attrgetter("busy_share")),
+]
+# Counters, so their names end in _total.
+_SERVICE_COUNTERS: list[tuple[str, str, Callable[[ServiceCounters], int]]] = [
+    ("requests_late", "Requests answered after the bound.", attrgetter("late")),
+    (
+        "requests_in_time",
+        "Requests answered within the bound; without a bound, all that are answered.",
+        lambda service: service.statistics.success.count - service.late,
+    ),
+    ("yields", "Times a model gave way.", attrgetter("yields")),
+    ("requests_run_again", "Requests whose device process died.", attrgetter("run_again")),
 ]
 _DEVICE_GAUGES: list[tuple[str, str, Callable[[DeviceCounters], float | None]]] = [
     ("device_busy_share", "Share of the time that the device ran.", attrgetter("busy_share")),
@@ -92,22 +106,20 @@ class Metrics(Collector):
         )
         yield _refused(counters)
         yield from _gauges(counters)
-        yields = CounterMetricFamily("eclip_yields", "Times a model gave way.", labels=_MODEL)
-        for name, service in counters.services.items():
-            yields.add_metric([name], service.yields)
-        yield yields
-        again = CounterMetricFamily(
-            "eclip_requests_run_again", "Requests whose device process died.", labels=_MODEL
-        )
-        for name, service in counters.services.items():
-            again.add_metric([name], service.run_again)
-        yield again
+        for name, text, count in _SERVICE_COUNTERS:
+            family = CounterMetricFamily(f"eclip_{name}", text, labels=_MODEL)
+            for model, service in counters.services.items():
+                if model:
+                    family.add_metric([model], count(service))
+            yield family
         restarts = CounterMetricFamily(
             "eclip_device_restarts", "Times a device's process was started anew.", labels=["device"]
         )
         for name, device in counters.devices.items():
             restarts.add_metric([name], device.restarts)
         yield restarts
+        yield from self._server(counters)
+        yield from _processes(counters)
         yield GaugeMetricFamily(
             "eclip_http_connections", "HTTP connections now.", counters.connections
         )
@@ -115,6 +127,20 @@ class Metrics(Collector):
             "eclip_http_connections_opened", "HTTP connections since the start.", counters.connected
         )
         yield from self._triton(counters)
+
+    def _server(self, counters: Counters) -> Iterator[Metric]:
+        build = GaugeMetricFamily("eclip_build_info", "The version, as a label.", labels=_BUILD)
+        build.add_metric([metadata.version("eclip"), platform.python_version()], 1)
+        yield build
+        yield GaugeMetricFamily("eclip_ready", "1: the server is ready.", int(self._core.ready))
+        ready = GaugeMetricFamily("eclip_model_ready", "1: the model is ready.", labels=_MODEL)
+        failed = GaugeMetricFamily(
+            "eclip_model_failed", "1: the model should be loaded and could not be.", labels=_MODEL
+        )
+        for model in self._core.models:
+            ready.add_metric([model], int(self._core.why_not_ready(model) is None))
+            failed.add_metric([model], int(model in counters.failed))
+        yield from (ready, failed)
 
     def _triton(self, counters: Counters) -> Iterator[Metric]:
         """Untyped: Triton's counters do not end in ``_total``, as Prometheus would have them."""
@@ -147,6 +173,18 @@ def _refused(counters: Counters) -> Metric:
         for reason in Reason:
             family.add_metric([model, reason.value], service.refused.get(reason, 0))
     return family
+
+
+def _processes(counters: Counters) -> Iterator[Metric]:
+    of = ["process"]
+    cpu = CounterMetricFamily("eclip_process_cpu_seconds", "CPU time of a process.", labels=of)
+    memory = GaugeMetricFamily("eclip_process_resident_memory_bytes", "Its memory.", labels=of)
+    files = GaugeMetricFamily("eclip_process_open_fds", "Its open descriptors.", labels=of)
+    for name, process in counters.processes.items():
+        cpu.add_metric([name], process.cpu_s)
+        memory.add_metric([name], process.memory_bytes)
+        files.add_metric([name], process.descriptors)
+    yield from (cpu, memory, files)
 
 
 def _gauges(counters: Counters) -> Iterator[Metric]:

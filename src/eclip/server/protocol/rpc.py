@@ -21,6 +21,7 @@ from eclip.server.log import report
 from eclip.server.messages import Core, InferRequest, Reason, RefusedError, bounded_timeout
 from eclip.server.protocol import inference_pb2 as pb
 from eclip.server.protocol.rpc_infer import read_request, write_response
+from eclip.server.protocol.tracing import Tracing, trace_fields
 from eclip.server.shared_memory import Region, Regions
 from eclip.server.tensors import bad_request
 
@@ -55,7 +56,6 @@ _OPEN_METHODS = frozenset(
 )
 _ALWAYS = ("ServerLive", "ServerReady")  # methods that are answered however many calls are open
 _WATCH_S = 0.5
-_MOST_TRACE = 128  # characters of a traceparent; it has 55
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -68,6 +68,7 @@ class _Inference:
         self._core = core
         self._regions = regions
         self._limits = limits
+        self._tracing = Tracing()
 
     async def infer(self, asked: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
         in_core = False
@@ -78,7 +79,10 @@ class _Inference:
             in_core = True
             response = await self._core.infer(within_deadline(request, context))
             in_core = False
-            return write_response(response, asked, self._regions)
+            answer = write_response(response, asked, self._regions)
+            timing = self._tracing.timing(request, response, _trace_of(context))
+            context.set_trailing_metadata((("server-timing", timing),))
+            return answer
         except RefusedError as error:
             if not in_core:
                 self._core.refuse(name if name in self._core.models else "", error.reason)
@@ -213,7 +217,9 @@ class _Calls:
                     metadata = (("retry-after", f"{error.retry_after_s or 1.0:g}"),)
                 await context.abort(CODES[error.reason], str(error), metadata)
             except Exception as error:
-                line = report("a call failed", error, method=name, **_trace_of(context))
+                line = report(
+                    "a call failed", error, method=name, **trace_fields(_trace_of(context))
+                )
                 await context.abort(grpc.StatusCode.INTERNAL, f"the server failed: {line}")
             finally:
                 self._open -= 1
@@ -222,12 +228,12 @@ class _Calls:
         return answer
 
 
-def _trace_of(context: Context) -> dict[str, str]:
+def _trace_of(context: Context) -> str | None:
     """The caller's trace, to find a request's lines of the log by."""
     for name, value in context.invocation_metadata() or ():
         if name == "traceparent":
-            return {"traceparent": str(value)[:_MOST_TRACE]}
-    return {}
+            return str(value)
+    return None
 
 
 def _reading(kind: type[Message]) -> Callable[[bytes], Message | None]:

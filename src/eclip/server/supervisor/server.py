@@ -25,6 +25,7 @@ from eclip.server.config import (
     ServiceSettings,
     ServingConfig,
     check_files,
+    check_workers,
 )
 from eclip.server.control import (
     Deployed,
@@ -350,6 +351,8 @@ class Supervisor:
         services = tuple(service for service in config.services if service.name in wanted)
         if not services:
             raise UsageError("no service is to be loaded; give one load = true")
+        if (too_many := check_workers(services)) is not None:
+            raise UsageError(too_many)
         for service in config.services:
             if service.name not in wanted:  # clients are told of it, too
                 _unloaded(service)
