@@ -37,6 +37,7 @@ from eclip.server.control import (
     LoadAsked,
     NotDeployed,
     Offer,
+    Retired,
     ServiceSpec,
     TakeAccess,
     Welcome,
@@ -199,6 +200,9 @@ class Supervisor:
         attachments = len(self.fronts.attachments)
         welcome = Welcome(attachment.number, attachments, self.server, str(self._regions))
         welcome_front(attachment, welcome, self.counters.descriptor, self.services.ids)
+        self.device.attach(attachment)
+        if self.device.up:
+            self.device.attach_rings([attachment], self.services.deployed)
         attachment.settled = self.services.offers
         attachment.send(self.services.offer(self.device.restarts))
         if self.device.up:
@@ -207,14 +211,13 @@ class Supervisor:
     async def _clear(self, attachment: Attachment) -> None:
         await self.device.detach(attachment)
         self.counters.forget(attachment.number)
-        attachment.link.reset()
-        self.device.attach(attachment)
 
     def _device_changed(self, answer: Deployed | None) -> None:
         if answer is None:
             self.fronts.tell(DeviceDown())
             return
         self.services.note_failed(answer, self._log)
+        self.device.attach_rings(self.fronts.attachments, self.services.deployed)
         self.fronts.tell(self.services.offer(self.device.restarts, new=True))
         self.fronts.tell(DeviceUp(self.device.epoch))
 
@@ -248,6 +251,7 @@ class Supervisor:
         self.config = config
         self.services.take(config, deployment)
         self.fronts.send_slots(added)
+        self.device.attach_rings(self.fronts.attachments, self.services.deployed)
         self.services.note_failed(answer, self._log)
         offer = self.services.offer(self.device.restarts, new=True)
         self.fronts.tell(offer)
@@ -255,6 +259,7 @@ class Supervisor:
             async with asyncio.timeout(_drain_s(self.server)):
                 await self.bell.until(lambda: self.fronts.have_settled(offer.number))
         await self.device.retire(deployment.generation)
+        self.fronts.tell(Retired(deployment.generation))
         self.fronts.drop_slots(self.services.ids)
         self._log.write(
             "deployed",
