@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import importlib.util
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -258,9 +258,14 @@ class Supervisor:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_drain_s(self.server)):
                 await self.bell.until(lambda: self.fronts.have_settled(offer.number))
-        await self.device.retire(deployment.generation)
-        self.fronts.tell(Retired(deployment.generation))
-        self.fronts.drop_slots(self.services.ids)
+        number = deployment.generation
+        retired = asyncio.ensure_future(self.device.retire(number))
+        if (await asyncio.wait([retired], timeout=_drain_s(self.server)))[0]:
+            self.fronts.tell(Retired(number))
+            self.fronts.drop_slots(self.services.ids)
+        else:  # something hangs there, which the device process looks after
+            ending = _end_old(retired, number, self._changing, self.fronts, self.services)
+            self.chores.begin(ending)
         self._log.write(
             "deployed",
             generation=deployment.generation,
@@ -481,6 +486,20 @@ def _share_slots(
                 device.attach_slots(attachment, spec.id)
                 added.add(spec.id)
     return added
+
+
+async def _end_old(
+    retired: Awaitable[None],
+    before: int,
+    changing: asyncio.Lock,
+    fronts: Attachments,
+    services: Services,
+) -> None:
+    """When old generations have ended at last, and nothing is just being deployed."""
+    await retired
+    async with changing:
+        fronts.tell(Retired(before))
+        fronts.drop_slots(services.ids)
 
 
 def _drain_s(server: ServerSettings) -> float:
